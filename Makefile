@@ -1,0 +1,58 @@
+# Every target sets up what it needs: a virtual environment in .venv, redone when pyproject.toml or the lock changed.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/.ready
+SEEDS ?= 1000
+
+.PHONY: setup lint format twins test nightly simulate crash bench demo lock clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Holdfast needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python tools/make_twins.py --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+twins: $(READY)
+	$(BIN)/python tools/make_twins.py
+
+test: $(READY)
+	$(BIN)/pytest
+
+nightly: $(READY)
+	$(BIN)/pytest -m nightly
+
+simulate: $(READY)
+	$(BIN)/python -m holdfast.testing.simulation --seeds $(SEEDS)
+
+crash: $(READY)
+	$(BIN)/pytest tests/faults/test_crash.py --kills 500
+
+bench: $(READY)
+	$(BIN)/python -m benches
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+# Resolve pyproject.toml anew, in an environment of its own, and pin what came out.
+lock:
+	rm -rf .lock-venv && $(PYTHON) -m venv .lock-venv
+	.lock-venv/bin/python -m pip install --quiet --upgrade '.[postgres,spark,dev]'
+	.lock-venv/bin/python -m pip freeze --exclude holdfast --exclude pip --exclude setuptools > requirements.lock
+	rm -rf .lock-venv
+
+clean:
+	rm -rf .venv .lock-venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

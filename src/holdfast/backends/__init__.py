@@ -1,0 +1,1 @@
+"""The key space on memory, RocksDB and PostgreSQL, and the object store. Siblings never import each other."""

@@ -1,0 +1,86 @@
+"""The key space in memory: the readable reference that the other backends are compared with, and what tests run on.
+
+Nothing survives the process, so every promise holds as soon as it is made. Keys are kept sorted beside a plain
+dictionary; a read snapshot shares both, and the next commit copies them first.
+"""
+
+from bisect import bisect_left, insort
+
+from holdfast.clock import Clock, IdSource, SystemClock
+from holdfast.kv import Pair, Transaction
+from holdfast.kv.serial import SerialDatabase
+from holdfast.tiers import Tier
+
+
+class Pairs:
+    """A sorted map from bytes to bytes."""
+
+    def __init__(self, values: dict[bytes, bytes] | None = None) -> None:
+        self._values = {} if values is None else dict(values)
+        self._keys = sorted(self._values)
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._values.get(key)
+
+    def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
+        first, last = bisect_left(self._keys, begin), bisect_left(self._keys, end)
+        keys = (
+            self._keys[max(first, last - limit) : last][::-1]
+            if reverse
+            else self._keys[first : min(last, first + limit)]
+        )
+        return [(key, self._values[key]) for key in keys]
+
+    def apply(self, tx: Transaction) -> None:
+        for begin, end in tx.cleared:
+            first, last = bisect_left(self._keys, begin), bisect_left(self._keys, end)
+            for key in self._keys[first:last]:
+                del self._values[key]
+            del self._keys[first:last]
+        for key, value in tx.writes.items():
+            if value is not None:
+                if key not in self._values:
+                    insort(self._keys, key)
+                self._values[key] = value
+            elif key in self._values:
+                del self._values[key]
+                del self._keys[bisect_left(self._keys, key)]
+
+    def copy(self) -> "Pairs":
+        return Pairs(self._values)
+
+
+class MemoryDatabase(SerialDatabase):
+    """A key space that lives as long as this object."""
+
+    def __init__(self, *, clock: Clock | None = None, ids: IdSource | None = None) -> None:
+        super().__init__(clock or SystemClock(), ids or IdSource())
+        self._pairs = Pairs()
+        self._shared = False  # Whether a snapshot may still read `_pairs`.
+        self._commits = 0
+
+    def _view(self) -> Pairs:
+        return self._pairs
+
+    def _snapshot(self) -> Pairs:
+        with self._turn:
+            self._shared = True
+            return self._pairs
+
+    def _commit(self, tx: Transaction) -> None:
+        if self._shared:
+            self._pairs, self._shared = self._pairs.copy(), False
+        self._pairs.apply(tx)
+        self._commits += 1
+
+    def _last_commit(self) -> int:
+        return self._commits
+
+    def _settle(self, commit: int, tier: Tier) -> None:
+        """Nothing here outlives the process, so there is nothing to wait for."""
+
+    async def _settle_async(self, commit: int, tier: Tier) -> None:
+        """Nothing here outlives the process, so there is nothing to wait for."""
+
+    def _release(self) -> None:
+        self._pairs = Pairs()

@@ -1,0 +1,207 @@
+"""Group commit on PostgreSQL: one thread runs the work of every caller that waits, as one database transaction.
+
+    callers ──► queue ──► committer thread: work 1, work 2, … on one SERIALIZABLE transaction ──► COMMIT ──► callers
+
+Works of one group run one after the other, each on top of what those before it wrote, so callers of one process never
+conflict with each other, and a group costs one commit however many callers it serves. A work that raises leaves nothing
+behind and does not disturb the others. A conflict with another process repeats the whole group.
+"""
+
+import asyncio
+import random
+import threading
+from collections import deque
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
+
+from holdfast import limits
+from holdfast.backends.postgres.sessions import Conflicted, Disconnected, Session
+from holdfast.clock import Clock, IdSource
+from holdfast.errors import Busy, Closed, CommitUnknown, TransactionConflict, Unreachable
+from holdfast.kv import Transaction, Watches, Work
+from holdfast.kv.transact import pauses_seconds, run
+
+
+class Job:
+    """A work, and whoever waits for its outcome."""
+
+    __slots__ = ("args", "done", "error", "kwargs", "loop", "result", "sync", "waiter", "work")
+
+    def __init__(
+        self, work: Work[Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, durable: bool, loop: Any = None
+    ) -> None:
+        self.work = work
+        self.args = args
+        self.kwargs = kwargs
+        self.sync = durable
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.loop: asyncio.AbstractEventLoop | None = loop
+        self.done = threading.Lock() if loop is None else None
+        self.waiter: asyncio.Future[None] | None = None if loop is None else loop.create_future()
+        if self.done is not None:
+            self.done.acquire()
+
+    def outcome(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Committer:
+    """The thread that commits, its connection, and the queue in front of it."""
+
+    def __init__(self, url: str, *, clock: Clock | None, ids: IdSource, watches: Watches) -> None:
+        self._url = url
+        self._clock = clock
+        self._ids = ids
+        self._watches = watches
+        self._session: Session | None = None
+        self._jitter = random.Random()
+        self._wake = threading.Condition()
+        self._jobs: deque[Job] = deque()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="holdfast-committer", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_this_thread(self) -> bool:
+        """Whether the caller is itself a work that this committer runs."""
+        return threading.current_thread() is self._thread
+
+    def submit(self, jobs: Iterable[Job]) -> None:
+        """Queue the jobs; each is finished by the committer thread."""
+        with self._wake:
+            if self._closing:
+                raise Closed("The database was closed; open it again")
+            if len(self._jobs) >= limits.GROUP_QUEUE_MAX:
+                raise Busy(f"{len(self._jobs)} transactions wait for PostgreSQL; nothing was written, try again later")
+            self._jobs.extend(jobs)
+            self._wake.notify()
+
+    def wait(self, job: Job) -> Any:
+        """The outcome of a job that a thread submitted."""
+        assert job.done is not None
+        if not job.done.acquire(timeout=limits.SYNC_WAIT_SECONDS_MAX):
+            with self._wake:
+                waiting = job in self._jobs
+                if waiting:
+                    self._jobs.remove(job)
+            if waiting:
+                raise Busy(f"No turn within {limits.SYNC_WAIT_SECONDS_MAX} s; nothing was written, try again later")
+            raise CommitUnknown(f"No answer within {limits.SYNC_WAIT_SECONDS_MAX} s; look whether the write is there")
+        return job.outcome()
+
+    def close(self) -> None:
+        """Run what is queued, then end the thread and its connection."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while group := self._next_group():
+            try:
+                unrun = self._commit(group)
+            except BaseException as error:
+                for job in group:
+                    job.result, job.error = None, error
+                unrun = []
+            if unrun:
+                with self._wake:
+                    self._jobs.extendleft(reversed(unrun))
+            _finish(group[: len(group) - len(unrun)])
+        if self._session is not None:
+            self._session.close()
+
+    def _next_group(self) -> list[Job]:
+        with self._wake:
+            while not self._jobs and not self._closing:
+                self._wake.wait()
+            return [self._jobs.popleft() for _ in range(min(len(self._jobs), limits.GROUP_CALLERS_MAX))]
+
+    def _commit(self, group: list[Job]) -> list[Job]:
+        """Run and commit the jobs until the transaction is full; those that did not fit."""
+        reason: Exception | None = None
+        for pause in chain([0.0], pauses_seconds(self._jitter)):
+            if pause and isinstance(reason, Conflicted):
+                threading.Event().wait(pause)
+            session = self._connected()
+            try:
+                return self._attempt(session, group)
+            except (Conflicted, Disconnected) as error:
+                reason = error
+            finally:
+                session.rollback()
+        if isinstance(reason, Disconnected):
+            raise Unreachable(f"PostgreSQL keeps breaking the connection ({reason}); nothing was written")
+        raise TransactionConflict(
+            f"Lost to other processes {limits.CONFLICT_RETRIES_MAX} times; nothing was written, try again later"
+        )
+
+    def _attempt(self, session: Session, group: list[Job]) -> list[Job]:
+        session.start(durable=any(job.sync for job in group))
+        clock = self._clock or session
+        together = Transaction(session, clock=clock, ids=self._ids)
+        so_far = _SoFar(together)
+        ran = 0
+        while ran < len(group) and together.size_bytes < limits.TRANSACTION_BYTES_MAX:
+            tx = Transaction(so_far, clock=clock, ids=self._ids)
+            if _try(group[ran], tx, session):
+                together.absorb(tx)
+            ran += 1
+        session.commit(together)
+        self._watches.notify(together.writes, together.cleared)
+        return group[ran:]
+
+    def _connected(self) -> Session:
+        if self._session is None or not self._session.usable:
+            if self._session is not None:
+                self._session.close()
+                self._session = None
+            self._session = Session(self._url)
+        return self._session
+
+
+class _SoFar:
+    """What the works of a group before this one left behind: the view of the next."""
+
+    __slots__ = ("get", "scan")
+
+    def __init__(self, together: Transaction) -> None:
+        self.get = together.get
+        self.scan = together.visible
+
+
+def _try(job: Job, tx: Transaction, session: Session) -> bool:
+    """Run the job's work; whether it went well. Its outcome counts only once the group has committed."""
+    job.result = job.error = None
+    try:
+        job.result = run(tx, job.work, job.args, job.kwargs)
+    except (Conflicted, Disconnected):
+        raise
+    except BaseException as error:
+        job.error = error
+    if session.failure is not None:
+        raise session.failure  # The work may have caught it; the transaction is lost all the same.
+    return job.error is None
+
+
+def _finish(jobs: list[Job]) -> None:
+    """Tell everybody who waits, each event loop once."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in jobs:
+        if job.done is not None:
+            job.done.release()
+        elif job.loop is not None:
+            by_loop.setdefault(job.loop, []).append(job)
+    for loop, mine in by_loop.items():
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_finish_on_loop, mine)
+
+
+def _finish_on_loop(jobs: list[Job]) -> None:
+    for job in jobs:
+        if job.waiter is not None and not job.waiter.done():
+            job.waiter.set_result(None)

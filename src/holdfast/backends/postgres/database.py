@@ -1,0 +1,168 @@
+"""The key space in one PostgreSQL table, shared by any number of processes.
+
+Every transaction is SERIALIZABLE. `committer.py` runs the writing ones in groups, `sessions.py` knows the statements,
+`listener.py` brings the other processes' commits to this one's watches. The clock is the database's own, so that all
+nodes agree on what has expired.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from random import Random
+from typing import Any
+
+from holdfast import limits
+from holdfast.backends.postgres.committer import Committer, Job
+from holdfast.backends.postgres.listener import Listener
+from holdfast.backends.postgres.sessions import Conflicted, Disconnected, Session, prepare_schema
+from holdfast.clock import Clock, IdSource
+from holdfast.errors import Busy, Closed, TransactionConflict, Unreachable
+from holdfast.kv import Database, Result, Transaction, Watch, Watches, Work
+from holdfast.kv.transact import check_tier, nested, pauses_seconds, run
+from holdfast.tiers import Tier
+
+
+class PostgresDatabase(Database):
+    """A key space in the PostgreSQL database that `url` names."""
+
+    def __init__(self, url: str, *, clock: Clock | None = None, ids: IdSource | None = None) -> None:
+        """Connect, and create the tables if they are not there. `clock` replaces the database's own, for tests.
+
+        Raises:
+            Unreachable: the server does not answer.
+            SchemaMismatch: a newer Holdfast made the tables.
+        """
+        prepare_schema(url)
+        self._url = url
+        self._clock = clock
+        self._ids = ids or IdSource()
+        self._watches = Watches()
+        self._committer = Committer(url, clock=clock, ids=self._ids, watches=self._watches)
+        self._listener = Listener(url, self._watches)
+        self._reader_slots = threading.BoundedSemaphore(limits.READERS_MAX)
+        self._idle_readers: list[Session] = []
+        self._jitter = Random()
+        self._of_thread = threading.local()
+        self._closed = False
+
+    def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
+        check_tier(tier)
+        self._check_usable()
+        job = Job(work, args, kwargs, durable=tier is Tier.CRITICAL)
+        self._committer.submit([job])
+        result: Result = self._committer.wait(job)
+        return result
+
+    async def transact_async(
+        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any
+    ) -> Result:
+        check_tier(tier)
+        self._check_usable()
+        job = Job(work, args, kwargs, durable=tier is Tier.CRITICAL, loop=asyncio.get_running_loop())
+        self._submit_with_this_turn(job)
+        assert job.waiter is not None
+        await job.waiter
+        result: Result = job.outcome()
+        return result
+
+    def read(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
+        check_tier(tier)
+        self._check_usable()
+        with self._reader_slot():
+            return self._read(work, args, kwargs, durable=tier is Tier.CRITICAL)
+
+    async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
+        self._check_usable()
+        return await asyncio.to_thread(self.read, work, *args, tier=tier, **kwargs)
+
+    def watch(self, prefix: bytes) -> Watch:
+        self._check_usable()
+        watch = self._watches.open(prefix)
+        try:
+            self._listener.ensure_listening()
+        except BaseException:
+            watch.close()
+            raise
+        return watch
+
+    def sync(self) -> None:
+        # A synced commit syncs everything before it, whoever wrote it.
+        self.read(_now_ms)
+
+    def close(self) -> None:
+        if self._committer.is_this_thread:
+            raise nested()
+        if self._closed:
+            return
+        self._closed = True
+        self._committer.close()
+        self._listener.close()
+        self._watches.close()
+        for _ in range(limits.READERS_MAX):  # Every slot in hand means that no reader is at work.
+            self._reader_slots.acquire(timeout=limits.TURN_WAIT_SECONDS_MAX)
+        for session in self._idle_readers:
+            session.close()
+
+    def _submit_with_this_turn(self, job: Job) -> None:
+        """Queue the job together with all others that this turn of the event loop makes, in one go."""
+        mine: list[Job] | None = getattr(self._of_thread, "jobs", None)
+        if mine is None:
+            mine = self._of_thread.jobs = []
+        mine.append(job)
+        if len(mine) == 1 and job.loop is not None:
+            job.loop.call_soon(self._submit_turn)
+
+    def _submit_turn(self) -> None:
+        jobs, self._of_thread.jobs = self._of_thread.jobs, []
+        try:
+            self._committer.submit(jobs)
+        except (Busy, Closed) as error:
+            for job in jobs:
+                job.error = error
+                if job.waiter is not None and not job.waiter.done():
+                    job.waiter.set_result(None)
+
+    def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any], *, durable: bool) -> Result:
+        reason: Exception | None = None
+        for pause in chain([0.0], pauses_seconds(self._jitter)):
+            if pause and isinstance(reason, Conflicted):
+                threading.Event().wait(pause)
+            session = self._idle_readers.pop() if self._idle_readers else Session(self._url)
+            try:
+                session.start(durable=durable, reading=True)
+                tx = Transaction(session, clock=self._clock or session, ids=self._ids, writable=False)
+                result = run(tx, work, args, kwargs)
+                session.commit(tx)
+                return result
+            except (Conflicted, Disconnected) as error:
+                reason = error
+            finally:
+                session.rollback()
+                if session.usable:
+                    self._idle_readers.append(session)
+                else:
+                    session.close()
+        if isinstance(reason, Disconnected):
+            raise Unreachable(f"PostgreSQL keeps breaking the connection ({reason}); try again later")
+        raise TransactionConflict(f"The snapshot lost to writers {limits.CONFLICT_RETRIES_MAX} times; try again later")
+
+    @contextmanager
+    def _reader_slot(self) -> Iterator[None]:
+        if not self._reader_slots.acquire(timeout=limits.TURN_WAIT_SECONDS_MAX):
+            raise Busy(f"{limits.READERS_MAX} snapshots are being read; try again when one of them has ended")
+        try:
+            yield
+        finally:
+            self._reader_slots.release()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise Closed("The database was closed; open it again")
+        if self._committer.is_this_thread:
+            raise nested()
+
+
+def _now_ms(tx: Transaction) -> int:
+    return tx.now_ms

@@ -1,0 +1,290 @@
+"""One connection to PostgreSQL, in the words that a transaction needs.
+
+    round trips     what is sent
+    0 or 1          BEGIN and the database's clock, when `work` first reads or asks for the time
+    1 a read        a prepared SELECT
+    1               every write of the transaction as one statement, with its notification
+    1               COMMIT
+
+A transaction that only writes never opens: its one statement is the whole transaction, in one round trip. Statements
+go through libpq's blocking calls (`psycopg.pq`), which release the GIL and cost half of a cursor's time.
+"""
+
+import struct
+import time
+from collections.abc import Iterable
+from typing import Final
+
+import psycopg
+from psycopg import pq
+
+from holdfast import limits
+from holdfast.errors import Backend, CommitUnknown, DatabaseFailed, DiskFull, SchemaMismatch, Unreachable
+from holdfast.kv import Pair, Transaction
+from holdfast.kv.keys import prefix_range
+
+SCHEMA_VERSION: Final = 1
+CHANNEL: Final = "holdfast_kv"
+
+_SCHEMA: Final = f"""
+    BEGIN ISOLATION LEVEL READ COMMITTED;
+    SELECT pg_advisory_xact_lock(5209160457213571);
+    CREATE TABLE IF NOT EXISTS holdfast_meta (name text PRIMARY KEY, value text NOT NULL);
+    CREATE TABLE IF NOT EXISTS holdfast_kv (key bytea PRIMARY KEY, value bytea NOT NULL);
+    ALTER TABLE holdfast_kv ALTER COLUMN value SET STORAGE EXTERNAL;
+    INSERT INTO holdfast_meta VALUES ('schema_version', '{SCHEMA_VERSION}') ON CONFLICT DO NOTHING;
+    COMMIT;
+"""
+
+# Sequential scans would take a predicate lock on the whole table, and conflict with every writer.
+_SETTINGS: Final = """
+    SET default_transaction_isolation = 'serializable';
+    SET enable_seqscan = off;
+    SET enable_bitmapscan = off;
+    SET statement_timeout = '30s';
+    SET idle_in_transaction_session_timeout = '60s';
+    SET client_min_messages = 'error';
+"""
+
+# The log position is read after the snapshot was taken, so it covers every commit that the snapshot shows.
+_BEGIN: Final = b"BEGIN; SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, pg_current_wal_insert_lsn()"
+_BEGIN_READING: Final = _BEGIN.replace(b"BEGIN", b"BEGIN READ ONLY", 1)
+
+_PUT: Final = """INSERT INTO holdfast_kv SELECT * FROM unnest($1::bytea[], $2::bytea[])
+    ON CONFLICT (key) DO UPDATE SET value = excluded.value"""
+_STATEMENTS: Final = {
+    b"get": "SELECT value FROM holdfast_kv WHERE key = $1",
+    b"scan": "SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key LIMIT $3::bigint",
+    b"back": "SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key DESC LIMIT $3::bigint",
+    b"put": f"WITH put AS ({_PUT}) SELECT pg_notify('{CHANNEL}', $3)",
+    b"write": f"""WITH put AS ({_PUT}), gone AS (DELETE FROM holdfast_kv USING unnest($4::bytea[]) AS old(key)
+        WHERE holdfast_kv.key = old.key) SELECT pg_notify('{CHANNEL}', $3)""",
+    b"clear": """DELETE FROM holdfast_kv USING unnest($1::bytea[], $2::bytea[]) AS cleared(first, past)
+        WHERE key >= first AND key < past""",
+}
+
+_CONFLICTS: Final = frozenset({"40001", "40P01"})  # A serialization failure, a deadlock.
+
+
+class Conflicted(Exception):
+    """PostgreSQL gave this transaction up in favour of another one; run it again."""
+
+
+class Disconnected(Exception):
+    """The connection is gone and nothing was committed; run the transaction again on a new one."""
+
+
+class Session:
+    """A connection, and at most one transaction on it, whose view it is. Used by one thread at a time."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = connect(url)
+        self._pq = self._connection.pgconn
+        self._connection.execute(_SETTINGS)
+        for name, statement in _STATEMENTS.items():
+            self._pq.prepare(name, statement.encode())
+        self._open = False
+        self._reading = False
+        self._durable = True
+        self._now_ms = 0
+        self._log_position = b""
+        self.failure: Exception | None = None  # Why the open transaction is beyond saving.
+
+    def start(self, *, durable: bool, reading: bool = False) -> None:
+        """Be ready for a transaction; the server hears of it when it first reads or writes.
+
+        A `durable` one commits when what it wrote, and what it read, survives power loss.
+        """
+        self._open, self._reading, self.failure = False, reading, None
+        if durable != self._durable:
+            self._exec(b"SET synchronous_commit = on" if durable else b"SET synchronous_commit = off")
+            self._durable = durable
+
+    def now_ms(self) -> int:
+        """The database's clock, when the transaction began."""
+        self._begin()
+        return self._now_ms
+
+    def get(self, key: bytes) -> bytes | None:
+        self._begin()
+        found = self._run(b"get", [key])
+        return found.get_value(0, 0) if found.ntuples else None
+
+    def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
+        self._begin()
+        found = self._run(b"back" if reverse else b"scan", [begin, end, struct.pack("!q", limit)])
+        return [(found.get_value(row, 0) or b"", found.get_value(row, 1) or b"") for row in range(found.ntuples)]
+
+    def commit(self, tx: Transaction) -> None:
+        """Write what `tx` wrote, and commit.
+
+        Raises:
+            Conflicted, Disconnected: nothing was written; run it again.
+            CommitUnknown: the connection broke while the commit was under way.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if not tx.writes and not tx.cleared:
+            self._finish_reading()
+            return
+        if tx.cleared:
+            self._begin()
+            self._run(b"clear", [_array(begin for begin, _ in tx.cleared), _array(end for _, end in tx.cleared)])
+        self._write(tx)
+        if self._open:
+            self._exec(b"COMMIT", uncertain=True)
+            self._open = False
+
+    def rollback(self) -> None:
+        """Give the transaction up."""
+        if self._open and self.usable:
+            self._pq.exec_(b"ROLLBACK")
+        self._open = False
+
+    @property
+    def usable(self) -> bool:
+        return self._pq.status == pq.ConnStatus.OK
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _begin(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self._open:
+            return
+        row = self._exec(_BEGIN_READING if self._reading else _BEGIN)
+        self._open = True
+        self._now_ms = int(row.get_value(0, 0) or b"0")
+        self._log_position = row.get_value(0, 1) or b""
+
+    def _write(self, tx: Transaction) -> None:
+        puts = {key: value for key, value in tx.writes.items() if value is not None}
+        gone = [key for key, value in tx.writes.items() if value is None]
+        parameters = [_array(puts), _array(puts.values()), _notice(tx)]
+        uncertain = not self._open  # The statement is then its own commit.
+        if gone:
+            self._run(b"write", [*parameters, _array(gone)], uncertain=uncertain)
+        else:
+            self._run(b"put", parameters, uncertain=uncertain)
+
+    def _finish_reading(self) -> None:
+        if not self._open:
+            return
+        if not self._durable:
+            self._exec(b"COMMIT")
+            self._open = False
+            return
+        flushed = self._exec(b"COMMIT; SELECT pg_current_wal_flush_lsn() >= '%b'::pg_lsn" % self._log_position)
+        self._open = False
+        if flushed.get_value(0, 0) != b"t":
+            # Somebody's IMPORTANT commit may be among what was read. A synced commit syncs everything before it.
+            self._exec(b"SELECT pg_logical_emit_message(true, 'holdfast', '')")
+
+    def _exec(self, command: bytes, *, uncertain: bool = False) -> pq.abc.PGresult:
+        return self._check(self._pq.exec_(command), uncertain)
+
+    def _run(self, name: bytes, parameters: list[bytes], *, uncertain: bool = False) -> pq.abc.PGresult:
+        return self._check(self._pq.exec_prepared(name, parameters, [1] * len(parameters), 1), uncertain)
+
+    def _check(self, result: pq.abc.PGresult, uncertain: bool) -> pq.abc.PGresult:
+        if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+            return result
+        self.failure = self._failure(result, uncertain)
+        raise self.failure
+
+    def _failure(self, result: pq.abc.PGresult, uncertain: bool) -> Exception:
+        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        text = result.get_error_message().strip()
+        if state in _CONFLICTS:
+            return Conflicted(text)
+        if not self.usable or state.startswith("57P"):  # The server is shutting down, or was told to end this session.
+            if uncertain:
+                return CommitUnknown(f"PostgreSQL's answer to a commit was lost ({text}); look whether it is there")
+            return Disconnected(text)
+        if state == "53100":
+            return DiskFull(f"PostgreSQL's disk is full ({text}); nothing was written. Free some space and try again")
+        return DatabaseFailed(f"PostgreSQL refused a statement ({state}: {text}); nothing was written")
+
+
+def prepare_schema(url: str) -> None:
+    """Create the tables if they are not there.
+
+    Raises:
+        Unreachable: the server does not answer.
+        SchemaMismatch: a newer Holdfast made them.
+    """
+    connection = connect(url)
+    try:
+        connection.execute("SET client_min_messages = 'error'")
+        connection.execute(_SCHEMA)
+        row = connection.execute("SELECT value FROM holdfast_meta WHERE name = 'schema_version'").fetchone()
+    except psycopg.Error as error:
+        raise DatabaseFailed(
+            f"The tables could not be created ({error}); this user needs CREATE on the schema"
+        ) from error
+    finally:
+        connection.close()
+    found = "none" if row is None else str(row[0])
+    if found != str(SCHEMA_VERSION):
+        raise SchemaMismatch(
+            f"The tables have layout {found} and this version knows {SCHEMA_VERSION}; upgrade Holdfast"
+        )
+
+
+def notified_ranges(payload: str) -> list[tuple[bytes, bytes]] | None:
+    """The key ranges that a notification names, or None for all of them."""
+    if payload == "*":
+        return None
+    return [prefix_range(bytes.fromhex(part)) for part in payload.split(",") if part]
+
+
+def _notice(tx: Transaction) -> bytes:
+    """What to tell the other processes' watches: the written keys, cut as short as they must be to fit."""
+    for length in (limits.KEY_BYTES_MAX, 64, 48, 32, 24, 16):
+        # A deleted range is told as what its bounds have in common.
+        prefixes = {key[:length] for key in tx.writes} | {_common(*bounds)[:length] for bounds in tx.cleared}
+        if b"" in prefixes:
+            break
+        if sum(2 * len(prefix) + 1 for prefix in prefixes) <= limits.NOTIFY_BYTES_MAX:
+            return ",".join(prefix.hex() for prefix in prefixes).encode()
+    return b"*"
+
+
+def _common(begin: bytes, end: bytes) -> bytes:
+    length = 0
+    while length < min(len(begin), len(end)) and begin[length] == end[length]:
+        length += 1
+    return begin[:length]
+
+
+def _array(items: Iterable[bytes]) -> bytes:
+    """A bytea[] in PostgreSQL's binary format."""
+    parts = [struct.pack("!i", len(item)) + item for item in items]
+    if not parts:
+        return struct.pack("!iii", 0, 0, _BYTEA)
+    return struct.pack("!iiiii", 1, 0, _BYTEA, len(parts), 1) + b"".join(parts)
+
+
+_BYTEA: Final = 17  # The type's OID.
+
+
+def connect(url: str) -> psycopg.Connection[tuple[object, ...]]:
+    """A connection, after a few attempts with doubling pauses.
+
+    Raises:
+        Unreachable: the server did not answer any of them.
+    """
+    failure: psycopg.Error | None = None
+    for attempt in range(limits.CONNECT_ATTEMPTS_MAX):
+        if attempt:
+            time.sleep(min(100 << attempt - 1, limits.CONNECT_PAUSE_MS_MAX) / 1_000)
+        try:
+            return psycopg.connect(url, autocommit=True, connect_timeout=5, tcp_user_timeout=10_000)
+        except psycopg.ProgrammingError as error:
+            raise Backend(
+                f"The PostgreSQL URL is not understood ({error}); write postgresql://user@host/database"
+            ) from error
+        except psycopg.OperationalError as error:
+            failure = error
+    raise Unreachable(f"PostgreSQL does not answer ({failure}); start it, or correct the URL") from failure

@@ -1,0 +1,168 @@
+"""The key space in a RocksDB directory.
+
+A commit is one WriteBatch, written to the log and the memtable on the caller's thread without a sync; RocksDB's own
+sequence number is the number of the commit. `syncs.py` makes commits durable in groups. A log record that was cut
+short at the end is what a crash leaves behind and is dropped; any other damage is reported, never skipped.
+"""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    Checkpoint,
+    DBCompressionType,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    WriteBatch,
+)
+
+from holdfast.backends.rocksdb.failures import translated
+from holdfast.backends.rocksdb.syncs import LogSync, LoopSync, Syncer
+from holdfast.backends.rocksdb.views import CurrentPairs, Moved, PinnedPairs, UnmovedPairs
+from holdfast.clock import Clock, IdSource, SystemClock
+from holdfast.errors import DatabaseFailed, HoldfastError, PathUnusable
+from holdfast.kv import Result, Transaction, Work
+from holdfast.kv.serial import SerialDatabase
+from holdfast.kv.transact import run
+from holdfast.tiers import Tier
+
+_MIB: Final = 1 << 20
+
+
+class RocksDatabase(SerialDatabase):
+    """A key space in one directory that one process has open."""
+
+    def __init__(self, path: Path, *, clock: Clock | None = None, ids: IdSource | None = None) -> None:
+        """Open the directory, and create it if it is not there.
+
+        Raises:
+            DirectoryInUse: another process has it open.
+            PathUnusable: it cannot be created, read or written.
+            DamagedDatabase: what it holds is damaged.
+        """
+        super().__init__(clock or SystemClock(), ids or IdSource())
+        self._rocks = _open(path)
+        self._path = path
+        self._pairs = CurrentPairs(self._rocks, path)
+        self._log = LogSync(last_commit=self._rocks.latest_sequence_number, sync=self._flush_log)
+        self._syncer = Syncer(self._log, self._rocks.latest_sequence_number)
+        self._failure: HoldfastError | None = None
+        self._of_thread = threading.local()
+
+    def checkpoint(self, path: Path) -> None:
+        """Write a consistent copy to the new folder `path`, from hard links where the file system allows it."""
+        self.sync()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            raise PathUnusable(f"{path} exists already; a checkpoint is written to a new folder")
+        try:
+            Checkpoint(self._rocks).create_checkpoint(str(path))
+        except Exception as error:
+            raise translated(error, path) from error
+
+    def _view(self) -> CurrentPairs:
+        return self._pairs
+
+    def _snapshot(self) -> "UnmovedPairs":
+        return UnmovedPairs(self._pairs, self._rocks.latest_sequence_number)
+
+    def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
+        try:
+            return super()._read(work, args, kwargs)
+        except Moved:
+            tx = Transaction(PinnedPairs(self._rocks, self._path), clock=self._clock, ids=self._ids, writable=False)
+            commit = self._last_commit()
+            return run(tx, work, args, kwargs), commit
+
+    def _commit(self, tx: Transaction) -> None:
+        if self._failure is not None:
+            raise DatabaseFailed(
+                f"An earlier write failed ({self._failure}); nothing was written. Open the database again"
+            ) from self._failure
+        self._log.check_healthy()
+        batch = WriteBatch(raw_mode=True)
+        for begin, end in tx.cleared:
+            batch.delete_range(begin, end)
+        for key, value in tx.writes.items():
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+        try:
+            self._rocks.write(batch)
+        except Exception as error:
+            # RocksDB may have kept a part of the record: only a fresh open knows where the log ends.
+            self._failure = translated(error, self._path)
+            raise self._failure from error
+
+    def _last_commit(self) -> int:
+        return self._rocks.latest_sequence_number()
+
+    def _settle(self, commit: int, tier: Tier) -> None:
+        if commit <= self._log.durable:
+            return
+        if tier is Tier.CRITICAL:
+            self._log.wait(commit)
+        else:
+            self._syncer.sync_soon()
+
+    async def _settle_async(self, commit: int, tier: Tier) -> None:
+        if commit <= self._log.durable:
+            return
+        if tier is Tier.CRITICAL:
+            await self._loop_sync().wait(commit)
+        else:
+            self._syncer.sync_soon()
+
+    def _loop_sync(self) -> LoopSync:
+        """The group of callers of the event loop that runs on this thread."""
+        loop = asyncio.get_running_loop()
+        mine: LoopSync | None = getattr(self._of_thread, "loop_sync", None)
+        if mine is None or mine.loop is not loop:
+            mine = self._of_thread.loop_sync = LoopSync(self._log, loop, self._syncer.hand_over)
+        return mine
+
+    def _flush_log(self) -> None:
+        self._rocks.flush_wal(True)
+
+    def _release(self) -> None:
+        try:
+            self._log.close()
+        finally:
+            self._syncer.stop()
+            self._rocks.close()
+
+
+def _open(path: Path) -> Rdict:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        return Rdict(str(path), _options())
+    except OSError as error:
+        raise PathUnusable(
+            f"{path} cannot be used ({error.strerror}); choose a folder that this user can write"
+        ) from error
+    except Exception as error:
+        raise translated(error, path) from error
+
+
+def _options() -> Options:
+    tables = BlockBasedOptions()
+    tables.set_block_cache(Cache(64 * _MIB))
+    tables.set_bloom_filter(10, False)  # A get of a key that is not there then rarely touches the disk.
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    # The default mode drops everything after damage in the log, in silence. This one accepts only a cut end.
+    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+    options.set_block_based_table_factory(tables)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_write_buffer_size(32 * _MIB)
+    options.set_max_write_buffer_number(3)
+    options.set_max_total_wal_size(128 * _MIB)  # Bounds the replay at the next open.
+    options.set_max_background_jobs(2)
+    options.set_keep_log_file_num(4)
+    return options

@@ -1,0 +1,23 @@
+"""What RocksDB reports as text, as errors that say what to do next."""
+
+from pathlib import Path
+
+from holdfast.errors import Backend, Corrupt, DamagedDatabase, DatabaseFailed, DirectoryInUse, DiskFull, PathUnusable
+
+
+def translated(error: Exception, path: Path) -> Backend | Corrupt:
+    """The Holdfast error for what `rocksdict` raised about the database in `path`."""
+    text = str(error)
+    if "lock hold by current process" in text or "/LOCK: Resource temporarily unavailable" in text:
+        return DirectoryInUse(
+            f"{path} is open already, in another process or in this one; close it there, or connect to its server"
+        )
+    if "No space left on device" in text or "Disk quota exceeded" in text:
+        return DiskFull(f"The device of {path} is full; nothing was written. Free some space and open it again")
+    if text.startswith("Corruption"):
+        return DamagedDatabase(f"The database in {path} is damaged ({text}); restore it from a backup")
+    if any(
+        cause in text for cause in ("Permission denied", "Read-only file system", "Not a directory", "Is a directory")
+    ):
+        return PathUnusable(f"{path} cannot be used ({text}); choose a folder that this user can write")
+    return DatabaseFailed(f"RocksDB failed in {path} ({text}); open it again")

@@ -1,0 +1,249 @@
+"""Group commit: one sync of the log makes everything before it durable and releases every caller that waits for it.
+
+Commits go into the log unsynced and in order, so "durable up to" is a single number. Whoever needs more than that
+number becomes the leader and syncs; callers that come meanwhile wait, and one of those that the sync did not
+cover leads next. Each waiter is woken by its own lock, so nobody wakes for nothing.
+
+    thread      waits here itself: it leads, or it is woken by the leader
+    event loop  collects the callers of one turn of the loop, then waits once for all of them: itself while syncs
+                are fast and few callers wait, on the syncer thread otherwise, so that work and sync overlap
+
+A sync that fails leaves it open what the device kept, and asking again may lie (the kernel forgets the error). So
+the first failure is final: every waiter, now and later, gets CommitUnknown or DatabaseFailed.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from holdfast import limits
+from holdfast.errors import Backend, Closed, CommitUnknown, DatabaseFailed
+
+
+class LogSync:
+    """Knows up to which commit the log is durable, and makes it so."""
+
+    def __init__(self, *, last_commit: Callable[[], int], sync: Callable[[], None]) -> None:
+        self._last_commit = last_commit
+        self._sync = sync
+        self._mutex = threading.Lock()
+        self._led = False
+        self._followers: deque[tuple[int, threading.Lock]] = deque()
+        self._durable = last_commit()
+        self._failure: Exception | None = None
+        self._closed = False
+        self.sync_seconds = 0.0  # How long the last sync took.
+
+    @property
+    def durable(self) -> int:
+        """Every commit up to this number survives power loss."""
+        return self._durable
+
+    def wait(self, commit: int) -> None:
+        """Return once `commit` is durable; lead the sync if nobody does.
+
+        Raises:
+            CommitUnknown: the sync failed; the commit may or may not survive.
+        """
+        if commit <= self._durable:
+            return
+        with self._mutex:
+            self._check(commit)
+            if commit <= self._durable:
+                return
+            gate = None
+            if self._led:
+                gate = threading.Lock()
+                gate.acquire()
+                self._followers.append((commit, gate))
+            self._led = True
+        if gate is not None:
+            if not gate.acquire(timeout=limits.SYNC_WAIT_SECONDS_MAX) and self._leave(commit, gate):
+                raise CommitUnknown(f"The log was not synced within {limits.SYNC_WAIT_SECONDS_MAX} s; check the device")
+            if commit <= self._durable:
+                return
+            self._check(commit)
+        self._lead()
+        self._check(commit)
+
+    def close(self) -> None:
+        """Sync what is left, once whoever leads has finished, and refuse every later wait."""
+        try:
+            if self._failure is None:
+                self.wait(self._last_commit())
+        finally:
+            self._closed = True
+
+    def _lead(self) -> None:
+        """Sync once, wake the followers that this covers, and hand the lead to the first that it does not."""
+        target = self._last_commit()
+        started = time.perf_counter()
+        try:
+            self._sync()
+        except Exception as error:
+            self._failure = error
+        else:
+            self.sync_seconds = time.perf_counter() - started
+        with self._mutex:
+            if self._failure is None:
+                self._durable = target
+            woken = []
+            # Followers queue in the order of their commits but for races of a few; nobody is woken early for that.
+            while self._followers:
+                commit, gate = self._followers.popleft()
+                woken.append(gate)
+                if commit > target and self._failure is None:
+                    break  # This one leads the next sync.
+            else:
+                self._led = False
+        for gate in woken:
+            gate.release()
+
+    def _leave(self, commit: int, gate: threading.Lock) -> bool:
+        """Whether this follower could leave the queue; once taken out of it, it may have been given the lead."""
+        with self._mutex:
+            if (commit, gate) not in self._followers:
+                return False
+            self._followers.remove((commit, gate))
+            return True
+
+    def _check(self, commit: int) -> None:
+        if self._failure is not None and commit > self._durable:
+            raise CommitUnknown(
+                f"The log could not be synced ({self._failure}); this write may not survive. "
+                "Check the device, then open the database again"
+            ) from self._failure
+        if self._closed:
+            raise Closed("The database was closed; open it again")
+
+    def check_healthy(self) -> None:
+        """Raise DatabaseFailed if a sync has failed before."""
+        if self._failure is not None:
+            raise DatabaseFailed(
+                f"An earlier sync failed ({self._failure}); nothing was written. "
+                "Check the device, then open the database again"
+            ) from self._failure
+
+
+class LoopSync:
+    """Waits for syncs on behalf of the callers of one event loop."""
+
+    def __init__(self, log: LogSync, loop: asyncio.AbstractEventLoop, hand_over: Callable[[Callable[[], None]], None]):
+        self.loop = loop
+        self._log = log
+        self._hand_over = hand_over
+        self._callers: list[tuple[int, asyncio.Future[None]]] = []
+        self._busy = False
+
+    async def wait(self, commit: int) -> None:
+        """Return once `commit` is durable, together with everybody else who asks in this turn of the loop."""
+        if commit <= self._log.durable:
+            return
+        caller = self.loop.create_future()
+        self._callers.append((commit, caller))
+        if not self._busy:
+            self._busy = True
+            # The callback runs after every caller that is ready now has made its commit.
+            self.loop.call_soon(self._start)
+        await caller
+
+    def _start(self) -> None:
+        callers, self._callers = self._callers, []
+        commit = max(commit for commit, _ in callers)
+        log = self._log
+        if len(callers) <= limits.INLINE_SYNC_WAITERS_MAX and log.sync_seconds < limits.INLINE_SYNC_SECONDS_MAX:
+            self._finish(callers, _failure(log, commit))
+        else:
+            self._hand_over(lambda: self._post(callers, _failure(log, commit)))
+
+    def _post(self, callers: list[tuple[int, "asyncio.Future[None]"]], failure: Exception | None) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._finish, callers, failure)
+
+    def _finish(self, callers: list[tuple[int, "asyncio.Future[None]"]], failure: Exception | None) -> None:
+        for _, caller in callers:
+            if caller.done():
+                continue  # It was cancelled while it waited.
+            if failure is None:
+                caller.set_result(None)
+            else:
+                caller.set_exception(failure)
+        if self._callers:
+            self.loop.call_soon(self._start)
+        else:
+            self._busy = False
+
+
+class Syncer:
+    """The one thread that a database keeps: it syncs for event loops, and what stays unsynced for too long."""
+
+    def __init__(self, log: LogSync, last_commit: Callable[[], int]) -> None:
+        self._log = log
+        self._last_commit = last_commit
+        self._wake = threading.Condition()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._due: float | None = None
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def hand_over(self, job: Callable[[], None]) -> None:
+        """Run `job` on this thread."""
+        with self._wake:
+            self._jobs.append(job)
+            self._start()
+            self._wake.notify()
+
+    def sync_soon(self) -> None:
+        """Sync within `limits.IMPORTANT_SYNC_SECONDS_MAX`, unless somebody else does before."""
+        if self._due is not None:
+            return
+        with self._wake:
+            # Half of the bound leaves the other half for a sync that is slow itself.
+            self._due = time.monotonic() + limits.IMPORTANT_SYNC_SECONDS_MAX / 2
+            self._start()
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """Finish what was handed over, then end the thread."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="holdfast-syncer", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._jobs and not self._stopping and not self._overdue():
+                    self._wake.wait(None if self._due is None else max(0.0, self._due - time.monotonic()))
+                if self._overdue():
+                    self._due = None
+                    job = self._sync_overdue
+                elif self._jobs:
+                    job = self._jobs.popleft()
+                else:
+                    return
+            job()
+
+    def _sync_overdue(self) -> None:
+        _failure(self._log, self._last_commit())  # A failure is kept by the log and raised at the next commit.
+
+    def _overdue(self) -> bool:
+        return self._due is not None and self._due <= time.monotonic()
+
+
+def _failure(log: LogSync, commit: int) -> Exception | None:
+    """Wait for `commit`; what went wrong, if anything did."""
+    try:
+        log.wait(commit)
+    except (Backend, Closed) as error:
+        return error
+    return None

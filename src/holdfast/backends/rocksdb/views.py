@@ -1,0 +1,134 @@
+"""The committed pairs of a RocksDB: as they are now, and as they were at one moment.
+
+A reader needs one moment for everything it reads. Most readers are done before anybody commits, so they read what is
+current and only check that nothing moved meanwhile; the rare one that was overtaken runs again on a pinned iterator,
+which RocksDB keeps at the moment of its creation. (A rocksdict 0.3.29 Snapshot cannot serve: its iterators show later
+commits. Nor can set_iterate_lower_bound: it sets the upper bound.)
+"""
+
+from collections.abc import Callable
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any
+
+from rocksdict import DbClosedError, Rdict, ReadOptions
+
+from holdfast.backends.rocksdb.failures import translated
+from holdfast.errors import Closed, HoldfastError
+from holdfast.kv import Pair
+
+
+class CurrentPairs:
+    """What is committed now."""
+
+    __slots__ = ("_get", "_items", "_path")
+
+    def __init__(self, rocks: Rdict, path: Path) -> None:
+        self._get: Callable[[bytes], bytes | None] = rocks.get
+        self._items: Callable[..., Any] = rocks.items
+        self._path = path
+
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            return self._get(key)
+        except Exception as error:
+            raise _failure(error, self._path) from error
+
+    def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
+        # The bound keeps the iterator from walking over deleted keys behind the range.
+        options = ReadOptions()
+        options.set_iterate_upper_bound(end)
+        try:
+            if not reverse:
+                return list(islice(self._items(from_key=begin, read_opt=options), limit))
+            back = self._items(backwards=True, read_opt=options)
+            return list(islice(takewhile(lambda pair: pair[0] >= begin, back), limit))
+        except Exception as error:
+            raise _failure(error, self._path) from error
+
+
+class Moved(Exception):
+    """Somebody committed between two reads that have to see the same moment."""
+
+
+class UnmovedPairs:
+    """What is committed now, for as long as nobody commits: a second read after a commit raises Moved."""
+
+    __slots__ = ("_commit", "_last_commit", "_pairs")
+
+    def __init__(self, pairs: CurrentPairs, last_commit: Callable[[], int]) -> None:
+        self._pairs = pairs
+        self._last_commit = last_commit
+        self._commit: int | None = None  # What every read so far has seen; -1 once they may not have seen the same.
+
+    def get(self, key: bytes) -> bytes | None:
+        before = self._begin()
+        value = self._pairs.get(key)
+        self._end(before)
+        return value
+
+    def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
+        before = self._begin()
+        pairs = self._pairs.scan(begin, end, limit, reverse)
+        self._end(before)
+        return pairs
+
+    def _begin(self) -> int:
+        before = self._last_commit()
+        if self._commit is not None and before != self._commit:
+            raise Moved
+        return before
+
+    def _end(self, before: int) -> None:
+        # A single read is of one moment whatever happens around it, so a commit during the first one is no failure yet.
+        if self._last_commit() == before:
+            self._commit = before
+        elif self._commit is None:
+            self._commit = -1
+        else:
+            raise Moved
+
+
+class PinnedPairs:
+    """What was committed when this was made, however much is committed since."""
+
+    __slots__ = ("_iterator", "_path")
+
+    def __init__(self, rocks: Rdict, path: Path) -> None:
+        self._path = path
+        try:
+            self._iterator = rocks.iter()
+        except Exception as error:
+            raise _failure(error, path) from error
+
+    def get(self, key: bytes) -> bytes | None:
+        found = self.scan(key, key + b"\x00", 1, reverse=False)
+        return found[0][1] if found else None
+
+    def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
+        iterator = self._iterator
+        found: list[Pair] = []
+        try:
+            if reverse:
+                iterator.seek_for_prev(end)
+                if iterator.valid() and iterator.key() == end:
+                    iterator.prev()
+            else:
+                iterator.seek(begin)
+            step = iterator.prev if reverse else iterator.next
+            while len(found) < limit and iterator.valid():
+                key = iterator.key()
+                if not begin <= key < end:
+                    break
+                found.append((key, iterator.value()))
+                step()
+            iterator.status()
+        except Exception as error:
+            raise _failure(error, self._path) from error
+        return found
+
+
+def _failure(error: Exception, path: Path) -> HoldfastError:
+    if isinstance(error, DbClosedError):
+        return Closed("The database was closed; open it again")
+    return translated(error, path)

@@ -1,0 +1,244 @@
+"""Every error Holdfast raises. `code` and `retry` are API; the message is for people and says what to do next.
+
+HoldfastError
+├── Validation            the request is wrong; nothing was written
+│   ├── InvalidUrl, InvalidKey, InvalidValue, InvalidArgument
+│   ├── KeyTooLarge, ValueTooLarge, TransactionTooLarge
+│   └── NestedTransaction, TransactionEnded, ReadOnlyTransaction, UnsupportedTier, NotSynchronous, NotEmbedded
+├── NotFound              what was named is not there
+│   └── ObjectNotFound
+├── Conflict              somebody else was first; read again, then decide
+│   └── TransactionConflict, ObjectExists, ObjectChanged
+├── Busy                  a bound was reached; the same request may succeed later
+├── Closed                the handle was closed
+├── Corrupt               what is stored is damaged; never healed in silence
+│   └── DamagedDatabase
+└── Backend               what lies below failed
+    ├── DirectoryInUse, PathUnusable, Unreachable, DiskFull, DatabaseFailed, SchemaMismatch, Unsupported
+    └── CommitUnknown     the answer was lost: the write may or may not be there
+"""
+
+from enum import StrEnum
+from typing import ClassVar
+
+
+class Retry(StrEnum):
+    """What a caller may do after an error."""
+
+    NEVER = "never"  # The same request will fail again; change it.
+    REFRESH = "refresh"  # Read the current state, then decide.
+    LATER = "later"  # The same request may succeed after a pause.
+    IDEMPOTENT = "idempotent"  # It may have happened; repeat it only with an idempotency key or after a look.
+
+
+class HoldfastError(Exception):
+    """The root of everything that Holdfast raises on purpose."""
+
+    code: ClassVar[str] = "error"
+    retry: ClassVar[Retry] = Retry.NEVER
+
+
+class Validation(HoldfastError):
+    """The request is wrong; nothing was written."""
+
+    code = "validation"
+
+
+class InvalidUrl(Validation):
+    """The URL names no backend that Holdfast has."""
+
+    code = "invalid_url"
+
+
+class InvalidKey(Validation):
+    """A key, or a part of one, has a type or form that keys cannot have."""
+
+    code = "invalid_key"
+
+
+class InvalidValue(Validation):
+    """A value is not bytes."""
+
+    code = "invalid_value"
+
+
+class InvalidArgument(Validation):
+    """An argument is outside the range that the message names."""
+
+    code = "invalid_argument"
+
+
+class KeyTooLarge(Validation):
+    """The key is longer than `limits.KEY_BYTES_MAX`."""
+
+    code = "key_too_large"
+
+
+class ValueTooLarge(Validation):
+    """The value is longer than `limits.VALUE_BYTES_MAX`."""
+
+    code = "value_too_large"
+
+
+class TransactionTooLarge(Validation):
+    """One transaction writes more bytes or keys than it may."""
+
+    code = "transaction_too_large"
+
+
+class NestedTransaction(Validation):
+    """`transact` was called from inside a transaction of the same database."""
+
+    code = "nested_transaction"
+
+
+class TransactionEnded(Validation):
+    """The transaction was used after its function returned."""
+
+    code = "transaction_ended"
+
+
+class ReadOnlyTransaction(Validation):
+    """A read snapshot was asked to write."""
+
+    code = "read_only_transaction"
+
+
+class UnsupportedTier(Validation):
+    """A transaction cannot keep this tier's promise."""
+
+    code = "unsupported_tier"
+
+
+class NotSynchronous(Validation):
+    """The function is a coroutine or a generator: it would run after its transaction has ended."""
+
+    code = "not_synchronous"
+
+
+class NotEmbedded(Validation):
+    """This call needs the database in the same process, and the handle speaks to a server."""
+
+    code = "not_embedded"
+
+
+class NotFound(HoldfastError):
+    """What was named is not there."""
+
+    code = "not_found"
+
+
+class ObjectNotFound(NotFound):
+    """The object store has no object of that name."""
+
+    code = "object_not_found"
+
+
+class Conflict(HoldfastError):
+    """Somebody else was first; read the current state, then decide."""
+
+    code = "conflict"
+    retry = Retry.REFRESH
+
+
+class TransactionConflict(Conflict):
+    """The transaction lost to others as often as it may; nothing was written."""
+
+    code = "transaction_conflict"
+    retry = Retry.LATER
+
+
+class ObjectExists(Conflict):
+    """A create-only put found an object of that name; it was left as it is."""
+
+    code = "object_exists"
+
+
+class ObjectChanged(Conflict):
+    """An if-match put found another version of the object; it was left as it is."""
+
+    code = "object_changed"
+
+
+class Busy(HoldfastError):
+    """A bound was reached and nothing was written; the same request may succeed later."""
+
+    code = "busy"
+    retry = Retry.LATER
+
+
+class Closed(HoldfastError):
+    """The handle was closed; open it again."""
+
+    code = "closed"
+
+
+class Corrupt(HoldfastError):
+    """What is stored is damaged. Restore it from a backup; Holdfast never heals damage in silence."""
+
+    code = "corrupt"
+
+
+class DamagedDatabase(Corrupt):
+    """A checksum inside the database does not match, or its log is damaged before its end."""
+
+    code = "damaged_database"
+
+
+class Backend(HoldfastError):
+    """What lies below Holdfast failed."""
+
+    code = "backend"
+    retry = Retry.LATER
+
+
+class DirectoryInUse(Backend):
+    """Another process has the data directory open."""
+
+    code = "directory_in_use"
+
+
+class PathUnusable(Backend):
+    """The data directory cannot be created, read or written."""
+
+    code = "path_unusable"
+    retry = Retry.NEVER
+
+
+class Unreachable(Backend):
+    """The server behind a backend does not answer; nothing was written."""
+
+    code = "unreachable"
+
+
+class DiskFull(Backend):
+    """The device has no space left. Free some and open the database again; what was acknowledged is there."""
+
+    code = "disk_full"
+
+
+class DatabaseFailed(Backend):
+    """An earlier failure stopped this database. Open it again; what was acknowledged is there."""
+
+    code = "database_failed"
+
+
+class SchemaMismatch(Backend):
+    """The stored data was laid out by a version that this one does not know."""
+
+    code = "schema_mismatch"
+    retry = Retry.NEVER
+
+
+class Unsupported(Backend):
+    """This backend does not offer the operation."""
+
+    code = "unsupported"
+    retry = Retry.NEVER
+
+
+class CommitUnknown(Backend):
+    """The answer to a commit was lost: the write may or may not be there. Look, or repeat it idempotently."""
+
+    code = "commit_unknown"
+    retry = Retry.IDEMPOTENT

@@ -1,0 +1,7 @@
+"""What a user holds. Every handle is written once, here, for asyncio; `sync/` is generated from it."""
+
+from holdfast.handles.opening import Opening
+from holdfast.handles.plane import AsyncPlane
+from holdfast.handles.sync.plane import Plane
+
+__all__ = ["AsyncPlane", "Opening", "Plane"]

@@ -1,0 +1,1 @@
+"""The synchronous handles, generated from the asynchronous ones."""

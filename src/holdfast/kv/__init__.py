@@ -1,0 +1,22 @@
+"""The ordered, transactional key space: its contract, its keys, its transactions."""
+
+from holdfast.kv.contract import Database, Result, View, Work
+from holdfast.kv.keys import Subspace, pack, pages, prefix_range, unpack
+from holdfast.kv.transactions import Pair, Transaction
+from holdfast.kv.watches import Watch, Watches
+
+__all__ = [
+    "Database",
+    "Pair",
+    "Result",
+    "Subspace",
+    "Transaction",
+    "View",
+    "Watch",
+    "Watches",
+    "Work",
+    "pack",
+    "pages",
+    "prefix_range",
+    "unpack",
+]

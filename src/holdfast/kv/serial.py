@@ -1,0 +1,163 @@
+"""One transaction at a time: the whole concurrency control of an embedded key space.
+
+A transaction takes its turn, runs `work` against the committed pairs, commits its writes in memory order and
+passes the turn on, all in microseconds. Only then does it wait for its tier's promise, so that one sync covers
+every transaction that committed meanwhile. Nothing ever conflicts and nothing is ever retried.
+
+    turn ──► work(tx) ──► commit ──► turn passed on ──► wait for the sync that covers the commit ──► result
+
+Read snapshots take no turn at all.
+"""
+
+import asyncio
+import threading
+from abc import abstractmethod
+from typing import Any
+
+from holdfast import limits
+from holdfast.clock import Clock, IdSource
+from holdfast.errors import Busy, Closed
+from holdfast.kv.contract import Database, Result, View, Work
+from holdfast.kv.transact import check_tier, nested, run
+from holdfast.kv.transactions import Transaction
+from holdfast.kv.watches import Watch, Watches
+from holdfast.tiers import Tier
+
+
+class SerialDatabase(Database):
+    """A Database whose backend supplies a view, a snapshot, a commit and the wait for a promise.
+
+    Commits are numbered by the backend; `settle(commit, tier)` returns once the promise of `tier` holds for
+    everything up to that number.
+    """
+
+    def __init__(self, clock: Clock, ids: IdSource) -> None:
+        self._clock = clock
+        self._ids = ids
+        self._watches = Watches()
+        self._turn = threading.Lock()
+        self._running = 0  # The thread whose turn it is.
+        self._closed = False
+
+    @abstractmethod
+    def _view(self) -> View:
+        """The committed pairs as they are now; used only while its caller has the turn."""
+
+    @abstractmethod
+    def _snapshot(self) -> View:
+        """The committed pairs at this moment, unchanged by later commits."""
+
+    @abstractmethod
+    def _commit(self, tx: Transaction) -> None:
+        """Apply the writes of `tx`, all or nothing."""
+
+    @abstractmethod
+    def _last_commit(self) -> int:
+        """The number of the newest commit that a view or a snapshot taken before this call can have seen."""
+
+    @abstractmethod
+    def _settle(self, commit: int, tier: Tier) -> None:
+        """Return once the promise of `tier` holds up to `commit`."""
+
+    @abstractmethod
+    async def _settle_async(self, commit: int, tier: Tier) -> None:
+        """`_settle` for an event loop."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Sync and give everything back; called once, with the turn held."""
+
+    def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
+        check_tier(tier)
+        self._take_turn()
+        result, commit = self._run_in_turn(work, args, kwargs)
+        self._settle(commit, tier)
+        return result
+
+    async def transact_async(
+        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any
+    ) -> Result:
+        check_tier(tier)
+        if not self._turn.acquire(blocking=False):
+            if self._running == threading.get_ident():
+                raise nested()
+            # Another thread has the turn. The event loop must not stand still until it is passed on.
+            return await asyncio.to_thread(self.transact, work, *args, tier=tier, **kwargs)
+        result, commit = self._run_in_turn(work, args, kwargs)
+        await self._settle_async(commit, tier)
+        return result
+
+    def read(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
+        check_tier(tier)
+        result, commit = self._read(work, args, kwargs)
+        self._settle(commit, tier)
+        return result
+
+    async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
+        check_tier(tier)
+        result, commit = self._read(work, args, kwargs)
+        await self._settle_async(commit, tier)
+        return result
+
+    def watch(self, prefix: bytes) -> Watch:
+        if self._closed:
+            raise _closed()
+        return self._watches.open(prefix)
+
+    def sync(self) -> None:
+        if self._closed:
+            raise _closed()
+        self._settle(self._last_commit(), Tier.CRITICAL)
+
+    def close(self) -> None:
+        if self._running == threading.get_ident():
+            raise nested()
+        with self._turn:
+            if self._closed:
+                return
+            self._closed = True
+            self._watches.close()
+            self._release()
+
+    def _take_turn(self) -> None:
+        if self._turn.acquire(blocking=False):
+            return
+        if self._running == threading.get_ident():
+            raise nested()
+        if not self._turn.acquire(timeout=limits.TURN_WAIT_SECONDS_MAX):
+            raise Busy(
+                f"Another transaction has been running for {limits.TURN_WAIT_SECONDS_MAX} s; nothing was written. "
+                "Keep slow work out of transact, then try again"
+            )
+
+    def _run_in_turn(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
+        """Run and commit `work` with the turn that the caller took, and pass the turn on."""
+        try:
+            if self._closed:
+                raise _closed()
+            self._running = threading.get_ident()
+            tx = Transaction(self._view(), clock=self._clock, ids=self._ids)
+            result = run(tx, work, args, kwargs)
+            wrote = tx.writes or tx.cleared
+            if wrote:
+                self._commit(tx)
+            commit = self._last_commit()
+        finally:
+            self._running = 0
+            self._turn.release()
+        if wrote:
+            self._watches.notify(tx.writes, tx.cleared)
+        return result, commit
+
+    def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
+        if self._closed:
+            raise _closed()
+        if self._running == threading.get_ident():
+            raise nested()
+        tx = Transaction(self._snapshot(), clock=self._clock, ids=self._ids, writable=False)
+        commit = self._last_commit()
+        return run(tx, work, args, kwargs), commit
+
+
+def _closed() -> Closed:
+    return Closed("The database was closed; open it again")

@@ -1,0 +1,225 @@
+"""A transaction: the committed pairs as a view, with this transaction's own writes laid over it.
+
+Writes stay in memory until the commit, so a function that raises has written nothing, and every backend
+gets read-your-writes for `get` and `scan` from the same few lines:
+
+    _cleared   ranges deleted, each before any write that is still in `_writes`
+    _writes    key -> value, or None where the key is deleted
+
+A backend commits by first deleting the cleared ranges, then applying the writes in any order.
+"""
+
+import uuid
+from typing import TYPE_CHECKING
+
+from holdfast import limits
+from holdfast.clock import Clock, IdSource
+from holdfast.errors import (
+    InvalidArgument,
+    InvalidKey,
+    InvalidValue,
+    KeyTooLarge,
+    ReadOnlyTransaction,
+    TransactionEnded,
+    TransactionTooLarge,
+    ValueTooLarge,
+)
+
+if TYPE_CHECKING:
+    from holdfast.kv.contract import View
+
+Pair = tuple[bytes, bytes]
+
+
+class Transaction:
+    """What a layer function is given. Usable until that function returns, and only by it."""
+
+    __slots__ = ("_bytes", "_cleared", "_clock", "_ids", "_now_ms", "_open", "_view", "_writable", "_writes")
+
+    def __init__(self, view: "View", *, clock: Clock, ids: IdSource, writable: bool = True) -> None:
+        self._view = view
+        self._clock = clock
+        self._ids = ids
+        self._now_ms: int | None = None
+        self._writable = writable
+        self._open = True
+        self._writes: dict[bytes, bytes | None] = {}
+        self._cleared: list[tuple[bytes, bytes]] = []
+        self._bytes = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of `key`, or None."""
+        if key.__class__ is not bytes:
+            raise _not_bytes("A key", key)
+        if not self._open:
+            raise _ended()
+        if key in self._writes:
+            return self._writes[key]
+        for begin, end in self._cleared:
+            if begin <= key < end:
+                return None
+        return self._view.get(key)
+
+    def scan(self, begin: bytes, end: bytes, *, limit: int, reverse: bool = False) -> list[Pair]:
+        """At most `limit` pairs with begin <= key < end, in key order; the last ones, backwards, if `reverse`."""
+        self._check_range(begin, end)
+        if not 0 < limit <= limits.SCAN_ITEMS_MAX:
+            raise InvalidArgument(
+                f"limit is {limit}; a scan returns 1 to {limits.SCAN_ITEMS_MAX} pairs, walk more with kv.pages"
+            )
+        return [] if begin == end else self.visible(begin, end, limit, reverse)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set `key` to `value`."""
+        self._check_key(key)
+        if value.__class__ is not bytes:
+            raise InvalidValue(f"A value must be bytes, not {type(value).__name__}; encode it first")
+        if len(value) > limits.VALUE_BYTES_MAX:
+            raise ValueTooLarge(
+                f"The value has {len(value)} bytes and may have {limits.VALUE_BYTES_MAX}; store it as a blob"
+            )
+        self._writes[key] = value
+        self._grow(len(key) + len(value))
+
+    def delete(self, key: bytes) -> None:
+        """Remove `key`; removing what is not there is fine."""
+        self._check_key(key)
+        self._writes[key] = None
+        self._grow(len(key))
+
+    def delete_range(self, begin: bytes, end: bytes) -> None:
+        """Remove every key with begin <= key < end."""
+        self._check_range(begin, end)
+        self._check_writable()
+        if begin == end:
+            return
+        self._forget(begin, end)
+        self._cleared.append((begin, end))
+        self._grow(len(begin) + len(end))
+
+    @property
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch, the same whenever this transaction asks."""
+        if self._now_ms is None:
+            if not self._open:
+                raise _ended()
+            self._now_ms = self._clock.now_ms()
+        return self._now_ms
+
+    def new_id(self) -> uuid.UUID:
+        """A fresh UUIDv7, larger than every one this process made before."""
+        if not self._open:
+            raise _ended()
+        return self._ids.new_id(self.now_ms)
+
+    # What a backend needs to commit.
+
+    def end(self) -> None:
+        """Refuse every further use."""
+        self._open = False
+
+    @property
+    def writes(self) -> dict[bytes, bytes | None]:
+        """Key to value, or to None where the key is deleted."""
+        return self._writes
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes of keys and values were written."""
+        return self._bytes
+
+    @property
+    def view(self) -> "View":
+        """The committed pairs, without what this transaction wrote."""
+        return self._view
+
+    def visible(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
+        """`scan` without its checks: what a transaction that runs on top of this one sees."""
+        if not self._writes and not self._cleared:
+            return self._view.scan(begin, end, limit, reverse)
+        own = {key: value for key, value in self._writes.items() if begin <= key < end}
+        # Each own write hides at most one stored pair, so this many stored pairs leave `limit` to show.
+        wanted = limit + len(own)
+        stored: list[Pair] = []
+        for left, right in self._uncleared(begin, end, reverse):
+            stored += self._view.scan(left, right, wanted - len(stored), reverse)
+            if len(stored) >= wanted:
+                break
+        merged = [pair for pair in stored if pair[0] not in own]
+        merged += [(key, value) for key, value in own.items() if value is not None]
+        merged.sort(reverse=reverse)
+        return merged[:limit]
+
+    def absorb(self, other: "Transaction") -> None:
+        """Write everything that `other`, which ran on top of this transaction, has written."""
+        for begin, end in other._cleared:
+            self._forget(begin, end)
+            self._cleared.append((begin, end))
+        self._writes |= other._writes
+        self._bytes += other._bytes
+
+    @property
+    def cleared(self) -> list[tuple[bytes, bytes]]:
+        """Ranges to delete before `writes` are applied."""
+        return self._cleared
+
+    def _uncleared(self, begin: bytes, end: bytes, reverse: bool) -> list[tuple[bytes, bytes]]:
+        """The parts of begin..end that no `delete_range` covers, in scan order."""
+        parts = []
+        for left, right in sorted(self._cleared):
+            if right <= begin:
+                continue
+            if left >= end:
+                break
+            if begin < left:
+                parts.append((begin, left))
+            begin = right
+        if begin < end:
+            parts.append((begin, end))
+        return parts[::-1] if reverse else parts
+
+    def _forget(self, begin: bytes, end: bytes) -> None:
+        for key in [key for key in self._writes if begin <= key < end]:
+            del self._writes[key]
+
+    def _check_key(self, key: bytes) -> None:
+        if key.__class__ is not bytes:
+            raise _not_bytes("A key", key)
+        if len(key) > limits.KEY_BYTES_MAX:
+            raise KeyTooLarge(f"The key has {len(key)} bytes and may have {limits.KEY_BYTES_MAX}; hash its long parts")
+        if not key:
+            raise InvalidKey("A key must not be empty; put it below a subspace")
+        self._check_writable()
+
+    def _check_range(self, begin: bytes, end: bytes) -> None:
+        if begin.__class__ is not bytes or end.__class__ is not bytes:
+            raise _not_bytes("A range's bound", end if begin.__class__ is bytes else begin)
+        if begin > end:
+            raise InvalidArgument("The range ends before it begins; swap its bounds, and use reverse=True to walk back")
+        if not self._open:
+            raise _ended()
+
+    def _check_writable(self) -> None:
+        if not self._open:
+            raise _ended()
+        if not self._writable:
+            raise ReadOnlyTransaction("This is a read snapshot; write inside transact instead")
+
+    def _grow(self, size: int) -> None:
+        self._bytes += size
+        if self._bytes > limits.TRANSACTION_BYTES_MAX:
+            raise TransactionTooLarge(
+                f"The transaction writes more than {limits.TRANSACTION_BYTES_MAX} bytes; split it into several"
+            )
+        if len(self._writes) + len(self._cleared) > limits.TRANSACTION_WRITES_MAX:
+            raise TransactionTooLarge(
+                f"The transaction writes more than {limits.TRANSACTION_WRITES_MAX} keys; split it into several"
+            )
+
+
+def _not_bytes(what: str, given: object) -> InvalidKey:
+    return InvalidKey(f"{what} must be bytes, not {type(given).__name__}; encode it with kv.pack")
+
+
+def _ended() -> TransactionEnded:
+    return TransactionEnded("The transaction has ended; use it only inside the function that transact runs")

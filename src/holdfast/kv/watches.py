@@ -1,0 +1,154 @@
+"""Watches: a commit wakes whoever waits for keys below a prefix.
+
+A wake-up is a hint and is kept until somebody takes it, so the safe loop is: open the watch, read, and if
+there was nothing to do, wait. A write between the read and the wait has already set the hint.
+"""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable
+from types import TracebackType
+from typing import Self
+
+from holdfast import limits
+from holdfast.errors import Busy, Closed, InvalidKey
+
+
+class Watch:
+    """One prefix, watched. Wait on it from a thread or from an event loop."""
+
+    def __init__(self, watches: "Watches", prefix: bytes) -> None:
+        self.prefix = prefix
+        self._watches = watches
+        self._fired = threading.Event()
+        self._lock = threading.Lock()
+        self._sleepers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._closed = False
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Whether something may have changed since the last wait; waits at most `timeout_seconds` for it."""
+        woken = self._fired.wait(timeout_seconds)
+        return self._take(woken)
+
+    async def wait_async(self, timeout_seconds: float) -> bool:
+        """`wait` for an event loop."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._fired.is_set():
+                return self._take(woken=True)
+            sleeper = (loop, loop.create_future())
+            self._sleepers.append(sleeper)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await sleeper[1]
+        except TimeoutError:
+            return False
+        finally:
+            with self._lock:
+                if sleeper in self._sleepers:
+                    self._sleepers.remove(sleeper)
+        return self._take(woken=True)
+
+    def close(self) -> None:
+        """Stop watching. Whoever still waits is woken and gets Closed."""
+        self._watches.remove(self)
+        self._closed = True
+        self.fire()
+
+    def fire(self) -> None:
+        """Leave the hint and wake every waiter."""
+        if self._fired.is_set():
+            return
+        with self._lock:
+            self._fired.set()
+            sleepers, self._sleepers = self._sleepers, []
+        for loop, future in sleepers:
+            loop.call_soon_threadsafe(_wake, future)
+
+    def _take(self, woken: bool) -> bool:
+        if self._closed:
+            raise Closed("The watch was closed, or its database was; open a new one")
+        if woken:
+            self._fired.clear()
+        return woken
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Watches:
+    """Every open watch of a database. A commit costs nothing here while there are none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_prefix: dict[bytes, set[Watch]] = {}
+        self._lengths: Counter[int] = Counter()
+        self._count = 0
+
+    def open(self, prefix: bytes) -> Watch:
+        if prefix.__class__ is not bytes:
+            raise InvalidKey(f"A watched prefix must be bytes, not {type(prefix).__name__}; encode it with kv.pack")
+        watch = Watch(self, prefix)
+        with self._lock:
+            if self._count >= limits.WATCHES_MAX:
+                raise Busy(f"{limits.WATCHES_MAX} watches are open; close those that are done")
+            self._count += 1
+            self._by_prefix.setdefault(prefix, set()).add(watch)
+            self._lengths[len(prefix)] += 1
+        return watch
+
+    def remove(self, watch: Watch) -> None:
+        with self._lock:
+            watches = self._by_prefix.get(watch.prefix)
+            if watches is None or watch not in watches:
+                return
+            watches.discard(watch)
+            if not watches:
+                del self._by_prefix[watch.prefix]
+            self._count -= 1
+            self._lengths[len(watch.prefix)] -= 1
+            if not self._lengths[len(watch.prefix)]:
+                del self._lengths[len(watch.prefix)]
+
+    def notify(self, keys: Iterable[bytes], cleared: Collection[tuple[bytes, bytes]] = ()) -> None:
+        """Fire the watches that these written keys and deleted ranges may concern."""
+        if not self._count:
+            return
+        with self._lock:
+            # There are few distinct prefix lengths, so a key is looked up a few times however many watches there are.
+            hit = {prefix for key in keys for length in self._lengths if (prefix := key[:length]) in self._by_prefix}
+            for begin, end in cleared:
+                hit |= {prefix for prefix in self._by_prefix if _touches(prefix, begin, end)}
+            fired = [watch for prefix in hit for watch in self._by_prefix[prefix]]
+        for watch in fired:
+            watch.fire()
+
+    def fire_all(self) -> None:
+        """Fire every watch: something changed, nobody knows what."""
+        with self._lock:
+            fired = [watch for watches in self._by_prefix.values() for watch in watches]
+        for watch in fired:
+            watch.fire()
+
+    def close(self) -> None:
+        """Close every watch."""
+        with self._lock:
+            opened = [watch for watches in self._by_prefix.values() for watch in watches]
+        for watch in opened:
+            watch.close()
+
+
+def _touches(prefix: bytes, begin: bytes, end: bytes) -> bool:
+    """Whether some key that starts with `prefix` lies in begin..end."""
+    return begin[: len(prefix)] <= prefix < end
+
+
+def _wake(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

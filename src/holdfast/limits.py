@@ -1,0 +1,42 @@
+"""Every bound in Holdfast, with its reason. Crossing one is a typed error that names it, and nothing is written."""
+
+from typing import Final
+
+# Keys and values.
+KEY_BYTES_MAX: Final = 2_048  # PostgreSQL refuses B-tree entries over 2,704 bytes.
+VALUE_BYTES_MAX: Final = 1_048_576  # Larger bodies belong in the object store, where they stream.
+INTEGER_BITS_MAX: Final = 64  # Eight bytes a number keep tuple keys short and comparable.
+TUPLE_DEPTH_MAX: Final = 16  # Keys are shallow by nature; a bound keeps a hostile one from exhausting the stack.
+
+# Transactions.
+TRANSACTION_BYTES_MAX: Final = 16_777_216  # One commit fits a write buffer and a PostgreSQL message, with room.
+TRANSACTION_WRITES_MAX: Final = 100_000  # Bounds the time that one commit holds up the next.
+SCAN_ITEMS_MAX: Final = 10_000  # One scan's answer is a list in memory; walk longer ranges in pages.
+PAGE_ITEMS: Final = 1_000  # What `pages` asks for at a time.
+TURN_WAIT_SECONDS_MAX: Final = 10.0  # A transaction that cannot start by then is refused as Busy.
+CONFLICT_RETRIES_MAX: Final = 32  # Attempts before a transaction that keeps losing is refused as a Conflict.
+CONFLICT_PAUSE_MS_MAX: Final = 100  # Back-off doubles from 1 ms up to this, with full jitter.
+
+# Durability.
+IMPORTANT_SYNC_SECONDS_MAX: Final = 5.0  # How long an IMPORTANT write may stay unsynced.
+SYNC_WAIT_SECONDS_MAX: Final = 60.0  # A device that takes longer has failed as far as callers are concerned.
+INLINE_SYNC_SECONDS_MAX: Final = 0.001  # An event loop waits for a sync itself only while syncs are faster than this.
+INLINE_SYNC_WAITERS_MAX: Final = 32  # Above this, the next group's work overlaps the sync and a thread hop pays off.
+
+# Groups of callers on PostgreSQL.
+GROUP_CALLERS_MAX: Final = 256  # Callers whose work shares one database transaction.
+GROUP_QUEUE_MAX: Final = 10_000  # Callers that may wait for a turn before one more is refused as Busy.
+
+# Connections to PostgreSQL.
+CONNECT_ATTEMPTS_MAX: Final = 6  # With doubling pauses from 100 ms, about three seconds in all.
+CONNECT_PAUSE_MS_MAX: Final = 2_000
+READERS_MAX: Final = 4  # Connections that serve read snapshots beside the one that commits.
+
+# Watches.
+WATCHES_MAX: Final = 100_000  # Each costs a few hundred bytes; more than this is a leak.
+NOTIFY_BYTES_MAX: Final = 7_900  # PostgreSQL refuses notification payloads of 8,000 bytes.
+
+# The object store.
+OBJECT_PATH_BYTES_MAX: Final = 1_024  # S3's limit.
+OBJECT_PART_BYTES: Final = 8_388_608  # S3 wants parts of at least 5 MiB; memory in flight is a few of these.
+OBJECT_LIST_MAX: Final = 1_000  # One page of a listing.

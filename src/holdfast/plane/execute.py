@@ -1,0 +1,51 @@
+"""The table of operations, and the one way to carry any of them out.
+
+    request ──► execute(tx, request) ──► the operation's function over layers ──► answer
+
+Every door (a handle, an HTTP endpoint, a stream frame, an atomic list) comes through here, so whatever must hold for
+every operation is said once.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.errors import InvalidArgument
+from holdfast.kv import Transaction
+from holdfast.plane import pairs
+from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs
+from holdfast.wire.requests import Answer, Request
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """How a request type is carried out."""
+
+    run: Callable[[Transaction, Any], Any]
+    reads_only: bool = False  # A snapshot serves it, so it never waits for a writer.
+
+
+OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
+    GetPair: Operation(pairs.get, reads_only=True),
+    ScanPairs: Operation(pairs.scan, reads_only=True),
+    PutPair: Operation(pairs.put),
+    DeletePair: Operation(pairs.delete),
+}
+
+
+def operation_of(request: Request[Answer]) -> Operation:
+    """The operation behind a request.
+
+    Raises:
+        InvalidArgument: it is no request, or one that this plane does not know.
+    """
+    operation = OPERATIONS.get(type(request))
+    if operation is None:
+        raise InvalidArgument(f"{type(request).__name__} is no operation of this plane; send one of holdfast.wire")
+    return operation
+
+
+def execute(tx: Transaction, request: Request[Answer]) -> Answer:
+    """Carry `request` out inside a transaction that somebody else commits."""
+    answer: Answer = operation_of(request).run(tx, request)
+    return answer

@@ -1,0 +1,23 @@
+"""Raw pairs: the key space as it is, without a layer in between."""
+
+from holdfast.kv import Transaction
+from holdfast.wire.pairs import DeletePair, GetPair, Pairs, PutPair, ScanPairs, Value
+from holdfast.wire.requests import Committed
+
+
+def get(tx: Transaction, request: GetPair) -> Value:
+    return Value(tx.get(request.key))
+
+
+def scan(tx: Transaction, request: ScanPairs) -> Pairs:
+    return Pairs(tx.scan(request.begin, request.end, limit=request.limit, reverse=request.reverse))
+
+
+def put(tx: Transaction, request: PutPair) -> Committed:
+    tx.put(request.key, request.value)
+    return Committed(request.tier)
+
+
+def delete(tx: Transaction, request: DeletePair) -> Committed:
+    tx.delete(request.key)
+    return Committed(request.tier)

@@ -1,0 +1,1 @@
+"""What Holdfast is tested with, shipped: run it on your own backend, and move time in your own tests."""

@@ -1,0 +1,134 @@
+"""A key space runs transactions as if one at a time, whoever calls."""
+
+import asyncio
+from typing import Any
+
+from holdfast.kv import Database, Transaction
+from holdfast.testing.conformance.rooms import (
+    clear_room,
+    contents,
+    in_threads,
+    increment,
+    put_all,
+)
+
+
+def check_eight_threads_lose_no_increment(database: Database) -> None:
+    room = clear_room(database)
+
+    def climb(start: int) -> None:
+        for step in range(40):
+            database.transact(increment, room.key((start + step) % 3))
+
+    in_threads(8, climb)
+    assert sum(int(value) for value in contents(database, room).values()) == 320
+
+
+def check_sixty_four_coroutines_lose_no_increment(database: Database) -> None:
+    room = clear_room(database)
+
+    async def climb(start: int) -> None:
+        for step in range(10):
+            await database.transact_async(increment, room.key((start + step) % 3))
+
+    async def everybody() -> None:
+        await asyncio.gather(*(climb(start) for start in range(64)))
+
+    asyncio.run(everybody())
+    assert sum(int(value) for value in contents(database, room).values()) == 640
+
+
+def check_threads_and_coroutines_share_a_database(database: Database) -> None:
+    room = clear_room(database)
+
+    async def climb() -> None:
+        for _ in range(20):
+            await database.transact_async(increment, room.key("n"))
+
+    async def eight() -> None:
+        await asyncio.gather(*(climb() for _ in range(8)))
+
+    def either(number: int) -> None:
+        if number % 2:
+            asyncio.run(eight())
+        else:
+            for _ in range(20):
+                database.transact(increment, room.key("n"))
+
+    in_threads(4, either)
+    assert contents(database, room) == {("n",): b"360"}
+
+
+def check_write_skew_cannot_happen(database: Database) -> None:
+    """Two on call; each may leave only while the other stays. Snapshot isolation would let both leave."""
+    room = clear_room(database)
+
+    def leave(tx: Transaction, me: int) -> bool:
+        on_call = [key for key, _ in tx.scan(*room.range(), limit=10)]
+        if len(on_call) < 2:
+            return False
+        tx.delete(room.key(me))
+        return True
+
+    for _ in range(10):
+        database.transact(put_all, [(room.key(number), b"") for number in range(2)])
+        in_threads(2, lambda me: database.transact(leave, me))
+        assert len(contents(database, room)) == 1
+
+
+def check_readers_never_see_half_a_transaction(database: Database) -> None:
+    room = clear_room(database)
+    database.transact(put_all, [(room.key(number), b"0") for number in range(4)])
+
+    def move(tx: Transaction, amount: int) -> None:
+        for number, change in ((0, -amount), (3, amount)):
+            tx.put(room.key(number), b"%d" % (int(tx.get(room.key(number)) or b"0") + change))
+
+    def total(tx: Transaction) -> int:
+        return sum(int(value) for _, value in tx.scan(*room.range(), limit=10))
+
+    def either(number: int) -> None:
+        for amount in range(25):
+            if number % 2:
+                database.transact(move, amount)
+            else:
+                assert database.read(total) == 0
+                assert database.transact(total) == 0
+
+    in_threads(4, either)
+
+
+def check_a_caller_that_fails_does_not_disturb_the_others(database: Database) -> None:
+    room = clear_room(database)
+
+    def work(tx: Transaction, number: int) -> int:
+        tx.put(room.key(number), b"")
+        if number % 3 == 0:
+            raise LookupError(number)
+        return number
+
+    async def everybody() -> list[Any]:
+        calls = (database.transact_async(work, number) for number in range(60))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    outcomes = asyncio.run(everybody())
+    for number, outcome in enumerate(outcomes):
+        assert isinstance(outcome, LookupError) if number % 3 == 0 else outcome == number
+    assert sorted(element for (element,) in contents(database, room)) == [n for n in range(60) if n % 3]
+
+
+def check_a_cancelled_caller_does_not_disturb_the_others(database: Database) -> None:
+    room = clear_room(database)
+
+    async def everybody() -> None:
+        calls = [asyncio.ensure_future(database.transact_async(increment, room.key("n"))) for _ in range(40)]
+        await asyncio.sleep(0)
+        for call in calls[::4]:
+            call.cancel()
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        kept = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        assert len(kept) >= 30
+        assert len(set(kept)) == len(kept)
+
+    asyncio.run(everybody())
+    assert 30 <= int(contents(database, room)[("n",)]) <= 40

@@ -1,0 +1,72 @@
+"""A watch wakes whoever waits for a change."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from holdfast.errors import (
+    Closed,
+    InvalidKey,
+)
+from holdfast.kv import Database, Transaction
+from holdfast.testing.conformance.rooms import (
+    clear_room,
+    put,
+    raises,
+)
+
+
+def check_a_watch_wakes_on_writes_below_its_prefix(database: Database) -> None:
+    room = clear_room(database)
+    changes: list[Callable[[Transaction], None]] = [
+        lambda tx: tx.put(room.key("a", 1), b""),
+        lambda tx: tx.delete(room.key("a", 1)),
+        lambda tx: tx.delete_range(*room.range("a")),
+        lambda tx: tx.delete_range(*room.range()),
+    ]
+    with database.watch(room.key("a")) as watch:
+        while watch.wait(0):  # A hint may come for nothing; take it.
+            pass
+        for change in changes:
+            database.transact(change)
+            assert watch.wait(10)
+
+
+def check_a_watch_keeps_a_hint_that_came_before_the_wait(database: Database) -> None:
+    room = clear_room(database)
+    with database.watch(room.key("a")) as watch:
+        database.transact(put, room.key("a", 1), b"")
+        assert watch.wait(10)
+
+
+def check_a_watch_wakes_threads_and_event_loops(database: Database) -> None:
+    room = clear_room(database)
+    with database.watch(room.key("a")) as watch:
+        while watch.wait(0):
+            pass
+        write = threading.Thread(target=database.transact, args=(put, room.key("a", 1), b""))
+        write.start()
+        assert watch.wait(10)
+        write.join()
+
+        async def on_a_loop() -> bool:
+            writing = asyncio.ensure_future(database.transact_async(put, room.key("a", 2), b""))
+            woken = await watch.wait_async(10)
+            await writing
+            return woken
+
+        while watch.wait(0):
+            pass
+        assert asyncio.run(on_a_loop())
+        while watch.wait(0):
+            pass
+        assert asyncio.run(watch.wait_async(0)) is False
+
+
+def check_a_closed_watch_says_so(database: Database) -> None:
+    watch = database.watch(b"a")
+    watch.close()
+    watch.close()
+    raises(Closed, lambda: watch.wait(0))
+    raises(Closed, lambda: asyncio.run(watch.wait_async(0)))
+    raises(InvalidKey, lambda: database.watch("text"))  # type: ignore[arg-type]

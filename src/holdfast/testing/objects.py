@@ -1,0 +1,302 @@
+"""What an object store must do to carry Holdfast, as plain functions that anyone can run on a store of their own.
+
+    @pytest.mark.parametrize("check", OBJECT_CHECKS, ids=lambda check: check.__name__)
+    def test_my_store(check):
+        check(open_objects("s3://my-empty-bucket/some-prefix"))
+
+Each check takes an open store that holds nothing, and raises AssertionError where the store breaks its word.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from holdfast.backends.objects import ObjectMeta, ObjectStore
+from holdfast.errors import InvalidArgument, InvalidValue, ObjectChanged, ObjectExists, ObjectNotFound
+from holdfast.limits import OBJECT_LIST_MAX, OBJECT_PART_BYTES, OBJECT_PATH_BYTES_MAX
+
+RACERS: Final = 8
+EVERY_BYTE: Final = bytes(range(256))
+BAD_PATHS: Final = (
+    "",
+    "/",
+    "/a",
+    "a/",
+    "a//b",
+    ".",
+    "..",
+    "../a",
+    "a/../b",
+    "a/./b",
+    "a\0b",
+    "a\nb",
+    "a\x7fb",
+    "a\x85b",
+)
+ODD_PATHS: Final = (
+    "a b",
+    "ü/😀",
+    "%2e%2e/x",
+    "a+b&c=d?e#f",
+    "...",
+    ".a",
+    "a~",
+    "back\\slash",
+    "quote'\"<>",
+    "*",
+    "x#1y",
+)
+
+
+def check_what_is_put_comes_back(store: ObjectStore) -> None:
+    meta = store.put("a/b", EVERY_BYTE)
+    assert (meta.path, meta.size) == ("a/b", 256)
+    assert store.get("a/b") == EVERY_BYTE
+    assert store.head("a/b") == meta
+
+
+def check_a_put_writes_over_what_is_there(store: ObjectStore) -> None:
+    first = store.put("a", b"first")
+    second = store.put("a", b"second")
+    assert first.etag != second.etag
+    assert store.get("a") == b"second"
+    assert store.head("a") == second
+
+
+def check_an_empty_object_is_an_object(store: ObjectStore) -> None:
+    assert store.put("put", b"").size == 0
+    assert store.create("created", b"").size == 0
+    assert store.write("written", iter(())).size == 0
+    for path in ("put", "created", "written"):
+        assert store.get(path) == b""
+        assert store.get_range(path, 0, 10) == b""
+        assert list(store.open(path)) == []
+    assert _paths(store.list()) == ["created", "put", "written"]
+
+
+def check_what_is_not_there_is_not_found(store: ObjectStore) -> None:
+    store.put("a/b", b"")
+    for path in ("missing", "a", "a/c", "a/b/c"):
+        assert _raises(ObjectNotFound, store.get, path)
+        assert _raises(ObjectNotFound, store.head, path)
+        assert _raises(ObjectNotFound, store.open, path)
+        assert _raises(ObjectNotFound, store.get_range, path, 0, 1)
+        assert _raises(ObjectNotFound, store.get_range, path, 0, 0)
+
+
+def check_a_created_object_is_never_overwritten(store: ObjectStore) -> None:
+    meta = store.create("a", b"first")
+    assert _raises(ObjectExists, store.create, "a", b"second")
+    assert _raises(ObjectExists, store.write, "a", [b"second"], create_only=True)
+    assert _raises(ObjectExists, store.write, "a", _parts(2), create_only=True)
+    assert store.get("a") == b"first"
+    assert store.head("a") == meta
+
+
+def check_a_replace_needs_the_current_etag(store: ObjectStore) -> None:
+    first = store.put("a", b"first")
+    second = store.replace("a", b"second", etag=first.etag)
+    assert store.head("a") == second
+    assert _raises(ObjectChanged, store.replace, "a", b"third", etag=first.etag)
+    assert store.get("a") == b"second"
+
+
+def check_a_replace_never_creates(store: ObjectStore) -> None:
+    etag = store.put("a", b"first").etag
+    store.delete("a")
+    assert _raises(ObjectChanged, store.replace, "a", b"second", etag=etag)
+    assert _raises(InvalidArgument, store.replace, "a", b"second", etag="*")
+    assert _raises(InvalidArgument, store.replace, "a", b"second", etag="")
+    assert store.list() == []
+
+
+def check_one_of_many_creators_wins(store: ObjectStore) -> None:
+    won = _race(ObjectExists, lambda racer: store.create("a", b"%d" % racer))
+    assert len(won) == 1
+    assert store.get("a") == b"%d" % won[0]
+
+
+def check_one_of_many_replacers_wins(store: ObjectStore) -> None:
+    etag = store.put("a", b"first").etag
+    won = _race(ObjectChanged, lambda racer: store.replace("a", b"%d" % racer, etag=etag))
+    assert len(won) == 1
+    assert store.get("a") == b"%d" % won[0]
+
+
+def check_a_range_reads_like_a_slice(store: ObjectStore) -> None:
+    store.put("a", EVERY_BYTE)
+    for start, length in ((0, 1), (0, 256), (1, 254), (255, 1), (0, 0), (7, 0), (250, 100), (256, 1), (300, 5)):
+        assert store.get_range("a", start, length) == EVERY_BYTE[start : start + length], (start, length)
+    assert store.get_range("a", 2**62, 2**62) == b""
+    for start, length in ((-1, 1), (0, -1), (2**63, 1), (0, 2**63)):
+        assert _raises(InvalidArgument, store.get_range, "a", start, length)
+
+
+def check_a_deleted_object_is_gone_and_deleting_it_again_is_fine(store: ObjectStore) -> None:
+    store.put("a/b", b"")
+    store.delete("a/b")
+    store.delete("a/b")
+    store.delete("a")
+    store.delete("never/was")
+    assert _raises(ObjectNotFound, store.head, "a/b")
+    assert store.list() == []
+
+
+def check_a_listing_is_in_path_order_below_whole_segments(store: ObjectStore) -> None:
+    # A tree walk would show a/x before a-b and a.b; as strings they come after.
+    paths = ["a-b", "a.b", "a/x", "a/y/z", "a0", "b", "ü", "😀"]
+    metas = {path: store.put(path, path.encode()) for path in reversed(paths)}
+    assert store.list() == [metas[path] for path in paths]
+    assert _paths(store.list("a")) == _paths(store.list("a/")) == ["a/x", "a/y/z"]
+    assert _paths(store.list("a/y")) == ["a/y/z"]
+    assert store.list("b") == store.list("c") == store.list("a/x/y") == []
+
+
+def check_a_listing_goes_on_after_the_last_path(store: ObjectStore) -> None:
+    paths = [f"many/{number:03d}/{number % 7}" for number in range(150)]
+    for path in reversed(paths):
+        store.put(path, b"")
+    for limit in (1_000, 150, 64, 50, 7):
+        assert _paths(_walk(store, "many", limit)) == paths
+    assert _paths(store.list("many", after="many/148", limit=1)) == ["many/148/1"]
+    assert store.list("many", after="many/149/2") == store.list("many", after="z") == []
+    assert _paths(store.list(after="a", limit=1)) == paths[:1]
+
+
+def check_a_listing_has_bounds(store: ObjectStore) -> None:
+    for limit in (0, -1, OBJECT_LIST_MAX + 1):
+        assert _raises(InvalidArgument, store.list, limit=limit)
+    assert _raises(InvalidArgument, store.list, "../a")
+    assert _raises(InvalidArgument, store.list, after="../a")
+
+
+def check_a_stream_of_several_parts_comes_back(store: ObjectStore) -> None:
+    body = b"".join(_parts(3)) + b"the rest"
+    chunks = (body[start : start + 1_000_003] for start in range(0, len(body), 1_000_003))
+    meta = store.write("a", chunks)
+    assert meta.size == len(body)
+    assert store.head("a") == meta
+    read = list(store.open("a"))
+    assert b"".join(read) == body
+    assert max(map(len, read)) <= OBJECT_PART_BYTES
+    assert store.get_range("a", OBJECT_PART_BYTES - 2, 4) == body[OBJECT_PART_BYTES - 2 :][:4]
+
+
+def check_a_stream_creates_and_writes_over(store: ObjectStore) -> None:
+    assert store.write("small", [b"a", b"", b"b"], create_only=True).size == 2
+    large = store.write("large", _parts(2), create_only=True)
+    assert large.size == 2 * OBJECT_PART_BYTES
+    assert store.head("large") == large
+    assert store.write("large", [b"over"]).size == 4
+    assert store.get("large") == b"over"
+
+
+def check_a_failing_stream_leaves_what_was_there(store: ObjectStore) -> None:
+    store.put("kept", b"as it was")
+    for parts in (0, 1, 3):
+        # The error is of a kind that stores raise too: it must not be taken for the store's own.
+        assert _raises(FileNotFoundError, store.write, "new", _failing(parts))
+        assert _raises(FileNotFoundError, store.write, "new", _failing(parts), create_only=True)
+        assert _raises(FileNotFoundError, store.write, "kept", _failing(parts))
+    assert store.get("kept") == b"as it was"
+    assert _paths(store.list()) == ["kept"]
+
+
+def check_a_reader_never_gets_a_mix_of_versions(store: ObjectStore) -> None:
+    store.write("a", _parts(2))
+    reader = store.open("a")
+    next(reader)
+    store.put("a", b"x" * (2 * OBJECT_PART_BYTES))
+    assert _raises(ObjectChanged, next, reader)
+
+
+def check_only_bytes_are_stored(store: ObjectStore) -> None:
+    # A string must not be taken for the name of a file, whose bytes it would store.
+    for data in (__file__, None, 7, ["a"]):
+        assert _raises(InvalidValue, store.put, "a", data)
+        assert _raises(InvalidValue, store.write, "a", [data])
+        assert _raises(InvalidValue, store.write, "a", [*_parts(1), data])
+    assert store.list() == []
+
+
+def check_no_path_escapes_or_confuses(store: ObjectStore) -> None:
+    too_long = "/".join(["a" * 200] * 6)
+    for path in (*BAD_PATHS, too_long, "\ud800", "a#1", "a#1/b"):
+        assert _raises(InvalidArgument, store.put, path, b"")
+        assert _raises(InvalidArgument, store.create, path, b"")
+        assert _raises(InvalidArgument, store.replace, path, b"", etag="e")
+        assert _raises(InvalidArgument, store.write, path, [b""])
+        assert _raises(InvalidArgument, store.get, path)
+        assert _raises(InvalidArgument, store.get_range, path, 0, 1)
+        assert _raises(InvalidArgument, store.head, path)
+        assert _raises(InvalidArgument, store.open, path)
+        assert _raises(InvalidArgument, store.delete, path)
+    assert store.list() == []
+
+
+def check_odd_paths_are_kept_as_they_are(store: ObjectStore) -> None:
+    longest = ("s" * 127 + "/") * (OBJECT_PATH_BYTES_MAX // 128)
+    paths = sorted((*ODD_PATHS, longest[: OBJECT_PATH_BYTES_MAX - 64].rstrip("/")))
+    for path in paths:
+        store.put(path, path.encode())
+    assert all(store.get(path) == path.encode() for path in paths)
+    assert _paths(store.list()) == paths
+
+
+def _paths(metas: list[ObjectMeta]) -> list[str]:
+    return [meta.path for meta in metas]
+
+
+def _walk(store: ObjectStore, prefix: str, limit: int) -> list[ObjectMeta]:
+    found: list[ObjectMeta] = []
+    while page := store.list(prefix, after=found[-1].path if found else None, limit=limit):
+        assert len(page) <= limit
+        found += page
+    return found
+
+
+def _parts(count: int) -> Iterator[bytes]:
+    for number in range(count):
+        yield bytes([number]) * OBJECT_PART_BYTES
+
+
+def _failing(parts: int) -> Iterator[bytes]:
+    yield from _parts(parts)
+    yield b"a little more"
+    raise FileNotFoundError("the body's own failure")
+
+
+def _raises(kind: type[Exception], act: Callable[..., object], *args: Any, **kwargs: Any) -> bool:
+    try:
+        act(*args, **kwargs)
+    except kind:
+        return True
+    return False
+
+
+def _race(lost: type[Exception], act: Callable[[int], object]) -> list[int]:
+    """The numbers of the racers that won; losing may only look like `lost`."""
+    start, won, failures = threading.Barrier(RACERS), list[int](), list[Exception]()
+
+    def run(racer: int) -> None:
+        start.wait()
+        try:
+            act(racer)
+            won.append(racer)
+        except lost:
+            pass
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(racer,)) for racer in range(RACERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    return won
+
+
+OBJECT_CHECKS: Final[tuple[Callable[[ObjectStore], None], ...]] = tuple(
+    check for name, check in sorted(globals().items()) if name.startswith("check_")
+)

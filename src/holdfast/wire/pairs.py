@@ -1,0 +1,37 @@
+"""Raw pairs of the key space, below every layer: what the doctor and the tests look at."""
+
+import msgspec
+
+from holdfast.wire.requests import Committed, Request
+
+
+class Value(msgspec.Struct, frozen=True):
+    """What a key holds; None if nothing."""
+
+    value: bytes | None
+
+
+class Pairs(msgspec.Struct, frozen=True):
+    """Pairs in scan order."""
+
+    pairs: list[tuple[bytes, bytes]]
+
+
+class GetPair(Request[Value], frozen=True, tag="pairs.get"):
+    key: bytes
+
+
+class ScanPairs(Request[Pairs], frozen=True, tag="pairs.scan"):
+    begin: bytes
+    end: bytes
+    limit: int = 1_000
+    reverse: bool = False
+
+
+class PutPair(Request[Committed], frozen=True, tag="pairs.put"):
+    key: bytes
+    value: bytes
+
+
+class DeletePair(Request[Committed], frozen=True, tag="pairs.delete"):
+    key: bytes

@@ -1,0 +1,37 @@
+"""The port between a handle and whoever carries its requests out: the plane in this process, or a server."""
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from holdfast.tiers import Tier
+from holdfast.wire.requests import Answer, Request
+
+Result = TypeVar("Result")
+
+
+class Port(Protocol):
+    """Carries requests out while the caller's thread waits."""
+
+    def call(self, request: Request[Answer]) -> Answer:
+        """The answer to `request`."""
+        ...
+
+    def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
+        """Run `work(tx, *args, **kwargs)` as one commit.
+
+        Raises:
+            NotEmbedded: the plane is in another process, where `work` cannot run.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class AsyncPort(Protocol):
+    """Carries requests out while the caller's event loop goes on."""
+
+    async def call(self, request: Request[Answer]) -> Answer: ...
+
+    async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result: ...
+
+    async def close(self) -> None: ...

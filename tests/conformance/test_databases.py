@@ -1,0 +1,14 @@
+"""Every key space keeps the same contract: one suite, all backends."""
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.kv import Database
+from holdfast.testing.conformance import CHECKS, Check
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_conformance(check: Check, open_database: Callable[..., Database]) -> None:
+    with open_database() as database:
+        check(database)

@@ -1,0 +1,82 @@
+"""Generate the synchronous handles from the asynchronous ones, or check that they are current.
+
+python tools/make_twins.py           write src/holdfast/handles/sync/
+python tools/make_twins.py --check   exit 1 if a file there differs from what would be written
+"""
+
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+HANDLES = Path(__file__).parent.parent / "src" / "holdfast" / "handles"
+TWINS = HANDLES / "sync"
+NOT_TWINNED = {"__init__.py", "opening.py"}
+
+WORDS = {
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "__anext__": "__next__",
+    "StopAsyncIteration": "StopIteration",
+    "aclosing": "closing",
+    "asynccontextmanager": "contextmanager",
+}
+HEADER = '"""Generated from {source} by tools/make_twins.py; change that file instead."""\n\n'
+
+
+def twin(source: str, name: str) -> str:
+    """The synchronous form of an asynchronous module."""
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    lines = source.splitlines(keepends=True)
+    for index in reversed(range(len(tokens))):
+        token = tokens[index]
+        if token.type != tokenize.NAME:
+            continue
+        row, start = token.start[0] - 1, token.start[1]
+        end = token.end[1]
+        if token.string in ("async", "await"):
+            replacement, end = "", tokens[index + 1].start[1]
+        else:
+            replacement = WORDS.get(token.string) or re.sub(r"^Async(?=[A-Z])", "", token.string)
+        lines[row] = lines[row][:start] + replacement + lines[row][end:]
+    body = "".join(lines)
+    body = re.sub(r"from holdfast\.handles\.(?!sync)", "from holdfast.handles.sync.", body)
+    docstring_end = body.index('"""', 3) + 3
+    return HEADER.format(source=f"handles/{name}") + body[docstring_end:].lstrip("\n")
+
+
+def formatted(text: str, path: Path) -> str:
+    for command in (["check", "--fix", "--quiet", "--select", "I"], ["format"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(path), "-"]
+        text = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
+    return text
+
+
+def main() -> int:
+    check = "--check" in sys.argv[1:]
+    wanted = {TWINS / "__init__.py": '"""The synchronous handles, generated from the asynchronous ones."""\n'}
+    for source in sorted(HANDLES.glob("*.py")):
+        if source.name not in NOT_TWINNED:
+            path = TWINS / source.name
+            wanted[path] = formatted(twin(source.read_text(), source.name), path)
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    stale += [path for path in TWINS.glob("*.py") if path not in wanted]
+    if check:
+        for path in stale:
+            print(f"{path} is not current; run: make twins")
+        return 1 if stale else 0
+    TWINS.mkdir(exist_ok=True)
+    for path in stale:
+        if path in wanted:
+            path.write_text(wanted[path])
+        else:
+            path.unlink()
+    print(f"{len(stale)} of {len(wanted)} twins rewritten")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
