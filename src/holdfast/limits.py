@@ -40,3 +40,6 @@ NOTIFY_BYTES_MAX: Final = 7_900  # PostgreSQL refuses notification payloads of 8
 OBJECT_PATH_BYTES_MAX: Final = 1_024  # S3's limit.
 OBJECT_PART_BYTES: Final = 8_388_608  # S3 wants parts of at least 5 MiB; memory in flight is a few of these.
 OBJECT_LIST_MAX: Final = 1_000  # One page of a listing.
+OBJECT_PARTS_IN_FLIGHT: Final = 4  # Bounds the memory of one upload, together with the part size.
+OBJECT_LOCAL_READ_BYTES: Final = 1_048_576  # A request to a local disk is cheap; a small one keeps memory small.
+OBJECT_STAGED_SECONDS_MAX: Final = 86_400  # A staged file that nobody wrote to for a day is what a crash left behind.

@@ -65,6 +65,15 @@ class RocksDatabase(SerialDatabase):
         except Exception as error:
             raise translated(error, path) from error
 
+    @property
+    def unsynced(self) -> bool:
+        """Whether something was committed that a power loss could still take back."""
+        return self._last_commit() > self._log.durable
+
+    def flush_tables(self) -> None:
+        """Write what is in memory to table files, so that the next open has no log to replay."""
+        self._rocks.flush(wait=True)
+
     def _view(self) -> CurrentPairs:
         return self._pairs
 
@@ -135,7 +144,12 @@ class RocksDatabase(SerialDatabase):
             self._log.close()
         finally:
             self._syncer.stop()
-            self._rocks.close()
+            try:
+                self._rocks.close()
+            except Exception as error:
+                # It closes all the same; what could not be written then was said when it failed first.
+                if self._failure is None:
+                    raise translated(error, self._path) from error
 
 
 def _open(path: Path) -> Rdict:

@@ -1,4 +1,4 @@
-"""What an object store must do to carry Holdfast, as plain functions that anyone can run on a store of their own.
+"""The object-store half of the conformance suite: what a store must do to carry Holdfast, as plain functions.
 
     @pytest.mark.parametrize("check", OBJECT_CHECKS, ids=lambda check: check.__name__)
     def test_my_store(check):
@@ -9,11 +9,13 @@ Each check takes an open store that holds nothing, and raises AssertionError whe
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from holdfast.backends.objects import ObjectMeta, ObjectStore
 from holdfast.errors import InvalidArgument, InvalidValue, ObjectChanged, ObjectExists, ObjectNotFound
 from holdfast.limits import OBJECT_LIST_MAX, OBJECT_PART_BYTES, OBJECT_PATH_BYTES_MAX
+from holdfast.testing.conformance.rooms import in_threads
 
 RACERS: Final = 8
 EVERY_BYTE: Final = bytes(range(256))
@@ -276,24 +278,15 @@ def _raises(kind: type[Exception], act: Callable[..., object], *args: Any, **kwa
 
 def _race(lost: type[Exception], act: Callable[[int], object]) -> list[int]:
     """The numbers of the racers that won; losing may only look like `lost`."""
-    start, won, failures = threading.Barrier(RACERS), list[int](), list[Exception]()
+    start, won = threading.Barrier(RACERS), list[int]()
 
     def run(racer: int) -> None:
         start.wait()
-        try:
+        with suppress(lost):
             act(racer)
             won.append(racer)
-        except lost:
-            pass
-        except Exception as error:
-            failures.append(error)
 
-    threads = [threading.Thread(target=run, args=(racer,)) for racer in range(RACERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    in_threads(RACERS, run)
     return won
 
 

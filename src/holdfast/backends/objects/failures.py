@@ -1,0 +1,100 @@
+"""What obstore and the operating system raise, as errors that say what to do next."""
+
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from obstore import exceptions
+
+from holdfast.errors import (
+    Backend,
+    CommitUnknown,
+    DiskFull,
+    HoldfastError,
+    InvalidArgument,
+    ObjectChanged,
+    ObjectExists,
+    ObjectNotFound,
+    PathUnusable,
+    Unreachable,
+    Unsupported,
+)
+
+
+@contextmanager
+def translated(path: str, *, writes: bool = False) -> Iterator[None]:
+    """Raise what goes wrong inside as Holdfast's error about `path`; a write whose answer is lost is CommitUnknown."""
+    try:
+        yield
+    except (exceptions.BaseError, OSError, NotImplementedError) as error:
+        raise failure(_kind(error, writes=writes), path, cause=headline(error)) from error
+
+
+def failure(kind: type[HoldfastError], path: str, *, cause: str = "") -> HoldfastError:
+    return kind(_MESSAGES[kind].format(path=repr(path), cause=cause))
+
+
+def headline(error: Exception) -> str:
+    """The error's text without obstore's debugging output."""
+    return str(error).partition("\n\nDebug source")[0]
+
+
+@contextmanager
+def nothing_after_the_end() -> Iterator[None]:
+    """Pass over a store's refusal of a range that starts after the object's end."""
+    try:
+        yield
+    except exceptions.GenericError as error:
+        if not re.search("StartTooLarge|416 Range Not Satisfiable", str(error)):
+            raise
+
+
+def _kind(error: Exception, *, writes: bool) -> type[HoldfastError]:
+    text = str(error)
+    if re.search("NoSuchBucket|ContainerNotFound|specified bucket does not exist", text):
+        return PathUnusable
+    for types, kind in _BY_TYPE:
+        if isinstance(error, types):
+            return kind
+    if no_answer := _NO_ANSWER.search(text):
+        # A connection refused at once has sent nothing; after a retry, the attempt before may have arrived.
+        sent = no_answer["kind"] != "Connect" or no_answer["retries"] != "0"
+        return CommitUnknown if writes and sent else Unreachable
+    os_error = re.search(r"\(os error ([0-9]+)\)", text)
+    number = getattr(error, "errno", None) or (int(os_error[1]) if os_error else 0)
+    if number == errno.ENOTDIR and not writes:
+        return ObjectNotFound
+    return _BY_ERRNO.get(number, Backend)
+
+
+# obstore tells these failures apart in its debugging text alone.
+_NO_ANSWER: Final = re.compile(
+    r"retries: (?P<retries>[0-9]+),.*HttpError \{\s*kind: (?P<kind>Connect|Timeout|Request|Interrupted|Decode)",
+    re.DOTALL,
+)
+_BY_TYPE: Final[tuple[tuple[Any, type[HoldfastError]], ...]] = (
+    (exceptions.AlreadyExistsError | FileExistsError, ObjectExists),
+    (exceptions.PreconditionError, ObjectChanged),
+    (FileNotFoundError, ObjectNotFound),
+    (exceptions.PermissionDeniedError | exceptions.UnauthenticatedError, PathUnusable),
+    (NotImplementedError, Unsupported),
+)
+_BY_ERRNO: Final[dict[int, type[HoldfastError]]] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), DiskFull),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), PathUnusable),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG), InvalidArgument),
+}
+_MESSAGES: Final[dict[type[HoldfastError], str]] = {
+    ObjectExists: "An object is at {path} and was left as it is; read it, or choose another path",
+    ObjectChanged: "Another version is at {path}, or none; read it, then decide",
+    ObjectNotFound: "There is no object at {path}; list what is there",
+    PathUnusable: "The store refuses {path} ({cause}); check that its bucket or folder exists and that you may use it",
+    Unsupported: "The store does not offer this operation on {path} ({cause}); use another",
+    DiskFull: "The device has no space for {path} ({cause}); nothing was stored, free some space and repeat",
+    InvalidArgument: "A local folder cannot hold {path} beside what it has ({cause}); choose another path",
+    Unreachable: "The store does not answer about {path} ({cause}); nothing was written, check its endpoint and repeat",
+    CommitUnknown: "The answer about {path} was lost ({cause}); it may or may not be there, look before repeating",
+    Backend: "The store failed at {path} ({cause}); repeat later",
+}

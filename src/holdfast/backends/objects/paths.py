@@ -1,0 +1,31 @@
+"""Which paths an object may have: those that every store can hold."""
+
+import re
+from typing import Final
+
+from holdfast.errors import InvalidArgument
+from holdfast.limits import OBJECT_PATH_BYTES_MAX
+
+
+def check_path(path: str) -> str:
+    """The path itself, if every store can hold it; it then stays below the store's root.
+
+    Raises:
+        InvalidArgument: it names what is wrong.
+    """
+    if _UNPRINTABLE.search(path):
+        raise InvalidArgument(f"The path {path!r} has a control character or a lone surrogate; remove it")
+    if (size := len(path.encode())) > OBJECT_PATH_BYTES_MAX:
+        raise InvalidArgument(
+            f"The path {path!r} has {size} bytes and may have {OBJECT_PATH_BYTES_MAX} (OBJECT_PATH_BYTES_MAX); shorten"
+        )
+    for segment in path.split("/"):
+        if segment in ("", ".", ".."):
+            raise InvalidArgument(f"The path {path!r} has the segment {segment!r}; write a relative path, like 'a/b'")
+        if _STAGED.search(segment):
+            raise InvalidArgument(f"The path {path!r} has a segment that ends in '#' and digits; choose another ending")
+    return path
+
+
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_STAGED: Final = re.compile(r"#[0-9]+\Z")  # obstore's local listing skips such names, which hides staged files.

@@ -1,0 +1,271 @@
+"""The object store over `obstore`, each operation in a synchronous and an async form."""
+
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+import obstore
+from obstore.store import GCSStore, MemoryStore, S3Store
+
+from holdfast.backends.objects.bodies import Body, check_bytes
+from holdfast.backends.objects.failures import failure, nothing_after_the_end, translated
+from holdfast.backends.objects.paths import check_path
+from holdfast.errors import InvalidArgument, ObjectExists, ObjectNotFound
+from holdfast.limits import OBJECT_LIST_MAX, OBJECT_PART_BYTES, OBJECT_PARTS_IN_FLIGHT
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, ListStream, PutMode, PutResult
+    from obstore import ObjectMeta as StoredMeta
+    from obstore.store import ObjectStore as Store
+
+_IN_PARTS: Final[dict[str, Any]] = {"chunk_size": OBJECT_PART_BYTES, "max_concurrency": OBJECT_PARTS_IN_FLIGHT}
+_OFFSET_MAX: Final = (1 << 63) - 1
+
+
+class ObjectMeta(msgspec.Struct, frozen=True):
+    """What a store knows of an object. The etag names this version of it, for `replace`."""
+
+    path: str
+    size: int
+    etag: str
+
+
+Page: TypeAlias = list[ObjectMeta]
+
+
+class ObjectStore:
+    """An open object store. Safe to use from many threads and from event loops at once; there is nothing to close.
+
+    A write whose answer is lost raises CommitUnknown: look before repeating it. When obstore's own retry follows a
+    lost answer, `create` may raise ObjectExists, or `replace` ObjectChanged, over the very object it stored.
+    """
+
+    _read_bytes = OBJECT_PART_BYTES
+
+    def __init__(self, store: "Store") -> None:
+        self._store = store
+        self._in_memory = isinstance(store, MemoryStore)
+        # These list in path order by themselves; the others are sorted here, at the price of a look at every path.
+        self._in_order = isinstance(store, MemoryStore | S3Store | GCSStore)
+
+    def put(self, path: str, data: bytes) -> ObjectMeta:
+        """Store `data` under `path`, over whatever is there."""
+        return self._put(path, data, "overwrite")
+
+    async def put_async(self, path: str, data: bytes) -> ObjectMeta:
+        return await self._put_async(path, data, "overwrite")
+
+    def create(self, path: str, data: bytes) -> ObjectMeta:
+        """Store `data` under a path that has no object.
+
+        Raises:
+            ObjectExists: it has one, which was left as it is.
+        """
+        return self._put(path, data, "create")
+
+    async def create_async(self, path: str, data: bytes) -> ObjectMeta:
+        return await self._put_async(path, data, "create")
+
+    def replace(self, path: str, data: bytes, *, etag: str) -> ObjectMeta:
+        """Store `data` over the version of the object that `etag` names.
+
+        Raises:
+            ObjectChanged: another version is there, or none; it was left as it is.
+        """
+        return self._put(path, data, _version(etag))
+
+    async def replace_async(self, path: str, data: bytes, *, etag: str) -> ObjectMeta:
+        return await self._put_async(path, data, _version(etag))
+
+    def write(self, path: str, chunks: Iterable[bytes], *, create_only: bool = False) -> ObjectMeta:
+        """Store a stream under `path`, holding a few parts of OBJECT_PART_BYTES in memory at most.
+
+        When `chunks` raises, its exception comes out as it is, no object is stored and what was uploaded is discarded.
+        A cancelled `write_async` stores no object either, but leaves its parts to the bucket's rule for incomplete
+        uploads. A memory store holds the whole body. S3 takes 10,000 parts, which is 78 GiB.
+
+        `create_only` is exact in memory, in a local folder, and for a body of less than one part. Remote stores have no
+        create-only form of a larger upload: it is refused if the path has an object when its first part is full, but
+        overwrites one that is created after that.
+
+        Raises:
+            ObjectExists: `create_only`, and the path has an object, which was left as it is.
+        """
+        check_path(path)
+        body, rest = Body(), iter(chunks)
+        if not any(body.fills_a_part(chunk) for chunk in rest):
+            return self._put(path, bytes(body.first), put_mode(create_only=create_only))
+        if create_only and not self._in_memory:
+            with suppress(ObjectNotFound):
+                self.head(path)
+                raise failure(ObjectExists, path)
+        with body.failing_as_itself(), translated(path, writes=True):
+            stored = obstore.put(self._store, path, body.read(rest), **self._upload(create_only))
+        return _stored(path, body.size, stored)
+
+    async def write_async(self, path: str, chunks: AsyncIterable[bytes], *, create_only: bool = False) -> ObjectMeta:
+        check_path(path)
+        body, rest = Body(), aiter(chunks)
+        async for chunk in rest:
+            if body.fills_a_part(chunk):
+                break
+        else:
+            return await self._put_async(path, bytes(body.first), put_mode(create_only=create_only))
+        if create_only and not self._in_memory:
+            with suppress(ObjectNotFound):
+                await self.head_async(path)
+                raise failure(ObjectExists, path)
+        with body.failing_as_itself(), translated(path, writes=True):
+            stored = await obstore.put_async(self._store, path, body.read_async(rest), **self._upload(create_only))
+        return _stored(path, body.size, stored)
+
+    def get(self, path: str) -> bytes:
+        """All bytes of the object, in memory at once; `open` reads a large one in parts."""
+        with translated(check_path(path)):
+            return bytes(obstore.get(self._store, path).bytes())
+
+    async def get_async(self, path: str) -> bytes:
+        with translated(check_path(path)):
+            result = await obstore.get_async(self._store, path)
+            return bytes(await result.bytes_async())
+
+    def get_range(self, path: str, start: int, length: int) -> bytes:
+        """What `get(path)[start : start + length]` would be: a range beyond the end is short or empty."""
+        if _is_empty_range(start, length):
+            self.head(path)
+            return b""
+        with translated(check_path(path)), nothing_after_the_end():
+            return bytes(obstore.get_range(self._store, path, start=start, length=length))
+        return b""
+
+    async def get_range_async(self, path: str, start: int, length: int) -> bytes:
+        if _is_empty_range(start, length):
+            await self.head_async(path)
+            return b""
+        with translated(check_path(path)), nothing_after_the_end():
+            return bytes(await obstore.get_range_async(self._store, path, start=start, length=length))
+        return b""
+
+    def open(self, path: str) -> Iterator[bytes]:
+        """The object's bytes in parts of at most OBJECT_PART_BYTES, one in memory at a time.
+
+        Each part is a request of its own, so a slow reader runs into no timeout. All parts are of one version.
+
+        Raises:
+            ObjectChanged: while iterating, when the object was written over; open it again.
+        """
+        return self._parts(self.head(path))
+
+    async def open_async(self, path: str) -> AsyncIterator[bytes]:
+        return self._parts_async(await self.head_async(path))
+
+    def head(self, path: str) -> ObjectMeta:
+        """The object's size and etag, without its bytes."""
+        with translated(check_path(path)):
+            return _meta(obstore.head(self._store, path))
+
+    async def head_async(self, path: str) -> ObjectMeta:
+        with translated(check_path(path)):
+            return _meta(await obstore.head_async(self._store, path))
+
+    def list(self, prefix: str = "", *, after: str | None = None, limit: int = OBJECT_LIST_MAX) -> Page:
+        """At most `limit` objects below `prefix`, in path order, the first one after the path `after`.
+
+        A prefix is whole segments: `a` holds `a/b`, but neither `ab` nor `a` itself. Only S3's directory buckets (S3
+        Express) do not keep the order.
+        """
+        page: Page = []
+        # What is below an object rather than a folder is not found, which is nothing to list.
+        with suppress(ObjectNotFound), translated(prefix or "/"):
+            for batch in self._listing(prefix, after, limit):
+                page = _merge(page, batch, limit)
+                if self._in_order and len(page) == limit:
+                    break
+        return page
+
+    async def list_async(self, prefix: str = "", *, after: str | None = None, limit: int = OBJECT_LIST_MAX) -> Page:
+        page: Page = []
+        # What is below an object rather than a folder is not found, which is nothing to list.
+        with suppress(ObjectNotFound), translated(prefix or "/"):
+            async for batch in self._listing(prefix, after, limit):
+                page = _merge(page, batch, limit)
+                if self._in_order and len(page) == limit:
+                    break
+        return page
+
+    def delete(self, path: str) -> None:
+        """Remove the object; fine when there is none."""
+        with translated(check_path(path), writes=True), suppress(FileNotFoundError):
+            obstore.delete(self._store, path)
+
+    async def delete_async(self, path: str) -> None:
+        with translated(check_path(path), writes=True), suppress(FileNotFoundError):
+            await obstore.delete_async(self._store, path)
+
+    def _put(self, path: str, data: bytes, mode: "PutMode") -> ObjectMeta:
+        size = len(check_bytes(data))
+        with translated(check_path(path), writes=True):
+            return _stored(path, size, obstore.put(self._store, path, data, mode=mode, **_IN_PARTS))
+
+    async def _put_async(self, path: str, data: bytes, mode: "PutMode") -> ObjectMeta:
+        size = len(check_bytes(data))
+        with translated(check_path(path), writes=True):
+            return _stored(path, size, await obstore.put_async(self._store, path, data, mode=mode, **_IN_PARTS))
+
+    def _upload(self, create_only: bool) -> dict[str, Any]:
+        # obstore gathers a create-only body in memory, which is where a memory store has it anyway.
+        return {"mode": put_mode(create_only=create_only and self._in_memory), **_IN_PARTS}
+
+    def _listing(self, prefix: str, after: str | None, limit: int) -> "ListStream[Sequence[StoredMeta]]":
+        if not 1 <= limit <= OBJECT_LIST_MAX:
+            raise InvalidArgument(f"The limit is {limit}; choose 1 to OBJECT_LIST_MAX, which is {OBJECT_LIST_MAX}")
+        folder = check_path(prefix.removesuffix("/")) if prefix else None
+        offset = check_path(after) if after else None
+        return obstore.list(self._store, folder, offset=offset, chunk_size=limit)
+
+    def _parts(self, meta: ObjectMeta) -> Iterator[bytes]:
+        for options in _part_requests(meta, self._read_bytes):
+            with translated(meta.path):
+                part = bytes(obstore.get(self._store, meta.path, options=options).bytes())
+            yield part
+
+    async def _parts_async(self, meta: ObjectMeta) -> AsyncIterator[bytes]:
+        for options in _part_requests(meta, self._read_bytes):
+            with translated(meta.path):
+                result = await obstore.get_async(self._store, meta.path, options=options)
+                part = bytes(await result.bytes_async())
+            yield part
+
+
+def put_mode(*, create_only: bool) -> "PutMode":
+    return "create" if create_only else "overwrite"
+
+
+def _version(etag: str) -> "PutMode":
+    if etag in ("", "*"):
+        raise InvalidArgument(f"The etag {etag!r} names no version of an object; pass the one of an ObjectMeta")
+    return {"e_tag": etag}
+
+
+def _is_empty_range(start: int, length: int) -> bool:
+    if not (0 <= start <= _OFFSET_MAX and 0 <= length <= _OFFSET_MAX):
+        raise InvalidArgument(f"The range is {length} bytes from {start}; choose 0 to {_OFFSET_MAX} for both")
+    return length == 0
+
+
+def _part_requests(meta: ObjectMeta, part_bytes: int) -> "Iterator[GetOptions]":
+    for start in range(0, meta.size, part_bytes):
+        yield {"range": (start, min(start + part_bytes, meta.size)), "if_match": meta.etag}
+
+
+def _meta(stored: "StoredMeta") -> ObjectMeta:
+    return ObjectMeta(stored["path"], stored["size"], stored["e_tag"] or "")
+
+
+def _stored(path: str, size: int, result: "PutResult") -> ObjectMeta:
+    return ObjectMeta(path, size, result["e_tag"] or "")
+
+
+def _merge(page: Page, batch: "Sequence[StoredMeta]", limit: int) -> Page:
+    return sorted([*page, *map(_meta, batch)], key=lambda meta: meta.path)[:limit]

@@ -1,0 +1,135 @@
+"""The record itself: operations as their clients saw them."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Hashable, Iterable
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.errors import HoldfastError, InvalidArgument, Retry
+
+LINES_MAX: Final = 50  # A report that nobody reads to its end explains nothing.
+NEVER: Final = 2**63 - 1
+encode: Final = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+class Outcome(StrEnum):
+    """What a client knows about its operation."""
+
+    OK = "ok"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One call of one client. `returned` is NEVER unless its outcome is known."""
+
+    client: str
+    kind: str
+    key: Hashable
+    argument: Any
+    invoked: int
+    returned: int = NEVER
+    outcome: Outcome = Outcome.UNKNOWN
+    result: Any = None
+
+    def __str__(self) -> str:
+        asked = f"{self.kind} {self.key!r}" + ("" if self.argument is None else f" {self.argument!r}")
+        told = repr(self.result) if self.outcome is Outcome.OK else self.outcome.value
+        return f"[{self.invoked}..{'' if self.returned == NEVER else self.returned}] {self.client}: {asked} -> {told}"
+
+
+class Violation(AssertionError):
+    """No correct system gives this history; `operations` are the ones that contradict each other."""
+
+    def __init__(self, message: str, operations: Iterable[Operation]) -> None:
+        unique = {operation.invoked: operation for operation in operations}
+        self.message = message
+        self.operations = tuple(unique[invoked] for invoked in sorted(unique))
+        lines = [message, *map(str, self.operations[:LINES_MAX])]
+        if len(self.operations) > LINES_MAX:
+            lines.append(f"and {len(self.operations) - LINES_MAX} more, in `operations`")
+        super().__init__("\n    ".join(lines))
+
+
+class History:
+    """A record of operations that many threads append to at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._position = 0
+        self._operations: dict[int, Operation] = {}
+
+    def record(self, client: str, kind: str, key: Hashable, argument: Any, call: Callable[[], Any]) -> Operation:
+        """Run `call` and return the operation as it ended; a HoldfastError becomes its outcome.
+
+        Any other exception passes through, and leaves the operation UNKNOWN.
+        """
+        operation = self.invoke(client, kind, key, argument)
+        try:
+            result = call()
+        except HoldfastError as error:
+            return self.raised(operation, error)
+        return self.ok(operation, result)
+
+    def invoke(self, client: str, kind: str, key: Hashable, argument: Any = None) -> Operation:
+        """Note that `client` is about to call; end the operation with `ok`, `failed`, `unknown` or `raised`."""
+        with self._lock:
+            self._position += 1
+            operation = Operation(client, kind, key, argument, self._position)
+            self._operations[operation.invoked] = operation
+            return operation
+
+    def ok(self, operation: Operation, result: Any = None) -> Operation:
+        """It happened, and answered `result`."""
+        return self._end(operation, Outcome.OK, result)
+
+    def failed(self, operation: Operation) -> Operation:
+        """It certainly did not happen, and never will."""
+        return self._end(operation, Outcome.FAILED)
+
+    def unknown(self, operation: Operation) -> Operation:
+        """The answer was lost."""
+        return self._end(operation, Outcome.UNKNOWN)
+
+    def raised(self, operation: Operation, error: HoldfastError) -> Operation:
+        """It raised: UNKNOWN if the error's `retry` says that it may have happened, FAILED otherwise."""
+        return self.unknown(operation) if error.retry is Retry.IDEMPOTENT else self.failed(operation)
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """Everything so far, in the order of invocation."""
+        with self._lock:
+            return tuple(self._operations.values())
+
+    def digest(self) -> str:
+        """A SHA-256 over every field of every operation: equal digests, equal histories."""
+        return hashlib.sha256(encode(self.operations)).hexdigest()
+
+    def render(self, limit: int = LINES_MAX) -> str:
+        """The last `limit` operations, one on a line."""
+        operations = self.operations
+        hidden = max(0, len(operations) - limit)
+        return "\n".join(
+            [f"({hidden} earlier operations)"] * bool(hidden) + [str(each) for each in operations[hidden:]]
+        )
+
+    def _end(self, operation: Operation, outcome: Outcome, result: Any = None) -> Operation:
+        with self._lock:
+            if self._operations.get(operation.invoked) is not operation:
+                raise InvalidArgument(f"{operation} has already ended, or is another history's; end each one once")
+            self._position += 1
+            returned = NEVER if outcome is Outcome.UNKNOWN else self._position
+            ended = msgspec.structs.replace(operation, returned=returned, outcome=outcome, result=result)
+            self._operations[operation.invoked] = ended
+            return ended
+
+
+def by_key(history: History, *kinds: str) -> dict[Hashable, list[Operation]]:
+    keys: dict[Hashable, list[Operation]] = {}
+    for operation in history.operations:
+        if operation.kind in kinds:
+            keys.setdefault(operation.key, []).append(operation)
+    return keys
