@@ -32,7 +32,7 @@ def registers(simulation: Simulation) -> Check:
     """Clients read, write and compare-and-swap a few keys: the history must be strictly serializable."""
 
     async def life(client: Client) -> None:
-        for step in range(12):
+        for step in range(25):
             key = client.random.choice(_KEYS)
             value = f"{client.name}.{client.crashes}.{step}"
             choice = client.random.random()
@@ -48,6 +48,8 @@ def registers(simulation: Simulation) -> Check:
         simulation.add(f"client-{number}", life)
 
     def check() -> None:
+        for key in _KEYS:  # Whatever was acknowledged last must be there at the end.
+            simulation.history.record("auditor", "read", key, None, partial(simulation.database.read, _read, key))
         check_registers(simulation.history)
 
     return check

@@ -10,6 +10,7 @@ A transaction that only writes never opens: its one statement is the whole trans
 go through libpq's blocking calls (`psycopg.pq`), which release the GIL and cost half of a cursor's time.
 """
 
+import select
 import struct
 import time
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ import psycopg
 from psycopg import pq
 
 from holdfast import limits
-from holdfast.errors import Backend, CommitUnknown, DatabaseFailed, DiskFull, SchemaMismatch, Unreachable
+from holdfast.errors import CommitUnknown, DatabaseFailed, DiskFull, InvalidUrl, SchemaMismatch, Unreachable
 from holdfast.kv import Pair, Transaction
 from holdfast.kv.keys import prefix_range
 
@@ -37,7 +38,7 @@ _SCHEMA: Final = f"""
 """
 
 # Sequential scans would take a predicate lock on the whole table, and conflict with every writer.
-_SETTINGS: Final = """
+_SETTINGS: Final = b"""
     SET default_transaction_isolation = 'serializable';
     SET enable_seqscan = off;
     SET enable_bitmapscan = off;
@@ -80,15 +81,19 @@ class Session:
     def __init__(self, url: str) -> None:
         self._connection = connect(url)
         self._pq = self._connection.pgconn
-        self._connection.execute(_SETTINGS)
-        for name, statement in _STATEMENTS.items():
-            self._pq.prepare(name, statement.encode())
         self._open = False
         self._reading = False
         self._durable = True
         self._now_ms = 0
         self._log_position = b""
         self.failure: Exception | None = None  # Why the open transaction is beyond saving.
+        try:
+            self._exec(_SETTINGS)
+            for name, statement in _STATEMENTS.items():
+                self._check(self._pq.prepare(name, statement.encode()), uncertain=False)
+        except BaseException:
+            self.close()
+            raise
 
     def start(self, *, durable: bool, reading: bool = False) -> None:
         """Be ready for a transaction; the server hears of it when it first reads or writes.
@@ -137,13 +142,17 @@ class Session:
 
     def rollback(self) -> None:
         """Give the transaction up."""
-        if self._open and self.usable:
+        if self._open and self._pq.status == pq.ConnStatus.OK:
             self._pq.exec_(b"ROLLBACK")
         self._open = False
 
     @property
     def usable(self) -> bool:
-        return self._pq.status == pq.ConnStatus.OK
+        """Whether the server is still there, as far as can be known without asking it."""
+        if self._pq.status != pq.ConnStatus.OK:
+            return False
+        # A server that closed this connection while it was idle has said so, and what it said is waiting to be read.
+        return not select.select([self._pq.socket], [], [], 0)[0]
 
     def close(self) -> None:
         self._connection.close()
@@ -198,7 +207,9 @@ class Session:
         text = result.get_error_message().strip()
         if state in _CONFLICTS:
             return Conflicted(text)
-        if not self.usable or state.startswith("57P"):  # The server is shutting down, or was told to end this session.
+        if self._pq.status != pq.ConnStatus.OK or state.startswith(
+            "57P"
+        ):  # The server is shutting down, or was told to end this session.
             if uncertain:
                 return CommitUnknown(f"PostgreSQL's answer to a commit was lost ({text}); look whether it is there")
             return Disconnected(text)
@@ -268,6 +279,9 @@ def _array(items: Iterable[bytes]) -> bytes:
 
 _BYTEA: Final = 17  # The type's OID.
 
+# The server is there and says no; waiting changes nothing. libpq has no code for these while it connects.
+_FINAL_ANSWERS: Final = ("does not exist", "authentication failed", "no pg_hba.conf entry", "permission denied")
+
 
 def connect(url: str) -> psycopg.Connection[tuple[object, ...]]:
     """A connection, after a few attempts with doubling pauses.
@@ -282,9 +296,11 @@ def connect(url: str) -> psycopg.Connection[tuple[object, ...]]:
         try:
             return psycopg.connect(url, autocommit=True, connect_timeout=5, tcp_user_timeout=10_000)
         except psycopg.ProgrammingError as error:
-            raise Backend(
+            raise InvalidUrl(
                 f"The PostgreSQL URL is not understood ({error}); write postgresql://user@host/database"
             ) from error
         except psycopg.OperationalError as error:
             failure = error
+            if any(answer in str(error) for answer in _FINAL_ANSWERS):
+                break
     raise Unreachable(f"PostgreSQL does not answer ({failure}); start it, or correct the URL") from failure

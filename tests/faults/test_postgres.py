@@ -1,0 +1,314 @@
+"""PostgreSQL goes away, comes back, refuses and is shared: typed errors, bounded retries, nothing lost or doubled."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+from holdfast.backends.postgres import PostgresDatabase
+from holdfast.backends.postgres.committer import Job
+from holdfast.errors import (
+    Busy,
+    CommitUnknown,
+    DatabaseFailed,
+    InvalidUrl,
+    SchemaMismatch,
+    TransactionConflict,
+    Unreachable,
+)
+from holdfast.kv import Transaction
+from holdfast.tiers import Tier
+
+
+def put(tx: Transaction, key: bytes, value: bytes = b"1") -> None:
+    tx.put(key, value)
+
+
+def increment(tx: Transaction, key: bytes = b"n") -> int:
+    number = int(tx.get(key) or b"0") + 1
+    tx.put(key, b"%d" % number)
+    return number
+
+
+@pytest.fixture
+def database(postgres_url: str) -> Iterator[PostgresDatabase]:
+    with PostgresDatabase(postgres_url) as database:
+        yield database
+
+
+def end_every_session(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+def test_the_clock_is_the_databases_own(database: PostgresDatabase, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url) as connection:
+        row = connection.execute("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint").fetchone()
+    assert row is not None
+    assert 0 <= database.transact(lambda tx: tx.now_ms) - row[0] < 60_000
+
+
+def test_ended_sessions_are_replaced_without_the_caller_noticing(database: PostgresDatabase, postgres_url: str) -> None:
+    assert database.transact(increment) == 1
+    assert database.read(lambda tx: tx.get(b"n")) == b"1"
+    end_every_session(postgres_url)
+    assert database.transact(increment) == 2
+    assert database.read(lambda tx: tx.get(b"n")) == b"2"
+
+
+def test_a_session_that_ends_in_the_middle_of_a_work_runs_it_again(
+    database: PostgresDatabase, postgres_url: str
+) -> None:
+    runs = 0
+
+    def work(tx: Transaction) -> int:
+        nonlocal runs
+        runs += 1
+        number = increment(tx)
+        if runs == 1:
+            end_every_session(postgres_url)
+            tx.get(b"other")
+        return number
+
+    assert database.transact(work) == 1
+    assert runs == 2
+
+
+def test_a_lost_answer_to_a_commit_is_unknown_not_a_success(
+    database: PostgresDatabase, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LESSONS 32: an answer to a commit can be lost. It must not be retried blindly, nor reported as done."""
+    database.transact(increment)
+    session = database._committer._session
+    assert session is not None
+    real_exec = session._exec
+
+    def exec_and_cut(command: bytes, *, uncertain: bool = False) -> object:
+        if command == b"COMMIT":
+            end_every_session(postgres_url)
+        return real_exec(command, uncertain=uncertain)
+
+    monkeypatch.setattr(session, "_exec", exec_and_cut)
+    with pytest.raises(CommitUnknown, match="look whether"):
+        database.transact(increment)
+    assert database.transact(increment) in (2, 3)
+
+
+def test_a_watch_hears_other_processes_and_survives_a_broken_connection(
+    database: PostgresDatabase, postgres_url: str
+) -> None:
+    with PostgresDatabase(postgres_url) as other, database.watch(b"room/") as watch:
+        while watch.wait(0):
+            pass
+        other.transact(put, b"room/a")
+        assert watch.wait(10)
+        end_every_session(postgres_url)
+        assert watch.wait(10)  # It listens anew, and does not know what it missed.
+        other.transact(put, b"room/b")
+        assert watch.wait(10)
+
+
+def test_a_commit_of_many_long_keys_still_wakes_the_right_watches(
+    database: PostgresDatabase, postgres_url: str
+) -> None:
+    def put_many(tx: Transaction) -> None:
+        for number in range(500):
+            tx.put(b"room/" + b"%d" % number * 300, b"")
+
+    with PostgresDatabase(postgres_url) as other, database.watch(b"room/") as watch:
+        while watch.wait(0):
+            pass
+        other.transact(put_many)
+        assert watch.wait(10)
+
+
+def test_a_server_that_is_not_there_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.limits.CONNECT_ATTEMPTS_MAX", 2)
+    with pytest.raises(Unreachable, match="start it, or correct the URL"):
+        PostgresDatabase("postgresql://nobody@127.0.0.1:1/nothing")
+
+
+def test_a_database_that_does_not_exist_is_said_at_once(postgres_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it cannot start to exist by waiting"))
+    with pytest.raises(Unreachable, match="does not exist"):
+        PostgresDatabase(postgres_server.replace("/postgres?", "/no_such_database?"))
+
+
+def test_a_malformed_url_is_refused() -> None:
+    with pytest.raises(InvalidUrl, match="not understood"):
+        PostgresDatabase("postgresql://host/database?no_such_option=1")
+
+
+def test_tables_of_a_newer_version_are_refused(postgres_url: str) -> None:
+    PostgresDatabase(postgres_url).close()
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("UPDATE holdfast_meta SET value = '999' WHERE name = 'schema_version'")
+    with pytest.raises(SchemaMismatch, match="999"):
+        PostgresDatabase(postgres_url)
+
+
+def test_tables_may_be_created_by_many_at_once(postgres_url: str) -> None:
+    failures: list[BaseException] = []
+
+    def open_and_write(number: int) -> None:
+        try:
+            with PostgresDatabase(postgres_url) as database:
+                database.transact(put, b"%d" % number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=open_and_write, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_missing_table_fails_with_a_reason_and_mends(database: PostgresDatabase, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("ALTER TABLE holdfast_kv RENAME TO hidden")
+        with pytest.raises(DatabaseFailed, match="holdfast_kv"):
+            database.transact(increment)
+        with pytest.raises(DatabaseFailed, match="holdfast_kv"):
+            database.transact(put, b"k")
+        connection.execute("ALTER TABLE hidden RENAME TO holdfast_kv")
+    assert database.transact(increment) == 1
+
+
+def test_a_work_that_swallows_a_conflict_is_run_again_all_the_same(postgres_url: str) -> None:
+    """Whatever a work does with the errors it sees, only what PostgreSQL committed is reported as done."""
+    with PostgresDatabase(postgres_url) as one, PostgresDatabase(postgres_url) as other:
+        one.transact(put, b"n", b"0")
+        runs = 0
+
+        def work(tx: Transaction) -> str:
+            nonlocal runs
+            runs += 1
+            try:
+                number = int(tx.get(b"n") or b"0")
+                if runs == 1:
+                    other.transact(increment)
+                tx.get(b"anything")
+                tx.put(b"n", b"%d" % (number + 1))
+            except Exception:
+                return "swallowed"
+            return "done"
+
+        assert one.transact(work) == "done"
+        assert one.read(lambda tx: tx.get(b"n")) == b"2"
+        assert runs == 2
+
+
+def test_a_transaction_that_always_loses_is_given_up(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.limits.CONFLICT_RETRIES_MAX", 3)
+    with PostgresDatabase(postgres_url) as one, PostgresDatabase(postgres_url) as other:
+
+        def work(tx: Transaction) -> None:
+            increment(tx)
+            other.transact(increment)
+
+        with pytest.raises(TransactionConflict, match="3 times"):
+            one.transact(work)
+        assert other.read(lambda tx: tx.get(b"n")) == b"4"
+
+
+def test_more_callers_than_may_wait_are_refused(database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.limits.GROUP_QUEUE_MAX", 5)
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(tx: Transaction) -> None:
+        entered.set()
+        leave.wait(10)
+
+    blocker = threading.Thread(target=database.transact, args=(slow,))
+    blocker.start()
+    entered.wait(10)
+    waiting = [Job(increment, (), {}, durable=True) for _ in range(5)]
+    database._committer.submit(waiting)
+    with pytest.raises(Busy, match="nothing was written"):
+        database.transact(increment)
+    with pytest.raises(Busy):
+        asyncio.run(_await(database, increment))
+    leave.set()
+    blocker.join()
+    assert sorted(database._committer.wait(job) for job in waiting) == [1, 2, 3, 4, 5]
+
+
+async def _await(database: PostgresDatabase, work: Callable[..., object]) -> None:
+    await database.transact_async(work)
+
+
+def test_a_full_group_leaves_the_rest_to_the_next(database: PostgresDatabase) -> None:
+    """Each of these fits a transaction; all of them together do not."""
+
+    def big(tx: Transaction, number: int) -> None:
+        for part in range(3):
+            tx.put(b"%d %d" % (number, part), bytes(1_000_000))
+
+    async def everybody() -> None:
+        await asyncio.gather(*(database.transact_async(big, number) for number in range(10)))
+
+    asyncio.run(everybody())
+    assert len(database.read(lambda tx: tx.scan(b"0", b"a", limit=100))) == 30
+
+
+def test_important_commits_do_not_wait_for_the_disk_and_critical_ones_do(
+    database: PostgresDatabase, postgres_url: str
+) -> None:
+    def setting(tier: Tier) -> str:
+        database.transact(increment, tier=tier)
+        session = database._committer._session
+        assert session is not None
+        return (session._exec(b"SHOW synchronous_commit").get_value(0, 0) or b"").decode()
+
+    assert setting(Tier.CRITICAL) == "on"
+    assert setting(Tier.IMPORTANT) == "off"
+    assert setting(Tier.CRITICAL) == "on"
+
+
+def test_a_critical_reader_makes_durable_what_it_saw(database: PostgresDatabase, postgres_url: str) -> None:
+    """DESIGN: an answer never reveals what a power loss could take back."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+
+        def inserted() -> str:
+            row = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+            assert row is not None
+            return str(row[0])
+
+        for _ in range(5):
+            database.transact(increment, tier=Tier.IMPORTANT)
+            position = inserted()
+            database.read(lambda tx: tx.get(b"n"))
+            row = connection.execute("SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn", (position,)).fetchone()
+            assert row == (True,)
+
+
+COUNTING = """
+import sys
+from holdfast.backends.postgres import PostgresDatabase
+
+def increment(tx, key):
+    number = int(tx.get(key) or b"0") + 1
+    tx.put(key, b"%d" % number)
+
+with PostgresDatabase(sys.argv[1]) as database:
+    for step in range(int(sys.argv[2])):
+        database.transact(increment, b"counter %d" % (step % 3))
+"""
+
+
+def test_two_processes_lose_no_increment(postgres_url: str, database: PostgresDatabase) -> None:
+    command = [sys.executable, "-c", COUNTING, postgres_url, "150"]
+    processes = [subprocess.Popen(command, env={**os.environ}) for _ in range(2)]
+    assert [process.wait(120) for process in processes] == [0, 0]
+    counters = database.read(lambda tx: [int(value) for _, value in tx.scan(b"counter", b"countes", limit=10)])
+    assert counters == [100, 100, 100]

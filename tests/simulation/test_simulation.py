@@ -1,0 +1,158 @@
+"""The simulator finds nothing wrong with Holdfast, and finds what was broken on purpose."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.backends.memory import MemoryDatabase
+from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.kv import Transaction
+from holdfast.testing import scenarios
+from holdfast.testing.faults import FaultyDatabase
+from holdfast.testing.histories import Violation, check_all_fences
+from holdfast.testing.scenarios import SCENARIOS, Check, Scenario, play
+from holdfast.testing.simulation import Client, Rates, Simulation
+from holdfast.tiers import Tier
+
+every_scenario = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
+
+
+@every_scenario
+def test_a_hundred_seeds_find_no_violation(scenario: Scenario) -> None:
+    moves = sum(play(scenario, seed).moves for seed in range(100))
+    print(f"{moves} moves")
+
+
+@every_scenario
+def test_rocksdb_passes_the_same_scenarios(scenario: Scenario, tmp_path: Path) -> None:
+    for seed in range(5):
+        play(scenario, seed, partial(RocksDatabase, tmp_path / str(seed)))
+
+
+@pytest.mark.nightly
+@every_scenario
+def test_ten_thousand_seeds_find_no_violation(scenario: Scenario) -> None:
+    for seed in range(1_000, 11_000):
+        play(scenario, seed)
+
+
+@every_scenario
+def test_one_seed_gives_one_history_on_any_backend(scenario: Scenario, tmp_path: Path) -> None:
+    first = play(scenario, 7).history.digest()
+    assert play(scenario, 7).history.digest() == first
+    assert play(scenario, 7, partial(RocksDatabase, tmp_path)).history.digest() == first
+    assert play(scenario, 8).history.digest() != first
+
+
+def test_every_kind_of_fault_strikes(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses: list[int] = []
+    power_loss = FaultyDatabase.power_loss
+    monkeypatch.setattr(FaultyDatabase, "power_loss", lambda self: losses.append(power_loss(self)))
+    simulations = [play(SCENARIOS["tiers"], seed) for seed in range(50)]
+    outcomes = {each.outcome for simulation in simulations for each in simulation.history.operations}
+    crashed = any(".1" in each.client for simulation in simulations for each in simulation.history.operations)
+    assert {str(outcome) for outcome in outcomes} == {"ok", "failed", "unknown"}
+    assert crashed
+    assert any(losses)
+
+
+# Databases with a fault. A simulator that does not find these proves nothing.
+
+
+class ForgetsCommits(MemoryDatabase):
+    """Acknowledges every fortieth commit without keeping it."""
+
+    def _commit(self, tx: Transaction) -> None:
+        if self._commits % 40 == 39:
+            self._commits += 1
+        else:
+            super()._commit(tx)
+
+
+class CommitsTwice(MemoryDatabase):
+    """Runs every thirtieth work twice, as a careless retry after a lost answer would."""
+
+    def transact(self, work: Callable[..., Any], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Any:
+        if self._commits % 30 == 29:
+            super().transact(work, *args, tier=tier, **kwargs)
+        return super().transact(work, *args, tier=tier, **kwargs)
+
+
+class ReadsThePast(MemoryDatabase):
+    """Lets every twentieth transaction read the state before the last commit, and commit all the same."""
+
+    def _commit(self, tx: Transaction) -> None:
+        self._past = self._pairs.copy()
+        super()._commit(tx)
+
+    def _view(self) -> Any:
+        stale = self._commits % 20 == 19
+        return self._past if stale else self._pairs
+
+
+class HalfCommits(MemoryDatabase):
+    """Keeps only the first write of every thirtieth commit."""
+
+    def _commit(self, tx: Transaction) -> None:
+        if self._commits % 30 == 29:
+            for key in list(tx.writes)[1:]:
+                del tx.writes[key]
+        super()._commit(tx)
+
+
+@pytest.mark.parametrize(
+    ("broken", "scenario"),
+    [
+        (ForgetsCommits, scenarios.counters),
+        (ForgetsCommits, scenarios.registers),
+        (CommitsTwice, scenarios.counters),
+        (ReadsThePast, scenarios.registers),
+        (ReadsThePast, scenarios.fences),
+        (HalfCommits, scenarios.transfers),
+    ],
+)
+def test_a_broken_database_is_found(broken: type[MemoryDatabase], scenario: Scenario) -> None:
+    with pytest.raises(Violation) as caught:
+        for seed in range(20):
+            play(scenario, seed, broken)
+    assert "--seed" in caught.value.__notes__[0]
+
+
+def test_a_reader_that_is_shown_unsynced_writes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DESIGN: an answer never reveals what a power loss could take back."""
+
+    def committed(self: FaultyDatabase, result: Any, undo: Any, tier: Tier) -> Any:
+        if undo:
+            self._unsynced.append(undo)
+        return result
+
+    monkeypatch.setattr(FaultyDatabase, "_committed", committed)
+    with pytest.raises(Violation, match="went back after it was seen"):
+        for seed in range(50):
+            play(scenarios.tiers, seed, rates=Rates(power=0.02))
+
+
+def test_a_fence_that_was_handed_out_before_it_was_durable_is_found() -> None:
+    """DESIGN: a fence that was handed out is durable before its holder hears of it, so none is issued twice."""
+
+    def hasty_fences(simulation: Simulation) -> Check:
+        async def life(client: Client) -> None:
+            for _ in range(10):
+                await client.operate("acquire", "x", None, scenarios._acquire, "x", client.name, tier=Tier.IMPORTANT)
+                await client.pause(1_500)
+
+        for number in range(4):
+            simulation.add(f"client-{number}", life)
+        return lambda: check_all_fences(simulation.history)
+
+    with pytest.raises(Violation, match="Fence 'x'"):
+        for seed in range(50):
+            play(hasty_fences, seed, rates=Rates(power=0.05))
+
+
+def test_the_command_plays_seeds_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scenarios.main(["--seeds", "2", "--scenario", "counters"]) == 0
+    assert "2 seeds of counters on memory" in capsys.readouterr().out

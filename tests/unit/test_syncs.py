@@ -1,0 +1,171 @@
+"""Group commit by itself: one sync releases everybody it covers, and a failed sync is final."""
+
+import asyncio
+import threading
+
+import pytest
+
+from holdfast.backends.rocksdb.syncs import LogSync, LoopSync, Syncer
+from holdfast.errors import Closed, CommitUnknown, DatabaseFailed
+
+
+class Log:
+    """A log whose syncs a test lets through, one by one or all at once."""
+
+    def __init__(self, *, free: bool = False) -> None:
+        self.commits = 0
+        self.syncs = 0
+        self.error: Exception | None = None
+        self.started = threading.Semaphore(0)
+        self._gate = threading.Semaphore(1_000_000 if free else 0)
+        self.sync_log = LogSync(last_commit=lambda: self.commits, sync=self._sync)
+
+    def commit(self) -> int:
+        self.commits += 1
+        return self.commits
+
+    def let_one_through(self) -> None:
+        self._gate.release()
+
+    def _sync(self) -> None:
+        self.started.release()
+        assert self._gate.acquire(timeout=10)
+        self.syncs += 1
+        if self.error is not None:
+            raise self.error
+
+
+class Waiter(threading.Thread):
+    """Waits for one commit and keeps what it was told."""
+
+    def __init__(self, log: Log, commit: int) -> None:
+        super().__init__(daemon=True)
+        self.log, self.commit_number = log, commit
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.log.sync_log.wait(self.commit_number)
+        except BaseException as error:
+            self.error = error
+
+
+def wait_for_followers(log: Log, count: int) -> None:
+    while len(log.sync_log._followers) < count:
+        pass
+
+
+def test_a_durable_commit_is_not_waited_for() -> None:
+    log = Log(free=True)
+    log.sync_log.wait(0)
+    assert log.syncs == 0
+    log.sync_log.wait(log.commit())
+    log.sync_log.wait(1)
+    assert log.syncs == 1
+
+
+def test_one_sync_releases_everybody_it_covers_and_the_rest_share_the_next() -> None:
+    log = Log()
+    leader = Waiter(log, log.commit())
+    assert log.started.acquire(timeout=10)
+    followers = [Waiter(log, log.commit()) for _ in range(20)]
+    wait_for_followers(log, 20)
+    log.let_one_through()
+    leader.join(10)
+    assert log.started.acquire(timeout=10)
+    log.let_one_through()
+    for follower in followers:
+        follower.join(10)
+        assert not follower.is_alive()
+    assert log.syncs == 2
+    assert log.sync_log.durable == 21
+
+
+def test_a_failed_sync_fails_everybody_and_every_later_commit() -> None:
+    log = Log()
+    leader = Waiter(log, log.commit())
+    assert log.started.acquire(timeout=10)
+    follower = Waiter(log, log.commit())
+    wait_for_followers(log, 1)
+    log.error = OSError("the device is gone")
+    log.let_one_through()
+    for waiter in (leader, follower):
+        waiter.join(10)
+        assert isinstance(waiter.error, CommitUnknown)
+        assert "the device is gone" in str(waiter.error)
+    with pytest.raises(CommitUnknown):
+        log.sync_log.wait(log.commit())
+    with pytest.raises(DatabaseFailed, match="open the database again"):
+        log.sync_log.check_healthy()
+    assert log.syncs == 1  # A second sync could succeed without having written anything.
+
+
+def test_a_follower_gives_up_after_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.limits.SYNC_WAIT_SECONDS_MAX", 0.01)
+    log = Log()
+    leader = Waiter(log, log.commit())
+    assert log.started.acquire(timeout=10)
+    with pytest.raises(CommitUnknown, match="check the device"):
+        log.sync_log.wait(log.commit())
+    log.let_one_through()
+    leader.join(10)
+    log.let_one_through()
+    log.sync_log.wait(2)  # The follower that left did not take the lead with it.
+    assert log.sync_log.durable == 2
+
+
+def test_closing_syncs_what_is_left_and_refuses_later_waits() -> None:
+    log = Log(free=True)
+    log.commit()
+    log.sync_log.close()
+    assert log.sync_log.durable == 1
+    with pytest.raises(Closed):
+        log.sync_log.wait(log.commit())
+
+
+@pytest.mark.parametrize("slow_device", [False, True])
+def test_the_callers_of_one_turn_of_a_loop_share_a_sync(slow_device: bool) -> None:
+    log = Log(free=True)
+    log.sync_log.sync_seconds = 1.0 if slow_device else 0.0
+    syncer = Syncer(log.sync_log, lambda: log.commits)
+    handed_over = 0
+
+    def hand_over(job: object) -> None:
+        nonlocal handed_over
+        handed_over += 1
+        syncer.hand_over(job)
+
+    async def callers() -> None:
+        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), hand_over)
+
+        async def caller() -> None:
+            await loop_sync.wait(log.commit())
+
+        await asyncio.gather(*(caller() for _ in range(10)))
+
+    asyncio.run(callers())
+    syncer.stop()
+    assert log.syncs == 1
+    assert handed_over == (1 if slow_device else 0)
+
+
+def test_a_loop_learns_of_a_failed_sync() -> None:
+    log = Log(free=True)
+    log.error = OSError("gone")
+
+    async def callers() -> list[object]:
+        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), lambda job: None)
+        return await asyncio.gather(*(loop_sync.wait(log.commit()) for _ in range(3)), return_exceptions=True)
+
+    assert [type(outcome) for outcome in asyncio.run(callers())] == [CommitUnknown] * 3
+
+
+def test_stopping_finishes_what_was_handed_over() -> None:
+    log = Log(free=True)
+    syncer = Syncer(log.sync_log, lambda: log.commits)
+    done: list[int] = []
+    for number in range(100):
+        syncer.hand_over(lambda number=number: done.append(number))
+    syncer.stop()
+    assert done == list(range(100))
