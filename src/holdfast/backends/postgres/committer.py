@@ -10,6 +10,7 @@ behind and does not disturb the others. A conflict with another process repeats 
 import asyncio
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
 from itertools import chain
@@ -126,7 +127,7 @@ class Committer:
         reason: Exception | None = None
         for pause in chain([0.0], pauses_seconds(self._jitter)):
             if pause and isinstance(reason, Conflicted):
-                threading.Event().wait(pause)
+                time.sleep(pause)
             session = self._connected()
             try:
                 return self._attempt(session, group)

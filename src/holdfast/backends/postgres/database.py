@@ -7,6 +7,7 @@ nodes agree on what has expired.
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -128,7 +129,7 @@ class PostgresDatabase(Database):
         reason: Exception | None = None
         for pause in chain([0.0], pauses_seconds(self._jitter)):
             if pause and isinstance(reason, Conflicted):
-                threading.Event().wait(pause)
+                time.sleep(pause)
             session = self._idle_readers.pop() if self._idle_readers else Session(self._url)
             try:
                 session.start(durable=durable, reading=True)

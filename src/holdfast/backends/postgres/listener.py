@@ -4,7 +4,10 @@ The thread and its connection start with the first watch. After a broken connect
 every watch once: whatever was notified in between is unknown.
 """
 
+import select
+import socket
 import threading
+from typing import Final
 
 import psycopg
 
@@ -13,7 +16,7 @@ from holdfast.backends.postgres.sessions import CHANNEL, connect, notified_range
 from holdfast.errors import HoldfastError, Unreachable
 from holdfast.kv import Watches
 
-_CHECK_SECONDS = 0.5  # How long closing may have to wait for the thread.
+_RECONNECT_SECONDS: Final = 0.5
 
 
 class Listener:
@@ -26,6 +29,7 @@ class Listener:
         self._thread: threading.Thread | None = None
         self._listening = threading.Event()
         self._closing = threading.Event()
+        self._wake, self._woken = socket.socketpair()  # Closing wakes the thread out of its wait for the server.
 
     def ensure_listening(self) -> None:
         """Return once notifications arrive; a write from now on cannot be missed.
@@ -44,8 +48,10 @@ class Listener:
 
     def close(self) -> None:
         self._closing.set()
+        self._wake.close()
         if self._thread is not None:
             self._thread.join()
+        self._woken.close()
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -54,14 +60,15 @@ class Listener:
                     self._listen(connection)
             except (psycopg.Error, HoldfastError):
                 self._listening.clear()
-                self._closing.wait(_CHECK_SECONDS)
+                self._closing.wait(_RECONNECT_SECONDS)
 
     def _listen(self, connection: "psycopg.Connection[tuple[object, ...]]") -> None:
         connection.execute(f"LISTEN {CHANNEL}")
         self._listening.set()
         self._watches.fire_all()
         while not self._closing.is_set():
-            for notice in connection.notifies(timeout=_CHECK_SECONDS):
+            select.select([connection.fileno(), self._woken], [], [])
+            for notice in connection.notifies(timeout=0):
                 ranges = notified_ranges(notice.payload)
                 if ranges is None:
                     self._watches.fire_all()

@@ -207,9 +207,8 @@ class Session:
         text = result.get_error_message().strip()
         if state in _CONFLICTS:
             return Conflicted(text)
-        if self._pq.status != pq.ConnStatus.OK or state.startswith(
-            "57P"
-        ):  # The server is shutting down, or was told to end this session.
+        ending = state.startswith("57P")  # The server is shutting down, or was told to end this session.
+        if ending or self._pq.status != pq.ConnStatus.OK:
             if uncertain:
                 return CommitUnknown(f"PostgreSQL's answer to a commit was lost ({text}); look whether it is there")
             return Disconnected(text)
