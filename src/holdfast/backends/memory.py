@@ -79,7 +79,7 @@ class MemoryDatabase(SerialDatabase):
     def _settle(self, commit: int, tier: Tier) -> None:
         """Nothing here outlives the process, so there is nothing to wait for."""
 
-    async def _settle_async(self, commit: int, tier: Tier) -> None:
+    def _settling(self, commit: int, tier: Tier) -> None:
         """Nothing here outlives the process, so there is nothing to wait for."""
 
     def _release(self) -> None:

@@ -1,17 +1,20 @@
 """One transaction at a time: the whole concurrency control of an embedded key space.
 
-A transaction takes its turn, runs `work` against the committed pairs, commits its writes in memory order and
-passes the turn on, all in microseconds. Only then does it wait for its tier's promise, so that one sync covers
-every transaction that committed meanwhile. Nothing ever conflicts and nothing is ever retried.
+A transaction takes its turn, runs `work` against the committed pairs, commits its writes in memory order and passes
+the turn on, all in microseconds. Only then does it wait for its tier's promise, so that one sync covers every
+transaction that committed meanwhile. Nothing ever conflicts and nothing is ever retried.
 
     turn ──► work(tx) ──► commit ──► turn passed on ──► wait for the sync that covers the commit ──► result
 
-Read snapshots take no turn at all.
+A thread that finds the turn taken leaves its work in a queue, and whoever has the turn runs it too: handing a turn from
+thread to thread would cost more than most works. Read snapshots take no turn at all.
 """
 
 import asyncio
 import threading
 from abc import abstractmethod
+from collections import deque
+from collections.abc import Awaitable
 from typing import Any
 
 from holdfast import limits
@@ -27,7 +30,7 @@ from holdfast.tiers import Tier
 class SerialDatabase(Database):
     """A Database whose backend supplies a view, a snapshot, a commit and the wait for a promise.
 
-    Commits are numbered by the backend; `settle(commit, tier)` returns once the promise of `tier` holds for
+    Commits are numbered by the backend; `_settle(commit, tier)` returns once the promise of `tier` holds for
     everything up to that number.
     """
 
@@ -37,6 +40,7 @@ class SerialDatabase(Database):
         self._watches = Watches()
         self._turn = threading.Lock()
         self._running = 0  # The thread whose turn it is.
+        self._guests: deque[_Guest] = deque()
         self._closed = False
 
     @abstractmethod
@@ -60,8 +64,8 @@ class SerialDatabase(Database):
         """Return once the promise of `tier` holds up to `commit`."""
 
     @abstractmethod
-    async def _settle_async(self, commit: int, tier: Tier) -> None:
-        """`_settle` for an event loop."""
+    def _settling(self, commit: int, tier: Tier) -> Awaitable[None] | None:
+        """`_settle` for an event loop: what to await, or None if the promise holds already."""
 
     @abstractmethod
     def _release(self) -> None:
@@ -69,9 +73,22 @@ class SerialDatabase(Database):
 
     def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         check_tier(tier)
-        self._take_turn()
-        result, commit = self._run_in_turn(work, args, kwargs)
-        self._settle(commit, tier)
+        if not self._turn.acquire(blocking=False):
+            if self._running == threading.get_ident():
+                raise nested()
+            guest_result: Result = self._be_guest(_Guest(work, args, kwargs), tier)
+            return guest_result
+        try:
+            result, commit = self._run(work, args, kwargs)
+        except BaseException:
+            _wake(self._pass_on())
+            raise
+        guests = self._pass_on()
+        try:
+            # A sync that covers the guests' commits spares them one of their own.
+            self._settle(max([commit, *(guest.commit for guest in guests)]) if guests else commit, tier)
+        finally:
+            _wake(guests)
         return result
 
     async def transact_async(
@@ -83,8 +100,13 @@ class SerialDatabase(Database):
                 raise nested()
             # Another thread has the turn. The event loop must not stand still until it is passed on.
             return await asyncio.to_thread(self.transact, work, *args, tier=tier, **kwargs)
-        result, commit = self._run_in_turn(work, args, kwargs)
-        await self._settle_async(commit, tier)
+        try:
+            result, commit = self._run(work, args, kwargs)
+        finally:
+            _wake(self._pass_on())
+        settling = self._settling(commit, tier)
+        if settling is not None:
+            await settling
         return result
 
     def read(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
@@ -96,7 +118,9 @@ class SerialDatabase(Database):
     async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         check_tier(tier)
         result, commit = self._read(work, args, kwargs)
-        await self._settle_async(commit, tier)
+        settling = self._settling(commit, tier)
+        if settling is not None:
+            await settling
         return result
 
     def watch(self, prefix: bytes) -> Watch:
@@ -112,42 +136,62 @@ class SerialDatabase(Database):
     def close(self) -> None:
         if self._running == threading.get_ident():
             raise nested()
-        with self._turn:
-            if self._closed:
-                return
-            self._closed = True
-            self._watches.close()
-            self._release()
-
-    def _take_turn(self) -> None:
-        if self._turn.acquire(blocking=False):
-            return
-        if self._running == threading.get_ident():
-            raise nested()
-        if not self._turn.acquire(timeout=limits.TURN_WAIT_SECONDS_MAX):
-            raise Busy(
-                f"Another transaction has been running for {limits.TURN_WAIT_SECONDS_MAX} s; nothing was written. "
-                "Keep slow work out of transact, then try again"
-            )
-
-    def _run_in_turn(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
-        """Run and commit `work` with the turn that the caller took, and pass the turn on."""
+        self._turn.acquire()
         try:
-            if self._closed:
-                raise _closed()
-            self._running = threading.get_ident()
-            tx = Transaction(self._view(), clock=self._clock, ids=self._ids)
-            result = run(tx, work, args, kwargs)
-            wrote = tx.writes or tx.cleared
-            if wrote:
-                self._commit(tx)
-            commit = self._last_commit()
+            if not self._closed:
+                self._closed = True
+                self._watches.close()
+                self._release()
         finally:
+            _wake(self._pass_on())
+
+    def _run(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
+        """Run `work` and commit what it wrote, with the turn held."""
+        if self._closed:
+            raise _closed()
+        self._running = threading.get_ident()
+        tx = Transaction(self._view(), clock=self._clock, ids=self._ids)
+        result = run(tx, work, args, kwargs)
+        if tx.writes or tx.cleared:
+            self._commit(tx)
+            self._watches.notify(tx.writes, tx.cleared)
+        return result, self._last_commit()
+
+    def _pass_on(self) -> "list[_Guest]":
+        """Run what others left in the queue, and give the turn back; those guests are still to be woken."""
+        guests: list[_Guest] = []
+        while True:
+            while self._guests and len(guests) < limits.TURN_GUESTS_MAX:
+                guests.append(guest := self._guests.popleft())
+                try:
+                    guest.result, guest.commit = self._run(guest.work, guest.args, guest.kwargs)
+                except BaseException as error:
+                    guest.error = error
             self._running = 0
             self._turn.release()
-        if wrote:
-            self._watches.notify(tx.writes, tx.cleared)
-        return result, commit
+            # Somebody may have come after the last look at the queue and before the turn was free.
+            if not self._guests or not self._turn.acquire(blocking=False):
+                return guests
+
+    def _be_guest(self, guest: "_Guest", tier: Tier) -> Any:
+        """Let whoever has the turn run this work, then wait for the promise."""
+        self._guests.append(guest)
+        if self._turn.acquire(blocking=False):
+            _wake(self._pass_on())
+        if not guest.done.acquire(timeout=limits.TURN_WAIT_SECONDS_MAX):
+            try:
+                self._guests.remove(guest)
+            except ValueError:
+                guest.done.acquire()  # It is being run at this moment.
+            else:
+                raise Busy(
+                    f"Another transaction has been running for {limits.TURN_WAIT_SECONDS_MAX} s; nothing was written. "
+                    "Keep slow work out of transact, then try again"
+                )
+        if guest.error is not None:
+            raise guest.error
+        self._settle(guest.commit, tier)
+        return guest.result
 
     def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
         if self._closed:
@@ -157,6 +201,27 @@ class SerialDatabase(Database):
         tx = Transaction(self._snapshot(), clock=self._clock, ids=self._ids, writable=False)
         commit = self._last_commit()
         return run(tx, work, args, kwargs), commit
+
+
+class _Guest:
+    """A work that another thread runs in its own turn."""
+
+    __slots__ = ("args", "commit", "done", "error", "kwargs", "result", "work")
+
+    def __init__(self, work: Work[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.work = work
+        self.args = args
+        self.kwargs = kwargs
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.commit = 0
+        self.done = threading.Lock()
+        self.done.acquire()
+
+
+def _wake(guests: list[_Guest]) -> None:
+    for guest in guests:
+        guest.done.release()
 
 
 def _closed() -> Closed:

@@ -10,9 +10,8 @@ A backend commits by first deleting the cleared ranges, then applying the writes
 """
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from holdfast import limits
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import (
     InvalidArgument,
@@ -24,6 +23,7 @@ from holdfast.errors import (
     TransactionTooLarge,
     ValueTooLarge,
 )
+from holdfast.limits import KEY_BYTES_MAX, SCAN_ITEMS_MAX, TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX, WRITE_COST_BYTES
 
 if TYPE_CHECKING:
     from holdfast.kv.contract import View
@@ -63,39 +63,48 @@ class Transaction:
     def scan(self, begin: bytes, end: bytes, *, limit: int, reverse: bool = False) -> list[Pair]:
         """At most `limit` pairs with begin <= key < end, in key order; the last ones, backwards, if `reverse`."""
         self._check_range(begin, end)
-        if not 0 < limit <= limits.SCAN_ITEMS_MAX:
+        if not 0 < limit <= SCAN_ITEMS_MAX:
             raise InvalidArgument(
-                f"limit is {limit}; a scan returns 1 to {limits.SCAN_ITEMS_MAX} pairs, walk more with kv.pages"
+                f"limit is {limit}; a scan returns 1 to {SCAN_ITEMS_MAX} pairs, walk more with kv.pages"
             )
         return [] if begin == end else self.visible(begin, end, limit, reverse)
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set `key` to `value`."""
-        self._check_key(key)
-        if value.__class__ is not bytes:
-            raise InvalidValue(f"A value must be bytes, not {type(value).__name__}; encode it first")
-        if len(value) > limits.VALUE_BYTES_MAX:
-            raise ValueTooLarge(
-                f"The value has {len(value)} bytes and may have {limits.VALUE_BYTES_MAX}; store it as a blob"
-            )
+        if (
+            not self._writable
+            or key.__class__ is not bytes
+            or value.__class__ is not bytes
+            or not 0 < len(key) <= KEY_BYTES_MAX
+            or len(value) > VALUE_BYTES_MAX
+        ):
+            self._refuse(key, value)
         self._writes[key] = value
-        self._grow(len(key) + len(value))
+        self._bytes += len(key) + len(value) + WRITE_COST_BYTES
+        if self._bytes > TRANSACTION_BYTES_MAX:
+            raise _too_large()
 
     def delete(self, key: bytes) -> None:
         """Remove `key`; removing what is not there is fine."""
-        self._check_key(key)
+        if not self._writable or key.__class__ is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
+            self._refuse(key, b"")
         self._writes[key] = None
-        self._grow(len(key))
+        self._bytes += len(key) + WRITE_COST_BYTES
+        if self._bytes > TRANSACTION_BYTES_MAX:
+            raise _too_large()
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
         """Remove every key with begin <= key < end."""
         self._check_range(begin, end)
-        self._check_writable()
+        if not self._writable:
+            self._refuse(begin, b"")
         if begin == end:
             return
         self._forget(begin, end)
         self._cleared.append((begin, end))
-        self._grow(len(begin) + len(end))
+        self._bytes += len(begin) + len(end) + WRITE_COST_BYTES
+        if self._bytes > TRANSACTION_BYTES_MAX:
+            raise _too_large()
 
     @property
     def now_ms(self) -> int:
@@ -116,7 +125,7 @@ class Transaction:
 
     def end(self) -> None:
         """Refuse every further use."""
-        self._open = False
+        self._open = self._writable = False
 
     @property
     def writes(self) -> dict[bytes, bytes | None]:
@@ -182,15 +191,6 @@ class Transaction:
         for key in [key for key in self._writes if begin <= key < end]:
             del self._writes[key]
 
-    def _check_key(self, key: bytes) -> None:
-        if key.__class__ is not bytes:
-            raise _not_bytes("A key", key)
-        if len(key) > limits.KEY_BYTES_MAX:
-            raise KeyTooLarge(f"The key has {len(key)} bytes and may have {limits.KEY_BYTES_MAX}; hash its long parts")
-        if not key:
-            raise InvalidKey("A key must not be empty; put it below a subspace")
-        self._check_writable()
-
     def _check_range(self, begin: bytes, end: bytes) -> None:
         if begin.__class__ is not bytes or end.__class__ is not bytes:
             raise _not_bytes("A range's bound", end if begin.__class__ is bytes else begin)
@@ -199,22 +199,21 @@ class Transaction:
         if not self._open:
             raise _ended()
 
-    def _check_writable(self) -> None:
+    def _refuse(self, key: bytes, value: bytes) -> NoReturn:
+        """Say which of the reasons against a write it was."""
         if not self._open:
             raise _ended()
         if not self._writable:
             raise ReadOnlyTransaction("This is a read snapshot; write inside transact instead")
-
-    def _grow(self, size: int) -> None:
-        self._bytes += size
-        if self._bytes > limits.TRANSACTION_BYTES_MAX:
-            raise TransactionTooLarge(
-                f"The transaction writes more than {limits.TRANSACTION_BYTES_MAX} bytes; split it into several"
-            )
-        if len(self._writes) + len(self._cleared) > limits.TRANSACTION_WRITES_MAX:
-            raise TransactionTooLarge(
-                f"The transaction writes more than {limits.TRANSACTION_WRITES_MAX} keys; split it into several"
-            )
+        if key.__class__ is not bytes:
+            raise _not_bytes("A key", key)
+        if not key:
+            raise InvalidKey("A key must not be empty; put it below a subspace")
+        if len(key) > KEY_BYTES_MAX:
+            raise KeyTooLarge(f"The key has {len(key)} bytes and may have {KEY_BYTES_MAX}; hash its long parts")
+        if value.__class__ is not bytes:
+            raise InvalidValue(f"A value must be bytes, not {type(value).__name__}; encode it first")
+        raise ValueTooLarge(f"The value has {len(value)} bytes and may have {VALUE_BYTES_MAX}; store it as a blob")
 
 
 def _not_bytes(what: str, given: object) -> InvalidKey:
@@ -223,3 +222,10 @@ def _not_bytes(what: str, given: object) -> InvalidKey:
 
 def _ended() -> TransactionEnded:
     return TransactionEnded("The transaction has ended; use it only inside the function that transact runs")
+
+
+def _too_large() -> TransactionTooLarge:
+    return TransactionTooLarge(
+        f"The transaction writes more than {TRANSACTION_BYTES_MAX} bytes (each write counts for {WRITE_COST_BYTES} more); "
+        "split it into several"
+    )

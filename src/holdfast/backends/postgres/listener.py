@@ -67,7 +67,7 @@ class Listener:
         self._listening.set()
         self._watches.fire_all()
         while not self._closing.is_set():
-            select.select([connection.fileno(), self._woken], [], [])
+            select.select([connection.fileno(), self._woken.fileno()], [], [])
             for notice in connection.notifies(timeout=0):
                 ranges = notified_ranges(notice.payload)
                 if ranges is None:

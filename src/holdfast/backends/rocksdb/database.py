@@ -7,6 +7,7 @@ short at the end is what a crash leaves behind and is dropped; any other damage 
 
 import asyncio
 import threading
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,13 +121,13 @@ class RocksDatabase(SerialDatabase):
         else:
             self._syncer.sync_soon()
 
-    async def _settle_async(self, commit: int, tier: Tier) -> None:
+    def _settling(self, commit: int, tier: Tier) -> Awaitable[None] | None:
         if commit <= self._log.durable:
-            return
+            return None
         if tier is Tier.CRITICAL:
-            await self._loop_sync().wait(commit)
-        else:
-            self._syncer.sync_soon()
+            return self._loop_sync().wait(commit)
+        self._syncer.sync_soon()
+        return None
 
     def _loop_sync(self) -> LoopSync:
         """The group of callers of the event loop that runs on this thread."""

@@ -137,17 +137,15 @@ class LoopSync:
         self._callers: list[tuple[int, asyncio.Future[None]]] = []
         self._busy = False
 
-    async def wait(self, commit: int) -> None:
-        """Return once `commit` is durable, together with everybody else who asks in this turn of the loop."""
-        if commit <= self._log.durable:
-            return
+    def wait(self, commit: int) -> "asyncio.Future[None]":
+        """Done once `commit` is durable, together with everybody else who asks in this turn of the loop."""
         caller = self.loop.create_future()
         self._callers.append((commit, caller))
         if not self._busy:
             self._busy = True
             # The callback runs after every caller that is ready now has made its commit.
             self.loop.call_soon(self._start)
-        await caller
+        return caller
 
     def _start(self) -> None:
         callers, self._callers = self._callers, []

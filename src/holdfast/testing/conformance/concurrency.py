@@ -1,6 +1,7 @@
 """A key space runs transactions as if one at a time, whoever calls."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from holdfast.kv import Database, Transaction
@@ -115,6 +116,25 @@ def check_a_caller_that_fails_does_not_disturb_the_others(database: Database) ->
     for number, outcome in enumerate(outcomes):
         assert isinstance(outcome, LookupError) if number % 3 == 0 else outcome == number
     assert sorted(element for (element,) in contents(database, room)) == [n for n in range(60) if n % 3]
+
+
+def check_a_thread_that_fails_does_not_disturb_the_others(database: Database) -> None:
+    room = clear_room(database)
+
+    def work(tx: Transaction, thread: int, step: int) -> None:
+        increment(tx, room.key(thread))
+        if (thread + step) % 3 == 0:
+            raise LookupError(thread)
+
+    def climb(thread: int) -> None:
+        for step in range(30):
+            if (thread + step) % 3 == 0:
+                raises(LookupError, partial(database.transact, work, thread, step))
+            else:
+                database.transact(work, thread, step)
+
+    in_threads(8, climb)
+    assert contents(database, room) == {(thread,): b"20" for thread in range(8)}
 
 
 def check_a_cancelled_caller_does_not_disturb_the_others(database: Database) -> None:

@@ -76,7 +76,7 @@ def check_a_transaction_that_writes_too_much_is_refused(database: Database) -> N
             tx.put(room.key(number), bytes(limits.VALUE_BYTES_MAX))
 
     def too_many_keys(tx: Transaction) -> None:
-        for number in range(limits.TRANSACTION_WRITES_MAX + 1):
+        for number in range(limits.TRANSACTION_BYTES_MAX // limits.WRITE_COST_BYTES):
             tx.put(b"%d" % number, b"")
 
     raises(TransactionTooLarge, lambda: database.transact(too_many_bytes))
