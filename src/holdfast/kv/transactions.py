@@ -226,6 +226,6 @@ def _ended() -> TransactionEnded:
 
 def _too_large() -> TransactionTooLarge:
     return TransactionTooLarge(
-        f"The transaction writes more than {TRANSACTION_BYTES_MAX} bytes (each write counts for {WRITE_COST_BYTES} more); "
-        "split it into several"
+        f"The transaction writes more than {TRANSACTION_BYTES_MAX} bytes, where each write counts for "
+        f"{WRITE_COST_BYTES} beside its own; split it into several"
     )

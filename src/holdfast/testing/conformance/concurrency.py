@@ -11,6 +11,7 @@ from holdfast.testing.conformance.rooms import (
     in_threads,
     increment,
     put_all,
+    raises,
 )
 
 
