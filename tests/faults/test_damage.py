@@ -5,8 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from rocksdict import Rdict
 
 from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.backends.rocksdb.database import _options
+from holdfast.backends.rocksdb.logs import find_gap
 from holdfast.errors import Corrupt, DamagedDatabase, PathUnusable
 from holdfast.kv import Transaction
 from holdfast.tiers import Tier
@@ -70,6 +73,42 @@ def test_a_hole_inside_the_log_is_reported(image: Path, where: float) -> None:
     log.write_bytes(data)
     with pytest.raises(DamagedDatabase):
         RocksDatabase(image)
+
+
+@pytest.fixture
+def image_of_many_logs(tmp_path: Path) -> Path:
+    """A copy of a database whose writes are spread over several logs, none of which is in tables yet."""
+    options = _options()
+    options.set_write_buffer_size(70_000)
+    options.set_max_write_buffer_number(20)
+    options.set_min_write_buffer_number_to_merge(18)
+    rocks = Rdict(str(tmp_path / "live"), options)
+    for number in range(3_000):
+        rocks[b"key %06d" % number] = b"v" * (100 if number % 7 else 40_000)
+    shutil.copytree(tmp_path / "live", tmp_path / "image")
+    rocks.close()
+    assert len(list((tmp_path / "image").glob("*.log"))) > 3
+    return tmp_path / "image"
+
+
+def test_many_logs_are_replayed_whole(image_of_many_logs: Path) -> None:
+    assert find_gap(image_of_many_logs) is None
+    with RocksDatabase(image_of_many_logs) as database:
+        assert count(database) == 3_000
+
+
+def test_an_older_log_that_lost_its_end_is_reported(image_of_many_logs: Path) -> None:
+    """RocksDB itself replays the later logs all the same, and says nothing."""
+    older = sorted(image_of_many_logs.glob("*.log"))[1]
+    older.write_bytes(older.read_bytes()[: older.stat().st_size // 2])
+    with pytest.raises(DamagedDatabase, match="lost commits in its middle"):
+        RocksDatabase(image_of_many_logs)
+
+
+def test_an_older_log_that_is_gone_is_reported(image_of_many_logs: Path) -> None:
+    sorted(image_of_many_logs.glob("*.log"))[1].unlink()
+    with pytest.raises(DamagedDatabase, match="should follow"):
+        RocksDatabase(image_of_many_logs)
 
 
 def test_a_flipped_byte_inside_a_table_is_reported(tmp_path: Path) -> None:

@@ -23,10 +23,11 @@ from rocksdict import (
 )
 
 from holdfast.backends.rocksdb.failures import translated
+from holdfast.backends.rocksdb.logs import find_gap
 from holdfast.backends.rocksdb.syncs import LogSync, LoopSync, Syncer
 from holdfast.backends.rocksdb.views import CurrentPairs, Moved, PinnedPairs, UnmovedPairs
 from holdfast.clock import Clock, IdSource, SystemClock
-from holdfast.errors import DatabaseFailed, HoldfastError, PathUnusable
+from holdfast.errors import DamagedDatabase, DatabaseFailed, HoldfastError, PathUnusable
 from holdfast.kv import Result, Transaction, Work
 from holdfast.kv.serial import SerialDatabase
 from holdfast.kv.transact import run
@@ -156,7 +157,11 @@ class RocksDatabase(SerialDatabase):
 def _open(path: Path) -> Rdict:
     try:
         path.mkdir(parents=True, exist_ok=True)
+        if gap := find_gap(path):
+            raise DamagedDatabase(f"The log in {path} lost commits in its middle ({gap}); restore it from a backup")
         return Rdict(str(path), _options())
+    except DamagedDatabase:
+        raise
     except OSError as error:
         raise PathUnusable(
             f"{path} cannot be used ({error.strerror}); choose a folder that this user can write"
