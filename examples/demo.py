@@ -1,7 +1,7 @@
 """See Holdfast keep its promise: `make demo`.
 
-A fleet of four writers puts transfers between accounts into one plane, each transfer in one commit. Again and again the
-whole process is killed in the middle with SIGKILL. After each crash the plane is opened again, and everything that a
+A writer puts transfers between accounts into a plane, each transfer in one commit. Again and again its
+process is killed in the middle with SIGKILL. After the crashes the plane is opened again, and everything that the
 writer was told is done must be there, whole. The demo exits with 0 only if every claim it prints was checked.
 """
 

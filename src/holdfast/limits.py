@@ -13,7 +13,6 @@ TRANSACTION_BYTES_MAX: Final = 16_777_216  # One commit fits a write buffer and 
 WRITE_COST_BYTES: Final = 128  # What each write counts for beside its bytes, so that many small ones are bounded too.
 SCAN_ITEMS_MAX: Final = 10_000  # One scan's answer is a list in memory; walk longer ranges in pages.
 PAGE_ITEMS: Final = 1_000  # What `pages` asks for at a time.
-TURN_GUESTS_MAX: Final = 64  # Works of other threads that one turn runs, before the turn is given back.
 TURN_WAIT_SECONDS_MAX: Final = 10.0  # A transaction that cannot start by then is refused as Busy.
 CONFLICT_RETRIES_MAX: Final = 32  # Attempts before a transaction that keeps losing is refused as a Conflict.
 CONFLICT_PAUSE_MS_MAX: Final = 100  # Back-off doubles from 1 ms up to this, with full jitter.

@@ -140,7 +140,10 @@ def test_a_missing_table_is_reported(tmp_path: Path) -> None:
 
 
 def test_power_loss_takes_back_only_what_no_sync_covered(tmp_path: Path) -> None:
-    """The log is cut anywhere behind its last acknowledged sync, as an operating system that lost its cache would."""
+    """LESSONS 29: we sync before we acknowledge.
+
+    The log is cut anywhere behind its last acknowledged sync, as an operating system that lost its cache would.
+    """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)

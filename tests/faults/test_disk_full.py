@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,29 @@ import pytest
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import Backend, CommitUnknown, DatabaseFailed, DiskFull
 from holdfast.kv import Transaction
+
+FILLING = """
+import resource, signal, sys
+from pathlib import Path
+from holdfast.backends.rocksdb import RocksDatabase
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+database = RocksDatabase(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
+for number in range(1_000):
+    database.transact(lambda tx: (tx.put(b"%06d a" % number, bytes(50_000)), tx.put(b"%06d b" % number, b"")))
+    print(number, flush=True)
+"""
+
+
+def test_a_file_that_may_not_grow_is_said_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    """What a full disk does, where no small file system can be mounted."""
+    command = [sys.executable, "-c", FILLING, str(tmp_path / "kv")]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    acknowledged = len(child.stdout.splitlines())
+    assert acknowledged > 10
+    assert "holdfast.errors.DiskFull" in child.stderr
+    check_nothing_acknowledged_is_lost(tmp_path / "kv", acknowledged)
 
 
 @pytest.fixture
@@ -52,7 +76,11 @@ def test_a_full_disk_is_said_and_nothing_acknowledged_is_lost(small_disk: Path) 
         database.close()
 
     ballast.unlink()
-    with RocksDatabase(small_disk / "kv") as reopened:
+    check_nothing_acknowledged_is_lost(small_disk / "kv", acknowledged)
+
+
+def check_nothing_acknowledged_is_lost(path: Path, acknowledged: int) -> None:
+    with RocksDatabase(path) as reopened:
         keys = [key for key, _ in reopened.read(lambda tx: tx.scan(b"0", b"1", limit=10_000))]
         whole = {key[:6] for key in keys if key[:6] + b" a" in keys and key[:6] + b" b" in keys}
         assert {b"%06d" % number for number in range(acknowledged)} <= whole

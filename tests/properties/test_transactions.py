@@ -86,14 +86,18 @@ class Scan(NamedTuple):
 Step = Put | Delete | DeleteRange | Get | Scan
 Steps = list[Step]
 
+FULL_SCANS: Steps = [Scan(*EVERYTHING, limit=100, reverse=reverse) for reverse in (False, True)]
+
 keys = st.sampled_from(KEYS)
 ranges = st.tuples(*[st.sampled_from((b"", *KEYS, EVERYTHING[1]))] * 2).map(sorted)
 puts = st.builds(Put, keys, st.binary(max_size=2))
 cleared = ranges.map(lambda bounds: DeleteRange(*bounds))
-writes = puts | puts | st.builds(Delete, keys) | cleared
+deletes = st.builds(Delete, keys)
+writes = puts | puts | puts | deletes | deletes | cleared  # Clearing is rare, so that there is something to scan.
 limits = st.integers(1, 4) | st.just(100)
 scans = st.builds(lambda bounds, *how: Scan(*bounds, *how), ranges, limits, st.booleans())
 reads = st.builds(Get, keys) | scans
+works = st.lists(writes | reads | scans | scans, max_size=16)
 tiers = st.sampled_from((Tier.IMPORTANT, Tier.CRITICAL))
 
 
@@ -136,11 +140,15 @@ class Transactions(RuleBasedStateMachine):
         self.database.transact(play, steps, self.model, tier=tier)
         self.model = after(steps, self.model)
 
-    @rule(steps=st.lists(writes | reads, max_size=12), tier=tiers)
+    @rule(value=st.binary(max_size=2), tier=tiers)
+    def every_key_is_put(self, value: bytes, tier: Tier) -> None:
+        self.commit([Put(key, value) for key in KEYS], tier)
+
+    @rule(steps=works, tier=tiers)
     def a_transaction_commits(self, steps: Steps, tier: Tier) -> None:
         self.commit(steps, tier)
 
-    @rule(steps=st.lists(writes | reads, max_size=12), tier=tiers)
+    @rule(steps=works, tier=tiers)
     def a_transaction_fails(self, steps: Steps, tier: Tier) -> None:
         with pytest.raises(OnPurpose):
             self.database.transact(play, steps, self.model, fails=True, tier=tier)
@@ -151,25 +159,27 @@ class Transactions(RuleBasedStateMachine):
 
     @rule(
         before=st.lists(reads, max_size=3),
-        change=st.lists(writes, min_size=1, max_size=4),
-        later=st.lists(reads, min_size=1, max_size=5),
+        change=st.lists(writes, max_size=4),
+        moved=keys,
+        later=st.lists(reads, max_size=5),
         tier=tiers,
     )
-    def a_snapshot_is_overtaken(self, before: Steps, change: Steps, later: Steps, tier: Tier) -> None:
-        """Each run of the reader is overtaken, so on RocksDB the second one has to read pinned pairs."""
+    def a_snapshot_is_overtaken(self, before: Steps, change: Steps, moved: bytes, later: Steps, tier: Tier) -> None:
+        """Each run of the reader is overtaken by another change, so on RocksDB the second one reads pinned pairs."""
         runs = count(1)
 
         def work(tx: Transaction) -> None:
-            assert next(runs) <= RUNS_MAX
+            run = next(runs)
+            assert run <= RUNS_MAX
             model = self.model
             tx.get(b"a")  # A snapshot may be taken as late as by the first read.
             play(tx, before, model)
-            self.others.submit(self.commit, change, tier).result()
-            play(tx, [*later, *before], model)
+            self.others.submit(self.commit, [*change, Put(moved, b"run %d" % run)], tier).result()
+            play(tx, [*later, *before, Get(moved), *FULL_SCANS], model)
 
         self.database.read(work, tier=tier)
 
-    @rule(group=st.lists(st.tuples(st.lists(writes | reads, max_size=6), st.booleans()), min_size=2, max_size=4))
+    @rule(group=st.lists(st.tuples(works, st.booleans()), min_size=2, max_size=4))
     def a_turn_of_the_loop_commits_in_order(self, group: list[tuple[Steps, bool]]) -> None:
         """On PostgreSQL these share one database transaction, each on top of those before it."""
         models = [self.model]
@@ -195,9 +205,8 @@ class Transactions(RuleBasedStateMachine):
 
     @invariant()
     def full_scans_equal_the_model(self) -> None:
-        both = [Scan(*EVERYTHING, limit=100, reverse=reverse) for reverse in (False, True)]
-        self.database.read(play, both, self.model)
-        self.database.transact(play, both, self.model)
+        self.database.read(play, FULL_SCANS, self.model)
+        self.database.transact(play, FULL_SCANS, self.model)
 
     def teardown(self) -> None:
         self.others.shutdown()

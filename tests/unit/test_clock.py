@@ -70,6 +70,15 @@ def test_every_id_is_a_uuid_of_version_7() -> None:
     assert {made.variant for made in ids} == {uuid.RFC_4122}
 
 
+def test_every_bit_but_the_fixed_ones_is_random() -> None:
+    source = IdSource()
+    seen = 0
+    for number in range(200):
+        seen |= source.new_id(START_MS + number).int
+    assert seen & (1 << 62) - 1 == (1 << 62) - 1
+    assert seen >> 64 & 0x7FF == 0x7FF  # The top bit starts clear, which leaves room to grow.
+
+
 def test_one_seed_makes_one_series_of_ids() -> None:
     first, again, other = IdSource(seed=1), IdSource(seed=1), IdSource(seed=2)
     ids = [first.new_id(START_MS + number // 3) for number in range(100)]

@@ -52,7 +52,6 @@ def test_an_element_that_keys_cannot_hold_is_refused(element: Any) -> None:
         pack((element,))
 
 
-# BUG: the message of the refusal prints the number, and Python prints no number of over 4,300 digits.
 @pytest.mark.parametrize("number", [10**5_000, -(10**5_000)], ids=["huge", "huge and negative"])
 def test_a_number_too_long_to_print_is_refused_too(number: int) -> None:
     with pytest.raises(InvalidKey):
@@ -117,4 +116,4 @@ def test_a_prefix_range_ends_before_the_next_prefix(prefix: bytes, end: bytes) -
 def test_a_prefix_without_a_successor_ends_behind_the_longest_key(prefix: bytes) -> None:
     begin, end = prefix_range(prefix)
     assert begin == prefix
-    assert b"\xff" * limits.KEY_BYTES_MAX < end
+    assert end > b"\xff" * limits.KEY_BYTES_MAX

@@ -158,7 +158,6 @@ async def test_a_cancelled_waiter_leaves_the_hint_for_the_next(watches: Watches)
     assert await watch.wait_async(0)
 
 
-# BUG: a sleeper of a closed loop makes fire() raise, so the committer gets RuntimeError for what was committed.
 def test_a_sleeper_whose_loop_is_gone_does_not_disturb_a_commit() -> None:
     with MemoryDatabase() as database:
         watch = database.watch(b"a")

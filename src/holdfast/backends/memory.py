@@ -4,6 +4,7 @@ Nothing survives the process, so every promise holds as soon as it is made. Keys
 dictionary; a read snapshot shares both, and the next commit copies them first.
 """
 
+import threading
 from bisect import bisect_left, insort
 
 from holdfast.clock import Clock, IdSource, SystemClock
@@ -57,21 +58,23 @@ class MemoryDatabase(SerialDatabase):
         super().__init__(clock or SystemClock(), ids or IdSource())
         self._pairs = Pairs()
         self._shared = False  # Whether a snapshot may still read `_pairs`.
+        self._sharing = threading.Lock()  # Held for a moment, where a turn may take as long as its work.
         self._commits = 0
 
     def _view(self) -> Pairs:
         return self._pairs
 
     def _snapshot(self) -> Pairs:
-        with self._turn:
+        with self._sharing:
             self._shared = True
             return self._pairs
 
     def _commit(self, tx: Transaction) -> None:
-        if self._shared:
-            self._pairs, self._shared = self._pairs.copy(), False
-        self._pairs.apply(tx)
-        self._commits += 1
+        with self._sharing:
+            if self._shared:
+                self._pairs, self._shared = self._pairs.copy(), False
+            self._pairs.apply(tx)
+            self._commits += 1
 
     def _last_commit(self) -> int:
         return self._commits

@@ -163,7 +163,8 @@ def _encode(element: Element, depth: int) -> bytes:
 
 def _encode_integer(number: int) -> bytes:
     if not -_INTEGER_BOUND < number < _INTEGER_BOUND:
-        raise InvalidKey(f"{number} needs more than {limits.INTEGER_BITS_MAX} bits; store it as bytes")
+        bits = number.bit_length()
+        raise InvalidKey(f"A number in a key has at most {limits.INTEGER_BITS_MAX} bits, not {bits}; store it as bytes")
     length = (number.bit_length() + 7) // 8
     if number > 0:
         return bytes((_ZERO + length,)) + number.to_bytes(length, "big")
@@ -210,7 +211,11 @@ def _decode_integer(key: bytes, position: int, signed_length: int) -> tuple[int,
     if end > len(key):
         raise _foreign(key)
     number = int.from_bytes(key[position:end], "big")
-    return (number if signed_length >= 0 else number - (1 << 8 * length) + 1), end
+    if signed_length < 0:
+        number -= (1 << 8 * length) - 1
+    if (number.bit_length() + 7) // 8 != length:
+        raise _foreign(key)  # The same number has a shorter key; two keys for one tuple would not compare as equal.
+    return number, end
 
 
 def _decode_tuple(key: bytes, position: int, depth: int) -> tuple[tuple[Element, ...], int]:

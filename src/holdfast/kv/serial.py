@@ -84,9 +84,12 @@ class SerialDatabase(Database):
             _wake(self._pass_on())
             raise
         guests = self._pass_on()
+        if not guests:
+            self._settle(commit, tier)
+            return result
         try:
             # A sync that covers the guests' commits spares them one of their own.
-            self._settle(max([commit, *(guest.commit for guest in guests)]) if guests else commit, tier)
+            self._settle(max(commit, *(guest.commit for guest in guests)), tier)
         finally:
             _wake(guests)
         return result
@@ -136,7 +139,10 @@ class SerialDatabase(Database):
     def close(self) -> None:
         if self._running == threading.get_ident():
             raise nested()
-        self._turn.acquire()
+        if not self._turn.acquire(timeout=limits.TURN_WAIT_SECONDS_MAX):
+            raise Busy(
+                f"A transaction has been running for {limits.TURN_WAIT_SECONDS_MAX} s; close again when it ended"
+            )
         try:
             if not self._closed:
                 self._closed = True
@@ -152,16 +158,20 @@ class SerialDatabase(Database):
         self._running = threading.get_ident()
         tx = Transaction(self._view(), clock=self._clock, ids=self._ids)
         result = run(tx, work, args, kwargs)
-        if tx.writes or tx.cleared:
+        if tx.wrote:
             self._commit(tx)
-            self._watches.notify(tx.writes, tx.cleared)
+            if self._watches.count:
+                self._watches.notify(tx.writes, tx.cleared)
         return result, self._last_commit()
 
     def _pass_on(self) -> "list[_Guest]":
-        """Run what others left in the queue, and give the turn back; those guests are still to be woken."""
+        """Run what others left in the queue, and give the turn back; those guests are still to be woken.
+
+        A guest waits until it is woken, so the queue ends: it never holds more than one work a thread.
+        """
         guests: list[_Guest] = []
         while True:
-            while self._guests and len(guests) < limits.TURN_GUESTS_MAX:
+            while self._guests:
                 guests.append(guest := self._guests.popleft())
                 try:
                     guest.result, guest.commit = self._run(guest.work, guest.args, guest.kwargs)

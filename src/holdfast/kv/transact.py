@@ -29,13 +29,17 @@ def run(tx: Transaction, work: Work[Result], args: tuple[Any, ...], kwargs: dict
     return result
 
 
+_CRITICAL = Tier.CRITICAL  # Looking a member up on its enumeration costs as much as the rest of a check.
+_IMPORTANT = Tier.IMPORTANT
+
+
 def check_tier(tier: Tier) -> None:
     """Refuse a tier that no transaction can keep.
 
     Raises:
         UnsupportedTier: it is BEST_EFFORT, or no tier at all.
     """
-    if tier is not Tier.CRITICAL and tier is not Tier.IMPORTANT:
+    if tier is not _CRITICAL and tier is not _IMPORTANT:
         raise UnsupportedTier(
             f"A transaction keeps CRITICAL or IMPORTANT, not {tier!r}; best-effort records go to plane.activity"
         )

@@ -79,19 +79,21 @@ class Transaction:
             or len(value) > VALUE_BYTES_MAX
         ):
             self._refuse(key, value)
-        self._writes[key] = value
-        self._bytes += len(key) + len(value) + WRITE_COST_BYTES
-        if self._bytes > TRANSACTION_BYTES_MAX:
+        size = self._bytes + len(key) + len(value) + WRITE_COST_BYTES
+        if size > TRANSACTION_BYTES_MAX:
             raise _too_large()
+        self._bytes = size
+        self._writes[key] = value
 
     def delete(self, key: bytes) -> None:
         """Remove `key`; removing what is not there is fine."""
         if not self._writable or key.__class__ is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
             self._refuse(key, b"")
-        self._writes[key] = None
-        self._bytes += len(key) + WRITE_COST_BYTES
-        if self._bytes > TRANSACTION_BYTES_MAX:
+        size = self._bytes + len(key) + WRITE_COST_BYTES
+        if size > TRANSACTION_BYTES_MAX:
             raise _too_large()
+        self._bytes = size
+        self._writes[key] = None
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
         """Remove every key with begin <= key < end."""
@@ -100,11 +102,12 @@ class Transaction:
             self._refuse(begin, b"")
         if begin == end:
             return
+        size = self._bytes + len(begin) + len(end) + WRITE_COST_BYTES
+        if size > TRANSACTION_BYTES_MAX:
+            raise _too_large()
+        self._bytes = size
         self._forget(begin, end)
         self._cleared.append((begin, end))
-        self._bytes += len(begin) + len(end) + WRITE_COST_BYTES
-        if self._bytes > TRANSACTION_BYTES_MAX:
-            raise _too_large()
 
     @property
     def now_ms(self) -> int:
@@ -128,13 +131,18 @@ class Transaction:
         self._open = self._writable = False
 
     @property
+    def wrote(self) -> bool:
+        """Whether there is anything to commit."""
+        return bool(self._writes or self._cleared)
+
+    @property
     def writes(self) -> dict[bytes, bytes | None]:
         """Key to value, or to None where the key is deleted."""
         return self._writes
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes of keys and values were written."""
+        """How many bytes of keys and values were written, each write counted with `limits.WRITE_COST_BYTES` more."""
         return self._bytes
 
     @property

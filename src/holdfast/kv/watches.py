@@ -8,6 +8,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -64,7 +65,8 @@ class Watch:
             self._fired.set()
             sleepers, self._sleepers = self._sleepers, []
         for loop, future in sleepers:
-            loop.call_soon_threadsafe(_wake, future)
+            with suppress(RuntimeError):  # The loop was closed, and its sleeper is gone with it.
+                loop.call_soon_threadsafe(_wake, future)
 
     def _take(self, woken: bool) -> bool:
         if self._closed:
@@ -89,16 +91,16 @@ class Watches:
         self._lock = threading.Lock()
         self._by_prefix: dict[bytes, set[Watch]] = {}
         self._lengths: Counter[int] = Counter()
-        self._count = 0
+        self.count = 0  # How many are open. While there are none, a commit need not ask.
 
     def open(self, prefix: bytes) -> Watch:
         if prefix.__class__ is not bytes:
             raise InvalidKey(f"A watched prefix must be bytes, not {type(prefix).__name__}; encode it with kv.pack")
         watch = Watch(self, prefix)
         with self._lock:
-            if self._count >= limits.WATCHES_MAX:
+            if self.count >= limits.WATCHES_MAX:
                 raise Busy(f"{limits.WATCHES_MAX} watches are open; close those that are done")
-            self._count += 1
+            self.count += 1
             self._by_prefix.setdefault(prefix, set()).add(watch)
             self._lengths[len(prefix)] += 1
         return watch
@@ -111,14 +113,14 @@ class Watches:
             watches.discard(watch)
             if not watches:
                 del self._by_prefix[watch.prefix]
-            self._count -= 1
+            self.count -= 1
             self._lengths[len(watch.prefix)] -= 1
             if not self._lengths[len(watch.prefix)]:
                 del self._lengths[len(watch.prefix)]
 
     def notify(self, keys: Iterable[bytes], cleared: Collection[tuple[bytes, bytes]] = ()) -> None:
         """Fire the watches that these written keys and deleted ranges may concern."""
-        if not self._count:
+        if not self.count:
             return
         with self._lock:
             # There are few distinct prefix lengths, so a key is looked up a few times however many watches there are.

@@ -8,10 +8,12 @@ postgresql://...    a PostgreSQL that several nodes share
 import asyncio
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Final
 
 from holdfast.backends.memory import MemoryDatabase
+from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import InvalidUrl, PathUnusable, SchemaMismatch, Unsupported
@@ -22,20 +24,44 @@ FORMAT: Final = 1
 _KNOWN: Final = "memory:, dir:PATH or postgresql://user@host/database"
 
 
-def open_plane(url: str, *, clock: Clock | None = None, ids: IdSource | None = None) -> EmbeddedPort:
-    """The plane that `url` names, running in this process.
+def open_plane(
+    url: str, *, objects: str | None = None, clock: Clock | None = None, ids: IdSource | None = None
+) -> EmbeddedPort:
+    """The plane that `url` names, running in this process, with its big bytes in the object store `objects`.
 
     Raises:
         InvalidUrl: `url` names no backend.
         PathUnusable, DirectoryInUse, DamagedDatabase, SchemaMismatch: the data directory cannot be opened.
         Unreachable: PostgreSQL does not answer.
     """
-    return EmbeddedPort(open_database(url, clock=clock, ids=ids))
+    return EmbeddedPort(*_open(url, objects, clock, ids))
 
 
-async def open_plane_async(url: str, *, clock: Clock | None = None, ids: IdSource | None = None) -> AsyncEmbeddedPort:
+async def open_plane_async(
+    url: str, *, objects: str | None = None, clock: Clock | None = None, ids: IdSource | None = None
+) -> AsyncEmbeddedPort:
     """`open_plane` for an event loop."""
-    return AsyncEmbeddedPort(await asyncio.to_thread(open_database, url, clock=clock, ids=ids))
+    opened: list[Database] = []
+    cancelled = threading.Event()
+    closing = threading.Lock()
+
+    def close_if_nobody_gets_it() -> None:
+        # Runs on both sides: a thread cannot be cancelled, and may have finished just before its caller was.
+        if cancelled.is_set() and opened and closing.acquire(blocking=False):
+            opened[0].close()
+
+    def opening() -> tuple[Database, ObjectStore | None]:
+        parts = _open(url, objects, clock, ids)
+        opened.append(parts[0])
+        close_if_nobody_gets_it()
+        return parts
+
+    try:
+        return AsyncEmbeddedPort(*await asyncio.to_thread(opening))
+    except asyncio.CancelledError:
+        cancelled.set()
+        close_if_nobody_gets_it()
+        raise
 
 
 def open_database(url: str, *, clock: Clock | None = None, ids: IdSource | None = None) -> Database:
@@ -46,7 +72,7 @@ def open_database(url: str, *, clock: Clock | None = None, ids: IdSource | None 
     if url == "memory:":
         return MemoryDatabase(clock=clock, ids=ids)
     if scheme == "dir" and rest:
-        directory = Path(rest).expanduser()
+        directory = _directory(rest)
         _check_format(directory)
         return RocksDatabase(directory / "kv", clock=clock, ids=ids)
     if scheme in ("postgresql", "postgres") and rest.startswith("//"):
@@ -56,12 +82,39 @@ def open_database(url: str, *, clock: Clock | None = None, ids: IdSource | None 
     raise InvalidUrl(f"{url!r} names no backend; write {_KNOWN}")
 
 
+def object_store_url(url: str) -> str | None:
+    """Where the big bytes of a plane are kept if nothing else is said; None where nodes share no place for them."""
+    scheme, _, rest = url.partition(":")
+    if scheme == "dir":
+        return f"dir:{_directory(rest) / 'objects'}"
+    return url if url == "memory:" else None
+
+
+def _open(
+    url: str, objects: str | None, clock: Clock | None, ids: IdSource | None
+) -> tuple[Database, ObjectStore | None]:
+    database = open_database(url, clock=clock, ids=ids)
+    try:
+        place = objects or object_store_url(url)
+        return database, open_objects(place) if place else None
+    except BaseException:
+        database.close()
+        raise
+
+
 def _open_postgres(url: str, clock: Clock | None, ids: IdSource | None) -> Database:
     try:
         from holdfast.backends.postgres import PostgresDatabase
     except ImportError as error:
         raise Unsupported("PostgreSQL needs its driver; run: pip install 'holdfast[postgres]'") from error
     return PostgresDatabase(url, clock=clock, ids=ids)
+
+
+def _directory(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # There is no such user.
+        raise PathUnusable(f"{path} names no folder ({error}); write the whole path") from error
 
 
 def _check_format(directory: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.backends.objects import ObjectStore
 from holdfast.kv import Database, Result
 from holdfast.plane.execute import operation_of
 from holdfast.tiers import Tier
@@ -13,8 +14,9 @@ from holdfast.wire.requests import Answer, Request
 class EmbeddedPort:
     """Executes requests while the caller's thread waits."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, objects: ObjectStore | None = None) -> None:
         self.database = database
+        self.objects = objects  # None on PostgreSQL until somebody names a store that all nodes reach.
 
     def call(self, request: Request[Answer]) -> Answer:
         operation = operation_of(request)
@@ -32,8 +34,9 @@ class EmbeddedPort:
 class AsyncEmbeddedPort:
     """Executes requests while the caller's event loop goes on."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, objects: ObjectStore | None = None) -> None:
         self.database = database
+        self.objects = objects  # None on PostgreSQL until somebody names a store that all nodes reach.
 
     async def call(self, request: Request[Answer]) -> Answer:
         operation = operation_of(request)

@@ -129,7 +129,7 @@ class Session:
         """
         if self.failure is not None:
             raise self.failure
-        if not tx.writes and not tx.cleared:
+        if not tx.wrote:
             self._finish_reading()
             return
         if tx.cleared:

@@ -34,6 +34,7 @@ from holdfast.kv.transact import run
 from holdfast.tiers import Tier
 
 _MIB: Final = 1 << 20
+_CRITICAL: Final = Tier.CRITICAL
 
 
 class RocksDatabase(SerialDatabase):
@@ -95,7 +96,8 @@ class RocksDatabase(SerialDatabase):
             raise DatabaseFailed(
                 f"An earlier write failed ({self._failure}); nothing was written. Open the database again"
             ) from self._failure
-        self._log.check_healthy()
+        if self._log.failed:
+            self._log.check_healthy()
         batch = WriteBatch(raw_mode=True)
         for begin, end in tx.cleared:
             batch.delete_range(begin, end)
@@ -117,7 +119,7 @@ class RocksDatabase(SerialDatabase):
     def _settle(self, commit: int, tier: Tier) -> None:
         if commit <= self._log.durable:
             return
-        if tier is Tier.CRITICAL:
+        if tier is _CRITICAL:
             self._log.wait(commit)
         else:
             self._syncer.sync_soon()
@@ -125,7 +127,7 @@ class RocksDatabase(SerialDatabase):
     def _settling(self, commit: int, tier: Tier) -> Awaitable[None] | None:
         if commit <= self._log.durable:
             return None
-        if tier is Tier.CRITICAL:
+        if tier is _CRITICAL:
             return self._loop_sync().wait(commit)
         self._syncer.sync_soon()
         return None

@@ -12,7 +12,7 @@ def translated(error: Exception, path: Path) -> Backend | Corrupt:
         return DirectoryInUse(
             f"{path} is open already, in another process or in this one; close it there, or connect to its server"
         )
-    if "No space left on device" in text or "Disk quota exceeded" in text:
+    if any(cause in text for cause in ("No space left on device", "Disk quota exceeded", "File too large")):
         return DiskFull(f"The device of {path} is full; nothing was written. Free some space and open it again")
     if text.startswith("Corruption"):
         return DamagedDatabase(f"The database in {path} is damaged ({text}); restore it from a backup")

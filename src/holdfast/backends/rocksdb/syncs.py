@@ -31,15 +31,11 @@ class LogSync:
         self._mutex = threading.Lock()
         self._led = False
         self._followers: deque[tuple[int, threading.Lock]] = deque()
-        self._durable = last_commit()
+        self.durable = last_commit()  # Every commit up to this number survives power loss.
+        self.failed = False
         self._failure: Exception | None = None
         self._closed = False
         self.sync_seconds = 0.0  # How long the last sync took.
-
-    @property
-    def durable(self) -> int:
-        """Every commit up to this number survives power loss."""
-        return self._durable
 
     def wait(self, commit: int) -> None:
         """Return once `commit` is durable; lead the sync if nobody does.
@@ -47,11 +43,11 @@ class LogSync:
         Raises:
             CommitUnknown: the sync failed; the commit may or may not survive.
         """
-        if commit <= self._durable:
+        if commit <= self.durable:
             return
         with self._mutex:
             self._check(commit)
-            if commit <= self._durable:
+            if commit <= self.durable:
                 return
             gate = None
             if self._led:
@@ -62,7 +58,7 @@ class LogSync:
         if gate is not None:
             if not gate.acquire(timeout=limits.SYNC_WAIT_SECONDS_MAX) and self._leave(commit, gate):
                 raise CommitUnknown(f"The log was not synced within {limits.SYNC_WAIT_SECONDS_MAX} s; check the device")
-            if commit <= self._durable:
+            if commit <= self.durable:
                 return
             self._check(commit)
         self._lead()
@@ -83,12 +79,12 @@ class LogSync:
         try:
             self._sync()
         except Exception as error:
-            self._failure = error
+            self._failure, self.failed = error, True
         else:
             self.sync_seconds = time.perf_counter() - started
         with self._mutex:
             if self._failure is None:
-                self._durable = target
+                self.durable = target
             woken = []
             # Followers queue in the order of their commits but for races of a few; nobody is woken early for that.
             while self._followers:
@@ -110,7 +106,7 @@ class LogSync:
             return True
 
     def _check(self, commit: int) -> None:
-        if self._failure is not None and commit > self._durable:
+        if self._failure is not None and commit > self.durable:
             raise CommitUnknown(
                 f"The log could not be synced ({self._failure}); this write may not survive. "
                 "Check the device, then open the database again"

@@ -1,0 +1,65 @@
+"""The tree of errors is API: its names, its codes, and what a caller may do next."""
+
+import inspect
+import re
+
+import pytest
+
+from holdfast import errors
+from holdfast.errors import HoldfastError, Retry
+
+CLASSES = {
+    name: thing
+    for name, thing in vars(errors).items()
+    if inspect.isclass(thing) and issubclass(thing, BaseException) and thing.__module__ == errors.__name__
+}
+every_class = pytest.mark.parametrize("error", CLASSES.values(), ids=lambda error: error.__name__)
+
+
+def drawn_parents() -> dict[str, str | None]:
+    """Each class that the module's docstring draws, and the one it hangs from."""
+    parents: dict[str, str | None] = {}
+    branch: list[str] = []  # The last name drawn at each depth.
+    for line in (errors.__doc__ or "").splitlines()[2:]:
+        stem, names = re.fullmatch(r"([│├└─ ]*)(\S.*)", line).groups()
+        depth = len(stem) // 4
+        for name in re.split(r"\s{2,}", names)[0].split(", "):
+            parents[name] = branch[depth - 1] if depth else None
+            branch[depth:] = [name]
+    return parents
+
+
+def test_the_drawn_tree_is_the_tree() -> None:
+    bases = {name: None if error is HoldfastError else error.__base__.__name__ for name, error in CLASSES.items()}
+    assert drawn_parents() == bases
+
+
+def test_no_two_errors_share_a_code() -> None:
+    codes = [error.code for error in CLASSES.values()]
+    assert len(set(codes)) == len(codes)
+
+
+@every_class
+def test_an_error_comes_from_the_one_root(error: type[HoldfastError]) -> None:
+    assert issubclass(error, HoldfastError)
+
+
+@every_class
+def test_a_code_is_the_name_in_snake_case(error: type[HoldfastError]) -> None:
+    assert "code" in vars(error), "it has its parent's code"
+    wanted = re.sub(r"(?<!^)(?=[A-Z])", "_", error.__name__).lower()
+    assert error.code == ("error" if error is HoldfastError else wanted)
+
+
+@every_class
+def test_an_error_says_in_a_sentence_what_it_means(error: type[HoldfastError]) -> None:
+    assert re.fullmatch(r"[A-Z`][^\n]*\.", vars(error)["__doc__"].split("\n\n")[0])
+
+
+@every_class
+def test_an_error_says_what_a_caller_may_do(error: type[HoldfastError]) -> None:
+    assert isinstance(error.retry, Retry)
+
+
+def test_a_retry_is_its_word_on_the_wire() -> None:
+    assert [str(retry) for retry in Retry] == ["never", "refresh", "later", "idempotent"]

@@ -1,0 +1,129 @@
+"""Every request is carried out by exactly one operation, and crosses the wire unchanged."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import Tier, wire
+from holdfast.backends.memory import MemoryDatabase
+from holdfast.errors import InvalidArgument
+from holdfast.plane.execute import OPERATIONS, execute
+from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
+from holdfast.wire.pairs import GetPair, PutPair, ScanPairs, Value
+from holdfast.wire.requests import Committed, Request
+
+
+def requests() -> Iterator[type[Request[Any]]]:
+    """Every request type that a module of holdfast.wire defines."""
+    for found in pkgutil.walk_packages(wire.__path__, "holdfast.wire."):
+        module = importlib.import_module(found.name)
+        for thing in vars(module).values():
+            if isinstance(thing, type) and issubclass(thing, Request) and thing.__module__ == found.name:
+                yield thing
+
+
+REQUESTS = [request for request in requests() if request is not Request]
+ANY_REQUEST = reduce(or_, REQUESTS)
+INTEGERS = st.integers(-(2**63), 2**64 - 1)  # What msgpack can carry.
+
+every_request = pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
+
+
+def instances(kind: type[Request[Any]]) -> st.SearchStrategy[Request[Any]]:
+    fields = {
+        field.name: INTEGERS if field.type is int else st.from_type(field.type)
+        for field in msgspec.structs.fields(kind)
+    }
+    return st.fixed_dictionaries(fields).map(lambda values: kind(**values))
+
+
+def test_every_request_has_an_operation_and_every_operation_a_request() -> None:
+    assert set(OPERATIONS) == set(REQUESTS)
+
+
+def test_no_two_requests_share_an_operation() -> None:
+    runs = [operation.run for operation in OPERATIONS.values()]
+    assert len(set(runs)) == len(runs)
+
+
+@every_request
+def test_a_request_names_its_operation_in_op(kind: type[Request[Any]]) -> None:
+    config = kind.__struct_config__
+    assert config.tag_field == "op"
+    assert config.tag == config.tag.lower()
+    assert config.tag.partition(".")[0] == kind.__module__.rpartition(".")[2]
+    assert config.frozen
+
+
+@every_request
+@given(data=st.data())
+def test_a_request_crosses_the_wire_unchanged(kind: type[Request[Any]], data: st.DataObject) -> None:
+    request = data.draw(instances(kind))
+    body = msgspec.msgpack.encode(request)
+    assert msgspec.msgpack.decode(body)["op"] == kind.__struct_config__.tag
+    arrived = msgspec.msgpack.decode(body, type=ANY_REQUEST)
+    assert type(arrived) is kind
+    assert arrived == request
+
+
+@every_request
+@given(data=st.data())
+def test_a_request_with_an_unknown_field_is_refused(kind: type[Request[Any]], data: st.DataObject) -> None:
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(data.draw(instances(kind))))
+    with pytest.raises(msgspec.ValidationError, match="unknown field"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode({**fields, "colour": 1}), type=ANY_REQUEST)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"op": "pairs.burn"}, {}, {"op": "pairs.get"}, {"op": "pairs.get", "key": 7}], ids=repr
+)
+def test_a_request_that_is_none_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=ANY_REQUEST)
+
+
+@every_request
+def test_a_request_waits_for_the_strongest_promise_unless_told_otherwise(kind: type[Request[Any]]) -> None:
+    (tier,) = (field for field in msgspec.structs.fields(kind) if field.name == "tier")
+    assert tier.default is Tier.CRITICAL
+
+
+class BurnPair(Request[Value], frozen=True, tag="pairs.burn"):
+    key: bytes
+
+
+UNKNOWN = [BurnPair(b"a"), Request(), object(), None, "pairs.get", GetPair]
+
+
+@pytest.mark.parametrize("request_", UNKNOWN, ids=repr)
+async def test_an_unknown_request_is_refused_at_every_door(request_: Any) -> None:
+    with MemoryDatabase() as database:
+        with pytest.raises(InvalidArgument, match="no operation"):
+            database.transact(execute, request_)
+        with pytest.raises(InvalidArgument, match="no operation"):
+            EmbeddedPort(database).call(request_)
+        with pytest.raises(InvalidArgument, match="no operation"):
+            await AsyncEmbeddedPort(database).call(request_)
+
+
+def test_requests_of_one_transaction_see_each_other() -> None:
+    def work(tx: Any) -> list[Any]:
+        return [execute(tx, request) for request in (PutPair(b"a", b"1", tier=Tier.IMPORTANT), GetPair(b"a"))]
+
+    with MemoryDatabase() as database:
+        assert database.transact(work) == [Committed(Tier.IMPORTANT), Value(b"1")]
+
+
+@pytest.mark.parametrize("request_", [GetPair(b"a"), ScanPairs(b"a", b"b")], ids=repr)
+def test_an_operation_that_reads_only_runs_on_a_snapshot(request_: Request[Any]) -> None:
+    assert OPERATIONS[type(request_)].reads_only
+    with MemoryDatabase() as database:
+        database.read(execute, request_)

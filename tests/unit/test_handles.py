@@ -1,0 +1,210 @@
+"""Planes and their handles: one way to say it for threads, the same way for asyncio."""
+
+import gc
+import importlib
+import inspect
+import pkgutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import AsyncPlane, Plane, Tier, Transaction, handles
+from holdfast.errors import Closed, InvalidArgument, NestedTransaction, UnsupportedTier
+
+ASYNC = [
+    handle
+    for module in pkgutil.iter_modules(handles.__path__)
+    if not module.ispkg
+    for name, handle in vars(importlib.import_module(f"holdfast.handles.{module.name}")).items()
+    if name.startswith("Async") and handle.__module__ == f"holdfast.handles.{module.name}"
+]
+FOR_ASYNCIO = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
+
+every_handle = pytest.mark.parametrize("handle", ASYNC, ids=lambda handle: handle.__name__)
+
+
+def twin_of(handle: type) -> type:
+    module = importlib.import_module(handle.__module__.replace("handles.", "handles.sync."))
+    return vars(module)[handle.__name__.removeprefix("Async")]
+
+
+def methods(handle: type) -> dict[str, Any]:
+    return {name: part for name, part in vars(handle).items() if inspect.isfunction(part)}
+
+
+def said(function: Any) -> str:
+    """A signature in the words of the synchronous handles."""
+    return str(inspect.signature(function)).replace("Async", "").replace("handles.sync.", "handles.")
+
+
+@every_handle
+def test_both_kinds_of_a_handle_have_the_same_methods(handle: type) -> None:
+    twins = {FOR_ASYNCIO.get(name, name) for name in methods(twin_of(handle))}
+    assert set(methods(handle)) == twins
+
+
+@every_handle
+def test_both_kinds_of_a_method_take_and_return_the_same(handle: type) -> None:
+    for name, twin in methods(twin_of(handle)).items():
+        method = methods(handle)[FOR_ASYNCIO.get(name, name)]
+        assert said(method) == said(twin), name
+        assert method.__doc__ == twin.__doc__, name
+        assert not inspect.iscoroutinefunction(twin), name
+        assert inspect.iscoroutinefunction(method) == (name != "__init__"), name
+
+
+@pytest.fixture(params=["memory", "dir"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory:" if request.param == "memory" else f"dir:{tmp_path}"
+
+
+@pytest.fixture
+def plane(url: str) -> Iterator[Plane]:
+    with holdfast.open(url) as plane:
+        yield plane
+
+
+TIERS = [Tier.CRITICAL, Tier.IMPORTANT]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_pairs_are_written_read_scanned_and_deleted(plane: Plane, tier: Tier) -> None:
+    pairs = plane.pairs
+    assert pairs.get(b"a", tier=tier) is None
+    assert [pairs.put(key, b"1", tier=tier) for key in (b"a", b"b", b"c")] == [tier] * 3
+    assert pairs.get(b"a", tier=tier) == b"1"
+    assert pairs.scan(b"a", b"c") == [(b"a", b"1"), (b"b", b"1")]
+    assert pairs.scan(b"a", b"z", limit=2, reverse=True, tier=tier) == [(b"c", b"1"), (b"b", b"1")]
+    assert pairs.delete(b"b", tier=tier) is tier
+    assert pairs.scan(b"a", b"z") == [(b"a", b"1"), (b"c", b"1")]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+async def test_pairs_are_written_read_scanned_and_deleted_on_a_loop(url: str, tier: Tier) -> None:
+    async with holdfast.open_async(url) as plane:
+        pairs = plane.pairs
+        assert await pairs.get(b"a", tier=tier) is None
+        assert [await pairs.put(key, b"1", tier=tier) for key in (b"a", b"b", b"c")] == [tier] * 3
+        assert await pairs.get(b"a", tier=tier) == b"1"
+        assert await pairs.scan(b"a", b"c") == [(b"a", b"1"), (b"b", b"1")]
+        assert await pairs.scan(b"a", b"z", limit=2, reverse=True, tier=tier) == [(b"c", b"1"), (b"b", b"1")]
+        assert await pairs.delete(b"b", tier=tier) is tier
+        assert await pairs.scan(b"a", b"z") == [(b"a", b"1"), (b"c", b"1")]
+
+
+def move(tx: Transaction, origin: bytes, *, to: bytes) -> bytes:
+    value = tx.get(origin)
+    assert value is not None
+    tx.put(to, value)
+    tx.delete(origin)
+    return value
+
+
+def test_a_plane_transacts_with_arguments_and_a_result(plane: Plane) -> None:
+    plane.pairs.put(b"a", b"1")
+    assert plane.transact(move, b"a", to=b"b", tier=Tier.IMPORTANT) == b"1"
+    assert plane.pairs.scan(b"a", b"z") == [(b"b", b"1")]
+
+
+async def test_a_plane_transacts_on_a_loop(url: str) -> None:
+    async with holdfast.open_async(url) as plane:
+        await plane.pairs.put(b"a", b"1")
+        assert await plane.transact(move, b"a", to=b"b", tier=Tier.IMPORTANT) == b"1"
+        assert await plane.pairs.scan(b"a", b"z") == [(b"b", b"1")]
+
+
+def test_an_argument_of_the_work_may_be_called_work(plane: Plane) -> None:
+    assert plane.transact(lambda tx, *, work, self: (work, self), work=1, self=2) == (1, 2)
+
+
+def test_a_work_that_raises_has_written_nothing(plane: Plane) -> None:
+    def fail(tx: Transaction) -> None:
+        tx.put(b"a", b"1")
+        raise LookupError("on purpose")
+
+    with pytest.raises(LookupError):
+        plane.transact(fail)
+    assert plane.pairs.get(b"a") is None
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda plane: plane.transact(move, b"a", to=b"b"),
+        lambda plane: plane.pairs.get(b"a"),
+        lambda plane: plane.pairs.put(b"a", b"1"),
+        lambda plane: plane.close(),
+    ],
+    ids=["transact", "get", "put", "close"],
+)
+def test_a_handle_inside_a_transaction_of_its_plane_is_refused(plane: Plane, inside: Any) -> None:
+    with pytest.raises(NestedTransaction):
+        plane.transact(lambda tx: inside(plane))
+    assert plane.pairs.get(b"a") is None
+
+
+def test_a_handle_passes_refusals_on(plane: Plane) -> None:
+    with pytest.raises(UnsupportedTier):
+        plane.pairs.put(b"a", b"1", tier=Tier.BEST_EFFORT)
+    with pytest.raises(InvalidArgument):
+        plane.pairs.scan(b"a", b"z", limit=0)
+
+
+USES = [
+    lambda plane: plane.transact(Transaction.get, b"a"),
+    lambda plane: plane.pairs.get(b"a"),
+    lambda plane: plane.pairs.scan(b"a", b"b"),
+    lambda plane: plane.pairs.put(b"a", b"1"),
+    lambda plane: plane.pairs.delete(b"a"),
+]
+
+
+def test_leaving_the_context_closes_the_plane(url: str) -> None:
+    with holdfast.open(url) as plane:
+        pass
+    plane.close()
+    for use in USES:
+        with pytest.raises(Closed):
+            use(plane)
+
+
+async def test_leaving_the_context_closes_the_plane_on_a_loop(url: str) -> None:
+    async with holdfast.open_async(url) as plane:
+        pass
+    await plane.close()
+    for use in USES:
+        with pytest.raises(Closed):
+            await use(plane)
+
+
+def test_a_context_that_fails_closes_the_plane_too(url: str) -> None:
+    with pytest.raises(LookupError), holdfast.open(url) as plane:
+        raise LookupError("on purpose")
+    with pytest.raises(Closed):
+        plane.pairs.get(b"a")
+
+
+async def test_an_opening_is_awaited_or_entered(url: str) -> None:
+    plane = await holdfast.open_async(url)
+    assert isinstance(plane, AsyncPlane)
+    await plane.close()
+    async with await holdfast.open_async(url) as plane:
+        await plane.pairs.put(b"a", b"1")
+    async with holdfast.open_async(url) as plane:
+        assert isinstance(plane, AsyncPlane)
+    with pytest.raises(Closed):
+        await plane.pairs.get(b"a")
+
+
+async def test_an_opening_that_is_used_leaves_no_warning(url: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        async with holdfast.open_async(url):
+            pass
+        await (await holdfast.open_async(url)).close()
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []

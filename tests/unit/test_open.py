@@ -1,0 +1,196 @@
+"""From a URL to a plane, or to an error that says what to write instead."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.errors import Closed, DirectoryInUse, InvalidUrl, PathUnusable, SchemaMismatch
+from holdfast.kv import Database, Transaction
+from holdfast.plane import open as opening
+from holdfast.testing.clock import ManualClock
+
+
+@pytest.mark.parametrize(
+    "url", ["", "redis://localhost", "dir:", "memory:x", "DIR:/data", "postgresql:host", ":", "file:///data"]
+)
+def test_a_url_that_names_no_backend_is_refused(url: str) -> None:
+    with pytest.raises(InvalidUrl, match="names no backend"):
+        holdfast.open(url)
+
+
+@pytest.mark.parametrize("url", ["data", "./data", "/var/lib/data"])
+def test_a_plain_path_is_refused_with_a_hint(url: str) -> None:
+    with pytest.raises(InvalidUrl, match=f"write dir:{url}"):
+        holdfast.open(url)
+
+
+@pytest.mark.parametrize("url", [None, 7, b"memory:", Path("data"), ["memory:"]], ids=repr)
+def test_a_url_is_text(url: Any) -> None:
+    with pytest.raises(InvalidUrl, match=type(url).__name__):
+        holdfast.open(url)
+
+
+async def test_opening_for_asyncio_refuses_the_same() -> None:
+    with pytest.raises(InvalidUrl):
+        await holdfast.open_async("redis://localhost")
+
+
+@pytest.mark.parametrize("below", ["", "/data", "/a/b"])
+def test_a_path_at_or_below_a_file_is_unusable(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PathUnusable, match="choose a folder"):
+        holdfast.open(f"dir:{tmp_path}/file{below}")
+
+
+@pytest.mark.parametrize("path", ["/proc", "/proc/data", "/" + "x" * 300, "\0", "\ud800"], ids=ascii)
+def test_a_path_that_cannot_be_written_is_unusable(path: str) -> None:
+    with pytest.raises(PathUnusable):
+        holdfast.open(f"dir:{path}")
+
+
+def test_a_file_in_the_place_of_the_key_space_is_unusable(tmp_path: Path) -> None:
+    (tmp_path / "kv").touch()
+    with pytest.raises(PathUnusable, match="kv"):
+        holdfast.open(f"dir:{tmp_path}")
+
+
+# The format of a folder.
+
+
+def test_a_new_folder_is_marked_with_its_format(tmp_path: Path) -> None:
+    holdfast.open(f"dir:{tmp_path}/deep/data").close()
+    assert json.loads((tmp_path / "deep/data/holdfast.json").read_text()) == {"format": opening.FORMAT}
+    assert sorted(path.name for path in (tmp_path / "deep/data").iterdir()) == ["holdfast.json", "kv", "objects"]
+
+
+@pytest.mark.parametrize("found", [opening.FORMAT + 1, 0, "1", None])
+def test_a_folder_of_another_format_is_refused_and_left_alone(tmp_path: Path, found: Any) -> None:
+    (tmp_path / "holdfast.json").write_text(json.dumps({"format": found}))
+    with pytest.raises(SchemaMismatch, match=f"has format {found}"):
+        holdfast.open(f"dir:{tmp_path}")
+    assert not (tmp_path / "kv").exists()
+
+
+BROKEN = [b"", b"{", b"{}", b"[]", b"null", b"7", b"\x80", b'{"format"']
+
+
+@pytest.mark.parametrize("body", BROKEN)
+def test_a_folder_whose_mark_is_broken_is_refused_and_left_alone(tmp_path: Path, body: bytes) -> None:
+    (tmp_path / "holdfast.json").write_bytes(body)
+    with pytest.raises(PathUnusable, match=r"holdfast\.json is not Holdfast's"):
+        holdfast.open(f"dir:{tmp_path}")
+    assert (tmp_path / "holdfast.json").read_bytes() == body
+    assert not (tmp_path / "kv").exists()
+
+
+def test_a_folder_in_the_place_of_the_mark_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "holdfast.json").mkdir()
+    with pytest.raises(PathUnusable):
+        holdfast.open(f"dir:{tmp_path}")
+
+
+# One folder, one plane.
+
+
+def test_a_folder_opens_once_in_a_process(tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        with pytest.raises(DirectoryInUse, match="open already"):
+            holdfast.open(f"dir:{tmp_path}")
+        plane.pairs.put(b"a", b"still works")
+    holdfast.open(f"dir:{tmp_path}").close()
+
+
+def test_a_folder_opens_once_among_processes(tmp_path: Path) -> None:
+    code = f"""import holdfast
+try: holdfast.open("dir:{tmp_path}").close(); print("opened")
+except holdfast.HoldfastError as error: print(error.code)"""
+
+    def other_process() -> str:
+        return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+    with holdfast.open(f"dir:{tmp_path}"):
+        assert other_process() == "directory_in_use"
+    assert other_process() == "opened"
+
+
+def test_a_folder_keeps_what_was_written_and_memory_does_not(tmp_path: Path) -> None:
+    for url, found in ((f"dir:{tmp_path}", b"1"), ("memory:", None)):
+        with holdfast.open(url) as plane:
+            plane.pairs.put(b"a", b"1")
+        with holdfast.open(url) as plane:
+            assert plane.pairs.get(b"a") == found
+
+
+def test_two_planes_in_memory_share_nothing() -> None:
+    with holdfast.open("memory:") as one, holdfast.open("memory:") as other:
+        one.pairs.put(b"a", b"1")
+        assert other.pairs.get(b"a") is None
+
+
+def test_postgresql_keeps_what_was_written(postgres_url: str) -> None:
+    with holdfast.open(postgres_url) as plane:
+        plane.pairs.put(b"a", b"1")
+    with holdfast.open(postgres_url.replace("postgresql://", "postgres://", 1)) as plane:
+        assert plane.pairs.get(b"a") == b"1"
+
+
+@pytest.mark.parametrize("url", ["memory:", "dir:{}/data"])
+def test_the_given_clock_is_the_plane_s(url: str, tmp_path: Path, clock: ManualClock) -> None:
+    clock.jump_to_ms(12_345)
+    with holdfast.open(url.format(tmp_path), clock=clock) as plane:
+        assert plane.transact(lambda tx: tx.now_ms) == 12_345
+
+
+# Homes.
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    holdfast.open("dir:~/data").close()
+    assert (tmp_path / "data/holdfast.json").exists()
+
+
+def test_the_home_of_nobody_is_refused() -> None:
+    with pytest.raises(PathUnusable):
+        holdfast.open("dir:~no-such-user/data")
+
+
+# Cancelled while it opens.
+
+
+async def test_a_cancelled_opening_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Database] = []
+    arrived, go_on = threading.Event(), threading.Event()
+    real = opening.RocksDatabase
+
+    def slow(path: Path, **options: Any) -> Database:
+        opened.append(real(path, **options))
+        arrived.set()
+        go_on.wait(10)
+        return opened[0]
+
+    monkeypatch.setattr(opening, "RocksDatabase", slow)
+
+    async def use() -> None:
+        async with holdfast.open_async(f"dir:{tmp_path}"):
+            pass
+
+    using = asyncio.ensure_future(use())
+    await asyncio.to_thread(arrived.wait)
+    using.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await using
+    await asyncio.get_running_loop().shutdown_default_executor()
+    try:
+        with pytest.raises(Closed):
+            opened[0].read(Transaction.get, b"a")
+    finally:
+        opened[0].close()

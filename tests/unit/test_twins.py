@@ -1,0 +1,133 @@
+"""The tool that writes the synchronous handles from the asynchronous ones."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TOOL = Path(__file__).parents[2] / "tools" / "make_twins.py"
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_twins", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+make_twins = load()
+
+
+def twin(source: str) -> str:
+    """The twin of a module with this body, without the headers of both."""
+    made: str = make_twins.twin(f'"""A module."""\n\n{source}\n', "things.py")
+    header = make_twins.HEADER.format(source="handles/things.py")
+    assert made.startswith(header)
+    return made.removeprefix(header).rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("async def get(): pass", "def get(): pass"),
+        ("x = await y", "x = y"),
+        ("x = (await a.b(await c)).d", "x = (a.b(c)).d"),
+        ("async with a as b, c: pass", "with a as b, c: pass"),
+        ("async for x in y: pass", "for x in y: pass"),
+        ("z = [x async for x in y]", "z = [x for x in y]"),
+        ("    async  def f(): pass".strip(), "def f(): pass"),
+    ],
+)
+def test_async_and_await_are_left_out(source: str, wanted: str) -> None:
+    assert twin(source) == wanted
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [
+        ("AsyncPlane", "Plane"),
+        ("AsyncIterator", "Iterator"),
+        ("__aenter__", "__enter__"),
+        ("__aexit__", "__exit__"),
+        ("__aiter__", "__iter__"),
+        ("__anext__", "__next__"),
+        ("StopAsyncIteration", "StopIteration"),
+        ("aclosing", "closing"),
+        ("asynccontextmanager", "contextmanager"),
+    ],
+)
+def test_names_of_asyncio_become_their_plain_ones(word: str, wanted: str) -> None:
+    assert twin(f"x = {word}") == f"x = {wanted}"
+
+
+@pytest.mark.parametrize("word", ["Asynchronous", "asynchronous", "awaited", "MyAsyncPlane", "_async", "Async"])
+def test_names_that_only_look_alike_stay(word: str) -> None:
+    assert twin(f"x = {word}") == f"x = {word}"
+
+
+def test_words_in_strings_and_comments_stay() -> None:
+    source = 'def f():\n    """Await the AsyncPlane, async."""\n    return "await"  # async AsyncPlane'
+    assert twin(source) == source
+
+
+def test_columns_behind_wide_characters_are_right() -> None:
+    assert twin('x = "é🐝", await y, await z') == 'x = "é🐝", y, z'
+
+
+def test_handles_import_their_twins_and_nothing_else_moves() -> None:
+    source = "from holdfast.handles.pairs import AsyncPairs\nfrom holdfast.wire import AsyncPort"
+    assert twin(source) == "from holdfast.handles.sync.pairs import Pairs\nfrom holdfast.wire import Port"
+
+
+def test_a_twin_says_where_it_comes_from() -> None:
+    made = make_twins.twin('"""Long\n\nand wide."""\n\nx = 1\n', "things.py")
+    assert made == '"""Generated from handles/things.py by tools/make_twins.py; change that file instead."""\n\nx = 1\n'
+
+
+def test_the_twins_in_the_tree_are_current() -> None:
+    check = subprocess.run([sys.executable, TOOL, "--check"], capture_output=True, text=True, check=False)
+    assert (check.returncode, check.stdout) == (0, "")
+
+
+@pytest.fixture
+def handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree of its own with one asynchronous handle."""
+    monkeypatch.setattr(make_twins, "HANDLES", tmp_path)
+    monkeypatch.setattr(make_twins, "TWINS", tmp_path / "sync")
+    (tmp_path / "things.py").write_text('"""Things."""\n\n\nasync def get() -> int:\n    return await got()\n')
+    (tmp_path / "opening.py").write_text('"""Not twinned."""\n')
+    return tmp_path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["make_twins.py", *arguments])
+    return make_twins.main()
+
+
+def test_a_check_fails_until_the_twins_are_written(handles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "--check") == 1
+    assert not (handles / "sync").exists()
+    assert run(monkeypatch) == 0
+    assert run(monkeypatch, "--check") == 0
+    assert sorted(path.name for path in (handles / "sync").iterdir()) == ["__init__.py", "things.py"]
+
+
+def test_a_twin_that_was_edited_or_left_behind_is_found(
+    handles: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch)
+    (handles / "sync/things.py").write_text("edited\n")
+    (handles / "sync/gone.py").write_text("left behind\n")
+    capsys.readouterr()
+    assert run(monkeypatch, "--check") == 1
+    said = capsys.readouterr().out
+    assert "things.py is not current" in said
+    assert "gone.py is not current" in said
+    run(monkeypatch)
+    assert run(monkeypatch, "--check") == 0
+    assert not (handles / "sync/gone.py").exists()
