@@ -51,9 +51,7 @@ class PostgresDatabase(Database):
     def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         check_tier(tier)
         self._check_usable()
-        job = Job(work, args, kwargs, durable=tier is Tier.CRITICAL)
-        self._committer.submit([job])
-        result: Result = self._committer.wait(job)
+        result: Result = self._committer.run(Job(work, args, kwargs, durable=tier is Tier.CRITICAL))
         return result
 
     async def transact_async(

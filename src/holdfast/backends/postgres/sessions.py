@@ -162,8 +162,8 @@ class Session:
             raise self.failure
         if self._open:
             return
+        self._open = True  # Also if the second of these statements fails: there is something to roll back then.
         row = self._exec(_BEGIN_READING if self._reading else _BEGIN)
-        self._open = True
         self._now_ms = int(row.get_value(0, 0) or b"0")
         self._log_position = row.get_value(0, 1) or b""
 
