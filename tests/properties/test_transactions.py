@@ -220,7 +220,7 @@ def run_machine(openers: Iterator[Callable[[], Database]], *, lasting: bool, exa
 
 
 def often(examples: int) -> pytest.MarkDecorator:
-    nightly = pytest.param(40 * examples, id="nightly", marks=pytest.mark.nightly)
+    nightly = pytest.param(20 * examples, id="nightly", marks=pytest.mark.nightly)
     return pytest.mark.parametrize("examples", [pytest.param(examples, id="suite"), nightly])
 
 

@@ -21,6 +21,7 @@ from holdfast import limits
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, Closed
 from holdfast.kv.contract import Database, Result, View, Work
+from holdfast.kv.forks import forget_in_children
 from holdfast.kv.transact import check_tier, nested, run
 from holdfast.kv.transactions import Transaction
 from holdfast.kv.watches import Watch, Watches
@@ -42,6 +43,11 @@ class SerialDatabase(Database):
         self._running = 0  # The thread whose turn it is.
         self._guests: deque[_Guest] = deque()
         self._closed = False
+        forget_in_children(self)
+
+    def forget_after_fork(self) -> None:
+        self._closed = True
+        self._turn, self._running = threading.Lock(), 0  # Another thread of the parent may have had the turn.
 
     @abstractmethod
     def _view(self) -> View:
@@ -235,4 +241,4 @@ def _wake(guests: list[_Guest]) -> None:
 
 
 def _closed() -> Closed:
-    return Closed("The database was closed; open it again")
+    return Closed("The database was closed, or this process was forked after it was opened; open it again")

@@ -21,6 +21,7 @@ from holdfast.backends.postgres.sessions import Conflicted, Disconnected, Sessio
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, Closed, TransactionConflict, Unreachable
 from holdfast.kv import Database, Result, Transaction, Watch, Watches, Work
+from holdfast.kv.forks import forget_in_children
 from holdfast.kv.transact import check_tier, nested, pauses_seconds, run
 from holdfast.tiers import Tier
 
@@ -47,6 +48,10 @@ class PostgresDatabase(Database):
         self._jitter = Random()
         self._of_thread = threading.local()
         self._closed = False
+        forget_in_children(self)
+
+    def forget_after_fork(self) -> None:
+        self._closed = True  # psycopg leaves a connection alone in a process that did not open it.
 
     def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         check_tier(tier)
@@ -158,7 +163,7 @@ class PostgresDatabase(Database):
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise Closed("The database was closed; open it again")
+            raise Closed("The database was closed, or this process was forked after it was opened; open it again")
         if self._committer.is_this_thread:
             raise nested()
 

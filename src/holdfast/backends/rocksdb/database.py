@@ -6,6 +6,7 @@ short at the end is what a crash leaves behind and is dropped; any other damage 
 """
 
 import asyncio
+import ctypes
 import threading
 from collections.abc import Awaitable
 from pathlib import Path
@@ -139,6 +140,15 @@ class RocksDatabase(SerialDatabase):
         if mine is None or mine.loop is not loop:
             mine = self._of_thread.loop_sync = LoopSync(self._log, loop, self._syncer.hand_over)
         return mine
+
+    def forget_after_fork(self) -> None:
+        super().forget_after_fork()
+        # Freed here, it would write to the parent's files or wait for threads that only the parent has: so it never is.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._rocks))
+        # RocksDB also joins those threads when the process exits, which ends in a crash; leave before it does.
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "on_exit"):
+            libc.on_exit(libc._exit, None)
 
     def _flush_log(self) -> None:
         self._rocks.flush_wal(True)
