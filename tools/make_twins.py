@@ -16,6 +16,8 @@ TWINS = HANDLES / "sync"
 NOT_TWINNED = {"__init__.py", "opening.py"}
 
 WORDS = {
+    "aiter": "iter",
+    "anext": "next",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
@@ -33,14 +35,15 @@ def twin(source: str, name: str) -> str:
     lines = source.splitlines(keepends=True)
     for index in reversed(range(len(tokens))):
         token = tokens[index]
-        if token.type != tokenize.NAME:
+        quoted = token.type == tokenize.STRING and re.fullmatch(r'"Async[A-Z][\w\[\], |]*"', token.string)
+        if token.type != tokenize.NAME and not quoted:
             continue
         row, start = token.start[0] - 1, token.start[1]
         end = token.end[1]
         if token.string in ("async", "await"):
             replacement, end = "", tokens[index + 1].start[1]
         else:
-            replacement = WORDS.get(token.string) or re.sub(r"^Async(?=[A-Z])", "", token.string)
+            replacement = WORDS.get(token.string) or re.sub(r"\bAsync(?=[A-Z])", "", token.string)
         lines[row] = lines[row][:start] + replacement + lines[row][end:]
     body = "".join(lines)
     body = re.sub(r"from holdfast\.handles\.(?!sync)", "from holdfast.handles.sync.", body)

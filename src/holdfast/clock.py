@@ -37,7 +37,7 @@ class IdSource:
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.SystemRandom() if seed is None else random.Random(seed)
         self._lock = threading.Lock()
-        self._last_ms = -1
+        self._last_ms = 0  # A clock that stands before 1970 counts as if it stood there.
         self._counter = 0
 
     def new_id(self, now_ms: int) -> uuid.UUID:

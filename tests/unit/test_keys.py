@@ -117,3 +117,9 @@ def test_a_prefix_without_a_successor_ends_behind_the_longest_key(prefix: bytes)
     begin, end = prefix_range(prefix)
     assert begin == prefix
     assert end > b"\xff" * limits.KEY_BYTES_MAX
+
+
+@pytest.mark.parametrize("key", ["text", None, 5, bytearray(b"\x14")])
+def test_only_bytes_are_unpacked(key: object) -> None:
+    with pytest.raises(InvalidKey, match="bytes"):
+        unpack(key)

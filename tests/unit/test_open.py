@@ -70,7 +70,7 @@ def test_a_new_folder_is_marked_with_its_format(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "deep/data").iterdir()) == ["holdfast.json", "kv", "objects"]
 
 
-@pytest.mark.parametrize("found", [opening.FORMAT + 1, 0, "1", None])
+@pytest.mark.parametrize("found", [opening.FORMAT + 1, 0])
 def test_a_folder_of_another_format_is_refused_and_left_alone(tmp_path: Path, found: Any) -> None:
     (tmp_path / "holdfast.json").write_text(json.dumps({"format": found}))
     with pytest.raises(SchemaMismatch, match=f"has format {found}"):
@@ -194,3 +194,34 @@ async def test_a_cancelled_opening_leaves_nothing_open(tmp_path: Path, monkeypat
             opened[0].read(Transaction.get, b"a")
     finally:
         opened[0].close()
+
+
+@pytest.mark.parametrize("marker", ["[" * 100_000, '{"format": true}', '{"format": "1"}', "{}", ""])
+def test_a_marker_that_makes_no_sense_is_refused(marker: str, tmp_path: Path) -> None:
+    (tmp_path / "holdfast.json").write_text(marker)
+    with pytest.raises(PathUnusable, match="is not Holdfast's"):
+        holdfast.open(f"dir:{tmp_path}")
+
+
+def test_a_refused_url_does_not_repeat_its_password() -> None:
+    with pytest.raises(InvalidUrl) as caught:
+        holdfast.open("postgrsql://ada:secret@host/database")
+    assert "secret" not in str(caught.value)
+
+
+def test_big_bytes_go_beside_the_key_space_unless_told_otherwise(tmp_path: Path) -> None:
+    for objects, place in (
+        (None, tmp_path / "data" / "objects"),
+        (f"dir:{tmp_path / 'elsewhere'}", tmp_path / "elsewhere"),
+    ):
+        port = opening.open_plane(f"dir:{tmp_path / 'data'}", objects=objects)
+        assert port.objects is not None
+        port.objects.put("a/b", b"big")
+        port.close()
+        assert (place / "a" / "b").read_bytes() == b"big"
+
+
+def test_a_wrong_object_store_leaves_nothing_open(tmp_path: Path) -> None:
+    with pytest.raises(InvalidUrl):
+        holdfast.open(f"dir:{tmp_path}", objects="nonsense://x")
+    holdfast.open(f"dir:{tmp_path}").close()

@@ -170,3 +170,11 @@ def test_a_sleeper_whose_loop_is_gone_does_not_disturb_a_commit() -> None:
         finally:
             sleeper._log_destroy_pending = False  # It can never finish, which is what this test is about.
         assert watch.wait(0)
+
+
+def test_everybody_who_waits_learns_that_a_watch_was_closed(watches: Watches) -> None:
+    watch = watches.open(b"a")
+    watch.close()
+    for _ in range(3):
+        with pytest.raises(Closed):
+            watch.wait(0)

@@ -57,6 +57,8 @@ def unpack(key: bytes) -> tuple[Element, ...]:
     Raises:
         InvalidKey: `key` was not made by `pack`.
     """
+    if key.__class__ is not bytes:
+        raise InvalidKey(f"A key is bytes, not {type(key).__name__}; unpack what pack made")
     elements: list[Element] = []
     position = 0
     while position < len(key):

@@ -63,7 +63,7 @@ class Transaction:
     def scan(self, begin: bytes, end: bytes, *, limit: int, reverse: bool = False) -> list[Pair]:
         """At most `limit` pairs with begin <= key < end, in key order; the last ones, backwards, if `reverse`."""
         self._check_range(begin, end)
-        if not 0 < limit <= SCAN_ITEMS_MAX:
+        if limit.__class__ is not int or not 0 < limit <= SCAN_ITEMS_MAX:
             raise InvalidArgument(
                 f"limit is {limit}; a scan returns 1 to {SCAN_ITEMS_MAX} pairs, walk more with kv.pages"
             )

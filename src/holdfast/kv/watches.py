@@ -69,10 +69,11 @@ class Watch:
                 loop.call_soon_threadsafe(_wake, future)
 
     def _take(self, woken: bool) -> bool:
-        if self._closed:
-            raise Closed("The watch was closed, or its database was; open a new one")
         if woken:
             self._fired.clear()
+        if self._closed:
+            self._fired.set()  # Whoever else waits is to learn it too.
+            raise Closed("The watch was closed, or its database was; open a new one")
         return woken
 
     def __enter__(self) -> Self:

@@ -6,11 +6,12 @@ postgresql://...    a PostgreSQL that several nodes share
 """
 
 import asyncio
-import json
 import os
 import threading
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import ObjectStore, open_objects
@@ -22,6 +23,12 @@ from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
 
 FORMAT: Final = 1
 _KNOWN: Final = "memory:, dir:PATH or postgresql://user@host/database"
+
+
+class _Marker(msgspec.Struct):
+    """What `holdfast.json` says of a data directory."""
+
+    format: int
 
 
 def open_plane(
@@ -79,7 +86,7 @@ def open_database(url: str, *, clock: Clock | None = None, ids: IdSource | None 
         return _open_postgres(url, clock, ids)
     if not colon:
         raise InvalidUrl(f"{url!r} names no backend; for a folder write dir:{url}")
-    raise InvalidUrl(f"{url!r} names no backend; write {_KNOWN}")
+    raise InvalidUrl(f"{scheme!r} names no backend; write {_KNOWN}")  # The rest may hold a password.
 
 
 def object_store_url(url: str) -> str | None:
@@ -124,15 +131,15 @@ def _check_format(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         if not marker.exists():
             draft = directory / f".holdfast.json.{os.getpid()}"
-            with draft.open("w") as file:
-                json.dump({"format": FORMAT}, file)
+            with draft.open("wb") as file:
+                file.write(msgspec.json.encode(_Marker(FORMAT)))
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(marker)
-        found = json.loads(marker.read_text())["format"]
+        found = msgspec.json.decode(marker.read_bytes(), type=_Marker).format
     except OSError as error:
         raise PathUnusable(f"{directory} cannot be used ({error.strerror}); choose a folder you can write") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise PathUnusable(f"{marker} is not Holdfast's ({error}); choose another folder, or restore it") from error
     if found != FORMAT:
         raise SchemaMismatch(f"{directory} has format {found} and this version knows {FORMAT}; upgrade Holdfast")
