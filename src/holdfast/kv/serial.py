@@ -6,14 +6,12 @@ transaction that committed meanwhile. Nothing ever conflicts and nothing is ever
 
     turn ──► work(tx) ──► commit ──► turn passed on ──► wait for the sync that covers the commit ──► result
 
-A thread that finds the turn taken leaves its work in a queue, and whoever has the turn runs it too: handing a turn from
-thread to thread would cost more than most works. Read snapshots take no turn at all.
+Read snapshots take no turn at all.
 """
 
 import asyncio
 import threading
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Awaitable
 from typing import Any
 
@@ -41,7 +39,6 @@ class SerialDatabase(Database):
         self._watches = Watches()
         self._turn = threading.Lock()
         self._running = 0  # The thread whose turn it is.
-        self._guests: deque[_Guest] = deque()
         self._closed = False
         forget_in_children(self)
 
@@ -79,25 +76,9 @@ class SerialDatabase(Database):
 
     def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         check_tier(tier)
-        if not self._turn.acquire(blocking=False):
-            if self._running == threading.get_ident():
-                raise nested()
-            guest_result: Result = self._be_guest(_Guest(work, args, kwargs), tier)
-            return guest_result
-        try:
-            result, commit = self._run(work, args, kwargs)
-        except BaseException:
-            _wake(self._pass_on())
-            raise
-        guests = self._pass_on()
-        if not guests:
-            self._settle(commit, tier)
-            return result
-        try:
-            # A sync that covers the guests' commits spares them one of their own.
-            self._settle(max(commit, *(guest.commit for guest in guests)), tier)
-        finally:
-            _wake(guests)
+        self._take_turn()
+        result, commit = self._run_and_pass_on(work, args, kwargs)
+        self._settle(commit, tier)
         return result
 
     async def transact_async(
@@ -109,10 +90,7 @@ class SerialDatabase(Database):
                 raise nested()
             # Another thread has the turn. The event loop must not stand still until it is passed on.
             return await asyncio.to_thread(self.transact, work, *args, tier=tier, **kwargs)
-        try:
-            result, commit = self._run(work, args, kwargs)
-        finally:
-            _wake(self._pass_on())
+        result, commit = self._run_and_pass_on(work, args, kwargs)
         settling = self._settling(commit, tier)
         if settling is not None:
             await settling
@@ -143,71 +121,42 @@ class SerialDatabase(Database):
         self._settle(self._last_commit(), Tier.CRITICAL)
 
     def close(self) -> None:
-        if self._running == threading.get_ident():
-            raise nested()
-        if not self._turn.acquire(timeout=limits.TURN_WAIT_SECONDS_MAX):
-            raise Busy(
-                f"A transaction has been running for {limits.TURN_WAIT_SECONDS_MAX} s; close again when it ended"
-            )
+        self._take_turn()
         try:
             if not self._closed:
                 self._closed = True
                 self._watches.close()
                 self._release()
         finally:
-            _wake(self._pass_on())
+            self._turn.release()
 
-    def _run(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
-        """Run `work` and commit what it wrote, with the turn held."""
-        if self._closed:
-            raise _closed()
-        self._running = threading.get_ident()
-        tx = Transaction(self._view(), clock=self._clock, ids=self._ids)
-        result = run(tx, work, args, kwargs)
-        if tx.wrote:
-            self._commit(tx)
-            if self._watches.count:
-                self._watches.notify(tx.writes, tx.cleared)
-        return result, self._last_commit()
+    def _take_turn(self) -> None:
+        if self._turn.acquire(blocking=False):
+            return
+        if self._running == threading.get_ident():
+            raise nested()
+        if not self._turn.acquire(timeout=limits.TURN_WAIT_SECONDS_MAX):
+            raise Busy(
+                f"Another transaction has been running for {limits.TURN_WAIT_SECONDS_MAX} s; nothing was written. "
+                "Keep slow work out of transact, then try again"
+            )
 
-    def _pass_on(self) -> "list[_Guest]":
-        """Run what others left in the queue, and give the turn back; those guests are still to be woken.
-
-        A guest waits until it is woken, so the queue ends: it never holds more than one work a thread.
-        """
-        guests: list[_Guest] = []
-        while True:
-            while self._guests:
-                guests.append(guest := self._guests.popleft())
-                try:
-                    guest.result, guest.commit = self._run(guest.work, guest.args, guest.kwargs)
-                except BaseException as error:
-                    guest.error = error
+    def _run_and_pass_on(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
+        """Run `work` and commit what it wrote, with the turn that the caller took, and pass the turn on."""
+        try:
+            if self._closed:
+                raise _closed()
+            self._running = threading.get_ident()
+            tx = Transaction(self._view(), clock=self._clock, ids=self._ids)
+            result = run(tx, work, args, kwargs)
+            if tx.wrote:
+                self._commit(tx)
+                if self._watches.count:
+                    self._watches.notify(tx.writes, tx.cleared)
+            return result, self._last_commit()
+        finally:
             self._running = 0
             self._turn.release()
-            # Somebody may have come after the last look at the queue and before the turn was free.
-            if not self._guests or not self._turn.acquire(blocking=False):
-                return guests
-
-    def _be_guest(self, guest: "_Guest", tier: Tier) -> Any:
-        """Let whoever has the turn run this work, then wait for the promise."""
-        self._guests.append(guest)
-        if self._turn.acquire(blocking=False):
-            _wake(self._pass_on())
-        if not guest.done.acquire(timeout=limits.TURN_WAIT_SECONDS_MAX):
-            try:
-                self._guests.remove(guest)
-            except ValueError:
-                guest.done.acquire()  # It is being run at this moment.
-            else:
-                raise Busy(
-                    f"Another transaction has been running for {limits.TURN_WAIT_SECONDS_MAX} s; nothing was written. "
-                    "Keep slow work out of transact, then try again"
-                )
-        if guest.error is not None:
-            raise guest.error
-        self._settle(guest.commit, tier)
-        return guest.result
 
     def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
         if self._closed:
@@ -217,27 +166,6 @@ class SerialDatabase(Database):
         tx = Transaction(self._snapshot(), clock=self._clock, ids=self._ids, writable=False)
         commit = self._last_commit()
         return run(tx, work, args, kwargs), commit
-
-
-class _Guest:
-    """A work that another thread runs in its own turn."""
-
-    __slots__ = ("args", "commit", "done", "error", "kwargs", "result", "work")
-
-    def __init__(self, work: Work[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.work = work
-        self.args = args
-        self.kwargs = kwargs
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.commit = 0
-        self.done = threading.Lock()
-        self.done.acquire()
-
-
-def _wake(guests: list[_Guest]) -> None:
-    for guest in guests:
-        guest.done.release()
 
 
 def _closed() -> Closed:
