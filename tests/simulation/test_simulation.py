@@ -84,13 +84,17 @@ class CommitsTwice(MemoryDatabase):
 class ReadsThePast(MemoryDatabase):
     """Lets every twentieth transaction read the state before the last commit, and commit all the same."""
 
-    def _commit(self, tx: Transaction) -> None:
-        self._past = self._pairs.copy()
-        super()._commit(tx)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._real = self._current
 
-    def _view(self) -> Any:
-        stale = self._commits % 20 == 19
-        return self._past if stale else self._pairs
+    def _commit(self, tx: Transaction) -> None:
+        past = self._real.copy()
+        self._current = self._real
+        super()._commit(tx)
+        self._real = self._current
+        if self._commits % 20 == 19:
+            self._current = past
 
 
 class HalfCommits(MemoryDatabase):

@@ -56,24 +56,21 @@ class MemoryDatabase(SerialDatabase):
 
     def __init__(self, *, clock: Clock | None = None, ids: IdSource | None = None) -> None:
         super().__init__(clock or SystemClock(), ids or IdSource())
-        self._pairs = Pairs()
-        self._shared = False  # Whether a snapshot may still read `_pairs`.
+        self._current: Pairs = Pairs()
+        self._shared = False  # Whether a snapshot may still read `_current`.
         self._sharing = threading.Lock()  # Held for a moment, where a turn may take as long as its work.
         self._commits = 0
-
-    def _view(self) -> Pairs:
-        return self._pairs
 
     def _snapshot(self) -> Pairs:
         with self._sharing:
             self._shared = True
-            return self._pairs
+            return self._current
 
     def _commit(self, tx: Transaction) -> None:
         with self._sharing:
             if self._shared:
-                self._pairs, self._shared = self._pairs.copy(), False
-            self._pairs.apply(tx)
+                self._current, self._shared = self._current.copy(), False
+            self._current.apply(tx)
             self._commits += 1
 
     def _last_commit(self) -> int:
@@ -86,4 +83,4 @@ class MemoryDatabase(SerialDatabase):
         """Nothing here outlives the process, so there is nothing to wait for."""
 
     def _release(self) -> None:
-        self._pairs = Pairs()
+        self._current = Pairs()

@@ -33,6 +33,8 @@ class SerialDatabase(Database):
     everything up to that number.
     """
 
+    _current: View  # The committed pairs as they are now; read only by whoever has the turn.
+
     def __init__(self, clock: Clock, ids: IdSource) -> None:
         self._clock = clock
         self._ids = ids
@@ -45,10 +47,6 @@ class SerialDatabase(Database):
     def forget_after_fork(self) -> None:
         self._closed = True
         self._turn, self._running = threading.Lock(), 0  # Another thread of the parent may have had the turn.
-
-    @abstractmethod
-    def _view(self) -> View:
-        """The committed pairs as they are now; used only while its caller has the turn."""
 
     @abstractmethod
     def _snapshot(self) -> View:
@@ -147,7 +145,7 @@ class SerialDatabase(Database):
             if self._closed:
                 raise _closed()
             self._running = threading.get_ident()
-            tx = Transaction(self._view(), clock=self._clock, ids=self._ids)
+            tx = Transaction(self._current, clock=self._clock, ids=self._ids)
             result = run(tx, work, args, kwargs)
             if tx.wrote:
                 self._commit(tx)

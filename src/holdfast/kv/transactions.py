@@ -44,7 +44,7 @@ class Transaction:
         self._writable = writable
         self._open = True
         self._writes: dict[bytes, bytes | None] = {}
-        self._cleared: list[tuple[bytes, bytes]] = []
+        self._cleared: tuple[tuple[bytes, bytes], ...] = ()
         self._bytes = 0
 
     def get(self, key: bytes) -> bytes | None:
@@ -107,7 +107,7 @@ class Transaction:
             raise _too_large()
         self._bytes = size
         self._forget(begin, end)
-        self._cleared.append((begin, end))
+        self._cleared += ((begin, end),)
 
     @property
     def now_ms(self) -> int:
@@ -171,12 +171,12 @@ class Transaction:
         """Write everything that `other`, which ran on top of this transaction, has written."""
         for begin, end in other._cleared:
             self._forget(begin, end)
-            self._cleared.append((begin, end))
+            self._cleared += ((begin, end),)
         self._writes |= other._writes
         self._bytes += other._bytes
 
     @property
-    def cleared(self) -> list[tuple[bytes, bytes]]:
+    def cleared(self) -> tuple[tuple[bytes, bytes], ...]:
         """Ranges to delete before `writes` are applied."""
         return self._cleared
 

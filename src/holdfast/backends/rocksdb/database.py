@@ -52,11 +52,13 @@ class RocksDatabase(SerialDatabase):
         super().__init__(clock or SystemClock(), ids or IdSource())
         self._rocks = _open(path)
         self._path = path
-        self._pairs = CurrentPairs(self._rocks, path)
+        self._current: CurrentPairs = CurrentPairs(self._rocks, path)
         self._log = LogSync(last_commit=self._rocks.latest_sequence_number, sync=self._flush_log)
         self._syncer = Syncer(self._log, self._rocks.latest_sequence_number)
         self._failure: HoldfastError | None = None
-        self._of_thread = threading.local()
+        self._loops_lock = threading.Lock()
+        self._loop_syncs: dict[asyncio.AbstractEventLoop, LoopSync] = {}
+        self._recent_loop_sync: LoopSync | None = None  # There is rarely more than one event loop.
 
     def checkpoint(self, path: Path) -> None:
         """Write a consistent copy to the new folder `path`, from hard links where the file system allows it."""
@@ -78,11 +80,8 @@ class RocksDatabase(SerialDatabase):
         """Write what is in memory to table files, so that the next open has no log to replay."""
         self._rocks.flush(wait=True)
 
-    def _view(self) -> CurrentPairs:
-        return self._pairs
-
     def _snapshot(self) -> "UnmovedPairs":
-        return UnmovedPairs(self._pairs, self._rocks.latest_sequence_number)
+        return UnmovedPairs(self._current, self._rocks.latest_sequence_number)
 
     def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
         try:
@@ -136,10 +135,15 @@ class RocksDatabase(SerialDatabase):
     def _loop_sync(self) -> LoopSync:
         """The group of callers of the event loop that runs on this thread."""
         loop = asyncio.get_running_loop()
-        mine: LoopSync | None = getattr(self._of_thread, "loop_sync", None)
-        if mine is None or mine.loop is not loop:
-            mine = self._of_thread.loop_sync = LoopSync(self._log, loop, self._syncer.hand_over)
-        return mine
+        recent = self._recent_loop_sync
+        if recent is not None and recent.loop is loop:
+            return recent
+        with self._loops_lock:
+            for closed in [each for each in self._loop_syncs if each.is_closed()]:
+                del self._loop_syncs[closed]
+            recent = self._loop_syncs.setdefault(loop, LoopSync(self._log, loop, self._syncer.hand_over))
+        self._recent_loop_sync = recent
+        return recent
 
     def forget_after_fork(self) -> None:
         super().forget_after_fork()

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from holdfast import limits
 from holdfast.errors import Backend, Closed, CommitUnknown, DatabaseFailed
@@ -124,19 +125,21 @@ class LogSync:
 
 
 class LoopSync:
-    """Waits for syncs on behalf of the callers of one event loop."""
+    """Waits for syncs on behalf of the callers of one event loop. Used on that loop's thread only."""
 
     def __init__(self, log: LogSync, loop: asyncio.AbstractEventLoop, hand_over: Callable[[Callable[[], None]], None]):
         self.loop = loop
         self._log = log
         self._hand_over = hand_over
-        self._callers: list[tuple[int, asyncio.Future[None]]] = []
+        self._callers: list[asyncio.Future[None]] = []
+        self._commit = 0  # What the newest of them waits for; a thread's commits only grow.
         self._busy = False
 
     def wait(self, commit: int) -> "asyncio.Future[None]":
         """Done once `commit` is durable, together with everybody else who asks in this turn of the loop."""
         caller = self.loop.create_future()
-        self._callers.append((commit, caller))
+        self._callers.append(caller)
+        self._commit = commit
         if not self._busy:
             self._busy = True
             # The callback runs after every caller that is ready now has made its commit.
@@ -144,20 +147,18 @@ class LoopSync:
         return caller
 
     def _start(self) -> None:
-        callers, self._callers = self._callers, []
-        commit = max(commit for commit, _ in callers)
-        log = self._log
+        log, commit, callers, self._callers = self._log, self._commit, self._callers, []
         if len(callers) <= limits.INLINE_SYNC_WAITERS_MAX and log.sync_seconds < limits.INLINE_SYNC_SECONDS_MAX:
             self._finish(callers, _failure(log, commit))
         else:
             self._hand_over(lambda: self._post(callers, _failure(log, commit)))
 
-    def _post(self, callers: list[tuple[int, "asyncio.Future[None]"]], failure: Exception | None) -> None:
-        if not self.loop.is_closed():
+    def _post(self, callers: list["asyncio.Future[None]"], failure: Exception | None) -> None:
+        with suppress(RuntimeError):  # The loop was closed, and its callers are gone with it.
             self.loop.call_soon_threadsafe(self._finish, callers, failure)
 
-    def _finish(self, callers: list[tuple[int, "asyncio.Future[None]"]], failure: Exception | None) -> None:
-        for _, caller in callers:
+    def _finish(self, callers: list["asyncio.Future[None]"], failure: Exception | None) -> None:
+        for caller in callers:
             if caller.done():
                 continue  # It was cancelled while it waited.
             if failure is None:
