@@ -1,5 +1,6 @@
 """Damaged files and lost power on RocksDB: a torn tail is dropped, any other damage is reported, never skipped."""
 
+import asyncio
 import random
 import shutil
 from pathlib import Path
@@ -175,6 +176,26 @@ def test_a_critical_reader_makes_durable_what_it_saw(tmp_path: Path) -> None:
         assert database.unsynced
         assert database.read(lambda tx: tx.get(b"key 000000")) is not None
         assert not database.unsynced
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("reading", [False, True])
+def test_an_error_that_tells_what_was_seen_is_durable_too(tmp_path: Path, asynchronous: bool, reading: bool) -> None:
+    """An error is an answer: what it is based on must not be taken back by a power loss."""
+
+    def refuse(tx: Transaction) -> None:
+        raise LookupError(f"taken by {tx.get(b'key 000000')!r}")
+
+    with RocksDatabase(tmp_path / "kv") as database:
+        for tier, unsynced in ((Tier.IMPORTANT, True), (Tier.CRITICAL, False)):
+            database.transact(put_numbers, range(1), tier=Tier.IMPORTANT)
+            with pytest.raises(LookupError, match="taken by"):
+                if asynchronous:
+                    call = database.read_async if reading else database.transact_async
+                    asyncio.run(call(refuse, tier=tier))
+                else:
+                    (database.read if reading else database.transact)(refuse, tier=tier)
+            assert database.unsynced is unsynced
 
 
 def test_important_writes_are_synced_before_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ What every backend promises, and `holdfast.testing.conformance` proves:
 - Strictly serializable: transactions behave as if run one at a time, each between its call and its return.
 - A function that raises has written nothing.
 - A transaction returns once its tier's promise holds, not before. It never shows what a power loss could
-  take back: at CRITICAL even a reading one waits for the sync that covers what it saw.
+  take back: at CRITICAL even a reading one, and one that raises, waits for the sync that covers what it saw.
 - `work` may run several times (conflicts are retried), so it touches nothing but its transaction.
 - A wake-up from `watch` is a hint. It may come for nothing; one that is registered before a read never
   misses a later write.

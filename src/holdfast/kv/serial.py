@@ -13,11 +13,12 @@ import asyncio
 import threading
 from abc import abstractmethod
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any
 
 from holdfast import limits
 from holdfast.clock import Clock, IdSource
-from holdfast.errors import Busy, Closed
+from holdfast.errors import Backend, Busy, Closed
 from holdfast.kv.contract import Database, Result, View, Work
 from holdfast.kv.forks import forget_in_children
 from holdfast.kv.transact import check_tier, nested, run
@@ -75,7 +76,11 @@ class SerialDatabase(Database):
     def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         check_tier(tier)
         self._take_turn()
-        result, commit = self._run_and_pass_on(work, args, kwargs)
+        try:
+            result, commit = self._run_and_pass_on(work, args, kwargs)
+        except Exception:
+            self._settle_seen(tier)
+            raise
         self._settle(commit, tier)
         return result
 
@@ -88,7 +93,11 @@ class SerialDatabase(Database):
                 raise nested()
             # Another thread has the turn. The event loop must not stand still until it is passed on.
             return await asyncio.to_thread(self.transact, work, *args, tier=tier, **kwargs)
-        result, commit = self._run_and_pass_on(work, args, kwargs)
+        try:
+            result, commit = self._run_and_pass_on(work, args, kwargs)
+        except Exception:
+            await self._settle_seen_async(tier)
+            raise
         settling = self._settling(commit, tier)
         if settling is not None:
             await settling
@@ -96,13 +105,21 @@ class SerialDatabase(Database):
 
     def read(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         check_tier(tier)
-        result, commit = self._read(work, args, kwargs)
+        try:
+            result, commit = self._read(work, args, kwargs)
+        except Exception:
+            self._settle_seen(tier)
+            raise
         self._settle(commit, tier)
         return result
 
     async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         check_tier(tier)
-        result, commit = self._read(work, args, kwargs)
+        try:
+            result, commit = self._read(work, args, kwargs)
+        except Exception:
+            await self._settle_seen_async(tier)
+            raise
         settling = self._settling(commit, tier)
         if settling is not None:
             await settling
@@ -155,6 +172,19 @@ class SerialDatabase(Database):
         finally:
             self._running = 0
             self._turn.release()
+
+    def _settle_seen(self, tier: Tier) -> None:
+        """Make good what a work that raised may have seen: an error is an answer too, and must not be taken back."""
+        if not self._closed:
+            with suppress(Backend, Closed):  # The work's own error says more.
+                self._settle(self._last_commit(), tier)
+
+    async def _settle_seen_async(self, tier: Tier) -> None:
+        if not self._closed:
+            with suppress(Backend, Closed):
+                settling = self._settling(self._last_commit(), tier)
+                if settling is not None:
+                    await settling
 
     def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
         if self._closed:

@@ -14,7 +14,8 @@ each of them in turn; a new step is covered by itself. `SeededFaults` strikes at
 
 import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -97,24 +98,28 @@ class FaultyDatabase(Database):
 
     def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         self._pass("transact: begin")
-        outcome: tuple[Result, Undo] = self._inner.transact(self._run, work, args, kwargs, tier=tier)
+        with self._seen_by(tier):
+            outcome: tuple[Result, Undo] = self._inner.transact(self._run, work, args, kwargs, tier=tier)
         return self._committed(*outcome, tier)
 
     async def transact_async(
         self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any
     ) -> Result:
         self._pass("transact: begin")
-        outcome: tuple[Result, Undo] = await self._inner.transact_async(self._run, work, args, kwargs, tier=tier)
+        with self._seen_by(tier):
+            outcome: tuple[Result, Undo] = await self._inner.transact_async(self._run, work, args, kwargs, tier=tier)
         return self._committed(*outcome, tier)
 
     def read(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         self._pass("read: begin")
-        result = self._inner.read(work, *args, tier=tier, **kwargs)
+        with self._seen_by(tier):
+            result = self._inner.read(work, *args, tier=tier, **kwargs)
         return self._committed(result, {}, tier)
 
     async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         self._pass("read: begin")
-        result = await self._inner.read_async(work, *args, tier=tier, **kwargs)
+        with self._seen_by(tier):
+            result = await self._inner.read_async(work, *args, tier=tier, **kwargs)
         return self._committed(result, {}, tier)
 
     def watch(self, prefix: bytes) -> Watch:
@@ -145,6 +150,16 @@ class FaultyDatabase(Database):
         undo = _undo(tx)
         self._pass("transact: commit")
         return result, undo
+
+    @contextmanager
+    def _seen_by(self, tier: Tier) -> Iterator[None]:
+        """A CRITICAL work that raises has had what it saw synced, like one that returns."""
+        try:
+            yield
+        except Exception:
+            if tier is Tier.CRITICAL:
+                self._unsynced.clear()
+            raise
 
     def _committed(self, result: Result, undo: Undo, tier: Tier) -> Result:
         if undo:
