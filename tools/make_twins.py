@@ -11,8 +11,8 @@ import sys
 import tokenize
 from pathlib import Path
 
-HANDLES = Path(__file__).parent.parent / "src" / "holdfast" / "handles"
-TWINS = HANDLES / "sync"
+SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
+FLOORS = ("handles", "runtime")
 NOT_TWINNED = {"__init__.py", "opening.py"}
 
 WORDS = {
@@ -29,7 +29,7 @@ WORDS = {
 HEADER = '"""Generated from {source} by tools/make_twins.py; change that file instead."""\n\n'
 
 
-def twin(source: str, name: str) -> str:
+def twin(source: str, floor: str, name: str) -> str:
     """The synchronous form of an asynchronous module."""
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     lines = source.splitlines(keepends=True)
@@ -44,11 +44,12 @@ def twin(source: str, name: str) -> str:
             replacement, end = "", tokens[index + 1].start[1]
         else:
             replacement = WORDS.get(token.string) or re.sub(r"\bAsync(?=[A-Z])", "", token.string)
+            replacement = re.sub(r"(?<=\w)_async$", "", replacement)  # Those below have both forms under two names.
         lines[row] = lines[row][:start] + replacement + lines[row][end:]
     body = "".join(lines)
-    body = re.sub(r"from holdfast\.handles\.(?!sync)", "from holdfast.handles.sync.", body)
+    body = re.sub(rf"from holdfast\.{floor}\.(?!sync)", f"from holdfast.{floor}.sync.", body)
     docstring_end = body.index('"""', 3) + 3
-    return HEADER.format(source=f"handles/{name}") + body[docstring_end:].lstrip("\n")
+    return HEADER.format(source=f"{floor}/{name}") + body[docstring_end:].lstrip("\n")
 
 
 def formatted(text: str, path: Path) -> str:
@@ -60,20 +61,23 @@ def formatted(text: str, path: Path) -> str:
 
 def main() -> int:
     check = "--check" in sys.argv[1:]
-    wanted = {TWINS / "__init__.py": '"""The synchronous handles, generated from the asynchronous ones."""\n'}
-    for source in sorted(HANDLES.glob("*.py")):
-        if source.name not in NOT_TWINNED:
-            path = TWINS / source.name
-            wanted[path] = formatted(twin(source.read_text(), source.name), path)
+    wanted: dict[Path, str] = {}
+    for floor in FLOORS:
+        folder = SOURCE / floor / "sync"
+        wanted[folder / "__init__.py"] = '"""The synchronous twins, generated from the modules beside this folder."""\n'
+        for source in sorted((SOURCE / floor).glob("*.py")):
+            if source.name not in NOT_TWINNED:
+                path = folder / source.name
+                wanted[path] = formatted(twin(source.read_text(), floor, source.name), path)
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-    stale += [path for path in TWINS.glob("*.py") if path not in wanted]
+    stale += [path for floor in FLOORS for path in (SOURCE / floor / "sync").glob("*.py") if path not in wanted]
     if check:
         for path in stale:
             print(f"{path} is not current; run: make twins")
         return 1 if stale else 0
-    TWINS.mkdir(exist_ok=True)
     for path in stale:
         if path in wanted:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(wanted[path])
         else:
             path.unlink()

@@ -10,6 +10,7 @@ from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.handles import AsyncPlane, Opening, Plane
 from holdfast.kv import Subspace, Transaction
+from holdfast.names import UNIVERSE, checked_name
 from holdfast.plane import open_plane, open_plane_async
 from holdfast.tiers import Tier
 
@@ -17,19 +18,24 @@ __version__ = "0.1.0"
 __all__ = ["AsyncPlane", "HoldfastError", "Plane", "Subspace", "Tier", "Transaction", "open", "open_async"]
 
 
-def open(url: str, *, objects: str | None = None, clock: Clock | None = None) -> Plane:
+def open(url: str, *, universe: str = UNIVERSE, objects: str | None = None, clock: Clock | None = None) -> Plane:
     """The plane at `url`, running in this process: `memory:`, `dir:PATH` or `postgresql://...`.
 
     `objects` says where big bytes go (`dir:`, `s3://`, `az://`, `gs://`); a directory keeps them in itself by default.
-    `clock` replaces the wall clock, for tests.
+    `universe` is the tenant whose data the plane shows. `clock` replaces the wall clock, for tests.
     """
-    return Plane(open_plane(url, objects=objects, clock=clock))
+    universe = checked_name("universe", universe)
+    return Plane(open_plane(url, objects=objects, clock=clock), universe)
 
 
-def open_async(url: str, *, objects: str | None = None, clock: Clock | None = None) -> Opening:
+def open_async(
+    url: str, *, universe: str = UNIVERSE, objects: str | None = None, clock: Clock | None = None
+) -> Opening:
     """`open` for asyncio: await it, or enter it with `async with`."""
 
+    universe = checked_name("universe", universe)
+
     async def opening() -> AsyncPlane:
-        return AsyncPlane(await open_plane_async(url, objects=objects, clock=clock))
+        return AsyncPlane(await open_plane_async(url, objects=objects, clock=clock), universe)
 
     return Opening(opening())

@@ -2,17 +2,17 @@
 
 HoldfastError
 ├── Validation            the request is wrong; nothing was written
-│   ├── InvalidUrl, InvalidKey, InvalidValue, InvalidArgument
+│   ├── InvalidUrl, InvalidName, InvalidKey, InvalidValue, InvalidArgument
 │   ├── KeyTooLarge, ValueTooLarge, TransactionTooLarge
 │   └── NestedTransaction, TransactionEnded, ReadOnlyTransaction, UnsupportedTier, NotSynchronous, NotEmbedded
 ├── NotFound              what was named is not there
-│   └── ObjectNotFound
+│   └── ObjectNotFound, BlobNotFound
 ├── Conflict              somebody else was first; read again, then decide
 │   └── TransactionConflict, ObjectExists, ObjectChanged
 ├── Busy                  a bound was reached; the same request may succeed later
 ├── Closed                the handle was closed
 ├── Corrupt               what is stored is damaged; never healed in silence
-│   └── DamagedDatabase
+│   └── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject
 └── Backend               what lies below failed
     ├── DirectoryInUse, PathUnusable, Unreachable, DiskFull, DatabaseFailed, SchemaMismatch, Unsupported
     └── CommitUnknown     the answer was lost: the write may or may not be there
@@ -48,6 +48,12 @@ class InvalidUrl(Validation):
     """The URL names no backend that Holdfast has."""
 
     code = "invalid_url"
+
+
+class InvalidName(Validation):
+    """A universe, world or queue is named with characters that names do not have."""
+
+    code = "invalid_name"
 
 
 class InvalidKey(Validation):
@@ -134,6 +140,12 @@ class ObjectNotFound(NotFound):
     code = "object_not_found"
 
 
+class BlobNotFound(NotFound):
+    """Nobody has stored a blob of that hash."""
+
+    code = "blob_not_found"
+
+
 class Conflict(HoldfastError):
     """Somebody else was first; read the current state, then decide."""
 
@@ -183,6 +195,24 @@ class DamagedDatabase(Corrupt):
     """A checksum inside the database does not match, or its log is damaged before its end."""
 
     code = "damaged_database"
+
+
+class HashMismatch(Corrupt):
+    """A blob's bytes do not have the hash that names it."""
+
+    code = "hash_mismatch"
+
+
+class SizeMismatch(Corrupt):
+    """A blob's body has another size than was recorded."""
+
+    code = "size_mismatch"
+
+
+class MissingObject(Corrupt):
+    """A body that was recorded as stored is not in the object store."""
+
+    code = "missing_object"
 
 
 class Backend(HoldfastError):

@@ -36,6 +36,12 @@ READERS_MAX: Final = 4  # Connections that serve read snapshots beside the one t
 WATCHES_MAX: Final = 100_000  # Each costs a few hundred bytes; more than this is a leak.
 NOTIFY_BYTES_MAX: Final = 7_900  # PostgreSQL refuses notification payloads of 8,000 bytes.
 
+# Blobs.
+BLOB_INLINE_BYTES_MAX: Final = 16_384  # Up to here a body lives in the key space and needs no second store.
+BLOB_SPOOL_BYTES: Final = 8_388_608  # A stream stays in memory up to here while its hash is computed, then on disk.
+BLOB_PART_BYTES: Final = 1_048_576  # Bodies are read, hashed and written on in pieces of at most this.
+BLOB_VERIFY_SAMPLE: Final = 0.01  # Of the reads that are hashed again when verification is sampled.
+
 # The object store.
 OBJECT_PATH_BYTES_MAX: Final = 1_024  # S3's limit.
 OBJECT_PART_BYTES: Final = 8_388_608  # S3 wants parts of at least 5 MiB; memory in flight is a few of these.

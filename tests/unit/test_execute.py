@@ -17,6 +17,7 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.errors import InvalidArgument
 from holdfast.plane.execute import OPERATIONS, execute
 from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
+from holdfast.wire.blobs import PutBlob
 from holdfast.wire.pairs import GetPair, PutPair, ScanPairs, Value
 from holdfast.wire.requests import Committed, Request
 
@@ -50,8 +51,17 @@ def test_every_request_has_an_operation_and_every_operation_a_request() -> None:
 
 
 def test_no_two_requests_share_an_operation() -> None:
-    runs = [operation.run for operation in OPERATIONS.values()]
-    assert len(set(runs)) == len(runs)
+    functions = [operation.run or operation.serve for operation in OPERATIONS.values()]
+    assert len(set(functions)) == len(functions)
+
+
+def test_an_operation_is_a_transaction_or_more_than_one() -> None:
+    assert all((operation.run is None) != (operation.serve is None) for operation in OPERATIONS.values())
+
+
+def test_what_needs_more_than_a_transaction_is_no_part_of_one() -> None:
+    with MemoryDatabase() as database, pytest.raises(InvalidArgument, match="by itself"):
+        database.transact(execute, PutBlob(b"data"))
 
 
 @every_request

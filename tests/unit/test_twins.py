@@ -25,7 +25,7 @@ make_twins = load()
 
 def twin(source: str) -> str:
     """The twin of a module with this body, without the headers of both."""
-    made: str = make_twins.twin(f'"""A module."""\n\n{source}\n', "things.py")
+    made: str = make_twins.twin(f'"""A module."""\n\n{source}\n', "handles", "things.py")
     header = make_twins.HEADER.format(source="handles/things.py")
     assert made.startswith(header)
     return made.removeprefix(header).rstrip("\n")
@@ -85,7 +85,7 @@ def test_handles_import_their_twins_and_nothing_else_moves() -> None:
 
 
 def test_a_twin_says_where_it_comes_from() -> None:
-    made = make_twins.twin('"""Long\n\nand wide."""\n\nx = 1\n', "things.py")
+    made = make_twins.twin('"""Long\n\nand wide."""\n\nx = 1\n', "handles", "things.py")
     assert made == '"""Generated from handles/things.py by tools/make_twins.py; change that file instead."""\n\nx = 1\n'
 
 
@@ -97,8 +97,8 @@ def test_the_twins_in_the_tree_are_current() -> None:
 @pytest.fixture
 def handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree of its own with one asynchronous handle."""
-    monkeypatch.setattr(make_twins, "HANDLES", tmp_path)
-    monkeypatch.setattr(make_twins, "TWINS", tmp_path / "sync")
+    monkeypatch.setattr(make_twins, "SOURCE", tmp_path.parent)
+    monkeypatch.setattr(make_twins, "FLOORS", (tmp_path.name,))
     (tmp_path / "things.py").write_text('"""Things."""\n\n\nasync def get() -> int:\n    return await got()\n')
     (tmp_path / "opening.py").write_text('"""Not twinned."""\n')
     return tmp_path

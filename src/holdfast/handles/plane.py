@@ -4,7 +4,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from holdfast.handles.blobs import AsyncBlobs
 from holdfast.handles.pairs import AsyncPairs
+from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncPort
 
@@ -14,9 +16,11 @@ Result = TypeVar("Result")
 class AsyncPlane:
     """An open plane. Close it, or use it as a context manager."""
 
-    def __init__(self, port: AsyncPort) -> None:
+    def __init__(self, port: AsyncPort, universe: str = UNIVERSE) -> None:
         self._port = port
+        self.universe = checked_name("universe", universe)
         self.pairs = AsyncPairs(port)
+        self.blobs = AsyncBlobs(port, self.universe)
 
     async def transact(
         self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any

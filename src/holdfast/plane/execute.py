@@ -1,9 +1,10 @@
 """The table of operations, and the one way to carry any of them out.
 
-    request ──► execute(tx, request) ──► the operation's function over layers ──► answer
+    request ──► its operation ──► answer
 
-Every door (a handle, an HTTP endpoint, a stream frame, an atomic list) comes through here, so whatever must hold for
-every operation is said once.
+An operation is a function over a transaction (`run`), or one that needs more than that: bodies, object stores, waiting
+(`serve`). Every door (a handle, an HTTP endpoint, a stream frame, an atomic list) comes through here, so whatever must
+hold for every operation is said once.
 """
 
 from collections.abc import Callable
@@ -13,16 +14,18 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.plane import pairs
+from holdfast.plane import blobs, pairs
+from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
 from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs
 from holdfast.wire.requests import Answer, Request
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """How a request type is carried out."""
+    """How a request type is carried out: exactly one of `run` and `serve`."""
 
-    run: Callable[[Transaction, Any], Any]
+    run: Callable[[Transaction, Any], Any] | None = None
     reads_only: bool = False  # A snapshot serves it, so it never waits for a writer.
+    serve: Callable[..., Any] | None = None  # Called with the plane's running parts; a coroutine on an event loop.
 
 
 OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
@@ -30,6 +33,11 @@ OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
     ScanPairs: Operation(pairs.scan, reads_only=True),
     PutPair: Operation(pairs.put),
     DeletePair: Operation(pairs.delete),
+    PutBlob: Operation(serve=blobs.put),
+    GetBlob: Operation(serve=blobs.get),
+    FindBlob: Operation(blobs.find, reads_only=True),
+    WriteBlob: Operation(serve=blobs.write),
+    OpenBlob: Operation(serve=blobs.open),
 }
 
 
@@ -46,6 +54,13 @@ def operation_of(request: Request[Answer]) -> Operation:
 
 
 def execute(tx: Transaction, request: Request[Answer]) -> Answer:
-    """Carry `request` out inside a transaction that somebody else commits."""
-    answer: Answer = operation_of(request).run(tx, request)
+    """Carry `request` out inside a transaction that somebody else commits.
+
+    Raises:
+        InvalidArgument: it needs more than a transaction.
+    """
+    run = operation_of(request).run
+    if run is None:
+        raise InvalidArgument(f"{type(request).__name__} does more than one commit can; send it by itself")
+    answer: Answer = run(tx, request)
     return answer

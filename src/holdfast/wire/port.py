@@ -1,6 +1,6 @@
 """The port between a handle and whoever carries its requests out: the plane in this process, or a server."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from holdfast.tiers import Tier
@@ -14,6 +14,14 @@ class Port(Protocol):
 
     def call(self, request: Request[Answer]) -> Answer:
         """The answer to `request`."""
+        ...
+
+    def send(self, request: Request[Answer], chunks: Iterable[bytes]) -> Answer:
+        """The answer to a request whose body is streamed beside it."""
+        ...
+
+    def receive(self, request: Request[Answer]) -> Iterator[bytes]:
+        """The body of the answer, as a stream."""
         ...
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
@@ -31,6 +39,10 @@ class AsyncPort(Protocol):
     """Carries requests out while the caller's event loop goes on."""
 
     async def call(self, request: Request[Answer]) -> Answer: ...
+
+    async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer: ...
+
+    async def receive(self, request: Request[Answer]) -> AsyncIterator[bytes]: ...
 
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result: ...
 

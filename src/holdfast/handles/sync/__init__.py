@@ -1,1 +1,1 @@
-"""The synchronous handles, generated from the asynchronous ones."""
+"""The synchronous twins, generated from the modules beside this folder."""

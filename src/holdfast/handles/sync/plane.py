@@ -4,7 +4,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from holdfast.handles.sync.blobs import Blobs
 from holdfast.handles.sync.pairs import Pairs
+from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
 from holdfast.wire import Port
 
@@ -14,9 +16,11 @@ Result = TypeVar("Result")
 class Plane:
     """An open plane. Close it, or use it as a context manager."""
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Port, universe: str = UNIVERSE) -> None:
         self._port = port
+        self.universe = checked_name("universe", universe)
         self.pairs = Pairs(port)
+        self.blobs = Blobs(port, self.universe)
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         """Run `work(tx, *args, **kwargs)` as one commit across all layers and return its result.

@@ -1,0 +1,40 @@
+"""Bytes named by their SHA-256."""
+
+from collections.abc import AsyncIterable, AsyncIterator
+
+from holdfast.tiers import Tier
+from holdfast.wire import AsyncPort
+from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
+
+
+class AsyncBlobs:
+    """The blobs of a universe. Immutable: the same bytes have the same name, and are stored once."""
+
+    def __init__(self, port: AsyncPort, universe: str) -> None:
+        self._port = port
+        self._universe = universe
+
+    async def put(self, data: bytes) -> str:
+        """Store `data`; its hash, which names it."""
+        return (await self._port.call(PutBlob(data, self._universe))).hash
+
+    async def write(self, chunks: AsyncIterable[bytes]) -> str:
+        """Store a stream that may be larger than memory; its hash."""
+        return (await self._port.send(WriteBlob(self._universe), chunks)).hash
+
+    async def get(self, hash: str) -> bytes:
+        """The bytes of a blob, in memory at once.
+
+        Raises:
+            BlobNotFound: nobody stored it.
+            Corrupt: it was stored and cannot be read back whole.
+        """
+        return (await self._port.call(GetBlob(hash, self._universe))).data
+
+    async def open(self, hash: str) -> AsyncIterator[bytes]:
+        """The bytes of a blob in pieces; damage is raised in place of the end."""
+        return await self._port.receive(OpenBlob(hash, self._universe))
+
+    async def has(self, hash: str, *, tier: Tier = Tier.CRITICAL) -> bool:
+        """Whether the blob is stored."""
+        return (await self._port.call(FindBlob(hash, self._universe, tier=tier))).size is not None

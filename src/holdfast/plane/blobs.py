@@ -1,0 +1,29 @@
+"""Blobs: the ones that fit the key space are a transaction, the others go through the object store."""
+
+from typing import Any
+
+from holdfast.kv import Transaction
+from holdfast.layers import blobs
+from holdfast.names import checked_name
+from holdfast.wire.blobs import FindBlob, GetBlob, Known, OpenBlob, PutBlob, WriteBlob
+
+
+def find(tx: Transaction, request: FindBlob) -> Known:
+    blob = blobs.find(tx, checked_name("universe", request.universe), blobs.digest_of(request.hash))
+    return Known(None if blob is None else blob.size)
+
+
+def put(parts: Any, request: PutBlob) -> Any:
+    return parts.blobs.put(checked_name("universe", request.universe), request.data)
+
+
+def get(parts: Any, request: GetBlob) -> Any:
+    return parts.blobs.get(checked_name("universe", request.universe), request.hash)
+
+
+def write(parts: Any, request: WriteBlob, chunks: Any) -> Any:
+    return parts.blobs.write(checked_name("universe", request.universe), chunks)
+
+
+def open(parts: Any, request: OpenBlob) -> Any:
+    return parts.blobs.open(checked_name("universe", request.universe), request.hash)

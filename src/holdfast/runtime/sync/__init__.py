@@ -1,0 +1,1 @@
+"""The synchronous twins, generated from the modules beside this folder."""

@@ -1,0 +1,153 @@
+"""Generated from runtime/blobs.py by tools/make_twins.py; change that file instead."""
+
+import hashlib
+import random
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import IO
+
+from holdfast import limits
+from holdfast.backends.objects import ObjectStore
+from holdfast.errors import (
+    BlobNotFound,
+    HashMismatch,
+    InvalidValue,
+    MissingObject,
+    ObjectNotFound,
+    SizeMismatch,
+    Unsupported,
+)
+from holdfast.kv import Database
+from holdfast.layers import blobs
+from holdfast.layers.blobs import Blob, Verify
+from holdfast.wire.blobs import Body, Stored
+
+
+class BlobStore:
+    """Stores and reads the blobs of a plane."""
+
+    def __init__(self, database: Database, objects: ObjectStore | None, *, verify: Verify = Verify.ALWAYS) -> None:
+        self._database = database
+        self._objects = objects
+        self._verify = verify
+        self._sample = random.Random()
+
+    def put(self, universe: str, data: bytes) -> Stored:
+        """Store `data`; its hash and size. Storing it again changes nothing.
+
+        Raises:
+            Unsupported: it is too large for the key space, and the plane has no object store.
+        """
+        if not isinstance(data, bytes):
+            raise InvalidValue(f"A blob is bytes, not {type(data).__name__}; encode it first")
+        digest = hashlib.sha256(data).digest()
+        if len(data) <= limits.BLOB_INLINE_BYTES_MAX:
+            self._database.transact(blobs.record, universe, digest, Blob(len(data), data))
+        elif self._database.read(blobs.find, universe, digest) is None:
+            # Over what a crash may have left there: the same bytes, or fewer of them.
+            self._store().put(blobs.object_path(universe, digest), data)
+            self._database.transact(blobs.record, universe, digest, Blob(len(data)))
+        return Stored(digest.hex(), len(data))
+
+    def write(self, universe: str, chunks: Iterable[bytes]) -> Stored:
+        """Store a stream in bounded memory; its hash and size."""
+        with tempfile.SpooledTemporaryFile(limits.BLOB_SPOOL_BYTES) as spool:
+            sha, size = hashlib.sha256(), 0
+            for chunk in chunks:
+                if not isinstance(chunk, bytes):
+                    raise InvalidValue(f"A blob is streamed in bytes, not {type(chunk).__name__}; encode it first")
+                sha.update(chunk)
+                size += len(chunk)
+                spool.write(chunk)
+            spool.seek(0)
+            if size <= limits.BLOB_INLINE_BYTES_MAX:
+                return self.put(universe, spool.read())
+            digest = sha.digest()
+            if self._database.read(blobs.find, universe, digest) is None:
+                self._store().write(blobs.object_path(universe, digest), _pieces(spool))
+                self._database.transact(blobs.record, universe, digest, Blob(size))
+            return Stored(digest.hex(), size)
+
+    def get(self, universe: str, hash: str) -> Body:
+        """The bytes of a blob, in memory at once.
+
+        Raises:
+            BlobNotFound: nobody stored it.
+            Corrupt: it was stored and cannot be read back whole.
+        """
+        digest, blob = self._find(universe, hash)
+        if blob.inline is not None:
+            data = blob.inline
+        else:
+            try:
+                data = self._store().get(blobs.object_path(universe, digest))
+            except ObjectNotFound as error:
+                raise _missing(hash) from error
+        _check_size(hash, blob, len(data))
+        if self._is_due() and hashlib.sha256(data).digest() != digest:
+            raise _mismatch(hash)
+        return Body(data)
+
+    def open(self, universe: str, hash: str) -> Iterator[bytes]:
+        """The bytes of a blob in pieces; a mismatch is raised after the last of them, instead of an end."""
+        digest, blob = self._find(universe, hash)
+        if blob.inline is not None:
+            return self._checked(_once(blob.inline), hash, digest, blob)
+        try:
+            parts = self._store().open(blobs.object_path(universe, digest))
+        except ObjectNotFound as error:
+            raise _missing(hash) from error
+        return self._checked(parts, hash, digest, blob)
+
+    def _find(self, universe: str, hash: str) -> tuple[bytes, Blob]:
+        digest = blobs.digest_of(hash)
+        blob = self._database.read(blobs.find, universe, digest)
+        if blob is None:
+            raise BlobNotFound(f"No blob {hash} is stored in {universe}; put it first")
+        return digest, blob
+
+    def _checked(self, parts: Iterator[bytes], hash: str, digest: bytes, blob: Blob) -> Iterator[bytes]:
+        sha, size, due = hashlib.sha256(), 0, self._is_due()
+        for part in parts:
+            size += len(part)
+            if due:
+                sha.update(part)
+            yield part
+        _check_size(hash, blob, size)
+        if due and sha.digest() != digest:
+            raise _mismatch(hash)
+
+    def _is_due(self) -> bool:
+        if self._verify is Verify.SAMPLED:
+            return self._sample.random() < limits.BLOB_VERIFY_SAMPLE
+        return self._verify is Verify.ALWAYS
+
+    def _store(self) -> ObjectStore:
+        if self._objects is None:
+            raise Unsupported(
+                f"A blob of over {limits.BLOB_INLINE_BYTES_MAX} bytes needs an object store that all nodes reach; "
+                "name one with holdfast.open(url, objects=...)"
+            )
+        return self._objects
+
+
+def _once(data: bytes) -> Iterator[bytes]:
+    yield data
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    while piece := file.read(limits.BLOB_PART_BYTES):
+        yield piece
+
+
+def _check_size(hash: str, blob: Blob, size: int) -> None:
+    if size != blob.size:
+        raise SizeMismatch(f"Blob {hash} has {size} bytes and was stored with {blob.size}; restore it from a backup")
+
+
+def _mismatch(hash: str) -> HashMismatch:
+    return HashMismatch(f"The bytes of blob {hash} have another hash; restore it from a backup")
+
+
+def _missing(hash: str) -> MissingObject:
+    return MissingObject(f"The body of blob {hash} is not in the object store; restore it from a backup")

@@ -1,0 +1,55 @@
+"""Blobs: bytes that are named by what they are."""
+
+import msgspec
+
+from holdfast.names import UNIVERSE
+from holdfast.wire.requests import Request
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A blob is stored: its name, a SHA-256 in hex, and its size."""
+
+    hash: str
+    size: int
+
+
+class Body(msgspec.Struct, frozen=True):
+    """The bytes of a blob."""
+
+    data: bytes
+
+
+class Known(msgspec.Struct, frozen=True):
+    """Whether a blob is stored, and its size if so."""
+
+    size: int | None
+
+
+class PutBlob(Request[Stored], frozen=True, tag="blobs.put"):
+    """Store these bytes; the server computes their hash."""
+
+    data: bytes
+    universe: str = UNIVERSE
+
+
+class GetBlob(Request[Body], frozen=True, tag="blobs.get"):
+    hash: str
+    universe: str = UNIVERSE
+
+
+class FindBlob(Request[Known], frozen=True, tag="blobs.find"):
+    hash: str
+    universe: str = UNIVERSE
+
+
+class WriteBlob(Request[Stored], frozen=True, tag="blobs.write"):
+    """Store the bytes that are streamed beside this request."""
+
+    universe: str = UNIVERSE
+
+
+class OpenBlob(Request[Stored], frozen=True, tag="blobs.open"):
+    """Stream the bytes of a blob, or a part of them."""
+
+    hash: str
+    universe: str = UNIVERSE

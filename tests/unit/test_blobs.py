@@ -1,0 +1,256 @@
+"""Blobs: bytes named by what they are, whole or reported, whatever fails in between."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import limits
+from holdfast.backends.objects import ObjectStore, open_objects
+from holdfast.errors import (
+    BlobNotFound,
+    Corrupt,
+    HashMismatch,
+    InvalidArgument,
+    InvalidName,
+    InvalidValue,
+    MissingObject,
+    SizeMismatch,
+    Unsupported,
+)
+from holdfast.kv import Database, Transaction
+from holdfast.layers import blobs
+from holdfast.layers.blobs import Blob, Verify
+from holdfast.runtime.blobs import AsyncBlobStore
+from holdfast.runtime.sync.blobs import BlobStore
+from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
+
+SIZES = (0, 1, limits.BLOB_INLINE_BYTES_MAX, limits.BLOB_INLINE_BYTES_MAX + 1, 3_000_000)
+LARGE = bytes(range(256)) * 200
+
+
+def name_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def path_of(data: bytes) -> str:
+    return f"cas/main/sha256/{name_of(data)}"
+
+
+@pytest.fixture(params=["memory", "dir"])
+def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    return open_objects("memory:" if request.param == "memory" else f"dir:{tmp_path / 'objects'}")
+
+
+@pytest.fixture
+def store(database: Database, objects: ObjectStore) -> BlobStore:
+    return BlobStore(database, objects)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_blob_comes_back_under_its_hash(store: BlobStore, size: int) -> None:
+    data = bytes(size)
+    stored = store.put("main", data)
+    assert (stored.hash, stored.size) == (name_of(data), size)
+    assert store.put("main", data) == stored
+    assert store.get("main", stored.hash).data == data
+    assert b"".join(store.open("main", stored.hash)) == data
+
+
+def test_small_blobs_live_in_the_key_space_and_large_ones_do_not(store: BlobStore, objects: ObjectStore) -> None:
+    store.put("main", bytes(limits.BLOB_INLINE_BYTES_MAX))
+    assert objects.list() == []
+    store.put("main", LARGE)
+    assert [meta.path for meta in objects.list()] == [path_of(LARGE)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_stream_has_the_name_of_its_bytes(store: BlobStore, size: int) -> None:
+    data = bytes(size)
+    chunks = (data[start : start + 100_000] for start in range(0, size, 100_000))
+    assert store.write("main", chunks).hash == name_of(data)
+    assert store.get("main", name_of(data)).data == data
+
+
+async def test_an_event_loop_does_the_same(database: Database, objects: ObjectStore) -> None:
+    store = AsyncBlobStore(database, objects)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield LARGE
+        yield LARGE
+
+    for data in (b"small", LARGE):
+        assert (await store.get("main", (await store.put("main", data)).hash)).data == data
+    stored = await store.write("main", chunks())
+    assert stored.hash == name_of(LARGE * 2)
+    assert b"".join([part async for part in await store.open("main", stored.hash)]) == LARGE * 2
+
+
+def test_a_stream_that_fails_stores_nothing(store: BlobStore, database: Database, objects: ObjectStore) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield LARGE
+        raise LookupError("on purpose")
+
+    with pytest.raises(LookupError):
+        store.write("main", chunks())
+    assert objects.list() == []
+    assert database.read(lambda tx: tx.scan(b"\x00", b"\xff", limit=10)) == []
+
+
+def test_universes_do_not_see_each_other(store: BlobStore) -> None:
+    stored = store.put("main", LARGE)
+    with pytest.raises(BlobNotFound, match="put it first"):
+        store.get("other", stored.hash)
+
+
+@pytest.mark.parametrize("hash", ["", "xyz", "ab", "0" * 63, "0" * 66, None, 7])
+def test_what_is_no_hash_is_refused(store: BlobStore, hash: str) -> None:
+    for call in (store.get, store.open):
+        with pytest.raises(InvalidArgument, match="64 hex digits"):
+            call("main", hash)
+
+
+def test_what_is_no_bytes_is_refused(store: BlobStore) -> None:
+    with pytest.raises(InvalidValue):
+        store.put("main", "text")
+    with pytest.raises(InvalidValue):
+        store.write("main", ["text"])
+
+
+def test_a_large_blob_needs_an_object_store(database: Database) -> None:
+    store = BlobStore(database, None)
+    store.put("main", b"small")
+    with pytest.raises(Unsupported, match="objects="):
+        store.put("main", LARGE)
+
+
+# Seed 004's failure modes, and damage.
+
+
+def test_failure_mode_1_a_body_without_metadata_converges_on_retry(database: Database, objects: ObjectStore) -> None:
+    """The object store has the body, the commit of its record failed: a retry must converge."""
+    faulty = FaultyDatabase(database, ChosenFault())
+    store = BlobStore(faulty, objects)
+    faulty.faults = ChosenFault(4)  # read: begin, read: answer, transact: begin, transact: commit
+    with pytest.raises(Crash):
+        store.put("main", LARGE)
+    assert [meta.path for meta in objects.list()] == [path_of(LARGE)]
+    faulty.faults = ChosenFault()
+    assert store.get("main", store.put("main", LARGE).hash).data == LARGE
+
+
+def test_failure_mode_2_a_record_without_its_body_is_a_hard_error(store: BlobStore, objects: ObjectStore) -> None:
+    """The record was committed, the body is gone: a hard error, never healed in silence."""
+    stored = store.put("main", LARGE)
+    objects.delete(path_of(LARGE))
+    for _ in range(2):
+        with pytest.raises(MissingObject, match="restore it"):
+            store.get("main", stored.hash)
+        with pytest.raises(MissingObject):
+            store.open("main", stored.hash)
+
+
+def test_a_body_with_other_bytes_is_reported(store: BlobStore, objects: ObjectStore) -> None:
+    stored = store.put("main", LARGE)
+    objects.put(path_of(LARGE), LARGE[::-1])
+    with pytest.raises(HashMismatch):
+        store.get("main", stored.hash)
+    with pytest.raises(HashMismatch):
+        list(store.open("main", stored.hash))
+    objects.put(path_of(LARGE), LARGE[:-1])
+    with pytest.raises(SizeMismatch):
+        store.get("main", stored.hash)
+    with pytest.raises(SizeMismatch):
+        list(store.open("main", stored.hash))
+
+
+def test_a_damaged_inline_body_is_reported(store: BlobStore, database: Database) -> None:
+    stored = store.put("main", b"small")
+
+    def damage(tx: Transaction) -> None:
+        key = blobs._key("main", bytes.fromhex(stored.hash))
+        tx.put(key, blobs._encode(Blob(5, b"SMALL")))
+
+    database.transact(damage)
+    with pytest.raises(HashMismatch):
+        store.get("main", stored.hash)
+
+
+def test_verification_can_be_sampled_or_turned_off(database: Database, objects: ObjectStore) -> None:
+    stored = BlobStore(database, objects).put("main", LARGE)
+    objects.put(path_of(LARGE), LARGE[::-1])
+    assert BlobStore(database, objects, verify=Verify.NEVER).get("main", stored.hash).data == LARGE[::-1]
+    sampled = BlobStore(database, objects, verify=Verify.SAMPLED)
+    outcomes = set()
+    while len(outcomes) < 2:  # Ends when the sample has hit and missed.
+        try:
+            outcomes.add(len(sampled.get("main", stored.hash).data))
+        except Corrupt as error:
+            outcomes.add(type(error))
+    assert outcomes == {len(LARGE), HashMismatch}
+
+
+def test_two_records_of_one_hash_with_two_sizes_are_damage(database: Database) -> None:
+    digest = hashlib.sha256(b"").digest()
+    database.transact(blobs.record, "main", digest, Blob(1, b"a"))
+    with pytest.raises(SizeMismatch, match="1 bytes"):
+        database.transact(blobs.record, "main", digest, Blob(2, b"ab"))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_crash_at_any_point_of_a_put_converges_on_retry(
+    open_database: Callable[..., Database], tmp_path: Path, streamed: bool
+) -> None:
+    """Protocol A: a fault after every step, counted by the code; the end state equals the fault-free run."""
+
+    def put(database: Database, objects: ObjectStore, faults: ChosenFault) -> None:
+        store = BlobStore(FaultyDatabase(database, faults), faulty_objects(objects, faults))
+        store.write("main", [LARGE]) if streamed else store.put("main", LARGE)
+
+    with open_database() as database:
+        counting = ChosenFault()
+        put(database, open_objects("memory:"), counting)
+        points = len(counting.points)
+        assert points >= 6
+        for strike_at in range(points):
+            database.transact(lambda tx: tx.delete_range(b"\x00", b"\xff"))
+            objects = open_objects(f"dir:{tmp_path / str(strike_at)}")
+            with pytest.raises(Crash):
+                put(database, objects, ChosenFault(strike_at))
+            put(database, objects, ChosenFault())
+            assert BlobStore(database, objects).get("main", name_of(LARGE)).data == LARGE
+            assert [meta.path for meta in objects.list()] == [path_of(LARGE)]
+    print(f"{points} points covered")
+
+
+# The handle.
+
+
+def test_the_handle_puts_gets_and_streams(tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        hash = plane.blobs.put(LARGE)
+        assert hash == name_of(LARGE)
+        assert plane.blobs.has(hash)
+        assert not plane.blobs.has(name_of(b"other"))
+        assert plane.blobs.get(hash) == LARGE
+        assert b"".join(plane.blobs.open(plane.blobs.write(iter([LARGE, LARGE])))) == LARGE * 2
+
+
+def test_the_async_handle_does_the_same(tmp_path: Path) -> None:
+    async def use() -> None:
+        async with holdfast.open_async(f"dir:{tmp_path}") as plane:
+            hash = await plane.blobs.put(LARGE)
+            assert await plane.blobs.has(hash)
+            assert await plane.blobs.get(hash) == LARGE
+            assert b"".join([part async for part in await plane.blobs.open(hash)]) == LARGE
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize("universe", ["", "a b", "../x", "ü", "a" * 129, None])
+def test_a_universe_has_a_proper_name(universe: str) -> None:
+    with pytest.raises(InvalidName, match="is no name for a universe"):
+        holdfast.open("memory:", universe=universe)
