@@ -3,16 +3,17 @@
 HoldfastError
 ├── Validation            the request is wrong; nothing was written
 │   ├── InvalidUrl, InvalidName, InvalidKey, InvalidValue, InvalidArgument
-│   ├── KeyTooLarge, ValueTooLarge, TransactionTooLarge
+│   ├── KeyTooLarge, ValueTooLarge, TransactionTooLarge, EmptyBatch, BatchTooLarge, PayloadTooLarge
 │   └── NestedTransaction, TransactionEnded, ReadOnlyTransaction, UnsupportedTier, NotSynchronous, NotEmbedded
 ├── NotFound              what was named is not there
-│   └── ObjectNotFound, BlobNotFound
+│   └── ObjectNotFound, BlobNotFound, WorldNotFound
 ├── Conflict              somebody else was first; read again, then decide
-│   └── TransactionConflict, ObjectExists, ObjectChanged
+│   ├── TransactionConflict, ObjectExists, ObjectChanged
+│   └── WorldExists, WorldNotActive, HeadAdvanced, CursorAdvanced
 ├── Busy                  a bound was reached; the same request may succeed later
 ├── Closed                the handle was closed
 ├── Corrupt               what is stored is damaged; never healed in silence
-│   └── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject
+│   └── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject, MissingEntry
 └── Backend               what lies below failed
     ├── DirectoryInUse, PathUnusable, Unreachable, DiskFull, DatabaseFailed, SchemaMismatch, Unsupported
     └── CommitUnknown     the answer was lost: the write may or may not be there
@@ -92,6 +93,24 @@ class TransactionTooLarge(Validation):
     code = "transaction_too_large"
 
 
+class EmptyBatch(Validation):
+    """A batch has nothing in it."""
+
+    code = "empty_batch"
+
+
+class BatchTooLarge(Validation):
+    """A batch has more entries or bytes than one append may have."""
+
+    code = "batch_too_large"
+
+
+class PayloadTooLarge(Validation):
+    """An inbox item carries more than fits; store the payload as a blob and send its hash."""
+
+    code = "payload_too_large"
+
+
 class NestedTransaction(Validation):
     """`transact` was called from inside a transaction of the same database."""
 
@@ -146,6 +165,12 @@ class BlobNotFound(NotFound):
     code = "blob_not_found"
 
 
+class WorldNotFound(NotFound):
+    """Nobody has created a world of that name."""
+
+    code = "world_not_found"
+
+
 class Conflict(HoldfastError):
     """Somebody else was first; read the current state, then decide."""
 
@@ -170,6 +195,40 @@ class ObjectChanged(Conflict):
     """An if-match put found another version of the object; it was left as it is."""
 
     code = "object_changed"
+
+
+class WorldExists(Conflict):
+    """A world of that name was created before."""
+
+    code = "world_exists"
+
+
+class WorldNotActive(Conflict):
+    """The world is paused, archived or deleted, and takes nothing."""
+
+    code = "world_not_active"
+
+
+class HeadAdvanced(Conflict):
+    """Somebody appended first: the journal's head is not where the caller expected it."""
+
+    code = "head_advanced"
+
+    def __init__(self, expected: int, actual: int) -> None:
+        super().__init__(f"The journal's head is {actual}, not {expected}; read from {expected} on, then append again")
+        self.expected = expected
+        self.actual = actual
+
+
+class CursorAdvanced(Conflict):
+    """Somebody drained first: the inbox's cursor is not where the caller expected it."""
+
+    code = "cursor_advanced"
+
+    def __init__(self, expected: int | None, actual: int | None) -> None:
+        super().__init__(f"The inbox's cursor is {actual}, not {expected}; read from there on, then commit it again")
+        self.expected = expected
+        self.actual = actual
 
 
 class Busy(HoldfastError):
@@ -213,6 +272,12 @@ class MissingObject(Corrupt):
     """A body that was recorded as stored is not in the object store."""
 
     code = "missing_object"
+
+
+class MissingEntry(Corrupt):
+    """The journal has a hole below its head."""
+
+    code = "missing_entry"
 
 
 class Backend(HoldfastError):

@@ -42,6 +42,14 @@ BLOB_SPOOL_BYTES: Final = 8_388_608  # A stream stays in memory up to here while
 BLOB_PART_BYTES: Final = 1_048_576  # Bodies are read, hashed and written on in pieces of at most this.
 BLOB_VERIFY_SAMPLE: Final = 0.01  # Of the reads that are hashed again when verification is sampled.
 
+# Worlds.
+BATCH_ENTRIES_MAX: Final = 256  # One append, or one drain; more would hold up everybody else's commits.
+BATCH_BYTES_MAX: Final = 262_144
+READ_ENTRIES_MAX: Final = 10_000  # One read of a journal or an inbox is a list in memory.
+INBOX_INLINE_BYTES_MAX: Final = 4_096  # Larger payloads are stored as blobs and travel by their hash.
+INBOX_TEXT_BYTES_MAX: Final = 1_024  # Schemas, kinds, commands and the like are names, not bodies.
+INBOX_HEADERS_MAX: Final = 32
+
 # The object store.
 OBJECT_PATH_BYTES_MAX: Final = 1_024  # S3's limit.
 OBJECT_PART_BYTES: Final = 8_388_608  # S3 wants parts of at least 5 MiB; memory in flight is a few of these.

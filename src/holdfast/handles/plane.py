@@ -6,9 +6,11 @@ from typing import Any, Self, TypeVar
 
 from holdfast.handles.blobs import AsyncBlobs
 from holdfast.handles.pairs import AsyncPairs
+from holdfast.handles.worlds import AsyncWorld
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncPort
+from holdfast.wire.worlds import ListWorlds
 
 Result = TypeVar("Result")
 
@@ -21,6 +23,14 @@ class AsyncPlane:
         self.universe = checked_name("universe", universe)
         self.pairs = AsyncPairs(port)
         self.blobs = AsyncBlobs(port, self.universe)
+
+    def world(self, name: str) -> AsyncWorld:
+        """The world of that name; `create` it before its first use."""
+        return AsyncWorld(self._port, self.universe, name)
+
+    async def worlds(self, *, after: str = "", limit: int = 100) -> list[str]:
+        """At most `limit` names of worlds, in order, the first one behind `after`."""
+        return (await self._port.call(ListWorlds(after, limit, self.universe))).names
 
     async def transact(
         self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any

@@ -14,10 +14,21 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.plane import blobs, pairs
+from holdfast.plane import blobs, pairs, worlds
 from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
 from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs
 from holdfast.wire.requests import Answer, Request
+from holdfast.wire.worlds import (
+    AppendEntries,
+    CreateWorld,
+    DescribeWorld,
+    DrainInbox,
+    GetCursor,
+    ListWorlds,
+    PutItem,
+    ReadInbox,
+    ReadJournal,
+)
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -38,6 +49,15 @@ OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
     FindBlob: Operation(blobs.find, reads_only=True),
     WriteBlob: Operation(serve=blobs.write),
     OpenBlob: Operation(serve=blobs.open),
+    CreateWorld: Operation(worlds.create),
+    DescribeWorld: Operation(worlds.describe, reads_only=True),
+    ListWorlds: Operation(worlds.names, reads_only=True),
+    AppendEntries: Operation(worlds.append),
+    ReadJournal: Operation(worlds.read, reads_only=True),
+    DrainInbox: Operation(worlds.drain),
+    PutItem: Operation(worlds.put_item),
+    ReadInbox: Operation(worlds.read_inbox, reads_only=True),
+    GetCursor: Operation(worlds.cursor, reads_only=True),
 }
 
 

@@ -6,9 +6,11 @@ from typing import Any, Self, TypeVar
 
 from holdfast.handles.sync.blobs import Blobs
 from holdfast.handles.sync.pairs import Pairs
+from holdfast.handles.sync.worlds import World
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
 from holdfast.wire import Port
+from holdfast.wire.worlds import ListWorlds
 
 Result = TypeVar("Result")
 
@@ -21,6 +23,14 @@ class Plane:
         self.universe = checked_name("universe", universe)
         self.pairs = Pairs(port)
         self.blobs = Blobs(port, self.universe)
+
+    def world(self, name: str) -> World:
+        """The world of that name; `create` it before its first use."""
+        return World(self._port, self.universe, name)
+
+    def worlds(self, *, after: str = "", limit: int = 100) -> list[str]:
+        """At most `limit` names of worlds, in order, the first one behind `after`."""
+        return (self._port.call(ListWorlds(after, limit, self.universe))).names
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         """Run `work(tx, *args, **kwargs)` as one commit across all layers and return its result.

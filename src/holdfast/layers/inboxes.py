@@ -1,0 +1,143 @@
+"""Inboxes: everything that comes into a world from outside, in one order, until it is drained into the journal.
+
+    inbox/next        ->  the sequence of the next item; it only grows
+    inbox/e/<seq>     ->  the item
+    inbox/cursor      ->  the sequence of the last item that was drained; it only grows
+    notify            ->  how many items ever came; a hint for whoever waits, nothing depends on it
+
+    effects/pending/<world>/<height>/<n>       what drained items asked for, until an orchestrator
+    timers/due/<deliver_at_ns>/<intent_hash>   takes it
+
+The sequence comes from the transaction and not from a clock, so the order of items is the order of their commits, with
+any number of writers. Draining moves items into the journal and the cursor behind them in one transaction: each item is
+appended once, whatever crashes. Items stay until a compactor removes those below the cursor.
+"""
+
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from holdfast.errors import CursorAdvanced, InvalidArgument, PayloadTooLarge
+from holdfast.kv import Subspace, Transaction
+from holdfast.layers import journals, records
+from holdfast.layers.worlds import World, require_active, require_reachable, room
+from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX
+from holdfast.wire.inboxes import InboxItem, fault_of
+
+_SEQUENCE_BYTES: Final = 8
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(InboxItem).decode
+
+
+def enqueue(tx: Transaction, world: World, item: InboxItem) -> int:
+    """Put an item behind all others; its sequence.
+
+    Raises:
+        PayloadTooLarge: the item is larger than an item may be.
+        WorldNotActive: the world is archived or deleted.
+    """
+    fault = fault_of(item)
+    if fault is not None:
+        raise PayloadTooLarge(f"This item is not taken: {fault}")
+    require_reachable(tx, world)
+    sequence = _number(tx, _key(world, "next"))
+    tx.put(_items(world) + sequence.to_bytes(_SEQUENCE_BYTES, "big"), _encode(item))
+    tx.put(_key(world, "next"), (sequence + 1).to_bytes(_SEQUENCE_BYTES, "big"))
+    tx.put(_notify_key(world), (_number(tx, _notify_key(world)) + 1).to_bytes(_SEQUENCE_BYTES, "big"))
+    return sequence
+
+
+def cursor(tx: Transaction, world: World) -> int | None:
+    """The sequence of the last item that was drained, or None if none was."""
+    stored = tx.get(_key(world, "cursor"))
+    return None if stored is None else int.from_bytes(stored, "big")
+
+
+def read(tx: Transaction, world: World, *, after: int | None, limit: int) -> list[tuple[int, InboxItem]]:
+    """At most `limit` items behind the sequence `after`, in order."""
+    if not 0 < limit <= READ_ENTRIES_MAX:
+        raise InvalidArgument(f"A read takes 1 to {READ_ENTRIES_MAX} items, not {limit}")
+    prefix = _items(world)
+    begin = 0 if after is None else after + 1
+    pairs = tx.scan(prefix + begin.to_bytes(_SEQUENCE_BYTES, "big"), prefix + b"\xff" * 9, limit=limit)
+    return [(int.from_bytes(key[-_SEQUENCE_BYTES:], "big"), _decode(item)) for key, item in pairs]
+
+
+def commit_cursor(tx: Transaction, world: World, *, expected: int | None, new: int) -> None:
+    """Move the cursor to `new`, if it is where the caller expects it.
+
+    Raises:
+        CursorAdvanced: it is not.
+        InvalidArgument: `new` lies behind it, or is no item.
+    """
+    actual = cursor(tx, world)
+    if actual != expected:
+        raise CursorAdvanced(expected, actual)
+    if actual is not None and new <= actual:
+        raise InvalidArgument(f"The cursor is {actual} and only grows; {new} is refused")
+    if tx.get(_items(world) + new.to_bytes(_SEQUENCE_BYTES, "big")) is None:
+        raise InvalidArgument(f"There is no item {new}; the cursor points at an item that was drained")
+    tx.put(_key(world, "cursor"), new.to_bytes(_SEQUENCE_BYTES, "big"))
+
+
+def drain(tx: Transaction, world: World, *, limit: int = BATCH_ENTRIES_MAX) -> list[int]:
+    """Move the next items into the journal; the heights at which they are now.
+
+    Takes as many as one batch may have, in order, and nothing if there is nothing. Reads and checks everything before
+    it writes anything.
+    """
+    if not 0 < limit <= BATCH_ENTRIES_MAX:
+        raise InvalidArgument(f"A drain takes 1 to {BATCH_ENTRIES_MAX} items, not {limit}")
+    require_active(tx, world)
+    after = cursor(tx, world)
+    height = journals.head(tx, world)
+    batch: list[bytes] = []
+    taken: list[tuple[int, InboxItem]] = []
+    size = 0
+    for sequence, item in read(tx, world, after=after, limit=limit):
+        record = records.ingress(sequence, item)
+        size += len(record)
+        if size > BATCH_BYTES_MAX:
+            break
+        batch.append(record)
+        taken.append((sequence, item))
+    if not taken:
+        return []
+    journals.write(tx, world, batch, height)
+    commit_cursor(tx, world, expected=after, new=taken[-1][0])
+    for offset, (_, item) in enumerate(taken, height):
+        _index_requests(tx, world, offset, item)
+    return list(range(height, height + len(taken)))
+
+
+def arrivals(tx: Transaction, world: World) -> int:
+    """How many items ever came: a hint that something may have changed."""
+    return _number(tx, _notify_key(world))
+
+
+def _index_requests(tx: Transaction, world: World, height: int, item: InboxItem) -> None:
+    for number, effect in enumerate(item.effects):
+        pending = Subspace("u", world.universe, "effects", "pending")
+        tx.put(pending.key(world.name, height, number), _encode(effect))
+    for timer in item.timers:
+        due = Subspace("u", world.universe, "timers", "due")
+        tx.put(due.key(timer.deliver_at_ns, timer.intent_hash), _encode((world.name, height, timer.payload)))
+
+
+def _number(tx: Transaction, key: bytes) -> int:
+    return int.from_bytes(tx.get(key) or b"", "big")
+
+
+@lru_cache(maxsize=4_096)
+def _items(world: World) -> bytes:
+    """What the keys of items start with; the sequence follows as eight bytes, which sort like numbers."""
+    return room(world).key("inbox", "e")
+
+
+def _key(world: World, name: str) -> bytes:
+    return room(world).key("inbox", name)
+
+
+def _notify_key(world: World) -> bytes:
+    return room(world).key("notify")

@@ -1,0 +1,41 @@
+"""Journal records: canonical CBOR, so that the same record has the same bytes for everybody, for ever.
+
+[0, value]      an entry that a caller appended
+[1, ingress]    an item of the inbox: {"seq", "type", its fields}
+[2, snapshot]   a snapshot was indexed
+[3, baseline]   a snapshot was promoted to the baseline
+"""
+
+from enum import IntEnum
+
+import msgspec
+
+from holdfast.wire.canonical import canonical
+from holdfast.wire.inboxes import InboxItem
+
+
+class Kind(IntEnum):
+    """What a journal record is."""
+
+    ENTRY = 0
+    INGRESS = 1
+    SNAPSHOT = 2
+    BASELINE = 3
+
+
+_PAIR_OF = [bytes((0x82, kind)) for kind in Kind]  # CBOR: an array of two, and a small number.
+
+
+def entry(value: bytes) -> bytes:
+    """The record of a caller's entry; `value` is canonical CBOR already, and is not copied apart."""
+    return _PAIR_OF[Kind.ENTRY] + value
+
+
+def ingress(sequence: int, item: InboxItem) -> bytes:
+    """The record of an inbox item, normalised once and for all."""
+    return _PAIR_OF[Kind.INGRESS] + canonical({"seq": sequence, **msgspec.to_builtins(item, builtin_types=(bytes,))})
+
+
+def split(record: bytes) -> tuple[Kind, bytes]:
+    """The kind of a journal record, and its value as CBOR."""
+    return Kind(record[1]), record[2:]

@@ -1,0 +1,75 @@
+"""What may come into a world from outside: five kinds of items, checked before they are stored."""
+
+import msgspec
+
+from holdfast.limits import INBOX_HEADERS_MAX, INBOX_INLINE_BYTES_MAX, INBOX_TEXT_BYTES_MAX
+
+
+class Effect(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Something to be done outside the world, which an orchestrator takes from the index of pending effects."""
+
+    kind: str
+    intent_hash: bytes
+    params: bytes = b""
+
+
+class Timer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A moment to be told of; an orchestrator takes it from the index of due timers."""
+
+    deliver_at_ns: int
+    intent_hash: bytes
+    payload: bytes = b""
+
+
+class _Item(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="type"
+):
+    """What all items have. A payload is bytes up to 4 KiB, or the hash of a blob."""
+
+    payload: bytes = b""
+    payload_blob: str | None = None
+    effects: tuple[Effect, ...] = ()
+    timers: tuple[Timer, ...] = ()
+
+
+class DomainEvent(_Item, frozen=True, tag="domain_event"):
+    schema: str
+    key: bytes | None = None
+
+
+class Receipt(_Item, frozen=True, tag="receipt"):
+    intent_hash: bytes
+    effect_kind: str
+    adapter_id: str
+    signature: bytes
+
+
+class Delivery(_Item, frozen=True, tag="inbox"):
+    inbox_name: str
+    headers: dict[str, str] = {}
+
+
+class TimerFired(_Item, frozen=True, tag="timer_fired"):
+    timer_id: str
+
+
+class Control(_Item, frozen=True, tag="control"):
+    command: str
+
+
+InboxItem = DomainEvent | Receipt | Delivery | TimerFired | Control
+
+
+def fault_of(item: InboxItem) -> str | None:
+    """What is wrong with an item, in words; None if nothing is."""
+    if item.payload and item.payload_blob is not None:
+        return "it has a payload and a blob; give one of them"
+    if len(item.payload) > INBOX_INLINE_BYTES_MAX:
+        return f"its payload has {len(item.payload)} bytes and may have {INBOX_INLINE_BYTES_MAX}; store it as a blob"
+    for field in item.__struct_fields__:
+        value = getattr(item, field)
+        if isinstance(value, str | bytes) and field != "payload" and len(value) > INBOX_TEXT_BYTES_MAX:
+            return f"its {field} is longer than {INBOX_TEXT_BYTES_MAX}; shorten it"
+    if isinstance(item, Delivery) and len(item.headers) > INBOX_HEADERS_MAX:
+        return f"it has {len(item.headers)} headers and may have {INBOX_HEADERS_MAX}"
+    return None
