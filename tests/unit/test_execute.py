@@ -5,7 +5,8 @@ import pkgutil
 from collections.abc import Iterator
 from functools import reduce
 from operator import or_
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import msgspec
 import pytest
@@ -39,11 +40,20 @@ every_request = pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.
 
 
 def instances(kind: type[Request[Any]]) -> st.SearchStrategy[Request[Any]]:
-    fields = {
-        field.name: INTEGERS if field.type is int else st.from_type(field.type)
-        for field in msgspec.structs.fields(kind)
-    }
+    fields = {field.name: values_of(field.type) for field in msgspec.structs.fields(kind)}
     return st.fixed_dictionaries(fields).map(lambda values: kind(**values))
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    if kind is int:
+        return INTEGERS
+    if get_origin(kind) is UnionType:
+        return st.one_of([values_of(part) for part in get_args(kind)])
+    if get_origin(kind) is tuple and get_args(kind)[-1] is ...:
+        return st.lists(values_of(get_args(kind)[0]), max_size=3).map(tuple)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return instances(kind)
+    return st.from_type(kind)
 
 
 def test_every_request_has_an_operation_and_every_operation_a_request() -> None:
