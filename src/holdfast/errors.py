@@ -6,14 +6,16 @@ HoldfastError
 │   ├── KeyTooLarge, ValueTooLarge, TransactionTooLarge, EmptyBatch, BatchTooLarge, PayloadTooLarge
 │   └── NestedTransaction, TransactionEnded, ReadOnlyTransaction, UnsupportedTier, NotSynchronous, NotEmbedded
 ├── NotFound              what was named is not there
-│   └── ObjectNotFound, BlobNotFound, WorldNotFound
+│   └── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound
 ├── Conflict              somebody else was first; read again, then decide
 │   ├── TransactionConflict, ObjectExists, ObjectChanged
-│   └── WorldExists, WorldNotActive, HeadAdvanced, CursorAdvanced
+│   ├── WorldExists, WorldNotActive, HeadAdvanced, CursorAdvanced
+│   └── SnapshotExists, BaselineRegressed, PromotionRefused, SegmentExists
 ├── Busy                  a bound was reached; the same request may succeed later
 ├── Closed                the handle was closed
 ├── Corrupt               what is stored is damaged; never healed in silence
-│   └── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject, MissingEntry
+│   ├── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject
+│   └── MissingEntry, ChecksumMismatch, MalformedSegment
 └── Backend               what lies below failed
     ├── DirectoryInUse, PathUnusable, Unreachable, DiskFull, DatabaseFailed, SchemaMismatch, Unsupported
     └── CommitUnknown     the answer was lost: the write may or may not be there
@@ -171,6 +173,12 @@ class WorldNotFound(NotFound):
     code = "world_not_found"
 
 
+class SnapshotNotFound(NotFound):
+    """The world has no snapshot at that height."""
+
+    code = "snapshot_not_found"
+
+
 class Conflict(HoldfastError):
     """Somebody else was first; read the current state, then decide."""
 
@@ -231,6 +239,30 @@ class CursorAdvanced(Conflict):
         self.actual = actual
 
 
+class SnapshotExists(Conflict):
+    """Another snapshot is indexed at that height, and snapshots never change."""
+
+    code = "snapshot_exists"
+
+
+class BaselineRegressed(Conflict):
+    """The baseline only moves forward."""
+
+    code = "baseline_regressed"
+
+
+class PromotionRefused(Conflict):
+    """A snapshot does not qualify as a baseline; the message says which condition it fails."""
+
+    code = "promotion_refused"
+
+
+class SegmentExists(Conflict):
+    """Another segment covers these heights, and segments never change."""
+
+    code = "segment_exists"
+
+
 class Busy(HoldfastError):
     """A bound was reached and nothing was written; the same request may succeed later."""
 
@@ -278,6 +310,18 @@ class MissingEntry(Corrupt):
     """The journal has a hole below its head."""
 
     code = "missing_entry"
+
+
+class ChecksumMismatch(Corrupt):
+    """A segment's bytes do not have the checksum that was recorded."""
+
+    code = "checksum_mismatch"
+
+
+class MalformedSegment(Corrupt):
+    """A segment's bytes do not hold the records that were recorded."""
+
+    code = "malformed_segment"
 
 
 class Backend(HoldfastError):

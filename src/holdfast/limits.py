@@ -49,6 +49,10 @@ READ_ENTRIES_MAX: Final = 10_000  # One read of a journal or an inbox is a list 
 INBOX_INLINE_BYTES_MAX: Final = 4_096  # Larger payloads are stored as blobs and travel by their hash.
 INBOX_TEXT_BYTES_MAX: Final = 1_024  # Schemas, kinds, commands and the like are names, not bodies.
 INBOX_HEADERS_MAX: Final = 32
+SEGMENT_ENTRIES: Final = 1_024  # How many records one cold segment holds.
+SEGMENT_MARGIN: Final = 64  # Records below the baseline that stay hot, for readers that are a little behind.
+SEGMENTS_CACHED: Final = 8  # Parsed segments that a plane keeps for the next read.
+TRIM_ENTRIES: Final = 1_024  # Hot records that one transaction of a compaction removes.
 
 # The object store.
 OBJECT_PATH_BYTES_MAX: Final = 1_024  # S3's limit.

@@ -1,6 +1,7 @@
 """Journals: the one ordered history of a world.
 
     journal/head         ->  the next height; it only grows
+    journal/hot          ->  the first height that is not only in a segment; it only grows
     journal/e/<height>   ->  the record, canonical CBOR
 
 Heights count from zero. `append` writes head … head+n-1 and returns the first of them. One writer at a time is not
@@ -23,6 +24,22 @@ def head(tx: Transaction, world: World) -> int:
     """The next height; how many records there are."""
     stored = tx.get(_head_key(world))
     return 0 if stored is None else int.from_bytes(stored, "big")
+
+
+def first_hot(tx: Transaction, world: World) -> int:
+    """The first height that the key space holds; those below it are in segments."""
+    return int.from_bytes(tx.get(room(world).key("journal", "hot")) or b"", "big")
+
+
+def trim(tx: Transaction, world: World, to: int, limit: int) -> bool:
+    """Remove at most `limit` hot records below the height `to`; whether there are none left."""
+    begin = first_hot(tx, world)
+    end = min(begin + limit, to)
+    if begin < end:
+        prefix = _entries(world)
+        tx.delete_range(prefix + begin.to_bytes(_HEIGHT_BYTES, "big"), prefix + end.to_bytes(_HEIGHT_BYTES, "big"))
+        tx.put(room(world).key("journal", "hot"), end.to_bytes(_HEIGHT_BYTES, "big"))
+    return end >= to
 
 
 def append(tx: Transaction, world: World, records: Sequence[bytes], *, expected_head: int) -> int:

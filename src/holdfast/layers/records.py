@@ -4,9 +4,11 @@
 [1, ingress]    an item of the inbox: {"seq", "type", its fields}
 [2, snapshot]   a snapshot was indexed
 [3, baseline]   a snapshot was promoted to the baseline
+[4, hash]       the manifest changed: the hash of what defines the world from here on
 """
 
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
@@ -21,6 +23,7 @@ class Kind(IntEnum):
     INGRESS = 1
     SNAPSHOT = 2
     BASELINE = 3
+    MANIFEST = 4
 
 
 _PAIR_OF = [bytes((0x82, kind)) for kind in Kind]  # CBOR: an array of two, and a small number.
@@ -34,6 +37,11 @@ def entry(value: bytes) -> bytes:
 def ingress(sequence: int, item: InboxItem) -> bytes:
     """The record of an inbox item, normalised once and for all."""
     return _PAIR_OF[Kind.INGRESS] + canonical({"seq": sequence, **msgspec.to_builtins(item, builtin_types=(bytes,))})
+
+
+def of(kind: Kind, value: Any) -> bytes:
+    """The record of a snapshot, a baseline or a manifest."""
+    return _PAIR_OF[kind] + canonical(value)
 
 
 def split(record: bytes) -> tuple[Kind, bytes]:

@@ -20,14 +20,20 @@ from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs
 from holdfast.wire.requests import Answer, Request
 from holdfast.wire.worlds import (
     AppendEntries,
+    CommitSnapshot,
+    CompactWorld,
     CreateWorld,
     DescribeWorld,
     DrainInbox,
+    GetBaseline,
     GetCursor,
+    ListSegments,
+    ListSnapshots,
     ListWorlds,
     PutItem,
     ReadInbox,
     ReadJournal,
+    SetManifest,
 )
 
 
@@ -53,7 +59,13 @@ OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
     DescribeWorld: Operation(worlds.describe, reads_only=True),
     ListWorlds: Operation(worlds.names, reads_only=True),
     AppendEntries: Operation(worlds.append),
-    ReadJournal: Operation(worlds.read, reads_only=True),
+    ReadJournal: Operation(serve=worlds.read),
+    SetManifest: Operation(worlds.set_manifest),
+    CommitSnapshot: Operation(serve=worlds.commit_snapshot),
+    GetBaseline: Operation(worlds.baseline, reads_only=True),
+    ListSnapshots: Operation(worlds.list_snapshots, reads_only=True),
+    CompactWorld: Operation(serve=worlds.compact),
+    ListSegments: Operation(worlds.list_segments, reads_only=True),
     DrainInbox: Operation(worlds.drain),
     PutItem: Operation(worlds.put_item),
     ReadInbox: Operation(worlds.read_inbox, reads_only=True),

@@ -10,6 +10,8 @@ from holdfast.kv import Database, Result
 from holdfast.plane.execute import Operation, operation_of
 from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.sync.blobs import BlobStore
+from holdfast.runtime.sync.worlds import WorldStore
+from holdfast.runtime.worlds import AsyncWorldStore
 from holdfast.tiers import Tier
 from holdfast.wire.requests import Answer, Request
 
@@ -21,6 +23,7 @@ class EmbeddedPort:
         self.database = database
         self.objects = objects  # None on PostgreSQL until somebody names a store that all nodes reach.
         self.blobs = BlobStore(database, objects)
+        self.worlds = WorldStore(database, objects, self.blobs)
 
     def call(self, request: Request[Answer]) -> Answer:
         operation = operation_of(request)
@@ -54,6 +57,7 @@ class AsyncEmbeddedPort:
         self.database = database
         self.objects = objects
         self.blobs = AsyncBlobStore(database, objects)
+        self.worlds = AsyncWorldStore(database, objects, self.blobs)
 
     async def call(self, request: Request[Answer]) -> Answer:
         operation = operation_of(request)

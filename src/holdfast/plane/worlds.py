@@ -1,29 +1,41 @@
 """Worlds: what a request asks of the journal and the inbox."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
+
+from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.layers import inboxes, journals, records, worlds
+from holdfast.layers import inboxes, journals, records, segments, snapshots, worlds
+from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World
 from holdfast.names import checked_name
 from holdfast.wire.worlds import (
     AppendEntries,
+    CommitSnapshot,
+    CompactWorld,
     CreateWorld,
     Described,
     DescribeWorld,
     Drained,
     DrainInbox,
+    GetBaseline,
     GetCursor,
     Height,
     Items,
+    ListSegments,
+    ListSnapshots,
     ListWorlds,
     Names,
     PutItem,
     ReadInbox,
     ReadJournal,
-    Record,
-    Records,
+    Segment,
+    Segments,
     Sequence,
+    SetManifest,
+    Snapshot,
+    Snapshots,
 )
 
 
@@ -37,14 +49,12 @@ class _OfWorld(Protocol):
 
 def create(tx: Transaction, request: CreateWorld) -> Described:
     world = _world(request)
-    meta = worlds.create(tx, world)
-    return Described(world.name, meta.state, meta.created_ms, 0)
+    snapshots.found(tx, world, request.manifest_hash or snapshots.NO_MANIFEST)
+    return _described(tx, world)
 
 
 def describe(tx: Transaction, request: DescribeWorld) -> Described:
-    world = _world(request)
-    meta = worlds.describe(tx, world)
-    return Described(world.name, meta.state, meta.created_ms, journals.head(tx, world))
+    return _described(tx, _world(request))
 
 
 def names(tx: Transaction, request: ListWorlds) -> Names:
@@ -58,12 +68,8 @@ def append(tx: Transaction, request: AppendEntries) -> Height:
     return Height(journals.append(tx, _world(request), batch, expected_head=request.expected_head))
 
 
-def read(tx: Transaction, request: ReadJournal) -> Records:
-    found = []
-    for height, record in journals.read_hot(tx, _world(request), request.start, request.limit):
-        kind, value = records.split(record)
-        found.append(Record(height, kind.name.lower(), value))
-    return Records(found)
+def read(parts: Any, request: ReadJournal) -> Any:
+    return parts.worlds.read(_world(request), request.start, request.limit)
 
 
 def drain(tx: Transaction, request: DrainInbox) -> Drained:
@@ -80,6 +86,42 @@ def read_inbox(tx: Transaction, request: ReadInbox) -> Items:
 
 def cursor(tx: Transaction, request: GetCursor) -> Sequence:
     return Sequence(inboxes.cursor(tx, _world(request)))
+
+
+def set_manifest(tx: Transaction, request: SetManifest) -> Height:
+    height = snapshots.set_manifest(tx, _world(request), request.manifest_hash, expected_head=request.expected_head)
+    return Height(height)
+
+
+def commit_snapshot(parts: Any, request: CommitSnapshot) -> Any:
+    time_ns = snapshots.NOW if request.logical_time_ns is None else request.logical_time_ns
+    draft = SnapshotRecord("", request.height, time_ns, request.receipt_horizon_height, request.manifest_hash)
+    return parts.worlds.snapshot(_world(request), request.data, draft, promote=request.promote)
+
+
+def baseline(tx: Transaction, request: GetBaseline) -> Snapshot:
+    return Snapshot(*msgspec.structs.astuple(snapshots.baseline(tx, _world(request))))
+
+
+def list_snapshots(tx: Transaction, request: ListSnapshots) -> Snapshots:
+    page = snapshots.page(tx, _world(request), start=request.start, limit=request.limit)
+    return Snapshots([Snapshot(*msgspec.structs.astuple(record)) for record in page])
+
+
+def compact(parts: Any, request: CompactWorld) -> Any:
+    if request.entries < 1 or request.margin < 0:
+        raise InvalidArgument("A segment holds at least 1 record, and the margin is not negative")
+    return parts.worlds.compact(_world(request), entries=request.entries, margin=request.margin)
+
+
+def list_segments(tx: Transaction, request: ListSegments) -> Segments:
+    page = segments.page(tx, _world(request), after=request.after, limit=request.limit)
+    return Segments([Segment(*msgspec.structs.astuple(record)) for record in page])
+
+
+def _described(tx: Transaction, world: World) -> Described:
+    meta = worlds.describe(tx, world)
+    return Described(world.name, meta.state, meta.created_ms, journals.head(tx, world))
 
 
 def _world(request: _OfWorld) -> World:

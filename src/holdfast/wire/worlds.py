@@ -2,6 +2,7 @@
 
 import msgspec
 
+from holdfast.limits import SEGMENT_ENTRIES, SEGMENT_MARGIN
 from holdfast.names import UNIVERSE
 from holdfast.wire.inboxes import InboxItem
 from holdfast.wire.requests import Request
@@ -60,9 +61,49 @@ class Items(msgspec.Struct, frozen=True):
     items: list[tuple[int, InboxItem]]
 
 
+class Snapshot(msgspec.Struct, frozen=True):
+    """A snapshot of a world: the blob that holds it, and what it covers."""
+
+    snapshot_ref: str
+    height: int
+    logical_time_ns: int
+    receipt_horizon_height: int | None
+    manifest_hash: str | None
+
+
+class Snapshots(msgspec.Struct, frozen=True):
+    """Snapshots in the order of their heights."""
+
+    snapshots: list[Snapshot]
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A cold piece of a journal, start … end both included."""
+
+    start: int
+    end: int
+    object_path: str
+    checksum: str
+    size: int
+
+
+class Segments(msgspec.Struct, frozen=True):
+    """Segments in the order of their heights."""
+
+    segments: list[Segment]
+
+
+class Compacted(msgspec.Struct, frozen=True):
+    """What a compaction moved into segments."""
+
+    segments: int
+    records: int
+
+
 class CreateWorld(Request[Described], frozen=True, tag="worlds.create"):
     world: str
     universe: str = UNIVERSE
+    manifest_hash: str | None = None
 
 
 class DescribeWorld(Request[Described], frozen=True, tag="worlds.describe"):
@@ -113,4 +154,54 @@ class ReadInbox(Request[Items], frozen=True, tag="worlds.inbox.read"):
 
 class GetCursor(Request[Sequence], frozen=True, tag="worlds.inbox.cursor"):
     world: str
+    universe: str = UNIVERSE
+
+
+class SetManifest(Request[Height], frozen=True, tag="worlds.manifest"):
+    """The world is defined by another manifest from here on; answered with the height of the note."""
+
+    world: str
+    manifest_hash: str
+    expected_head: int
+    universe: str = UNIVERSE
+
+
+class CommitSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.commit"):
+    """Store a snapshot that has applied every record below `height`; `promote` makes it the baseline."""
+
+    world: str
+    data: bytes
+    height: int
+    promote: bool = False
+    receipt_horizon_height: int | None = None
+    manifest_hash: str | None = None
+    logical_time_ns: int | None = None
+    universe: str = UNIVERSE
+
+
+class GetBaseline(Request[Snapshot], frozen=True, tag="worlds.baseline"):
+    world: str
+    universe: str = UNIVERSE
+
+
+class ListSnapshots(Request[Snapshots], frozen=True, tag="worlds.snapshots.list"):
+    world: str
+    start: int = 0
+    limit: int = 100
+    universe: str = UNIVERSE
+
+
+class CompactWorld(Request[Compacted], frozen=True, tag="worlds.compact"):
+    """Move what lies more than `margin` records below the baseline into segments of `entries` records."""
+
+    world: str
+    entries: int = SEGMENT_ENTRIES
+    margin: int = SEGMENT_MARGIN
+    universe: str = UNIVERSE
+
+
+class ListSegments(Request[Segments], frozen=True, tag="worlds.segments"):
+    world: str
+    after: int = -1
+    limit: int = 100
     universe: str = UNIVERSE

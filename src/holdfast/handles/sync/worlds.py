@@ -1,29 +1,42 @@
 """Generated from handles/worlds.py by tools/make_twins.py; change that file instead."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import cbor2
 import msgspec
 
-from holdfast.limits import INBOX_INLINE_BYTES_MAX
+from holdfast.limits import INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX, SEGMENT_ENTRIES, SEGMENT_MARGIN
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
 from holdfast.wire import Port
-from holdfast.wire.blobs import PutBlob
+from holdfast.wire.blobs import GetBlob, PutBlob
 from holdfast.wire.canonical import canonical
 from holdfast.wire.inboxes import InboxItem
+from holdfast.wire.restores import Entry, Restored, Verdict
 from holdfast.wire.worlds import (
     AppendEntries,
+    CommitSnapshot,
+    Compacted,
+    CompactWorld,
     CreateWorld,
     Described,
     DescribeWorld,
     DrainInbox,
+    GetBaseline,
     GetCursor,
+    ListSegments,
+    ListSnapshots,
     PutItem,
     ReadInbox,
     ReadJournal,
     Record,
+    Segment,
+    SetManifest,
+    Snapshot,
 )
+
+Reducer = Callable[[Any, Entry], Any]
 
 
 class World:
@@ -32,16 +45,17 @@ class World:
     def __init__(self, port: Port, universe: str, name: str) -> None:
         self.name = checked_name("world", name)
         self.inbox = Inbox(port, universe, self.name)
+        self.snapshots = Snapshots(port, universe, self.name)
         self._port = port
         self._universe = universe
 
-    def create(self) -> Described:
-        """Make the world.
+    def create(self, *, manifest_hash: str | None = None) -> Described:
+        """Make the world, with the empty state as its first baseline.
 
         Raises:
             WorldExists: somebody made it before.
         """
-        return self._port.call(CreateWorld(self.name, self._universe))
+        return self._port.call(CreateWorld(self.name, self._universe, manifest_hash))
 
     def describe(self) -> Described:
         """Its state, its age and its head.
@@ -74,6 +88,65 @@ class World:
         """Move the next inbox items into the journal, each exactly once; the heights at which they are now."""
         return (self._port.call(DrainInbox(self.name, limit, self._universe))).heights
 
+    def set_manifest(self, manifest_hash: str, *, expected_head: int) -> int:
+        """Note that the world is defined by another manifest from here on; the height of the note."""
+        request = SetManifest(self.name, manifest_hash, expected_head, self._universe)
+        return (self._port.call(request)).height
+
+    def compact(self, *, entries: int = SEGMENT_ENTRIES, margin: int = SEGMENT_MARGIN) -> Compacted:
+        """Move whatever lies well below the baseline into cold segments; reading does not change."""
+        return self._port.call(CompactWorld(self.name, entries, margin, self._universe))
+
+    def segments(self, *, after: int = -1, limit: int = 100) -> list[Segment]:
+        """At most `limit` cold segments that end behind the height `after`, in order."""
+        return (self._port.call(ListSegments(self.name, after, limit, self._universe))).segments
+
+    def restore(self, reducer: Reducer) -> Restored:
+        """The state now: the baseline, and every record since folded into it by `reducer(state, entry)`.
+
+        The reducer is pure: what it returns depends on its arguments alone, and has a CBOR form.
+        """
+        baseline = self.snapshots.baseline()
+        data = (self._port.call(GetBlob(baseline.snapshot_ref, self._universe))).data
+        return self._fold(reducer, cbor2.loads(data), baseline.height)
+
+    def replay(self, reducer: Reducer) -> Restored:
+        """The state now, folded from the very first record, whatever snapshots say."""
+        return self._fold(reducer, None, 0)
+
+    def verify(self, reducer: Reducer) -> Verdict:
+        """Compare every snapshot, and what `restore` gives, with a full replay, byte for byte."""
+        state, height, checked = None, 0, 0
+        start = 0
+        while page := self.snapshots.list(start=start):
+            for snapshot in page:
+                state, height = self._fold_to(reducer, state, height, snapshot.height)
+                stored = (self._port.call(GetBlob(snapshot.snapshot_ref, self._universe))).data
+                checked += 1
+                if canonical(state) != stored:
+                    return Verdict(False, checked, snapshot.height)
+            start = page[-1].height + 1
+        replayed = self._fold(reducer, state, height)
+        restored = self.restore(reducer)
+        if canonical(restored.state) != canonical(replayed.state):
+            return Verdict(False, checked, replayed.height)
+        return Verdict(True, checked, None)
+
+    def _fold(self, reducer: Reducer, state: Any, height: int) -> Restored:
+        while records := self.read(height, limit=READ_ENTRIES_MAX):
+            for record in records:
+                state = reducer(state, Entry(record.height, record.kind, cbor2.loads(record.value)))
+            height = records[-1].height + 1
+        return Restored(state, height)
+
+    def _fold_to(self, reducer: Reducer, state: Any, height: int, end: int) -> tuple[Any, int]:
+        while height < end:
+            records = self.read(height, limit=min(READ_ENTRIES_MAX, end - height))
+            for record in records:
+                state = reducer(state, Entry(record.height, record.kind, cbor2.loads(record.value)))
+            height = records[-1].height + 1
+        return state, height
+
 
 class Inbox:
     """What came into a world from outside, in the order of arrival."""
@@ -99,3 +172,49 @@ class Inbox:
     def cursor(self) -> int | None:
         """The sequence of the last item that was drained, or None."""
         return (self._port.call(GetCursor(self._world, self._universe))).sequence
+
+
+class Snapshots:
+    """Snapshots of a world's state; one of them is the baseline that a restore starts from."""
+
+    def __init__(self, port: Port, universe: str, world: str) -> None:
+        self._port = port
+        self._universe = universe
+        self._world = world
+
+    def commit(
+        self,
+        state: Any,
+        *,
+        height: int,
+        promote: bool = False,
+        receipt_horizon_height: int | None = None,
+        manifest_hash: str | None = None,
+        logical_time_ns: int | None = None,
+    ) -> Snapshot:
+        """Store the state that all records below `height` lead to; `promote` makes it the baseline.
+
+        Raises:
+            SnapshotExists: another one is stored at that height.
+            PromotionRefused: its receipt horizon is not its height, or its manifest is not the journal's.
+            BaselineRegressed: the baseline is ahead of it already.
+        """
+        request = CommitSnapshot(
+            self._world,
+            canonical(state),
+            height,
+            promote,
+            receipt_horizon_height,
+            manifest_hash,
+            logical_time_ns,
+            self._universe,
+        )
+        return self._port.call(request)
+
+    def baseline(self) -> Snapshot:
+        """The snapshot that a restore starts from."""
+        return self._port.call(GetBaseline(self._world, self._universe))
+
+    def list(self, *, start: int = 0, limit: int = 100) -> list[Snapshot]:
+        """At most `limit` snapshots from the height `start` on, in order."""
+        return (self._port.call(ListSnapshots(self._world, start, limit, self._universe))).snapshots

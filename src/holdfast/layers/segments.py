@@ -1,0 +1,132 @@
+"""Segments: cold pieces of a journal, in the object store.
+
+    (u, universe, "segments", world, end)  ->  a SegmentRecord
+
+Only what lies well below the baseline is cut off, so a restore rarely needs a segment. The body is written first, then
+indexed, then the hot records go, a bounded number a transaction; a crash anywhere leaves something that the next run
+finishes. The body repeats, for every record, its length as eight bytes and then the record itself:
+
+    00 00 00 00 00 00 00 05 | 82 00 63 61 64 …
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from holdfast.errors import ChecksumMismatch, InvalidArgument, MalformedSegment, SegmentExists
+from holdfast.kv import Subspace, Transaction
+from holdfast.layers import journals, snapshots
+from holdfast.layers.worlds import World
+from holdfast.limits import SEGMENT_ENTRIES, SEGMENT_MARGIN
+
+_LENGTH: Final = struct.Struct(">Q")
+
+
+class SegmentRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A segment holds the records start … end, both included."""
+
+    start: int
+    end: int
+    object_path: str
+    checksum: str
+    size: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(SegmentRecord).decode
+
+
+def next_range(
+    tx: Transaction, world: World, *, entries: int = SEGMENT_ENTRIES, margin: int = SEGMENT_MARGIN
+) -> tuple[int, int] | None:
+    """The next heights to export, both included; None while there are too few below the baseline."""
+    last = latest(tx, world)
+    start = 0 if last is None else last.end + 1
+    end = start + entries - 1
+    return (start, end) if end < snapshots.baseline(tx, world).height - margin else None
+
+
+def index(tx: Transaction, world: World, record: SegmentRecord, *, margin: int = SEGMENT_MARGIN) -> None:
+    """Note a segment whose body is stored. The identical record again changes nothing.
+
+    Raises:
+        SegmentExists: other segments cover these heights, or it would leave a hole behind the last one.
+        InvalidArgument: it reaches too close to the baseline.
+    """
+    last = latest(tx, world)
+    start = 0 if last is None else last.end + 1
+    if record.start < start:
+        if find(tx, world, record.start) == record:
+            return
+        raise SegmentExists(f"Segments of {world.name} reach to {start - 1} already; export from {start} on")
+    if record.start > start:
+        raise SegmentExists(f"The next segment of {world.name} starts at {start}, not {record.start}; leave no hole")
+    if record.end >= snapshots.baseline(tx, world).height - margin:
+        raise InvalidArgument(f"Records up to {record.end} are too close to the baseline to be cut off")
+    tx.put(_room(world).key(record.end), _encode(record))
+
+
+def latest(tx: Transaction, world: World) -> SegmentRecord | None:
+    """The segment with the highest heights."""
+    pairs = tx.scan(*_room(world).range(), limit=1, reverse=True)
+    return _decode(pairs[0][1]) if pairs else None
+
+
+def find(tx: Transaction, world: World, height: int) -> SegmentRecord | None:
+    """The segment that holds this height."""
+    pairs = tx.scan(_room(world).key(height), _room(world).range()[1], limit=1)
+    record = _decode(pairs[0][1]) if pairs else None
+    return record if record is not None and record.start <= height else None
+
+
+def page(tx: Transaction, world: World, *, after: int = -1, limit: int) -> list[SegmentRecord]:
+    """At most `limit` segments that end behind the height `after`, in order."""
+    begin = _room(world).key(after + 1)
+    return [_decode(value) for _, value in tx.scan(begin, _room(world).range()[1], limit=limit)]
+
+
+def trim(tx: Transaction, world: World, limit: int) -> bool:
+    """Remove at most `limit` hot records that are in segments; whether there are none left."""
+    last = latest(tx, world)
+    return last is None or journals.trim(tx, world, last.end + 1, limit)
+
+
+def object_path(world: World, start: int, end: int) -> str:
+    return f"segments/{world.universe}/{world.name}/{start}-{end}.log"
+
+
+def body(records: Iterable[bytes]) -> Iterator[bytes]:
+    """The bytes of a segment, piece by piece."""
+    for record in records:
+        yield _LENGTH.pack(len(record)) + record
+
+
+def checksum(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def parse(data: bytes, record: SegmentRecord) -> list[bytes]:
+    """The records of a segment.
+
+    Raises:
+        ChecksumMismatch: these are not the bytes that were indexed.
+        MalformedSegment: they are, and do not hold what they should.
+    """
+    if checksum(data) != record.checksum:
+        raise ChecksumMismatch(f"{record.object_path} has another checksum than was recorded; restore it from a backup")
+    found: list[bytes] = []
+    position = 0
+    while position + _LENGTH.size <= len(data):
+        (length,) = _LENGTH.unpack_from(data, position)
+        position += _LENGTH.size + length
+        found.append(data[position - length : position])
+    if position != len(data) or len(found) != record.end - record.start + 1:
+        raise MalformedSegment(f"{record.object_path} does not hold {record.start} to {record.end}; restore it")
+    return found
+
+
+def _room(world: World) -> Subspace:
+    return Subspace("u", world.universe, "segments", world.name)

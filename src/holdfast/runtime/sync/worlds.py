@@ -1,0 +1,135 @@
+"""Generated from runtime/worlds.py by tools/make_twins.py; change that file instead."""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import msgspec
+
+from holdfast import limits
+from holdfast.backends.objects import ObjectStore
+from holdfast.errors import InvalidArgument, MissingEntry, MissingObject, ObjectNotFound, Unsupported
+from holdfast.kv import Database, Transaction
+from holdfast.layers import journals, records, segments, snapshots
+from holdfast.layers.segments import SegmentRecord
+from holdfast.layers.snapshots import SnapshotRecord
+from holdfast.layers.worlds import World
+from holdfast.runtime.sync.blobs import BlobStore
+from holdfast.wire.worlds import Compacted, Record, Records, Snapshot
+
+
+class WorldStore:
+    """Reads, snapshots and compacts the worlds of a plane."""
+
+    def __init__(self, database: Database, objects: ObjectStore | None, blobs: BlobStore) -> None:
+        self._database = database
+        self._objects = objects
+        self._blobs = blobs
+        self._cached: OrderedDict[tuple[World, int], list[bytes]] = OrderedDict()
+        self._cache_lock = threading.Lock()
+
+    def read(self, world: World, start: int, limit: int) -> Records:
+        """At most `limit` records from the height `start` on, without a hole.
+
+        Raises:
+            MissingEntry, MissingObject, ChecksumMismatch, MalformedSegment: the journal is damaged.
+        """
+        if start < 0 or not 0 < limit <= limits.READ_ENTRIES_MAX:
+            raise InvalidArgument(f"A read starts at 0 or later and takes 1 to {limits.READ_ENTRIES_MAX} records")
+        found: list[Record] = []
+        while len(found) < limit:
+            hot, segment = self._database.read(_read, world, start, limit - len(found))
+            if segment is not None:
+                cold = self._records_of(world, segment)
+                hot = list(enumerate(cold, segment.start))[start - segment.start :][: limit - len(found)]
+            if not hot:
+                break
+            found += [_record(height, record) for height, record in hot]
+            start = hot[-1][0] + 1
+            if segment is None:
+                break
+        return Records(found)
+
+    def snapshot(self, world: World, data: bytes, draft: SnapshotRecord, *, promote: bool) -> Snapshot:
+        """Store a snapshot and note it; make it the baseline if asked to and if it qualifies.
+
+        `draft` is what to note of it; where its bytes are, and when it was taken if it does not say, is filled in.
+        """
+        stored = self._blobs.put(world.universe, data)
+        draft = msgspec.structs.replace(draft, snapshot_ref=stored.hash)
+        record = self._database.transact(snapshots.commit, world, draft, promote=promote)
+        return Snapshot(*msgspec.structs.astuple(record))
+
+    def compact(self, world: World, *, entries: int, margin: int) -> Compacted:
+        """Move whatever lies well below the baseline into segments; how many segments and records that were."""
+        exported = 0
+        self._trim(world)
+        while span := self._database.read(segments.next_range, world, entries=entries, margin=margin):
+            self._export(world, *span, margin)
+            self._trim(world)
+            exported += 1
+        return Compacted(exported, exported * entries)
+
+    def _export(self, world: World, start: int, end: int, margin: int) -> None:
+        path = segments.object_path(world, start, end)
+        sha, size = hashlib.sha256(), 0
+
+        def body() -> Iterator[bytes]:
+            nonlocal size
+            height = start
+            while height <= end:
+                hot, _ = self._database.read(_read, world, height, min(64, end + 1 - height))
+                for piece in segments.body(record for _, record in hot):
+                    sha.update(piece)
+                    size += len(piece)
+                    yield piece
+                height += len(hot)
+
+        self._store().write(path, body())
+        record = SegmentRecord(start, end, path, f"sha256:{sha.hexdigest()}", size)
+        self._database.transact(segments.index, world, record, margin=margin)
+
+    def _trim(self, world: World) -> None:
+        while not self._database.transact(segments.trim, world, limits.TRIM_ENTRIES):
+            pass
+
+    def _records_of(self, world: World, segment: SegmentRecord) -> list[bytes]:
+        with self._cache_lock:
+            known = self._cached.get((world, segment.end))
+        if known is not None:
+            return known
+        try:
+            data = self._store().get(segment.object_path)
+        except ObjectNotFound as error:
+            raise MissingObject(
+                f"{segment.object_path} is not in the object store; restore it from a backup"
+            ) from error
+        parsed = segments.parse(data, segment)
+        with self._cache_lock:
+            self._cached[world, segment.end] = parsed
+            while len(self._cached) > limits.SEGMENTS_CACHED:
+                self._cached.popitem(last=False)
+        return parsed
+
+    def _store(self) -> ObjectStore:
+        if self._objects is None:
+            raise Unsupported("Segments need an object store that all nodes reach; name one with objects=...")
+        return self._objects
+
+
+def _read(
+    tx: Transaction, world: World, start: int, limit: int
+) -> tuple[list[tuple[int, bytes]], SegmentRecord | None]:
+    """Hot records from `start` on, or the segment that holds it."""
+    if start >= journals.first_hot(tx, world):
+        return journals.read_hot(tx, world, start, limit), None
+    segment = segments.find(tx, world, start)
+    if segment is None:
+        raise MissingEntry(f"World {world.name} has record {start} neither hot nor in a segment; restore a backup")
+    return [], segment
+
+
+def _record(height: int, record: bytes) -> Record:
+    kind, value = records.split(record)
+    return Record(height, kind.name.lower(), value)

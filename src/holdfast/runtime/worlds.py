@@ -1,0 +1,143 @@
+"""What a world does with the object store: snapshots go there, and the cold end of its journal.
+
+    read        hot records from the key space, cold ones from segments; the caller cannot tell
+    snapshot    bytes to the blobs ──► index, journal note, baseline: one transaction
+    compact     body to the object store ──► index ──► remove the hot records, a bounded number a transaction
+
+Compaction stops nobody: each of its transactions is short, and what it removes is indexed before. A crash leaves a body
+that nobody has indexed, or hot records that nobody reads any more; the next run goes on from there.
+"""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from holdfast import limits
+from holdfast.backends.objects import ObjectStore
+from holdfast.errors import InvalidArgument, MissingEntry, MissingObject, ObjectNotFound, Unsupported
+from holdfast.kv import Database, Transaction
+from holdfast.layers import journals, records, segments, snapshots
+from holdfast.layers.segments import SegmentRecord
+from holdfast.layers.snapshots import SnapshotRecord
+from holdfast.layers.worlds import World
+from holdfast.runtime.blobs import AsyncBlobStore
+from holdfast.wire.worlds import Compacted, Record, Records, Snapshot
+
+
+class AsyncWorldStore:
+    """Reads, snapshots and compacts the worlds of a plane."""
+
+    def __init__(self, database: Database, objects: ObjectStore | None, blobs: AsyncBlobStore) -> None:
+        self._database = database
+        self._objects = objects
+        self._blobs = blobs
+        self._cached: OrderedDict[tuple[World, int], list[bytes]] = OrderedDict()
+        self._cache_lock = threading.Lock()
+
+    async def read(self, world: World, start: int, limit: int) -> Records:
+        """At most `limit` records from the height `start` on, without a hole.
+
+        Raises:
+            MissingEntry, MissingObject, ChecksumMismatch, MalformedSegment: the journal is damaged.
+        """
+        if start < 0 or not 0 < limit <= limits.READ_ENTRIES_MAX:
+            raise InvalidArgument(f"A read starts at 0 or later and takes 1 to {limits.READ_ENTRIES_MAX} records")
+        found: list[Record] = []
+        while len(found) < limit:
+            hot, segment = await self._database.read_async(_read, world, start, limit - len(found))
+            if segment is not None:
+                cold = await self._records_of(world, segment)
+                hot = list(enumerate(cold, segment.start))[start - segment.start :][: limit - len(found)]
+            if not hot:
+                break
+            found += [_record(height, record) for height, record in hot]
+            start = hot[-1][0] + 1
+            if segment is None:
+                break
+        return Records(found)
+
+    async def snapshot(self, world: World, data: bytes, draft: SnapshotRecord, *, promote: bool) -> Snapshot:
+        """Store a snapshot and note it; make it the baseline if asked to and if it qualifies.
+
+        `draft` is what to note of it; where its bytes are, and when it was taken if it does not say, is filled in.
+        """
+        stored = await self._blobs.put(world.universe, data)
+        draft = msgspec.structs.replace(draft, snapshot_ref=stored.hash)
+        record = await self._database.transact_async(snapshots.commit, world, draft, promote=promote)
+        return Snapshot(*msgspec.structs.astuple(record))
+
+    async def compact(self, world: World, *, entries: int, margin: int) -> Compacted:
+        """Move whatever lies well below the baseline into segments; how many segments and records that were."""
+        exported = 0
+        await self._trim(world)
+        while span := await self._database.read_async(segments.next_range, world, entries=entries, margin=margin):
+            await self._export(world, *span, margin)
+            await self._trim(world)
+            exported += 1
+        return Compacted(exported, exported * entries)
+
+    async def _export(self, world: World, start: int, end: int, margin: int) -> None:
+        path = segments.object_path(world, start, end)
+        sha, size = hashlib.sha256(), 0
+
+        async def body() -> AsyncIterator[bytes]:
+            nonlocal size
+            height = start
+            while height <= end:
+                hot, _ = await self._database.read_async(_read, world, height, min(64, end + 1 - height))
+                for piece in segments.body(record for _, record in hot):
+                    sha.update(piece)
+                    size += len(piece)
+                    yield piece
+                height += len(hot)
+
+        await self._store().write_async(path, body())
+        record = SegmentRecord(start, end, path, f"sha256:{sha.hexdigest()}", size)
+        await self._database.transact_async(segments.index, world, record, margin=margin)
+
+    async def _trim(self, world: World) -> None:
+        while not await self._database.transact_async(segments.trim, world, limits.TRIM_ENTRIES):
+            pass
+
+    async def _records_of(self, world: World, segment: SegmentRecord) -> list[bytes]:
+        with self._cache_lock:
+            known = self._cached.get((world, segment.end))
+        if known is not None:
+            return known
+        try:
+            data = await self._store().get_async(segment.object_path)
+        except ObjectNotFound as error:
+            raise MissingObject(
+                f"{segment.object_path} is not in the object store; restore it from a backup"
+            ) from error
+        parsed = segments.parse(data, segment)
+        with self._cache_lock:
+            self._cached[world, segment.end] = parsed
+            while len(self._cached) > limits.SEGMENTS_CACHED:
+                self._cached.popitem(last=False)
+        return parsed
+
+    def _store(self) -> ObjectStore:
+        if self._objects is None:
+            raise Unsupported("Segments need an object store that all nodes reach; name one with objects=...")
+        return self._objects
+
+
+def _read(
+    tx: Transaction, world: World, start: int, limit: int
+) -> tuple[list[tuple[int, bytes]], SegmentRecord | None]:
+    """Hot records from `start` on, or the segment that holds it."""
+    if start >= journals.first_hot(tx, world):
+        return journals.read_hot(tx, world, start, limit), None
+    segment = segments.find(tx, world, start)
+    if segment is None:
+        raise MissingEntry(f"World {world.name} has record {start} neither hot nor in a segment; restore a backup")
+    return [], segment
+
+
+def _record(height: int, record: bytes) -> Record:
+    kind, value = records.split(record)
+    return Record(height, kind.name.lower(), value)

@@ -1,0 +1,406 @@
+"""Worlds keep their promises on every backend: one history, one order of arrival, nothing lost and nothing twice.
+
+    for check in WORLD_CHECKS:
+        check(database)
+
+Each check lives in a universe of its own name and clears it first, so that they can share a database and run again.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import count, product
+from typing import Any, Final, TypeVar
+
+import cbor2
+
+from holdfast.errors import CommitUnknown, CursorAdvanced, HeadAdvanced, InvalidArgument, MissingEntry
+from holdfast.kv import Database, Subspace, Transaction, Work
+from holdfast.layers import inboxes, journals, records, worlds
+from holdfast.layers.worlds import World
+from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX
+from holdfast.testing.conformance.rooms import in_threads, raises
+from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
+from holdfast.wire.canonical import canonical
+from holdfast.wire.inboxes import Control, DomainEvent, Effect, InboxItem, Timer
+
+Check = Callable[[Database], None]
+Fault = Callable[[], BaseException]
+Refusal = TypeVar("Refusal", bound=BaseException)
+
+FAULTS: Final[tuple[Fault, ...]] = (Crash, lambda: CommitUnknown("The answer is lost on purpose"))
+
+
+def check_an_append_at_another_head_is_refused_and_writes_nothing(database: Database) -> None:
+    world = _fresh(database, check_an_append_at_another_head_is_refused_and_writes_nothing)
+    database.transact(journals.append, world, _entries("a", 3), expected_head=0)
+    before = _stored(database, world)
+    for expected in (0, 2, 4, -1, 1 << 70):
+        refusal = _refusal(database, HeadAdvanced, journals.append, world, _entries("b", 2), expected_head=expected)
+        assert (refusal.expected, refusal.actual) == (expected, 3)
+    assert _stored(database, world) == before
+
+
+def check_heights_count_from_zero_without_a_gap(database: Database) -> None:
+    world = _fresh(database, check_heights_count_from_zero_without_a_gap)
+    head = 0
+    for size in (1, 2, BATCH_ENTRIES_MAX, 3):
+        assert database.transact(journals.append, world, _entries("n", size), expected_head=head) == head
+        head += size
+    assert [height for height, _ in database.read(journals.read_hot, world, 0, 1_000)] == list(range(head))
+    assert database.read(journals.head, world) == head
+
+
+def check_readers_never_see_half_a_batch(database: Database) -> None:
+    world = _fresh(database, check_readers_never_see_half_a_batch)
+
+    def look(tx: Transaction) -> None:
+        found = journals.read_hot(tx, world, 0, READ_ENTRIES_MAX)
+        assert len(found) == journals.head(tx, world)
+        _assert_whole_batches([record for _, record in found], size=4)
+
+    def either(number: int) -> None:
+        for step in range(12):
+            if number % 2:
+                _append_somewhere(database, world, _entries(f"{number}.{step}", 4))
+            else:
+                database.read(look)
+                database.transact(look)
+
+    in_threads(4, either)
+    assert database.read(journals.head, world) == 2 * 12 * 4
+
+
+def check_concurrent_appenders_lose_and_double_no_batch(database: Database) -> None:
+    world = _fresh(database, check_concurrent_appenders_lose_and_double_no_batch)
+    starts: dict[int, list[bytes]] = {}
+
+    def climb(thread: int) -> None:
+        for step in range(10):
+            batch = _entries(f"{thread}.{step}", 1 + (thread + step) % 4)
+            starts[_append_somewhere(database, world, batch)] = batch
+
+    in_threads(8, climb)
+    assert len(starts) == 80
+    journal = _journal(database, world)
+    assert len(journal) == sum(map(len, starts.values()))
+    for start, batch in starts.items():
+        assert journal[start : start + len(batch)] == batch
+
+
+def check_items_of_eight_writers_are_in_the_order_of_their_commits(database: Database) -> None:
+    """One transaction puts an item into two inboxes; both must tell the same order, and it must be that of time."""
+    world = _fresh(database, check_items_of_eight_writers_are_in_the_order_of_their_commits)
+    other = World(world.universe, "other")
+    database.transact(worlds.create, other)
+    ticks = count()
+    spans: dict[int, tuple[int, int]] = {}  # From sequence to when its writer called, and was answered.
+
+    def put_both(tx: Transaction, item: InboxItem) -> tuple[int, int]:
+        return inboxes.enqueue(tx, world, item), inboxes.enqueue(tx, other, item)
+
+    def write(thread: int) -> None:
+        for step in range(15):
+            called = next(ticks)
+            sequence, same = database.transact(put_both, Control(command=f"{thread}.{step}"))
+            assert sequence == same
+            spans[sequence] = (called, next(ticks))
+
+    in_threads(8, write)
+    assert sorted(spans) == list(range(8 * 15))
+    assert _inbox(database, world) == _inbox(database, other)
+    earliest_answer_behind = next(ticks)
+    for sequence in reversed(range(8 * 15)):
+        called, answered = spans[sequence]
+        assert called < earliest_answer_behind, f"{sequence} was put after a later item had been answered"
+        earliest_answer_behind = min(earliest_answer_behind, answered)
+
+
+def check_an_inbox_grows_at_its_end_only(database: Database) -> None:
+    """A reader that has seen an item will never find another one before it."""
+    world = _fresh(database, check_an_inbox_grows_at_its_end_only)
+
+    def either(number: int) -> None:
+        seen: list[tuple[int, InboxItem]] = []
+        for step in range(15):
+            if number % 2:
+                database.transact(inboxes.enqueue, world, Control(command=f"{number}.{step}"))
+            else:
+                now = _inbox(database, world)
+                assert now[: len(seen)] == seen
+                assert [sequence for sequence, _ in now] == list(range(len(now)))
+                seen = now
+
+    in_threads(8, either)
+    assert database.read(inboxes.arrivals, world) == 4 * 15
+
+
+def check_the_cursor_moves_forward_by_compare_and_swap(database: Database) -> None:
+    world = _fresh(database, check_the_cursor_moves_forward_by_compare_and_swap)
+    _put(database, world, _commands(5))
+
+    def move(expected: int | None, new: int) -> None:
+        database.transact(inboxes.commit_cursor, world, expected=expected, new=new)
+
+    raises(CursorAdvanced, lambda: move(0, 1))
+    raises(InvalidArgument, lambda: move(None, 5))
+    assert database.read(inboxes.cursor, world) is None
+    move(None, 0)
+    move(0, 2)
+    before = _stored(database, world)
+    for expected in (None, 0, 3):
+        refusal = _refusal(database, CursorAdvanced, inboxes.commit_cursor, world, expected=expected, new=4)
+        assert (refusal.expected, refusal.actual) == (expected, 2)
+    for new in (1, 2, 5):
+        raises(InvalidArgument, partial(move, 2, new))
+    assert _stored(database, world) == before
+
+
+def check_one_of_many_moves_of_the_cursor_wins(database: Database) -> None:
+    world = _fresh(database, check_one_of_many_moves_of_the_cursor_wins)
+    _put(database, world, _commands(8))
+    winners: list[int] = []
+
+    def move(new: int) -> None:
+        with suppress(CursorAdvanced):
+            database.transact(inboxes.commit_cursor, world, expected=None, new=new)
+            winners.append(new)
+
+    in_threads(8, move)
+    assert winners == [database.read(inboxes.cursor, world)]
+
+
+def check_concurrent_drainers_move_each_item_once(database: Database) -> None:
+    """Appends in between move the head on which a drain counts: neither items nor entries may go with it."""
+    world = _fresh(database, check_concurrent_drainers_move_each_item_once)
+    heights: list[int] = []
+
+    def either(number: int) -> None:
+        for step in range(15):
+            if number % 3 == 0:
+                database.transact(inboxes.enqueue, world, Control(command=f"{number}.{step}"))
+            elif number % 3 == 1:
+                heights.extend(database.transact(inboxes.drain, world, limit=1 + step % 3))
+            else:
+                _append_somewhere(database, world, _entries(f"{number}.{step}", 2))
+
+    in_threads(9, either)
+    heights += _drain_all(database, world)
+    _assert_drained(database, world, 3 * 15)
+    journal = _journal(database, world)
+    assert len(set(journal)) == len(journal) == 3 * 15 + 3 * 15 * 2
+    assert sorted(heights) == [height for height, record in enumerate(journal) if record[1] == records.Kind.INGRESS]
+    _assert_whole_batches([record for record in journal if record[1] == records.Kind.ENTRY], size=2)
+
+
+def check_a_conflict_while_draining_loses_nothing(database: Database) -> None:
+    """LESSONS 25: head and cursor are checked before anything is written, so a refusal leaves every item in place."""
+    world = _fresh(database, check_a_conflict_while_draining_loses_nothing)
+    _put(database, world, _commands(6))
+    database.transact(inboxes.drain, world, limit=2)
+    before = _stored(database, world)
+
+    def drain_and_append(tx: Transaction) -> None:
+        head = journals.head(tx, world)
+        inboxes.drain(tx, world, limit=2)
+        journals.append(tx, world, _entries("late", 1), expected_head=head)
+
+    def swallow(tx: Transaction) -> None:
+        """Whoever goes on after a refusal commits what was written before it, which must be nothing."""
+        raises(HeadAdvanced, lambda: journals.append(tx, world, _entries("late", 1), expected_head=1))
+        raises(CursorAdvanced, lambda: inboxes.commit_cursor(tx, world, expected=None, new=3))
+        raises(InvalidArgument, lambda: inboxes.commit_cursor(tx, world, expected=1, new=0))
+        raises(InvalidArgument, lambda: inboxes.drain(tx, world, limit=0))
+        assert not tx.wrote
+
+    raises(HeadAdvanced, lambda: database.transact(drain_and_append))
+    database.transact(swallow)
+    assert _stored(database, world) == before
+    _drain_all(database, world)
+    _assert_drained(database, world, 6)
+
+
+def check_a_crash_at_any_point_of_a_drain_changes_nothing_in_the_end(database: Database) -> None:
+    """A drain is repeated as it was: the cursor that it moves knows what came of the first attempt."""
+
+    def prepare() -> World:
+        world = _fresh(database, check_a_crash_at_any_point_of_a_drain_changes_nothing_in_the_end)
+        _put(database, world, [*_commands(4), _asking(7)])
+        return world
+
+    def drain(faulty: Database, world: World) -> None:
+        while faulty.transact(inboxes.drain, world, limit=2):
+            pass
+
+    _assert_drained(database, _assert_faults_change_nothing(database, prepare, drain), 5)
+
+
+def check_a_crash_at_any_point_of_an_append_changes_nothing_in_the_end(database: Database) -> None:
+    """An append is repeated after a look at the head, which tells what came of the first attempt."""
+
+    def prepare() -> World:
+        return _fresh(database, check_a_crash_at_any_point_of_an_append_changes_nothing_in_the_end)
+
+    def append(faulty: Database, world: World) -> None:
+        for step in range(faulty.read(journals.head, world) // 3, 3):
+            faulty.transact(journals.append, world, _entries(str(step), 3), expected_head=step * 3)
+
+    _assert_faults_change_nothing(database, prepare, append)
+
+
+def check_a_drain_takes_no_more_than_one_batch(database: Database) -> None:
+    world = _fresh(database, check_a_drain_takes_no_more_than_one_batch)
+    _put(database, world, _commands(BATCH_ENTRIES_MAX + 44))
+    assert len(database.transact(inboxes.drain, world)) == BATCH_ENTRIES_MAX
+    assert len(database.transact(inboxes.drain, world)) == 44
+    large = DomainEvent(schema="large", payload=bytes(INBOX_INLINE_BYTES_MAX))
+    _put(database, world, [large] * 70)
+    start = BATCH_ENTRIES_MAX + 44
+    heights = database.transact(inboxes.drain, world)
+    rest = _drain_all(database, world)
+    assert [*heights, *rest] == list(range(start, start + 70))
+    sizes = [len(record) for record in _journal(database, world)[start:]]
+    assert sum(sizes[: len(heights)]) <= BATCH_BYTES_MAX < sum(sizes[: len(heights) + 1])
+    _assert_drained(database, world, start + 70)
+
+
+def check_requests_are_indexed_by_the_drain_and_only_by_it(database: Database) -> None:
+    world = _fresh(database, check_requests_are_indexed_by_the_drain_and_only_by_it)
+    requests = (Subspace("u", world.universe, "effects"), Subspace("u", world.universe, "timers"))
+
+    def indexed() -> list[list[tuple[Any, ...]]]:
+        return [
+            [room.unpack(key) for key, _ in database.read(Transaction.scan, *room.range(), limit=100)]
+            for room in requests
+        ]
+
+    def drain_and_fail(tx: Transaction) -> None:
+        inboxes.drain(tx, world)
+        raise LookupError("on purpose")
+
+    _put(database, world, [Control(command="plain"), _asking(7), _asking(8)])
+    assert indexed() == [[], []]
+    raises(LookupError, lambda: database.transact(drain_and_fail))
+    assert indexed() == [[], []]
+    database.transact(inboxes.drain, world, limit=2)
+    assert indexed() == [[("pending", "world", 1, 0), ("pending", "world", 1, 1)], [("due", 7, b"timer")]]
+    database.transact(inboxes.drain, world)
+    pending = [("pending", "world", height, number) for height in (1, 2) for number in (0, 1)]
+    assert indexed() == [pending, [("due", 7, b"timer"), ("due", 8, b"timer")]]
+
+
+def check_a_hole_in_a_journal_is_reported(database: Database) -> None:
+    world = _fresh(database, check_a_hole_in_a_journal_is_reported)
+    database.transact(journals.append, world, _entries("n", 6), expected_head=0)
+    for hole in (0, 3, 5):
+        key = worlds.room(world).key("journal", "e") + hole.to_bytes(8, "big")
+        record = database.read(Transaction.get, key)
+        assert record is not None
+        database.transact(Transaction.delete, key)
+        raises(MissingEntry, lambda: database.read(journals.read_hot, world, 0, 10))
+        raises(MissingEntry, partial(database.read, journals.read_hot, world, hole, 1))
+        assert len(database.read(journals.read_hot, world, hole + 1, 10)) == 5 - hole
+        database.transact(Transaction.put, key, record)
+    assert len(database.read(journals.read_hot, world, 0, 10)) == 6
+
+
+# What the checks have in common.
+
+
+def _fresh(database: Database, check: Check) -> World:
+    """An empty world in the universe that has the check's name."""
+    world = World(check.__name__, "world")
+    prefix = Subspace("u", world.universe).prefix
+    database.transact(Transaction.delete_range, prefix, prefix + b"\xff")
+    database.transact(worlds.create, world)
+    return world
+
+
+def _stored(database: Database, world: World) -> dict[bytes, bytes]:
+    """All that the universe of a world holds, except for when the world was made."""
+    found = database.read(Transaction.scan, *Subspace("u", world.universe).range(), limit=10_000)
+    return {key: value for key, value in found if key != worlds.room(world).key("meta")}
+
+
+def _entries(name: str, number: int) -> list[bytes]:
+    return [records.entry(canonical([name, position])) for position in range(number)]
+
+
+def _commands(number: int) -> list[InboxItem]:
+    return [Control(command=f"command {position}") for position in range(number)]
+
+
+def _asking(deliver_at_ns: int) -> InboxItem:
+    effects = (Effect("mail", b"first"), Effect("mail", b"second"))
+    return Control(command="ask", effects=effects, timers=(Timer(deliver_at_ns, b"timer"),))
+
+
+def _put(database: Database, world: World, items: Sequence[InboxItem]) -> None:
+    database.transact(lambda tx: [inboxes.enqueue(tx, world, item) for item in items])
+
+
+def _journal(database: Database, world: World) -> list[bytes]:
+    return [record for _, record in database.read(journals.read_hot, world, 0, READ_ENTRIES_MAX)]
+
+
+def _inbox(database: Database, world: World) -> list[tuple[int, InboxItem]]:
+    return database.read(inboxes.read, world, after=None, limit=READ_ENTRIES_MAX)
+
+
+def _append_somewhere(database: Database, world: World, batch: list[bytes]) -> int:
+    """Append at whatever head there is. Each refusal is another's success, so the attempts are bounded."""
+    head = database.read(journals.head, world)
+    for _ in range(1_000):
+        try:
+            return database.transact(journals.append, world, batch, expected_head=head)
+        except HeadAdvanced as error:
+            head = error.actual
+    raise AssertionError("a thousand others were first")
+
+
+def _refusal(database: Database, error: type[Refusal], work: Work[Any], *args: Any, **kwargs: Any) -> Refusal:
+    try:
+        database.transact(work, *args, **kwargs)
+    except error as refusal:
+        return refusal
+    raise AssertionError(f"{error.__name__} was not raised")
+
+
+def _drain_all(database: Database, world: World) -> list[int]:
+    return [height for heights in iter(lambda: database.transact(inboxes.drain, world), []) for height in heights]
+
+
+def _assert_drained(database: Database, world: World, number: int) -> None:
+    """The first `number` items are in the journal, once each and in order, and the cursor is at the last."""
+    split = map(records.split, _journal(database, world))
+    sequences = [cbor2.loads(value)["seq"] for kind, value in split if kind is records.Kind.INGRESS]
+    assert sequences == list(range(number))
+    assert database.read(inboxes.cursor, world) == number - 1
+
+
+def _assert_whole_batches(batch: list[bytes], *, size: int) -> None:
+    values = [cbor2.loads(records.split(record)[1]) for record in batch]
+    assert len(values) % size == 0
+    for start in range(0, len(values), size):
+        assert values[start : start + size] == [[values[start][0], position] for position in range(size)]
+
+
+def _assert_faults_change_nothing(
+    database: Database, prepare: Callable[[], World], protocol: Callable[[Database, World], None]
+) -> World:
+    """Fail at every point that the protocol passes, run it again, and find what a run without faults leaves."""
+    counting = ChosenFault()
+    world = prepare()
+    protocol(FaultyDatabase(database, counting), world)
+    expected = _stored(database, world)
+    for error, strike_at in product(FAULTS, range(len(counting.points))):
+        prepare()
+        raises(type(error()), partial(protocol, FaultyDatabase(database, ChosenFault(strike_at, error)), world))
+        protocol(database, world)
+        assert _stored(database, world) == expected, f"{error} at {counting.points[strike_at]}, number {strike_at}"
+    return world
+
+
+WORLD_CHECKS: Final[tuple[Check, ...]] = tuple(
+    check for name, check in list(globals().items()) if name.startswith("check_")
+)

@@ -1,0 +1,20 @@
+"""Worlds keep the same promises on every key space: one suite, all backends."""
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.kv import Database
+from holdfast.testing.conformance.worlds import WORLD_CHECKS, Check
+
+
+@pytest.mark.parametrize("check", WORLD_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_worlds(check: Check, open_database: Callable[..., Database]) -> None:
+    with open_database() as database:
+        check(database)
+
+
+def test_the_checks_share_a_database_and_run_again(open_database: Callable[..., Database]) -> None:
+    with open_database() as database:
+        for check in (*WORLD_CHECKS, *WORLD_CHECKS):
+            check(database)

@@ -1,0 +1,198 @@
+"""Cold segments: a journal reads the same before and after compaction, and damage in a segment is reported."""
+
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import pytest
+
+import holdfast
+from holdfast import Plane
+from holdfast.backends.objects import ObjectStore, open_objects
+from holdfast.errors import ChecksumMismatch, InvalidArgument, MalformedSegment, MissingObject, SegmentExists
+from holdfast.kv import Database
+from holdfast.layers import journals, records, segments, snapshots
+from holdfast.layers.segments import SegmentRecord
+from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
+from holdfast.layers.worlds import World
+from holdfast.runtime.sync.blobs import BlobStore
+from holdfast.runtime.sync.worlds import WorldStore
+from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
+from holdfast.wire.canonical import canonical
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "segment-0-3.log"
+ADA = World("main", "ada")
+
+
+def fill(database: Database, count: int, *, baseline: int) -> None:
+    """A world with `count` entries and a baseline, whose snapshot nobody needs here, at that height."""
+    database.transact(snapshots.found, ADA)
+    for start in range(0, count, 256):
+        batch = [records.entry(canonical({"n": number})) for number in range(start, min(start + 256, count))]
+        database.transact(journals.append, ADA, batch, expected_head=start)
+    record = SnapshotRecord("00" * 32, baseline, 1, baseline, NO_MANIFEST)
+    database.transact(snapshots.commit, ADA, record, promote=True)
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> ObjectStore:
+    return open_objects(f"dir:{tmp_path / 'objects'}")
+
+
+def store_of(database: Database, objects: ObjectStore) -> WorldStore:
+    return WorldStore(database, objects, BlobStore(database, objects))
+
+
+def everything(database: Database, objects: ObjectStore) -> list[Any]:
+    return store_of(database, objects).read(ADA, 0, 10_000).records
+
+
+def test_a_journal_reads_the_same_before_and_after_compaction(database: Database, objects: ObjectStore) -> None:
+    fill(database, 700, baseline=650)
+    before = everything(database, objects)
+    compacted = store_of(database, objects).compact(ADA, entries=100, margin=40)
+    assert (compacted.segments, compacted.records) == (6, 600)
+    assert everything(database, objects) == before
+    assert database.read(journals.first_hot, ADA) == 600
+    store = store_of(database, objects)
+    for start, limit in ((0, 1), (99, 2), (100, 1), (599, 2), (600, 5), (350, 300), (701, 10), (702, 1), (9_999, 1)):
+        assert store.read(ADA, start, limit).records == before[start : start + limit]
+
+
+def test_only_what_lies_below_the_baseline_and_its_margin_is_cut_off(database: Database, objects: ObjectStore) -> None:
+    fill(database, 500, baseline=200)
+    store = store_of(database, objects)
+    assert store.compact(ADA, entries=100, margin=101).segments == 0
+    assert store.compact(ADA, entries=100, margin=100).segments == 1
+    assert store.compact(ADA, entries=100, margin=1).segments == 0
+    assert store.compact(ADA, entries=99, margin=1).segments == 1
+    with pytest.raises(InvalidArgument, match="too close to the baseline"):
+        database.transact(segments.index, ADA, SegmentRecord(199, 300, "x", "y", 1), margin=0)
+
+
+def test_segments_leave_no_hole_and_never_change(database: Database, objects: ObjectStore) -> None:
+    fill(database, 500, baseline=400)
+    store_of(database, objects).compact(ADA, entries=100, margin=0)
+    first = database.read(segments.find, ADA, 42)
+    assert (first.start, first.end) == (0, 99)
+    database.transact(segments.index, ADA, first)
+    with pytest.raises(SegmentExists, match="export from"):
+        database.transact(segments.index, ADA, SegmentRecord(50, 150, "x", "y", 1))
+    with pytest.raises(SegmentExists, match="leave no hole"):
+        database.transact(segments.index, ADA, SegmentRecord(420, 430, "x", "y", 1))
+    assert [record.start for record in database.read(segments.page, ADA, limit=10)] == [0, 100, 200, 300]
+    assert [record.start for record in database.read(segments.page, ADA, after=99, limit=1)] == [100]
+
+
+def test_a_damaged_segment_is_reported(database: Database, objects: ObjectStore) -> None:
+    fill(database, 300, baseline=250)
+    store_of(database, objects).compact(ADA, entries=100, margin=0)
+    path = segments.object_path(ADA, 0, 99)
+    body = bytearray(objects.get(path))
+    body[1_000] ^= 1
+    objects.put(path, bytes(body))
+    for _ in range(2):
+        with pytest.raises(ChecksumMismatch, match="restore it"):
+            everything(database, objects)
+    objects.delete(path)
+    with pytest.raises(MissingObject):
+        everything(database, objects)
+    assert len(store_of(database, objects).read(ADA, 100, 1_000).records) == 202
+
+
+def test_a_segment_with_the_right_checksum_and_the_wrong_records_is_reported() -> None:
+    body = b"".join(segments.body([b"a", b"b"]))
+    record = SegmentRecord(0, 2, "x", segments.checksum(body), len(body))
+    with pytest.raises(MalformedSegment):
+        segments.parse(body, record)
+    cut = body[:-1]
+    with pytest.raises(MalformedSegment):
+        segments.parse(cut, SegmentRecord(0, 1, "x", segments.checksum(cut), len(cut)))
+
+
+def test_the_bytes_of_a_segment_never_change() -> None:
+    """Every later version reads the golden file, and writes the same bytes."""
+    values = [{"b": 1, "a": [True, None, "ü"]}, b"\x00\xff", -7, {"nested": {"z": 1.5, "y": {}}}]
+    entries = [records.entry(canonical(value)) for value in values]
+    golden = GOLDEN.read_bytes()
+    assert b"".join(segments.body(entries)) == golden
+    assert segments.checksum(golden) == "sha256:b510321ac6db64fb049fcb5623db8f50263533dd50f1cd46d9484dc997e2b889"
+    parsed = segments.parse(golden, SegmentRecord(0, 3, "x", segments.checksum(golden), len(golden)))
+    assert [cbor2.loads(records.split(record)[1]) for record in parsed] == values
+
+
+def test_a_crash_at_any_point_of_a_compaction_is_finished_by_the_next(
+    database: Database, objects: ObjectStore, tmp_path: Path
+) -> None:
+    """Protocol F: a fault after every step, counted by the code; the end state equals the fault-free run."""
+
+    def compact(objects: ObjectStore, faults: ChosenFault) -> None:
+        store = store_of(FaultyDatabase(database, faults), faulty_objects(objects, faults))
+        store.compact(ADA, entries=100, margin=0)
+
+    def start_again() -> list[Any]:
+        database.transact(lambda tx: tx.delete_range(b"\x00", b"\xff"))
+        fill(database, 260, baseline=250)
+        return everything(database, objects)
+
+    before = start_again()
+    counting = ChosenFault()
+    compact(open_objects("memory:"), counting)
+    points = len(counting.points)
+    assert points > 20
+    for strike_at in range(points):
+        assert start_again() == before
+        fresh = open_objects(f"dir:{tmp_path / str(strike_at)}")
+        with pytest.raises(Crash):
+            compact(fresh, ChosenFault(strike_at))
+        assert everything(database, fresh) == before
+        compact(fresh, ChosenFault())
+        assert everything(database, fresh) == before
+        assert database.read(journals.first_hot, ADA) == 200
+        assert len(fresh.list()) == 2
+    print(f"{points} points covered")
+
+
+def test_a_crash_at_any_point_of_a_snapshot_converges_on_retry(database: Database, objects: ObjectStore) -> None:
+    """Protocol E: the same, for a snapshot that becomes the baseline."""
+    data = canonical({"state": "x" * 20_000})
+    draft = SnapshotRecord("", 5, snapshots.NOW, 5, NO_MANIFEST)
+
+    def start_again() -> None:
+        database.transact(lambda tx: tx.delete_range(b"\x00", b"\xff"))
+        database.transact(snapshots.found, ADA)
+        database.transact(journals.append, ADA, [records.entry(canonical(n)) for n in range(5)], expected_head=0)
+
+    def commit(faults: ChosenFault) -> None:
+        faulty, store = FaultyDatabase(database, faults), faulty_objects(objects, faults)
+        WorldStore(faulty, store, BlobStore(faulty, store)).snapshot(ADA, data, draft, promote=True)
+
+    start_again()
+    counting = ChosenFault()
+    commit(counting)
+    wanted = everything(database, objects)
+    for strike_at in range(len(counting.points)):
+        start_again()
+        with pytest.raises(Crash):
+            commit(ChosenFault(strike_at))
+        commit(ChosenFault())
+        assert everything(database, objects) == wanted
+        assert database.read(snapshots.baseline, ADA).height == 5
+    print(f"{len(counting.points)} points covered")
+
+
+def test_the_handle_compacts_and_lists(tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        compact_through_a_handle(plane)
+
+
+def compact_through_a_handle(plane: Plane) -> None:
+    world = plane.world("w")
+    world.create()
+    world.append(list(range(200)), expected_head=0)
+    world.snapshots.commit(1, height=200, promote=True, receipt_horizon_height=200, manifest_hash=NO_MANIFEST)
+    before = world.read()
+    assert world.compact(entries=50, margin=10).segments == 3
+    assert [segment.end for segment in world.segments()] == [49, 99, 149]
+    assert world.read() == before
+    assert world.compact(entries=50, margin=10).segments == 0
