@@ -13,7 +13,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 FLOORS = ("handles", "runtime")
-NOT_TWINNED = {"__init__.py", "opening.py"}
+NOT_TWINNED = {"__init__.py", "opening.py", "upkeep.py"}
 
 WORDS = {
     "aiter": "iter",

@@ -18,24 +18,40 @@ __version__ = "0.1.0"
 __all__ = ["AsyncPlane", "HoldfastError", "Plane", "Subspace", "Tier", "Transaction", "open", "open_async"]
 
 
-def open(url: str, *, universe: str = UNIVERSE, objects: str | None = None, clock: Clock | None = None) -> Plane:
+def open(
+    url: str,
+    *,
+    universe: str = UNIVERSE,
+    objects: str | None = None,
+    compact_every_seconds: float | None = None,
+    clock: Clock | None = None,
+) -> Plane:
     """The plane at `url`, running in this process: `memory:`, `dir:PATH` or `postgresql://...`.
 
     `objects` says where big bytes go (`dir:`, `s3://`, `az://`, `gs://`); a directory keeps them in itself by default.
+    `compact_every_seconds` moves the cold ends of journals to it in the background; off by default.
     `universe` is the tenant whose data the plane shows. `clock` replaces the wall clock, for tests.
     """
     universe = checked_name("universe", universe)
-    return Plane(open_plane(url, objects=objects, clock=clock), universe)
+    return Plane(open_plane(url, objects=objects, compact_every_seconds=compact_every_seconds, clock=clock), universe)
 
 
 def open_async(
-    url: str, *, universe: str = UNIVERSE, objects: str | None = None, clock: Clock | None = None
+    url: str,
+    *,
+    universe: str = UNIVERSE,
+    objects: str | None = None,
+    compact_every_seconds: float | None = None,
+    clock: Clock | None = None,
 ) -> Opening:
     """`open` for asyncio: await it, or enter it with `async with`."""
 
     universe = checked_name("universe", universe)
 
     async def opening() -> AsyncPlane:
-        return AsyncPlane(await open_plane_async(url, objects=objects, clock=clock), universe)
+        return AsyncPlane(
+            await open_plane_async(url, objects=objects, compact_every_seconds=compact_every_seconds, clock=clock),
+            universe,
+        )
 
     return Opening(opening())

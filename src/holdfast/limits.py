@@ -52,6 +52,7 @@ INBOX_HEADERS_MAX: Final = 32
 SEGMENT_ENTRIES: Final = 1_024  # How many records one cold segment holds.
 SEGMENT_MARGIN: Final = 64  # Records below the baseline that stay hot, for readers that are a little behind.
 SEGMENTS_CACHED: Final = 8  # Parsed segments that a plane keeps for the next read.
+INBOX_GRACE_SECONDS: Final = 3_600  # How long a drained item stays readable.
 TRIM_ENTRIES: Final = 1_024  # Hot records that one transaction of a compaction removes.
 
 # The object store.

@@ -16,13 +16,16 @@ from holdfast.wire.inboxes import InboxItem
 from holdfast.wire.restores import Entry, Restored, Verdict
 from holdfast.wire.worlds import (
     AppendEntries,
+    ChangeWorld,
     CommitSnapshot,
     Compacted,
     CompactWorld,
     CreateWorld,
+    DeleteWorld,
     Described,
     DescribeWorld,
     DrainInbox,
+    ForkWorld,
     GetBaseline,
     GetCursor,
     ListSegments,
@@ -64,6 +67,27 @@ class AsyncWorld:
             WorldNotFound: nobody made it.
         """
         return await self._port.call(DescribeWorld(self.name, self._universe))
+
+    async def pause(self) -> Described:
+        """Take no more appends and drains; items still come into the inbox."""
+        return await self._port.call(ChangeWorld(self.name, "paused", self._universe))
+
+    async def resume(self) -> Described:
+        """Go on after a pause, or out of the archive."""
+        return await self._port.call(ChangeWorld(self.name, "active", self._universe))
+
+    async def archive(self) -> Described:
+        """Take nothing any more; everything stays readable."""
+        return await self._port.call(ChangeWorld(self.name, "archived", self._universe))
+
+    async def delete(self) -> Described:
+        """Remove an archived world for good. Its name stays taken."""
+        return await self._port.call(DeleteWorld(self.name, self._universe))
+
+    async def fork(self, target: str, *, height: int) -> "AsyncWorld":
+        """A new world that shares this one's history below `height`, with an empty inbox and nothing pending."""
+        await self._port.call(ForkWorld(self.name, target, height, self._universe))
+        return AsyncWorld(self._port, self._universe, target)
 
     async def head(self) -> int:
         """The next height of the journal."""

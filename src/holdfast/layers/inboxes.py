@@ -1,7 +1,8 @@
 """Inboxes: everything that comes into a world from outside, in one order, until it is drained into the journal.
 
     inbox/next        ->  the sequence of the next item; it only grows
-    inbox/e/<seq>     ->  the item
+    inbox/e/<seq>     ->  when it came, and the item
+    inbox/first       ->  the first sequence that was not removed; it only grows
     inbox/cursor      ->  the sequence of the last item that was drained; it only grows
     notify            ->  how many items ever came; a hint for whoever waits, nothing depends on it
 
@@ -27,7 +28,7 @@ from holdfast.wire.inboxes import InboxItem, fault_of
 
 _SEQUENCE_BYTES: Final = 8
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(InboxItem).decode
+_decode = msgspec.msgpack.Decoder(tuple[int, InboxItem]).decode
 
 
 def enqueue(tx: Transaction, world: World, item: InboxItem) -> int:
@@ -42,7 +43,7 @@ def enqueue(tx: Transaction, world: World, item: InboxItem) -> int:
         raise PayloadTooLarge(f"This item is not taken: {fault}")
     require_reachable(tx, world)
     sequence = _number(tx, _key(world, "next"))
-    tx.put(_items(world) + sequence.to_bytes(_SEQUENCE_BYTES, "big"), _encode(item))
+    tx.put(_items(world) + sequence.to_bytes(_SEQUENCE_BYTES, "big"), _encode((tx.now_ms, item)))
     tx.put(_key(world, "next"), (sequence + 1).to_bytes(_SEQUENCE_BYTES, "big"))
     tx.put(_notify_key(world), (_number(tx, _notify_key(world)) + 1).to_bytes(_SEQUENCE_BYTES, "big"))
     return sequence
@@ -59,9 +60,9 @@ def read(tx: Transaction, world: World, *, after: int | None, limit: int) -> lis
     if not 0 < limit <= READ_ENTRIES_MAX:
         raise InvalidArgument(f"A read takes 1 to {READ_ENTRIES_MAX} items, not {limit}")
     prefix = _items(world)
-    begin = 0 if after is None else after + 1
+    begin = max(_number(tx, _key(world, "first")), 0 if after is None else after + 1)
     pairs = tx.scan(prefix + begin.to_bytes(_SEQUENCE_BYTES, "big"), prefix + b"\xff" * 9, limit=limit)
-    return [(int.from_bytes(key[-_SEQUENCE_BYTES:], "big"), _decode(item)) for key, item in pairs]
+    return [(int.from_bytes(key[-_SEQUENCE_BYTES:], "big"), _decode(stored)[1]) for key, stored in pairs]
 
 
 def commit_cursor(tx: Transaction, world: World, *, expected: int | None, new: int) -> None:
@@ -109,6 +110,35 @@ def drain(tx: Transaction, world: World, *, limit: int = BATCH_ENTRIES_MAX) -> l
     for offset, (_, item) in enumerate(taken, height):
         _index_requests(tx, world, offset, item)
     return list(range(height, height + len(taken)))
+
+
+def remove_drained(tx: Transaction, world: World, *, grace_ms: int, limit: int) -> int:
+    """Remove at most `limit` items below the cursor that came at least `grace_ms` ago; how many that were."""
+    last = cursor(tx, world)
+    first = _number(tx, _key(world, "first"))
+    if last is None or first >= last:
+        return 0
+    prefix = _items(world)
+    removed = 0
+    for key, stored in tx.scan(prefix + first.to_bytes(8, "big"), prefix + last.to_bytes(8, "big"), limit=limit):
+        if _decode(stored)[0] > tx.now_ms - grace_ms:
+            break
+        tx.delete(key)
+        removed += 1
+    if removed:
+        tx.put(_key(world, "first"), (first + removed).to_bytes(_SEQUENCE_BYTES, "big"))
+    return removed
+
+
+def start_at(tx: Transaction, world: World, sequence: int) -> None:
+    """Number the items of a new world from `sequence` on."""
+    tx.put(_key(world, "next"), sequence.to_bytes(_SEQUENCE_BYTES, "big"))
+    tx.put(_key(world, "first"), sequence.to_bytes(_SEQUENCE_BYTES, "big"))
+
+
+def next_sequence(tx: Transaction, world: World) -> int:
+    """The sequence of the item that comes next."""
+    return _number(tx, _key(world, "next"))
 
 
 def arrivals(tx: Transaction, world: World) -> int:

@@ -67,6 +67,20 @@ def write(tx: Transaction, world: World, records: Sequence[bytes], height: int) 
     return height
 
 
+def write_at(tx: Transaction, world: World, records: Sequence[bytes], height: int) -> None:
+    """Copy records into a world that is not active yet; doing it again changes nothing.
+
+    Raises:
+        HeadAdvanced: the journal is not that far, so a hole would be left.
+    """
+    _check_batch(records)
+    actual = head(tx, world)
+    if actual < height:
+        raise HeadAdvanced(height, actual)
+    if actual == height:
+        write(tx, world, records, height)
+
+
 def read_hot(tx: Transaction, world: World, start: int, limit: int) -> list[tuple[int, bytes]]:
     """At most `limit` records from the height `start` on, without a hole.
 

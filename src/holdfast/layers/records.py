@@ -44,6 +44,11 @@ def of(kind: Kind, value: Any) -> bytes:
     return _PAIR_OF[kind] + canonical(value)
 
 
+def join(kind: Kind, value: bytes) -> bytes:
+    """What `split` took apart."""
+    return _PAIR_OF[kind] + value
+
+
 def split(record: bytes) -> tuple[Kind, bytes]:
     """The kind of a journal record, and its value as CBOR."""
     return Kind(record[1]), record[2:]

@@ -88,6 +88,11 @@ def page(tx: Transaction, world: World, *, after: int = -1, limit: int) -> list[
     return [_decode(value) for _, value in tx.scan(begin, _room(world).range()[1], limit=limit)]
 
 
+def forget(tx: Transaction, world: World, record: SegmentRecord) -> None:
+    """Remove a segment from the index: its world is being deleted."""
+    tx.delete(_room(world).key(record.end))
+
+
 def trim(tx: Transaction, world: World, limit: int) -> bool:
     """Remove at most `limit` hot records that are in segments; whether there are none left."""
     last = latest(tx, world)

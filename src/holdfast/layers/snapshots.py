@@ -97,6 +97,23 @@ def commit(tx: Transaction, world: World, record: SnapshotRecord, *, promote: bo
     return record
 
 
+def copy_below(tx: Transaction, source: World, target: World, height: int) -> SnapshotRecord:
+    """Give a fork the manifests and snapshots of its source up to `height`; the newest of them that qualifies is its
+    baseline."""
+    begin, _ = room(source).range("manifest")
+    for key, value in tx.scan(begin, room(source).key("manifest", height) + b"\x00", limit=1_000):
+        tx.put(room(target).key("manifest", *room(source).unpack(key)[1:]), value)
+    newest = None
+    for record in reversed(page(tx, source, limit=1_000)):
+        if record.height <= height:
+            tx.put(_key(target, record.height), _encode(record))
+            if newest is None and record.receipt_horizon_height == record.height and record.manifest_hash is not None:
+                newest = record
+    assert newest is not None  # The one at height 0 always qualifies.
+    tx.put(room(target).key("baseline"), _encode(newest))
+    return newest
+
+
 def baseline(tx: Transaction, world: World) -> SnapshotRecord:
     """The active baseline.
 

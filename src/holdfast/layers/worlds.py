@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.errors import WorldExists, WorldNotActive, WorldNotFound
+from holdfast.errors import InvalidArgument, WorldExists, WorldNotActive, WorldNotFound
 from holdfast.kv import Subspace, Transaction
+from holdfast.limits import READ_ENTRIES_MAX
 
 
 class World(NamedTuple):
@@ -44,6 +45,15 @@ class WorldMeta(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(WorldMeta).decode
+_NEXT: dict[WorldState, frozenset[WorldState]] = {
+    WorldState.ACTIVE: frozenset({WorldState.PAUSING, WorldState.PAUSED, WorldState.ARCHIVING, WorldState.ARCHIVED}),
+    WorldState.PAUSING: frozenset({WorldState.PAUSED, WorldState.ACTIVE}),
+    WorldState.PAUSED: frozenset({WorldState.ACTIVE, WorldState.ARCHIVING, WorldState.ARCHIVED}),
+    WorldState.ARCHIVING: frozenset({WorldState.ARCHIVED}),
+    WorldState.ARCHIVED: frozenset({WorldState.ACTIVE, WorldState.DELETING}),
+    WorldState.DELETING: frozenset({WorldState.DELETED}),
+    WorldState.DELETED: frozenset(),
+}
 _TAKES_ITEMS = frozenset({WorldState.ACTIVE, WorldState.PAUSING, WorldState.PAUSED})
 
 
@@ -84,21 +94,75 @@ def require_reachable(tx: Transaction, world: World) -> None:
         raise WorldNotActive(f"World {world.name} is {meta.state}, and takes no items any more")
 
 
-def names(tx: Transaction, universe: str, *, after: str = "", limit: int) -> list[str]:
-    """At most `limit` names of worlds, in order, the first one behind `after`.
+def change_state(tx: Transaction, world: World, target: WorldState) -> WorldMeta:
+    """Take a world to another state; to the one that it is in is fine.
 
-    A world has many keys. Each step jumps over all of one world's, so a page costs as many looks as it has names.
+    Raises:
+        WorldNotActive: there is no way there from its present state.
     """
-    rooms = Subspace("u", universe, "w")
+    meta = describe(tx, world)
+    if meta.state is target:
+        return meta
+    if target not in _NEXT[meta.state]:
+        allowed = ", ".join(sorted(_NEXT[meta.state])) or "nothing any more"
+        raise WorldNotActive(f"World {world.name} is {meta.state} and cannot become {target}; it can become {allowed}")
+    return _write(tx, world, WorldMeta(target, meta.created_ms))
+
+
+def clear(tx: Transaction, world: World, limit: int) -> bool:
+    """Remove at most `limit` keys of a world that is being deleted, all but its name; whether none are left."""
+    begin, end = room(world).range()
+    kept = _meta_key(world)
+    keys = [key for key, _ in tx.scan(begin, end, limit=limit + 1) if key != kept]
+    for key in keys[:limit]:
+        tx.delete(key)
+    tx.delete_range(*Subspace("u", world.universe, "effects", "pending").range(world.name))
+    return len(keys) <= limit
+
+
+def names(tx: Transaction, universe: str, *, after: str = "", limit: int) -> list[str]:
+    """At most `limit` names of worlds, in order, the first one behind `after`."""
+    if not 0 < limit <= READ_ENTRIES_MAX:
+        raise InvalidArgument(f"A page has 1 to {READ_ENTRIES_MAX} names, not {limit}")
+    return _first_elements(tx, Subspace("u", universe, "w"), after, limit)
+
+
+def universes(tx: Transaction, *, after: str = "", limit: int) -> list[str]:
+    """At most `limit` names of universes, in order, the first one behind `after`."""
+    return _first_elements(tx, Subspace("u"), after, limit)
+
+
+def _first_elements(tx: Transaction, rooms: Subspace, after: str, limit: int) -> list[str]:
+    """The different first elements of the keys in a subspace.
+
+    Each has many keys; one look jumps over all of them, so a page costs as many looks as it has names.
+    """
     begin, end = rooms.range()
     if after:
         begin = rooms.key(after) + b"\xff"
     found: list[str] = []
     while len(found) < limit and (pairs := tx.scan(begin, end, limit=1)):
-        name = rooms.unpack(pairs[0][0])[0]
+        name = _first(rooms, pairs[0][0])
         found.append(name)
         begin = rooms.key(name) + b"\xff"
     return found
+
+
+def _first(rooms: Subspace, key: bytes) -> str:
+    """The name behind a subspace's prefix. What follows it need not be a tuple: heights are eight plain bytes."""
+    start = len(rooms.prefix) + 1
+    return key[start : key.index(b"\x00", start)].decode()
+
+
+def set_origin(tx: Transaction, world: World, origin: tuple[str, int]) -> None:
+    """Note which world this one was forked from, and at which height."""
+    tx.put(room(world).key("origin"), msgspec.msgpack.encode(origin))
+
+
+def origin(tx: Transaction, world: World) -> tuple[str, int] | None:
+    """Which world this one was forked from, and at which height."""
+    stored = tx.get(room(world).key("origin"))
+    return None if stored is None else msgspec.msgpack.decode(stored, type=tuple[str, int])
 
 
 @lru_cache(maxsize=4_096)

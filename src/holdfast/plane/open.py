@@ -17,9 +17,12 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.clock import Clock, IdSource
-from holdfast.errors import InvalidUrl, PathUnusable, SchemaMismatch, Unsupported
+from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable, SchemaMismatch, Unsupported
 from holdfast.kv import Database
 from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
+from holdfast.runtime.sync.blobs import BlobStore
+from holdfast.runtime.sync.worlds import WorldStore
+from holdfast.runtime.upkeep import Upkeep
 
 FORMAT: Final = 1
 _KNOWN: Final = "memory:, dir:PATH or postgresql://user@host/database"
@@ -32,7 +35,12 @@ class _Marker(msgspec.Struct):
 
 
 def open_plane(
-    url: str, *, objects: str | None = None, clock: Clock | None = None, ids: IdSource | None = None
+    url: str,
+    *,
+    objects: str | None = None,
+    clock: Clock | None = None,
+    ids: IdSource | None = None,
+    compact_every_seconds: float | None = None,
 ) -> EmbeddedPort:
     """The plane that `url` names, running in this process, with its big bytes in the object store `objects`.
 
@@ -41,11 +49,18 @@ def open_plane(
         PathUnusable, DirectoryInUse, DamagedDatabase, SchemaMismatch: the data directory cannot be opened.
         Unreachable: PostgreSQL does not answer.
     """
-    return EmbeddedPort(*_open(url, objects, clock, ids))
+    port = EmbeddedPort(*_open(url, objects, clock, ids))
+    port.upkeep = _upkeep(port, compact_every_seconds)
+    return port
 
 
 async def open_plane_async(
-    url: str, *, objects: str | None = None, clock: Clock | None = None, ids: IdSource | None = None
+    url: str,
+    *,
+    objects: str | None = None,
+    clock: Clock | None = None,
+    ids: IdSource | None = None,
+    compact_every_seconds: float | None = None,
 ) -> AsyncEmbeddedPort:
     """`open_plane` for an event loop."""
     opened: list[Database] = []
@@ -64,7 +79,9 @@ async def open_plane_async(
         return parts
 
     try:
-        return AsyncEmbeddedPort(*await asyncio.to_thread(opening))
+        port = AsyncEmbeddedPort(*await asyncio.to_thread(opening))
+        port.upkeep = _upkeep(port, compact_every_seconds)
+        return port
     except asyncio.CancelledError:
         cancelled.set()
         close_if_nobody_gets_it()
@@ -87,6 +104,16 @@ def open_database(url: str, *, clock: Clock | None = None, ids: IdSource | None 
     if not colon:
         raise InvalidUrl(f"{url!r} names no backend; for a folder write dir:{url}")
     raise InvalidUrl(f"{scheme!r} names no backend; write {_KNOWN}")  # The rest may hold a password.
+
+
+def _upkeep(port: EmbeddedPort | AsyncEmbeddedPort, every_seconds: float | None) -> Upkeep | None:
+    if every_seconds is None:
+        return None
+    if every_seconds <= 0:
+        port.database.close()
+        raise InvalidArgument(f"compact_every_seconds is {every_seconds}; give a positive number, or None for never")
+    store = WorldStore(port.database, port.objects, BlobStore(port.database, port.objects))
+    return Upkeep(port.database, store, every_seconds)
 
 
 def object_store_url(url: str) -> str | None:

@@ -11,6 +11,7 @@ from holdfast.plane.execute import Operation, operation_of
 from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.worlds import WorldStore
+from holdfast.runtime.upkeep import Upkeep
 from holdfast.runtime.worlds import AsyncWorldStore
 from holdfast.tiers import Tier
 from holdfast.wire.requests import Answer, Request
@@ -24,6 +25,7 @@ class EmbeddedPort:
         self.objects = objects  # None on PostgreSQL until somebody names a store that all nodes reach.
         self.blobs = BlobStore(database, objects)
         self.worlds = WorldStore(database, objects, self.blobs)
+        self.upkeep: Upkeep | None = None
 
     def call(self, request: Request[Answer]) -> Answer:
         operation = operation_of(request)
@@ -47,7 +49,7 @@ class EmbeddedPort:
         return self.database.transact(work, *args, tier=tier, **kwargs)
 
     def close(self) -> None:
-        self.database.close()
+        _close(self.upkeep, self.database)
 
 
 class AsyncEmbeddedPort:
@@ -58,6 +60,7 @@ class AsyncEmbeddedPort:
         self.objects = objects
         self.blobs = AsyncBlobStore(database, objects)
         self.worlds = AsyncWorldStore(database, objects, self.blobs)
+        self.upkeep: Upkeep | None = None
 
     async def call(self, request: Request[Answer]) -> Answer:
         operation = operation_of(request)
@@ -82,7 +85,13 @@ class AsyncEmbeddedPort:
 
     async def close(self) -> None:
         # Closing syncs and waits for threads, which an event loop must not.
-        await asyncio.to_thread(self.database.close)
+        await asyncio.to_thread(_close, self.upkeep, self.database)
+
+
+def _close(upkeep: Upkeep | None, database: Database) -> None:
+    if upkeep is not None:
+        upkeep.stop()
+    database.close()
 
 
 def _server(operation: Operation) -> Callable[..., Any]:

@@ -8,17 +8,20 @@ from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
 from holdfast.layers import inboxes, journals, records, segments, snapshots, worlds
 from holdfast.layers.snapshots import SnapshotRecord
-from holdfast.layers.worlds import World
+from holdfast.layers.worlds import World, WorldState
 from holdfast.names import checked_name
 from holdfast.wire.worlds import (
     AppendEntries,
+    ChangeWorld,
     CommitSnapshot,
     CompactWorld,
     CreateWorld,
+    DeleteWorld,
     Described,
     DescribeWorld,
     Drained,
     DrainInbox,
+    ForkWorld,
     GetBaseline,
     GetCursor,
     Height,
@@ -117,6 +120,23 @@ def compact(parts: Any, request: CompactWorld) -> Any:
 def list_segments(tx: Transaction, request: ListSegments) -> Segments:
     page = segments.page(tx, _world(request), after=request.after, limit=request.limit)
     return Segments([Segment(*msgspec.structs.astuple(record)) for record in page])
+
+
+def change(tx: Transaction, request: ChangeWorld) -> Described:
+    world = _world(request)
+    if request.state not in ("active", "paused", "archived"):
+        raise InvalidArgument(f"A world is made active, paused or archived, not {request.state!r}")
+    worlds.change_state(tx, world, WorldState(request.state))
+    return _described(tx, world)
+
+
+def delete(parts: Any, request: DeleteWorld) -> Any:
+    return parts.worlds.delete(_world(request))
+
+
+def fork(parts: Any, request: ForkWorld) -> Any:
+    source = _world(request)
+    return parts.worlds.fork(source, World(source.universe, checked_name("world", request.target)), request.height)
 
 
 def _described(tx: Transaction, world: World) -> Described:

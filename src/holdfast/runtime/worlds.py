@@ -3,6 +3,8 @@
     read        hot records from the key space, cold ones from segments; the caller cannot tell
     snapshot    bytes to the blobs ──► index, journal note, baseline: one transaction
     compact     body to the object store ──► index ──► remove the hot records, a bounded number a transaction
+    fork        copy the records below a height, batch by batch, then let the copy live
+    delete      remove segments, then keys, a bounded number a transaction; the name stays taken
 
 Compaction stops nobody: each of its transactions is short, and what it removes is indexed before. A crash leaves a body
 that nobody has indexed, or hot records that nobody reads any more; the next run goes on from there.
@@ -19,12 +21,13 @@ from holdfast import limits
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import InvalidArgument, MissingEntry, MissingObject, ObjectNotFound, Unsupported
 from holdfast.kv import Database, Transaction
-from holdfast.layers import journals, records, segments, snapshots
+from holdfast.layers import inboxes, journals, records, segments, snapshots, worlds
+from holdfast.layers.records import Kind
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
-from holdfast.layers.worlds import World
+from holdfast.layers.worlds import World, WorldState
 from holdfast.runtime.blobs import AsyncBlobStore
-from holdfast.wire.worlds import Compacted, Record, Records, Snapshot
+from holdfast.wire.worlds import Compacted, Described, Record, Records, Snapshot
 
 
 class AsyncWorldStore:
@@ -77,7 +80,41 @@ class AsyncWorldStore:
             await self._export(world, *span, margin)
             await self._trim(world)
             exported += 1
+        grace_ms = limits.INBOX_GRACE_SECONDS * 1_000
+        while await self._database.transact_async(
+            inboxes.remove_drained, world, grace_ms=grace_ms, limit=limits.TRIM_ENTRIES
+        ):
+            pass
         return Compacted(exported, exported * entries)
+
+    async def fork(self, source: World, target: World, height: int) -> Described:
+        """A new world with the records of `source` below `height`, and none of its pending effects and timers.
+
+        Interrupted, it goes on where it stopped when it is called again.
+        """
+        await self._database.transact_async(_begin_fork, source, target, height)
+        copied = await self._database.read_async(journals.head, target)
+        while copied < height:
+            page = (await self.read(source, copied, min(limits.BATCH_ENTRIES_MAX, height - copied))).records
+            batch = [records.join(Kind[record.kind.upper()], record.value) for record in page]
+            await self._database.transact_async(journals.write_at, target, batch, copied)
+            copied += len(batch)
+        return await self._database.transact_async(_end_fork, target)
+
+    async def delete(self, world: World) -> Described:
+        """Remove everything an archived world has but its name, and what others share."""
+        if await self._database.transact_async(_begin_delete, world):
+            await self._clear(world)
+        meta = await self._database.transact_async(worlds.change_state, world, WorldState.DELETED)
+        return Described(world.name, meta.state, meta.created_ms, 0)
+
+    async def _clear(self, world: World) -> None:
+        while page := await self._database.read_async(segments.page, world, limit=100):
+            for segment in page:
+                await self._store().delete_async(segment.object_path)
+                await self._database.transact_async(segments.forget, world, segment)
+        while not await self._database.transact_async(worlds.clear, world, limits.TRIM_ENTRIES):
+            pass
 
     async def _export(self, world: World, start: int, end: int, margin: int) -> None:
         path = segments.object_path(world, start, end)
@@ -136,6 +173,34 @@ def _read(
     if segment is None:
         raise MissingEntry(f"World {world.name} has record {start} neither hot nor in a segment; restore a backup")
     return [], segment
+
+
+def _begin_delete(tx: Transaction, world: World) -> bool:
+    """Whether there is anything left to delete."""
+    if worlds.describe(tx, world).state is WorldState.DELETED:
+        return False
+    worlds.change_state(tx, world, WorldState.DELETING)
+    return True
+
+
+def _begin_fork(tx: Transaction, source: World, target: World, height: int) -> None:
+    """Make the target, paused until everything is copied; or find that an earlier attempt did."""
+    if not 0 <= height <= journals.head(tx, source):
+        raise InvalidArgument(f"Height {height} lies beyond the head of {source.name}; fork at or below it")
+    origin = (source.name, height)
+    known = worlds.origin(tx, target)
+    if known == origin:
+        return
+    worlds.create(tx, target)
+    worlds.set_origin(tx, target, origin)
+    worlds.change_state(tx, target, WorldState.PAUSED)
+    snapshots.copy_below(tx, source, target, height)
+    inboxes.start_at(tx, target, inboxes.next_sequence(tx, source))
+
+
+def _end_fork(tx: Transaction, target: World) -> Described:
+    meta = worlds.change_state(tx, target, WorldState.ACTIVE)
+    return Described(target.name, meta.state, meta.created_ms, journals.head(tx, target))
 
 
 def _record(height: int, record: bytes) -> Record:

@@ -205,3 +205,27 @@ class ListSegments(Request[Segments], frozen=True, tag="worlds.segments"):
     after: int = -1
     limit: int = 100
     universe: str = UNIVERSE
+
+
+class ChangeWorld(Request[Described], frozen=True, tag="worlds.change"):
+    """Pause, resume or archive a world: `state` is paused, active or archived."""
+
+    world: str
+    state: str
+    universe: str = UNIVERSE
+
+
+class DeleteWorld(Request[Described], frozen=True, tag="worlds.delete"):
+    """Delete an archived world. Its name stays taken."""
+
+    world: str
+    universe: str = UNIVERSE
+
+
+class ForkWorld(Request[Described], frozen=True, tag="worlds.fork"):
+    """A new world with the records of this one below `height`."""
+
+    world: str
+    target: str
+    height: int
+    universe: str = UNIVERSE

@@ -16,13 +16,16 @@ from holdfast.wire.inboxes import InboxItem
 from holdfast.wire.restores import Entry, Restored, Verdict
 from holdfast.wire.worlds import (
     AppendEntries,
+    ChangeWorld,
     CommitSnapshot,
     Compacted,
     CompactWorld,
     CreateWorld,
+    DeleteWorld,
     Described,
     DescribeWorld,
     DrainInbox,
+    ForkWorld,
     GetBaseline,
     GetCursor,
     ListSegments,
@@ -64,6 +67,27 @@ class World:
             WorldNotFound: nobody made it.
         """
         return self._port.call(DescribeWorld(self.name, self._universe))
+
+    def pause(self) -> Described:
+        """Take no more appends and drains; items still come into the inbox."""
+        return self._port.call(ChangeWorld(self.name, "paused", self._universe))
+
+    def resume(self) -> Described:
+        """Go on after a pause, or out of the archive."""
+        return self._port.call(ChangeWorld(self.name, "active", self._universe))
+
+    def archive(self) -> Described:
+        """Take nothing any more; everything stays readable."""
+        return self._port.call(ChangeWorld(self.name, "archived", self._universe))
+
+    def delete(self) -> Described:
+        """Remove an archived world for good. Its name stays taken."""
+        return self._port.call(DeleteWorld(self.name, self._universe))
+
+    def fork(self, target: str, *, height: int) -> "World":
+        """A new world that shares this one's history below `height`, with an empty inbox and nothing pending."""
+        self._port.call(ForkWorld(self.name, target, height, self._universe))
+        return World(self._port, self._universe, target)
 
     def head(self) -> int:
         """The next height of the journal."""

@@ -1,0 +1,65 @@
+"""What a plane does by itself, every so often: compact its worlds. Off unless it is asked for."""
+
+import logging
+import threading
+from collections.abc import Iterator
+
+from holdfast import limits
+from holdfast.errors import Closed, HoldfastError
+from holdfast.kv import Database
+from holdfast.layers import worlds
+from holdfast.layers.worlds import World
+from holdfast.runtime.sync.worlds import WorldStore
+
+_log = logging.getLogger("holdfast.upkeep")
+
+
+class Upkeep:
+    """A thread that compacts every world, then rests; a world that fails is logged and does not stop the others."""
+
+    def __init__(self, database: Database, store: WorldStore, every_seconds: float) -> None:
+        self._database = database
+        self._store = store
+        self._every_seconds = every_seconds
+        self._stopping = threading.Event()
+        self.rounds = 0
+        self._thread = threading.Thread(target=self._run, name="holdfast-upkeep", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the world at hand, then end."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._every_seconds):
+            try:
+                for world in self._worlds():
+                    if self._stopping.is_set():
+                        return
+                    self._compact(world)
+            except Closed:
+                return
+            except HoldfastError as error:
+                _log.warning("upkeep was interrupted and goes on in %s s: %s", self._every_seconds, error)
+            self.rounds += 1
+
+    def _compact(self, world: World) -> None:
+        try:
+            done = self._store.compact(world, entries=limits.SEGMENT_ENTRIES, margin=limits.SEGMENT_MARGIN)
+        except Closed:
+            raise
+        except HoldfastError as error:
+            _log.warning("world %s/%s could not be compacted: %s", world.universe, world.name, error)
+        else:
+            if done.segments:
+                _log.info("world %s/%s: %s segments exported", world.universe, world.name, done.segments)
+
+    def _worlds(self) -> Iterator[World]:
+        """Every world, a page of names at a time."""
+        universe = ""
+        while found := self._database.read(worlds.universes, after=universe, limit=1):
+            universe, name = found[0], ""
+            while names := self._database.read(worlds.names, universe, after=name, limit=100):
+                name = names[-1]
+                yield from (World(universe, each) for each in names)

@@ -1,0 +1,259 @@
+"""Random histories of a world on every backend are what a plain Python list says, byte for byte."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count, repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cbor2
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from holdfast.backends.memory import MemoryDatabase
+from holdfast.backends.postgres import PostgresDatabase
+from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.errors import CommitUnknown, HeadAdvanced, Unreachable
+from holdfast.kv import Database, Transaction
+from holdfast.layers import inboxes, journals, records, worlds
+from holdfast.layers.worlds import World
+from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
+from holdfast.tiers import Tier
+from holdfast.wire.canonical import canonical
+from holdfast.wire.inboxes import Control, Delivery, DomainEvent, InboxItem, Receipt, TimerFired
+
+BATCH_BYTES_MAX = 262_144
+UNSAID = {"key": None, "headers": {}, "payload": b"", "payload_blob": None, "effects": (), "timers": ()}
+ANSWER = 2  # transact: begin, transact: commit, transact: answer
+
+text = st.text(max_size=4)
+payloads = st.binary(max_size=8) | st.sampled_from((1, 4_096)).map(bytes)
+items = (
+    st.builds(DomainEvent, schema=text, key=st.none() | st.binary(max_size=3), payload=payloads)
+    | st.builds(Receipt, intent_hash=st.binary(max_size=3), effect_kind=text, adapter_id=text, signature=st.just(b"s"))
+    | st.builds(Delivery, inbox_name=text, headers=st.dictionaries(text, text, max_size=3), payload=payloads)
+    | st.builds(TimerFired, timer_id=text, payload=payloads)
+    | st.builds(Control, command=text)
+)
+scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | text | st.binary()
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3))
+batches = st.lists(values, min_size=1, max_size=4)
+limits = st.integers(1, 4) | st.just(256)
+tiers = st.sampled_from((Tier.IMPORTANT, Tier.CRITICAL))
+points = st.integers(0, ANSWER)
+errors = st.sampled_from((Crash, partial(CommitUnknown, "lost on purpose"), partial(Unreachable, "on purpose")))
+
+
+class OnPurpose(Exception):
+    """Ends a transaction that must leave nothing behind."""
+
+
+class Model(NamedTuple):
+    """What a world is: everything that came, what of it was drained, and one history."""
+
+    items: tuple[InboxItem, ...] = ()
+    drained: int = 0
+    journal: tuple[bytes, ...] = ()
+
+    def enqueue(self, item: InboxItem) -> "Model":
+        return self._replace(items=(*self.items, item))
+
+    def append(self, batch: list[Any]) -> "Model":
+        return self._replace(journal=self.journal + tuple(cbor2.dumps([0, value], canonical=True) for value in batch))
+
+    def drain(self, limit: int) -> "Model":
+        batch: list[bytes] = []
+        for sequence, item in list(enumerate(self.items))[self.drained :][:limit]:
+            record = cbor2.dumps([1, {"seq": sequence, **fields(item)}], canonical=True)
+            if sum(map(len, batch)) + len(record) > BATCH_BYTES_MAX:
+                break
+            batch.append(record)
+        return self._replace(drained=self.drained + len(batch), journal=self.journal + tuple(batch))
+
+    @property
+    def cursor(self) -> int | None:
+        return self.drained - 1 if self.drained else None
+
+
+def fields(item: InboxItem) -> dict[str, Any]:
+    """An item as a map, written down independently of the code under test: its type, and what it says."""
+    told = {name: getattr(item, name) for name in item.__struct_fields__}
+    said = {name: value for name, value in told.items() if name not in UNSAID or value != UNSAID[name]}
+    return {"type": item.__struct_config__.tag, **said}
+
+
+def encoded(batch: list[Any]) -> list[bytes]:
+    return [records.entry(canonical(value)) for value in batch]
+
+
+class Worlds(RuleBasedStateMachine):
+    """A world and its model; every rule is a transaction, a read, or a transaction with an accident."""
+
+    openers: Iterator[Callable[[], Database]]  # Each example takes one; it opens that example's database.
+    names: Iterator[int]  # Worlds of all examples may share a database.
+    lasting: bool  # Whether a database that is opened again finds what was written.
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = next(self.openers)
+        self.database = self.open()
+        self.world = World("main", str(next(self.names)))
+        self.database.transact(worlds.create, self.world)
+        self.model = Model()
+
+    @rule(item=items, tier=tiers)
+    def an_item_comes(self, item: InboxItem, tier: Tier) -> None:
+        assert self.database.transact(inboxes.enqueue, self.world, item, tier=tier) == len(self.model.items)
+        self.model = self.model.enqueue(item)
+
+    @rule(some=st.lists(items, min_size=2, max_size=6), large=st.integers(0, 70))
+    def many_items_come_in_one_commit(self, some: list[InboxItem], large: int) -> None:
+        """Now and then more than one batch has room for."""
+        some += [DomainEvent(schema="large", payload=bytes(4_096))] * (large if large > 60 else 0)
+        self.database.transact(lambda tx: [inboxes.enqueue(tx, self.world, item) for item in some])
+        for item in some:
+            self.model = self.model.enqueue(item)
+
+    @rule(limit=limits, tier=tiers)
+    def items_are_drained(self, limit: int, tier: Tier) -> None:
+        before, self.model = self.model, self.model.drain(limit)
+        heights = self.database.transact(inboxes.drain, self.world, limit=limit, tier=tier)
+        assert heights == list(range(len(before.journal), len(self.model.journal)))
+
+    @rule(batch=batches, tier=tiers)
+    def a_batch_is_appended(self, batch: list[Any], tier: Tier) -> None:
+        head = len(self.model.journal)
+        arguments = (self.world, encoded(batch))
+        assert self.database.transact(journals.append, *arguments, expected_head=head, tier=tier) == head
+        self.model = self.model.append(batch)
+
+    @rule(batch=batches, away=st.integers(-3, 3).filter(bool))
+    def a_batch_for_another_head_is_refused(self, batch: list[Any], away: int) -> None:
+        head = len(self.model.journal)
+        with pytest.raises(HeadAdvanced) as refused:
+            self.database.transact(journals.append, self.world, encoded(batch), expected_head=head + away)
+        assert (refused.value.expected, refused.value.actual) == (head + away, head)
+
+    @rule(item=items, batch=batches, limit=limits, fails=st.booleans())
+    def one_commit_does_it_all(self, item: InboxItem, batch: list[Any], limit: int, fails: bool) -> None:
+        """A drain sees the item that its own transaction put; if the transaction fails, nothing of it was."""
+
+        def work(tx: Transaction) -> None:
+            inboxes.enqueue(tx, self.world, item)
+            inboxes.drain(tx, self.world, limit=limit)
+            journals.append(tx, self.world, encoded(batch), expected_head=journals.head(tx, self.world))
+            if fails:
+                raise OnPurpose
+
+        if fails:
+            with pytest.raises(OnPurpose):
+                self.database.transact(work)
+        else:
+            self.database.transact(work)
+            self.model = self.model.enqueue(item).drain(limit).append(batch)
+
+    @rule(limit=limits, point=points, error=errors)
+    def a_drain_has_an_accident(self, limit: int, point: int, error: Callable[[], BaseException]) -> None:
+        """Its caller looks at the cursor first, and drains again if it has not moved."""
+        drained = self.model.drain(limit)
+        self.fail(point, error, inboxes.drain, self.world, limit=limit)
+        cursor = self.database.read(inboxes.cursor, self.world)
+        assert cursor == (drained if point == ANSWER else self.model).cursor
+        if cursor == self.model.cursor:
+            self.database.transact(inboxes.drain, self.world, limit=limit)
+        self.model = drained
+
+    @rule(batch=batches, point=points, error=errors)
+    def an_append_has_an_accident(self, batch: list[Any], point: int, error: Callable[[], BaseException]) -> None:
+        """Its caller looks at the head first. One that does not look is refused: it cannot append twice."""
+        head = len(self.model.journal)
+        self.fail(point, error, journals.append, self.world, encoded(batch), expected_head=head)
+        again = partial(self.database.transact, journals.append, self.world, encoded(batch), expected_head=head)
+        if self.database.read(journals.head, self.world) == head:
+            assert point != ANSWER
+            again()
+        else:
+            assert point == ANSWER
+            with pytest.raises(HeadAdvanced):
+                again()
+        self.model = self.model.append(batch)
+
+    @rule(item=items, point=points, error=errors)
+    def an_item_comes_by_accident(self, item: InboxItem, point: int, error: Callable[[], BaseException]) -> None:
+        self.fail(point, error, inboxes.enqueue, self.world, item)
+        if point == ANSWER:
+            self.model = self.model.enqueue(item)
+
+    @rule(start=st.integers(0, 12), limit=limits)
+    def a_part_of_the_journal_is_read(self, start: int, limit: int) -> None:
+        expected = list(enumerate(self.model.journal))[start : start + limit]
+        assert self.database.read(journals.read_hot, self.world, start, limit) == expected
+
+    @rule(after=st.none() | st.integers(0, 12), limit=limits)
+    def a_part_of_the_inbox_is_read(self, after: int | None, limit: int) -> None:
+        begin = 0 if after is None else after + 1
+        expected = list(enumerate(self.model.items))[begin : begin + limit]
+        assert self.database.read(inboxes.read, self.world, after=after, limit=limit) == expected
+
+    @precondition(lambda self: self.lasting)
+    @rule()
+    def the_database_is_opened_again(self) -> None:
+        self.database.close()
+        self.database = self.open()
+
+    @invariant()
+    def the_world_equals_the_model(self) -> None:
+        def look(tx: Transaction) -> Model:
+            found = journals.read_hot(tx, self.world, 0, 10_000)
+            assert [height for height, _ in found] == list(range(journals.head(tx, self.world)))
+            came = inboxes.read(tx, self.world, after=None, limit=10_000)
+            assert [sequence for sequence, _ in came] == list(range(inboxes.arrivals(tx, self.world)))
+            cursor = inboxes.cursor(tx, self.world)
+            journal = tuple(record for _, record in found)
+            return Model(tuple(item for _, item in came), 0 if cursor is None else cursor + 1, journal)
+
+        assert self.database.read(look) == self.model
+
+    @invariant()
+    def every_drained_item_is_in_the_journal_once_and_in_order(self) -> None:
+        split = [records.split(record) for record in self.model.journal]
+        ingress = [cbor2.loads(value) for kind, value in split if kind is records.Kind.INGRESS]
+        assert [told.pop("seq") for told in ingress] == list(range(self.model.drained))
+        assert tuple(msgspec.convert(told, InboxItem) for told in ingress) == self.model.items[: self.model.drained]
+
+    def fail(self, point: int, error: Callable[[], BaseException], work: Any, *args: Any, **kwargs: Any) -> None:
+        with pytest.raises((Crash, CommitUnknown, Unreachable)):
+            FaultyDatabase(self.database, ChosenFault(point, error)).transact(work, *args, **kwargs)
+
+    def teardown(self) -> None:
+        self.database.close()
+
+
+def run_machine(openers: Iterator[Callable[[], Database]], *, lasting: bool, examples: int) -> None:
+    machine = type("Machine", (Worlds,), {"openers": openers, "names": count(), "lasting": lasting})
+    bounds = settings(max_examples=examples, stateful_step_count=30, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(machine, settings=bounds)
+
+
+def often(examples: int) -> pytest.MarkDecorator:
+    nightly = pytest.param(20 * examples, id="nightly", marks=pytest.mark.nightly)
+    return pytest.mark.parametrize("examples", [pytest.param(examples, id="suite"), nightly])
+
+
+@often(100)
+def test_a_world_in_memory_does_what_lists_do(examples: int) -> None:
+    run_machine(repeat(MemoryDatabase), lasting=False, examples=examples)
+
+
+@often(25)
+def test_a_world_on_rocksdb_does_what_lists_do(examples: int, tmp_path: Path) -> None:
+    fresh = (partial(RocksDatabase, tmp_path / str(number)) for number in count())
+    run_machine(fresh, lasting=True, examples=examples)
+
+
+@often(10)
+def test_a_world_on_postgres_does_what_lists_do(examples: int, postgres_url: str) -> None:
+    run_machine(repeat(partial(PostgresDatabase, postgres_url)), lasting=True, examples=examples)
