@@ -94,14 +94,14 @@ def read_hot(tx: Transaction, world: World, start: int, limit: int) -> list[tupl
         return []
     prefix = _entries(world)
     pairs = tx.scan(prefix + start.to_bytes(8, "big"), prefix + end.to_bytes(8, "big"), limit=end - start)
-    found = [(int.from_bytes(key[-_HEIGHT_BYTES:], "big"), record) for key, record in pairs]
-    if len(found) != end - start:
-        present = {height for height, _ in found}
+    if len(pairs) != end - start:
+        present = {int.from_bytes(key[-_HEIGHT_BYTES:], "big") for key, _ in pairs}
         hole = next(height for height in range(start, end) if height not in present)
         raise MissingEntry(
             f"World {world.name} has no record {hole}, below its head {head(tx, world)}; restore a backup"
         )
-    return found
+    # As many different keys as there are heights: they are these heights.
+    return [(height, record) for height, (_, record) in enumerate(pairs, start)]
 
 
 def _check_batch(records: Sequence[bytes]) -> None:

@@ -26,6 +26,7 @@ class Kind(IntEnum):
     MANIFEST = 4
 
 
+_NAME_OF = [kind.name.lower() for kind in Kind]  # Looking a member up would cost more than the rest of a read.
 _PAIR_OF = [bytes((0x82, kind)) for kind in Kind]  # CBOR: an array of two, and a small number.
 
 
@@ -49,6 +50,6 @@ def join(kind: Kind, value: bytes) -> bytes:
     return _PAIR_OF[kind] + value
 
 
-def split(record: bytes) -> tuple[Kind, bytes]:
-    """The kind of a journal record, and its value as CBOR."""
-    return Kind(record[1]), record[2:]
+def split(record: bytes) -> tuple[str, bytes]:
+    """The kind of a journal record, in words, and its value as CBOR."""
+    return _NAME_OF[record[1]], record[2:]

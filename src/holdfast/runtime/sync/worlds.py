@@ -12,7 +12,7 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.errors import InvalidArgument, MissingEntry, MissingObject, ObjectNotFound, Unsupported
 from holdfast.kv import Database, Transaction
 from holdfast.layers import inboxes, journals, records, segments, snapshots, worlds
-from holdfast.layers.records import Kind
+from holdfast.layers.records import Kind, split
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
@@ -46,7 +46,7 @@ class WorldStore:
                 hot = list(enumerate(cold, segment.start))[start - segment.start :][: limit - len(found)]
             if not hot:
                 break
-            found += [_record(height, record) for height, record in hot]
+            found += [Record(height, *split(record)) for height, record in hot]
             start = hot[-1][0] + 1
             if segment is None:
                 break
@@ -189,8 +189,3 @@ def _begin_fork(tx: Transaction, source: World, target: World, height: int) -> N
 def _end_fork(tx: Transaction, target: World) -> Described:
     meta = worlds.change_state(tx, target, WorldState.ACTIVE)
     return Described(target.name, meta.state, meta.created_ms, journals.head(tx, target))
-
-
-def _record(height: int, record: bytes) -> Record:
-    kind, value = records.split(record)
-    return Record(height, kind.name.lower(), value)

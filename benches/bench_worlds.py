@@ -1,0 +1,301 @@
+"""Worlds: append and replay against the engine's own bare loop, and against the `eventsourcing` library on SQLite.
+
+Events have about 100 bytes. "Synced" means that an append returns when its batch survives power loss.
+"""
+
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tracemalloc
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import cbor2
+from rocksdict import Options, Rdict, WriteBatch
+
+import holdfast
+from benches.contest import race, say
+from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.kv import Transaction
+from holdfast.layers import inboxes, journals, records, snapshots
+from holdfast.layers.worlds import World
+from holdfast.wire.canonical import canonical
+from holdfast.wire.inboxes import Control
+
+ADA = World("main", "ada")
+BATCH = 256
+EVENT = canonical({"type": "deposit", "account": "account-0000007", "amount": 12, "note": "x" * 48})
+RECORD = records.entry(EVENT)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        append_and_replay(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        many_worlds(Path(folder))
+    for scene in (busy_worlds, export_under_appends, long_replay):
+        with tempfile.TemporaryDirectory() as folder:
+            scene(Path(folder))
+
+
+def append_and_replay(folder: Path) -> None:
+    bare = Rdict(str(folder / "bare"), Options(raw_mode=True))
+    heights = count()
+
+    def bare_append(batches: int) -> int:
+        for _ in range(batches):
+            batch = WriteBatch(raw_mode=True)
+            for _ in range(BATCH):
+                batch.put(b"journal/e/" + next(heights).to_bytes(8, "big"), RECORD)
+            bare.write(batch)
+            bare.flush_wal(True)
+        return batches * BATCH
+
+    database = RocksDatabase(folder / "layer")
+    database.transact(snapshots.found, ADA)
+    head = 0
+
+    def layer_append(batches: int) -> int:
+        nonlocal head
+        for _ in range(batches):
+            database.transact(journals.append, ADA, [RECORD] * BATCH, expected_head=head)
+            head += BATCH
+        return batches * BATCH
+
+    plane = holdfast.open(f"dir:{folder / 'plane'}")
+    world = plane.world("ada")
+    world.create()
+    plane_head = 0
+    event = cbor2.loads(EVENT)
+
+    def handle_append(batches: int) -> int:
+        nonlocal plane_head
+        for _ in range(batches):
+            world.append([event] * BATCH, expected_head=plane_head)
+            plane_head += BATCH
+        return batches * BATCH
+
+    recorder = event_recorder(folder / "events.sqlite")
+    contestants: dict[str, Any] = {
+        "bare rocksdict, a batch and a sync": lambda: bare_append(40),
+        "journal layer": lambda: layer_append(40),
+        "world.append, with canonical CBOR": lambda: handle_append(40),
+    }
+    if recorder is not None:
+        contestants["eventsourcing on SQLite, recorder"] = lambda: recorder.append(40)
+    race(f"Append events of {len(RECORD)} bytes in batches of {BATCH}, every batch synced", contestants)
+
+    def bare_replay() -> int:
+        iterator = bare.iter()
+        iterator.seek(b"journal/e/")
+        total = 0
+        for _ in range(head):
+            total += cbor2.loads(iterator.value())[1]["amount"]
+            iterator.next()
+        return head
+
+    def replay() -> int:
+        return world.replay(lambda state, entry: (state or 0) + entry.value["amount"]).height
+
+    contestants = {"bare iterator and CBOR": bare_replay, "world.replay with a trivial reducer": replay}
+    if recorder is not None:
+        contestants["eventsourcing on SQLite, recorder and CBOR"] = lambda: recorder.replay(decode=True)
+    race("Replay every event through a trivial reducer", contestants)
+
+    def read_all() -> int:
+        height = 0
+        while page := database.read(journals.read_hot, ADA, height, 10_000):
+            height += len(page)
+        return height
+
+    if recorder is not None:
+        race(
+            "Read every event as it is stored, in order",
+            {"eventsourcing on SQLite, recorder": lambda: recorder.replay(decode=False), "journal layer": read_all},
+        )
+    plane.close()
+    database.close()
+
+
+def event_recorder(path: Path) -> Any:
+    """The peer, installed on first use; None where it cannot be."""
+    try:
+        import eventsourcing  # noqa: F401
+    except ImportError:
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "eventsourcing"]
+        if subprocess.run(install, check=False, capture_output=True).returncode:
+            say("eventsourcing could not be installed; its column is left out.")
+            return None
+    from uuid import uuid4
+
+    from eventsourcing.persistence import StoredEvent
+    from eventsourcing.sqlite import SQLiteAggregateRecorder, SQLiteDatastore
+
+    class Recorder:
+        def __init__(self) -> None:
+            datastore = SQLiteDatastore(str(path))
+            self.recorder = SQLiteAggregateRecorder(datastore)
+            self.recorder.create_table()
+            self.origin = uuid4()
+            self.version = 0
+
+        def append(self, batches: int) -> int:
+            for _ in range(batches):
+                first = self.version
+                self.recorder.insert_events(
+                    [StoredEvent(self.origin, first + offset, "Deposited", EVENT) for offset in range(BATCH)]
+                )
+                self.version += BATCH
+            return batches * BATCH
+
+        def replay(self, *, decode: bool) -> int:
+            total = 0
+            for event in self.recorder.select_events(self.origin):
+                total += cbor2.loads(event.state)["amount"] if decode else len(event.state)
+            return self.version
+
+    return Recorder()
+
+
+def many_worlds(folder: Path) -> None:
+    """Touching one world costs the same beside ten others as beside ten thousand."""
+    databases = {count_: RocksDatabase(folder / str(count_)) for count_ in (10, 10_000)}
+    for worlds, database in databases.items():
+        for start in range(0, worlds, 100):
+            database.transact(found_many, range(start, min(start + 100, worlds)))
+        database.flush_tables()
+    numbers = count()
+
+    def touch(worlds: int) -> int:
+        database = databases[worlds]
+        for _ in range(300):
+            database.transact(append_one, World("main", f"world-{next(numbers) * 7 % worlds}"))
+        return 300
+
+    race("Append one entry to one of so many worlds, synced", {
+        f"{worlds:,} worlds": (lambda worlds=worlds: touch(worlds)) for worlds in databases
+    })  # fmt: skip
+    for database in databases.values():
+        database.close()
+
+
+def found_many(tx: Transaction, numbers: range) -> None:
+    for number in numbers:
+        snapshots.found(tx, World("main", f"world-{number}"))
+
+
+def append_one(tx: Transaction, world: World) -> int:
+    return journals.append(tx, world, [RECORD], expected_head=journals.head(tx, world))
+
+
+def busy_worlds(folder: Path) -> None:
+    """A thousand active worlds under sustained ingress: how long items wait until they are drained, world by world."""
+    database = RocksDatabase(folder / "kv")
+    names = [World("main", f"world-{number}") for number in range(1_000)]
+    for start in range(0, 1_000, 100):
+        database.transact(found_many, range(start, start + 100))
+    put_at: dict[tuple[World, int], float] = {}
+    waits: dict[World, list[float]] = {world: [] for world in names}
+    done = threading.Event()
+
+    def ingest() -> None:
+        chance = random.Random(1)
+        for _ in range(20_000):
+            world = chance.choice(names)
+            started = time.perf_counter()
+            sequence = database.transact(inboxes.enqueue, world, Control(command="go"), tier=holdfast.Tier.IMPORTANT)
+            put_at[world, sequence] = started
+        done.set()
+
+    writer = threading.Thread(target=ingest)
+    writer.start()
+    finished = False
+    while not finished:
+        finished = done.is_set()
+        for world in names:
+            before = database.read(inboxes.cursor, world, tier=holdfast.Tier.IMPORTANT)
+            heights = database.transact(inboxes.drain, world, tier=holdfast.Tier.IMPORTANT)
+            now = time.perf_counter()
+            first = 0 if before is None else before + 1
+            waits[world] += [now - put_at.get((world, first + n), now) for n in range(len(heights))]
+    writer.join()
+    worst = sorted(max(times) for times in waits.values() if times)
+    say(
+        f"1,000 active worlds, {sum(map(len, waits.values())):,} items: the longest wait of a world is "
+        f"{worst[len(worst) // 2] * 1e3:.0f} ms in the median and {worst[-1] * 1e3:.0f} ms at most "
+        f"({worst[-1] / worst[len(worst) // 2]:.1f} times; goal: 5)."
+    )
+    database.close()
+
+
+def export_under_appends(folder: Path) -> None:
+    """What appends notice of a compaction beside them."""
+    with holdfast.open(f"dir:{folder}") as plane:
+        cold = plane.world("cold")
+        cold.create()
+        for head in range(0, 200_000, BATCH):
+            cold.append([1] * BATCH, expected_head=head, tier=holdfast.Tier.IMPORTANT)
+        height = cold.head()
+        cold.snapshots.commit(
+            1, height=height, promote=True, receipt_horizon_height=height, manifest_hash=snapshots.NO_MANIFEST
+        )
+        hot = plane.world("hot")
+        hot.create()
+        head = 0
+
+        def appends(until: threading.Event | None) -> list[float]:
+            nonlocal head
+            times: list[float] = []
+            while len(times) < 2_000 and not (until is not None and until.is_set()):
+                started = time.perf_counter()
+                hot.append([head], expected_head=head)
+                times.append(time.perf_counter() - started)
+                head += 1
+            return sorted(times)
+
+        appends(None)
+        quiet = appends(None)
+        done = threading.Event()
+
+        def compact() -> None:
+            cold.compact()
+            done.set()
+
+        compactor = threading.Thread(target=compact)
+        compactor.start()
+        busy = appends(done)
+        compactor.join()
+        p99 = [times[len(times) * 99 // 100] * 1e3 for times in (quiet, busy)]
+        say(
+            f"Append p99 {p99[0]:.2f} ms alone, {p99[1]:.2f} ms beside an export of {len(cold.segments(limit=1_000))} "
+            f"segments, {len(busy)} appends ({p99[1] / p99[0]:.1f} times; goal: 2)."
+        )
+
+
+def long_replay(folder: Path) -> None:
+    """Memory while a million entries are replayed."""
+    with holdfast.open(f"dir:{folder}") as plane:
+        world = plane.world("ada")
+        world.create()
+        small = [1] * BATCH
+        for head in range(0, 1_000_000, BATCH):
+            world.append(small, expected_head=head, tier=holdfast.Tier.IMPORTANT)
+        peaks = []
+        for end in (100_000, 1_000_000):
+            tracemalloc.start()
+            height, total = 0, 0
+            while height < end:
+                page = world.read(height, limit=10_000)
+                total += sum(cbor2.loads(record.value) for record in page)
+                height = page[-1].height + 1
+            peaks.append(tracemalloc.get_traced_memory()[1] / 1e6)
+            tracemalloc.stop()
+        say(f"Memory at most while replaying 100,000 entries {peaks[0]:.1f} MB, 1,000,000 entries {peaks[1]:.1f} MB.")
+
+
+if __name__ == "__main__":
+    main()

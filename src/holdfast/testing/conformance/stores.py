@@ -1,0 +1,85 @@
+"""What a key space and an object store must do together: blobs, baselines, segments and restores.
+
+for check in STORE_CHECKS:
+    check(database, objects)
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import cbor2
+
+from holdfast.backends.objects import ObjectStore
+from holdfast.errors import BaselineRegressed, BlobNotFound, PromotionRefused, SnapshotExists
+from holdfast.handles import Plane
+from holdfast.kv import Database
+from holdfast.layers import journals
+from holdfast.layers.snapshots import NO_MANIFEST
+from holdfast.layers.worlds import World
+from holdfast.plane.ports import EmbeddedPort
+from holdfast.testing.conformance.rooms import in_threads, raises
+from holdfast.wire.restores import Entry
+
+StoreCheck = Callable[[Database, ObjectStore], None]
+
+
+def check_blobs_are_idempotent_and_named_by_their_bytes(database: Database, objects: ObjectStore) -> None:
+    blobs = Plane(EmbeddedPort(database, objects), "blobs").blobs
+    for data in (b"", b"small", bytes(range(256)) * 100):
+        names = {blobs.put(data), blobs.put(data), blobs.write(iter([data[:7], data[7:]]))}
+        assert names == {hashlib.sha256(data).hexdigest()}
+        (name,) = names
+        assert blobs.has(name)
+        assert blobs.get(name) == b"".join(blobs.open(name)) == data
+    raises(BlobNotFound, lambda: blobs.get("00" * 32))
+
+
+def check_many_store_the_same_blob_at_once(database: Database, objects: ObjectStore) -> None:
+    blobs = Plane(EmbeddedPort(database, objects), "blobs-at-once").blobs
+    data = b"shared" * 10_000
+    in_threads(8, lambda _: blobs.put(data))
+    assert blobs.get(hashlib.sha256(data).hexdigest()) == data
+
+
+def check_snapshots_never_change_and_the_baseline_never_goes_back(database: Database, objects: ObjectStore) -> None:
+    world = Plane(EmbeddedPort(database, objects), "baselines").world("w")
+    world.create()
+    world.append([1, 2, 3], expected_head=0)
+    qualified: dict[str, Any] = {"promote": True, "manifest_hash": NO_MANIFEST}
+    world.snapshots.commit("two", height=2, receipt_horizon_height=2, **qualified)
+    raises(SnapshotExists, lambda: world.snapshots.commit("other", height=2))
+    raises(BaselineRegressed, lambda: world.snapshots.commit("one", height=1, receipt_horizon_height=1, **qualified))
+    raises(PromotionRefused, lambda: world.snapshots.commit("three", height=3, receipt_horizon_height=2, **qualified))
+    assert world.snapshots.baseline().height == 2
+    assert [snapshot.height for snapshot in world.snapshots.list()] == [0, 2]
+
+
+def check_a_restore_from_segments_and_tail_equals_a_full_replay(database: Database, objects: ObjectStore) -> None:
+    world = Plane(EmbeddedPort(database, objects), "segments").world("w")
+    world.create()
+    for number in range(6):
+        world.append([{"n": number, "pad": "x" * 50}] * 50, expected_head=world.head())
+        state, height = world.restore(_count), world.head()
+        world.snapshots.commit(
+            state.state, height=height, promote=True, receipt_horizon_height=height, manifest_hash=NO_MANIFEST
+        )
+    before = world.read(limit=1_000)
+    whole = world.replay(_count)
+    assert world.compact(entries=64, margin=10).segments == 4
+    assert database.read(journals.first_hot, World("segments", "w")) == 256
+    assert world.read(limit=1_000) == before
+    for found in (world.replay(_count), world.restore(_count)):
+        assert cbor2.dumps(found.state, canonical=True) == cbor2.dumps(whole.state, canonical=True)
+    assert world.verify(_count).agrees
+
+
+STORE_CHECKS: Final[tuple[StoreCheck, ...]] = tuple(
+    value for name, value in list(globals().items()) if name.startswith("check_")
+)
+
+
+def _count(state: Any, entry: Entry) -> Any:
+    counts = dict(state or {})
+    counts[entry.kind] = counts.get(entry.kind, 0) + 1
+    return counts

@@ -1,0 +1,330 @@
+"""Inboxes: five kinds of items, checked before they are stored, drained once and in order."""
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import msgspec
+import pytest
+
+import holdfast
+from holdfast import Plane, limits
+from holdfast.errors import CursorAdvanced, HeadAdvanced, InvalidArgument, PayloadTooLarge, Validation
+from holdfast.kv import Database, Subspace, Transaction
+from holdfast.layers import inboxes, journals, records, worlds
+from holdfast.layers.worlds import World
+from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
+from holdfast.wire.inboxes import (
+    Control,
+    Delivery,
+    DomainEvent,
+    Effect,
+    InboxItem,
+    Receipt,
+    Timer,
+    TimerFired,
+)
+from holdfast.wire.worlds import PutItem
+
+ADA = World("main", "ada")
+HASH = hashlib.sha256(b"").hexdigest()
+LARGE = bytes(limits.INBOX_INLINE_BYTES_MAX + 1)
+KINDS: list[InboxItem] = [
+    DomainEvent(schema="order.placed", payload=b"p", key=b"k"),
+    DomainEvent(schema="order.placed"),
+    Receipt(intent_hash=b"h", effect_kind="mail", adapter_id="smtp", signature=b"s", payload=b"p"),
+    Delivery(inbox_name="main", payload=b"p", headers={"from": "bob", "b": "a"}),
+    Delivery(inbox_name="main", payload_blob=HASH),
+    TimerFired(timer_id="t-1", payload=b"p"),
+    Control(command="stop", effects=(Effect("mail", b"h", b"x"),), timers=(Timer(7, b"h", b"x"),)),
+]
+every_kind = pytest.mark.parametrize("item", KINDS, ids=lambda item: item.__struct_config__.tag)
+
+
+@pytest.fixture
+def world(database: Database) -> World:
+    database.transact(worlds.create, ADA)
+    return ADA
+
+
+def put(database: Database, *items: InboxItem) -> list[int]:
+    return database.transact(lambda tx: [inboxes.enqueue(tx, ADA, item) for item in items])
+
+
+def inbox(database: Database) -> list[tuple[int, InboxItem]]:
+    return database.read(inboxes.read, ADA, after=None, limit=1_000)
+
+
+def ingressed(database: Database) -> list[dict[str, Any]]:
+    """What the journal says of items."""
+    found = [cbor2.loads(record) for _, record in database.read(journals.read_hot, ADA, 0, 1_000)]
+    return [value for kind, value in found if kind == records.Kind.INGRESS]
+
+
+@every_kind
+def test_an_item_is_stored_and_drained_as_it_came(database: Database, world: World, item: InboxItem) -> None:
+    assert put(database, item) == [0]
+    assert inbox(database) == [(0, item)]
+    assert database.transact(inboxes.drain, world) == [0]
+    (told,) = ingressed(database)
+    assert told.pop("seq") == 0
+    assert told["type"] == item.__struct_config__.tag
+    assert msgspec.convert(told, InboxItem) == item
+    assert inbox(database) == [(0, item)]
+
+
+def test_items_are_read_from_a_place_on(database: Database, world: World) -> None:
+    assert put(database, *KINDS) == list(range(len(KINDS)))
+    assert database.read(inboxes.arrivals, world) == len(KINDS)
+    assert database.read(inboxes.read, world, after=0, limit=2) == [(1, KINDS[1]), (2, KINDS[2])]
+    for after in (len(KINDS) - 1, len(KINDS), 2**40):
+        assert database.read(inboxes.read, world, after=after, limit=2) == []
+    for limit in (0, -1, 10_001):
+        with pytest.raises(InvalidArgument, match="1 to 10000 items"):
+            database.read(inboxes.read, world, after=None, limit=limit)
+
+
+@pytest.mark.parametrize("after", [-2, 2**64 - 1, 2**64])
+def test_a_place_that_cannot_be_is_refused_in_words(database: Database, world: World, after: int) -> None:
+    # BUG: from 2**64 - 1 on `to_bytes` raises OverflowError, which is no HoldfastError and no answer over a wire.
+    with suppress(InvalidArgument):  # Or an empty list, where no item can be.
+        assert database.read(inboxes.read, world, after=after, limit=1) == []
+
+
+def test_a_cursor_that_cannot_be_is_refused_in_words(database: Database, world: World) -> None:
+    # BUG: as above, OverflowError for -1 and 2**64.
+    for new in (7, -1, 2**64):
+        with pytest.raises(InvalidArgument):
+            database.transact(inboxes.commit_cursor, world, expected=None, new=new)
+
+
+def test_the_cursor_names_the_last_item_that_was_drained(database: Database, world: World) -> None:
+    assert database.read(inboxes.cursor, world) is None
+    assert database.transact(inboxes.drain, world) == []
+    assert database.read(inboxes.cursor, world) is None
+    put(database, *KINDS[:3])
+    assert database.transact(inboxes.drain, world, limit=2) == [0, 1]
+    assert database.read(inboxes.cursor, world) == 1
+    assert database.transact(inboxes.drain, world, limit=2) == [2]
+    assert database.transact(inboxes.drain, world, limit=2) == []
+    assert database.read(inboxes.cursor, world) == 2
+    with pytest.raises(CursorAdvanced, match="cursor is 2, not None"):
+        database.transact(inboxes.commit_cursor, world, expected=None, new=2)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 257])
+def test_a_drain_has_bounds(database: Database, world: World, limit: int) -> None:
+    with pytest.raises(InvalidArgument, match="1 to 256 items"):
+        database.transact(inboxes.drain, world, limit=limit)
+
+
+def test_a_conflict_while_draining_loses_no_item(database: Database, world: World) -> None:
+    """LESSONS 25: the in-memory drain moved the cursor before it checked the head; a conflict lost the items."""
+    put(database, *KINDS)
+
+    def drain_at_an_old_head(tx: Transaction) -> None:
+        inboxes.drain(tx, world, limit=3)
+        journals.append(tx, world, [records.entry(b"\x00")], expected_head=0)
+
+    with pytest.raises(HeadAdvanced):
+        database.transact(drain_at_an_old_head)
+    assert (database.read(inboxes.cursor, world), database.read(journals.head, world)) == (None, 0)
+    with pytest.raises(Crash):
+        FaultyDatabase(database, ChosenFault(1)).transact(inboxes.drain, world)
+    assert (database.read(inboxes.cursor, world), database.read(journals.head, world)) == (None, 0)
+    database.transact(inboxes.drain, world)
+    assert [told["seq"] for told in ingressed(database)] == list(range(len(KINDS)))
+
+
+def test_requests_of_an_item_are_indexed_when_it_is_drained(database: Database, world: World) -> None:
+    effects = (Effect("mail", b"h1", b"x"), Effect("call", b"h2"))
+    put(database, Control(command="ask", effects=effects, timers=(Timer(9, b"late"), Timer(7, b"soon", b"x"))))
+    pending, due = Subspace("u", "main", "effects", "pending"), Subspace("u", "main", "timers", "due")
+
+    def index(room: Subspace) -> list[tuple[tuple[Any, ...], Any]]:
+        found = database.read(Transaction.scan, *room.range(), limit=10)
+        return [(room.unpack(key), msgspec.msgpack.decode(value)) for key, value in found]
+
+    assert index(pending) == index(due) == []
+    database.transact(journals.append, world, [records.entry(b"\x00")] * 3, expected_head=0)
+    database.transact(inboxes.drain, world)
+    assert index(pending) == [
+        (("ada", 3, 0), {"kind": "mail", "intent_hash": b"h1", "params": b"x"}),
+        (("ada", 3, 1), {"kind": "call", "intent_hash": b"h2"}),
+    ]
+    assert index(due) == [((7, b"soon"), ["ada", 3, b"x"]), ((9, b"late"), ["ada", 3, b""])]
+
+
+# What is no item.
+
+
+@pytest.mark.parametrize(
+    ("item", "why"),
+    [
+        (DomainEvent(schema="s", payload=LARGE), "payload has 4097 bytes and may have 4096; store it as a blob"),
+        (DomainEvent(schema="s", payload=b"p", payload_blob=HASH), "a payload and a blob"),
+        (DomainEvent(schema="s" * 1_025), "its schema is longer than 1024"),
+        (DomainEvent(schema="s", key=bytes(1_025)), "its key is longer"),
+        (Receipt(intent_hash=bytes(1_025), effect_kind="", adapter_id="", signature=b""), "its intent_hash is longer"),
+        (Control(command="c" * 1_025), "its command is longer"),
+        (TimerFired(timer_id="t" * 1_025), "its timer_id is longer"),
+        (Delivery(inbox_name="a", headers={str(number): "" for number in range(33)}), "33 headers and may have 32"),
+    ],
+)
+def test_an_item_that_is_too_large_is_refused(database: Database, world: World, item: InboxItem, why: str) -> None:
+    with pytest.raises(PayloadTooLarge, match=why):
+        put(database, Control(command="fine"), item)
+    assert inbox(database) == []
+
+
+def test_an_item_may_be_as_large_as_its_limits(database: Database, world: World) -> None:
+    headers = {str(number): "" for number in range(32)}
+    put(database, DomainEvent(schema="s" * 1_024, key=bytes(1_024), payload=bytes(4_096)))
+    put(database, Delivery(inbox_name="a", headers=headers))
+    assert database.transact(inboxes.drain, world) == [0, 1]
+
+
+POISON = {
+    "huge_params": Control(command="c", effects=(Effect("k", b"h", bytes(300_000)),)),
+    "many_timers": Control(command="c", timers=tuple(Timer(number, bytes(32)) for number in range(5_000))),
+    "huge_header": Delivery(inbox_name="a", headers={"a": "x" * 300_000}),
+    "long_timer_hash": Control(command="c", timers=(Timer(1, bytes(3_000)),)),
+    "far_timer": Control(command="c", timers=(Timer(2**65, b"h"),)),
+    "text_as_payload": DomainEvent(schema="s", payload="text"),  # type: ignore[arg-type]
+    "number_as_schema": DomainEvent(schema=5),  # type: ignore[arg-type]
+    "number_in_headers": Delivery(inbox_name="a", headers={"a": 1}),  # type: ignore[dict-item]
+    "lone_surrogate": Control(command="\ud800"),
+}
+
+
+@pytest.mark.parametrize("item", POISON.values(), ids=POISON)
+def test_an_item_that_cannot_be_drained_is_not_taken(plane: Plane, item: InboxItem) -> None:
+    """Whatever is taken can be drained, or it blocks everything behind it for ever."""
+    ada = plane.world("ada")
+    ada.create()
+    # BUG: most of these are stored. The drain then raises for ever, or (over 256 KiB) moves nothing and says nothing.
+    # The far timer and the surrogate are refused, but as OverflowError and UnicodeEncodeError.
+    with pytest.raises(Validation):
+        ada.inbox.put(item)
+    ada.inbox.put(Control(command="next"))
+    assert len(ada.drain()) == 1
+
+
+def test_the_length_of_text_is_counted_in_bytes(database: Database, world: World) -> None:
+    # BUG: INBOX_TEXT_BYTES_MAX is compared with a number of characters.
+    with pytest.raises(PayloadTooLarge):
+        put(database, Control(command="ü" * 1_024))
+
+
+# The wire.
+
+
+def encoded(text: bytes) -> str:
+    return base64.b64encode(text).decode()
+
+
+@every_kind
+def test_a_request_crosses_the_wire_unchanged(item: InboxItem) -> None:
+    request = PutItem("ada", item)
+    for codec in (msgspec.json, msgspec.msgpack):
+        assert codec.decode(codec.encode(request), type=PutItem) == request
+
+
+@pytest.mark.parametrize(
+    ("item", "why"),
+    [
+        ({"type": "control", "command": "c", "more": 1}, "unknown field `more`"),
+        ({"type": "control"}, "missing required field `command`"),
+        ({"type": "nobody", "command": "c"}, "Invalid value 'nobody'"),
+        ({"command": "c"}, "missing required field `type`"),
+        ({"type": "control", "command": 7}, "Expected `str`, got `int`"),
+        ({"type": "control", "command": "c", "payload": 7}, "Expected `bytes`, got `int`"),
+        ({"type": "control", "command": "c", "payload_blob": 7}, "Expected `str | null`"),
+        ({"type": "inbox", "inbox_name": "a", "headers": {"a": 1}}, "Expected `str`, got `int`"),
+        ({"type": "inbox", "inbox_name": "a", "headers": []}, "Expected `object`"),
+        ({"type": "control", "command": "c", "effects": [{"kind": "k"}]}, "missing required field `intent_hash`"),
+        ({"type": "control", "command": "c", "timers": [{"deliver_at_ns": "7"}]}, "Expected `int`"),
+        ({"type": "domain_event", "schema": None}, "Expected `str`, got `n"),
+        ("control", "Expected `object`"),
+    ],
+)
+def test_what_is_no_item_does_not_come_through_the_wire(item: Any, why: str) -> None:
+    for codec in (msgspec.json, msgspec.msgpack):
+        with pytest.raises(msgspec.ValidationError, match=why):
+            codec.decode(codec.encode({"op": "worlds.inbox.put", "world": "ada", "item": item}), type=PutItem)
+
+
+def test_an_item_written_by_hand_is_read() -> None:
+    item = {"type": "receipt", "intent_hash": encoded(b"h"), "effect_kind": "mail", "adapter_id": "a"}
+    item |= {"signature": encoded(b"s"), "payload": encoded(b"p")}
+    raw = msgspec.json.encode({"op": "worlds.inbox.put", "world": "ada", "item": item})
+    assert msgspec.json.decode(raw, type=PutItem).item == Receipt(
+        intent_hash=b"h", effect_kind="mail", adapter_id="a", signature=b"s", payload=b"p"
+    )
+
+
+# The handles.
+
+
+@pytest.fixture(params=["memory", "dir"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory:" if request.param == "memory" else f"dir:{tmp_path}"
+
+
+@pytest.fixture
+def plane(url: str) -> Iterator[Plane]:
+    with holdfast.open(url) as plane:
+        yield plane
+
+
+def test_the_handle_puts_reads_and_drains(plane: Plane) -> None:
+    ada = plane.world("ada")
+    head = ada.create().head
+    assert [ada.inbox.put(item) for item in KINDS] == list(range(len(KINDS)))
+    assert ada.inbox.read() == list(enumerate(KINDS))
+    assert ada.inbox.read(after=1, limit=2) == [(2, KINDS[2]), (3, KINDS[3])]
+    assert ada.inbox.cursor() is None
+    assert ada.drain(limit=3) == [head, head + 1, head + 2]
+    assert ada.inbox.cursor() == 2
+    assert ada.drain() == list(range(head + 3, head + len(KINDS)))
+    assert ada.drain() == []
+    told = [cbor2.loads(record.value) for record in ada.read(head)]
+    assert [one["seq"] for one in told] == list(range(len(KINDS)))
+
+
+@pytest.mark.parametrize("size", [4_097, 100_000])
+def test_a_large_payload_becomes_a_blob(plane: Plane, size: int) -> None:
+    ada = plane.world("ada")
+    ada.create()
+    ada.inbox.put(Delivery(inbox_name="main", payload=bytes(size), headers={"a": "b"}))
+    ada.inbox.put(Delivery(inbox_name="main", payload=bytes(4_096)))
+    (_, large), (_, small) = ada.inbox.read()
+    expected = hashlib.sha256(bytes(size)).hexdigest()
+    assert large == Delivery(inbox_name="main", payload_blob=expected, headers={"a": "b"})
+    assert plane.blobs.get(expected) == bytes(size)
+    assert small.payload == bytes(4_096)
+    assert small.payload_blob is None
+
+
+async def test_a_large_payload_becomes_a_blob_on_a_loop(url: str) -> None:
+    async with holdfast.open_async(url) as plane:
+        ada = plane.world("ada")
+        await ada.create()
+        await ada.inbox.put(TimerFired(timer_id="t", payload=LARGE))
+        ((_, item),) = await ada.inbox.read()
+        assert (item.payload, item.payload_blob) == (b"", hashlib.sha256(LARGE).hexdigest())
+        assert await plane.blobs.get(item.payload_blob) == LARGE
+
+
+@pytest.mark.parametrize("payload", [b"p", LARGE], ids=["small", "large"])
+def test_a_payload_and_a_blob_at_once_are_refused(plane: Plane, payload: bytes) -> None:
+    ada = plane.world("ada")
+    ada.create()
+    # BUG: with a payload of over 4 KiB the handle puts its hash where the caller's was, and nobody hears of it.
+    with pytest.raises(PayloadTooLarge, match="a payload and a blob"):
+        ada.inbox.put(Control(command="c", payload=payload, payload_blob=HASH))
+    assert ada.inbox.read() == []
