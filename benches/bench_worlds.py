@@ -4,8 +4,6 @@ Events have about 100 bytes. "Synced" means that an append returns when its batc
 """
 
 import random
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -13,8 +11,11 @@ import tracemalloc
 from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import cbor2
+from eventsourcing.persistence import StoredEvent
+from eventsourcing.sqlite import SQLiteAggregateRecorder, SQLiteDatastore
 from rocksdict import Options, Rdict, WriteBatch
 
 import holdfast
@@ -79,14 +80,13 @@ def append_and_replay(folder: Path) -> None:
             plane_head += BATCH
         return batches * BATCH
 
-    recorder = event_recorder(folder / "events.sqlite")
+    recorder = Recorder(folder / "events.sqlite")
     contestants: dict[str, Any] = {
         "bare rocksdict, a batch and a sync": lambda: bare_append(40),
         "journal layer": lambda: layer_append(40),
         "world.append, with canonical CBOR": lambda: handle_append(40),
     }
-    if recorder is not None:
-        contestants["eventsourcing on SQLite, recorder"] = lambda: recorder.append(40)
+    contestants["eventsourcing on SQLite, recorder"] = lambda: recorder.append(40)
     race(f"Append events of {len(RECORD)} bytes in batches of {BATCH}, every batch synced", contestants)
 
     def bare_replay() -> int:
@@ -102,8 +102,7 @@ def append_and_replay(folder: Path) -> None:
         return world.replay(lambda state, entry: (state or 0) + entry.value["amount"]).height
 
     contestants = {"bare iterator and CBOR": bare_replay, "world.replay with a trivial reducer": replay}
-    if recorder is not None:
-        contestants["eventsourcing on SQLite, recorder and CBOR"] = lambda: recorder.replay(decode=True)
+    contestants["eventsourcing on SQLite, recorder and CBOR"] = lambda: recorder.replay(decode=True)
     race("Replay every event through a trivial reducer", contestants)
 
     def read_all() -> int:
@@ -112,53 +111,37 @@ def append_and_replay(folder: Path) -> None:
             height += len(page)
         return height
 
-    if recorder is not None:
-        race(
-            "Read every event as it is stored, in order",
-            {"eventsourcing on SQLite, recorder": lambda: recorder.replay(decode=False), "journal layer": read_all},
-        )
+    race(
+        "Read every event as it is stored, in order",
+        {"eventsourcing on SQLite, recorder": lambda: recorder.replay(decode=False), "journal layer": read_all},
+    )
     plane.close()
     database.close()
 
 
-def event_recorder(path: Path) -> Any:
-    """The peer, installed on first use; None where it cannot be."""
-    try:
-        import eventsourcing  # noqa: F401
-    except ImportError:
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "eventsourcing"]
-        if subprocess.run(install, check=False, capture_output=True).returncode:
-            say("eventsourcing could not be installed; its column is left out.")
-            return None
-    from uuid import uuid4
+class Recorder:
+    """The peer: `eventsourcing` on SQLite with a write-ahead log, which syncs every transaction."""
 
-    from eventsourcing.persistence import StoredEvent
-    from eventsourcing.sqlite import SQLiteAggregateRecorder, SQLiteDatastore
+    def __init__(self, path: Path) -> None:
+        self.recorder = SQLiteAggregateRecorder(SQLiteDatastore(str(path)))
+        self.recorder.create_table()
+        self.origin = uuid4()
+        self.version = 0
 
-    class Recorder:
-        def __init__(self) -> None:
-            datastore = SQLiteDatastore(str(path))
-            self.recorder = SQLiteAggregateRecorder(datastore)
-            self.recorder.create_table()
-            self.origin = uuid4()
-            self.version = 0
+    def append(self, batches: int) -> int:
+        for _ in range(batches):
+            first = self.version
+            self.recorder.insert_events(
+                [StoredEvent(self.origin, first + offset, "Deposited", EVENT) for offset in range(BATCH)]
+            )
+            self.version += BATCH
+        return batches * BATCH
 
-        def append(self, batches: int) -> int:
-            for _ in range(batches):
-                first = self.version
-                self.recorder.insert_events(
-                    [StoredEvent(self.origin, first + offset, "Deposited", EVENT) for offset in range(BATCH)]
-                )
-                self.version += BATCH
-            return batches * BATCH
-
-        def replay(self, *, decode: bool) -> int:
-            total = 0
-            for event in self.recorder.select_events(self.origin):
-                total += cbor2.loads(event.state)["amount"] if decode else len(event.state)
-            return self.version
-
-    return Recorder()
+    def replay(self, *, decode: bool) -> int:
+        total = 0
+        for event in self.recorder.select_events(self.origin):
+            total += cbor2.loads(event.state)["amount"] if decode else len(event.state)
+        return self.version
 
 
 def many_worlds(folder: Path) -> None:

@@ -23,17 +23,24 @@ def open(
     *,
     universe: str = UNIVERSE,
     objects: str | None = None,
+    verify_blobs: str = "always",
     compact_every_seconds: float | None = None,
     clock: Clock | None = None,
 ) -> Plane:
     """The plane at `url`, running in this process: `memory:`, `dir:PATH` or `postgresql://...`.
 
-    `objects` says where big bytes go (`dir:`, `s3://`, `az://`, `gs://`); a directory keeps them in itself by default.
-    `compact_every_seconds` moves the cold ends of journals to it in the background; off by default.
-    `universe` is the tenant whose data the plane shows. `clock` replaces the wall clock, for tests.
+    Args:
+        universe: the tenant whose data the plane shows.
+        objects: where big bytes go (`dir:`, `s3://`, `az://`, `gs://`); a directory keeps them in itself by default.
+        verify_blobs: whether blobs are hashed again when they are read: always, sampled or never.
+        compact_every_seconds: moves the cold ends of journals to `objects` in the background; off by default.
+        clock: replaces the wall clock, for tests.
     """
     universe = checked_name("universe", universe)
-    return Plane(open_plane(url, objects=objects, compact_every_seconds=compact_every_seconds, clock=clock), universe)
+    port = open_plane(
+        url, objects=objects, clock=clock, compact_every_seconds=compact_every_seconds, verify_blobs=verify_blobs
+    )
+    return Plane(port, universe)
 
 
 def open_async(
@@ -41,17 +48,17 @@ def open_async(
     *,
     universe: str = UNIVERSE,
     objects: str | None = None,
+    verify_blobs: str = "always",
     compact_every_seconds: float | None = None,
     clock: Clock | None = None,
 ) -> Opening:
     """`open` for asyncio: await it, or enter it with `async with`."""
-
     universe = checked_name("universe", universe)
 
     async def opening() -> AsyncPlane:
-        return AsyncPlane(
-            await open_plane_async(url, objects=objects, compact_every_seconds=compact_every_seconds, clock=clock),
-            universe,
+        port = await open_plane_async(
+            url, objects=objects, clock=clock, compact_every_seconds=compact_every_seconds, verify_blobs=verify_blobs
         )
+        return AsyncPlane(port, universe)
 
     return Opening(opening())

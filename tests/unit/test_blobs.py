@@ -254,3 +254,11 @@ def test_the_async_handle_does_the_same(tmp_path: Path) -> None:
 def test_a_universe_has_a_proper_name(universe: str) -> None:
     with pytest.raises(InvalidName, match="is no name for a universe"):
         holdfast.open("memory:", universe=universe)
+
+
+@pytest.mark.parametrize("word", ["always", "sampled", "never"])
+def test_a_plane_is_told_how_often_to_verify(word: str, tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path}", verify_blobs=word) as plane:
+        assert plane.blobs.get(plane.blobs.put(LARGE)) == LARGE
+    with pytest.raises(InvalidArgument, match="always, sampled or never"):
+        holdfast.open(f"dir:{tmp_path}", verify_blobs=word.upper())

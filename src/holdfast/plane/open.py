@@ -19,6 +19,7 @@ from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable, SchemaMismatch, Unsupported
 from holdfast.kv import Database
+from holdfast.layers.blobs import Verify
 from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.worlds import WorldStore
@@ -41,6 +42,7 @@ def open_plane(
     clock: Clock | None = None,
     ids: IdSource | None = None,
     compact_every_seconds: float | None = None,
+    verify_blobs: str = Verify.ALWAYS,
 ) -> EmbeddedPort:
     """The plane that `url` names, running in this process, with its big bytes in the object store `objects`.
 
@@ -49,7 +51,8 @@ def open_plane(
         PathUnusable, DirectoryInUse, DamagedDatabase, SchemaMismatch: the data directory cannot be opened.
         Unreachable: PostgreSQL does not answer.
     """
-    port = EmbeddedPort(*_open(url, objects, clock, ids))
+    verify = _verify(verify_blobs)
+    port = EmbeddedPort(*_open(url, objects, clock, ids), verify=verify)
     port.upkeep = _upkeep(port, compact_every_seconds)
     return port
 
@@ -61,8 +64,10 @@ async def open_plane_async(
     clock: Clock | None = None,
     ids: IdSource | None = None,
     compact_every_seconds: float | None = None,
+    verify_blobs: str = Verify.ALWAYS,
 ) -> AsyncEmbeddedPort:
     """`open_plane` for an event loop."""
+    verify = _verify(verify_blobs)
     opened: list[Database] = []
     cancelled = threading.Event()
     closing = threading.Lock()
@@ -79,7 +84,7 @@ async def open_plane_async(
         return parts
 
     try:
-        port = AsyncEmbeddedPort(*await asyncio.to_thread(opening))
+        port = AsyncEmbeddedPort(*await asyncio.to_thread(opening), verify=verify)
         port.upkeep = _upkeep(port, compact_every_seconds)
         return port
     except asyncio.CancelledError:
@@ -104,6 +109,12 @@ def open_database(url: str, *, clock: Clock | None = None, ids: IdSource | None 
     if not colon:
         raise InvalidUrl(f"{url!r} names no backend; for a folder write dir:{url}")
     raise InvalidUrl(f"{scheme!r} names no backend; write {_KNOWN}")  # The rest may hold a password.
+
+
+def _verify(word: str) -> Verify:
+    if word not in list(Verify):
+        raise InvalidArgument(f"verify_blobs is {word!r}; say always, sampled or never")
+    return Verify(word)
 
 
 def _upkeep(port: EmbeddedPort | AsyncEmbeddedPort, every_seconds: float | None) -> Upkeep | None:

@@ -7,6 +7,7 @@ from typing import Any
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Database, Result
+from holdfast.layers.blobs import Verify
 from holdfast.plane.execute import Operation, operation_of
 from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.sync.blobs import BlobStore
@@ -20,10 +21,12 @@ from holdfast.wire.requests import Answer, Request
 class EmbeddedPort:
     """Executes requests while the caller's thread waits."""
 
-    def __init__(self, database: Database, objects: ObjectStore | None = None) -> None:
+    def __init__(
+        self, database: Database, objects: ObjectStore | None = None, *, verify: Verify = Verify.ALWAYS
+    ) -> None:
         self.database = database
         self.objects = objects  # None on PostgreSQL until somebody names a store that all nodes reach.
-        self.blobs = BlobStore(database, objects)
+        self.blobs = BlobStore(database, objects, verify=verify)
         self.worlds = WorldStore(database, objects, self.blobs)
         self.upkeep: Upkeep | None = None
 
@@ -55,10 +58,12 @@ class EmbeddedPort:
 class AsyncEmbeddedPort:
     """Executes requests while the caller's event loop goes on."""
 
-    def __init__(self, database: Database, objects: ObjectStore | None = None) -> None:
+    def __init__(
+        self, database: Database, objects: ObjectStore | None = None, *, verify: Verify = Verify.ALWAYS
+    ) -> None:
         self.database = database
         self.objects = objects
-        self.blobs = AsyncBlobStore(database, objects)
+        self.blobs = AsyncBlobStore(database, objects, verify=verify)
         self.worlds = AsyncWorldStore(database, objects, self.blobs)
         self.upkeep: Upkeep | None = None
 

@@ -1,0 +1,49 @@
+"""The failure modes of worlds that were named before they were built; 1 and 2 are in tests/unit/test_blobs.py."""
+
+import threading
+
+import pytest
+
+from holdfast.errors import CursorAdvanced, HeadAdvanced, InvalidArgument
+from holdfast.kv import Database
+from holdfast.layers import inboxes, journals, records, snapshots
+from holdfast.layers.worlds import World
+from holdfast.wire.canonical import canonical
+from holdfast.wire.inboxes import Control
+
+ADA = World("main", "ada")
+
+
+def test_failure_mode_3_a_head_conflict_under_concurrent_appends_is_typed(database: Database) -> None:
+    database.transact(snapshots.found, ADA)
+    outcomes: list[object] = []
+
+    def append(thread: int) -> None:
+        batch = [records.entry(canonical([thread, number])) for number in range(3)]
+        try:
+            outcomes.append(database.transact(journals.append, ADA, batch, expected_head=0))
+        except HeadAdvanced as error:
+            outcomes.append((error.expected, error.actual, error.code))
+
+    threads = [threading.Thread(target=append, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, outcomes)) == sorted(map(str, [0] + [(0, 3, "head_advanced")] * 7))
+    assert database.read(journals.head, ADA) == 3
+    authors = {record for _, record in database.read(journals.read_hot, ADA, 0, 10)}
+    assert len(authors) == 3
+
+
+def test_failure_mode_4_a_cursor_that_goes_back_is_rejected(database: Database) -> None:
+    database.transact(snapshots.found, ADA)
+    for number in range(4):
+        database.transact(inboxes.enqueue, ADA, Control(command=str(number)))
+    database.transact(inboxes.drain, ADA, limit=3)
+    with pytest.raises(InvalidArgument, match="only grows"):
+        database.transact(inboxes.commit_cursor, ADA, expected=2, new=1)
+    with pytest.raises(CursorAdvanced) as caught:
+        database.transact(inboxes.commit_cursor, ADA, expected=0, new=3)
+    assert (caught.value.expected, caught.value.actual) == (0, 2)
+    assert database.read(inboxes.cursor, ADA) == 2
