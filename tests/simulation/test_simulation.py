@@ -116,6 +116,9 @@ class HalfCommits(MemoryDatabase):
         (ReadsThePast, scenarios.registers),
         (ReadsThePast, scenarios.fences),
         (HalfCommits, scenarios.transfers),
+        (HalfCommits, scenarios.worlds),
+        (ForgetsCommits, scenarios.worlds),
+        (ReadsThePast, scenarios.worlds),
     ],
 )
 def test_a_broken_database_is_found(broken: type[MemoryDatabase], scenario: Scenario) -> None:

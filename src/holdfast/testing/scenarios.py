@@ -19,6 +19,7 @@ from holdfast.errors import Busy
 from holdfast.kv import Database, Subspace, Transaction
 from holdfast.testing.histories import Outcome, Violation, check_all_fences, check_counter, check_registers
 from holdfast.testing.simulation import Client, Rates, Simulation
+from holdfast.testing.world_scenarios import worlds
 from holdfast.tiers import Tier
 
 Check = Callable[[], None]
@@ -161,7 +162,7 @@ def tiers(simulation: Simulation) -> Check:
 
 
 SCENARIOS: Final[dict[str, Scenario]] = {
-    scenario.__name__: scenario for scenario in (registers, counters, transfers, fences, tiers)
+    scenario.__name__: scenario for scenario in (registers, counters, transfers, fences, tiers, worlds)
 }
 
 
