@@ -142,7 +142,6 @@ def test_a_deleted_world_leaves_its_name_and_nothing_else(database: Database) ->
         if database.transact(worlds.clear, ADA, 2):
             break
     left = [key for key, _ in database.read(Transaction.scan, *worlds.room(ADA).range(), limit=100)]
-    # BUG: a chunk with the world's meta key in it has room for one key less, and `clear` says that none is left.
     assert left == [worlds.room(ADA).key("meta")]
 
 
@@ -224,7 +223,6 @@ def test_a_page_of_worlds_has_bounds(plane: Plane, limit: int) -> None:
 
 
 def test_a_world_that_nobody_made_is_not_read_as_empty(plane: Plane) -> None:
-    # BUG: a misspelt name reads as an empty world, while `describe` and `drain` of it raise WorldNotFound.
     ada = plane.world("ada")
     for call in (ada.read, ada.inbox.read, ada.inbox.cursor):
         with pytest.raises(WorldNotFound):

@@ -7,7 +7,7 @@
     notify            ->  how many items ever came; a hint for whoever waits, nothing depends on it
 
     effects/pending/<world>/<height>/<n>       what drained items asked for, until an orchestrator
-    timers/due/<deliver_at_ns>/<intent_hash>   takes it
+    timers/due/<deliver_at_ns>/<intent_hash>/<world>   takes it
 
 The sequence comes from the transaction and not from a clock, so the order of items is the order of their commits, with
 any number of writers. Draining moves items into the journal and the cursor behind them in one transaction: each item is
@@ -19,14 +19,16 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import CursorAdvanced, InvalidArgument, PayloadTooLarge
+from holdfast.errors import CursorAdvanced, InvalidArgument, InvalidValue, PayloadTooLarge
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers import journals, records
-from holdfast.layers.worlds import World, require_active, require_reachable, room
-from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX
-from holdfast.wire.inboxes import InboxItem, fault_of
+from holdfast.layers.worlds import World, describe, require_active, require_reachable, room
+from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, INBOX_RECORD_BYTES_MAX, READ_ENTRIES_MAX
+from holdfast.wire.inboxes import KINDS, InboxItem, fault_of
 
 _SEQUENCE_BYTES: Final = 8
+_SEQUENCES: Final = 1 << 63
+_KIND_NAMES: Final = ", ".join(kind.__name__ for kind in KINDS)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int, InboxItem]).decode
 
@@ -34,16 +36,21 @@ _decode = msgspec.msgpack.Decoder(tuple[int, InboxItem]).decode
 def enqueue(tx: Transaction, world: World, item: InboxItem) -> int:
     """Put an item behind all others; its sequence.
 
+    What is taken here can be drained: an item that could not would block all that come after it.
+
     Raises:
+        InvalidValue: it is no item, or one of its fields has the wrong type.
         PayloadTooLarge: the item is larger than an item may be.
         WorldNotActive: the world is archived or deleted.
     """
-    fault = fault_of(item)
-    if fault is not None:
-        raise PayloadTooLarge(f"This item is not taken: {fault}")
+    encoded = _checked(tx.now_ms, item)
     require_reachable(tx, world)
     sequence = _number(tx, _key(world, "next"))
-    tx.put(_items(world) + sequence.to_bytes(_SEQUENCE_BYTES, "big"), _encode((tx.now_ms, item)))
+    if len(records.ingress(sequence, item)) > INBOX_RECORD_BYTES_MAX:
+        raise PayloadTooLarge(
+            f"This item makes a record of over {INBOX_RECORD_BYTES_MAX} bytes; ask for less in one item"
+        )
+    tx.put(_items(world) + sequence.to_bytes(_SEQUENCE_BYTES, "big"), encoded)
     tx.put(_key(world, "next"), (sequence + 1).to_bytes(_SEQUENCE_BYTES, "big"))
     tx.put(_notify_key(world), (_number(tx, _notify_key(world)) + 1).to_bytes(_SEQUENCE_BYTES, "big"))
     return sequence
@@ -52,13 +59,20 @@ def enqueue(tx: Transaction, world: World, item: InboxItem) -> int:
 def cursor(tx: Transaction, world: World) -> int | None:
     """The sequence of the last item that was drained, or None if none was."""
     stored = tx.get(_key(world, "cursor"))
-    return None if stored is None else int.from_bytes(stored, "big")
+    if stored is None:
+        describe(tx, world)
+        return None
+    return int.from_bytes(stored, "big")
 
 
 def read(tx: Transaction, world: World, *, after: int | None, limit: int) -> list[tuple[int, InboxItem]]:
     """At most `limit` items behind the sequence `after`, in order."""
     if not 0 < limit <= READ_ENTRIES_MAX:
         raise InvalidArgument(f"A read takes 1 to {READ_ENTRIES_MAX} items, not {limit}")
+    if after is not None and not 0 <= after < _SEQUENCES:
+        raise InvalidArgument(f"{after} is no item's sequence; read behind one that was returned, or behind None")
+    if not _number(tx, _key(world, "next")):
+        describe(tx, world)
     prefix = _items(world)
     begin = max(_number(tx, _key(world, "first")), 0 if after is None else after + 1)
     pairs = tx.scan(prefix + begin.to_bytes(_SEQUENCE_BYTES, "big"), prefix + b"\xff" * 9, limit=limit)
@@ -72,6 +86,9 @@ def commit_cursor(tx: Transaction, world: World, *, expected: int | None, new: i
         CursorAdvanced: it is not.
         InvalidArgument: `new` lies behind it, or is no item.
     """
+    if not 0 <= new < _SEQUENCES:
+        raise InvalidArgument(f"{new} is no item's sequence; the cursor points at an item that was drained")
+    require_active(tx, world)
     actual = cursor(tx, world)
     if actual != expected:
         raise CursorAdvanced(expected, actual)
@@ -152,7 +169,22 @@ def _index_requests(tx: Transaction, world: World, height: int, item: InboxItem)
         tx.put(pending.key(world.name, height, number), _encode(effect))
     for timer in item.timers:
         due = Subspace("u", world.universe, "timers", "due")
-        tx.put(due.key(timer.deliver_at_ns, timer.intent_hash), _encode((world.name, height, timer.payload)))
+        tx.put(due.key(timer.deliver_at_ns, timer.intent_hash, world.name), _encode((height, timer.payload)))
+
+
+def _checked(now_ms: int, item: InboxItem) -> bytes:
+    """The item as it is stored, if it can be read again and nothing is wrong with it."""
+    if not isinstance(item, KINDS):
+        raise InvalidValue(f"An inbox takes items, not {type(item).__name__}; make one of {_KIND_NAMES}")
+    try:
+        encoded: bytes = _encode((now_ms, item))
+        _decode(encoded)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidValue(f"This {type(item).__name__} has a field of the wrong type ({error})") from error
+    fault = fault_of(item)
+    if fault is not None:
+        raise PayloadTooLarge(f"This item is not taken: {fault}")
+    return encoded
 
 
 def _number(tx: Transaction, key: bytes) -> int:

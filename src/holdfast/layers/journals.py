@@ -14,7 +14,7 @@ from typing import Final
 
 from holdfast.errors import BatchTooLarge, EmptyBatch, HeadAdvanced, InvalidArgument, MissingEntry
 from holdfast.kv import Transaction
-from holdfast.layers.worlds import World, require_active, room
+from holdfast.layers.worlds import World, describe, require_active, room
 from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX
 
 _HEIGHT_BYTES: Final = 8
@@ -91,6 +91,7 @@ def read_hot(tx: Transaction, world: World, start: int, limit: int) -> list[tupl
         raise InvalidArgument(f"A read starts at 0 or later and takes 1 to {READ_ENTRIES_MAX} records")
     end = min(start + limit, head(tx, world))
     if start >= end:
+        describe(tx, world)  # A world that nobody made is not an empty one.
         return []
     prefix = _entries(world)
     pairs = tx.scan(prefix + start.to_bytes(8, "big"), prefix + end.to_bytes(8, "big"), limit=end - start)

@@ -113,7 +113,7 @@ def clear(tx: Transaction, world: World, limit: int) -> bool:
     """Remove at most `limit` keys of a world that is being deleted, all but its name; whether none are left."""
     begin, end = room(world).range()
     kept = _meta_key(world)
-    keys = [key for key, _ in tx.scan(begin, end, limit=limit + 1) if key != kept]
+    keys = [key for key, _ in tx.scan(begin, end, limit=limit + 2) if key != kept]  # One more than its name and these.
     for key in keys[:limit]:
         tx.delete(key)
     tx.delete_range(*Subspace("u", world.universe, "effects", "pending").range(world.name))

@@ -1,8 +1,19 @@
 """What may come into a world from outside: five kinds of items, checked before they are stored."""
 
+import re
+from typing import Final
+
 import msgspec
 
-from holdfast.limits import INBOX_HEADERS_MAX, INBOX_INLINE_BYTES_MAX, INBOX_TEXT_BYTES_MAX
+from holdfast.limits import (
+    INBOX_HEADERS_MAX,
+    INBOX_INLINE_BYTES_MAX,
+    INBOX_REQUESTS_MAX,
+    INBOX_TEXT_BYTES_MAX,
+    INTENT_HASH_BYTES_MAX,
+)
+
+_HASH: Final = re.compile("[0-9a-f]{64}")
 
 
 class Effect(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -60,16 +71,30 @@ class Control(_Item, frozen=True, tag="control"):
 InboxItem = DomainEvent | Receipt | Delivery | TimerFired | Control
 
 
+KINDS: Final = (DomainEvent, Receipt, Delivery, TimerFired, Control)
+
+
 def fault_of(item: InboxItem) -> str | None:
-    """What is wrong with an item, in words; None if nothing is."""
+    """What is wrong with an item whose types are right, in words; None if nothing is."""
     if item.payload and item.payload_blob is not None:
         return "it has a payload and a blob; give one of them"
+    if item.payload_blob is not None and not _HASH.fullmatch(item.payload_blob):
+        return "its payload_blob is no blob's name; use the 64 hex digits that put returned"
     if len(item.payload) > INBOX_INLINE_BYTES_MAX:
         return f"its payload has {len(item.payload)} bytes and may have {INBOX_INLINE_BYTES_MAX}; store it as a blob"
     for field in item.__struct_fields__:
         value = getattr(item, field)
-        if isinstance(value, str | bytes) and field != "payload" and len(value) > INBOX_TEXT_BYTES_MAX:
-            return f"its {field} is longer than {INBOX_TEXT_BYTES_MAX}; shorten it"
+        size = len(value.encode()) if isinstance(value, str) else len(value) if isinstance(value, bytes) else 0
+        if field != "payload" and size > INBOX_TEXT_BYTES_MAX:
+            return f"its {field} has {size} bytes and may have {INBOX_TEXT_BYTES_MAX}; shorten it"
     if isinstance(item, Delivery) and len(item.headers) > INBOX_HEADERS_MAX:
         return f"it has {len(item.headers)} headers and may have {INBOX_HEADERS_MAX}"
+    if max(len(item.effects), len(item.timers)) > INBOX_REQUESTS_MAX:
+        return f"it asks for more than {INBOX_REQUESTS_MAX} effects or timers; send several items"
+    hashes = [effect.intent_hash for effect in item.effects] + [timer.intent_hash for timer in item.timers]
+    longest = max(map(len, hashes), default=0)
+    if longest > INTENT_HASH_BYTES_MAX:
+        return f"an intent hash has {longest} bytes and may have {INTENT_HASH_BYTES_MAX}"
+    if any(not 0 <= timer.deliver_at_ns < 1 << 63 for timer in item.timers):
+        return "a timer is due before 1970 or after 2262; nanoseconds since the epoch are wanted"
     return None

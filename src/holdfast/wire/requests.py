@@ -18,6 +18,10 @@ class Request(msgspec.Struct, Generic[Answer], frozen=True, forbid_unknown_field
 
     tier: Tier = Tier.CRITICAL
 
+    def check(self) -> None:
+        """Raise what is wrong with a request beyond its types. A door calls this on what comes in from outside; a
+        handle makes nothing that would fail it."""
+
 
 class Committed(msgspec.Struct, frozen=True):
     """The answer to a write that has nothing else to tell: which promise it carries."""

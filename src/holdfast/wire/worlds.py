@@ -4,6 +4,7 @@ import msgspec
 
 from holdfast.limits import SEGMENT_ENTRIES, SEGMENT_MARGIN
 from holdfast.names import UNIVERSE
+from holdfast.wire.canonical import check_canonical
 from holdfast.wire.inboxes import InboxItem
 from holdfast.wire.requests import Request
 
@@ -124,6 +125,10 @@ class AppendEntries(Request[Height], frozen=True, tag="worlds.append"):
     entries: list[bytes]
     expected_head: int
     universe: str = UNIVERSE
+
+    def check(self) -> None:
+        for entry in self.entries:
+            check_canonical(entry)
 
 
 class ReadJournal(Request[Records], frozen=True, tag="worlds.read"):

@@ -10,18 +10,17 @@ behind and does not disturb the others. A conflict with another process repeats 
 import asyncio
 import random
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable
-from itertools import chain
+from functools import partial
 from typing import Any
 
 from holdfast import limits
-from holdfast.backends.postgres.sessions import Conflicted, Disconnected, Session
+from holdfast.backends.postgres.sessions import Conflicted, Disconnected, Session, insist
 from holdfast.clock import Clock, IdSource
-from holdfast.errors import Busy, Closed, CommitUnknown, TransactionConflict, Unreachable
+from holdfast.errors import Busy, Closed, CommitUnknown
 from holdfast.kv import Transaction, Watches, Work
-from holdfast.kv.transact import pauses_seconds, run
+from holdfast.kv.transact import run
 
 
 class Job:
@@ -150,22 +149,14 @@ class Committer:
 
     def _commit(self, group: list[Job]) -> list[Job]:
         """Run and commit the jobs until the transaction is full; those that did not fit."""
-        reason: Exception | None = None
-        for pause in chain([0.0], pauses_seconds(self._jitter)):
-            if pause and isinstance(reason, Conflicted):
-                time.sleep(pause)
-            session = self._connected()
-            try:
-                return self._attempt(session, group)
-            except (Conflicted, Disconnected) as error:
-                reason = error
-            finally:
-                session.rollback()
-        if isinstance(reason, Disconnected):
-            raise Unreachable(f"PostgreSQL keeps breaking the connection ({reason}); nothing was written")
-        raise TransactionConflict(
-            f"Lost to other processes {limits.CONFLICT_RETRIES_MAX} times; nothing was written, try again later"
-        )
+        return insist(self._jitter, partial(self._once, group))
+
+    def _once(self, group: list[Job]) -> list[Job]:
+        session = self._connected()
+        try:
+            return self._attempt(session, group)
+        finally:
+            session.rollback()
 
     def _attempt(self, session: Session, group: list[Job]) -> list[Job]:
         session.start(durable=any(job.sync for job in group))

@@ -7,22 +7,21 @@ nodes agree on what has expired.
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
+from functools import partial
 from random import Random
 from typing import Any
 
 from holdfast import limits
 from holdfast.backends.postgres.committer import Committer, Job
 from holdfast.backends.postgres.listener import Listener
-from holdfast.backends.postgres.sessions import Conflicted, Disconnected, Session, prepare_schema
+from holdfast.backends.postgres.sessions import Session, insist, prepare_schema
 from holdfast.clock import Clock, IdSource
-from holdfast.errors import Busy, Closed, TransactionConflict, Unreachable
+from holdfast.errors import Busy, Closed
 from holdfast.kv import Database, Result, Transaction, Watch, Watches, Work
 from holdfast.kv.forks import forget_in_children
-from holdfast.kv.transact import check_tier, nested, pauses_seconds, run
+from holdfast.kv.transact import check_tier, nested, run
 from holdfast.tiers import Tier
 
 
@@ -75,7 +74,7 @@ class PostgresDatabase(Database):
         check_tier(tier)
         self._check_usable()
         with self._reader_slot():
-            return self._read(work, args, kwargs, durable=tier is Tier.CRITICAL)
+            return insist(self._jitter, partial(self._read, work, args, kwargs, tier is Tier.CRITICAL))
 
     async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         self._check_usable()
@@ -128,29 +127,22 @@ class PostgresDatabase(Database):
                 if job.waiter is not None and not job.waiter.done():
                     job.waiter.set_result(None)
 
-    def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any], *, durable: bool) -> Result:
-        reason: Exception | None = None
-        for pause in chain([0.0], pauses_seconds(self._jitter)):
-            if pause and isinstance(reason, Conflicted):
-                time.sleep(pause)
-            session = self._idle_readers.pop() if self._idle_readers else Session(self._url)
+    def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any], durable: bool) -> Result:
+        session = self._idle_readers.pop() if self._idle_readers else Session(self._url)
+        try:
+            session.start(durable=durable, reading=True)
+            tx = Transaction(session, clock=self._clock or session, ids=self._ids, writable=False)
             try:
-                session.start(durable=durable, reading=True)
-                tx = Transaction(session, clock=self._clock or session, ids=self._ids, writable=False)
-                result = run(tx, work, args, kwargs)
-                session.commit(tx)
-                return result
-            except (Conflicted, Disconnected) as error:
-                reason = error
+                return run(tx, work, args, kwargs)
             finally:
-                session.rollback()
-                if session.usable:
-                    self._idle_readers.append(session)
-                else:
-                    session.close()
-        if isinstance(reason, Disconnected):
-            raise Unreachable(f"PostgreSQL keeps breaking the connection ({reason}); try again later")
-        raise TransactionConflict(f"The snapshot lost to writers {limits.CONFLICT_RETRIES_MAX} times; try again later")
+                # An error of the work is an answer too: what it tells must be true and durable as well.
+                session.commit(tx)
+        finally:
+            session.rollback()
+            if session.usable:
+                self._idle_readers.append(session)
+            else:
+                session.close()
 
     @contextmanager
     def _reader_slot(self) -> Iterator[None]:

@@ -13,16 +13,26 @@ go through libpq's blocking calls (`psycopg.pq`), which release the GIL and cost
 import select
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Final
 
 import psycopg
 from psycopg import pq
 
 from holdfast import limits
-from holdfast.errors import CommitUnknown, DatabaseFailed, DiskFull, InvalidUrl, SchemaMismatch, Unreachable
-from holdfast.kv import Pair, Transaction
+from holdfast.errors import (
+    CommitUnknown,
+    DatabaseFailed,
+    DiskFull,
+    InvalidUrl,
+    SchemaMismatch,
+    TransactionConflict,
+    Unreachable,
+)
+from holdfast.kv import Pair, Result, Transaction
 from holdfast.kv.keys import prefix_range
+from holdfast.kv.transact import Jitter, pauses_seconds
 
 SCHEMA_VERSION: Final = 1
 CHANNEL: Final = "holdfast_kv"
@@ -73,6 +83,27 @@ class Conflicted(Exception):
 
 class Disconnected(Exception):
     """The connection is gone and nothing was committed; run the transaction again on a new one."""
+
+
+def insist(jitter: Jitter, attempt: Callable[[], Result]) -> Result:
+    """The result of `attempt`, which is made again after each conflict and each lost connection, within bounds.
+
+    Raises:
+        TransactionConflict, Unreachable: it did not work out; nothing was written.
+    """
+    reason: Exception | None = None
+    for pause in chain([0.0], pauses_seconds(jitter)):
+        if pause and isinstance(reason, Conflicted):
+            time.sleep(pause)
+        try:
+            return attempt()
+        except (Conflicted, Disconnected) as error:
+            reason = error
+    if isinstance(reason, Disconnected):
+        raise Unreachable(f"PostgreSQL keeps breaking the connection ({reason}); nothing was written, try again later")
+    raise TransactionConflict(
+        f"Lost to other processes {limits.CONFLICT_RETRIES_MAX} times; nothing was written, try again later"
+    )
 
 
 class Session:

@@ -182,8 +182,9 @@ class Inbox:
 
     def put(self, item: InboxItem) -> int:
         """Put an item behind all others; its sequence. A payload of over 4 KiB is stored as a blob."""
-        if len(item.payload) > INBOX_INLINE_BYTES_MAX:
-            stored = self._port.call(PutBlob(item.payload, self._universe))
+        payload = getattr(item, "payload", b"")
+        if isinstance(payload, bytes) and len(payload) > INBOX_INLINE_BYTES_MAX and item.payload_blob is None:
+            stored = self._port.call(PutBlob(payload, self._universe))
             item = msgspec.structs.replace(item, payload=b"", payload_blob=stored.hash)
         sequence = (self._port.call(PutItem(self._world, item, self._universe))).sequence
         assert sequence is not None

@@ -273,10 +273,10 @@ def check_requests_are_indexed_by_the_drain_and_only_by_it(database: Database) -
     raises(LookupError, lambda: database.transact(drain_and_fail))
     assert indexed() == [[], []]
     database.transact(inboxes.drain, world, limit=2)
-    assert indexed() == [[("pending", "world", 1, 0), ("pending", "world", 1, 1)], [("due", 7, b"timer")]]
+    assert indexed() == [[("pending", "world", 1, 0), ("pending", "world", 1, 1)], [("due", 7, b"timer", "world")]]
     database.transact(inboxes.drain, world)
     pending = [("pending", "world", height, number) for height in (1, 2) for number in (0, 1)]
-    assert indexed() == [pending, [("due", 7, b"timer"), ("due", 8, b"timer")]]
+    assert indexed() == [pending, [("due", 7, b"timer", "world"), ("due", 8, b"timer", "world")]]
 
 
 def check_a_hole_in_a_journal_is_reported(database: Database) -> None:
