@@ -233,7 +233,7 @@ def export_under_appends(folder: Path) -> None:
         def appends(until: threading.Event | None) -> list[float]:
             nonlocal head
             times: list[float] = []
-            while len(times) < 2_000 and not (until is not None and until.is_set()):
+            while len(times) < 20_000 and not (until is not None and until.is_set()):
                 started = time.perf_counter()
                 hot.append([head], expected_head=head)
                 times.append(time.perf_counter() - started)

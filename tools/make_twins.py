@@ -16,6 +16,7 @@ FLOORS = ("handles", "runtime")
 NOT_TWINNED = {"__init__.py", "opening.py", "upkeep.py"}
 
 WORDS = {
+    "asyncio": "time",  # For its sleep.
     "aiter": "iter",
     "anext": "next",
     "__aenter__": "__enter__",

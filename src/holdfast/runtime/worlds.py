@@ -10,6 +10,7 @@ Compaction stops nobody: each of its transactions is short, and what it removes 
 that nobody has indexed, or hot records that nobody reads any more; the next run goes on from there.
 """
 
+import asyncio
 import hashlib
 import threading
 from collections import OrderedDict
@@ -27,6 +28,7 @@ from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.runtime.blobs import AsyncBlobStore
+from holdfast.tiers import Tier
 from holdfast.wire.worlds import Compacted, Described, Record, Records, Snapshot
 
 
@@ -79,6 +81,7 @@ class AsyncWorldStore:
         while span := await self._database.read_async(segments.next_range, world, entries=entries, margin=margin):
             await self._export(world, *span, margin)
             await self._trim(world)
+            await asyncio.sleep(limits.EXPORT_REST_SECONDS_A_RECORD * entries)
             exported += 1
         grace_ms = limits.INBOX_GRACE_SECONDS * 1_000
         while await self._database.transact_async(
@@ -124,7 +127,10 @@ class AsyncWorldStore:
             nonlocal size
             height = start
             while height <= end:
-                hot, _ = await self._database.read_async(_read, world, height, min(64, end + 1 - height))
+                # Small pieces with a rest in between: whoever waits for the interpreter or the loop comes first.
+                await asyncio.sleep(limits.EXPORT_REST_SECONDS)
+                count = min(limits.EXPORT_PAGE, end + 1 - height)
+                hot, _ = await self._database.read_async(_read, world, height, count, tier=Tier.IMPORTANT)
                 for piece in segments.body(record for _, record in hot):
                     sha.update(piece)
                     size += len(piece)
@@ -136,7 +142,8 @@ class AsyncWorldStore:
         await self._database.transact_async(segments.index, world, record, margin=margin)
 
     async def _trim(self, world: World) -> None:
-        while not await self._database.transact_async(segments.trim, world, limits.TRIM_ENTRIES):
+        # What a power loss brings back is trimmed again by the next run.
+        while not await self._database.transact_async(segments.trim, world, limits.TRIM_ENTRIES, tier=Tier.IMPORTANT):
             pass
 
     async def _records_of(self, world: World, segment: SegmentRecord) -> list[bytes]:

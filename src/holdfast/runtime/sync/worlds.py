@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.runtime.sync.blobs import BlobStore
+from holdfast.tiers import Tier
 from holdfast.wire.worlds import Compacted, Described, Record, Records, Snapshot
 
 
@@ -69,6 +71,7 @@ class WorldStore:
         while span := self._database.read(segments.next_range, world, entries=entries, margin=margin):
             self._export(world, *span, margin)
             self._trim(world)
+            time.sleep(limits.EXPORT_REST_SECONDS_A_RECORD * entries)
             exported += 1
         grace_ms = limits.INBOX_GRACE_SECONDS * 1_000
         while self._database.transact(inboxes.remove_drained, world, grace_ms=grace_ms, limit=limits.TRIM_ENTRIES):
@@ -112,7 +115,10 @@ class WorldStore:
             nonlocal size
             height = start
             while height <= end:
-                hot, _ = self._database.read(_read, world, height, min(64, end + 1 - height))
+                # Small pieces with a rest in between: whoever waits for the interpreter or the loop comes first.
+                time.sleep(limits.EXPORT_REST_SECONDS)
+                count = min(limits.EXPORT_PAGE, end + 1 - height)
+                hot, _ = self._database.read(_read, world, height, count, tier=Tier.IMPORTANT)
                 for piece in segments.body(record for _, record in hot):
                     sha.update(piece)
                     size += len(piece)
@@ -124,7 +130,8 @@ class WorldStore:
         self._database.transact(segments.index, world, record, margin=margin)
 
     def _trim(self, world: World) -> None:
-        while not self._database.transact(segments.trim, world, limits.TRIM_ENTRIES):
+        # What a power loss brings back is trimmed again by the next run.
+        while not self._database.transact(segments.trim, world, limits.TRIM_ENTRIES, tier=Tier.IMPORTANT):
             pass
 
     def _records_of(self, world: World, segment: SegmentRecord) -> list[bytes]:
