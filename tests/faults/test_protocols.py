@@ -1,8 +1,8 @@
 """The crash matrix: a fault after every single step of every protocol of worlds, then a retry as a client makes it.
 
 The steps are counted by running the protocol once, not by hand, so a step that is added later is covered by itself. The
-end state, every key and every object, equals that of the run without a fault. (LESSONS 28: elsewhere this matrix was put
-off, and never came.)
+end state, every key and every object, equals that of the run without a fault. (LESSONS 28: elsewhere this matrix was
+put off, and never came.)
 """
 
 from collections.abc import Callable
