@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import ChecksumMismatch, InvalidArgument, MalformedSegment, SegmentExists
+from holdfast.errors import ChecksumMismatch, InvalidArgument, MalformedSegment, MissingEntry, SegmentExists
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers import journals, snapshots
 from holdfast.layers.worlds import World
@@ -80,6 +80,20 @@ def find(tx: Transaction, world: World, height: int) -> SegmentRecord | None:
     pairs = tx.scan(_room(world).key(height), _room(world).range()[1], limit=1)
     record = _decode(pairs[0][1]) if pairs else None
     return record if record is not None and record.start <= height else None
+
+
+def read(tx: Transaction, world: World, start: int, limit: int) -> tuple[list[tuple[int, bytes]], SegmentRecord | None]:
+    """Hot records from the height `start` on, or the segment that holds it.
+
+    Raises:
+        MissingEntry: neither the key space nor a segment has it.
+    """
+    if start >= journals.first_hot(tx, world):
+        return journals.read_hot(tx, world, start, limit), None
+    segment = find(tx, world, start)
+    if segment is None:
+        raise MissingEntry(f"World {world.name} has record {start} neither hot nor in a segment; restore a backup")
+    return [], segment
 
 
 def page(tx: Transaction, world: World, *, after: int = -1, limit: int) -> list[SegmentRecord]:

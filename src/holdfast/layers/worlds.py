@@ -109,6 +109,14 @@ def change_state(tx: Transaction, world: World, target: WorldState) -> WorldMeta
     return _write(tx, world, WorldMeta(target, meta.created_ms))
 
 
+def begin_delete(tx: Transaction, world: World) -> bool:
+    """Mark a world as being deleted; whether there is anything left to delete."""
+    if describe(tx, world).state is WorldState.DELETED:
+        return False
+    change_state(tx, world, WorldState.DELETING)
+    return True
+
+
 def clear(tx: Transaction, world: World, limit: int) -> bool:
     """Remove at most `limit` keys of a world that is being deleted, all but its name; whether none are left."""
     begin, end = room(world).range()

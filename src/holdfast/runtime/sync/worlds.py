@@ -10,9 +10,9 @@ import msgspec
 
 from holdfast import limits
 from holdfast.backends.objects import ObjectStore
-from holdfast.errors import InvalidArgument, MissingEntry, MissingObject, ObjectNotFound, Unsupported
-from holdfast.kv import Database, Transaction
-from holdfast.layers import inboxes, journals, records, segments, snapshots, worlds
+from holdfast.errors import InvalidArgument, MissingObject, ObjectNotFound, Unsupported
+from holdfast.kv import Database
+from holdfast.layers import forks, inboxes, journals, records, segments, snapshots, worlds
 from holdfast.layers.records import Kind, split
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
@@ -42,7 +42,7 @@ class WorldStore:
             raise InvalidArgument(f"A read starts at 0 or later and takes 1 to {limits.READ_ENTRIES_MAX} records")
         found: list[Record] = []
         while len(found) < limit:
-            hot, segment = self._database.read(_read, world, start, limit - len(found))
+            hot, segment = self._database.read(segments.read, world, start, limit - len(found))
             if segment is not None:
                 cold = self._records_of(world, segment)
                 hot = list(enumerate(cold, segment.start))[start - segment.start :][: limit - len(found)]
@@ -83,18 +83,19 @@ class WorldStore:
 
         Interrupted, it goes on where it stopped when it is called again.
         """
-        self._database.transact(_begin_fork, source, target, height)
+        self._database.transact(forks.begin, source, target, height)
         copied = self._database.read(journals.head, target)
         while copied < height:
             page = (self.read(source, copied, min(limits.BATCH_ENTRIES_MAX, height - copied))).records
             batch = [records.join(Kind[record.kind.upper()], record.value) for record in page]
             self._database.transact(journals.write_at, target, batch, copied)
             copied += len(batch)
-        return self._database.transact(_end_fork, target)
+        meta, head = self._database.transact(forks.end, target)
+        return Described(target.name, meta.state, meta.created_ms, head)
 
     def delete(self, world: World) -> Described:
         """Remove everything an archived world has but its name, and what others share."""
-        if self._database.transact(_begin_delete, world):
+        if self._database.transact(worlds.begin_delete, world):
             self._clear(world)
         meta = self._database.transact(worlds.change_state, world, WorldState.DELETED)
         return Described(world.name, meta.state, meta.created_ms, 0)
@@ -118,7 +119,7 @@ class WorldStore:
                 # Small pieces with a rest in between: whoever waits for the interpreter or the loop comes first.
                 time.sleep(limits.EXPORT_REST_SECONDS)
                 count = min(limits.EXPORT_PAGE, end + 1 - height)
-                hot, _ = self._database.read(_read, world, height, count, tier=Tier.IMPORTANT)
+                hot, _ = self._database.read(segments.read, world, height, count, tier=Tier.IMPORTANT)
                 for piece in segments.body(record for _, record in hot):
                     sha.update(piece)
                     size += len(piece)
@@ -156,43 +157,3 @@ class WorldStore:
         if self._objects is None:
             raise Unsupported("Segments need an object store that all nodes reach; name one with objects=...")
         return self._objects
-
-
-def _read(
-    tx: Transaction, world: World, start: int, limit: int
-) -> tuple[list[tuple[int, bytes]], SegmentRecord | None]:
-    """Hot records from `start` on, or the segment that holds it."""
-    if start >= journals.first_hot(tx, world):
-        return journals.read_hot(tx, world, start, limit), None
-    segment = segments.find(tx, world, start)
-    if segment is None:
-        raise MissingEntry(f"World {world.name} has record {start} neither hot nor in a segment; restore a backup")
-    return [], segment
-
-
-def _begin_delete(tx: Transaction, world: World) -> bool:
-    """Whether there is anything left to delete."""
-    if worlds.describe(tx, world).state is WorldState.DELETED:
-        return False
-    worlds.change_state(tx, world, WorldState.DELETING)
-    return True
-
-
-def _begin_fork(tx: Transaction, source: World, target: World, height: int) -> None:
-    """Make the target, paused until everything is copied; or find that an earlier attempt did."""
-    if not 0 <= height <= journals.head(tx, source):
-        raise InvalidArgument(f"Height {height} lies beyond the head of {source.name}; fork at or below it")
-    origin = (source.name, height)
-    known = worlds.origin(tx, target)
-    if known == origin:
-        return
-    worlds.create(tx, target)
-    worlds.set_origin(tx, target, origin)
-    worlds.change_state(tx, target, WorldState.PAUSED)
-    snapshots.copy_below(tx, source, target, height)
-    inboxes.start_at(tx, target, inboxes.next_sequence(tx, source))
-
-
-def _end_fork(tx: Transaction, target: World) -> Described:
-    meta = worlds.change_state(tx, target, WorldState.ACTIVE)
-    return Described(target.name, meta.state, meta.created_ms, journals.head(tx, target))
