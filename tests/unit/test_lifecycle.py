@@ -9,10 +9,10 @@ import pytest
 import holdfast
 from holdfast import Plane
 from holdfast.backends.objects import open_objects
-from holdfast.errors import InvalidArgument, WorldExists, WorldNotActive
-from holdfast.kv import Database
-from holdfast.layers import inboxes, journals, records, snapshots, worlds
-from holdfast.layers.snapshots import NO_MANIFEST
+from holdfast.errors import InvalidArgument, WorldExists, WorldNotActive, WorldNotFound
+from holdfast.kv import Database, Transaction
+from holdfast.layers import forks, inboxes, journals, records, snapshots, worlds
+from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
 from holdfast.layers.worlds import World
 from holdfast.plane.open import open_plane
 from holdfast.runtime.sync.blobs import BlobStore
@@ -97,6 +97,33 @@ def test_a_fork_shares_the_past_and_not_the_future(plane: Plane) -> None:
         world.fork("late", height=999)
     with pytest.raises(WorldExists):
         world.fork("fork", height=5)
+
+
+def test_a_fork_of_what_is_not_there_is_refused_and_makes_nothing(plane: Plane) -> None:
+    with pytest.raises(WorldNotFound):
+        plane.world("nobody").fork("copy", height=0)
+    gone = plane.world("gone")
+    gone.create()
+    gone.archive()
+    gone.delete()
+    with pytest.raises(WorldNotActive, match="no history"):
+        gone.fork("copy", height=0)
+    assert "copy" not in plane.worlds()
+
+
+def test_a_fork_takes_every_snapshot_and_the_newest_baseline_however_many_there_are(database: Database) -> None:
+    database.transact(snapshots.found, ADA)
+
+    def snapshot_everywhere(tx: Transaction) -> None:
+        journals.write(tx, ADA, [records.entry(canonical(0))] * 1_500, 0)
+        for height in range(1, 1_501):
+            horizon = height if height <= 1_400 else None
+            snapshots.index(tx, ADA, SnapshotRecord("00" * 32, height, 1, horizon, NO_MANIFEST))
+
+    database.transact(snapshot_everywhere)
+    database.transact(forks.begin, ADA, EVE, 1_450)
+    assert database.read(snapshots.baseline, EVE).height == 1_400
+    assert len(database.read(snapshots.page, EVE, limit=5_000)) == 1_451
 
 
 def test_a_fork_has_nothing_pending_and_new_items_get_new_numbers(database: Database, tmp_path: Path) -> None:

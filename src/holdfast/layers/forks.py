@@ -13,6 +13,7 @@ from holdfast.layers.worlds import World, WorldMeta, WorldState
 
 def begin(tx: Transaction, source: World, target: World, height: int) -> None:
     """Make the target, paused until everything is copied; or find that an earlier attempt did."""
+    worlds.require_readable(tx, source)
     if not 0 <= height <= journals.head(tx, source):
         raise InvalidArgument(f"Height {height} lies beyond the head of {source.name}; fork at or below it")
     origin = (source.name, height)

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import BaselineRegressed, InvalidArgument, PromotionRefused, SnapshotExists, SnapshotNotFound
-from holdfast.kv import Transaction
+from holdfast.kv import Transaction, pages
 from holdfast.layers import blobs, journals, records, worlds
 from holdfast.layers.blobs import Blob
 from holdfast.layers.records import Kind
@@ -97,21 +97,22 @@ def commit(tx: Transaction, world: World, record: SnapshotRecord, *, promote: bo
     return record
 
 
-def copy_below(tx: Transaction, source: World, target: World, height: int) -> SnapshotRecord:
-    """Give a fork the manifests and snapshots of its source up to `height`; the newest of them that qualifies is its
-    baseline."""
-    begin, _ = room(source).range("manifest")
-    for key, value in tx.scan(begin, room(source).key("manifest", height) + b"\x00", limit=1_000):
-        tx.put(room(target).key("manifest", *room(source).unpack(key)[1:]), value)
-    newest = None
-    for record in reversed(page(tx, source, limit=1_000)):
-        if record.height <= height:
-            tx.put(_key(target, record.height), _encode(record))
-            if newest is None and record.receipt_horizon_height == record.height and record.manifest_hash is not None:
-                newest = record
-    assert newest is not None  # The one at height 0 always qualifies.
-    tx.put(room(target).key("baseline"), _encode(newest))
-    return newest
+def copy_below(tx: Transaction, source: World, target: World, height: int) -> None:
+    """Give a fork the manifests and snapshots of its source up to `height`.
+
+    The newest of these snapshots that qualifies is the fork's baseline; the one at height 0 always does.
+    """
+    for name in ("manifest", "snapshot"):
+        begin, _ = room(source).range(name)
+        for pairs in pages(tx, begin, room(source).key(name, height) + b"\x00"):
+            for key, value in pairs:
+                tx.put(room(target).key(*room(source).unpack(key)), value)
+    begin, end = room(target).range("snapshot")
+    for pairs in pages(tx, begin, end, reverse=True):
+        for record in (_decode(value) for _, value in pairs):
+            if record.receipt_horizon_height == record.height and record.manifest_hash is not None:
+                tx.put(room(target).key("baseline"), _encode(record))
+                return
 
 
 def baseline(tx: Transaction, world: World) -> SnapshotRecord:

@@ -94,6 +94,13 @@ def require_reachable(tx: Transaction, world: World) -> None:
         raise WorldNotActive(f"World {world.name} is {meta.state}, and takes no items any more")
 
 
+def require_readable(tx: Transaction, world: World) -> None:
+    """Raise WorldNotActive if the world is deleted, or about to be."""
+    meta = describe(tx, world)
+    if meta.state in (WorldState.DELETING, WorldState.DELETED):
+        raise WorldNotActive(f"World {world.name} is {meta.state}, and has no history any more")
+
+
 def change_state(tx: Transaction, world: World, target: WorldState) -> WorldMeta:
     """Take a world to another state; to the one that it is in is fine.
 

@@ -55,7 +55,8 @@ class AsyncWorldStore:
             hot, segment = await self._database.read_async(segments.read, world, start, limit - len(found))
             if segment is not None:
                 cold = await self._records_of(world, segment)
-                hot = list(enumerate(cold, segment.start))[start - segment.start :][: limit - len(found)]
+                offset = start - segment.start
+                hot = list(enumerate(cold[offset : offset + limit - len(found)], start))
             if not hot:
                 break
             found += [Record(height, *split(record)) for height, record in hot]
@@ -150,8 +151,9 @@ class AsyncWorldStore:
     async def _records_of(self, world: World, segment: SegmentRecord) -> list[bytes]:
         with self._cache_lock:
             known = self._cached.get((world, segment.end))
-        if known is not None:
-            return known
+            if known is not None:
+                self._cached.move_to_end((world, segment.end))
+                return known
         try:
             data = await self._store().get_async(segment.object_path)
         except ObjectNotFound as error:

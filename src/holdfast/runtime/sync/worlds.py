@@ -45,7 +45,8 @@ class WorldStore:
             hot, segment = self._database.read(segments.read, world, start, limit - len(found))
             if segment is not None:
                 cold = self._records_of(world, segment)
-                hot = list(enumerate(cold, segment.start))[start - segment.start :][: limit - len(found)]
+                offset = start - segment.start
+                hot = list(enumerate(cold[offset : offset + limit - len(found)], start))
             if not hot:
                 break
             found += [Record(height, *split(record)) for height, record in hot]
@@ -138,8 +139,9 @@ class WorldStore:
     def _records_of(self, world: World, segment: SegmentRecord) -> list[bytes]:
         with self._cache_lock:
             known = self._cached.get((world, segment.end))
-        if known is not None:
-            return known
+            if known is not None:
+                self._cached.move_to_end((world, segment.end))
+                return known
         try:
             data = self._store().get(segment.object_path)
         except ObjectNotFound as error:
