@@ -69,3 +69,16 @@ OBJECT_LIST_MAX: Final = 1_000  # One page of a listing.
 OBJECT_PARTS_IN_FLIGHT: Final = 4  # Bounds the memory of one upload, together with the part size.
 OBJECT_LOCAL_READ_BYTES: Final = 1_048_576  # A request to a local disk is cheap; a small one keeps memory small.
 OBJECT_STAGED_SECONDS_MAX: Final = 86_400  # A staged file that nobody wrote to for a day is what a crash left behind.
+
+# Locks in the process.
+LOCK_WAITERS_MAX: Final = 10_000  # Threads and tasks that may wait in one lock table.
+LOCK_WAIT_SECONDS: Final = 5.0  # How long to wait for a row unless a caller says otherwise.
+LOCK_BULK_WAIT_SECONDS: Final = 10.0  # And for a table or everything, which many may hold.
+LOCK_NAME_CHARACTERS_MAX: Final = 512
+
+# Session logs.
+ACTIVITY_FLUSH_SECONDS: Final = 0.2  # How long a record may stay in memory.
+ACTIVITY_BUFFER_BYTES_MAX: Final = 1_048_576  # Above this the caller writes the session's records itself.
+ACTIVITY_FILE_BYTES_MAX: Final = 67_108_864  # A larger file is closed and rotated into the object store.
+ACTIVITY_RECORD_BYTES_MAX: Final = 65_536
+ACTIVITY_SESSIONS_MAX: Final = 10_000  # Open session logs of one plane; each holds a file open while it is written.

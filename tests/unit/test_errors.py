@@ -11,7 +11,7 @@ from holdfast.errors import HoldfastError, Retry
 CLASSES = {
     name: thing
     for name, thing in vars(errors).items()
-    if inspect.isclass(thing) and issubclass(thing, BaseException) and thing.__module__ == errors.__name__
+    if inspect.isclass(thing) and issubclass(thing, BaseException) and thing.__module__.startswith(errors.__name__)
 }
 every_class = pytest.mark.parametrize("error", CLASSES.values(), ids=lambda error: error.__name__)
 

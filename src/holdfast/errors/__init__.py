@@ -1,0 +1,175 @@
+"""Every error Holdfast raises. `code` and `retry` are API; the message is for people and says what to do next.
+
+HoldfastError
+├── Validation            the request is wrong; nothing was written
+│   ├── InvalidUrl, InvalidName, InvalidKey, InvalidValue, InvalidArgument
+│   ├── KeyTooLarge, ValueTooLarge, TransactionTooLarge, EmptyBatch, BatchTooLarge, PayloadTooLarge
+│   ├── NestedTransaction, TransactionEnded, ReadOnlyTransaction, UnsupportedTier, NotSynchronous, NotEmbedded
+│   └── LockOrderViolation
+├── NotFound              what was named is not there
+│   └── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound
+├── Conflict              somebody else was first; read again, then decide
+│   ├── TransactionConflict, ObjectExists, ObjectChanged
+│   ├── WorldExists, WorldNotActive, HeadAdvanced, CursorAdvanced
+│   ├── SnapshotExists, BaselineRegressed, PromotionRefused, SegmentExists
+│   └── LeaseHeld, CasMismatch, VersionConflict
+├── Fenced                the lease that came with a write does not entitle to it
+│   └── LeaseRequired, LeaseConflict, LeaseExpired, FencingMismatch, TxnMismatch
+├── Busy                  a bound was reached; the same request may succeed later
+│   └── LockTimeout
+├── Closed                the handle was closed
+├── Corrupt               what is stored is damaged; never healed in silence
+│   ├── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject
+│   └── MissingEntry, ChecksumMismatch, MalformedSegment
+└── Backend               what lies below failed
+    ├── DirectoryInUse, PathUnusable, Unreachable, DiskFull, DatabaseFailed, SchemaMismatch, Unsupported
+    └── CommitUnknown     the answer was lost: the write may or may not be there
+"""
+
+from holdfast.errors.families import (
+    Backend,
+    Busy,
+    Closed,
+    Conflict,
+    Corrupt,
+    HoldfastError,
+    NotFound,
+    Retry,
+    Validation,
+)
+from holdfast.errors.leases import (
+    CasMismatch,
+    Fenced,
+    FencingMismatch,
+    LeaseConflict,
+    LeaseExpired,
+    LeaseHeld,
+    LeaseRequired,
+    LockOrderViolation,
+    LockTimeout,
+    TxnMismatch,
+    VersionConflict,
+)
+from holdfast.errors.requests import (
+    BatchTooLarge,
+    EmptyBatch,
+    InvalidArgument,
+    InvalidKey,
+    InvalidName,
+    InvalidUrl,
+    InvalidValue,
+    KeyTooLarge,
+    NestedTransaction,
+    NotEmbedded,
+    NotSynchronous,
+    PayloadTooLarge,
+    ReadOnlyTransaction,
+    TransactionEnded,
+    TransactionTooLarge,
+    UnsupportedTier,
+    ValueTooLarge,
+)
+from holdfast.errors.storage import (
+    CommitUnknown,
+    DamagedDatabase,
+    DatabaseFailed,
+    DirectoryInUse,
+    DiskFull,
+    MissingObject,
+    ObjectChanged,
+    ObjectExists,
+    ObjectNotFound,
+    PathUnusable,
+    SchemaMismatch,
+    TransactionConflict,
+    Unreachable,
+    Unsupported,
+)
+from holdfast.errors.worlds import (
+    BaselineRegressed,
+    BlobNotFound,
+    ChecksumMismatch,
+    CursorAdvanced,
+    HashMismatch,
+    HeadAdvanced,
+    MalformedSegment,
+    MissingEntry,
+    PromotionRefused,
+    SegmentExists,
+    SizeMismatch,
+    SnapshotExists,
+    SnapshotNotFound,
+    WorldExists,
+    WorldNotActive,
+    WorldNotFound,
+)
+
+__all__ = [
+    "Backend",
+    "BaselineRegressed",
+    "BatchTooLarge",
+    "BlobNotFound",
+    "Busy",
+    "ChecksumMismatch",
+    "Closed",
+    "CommitUnknown",
+    "Conflict",
+    "Corrupt",
+    "CursorAdvanced",
+    "DamagedDatabase",
+    "DatabaseFailed",
+    "DirectoryInUse",
+    "DiskFull",
+    "EmptyBatch",
+    "CasMismatch",
+    "FencingMismatch",
+    "Fenced",
+    "HashMismatch",
+    "HeadAdvanced",
+    "HoldfastError",
+    "InvalidArgument",
+    "InvalidKey",
+    "InvalidName",
+    "InvalidUrl",
+    "InvalidValue",
+    "KeyTooLarge",
+    "LeaseExpired",
+    "LeaseHeld",
+    "LeaseConflict",
+    "LeaseRequired",
+    "LockOrderViolation",
+    "LockTimeout",
+    "MalformedSegment",
+    "MissingEntry",
+    "MissingObject",
+    "NestedTransaction",
+    "NotEmbedded",
+    "NotFound",
+    "NotSynchronous",
+    "ObjectChanged",
+    "ObjectExists",
+    "ObjectNotFound",
+    "PathUnusable",
+    "PayloadTooLarge",
+    "PromotionRefused",
+    "ReadOnlyTransaction",
+    "Retry",
+    "SchemaMismatch",
+    "SegmentExists",
+    "SizeMismatch",
+    "SnapshotExists",
+    "SnapshotNotFound",
+    "TransactionConflict",
+    "TransactionEnded",
+    "TxnMismatch",
+    "TransactionTooLarge",
+    "Unreachable",
+    "Unsupported",
+    "UnsupportedTier",
+    "Validation",
+    "ValueTooLarge",
+    "VersionConflict",
+    "WorldExists",
+    "WorldNotActive",
+    "WorldNotFound",
+]
