@@ -7,6 +7,7 @@ from benches.contest import race, say
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.handles import AsyncPlane, Plane
 from holdfast.kv import Transaction
+from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
 
 
@@ -16,8 +17,8 @@ def put(tx: Transaction, key: bytes, value: bytes) -> None:
 
 def main() -> None:
     database = MemoryDatabase()
-    plane = Plane(EmbeddedPort(database))
-    async_plane = AsyncPlane(AsyncEmbeddedPort(database))
+    plane = Plane(EmbeddedPort(Parts(database)))
+    async_plane = AsyncPlane(AsyncEmbeddedPort(Parts(database)))
 
     async def bare_async() -> None:
         await database.transact_async(put, b"key", b"value")

@@ -12,8 +12,22 @@ import tokenize
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
-FLOORS = ("handles", "runtime")
-NOT_TWINNED = {"__init__.py", "opening.py", "upkeep.py"}
+NOT_TWINNED = {  # These serve threads and event loops alike.
+    "handles": ("__init__", "opening", "workers"),
+    "runtime": (
+        "__init__",
+        "activity",
+        "keeper",
+        "lockmodes",
+        "locktable",
+        "loglines",
+        "rotation",
+        "sessionlogs",
+        "sweeper",
+        "upkeep",
+        "waits",
+    ),
+}
 
 WORDS = {
     "asyncio": "time",  # For its sleep.
@@ -48,7 +62,8 @@ def twin(source: str, floor: str, name: str) -> str:
             replacement = re.sub(r"(?<=\w)_async$", "", replacement)  # Those below have both forms under two names.
         lines[row] = lines[row][:start] + replacement + lines[row][end:]
     body = "".join(lines)
-    body = re.sub(rf"from holdfast\.{floor}\.(?!sync)", f"from holdfast.{floor}.sync.", body)
+    shared = "|".join(NOT_TWINNED[floor])
+    body = re.sub(rf"from holdfast\.{floor}\.(?!sync|(?:{shared})\b)", f"from holdfast.{floor}.sync.", body)
     docstring_end = body.index('"""', 3) + 3
     return HEADER.format(source=f"{floor}/{name}") + body[docstring_end:].lstrip("\n")
 
@@ -63,15 +78,15 @@ def formatted(text: str, path: Path) -> str:
 def main() -> int:
     check = "--check" in sys.argv[1:]
     wanted: dict[Path, str] = {}
-    for floor in FLOORS:
+    for floor in NOT_TWINNED:
         folder = SOURCE / floor / "sync"
         wanted[folder / "__init__.py"] = '"""The synchronous twins, generated from the modules beside this folder."""\n'
         for source in sorted((SOURCE / floor).glob("*.py")):
-            if source.name not in NOT_TWINNED:
+            if source.stem not in NOT_TWINNED[floor]:
                 path = folder / source.name
                 wanted[path] = formatted(twin(source.read_text(), floor, source.name), path)
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-    stale += [path for floor in FLOORS for path in (SOURCE / floor / "sync").glob("*.py") if path not in wanted]
+    stale += [path for floor in NOT_TWINNED for path in (SOURCE / floor / "sync").glob("*.py") if path not in wanted]
     if check:
         for path in stale:
             print(f"{path} is not current; run: make twins")

@@ -6,16 +6,31 @@ with holdfast.open("dir:./data") as plane:
     plane.transact(work)
 """
 
+import os
+
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
-from holdfast.handles import AsyncPlane, Opening, Plane
+from holdfast.handles import AsyncPlane, AsyncWorker, Opening, Plane, Worker
 from holdfast.kv import Subspace, Transaction
 from holdfast.names import UNIVERSE, checked_name
-from holdfast.plane import open_plane, open_plane_async
-from holdfast.tiers import Tier
+from holdfast.plane import Options, fenced, open_plane, open_plane_async
+from holdfast.tiers import Tier, TierPolicy
 
 __version__ = "0.1.0"
-__all__ = ["AsyncPlane", "HoldfastError", "Plane", "Subspace", "Tier", "Transaction", "open", "open_async"]
+__all__ = [
+    "AsyncPlane",
+    "AsyncWorker",
+    "HoldfastError",
+    "Plane",
+    "Subspace",
+    "Tier",
+    "TierPolicy",
+    "Transaction",
+    "Worker",
+    "fenced",
+    "open",
+    "open_async",
+]
 
 
 def open(
@@ -23,6 +38,8 @@ def open(
     *,
     universe: str = UNIVERSE,
     objects: str | None = None,
+    activity: str | None = None,
+    tiers: TierPolicy | str | os.PathLike[str] | None = None,
     verify_blobs: str = "always",
     compact_every_seconds: float | None = None,
     clock: Clock | None = None,
@@ -32,15 +49,22 @@ def open(
     Args:
         universe: the tenant whose data the plane shows.
         objects: where big bytes go (`dir:`, `s3://`, `az://`, `gs://`); a directory keeps them in itself by default.
+        activity: the folder of session logs; a directory keeps them in itself by default.
+        tiers: which tier each field of an entity has, as a policy or the TOML file that says so.
         verify_blobs: whether blobs are hashed again when they are read: always, sampled or never.
         compact_every_seconds: moves the cold ends of journals to `objects` in the background; off by default.
         clock: replaces the wall clock, for tests.
     """
     universe = checked_name("universe", universe)
-    port = open_plane(
-        url, objects=objects, clock=clock, compact_every_seconds=compact_every_seconds, verify_blobs=verify_blobs
+    options = Options(
+        objects=objects,
+        activity=activity,
+        tiers=tiers,
+        verify_blobs=verify_blobs,
+        compact_every_seconds=compact_every_seconds,
+        clock=clock,
     )
-    return Plane(port, universe)
+    return Plane(open_plane(url, options), universe)
 
 
 def open_async(
@@ -48,17 +72,24 @@ def open_async(
     *,
     universe: str = UNIVERSE,
     objects: str | None = None,
+    activity: str | None = None,
+    tiers: TierPolicy | str | os.PathLike[str] | None = None,
     verify_blobs: str = "always",
     compact_every_seconds: float | None = None,
     clock: Clock | None = None,
 ) -> Opening:
     """`open` for asyncio: await it, or enter it with `async with`."""
     universe = checked_name("universe", universe)
+    options = Options(
+        objects=objects,
+        activity=activity,
+        tiers=tiers,
+        verify_blobs=verify_blobs,
+        compact_every_seconds=compact_every_seconds,
+        clock=clock,
+    )
 
     async def opening() -> AsyncPlane:
-        port = await open_plane_async(
-            url, objects=objects, clock=clock, compact_every_seconds=compact_every_seconds, verify_blobs=verify_blobs
-        )
-        return AsyncPlane(port, universe)
+        return AsyncPlane(await open_plane_async(url, options), universe)
 
     return Opening(opening())

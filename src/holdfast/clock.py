@@ -4,6 +4,7 @@ import random
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from typing import Final, Protocol
 
 _VERSION_7: Final = 0x7 << 76
@@ -25,6 +26,19 @@ class SystemClock:
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+
+def when_moved(clock: Clock | None, wake: Callable[[], None]) -> Callable[[], None]:
+    """Have `wake` called whenever somebody moves the clock by hand, until the function that this returns is called.
+
+    A wall clock only passes, which timeouts see for themselves; one that a test moves tells whoever waits for it.
+    """
+    subscribe: Callable[[Callable[[], None]], Callable[[], None]] | None = getattr(clock, "subscribe", None)
+    return subscribe(wake) if subscribe is not None else _nothing
+
+
+def _nothing() -> None:
+    """There was nothing to end."""
 
 
 class IdSource:

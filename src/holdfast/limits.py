@@ -70,6 +70,16 @@ OBJECT_PARTS_IN_FLIGHT: Final = 4  # Bounds the memory of one upload, together w
 OBJECT_LOCAL_READ_BYTES: Final = 1_048_576  # A request to a local disk is cheap; a small one keeps memory small.
 OBJECT_STAGED_SECONDS_MAX: Final = 86_400  # A staged file that nobody wrote to for a day is what a crash left behind.
 
+# Leases and state documents.
+CORRELATION_ID_CHARACTERS_MAX: Final = 128  # It travels in a header.
+NAMES_KNOWN_MAX: Final = 65_536  # Good names that are remembered, so that they are not checked again.
+KEY_NAME_CHARACTERS_MAX: Final = 256  # Of a lease or a state; with its universe it fits a key with room.
+LEASE_TTL_SECONDS: Final = 30.0
+LEASE_TTL_SECONDS_MAX: Final = 86_400.0  # Whoever needs longer keeps it alive; a lost holder must not block for days.
+LEASE_WAIT_SECONDS_MAX: Final = 3_600.0
+OWNER_BYTES_MAX: Final = 256
+STATE_BYTES_MAX: Final = 262_144  # A document; bodies belong in blobs.
+
 # Locks in the process.
 LOCK_WAITERS_MAX: Final = 10_000  # Threads and tasks that may wait in one lock table.
 LOCK_WAIT_SECONDS: Final = 5.0  # How long to wait for a row unless a caller says otherwise.
@@ -82,3 +92,39 @@ ACTIVITY_BUFFER_BYTES_MAX: Final = 1_048_576  # Above this the caller writes the
 ACTIVITY_FILE_BYTES_MAX: Final = 67_108_864  # A larger file is closed and rotated into the object store.
 ACTIVITY_RECORD_BYTES_MAX: Final = 65_536
 ACTIVITY_SESSIONS_MAX: Final = 10_000  # Open session logs of one plane; each holds a file open while it is written.
+ACTIVITY_IDLE_SECONDS: Final = 600  # Then a session's file is closed; sooner would cut quiet sessions into crumbs.
+ACTIVITY_NAMES_CHARACTERS_MAX: Final = 160  # Session and kind share a file's name of 255 bytes with a time and a hash.
+ACTIVITY_COPIES_MAX: Final = 10_000  # Files of one session and kind that begin in one second.
+ACTIVITY_RETRY_SECONDS: Final = 60.0  # How soon a file that the object store refused is offered to it again.
+
+# Entities.
+ENTITY_BYTES_MAX: Final = 262_144  # All fields of one entity together.
+ENTITY_FIELDS_MAX: Final = 256
+ENTITY_WRITES_MAX: Final = 256  # Entities that one tiered transaction may change.
+ENTITY_HISTORY_VERSIONS: Final = 1_000  # Changes of an entity that stay readable; older ones make room.
+ENTITY_ATTEMPTS_CRITICAL: Final = 3  # How often a change is tried again when the version moved under it.
+ENTITY_ATTEMPTS_IMPORTANT: Final = 10
+TIER_CACHE_ENTRIES: Final = 16_384  # Different fields of which a policy remembers the tier.
+
+# Queues.
+PAYLOAD_INLINE_BYTES_MAX: Final = 16_384  # Larger payloads are stored as blobs.
+PAYLOAD_CARRIED_BYTES_MAX: Final = 1_024  # Up to here a payload is written again with every delivery; above, once.
+PAYLOAD_FETCH_BYTES_MAX: Final = 1_048_576  # Blobs up to here come along with a delivery; larger ones are streamed.
+MESSAGES_MAX: Final = 256  # In one batch of any operation.
+QUEUE_NAME_CHARACTERS_MAX: Final = 124  # So that the queue of its dead letters has a name too.
+ATTRIBUTES_MAX: Final = 64
+ATTRIBUTES_BYTES_MAX: Final = 8_192
+PRIORITY_MAX: Final = 9
+MAX_ATTEMPTS_MAX: Final = 1_000
+VISIBILITY_SECONDS_MAX: Final = 43_200.0
+DELAY_SECONDS_MAX: Final = 31_536_000.0
+TTL_SECONDS_MAX: Final = 31_536_000.0 * 10
+RECEIVE_WAIT_SECONDS_MAX: Final = 3_600.0
+IDEMPOTENCY_SECONDS: Final = 300  # How long an idempotency key is remembered.
+IDEMPOTENCY_KEY_BYTES_MAX: Final = 256
+ACK_MEMORY_SECONDS: Final = 300  # How long a repeated ack is recognised.
+LAST_ERROR_BYTES_MAX: Final = 4_096  # Longer ones are cut.
+EXTEND_FOR_SECONDS: Final = 3_600.0  # How long a lease is extended by itself while a message is worked on.
+DUE_BATCH: Final = 64  # Messages whose time has come that one transaction attends to.
+ATOMIC_OPERATIONS_MAX: Final = 256  # In one atomic list.
+SCHEDULES_MAX: Final = 1_000  # Of one queue.

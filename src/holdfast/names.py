@@ -1,13 +1,15 @@
-"""Names that people give: universes, worlds, queues. Lower-cased once, here, at the edge."""
+"""Names that people give: universes, worlds, queues, and keys of leases. Lower-cased once, here, at the edge."""
 
 import re
 from typing import Final
 
 from holdfast.errors import InvalidName
+from holdfast.limits import KEY_NAME_CHARACTERS_MAX, NAMES_KNOWN_MAX
 
 UNIVERSE: Final = "main"  # The tenant of whoever names none.
 
 _NAME: Final = re.compile(r"[a-z0-9._-]{1,128}\Z")
+_known: Final[set[str]] = set()  # Names that were found to be good: most calls name what others named before.
 
 
 def checked_name(kind: str, name: object) -> str:
@@ -16,6 +18,29 @@ def checked_name(kind: str, name: object) -> str:
     Raises:
         InvalidName: it is no name.
     """
-    if isinstance(name, str) and _NAME.match(lowered := name.lower()):
-        return lowered
+    if isinstance(name, str):
+        if name in _known:
+            return name
+        lowered = name.lower()
+        if _NAME.match(lowered):
+            if len(_known) >= NAMES_KNOWN_MAX:
+                _known.clear()
+            _known.add(lowered)
+            return lowered
     raise InvalidName(f"{name!r} is no name for a {kind}; use 1 to 128 of a-z, 0-9, '.', '_' and '-'")
+
+
+def checked_key(kind: str, key: object) -> str:
+    """The key of a lease or a state in lower case: names joined by slashes, as in `orders/1234`.
+
+    Raises:
+        InvalidName: it is no key.
+    """
+    if isinstance(key, str) and len(key) <= KEY_NAME_CHARACTERS_MAX:
+        lowered = key.lower()
+        if _NAME.match(lowered) or all(_NAME.match(part) for part in lowered.split("/")):
+            return lowered
+    raise InvalidName(
+        f"{key!r} is no key of a {kind}; join names of 1 to 128 of a-z, 0-9, '.', '_' and '-' by '/', "
+        f"{KEY_NAME_CHARACTERS_MAX} characters in all"
+    )

@@ -9,7 +9,16 @@
 The key space knows the first two; BEST_EFFORT records go to session logs, never through a transaction.
 """
 
+import tomllib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from enum import StrEnum
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Final, Self
+
+from holdfast.errors import InvalidArgument
+from holdfast.limits import TIER_CACHE_ENTRIES
 
 
 class Tier(StrEnum):
@@ -18,3 +27,85 @@ class Tier(StrEnum):
     CRITICAL = "critical"
     IMPORTANT = "important"
     BEST_EFFORT = "best_effort"
+
+
+_STRENGTH: Final = {Tier.BEST_EFFORT: 0, Tier.IMPORTANT: 1, Tier.CRITICAL: 2}
+_FIELDS: Final = {
+    "task.id": Tier.CRITICAL,
+    "task.status": Tier.CRITICAL,
+    "decision.id": Tier.CRITICAL,
+    "edge.type": Tier.CRITICAL,
+    "task.priority": Tier.IMPORTANT,
+    "edge.weight": Tier.IMPORTANT,
+}
+_PATTERNS: Final = {
+    "metrics": Tier.BEST_EFFORT,
+    "ml_*": Tier.BEST_EFFORT,
+    "debug_*": Tier.BEST_EFFORT,
+    "observability": Tier.BEST_EFFORT,
+}
+
+
+def strongest(tiers: Iterable[Tier]) -> Tier:
+    """The tier whose promise covers all of the others'."""
+    return max(tiers, key=_STRENGTH.__getitem__)
+
+
+class TierPolicy:
+    """Which tier each field of each kind of entity has.
+
+    An exact `kind.field` decides first, then the first pattern that matches the kind or the field, in the order in
+    which they are given, and whatever nothing matches is IMPORTANT. What is given here comes before the defaults.
+    """
+
+    def __init__(self, fields: Mapping[str, Tier] | None = None, patterns: Mapping[str, Tier] | None = None) -> None:
+        self._fields = _FIELDS | {name.lower(): tier for name, tier in (fields or {}).items()}
+        given = {pattern.lower(): tier for pattern, tier in (patterns or {}).items()}
+        self._patterns = given | {name: tier for name, tier in _PATTERNS.items() if name not in given}
+        self.classify = lru_cache(maxsize=TIER_CACHE_ENTRIES)(self._classify)
+
+    def _classify(self, kind: str, field: str) -> Tier:
+        exact = self._fields.get(f"{kind}.{field}".lower())
+        if exact is not None:
+            return exact
+        names = (kind.lower(), field.lower())
+        for pattern, tier in self._patterns.items():
+            if any(fnmatchcase(name, pattern) for name in names):
+                return tier
+        return Tier.IMPORTANT
+
+    @classmethod
+    def from_toml(cls, text: str) -> Self:
+        """The policy of a TOML document.
+
+        [fields]
+        "order.total" = "critical"
+
+        [patterns]
+        "trace_*" = "best_effort"
+
+        Raises:
+            InvalidArgument: it is not TOML, or says something else than tiers of fields and patterns.
+        """
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidArgument(f"The tier policy is not TOML ({error}); correct it") from None
+        for table in document:
+            if table not in ("fields", "patterns"):
+                near = get_close_matches(table, ("fields", "patterns"), n=1, cutoff=0.3) or ["fields or patterns"]
+                raise InvalidArgument(f"A tier policy has no table [{table}]; did you mean {near[0]}?")
+        return cls(*(_tiers_of(document.get(table, {}), table) for table in ("fields", "patterns")))
+
+
+def _tiers_of(table: object, name: str) -> dict[str, Tier]:
+    if not isinstance(table, dict):
+        raise InvalidArgument(f"{name} is no table; write [{name}] and a line for each")
+    tiers: dict[str, Tier] = {}
+    for key, word in table.items():
+        if not isinstance(word, str) or word.lower() not in list(Tier):
+            raise InvalidArgument(f'{name} gives {key} the tier {word!r}; write "critical", "important", "best_effort"')
+        if name == "fields" and key.count(".") < 1:
+            raise InvalidArgument(f'{key!r} names no field; write "kind.field", or use a pattern')
+        tiers[key] = Tier(word.lower())
+    return tiers

@@ -24,6 +24,7 @@ from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.handles import Plane
 from holdfast.kv import Database
 from holdfast.layers.snapshots import NO_MANIFEST
+from holdfast.plane.parts import Parts
 from holdfast.plane.ports import EmbeddedPort
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
 from holdfast.wire.inboxes import DomainEvent
@@ -50,7 +51,7 @@ class Lives(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.database = type(self).make_database(Path(self.folder.name))
         self.objects = open_objects(f"dir:{self.folder.name}/objects")
-        self.plane = Plane(EmbeddedPort(self.database, self.objects))
+        self.plane = Plane(EmbeddedPort(Parts(self.database, self.objects)))
         self.world = self.plane.world("w")
         self.world.create()
         self.history: list[str] = []
@@ -69,7 +70,7 @@ class Lives(RuleBasedStateMachine):
     def crashing(self, strike_at: int) -> Any:
         """The same world through a plane that dies at the point of that number."""
         faults = ChosenFault(strike_at)
-        port = EmbeddedPort(FaultyDatabase(self.database, faults), faulty_objects(self.objects, faults))
+        port = EmbeddedPort(Parts(FaultyDatabase(self.database, faults), faulty_objects(self.objects, faults)))
         return Plane(port).world("w")
 
     @rule(count=st.integers(1, 4))

@@ -17,6 +17,7 @@ from holdfast import Tier, wire
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.errors import InvalidArgument
 from holdfast.plane.execute import OPERATIONS, execute
+from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
 from holdfast.wire.blobs import PutBlob
 from holdfast.wire.pairs import GetPair, PutPair, ScanPairs, Value
@@ -47,6 +48,10 @@ def instances(kind: type[Request[Any]]) -> st.SearchStrategy[Request[Any]]:
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
     if kind is int:
         return INTEGERS
+    if kind is float:
+        return st.floats(allow_nan=False)  # It would not equal itself.
+    if get_origin(kind) is list:
+        return st.lists(values_of(get_args(kind)[0]), max_size=3)
     if get_origin(kind) is UnionType:
         return st.one_of([values_of(part) for part in get_args(kind)])
     if get_origin(kind) is tuple and get_args(kind)[-1] is ...:
@@ -61,12 +66,13 @@ def test_every_request_has_an_operation_and_every_operation_a_request() -> None:
 
 
 def test_no_two_requests_share_an_operation() -> None:
-    functions = [operation.run or operation.serve for operation in OPERATIONS.values()]
+    functions = [operation.run or operation.serve or operation.at_once for operation in OPERATIONS.values()]
     assert len(set(functions)) == len(functions)
 
 
-def test_an_operation_is_a_transaction_or_more_than_one() -> None:
-    assert all((operation.run is None) != (operation.serve is None) for operation in OPERATIONS.values())
+def test_an_operation_is_a_transaction_or_more_than_one_or_none_at_all() -> None:
+    for operation in OPERATIONS.values():
+        assert [operation.run, operation.serve, operation.at_once].count(None) == 2
 
 
 def test_what_needs_more_than_a_transaction_is_no_part_of_one() -> None:
@@ -129,9 +135,9 @@ async def test_an_unknown_request_is_refused_at_every_door(request_: Any) -> Non
         with pytest.raises(InvalidArgument, match="no operation"):
             database.transact(execute, request_)
         with pytest.raises(InvalidArgument, match="no operation"):
-            EmbeddedPort(database).call(request_)
+            EmbeddedPort(Parts(database)).call(request_)
         with pytest.raises(InvalidArgument, match="no operation"):
-            await AsyncEmbeddedPort(database).call(request_)
+            await AsyncEmbeddedPort(Parts(database)).call(request_)
 
 
 def test_requests_of_one_transaction_see_each_other() -> None:

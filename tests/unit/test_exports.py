@@ -8,7 +8,20 @@ import pytest
 
 import holdfast
 
-PROMISED = ["AsyncPlane", "HoldfastError", "Plane", "Subspace", "Tier", "Transaction", "open", "open_async"]
+PROMISED = [
+    "AsyncPlane",
+    "AsyncWorker",
+    "HoldfastError",
+    "Plane",
+    "Subspace",
+    "Tier",
+    "TierPolicy",
+    "Transaction",
+    "Worker",
+    "fenced",
+    "open",
+    "open_async",
+]
 
 
 def test_exactly_the_promised_names_are_exported() -> None:

@@ -14,7 +14,7 @@ from holdfast.kv import Database, Transaction
 from holdfast.layers import forks, inboxes, journals, records, snapshots, worlds
 from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
 from holdfast.layers.worlds import World
-from holdfast.plane.open import open_plane
+from holdfast.plane.open import Options, open_plane
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.testing.clock import ManualClock
@@ -180,7 +180,7 @@ def test_drained_items_go_after_a_grace_period(plane: Plane, clock: ManualClock)
 def test_worlds_are_compacted_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.limits.SEGMENT_ENTRIES", 50)
     monkeypatch.setattr("holdfast.limits.SEGMENT_MARGIN", 0)
-    port = open_plane(f"dir:{tmp_path}", compact_every_seconds=0.005)
+    port = open_plane(f"dir:{tmp_path}", Options(compact_every_seconds=0.005))
     try:
         plane = Plane(port)
         for name in ("a", "b"):

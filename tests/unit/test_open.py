@@ -214,9 +214,9 @@ def test_big_bytes_go_beside_the_key_space_unless_told_otherwise(tmp_path: Path)
         (None, tmp_path / "data" / "objects"),
         (f"dir:{tmp_path / 'elsewhere'}", tmp_path / "elsewhere"),
     ):
-        port = opening.open_plane(f"dir:{tmp_path / 'data'}", objects=objects)
-        assert port.objects is not None
-        port.objects.put("a/b", b"big")
+        port = opening.open_plane(f"dir:{tmp_path / 'data'}", opening.Options(objects=objects))
+        assert port.parts.objects is not None
+        port.parts.objects.put("a/b", b"big")
         port.close()
         assert (place / "a" / "b").read_bytes() == b"big"
 

@@ -98,7 +98,7 @@ def test_the_twins_in_the_tree_are_current() -> None:
 def handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree of its own with one asynchronous handle."""
     monkeypatch.setattr(make_twins, "SOURCE", tmp_path.parent)
-    monkeypatch.setattr(make_twins, "FLOORS", (tmp_path.name,))
+    monkeypatch.setattr(make_twins, "NOT_TWINNED", {tmp_path.name: ("__init__", "opening")})
     (tmp_path / "things.py").write_text('"""Things."""\n\n\nasync def get() -> int:\n    return await got()\n')
     (tmp_path / "opening.py").write_text('"""Not twinned."""\n')
     return tmp_path

@@ -7,16 +7,17 @@ HoldfastError
 │   ├── NestedTransaction, TransactionEnded, ReadOnlyTransaction, UnsupportedTier, NotSynchronous, NotEmbedded
 │   └── LockOrderViolation
 ├── NotFound              what was named is not there
-│   └── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound
+│   └── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound, MessageNotFound
 ├── Conflict              somebody else was first; read again, then decide
 │   ├── TransactionConflict, ObjectExists, ObjectChanged
 │   ├── WorldExists, WorldNotActive, HeadAdvanced, CursorAdvanced
 │   ├── SnapshotExists, BaselineRegressed, PromotionRefused, SegmentExists
 │   └── LeaseHeld, CasMismatch, VersionConflict
 ├── Fenced                the lease that came with a write does not entitle to it
-│   └── LeaseRequired, LeaseConflict, LeaseExpired, FencingMismatch, TxnMismatch
+│   ├── LeaseRequired, LeaseConflict, LeaseExpired, FencingMismatch, TxnMismatch
+│   └── QueueMessageLeaseMismatch
 ├── Busy                  a bound was reached; the same request may succeed later
-│   └── LockTimeout
+│   └── LockTimeout, QueueBusy
 ├── Closed                the handle was closed
 ├── Corrupt               what is stored is damaged; never healed in silence
 │   ├── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject
@@ -50,6 +51,7 @@ from holdfast.errors.leases import (
     TxnMismatch,
     VersionConflict,
 )
+from holdfast.errors.queues import MessageNotFound, QueueBusy, QueueMessageLeaseMismatch
 from holdfast.errors.requests import (
     BatchTooLarge,
     EmptyBatch,
@@ -110,6 +112,7 @@ __all__ = [
     "BatchTooLarge",
     "BlobNotFound",
     "Busy",
+    "CasMismatch",
     "ChecksumMismatch",
     "Closed",
     "CommitUnknown",
@@ -121,9 +124,8 @@ __all__ = [
     "DirectoryInUse",
     "DiskFull",
     "EmptyBatch",
-    "CasMismatch",
-    "FencingMismatch",
     "Fenced",
+    "FencingMismatch",
     "HashMismatch",
     "HeadAdvanced",
     "HoldfastError",
@@ -133,13 +135,14 @@ __all__ = [
     "InvalidUrl",
     "InvalidValue",
     "KeyTooLarge",
+    "LeaseConflict",
     "LeaseExpired",
     "LeaseHeld",
-    "LeaseConflict",
     "LeaseRequired",
     "LockOrderViolation",
     "LockTimeout",
     "MalformedSegment",
+    "MessageNotFound",
     "MissingEntry",
     "MissingObject",
     "NestedTransaction",
@@ -152,6 +155,8 @@ __all__ = [
     "PathUnusable",
     "PayloadTooLarge",
     "PromotionRefused",
+    "QueueBusy",
+    "QueueMessageLeaseMismatch",
     "ReadOnlyTransaction",
     "Retry",
     "SchemaMismatch",
@@ -161,8 +166,8 @@ __all__ = [
     "SnapshotNotFound",
     "TransactionConflict",
     "TransactionEnded",
-    "TxnMismatch",
     "TransactionTooLarge",
+    "TxnMismatch",
     "Unreachable",
     "Unsupported",
     "UnsupportedTier",

@@ -3,5 +3,6 @@
 from holdfast.handles.opening import Opening
 from holdfast.handles.plane import AsyncPlane
 from holdfast.handles.sync.plane import Plane
+from holdfast.handles.workers import AsyncWorker, RestartPolicy, Worker
 
-__all__ = ["AsyncPlane", "Opening", "Plane"]
+__all__ = ["AsyncPlane", "AsyncWorker", "Opening", "Plane", "RestartPolicy", "Worker"]

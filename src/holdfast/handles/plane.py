@@ -4,12 +4,21 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from holdfast.handles.activity import AsyncActivity
+from holdfast.handles.atomic import AsyncAtomic
 from holdfast.handles.blobs import AsyncBlobs
+from holdfast.handles.entities import AsyncEntities
+from holdfast.handles.leases import AsyncLeaseKey
+from holdfast.handles.locks import AsyncLocks
 from holdfast.handles.pairs import AsyncPairs
+from holdfast.handles.queues import AsyncQueue
+from holdfast.handles.states import AsyncState
 from holdfast.handles.worlds import AsyncWorld
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncPort
+from holdfast.wire.leases import Leases, ListLeases
+from holdfast.wire.queues import ListQueues
 from holdfast.wire.worlds import ListWorlds
 
 Result = TypeVar("Result")
@@ -23,6 +32,9 @@ class AsyncPlane:
         self.universe = checked_name("universe", universe)
         self.pairs = AsyncPairs(port)
         self.blobs = AsyncBlobs(port, self.universe)
+        self.entities = AsyncEntities(port, self.universe)
+        self.locks = AsyncLocks(port, self.universe)
+        self.activity = AsyncActivity(port, self.universe)
 
     def world(self, name: str) -> AsyncWorld:
         """The world of that name; `create` it before its first use."""
@@ -31,6 +43,30 @@ class AsyncPlane:
     async def worlds(self, *, after: str = "", limit: int = 100) -> list[str]:
         """At most `limit` names of worlds, in order, the first one behind `after`."""
         return (await self._port.call(ListWorlds(after, limit, self.universe))).names
+
+    def queue(self, name: str) -> AsyncQueue:
+        """The queue of that name."""
+        return AsyncQueue(self._port, self.universe, name)
+
+    async def queues(self, *, after: str = "", limit: int = 100) -> list[str]:
+        """At most `limit` names of queues, in order, the first one behind `after`."""
+        return (await self._port.call(ListQueues(after, limit, self.universe))).names
+
+    def atomic(self) -> AsyncAtomic:
+        """A list of operations across queues, worlds, states, entities and leases that is committed as one."""
+        return AsyncAtomic(self._port, self.universe)
+
+    def lease(self, key: str) -> AsyncLeaseKey:
+        """What can be leased under that key, as in `orders/1234`."""
+        return AsyncLeaseKey(self._port, self.universe, key)
+
+    async def leases(self, *, after: str = "", limit: int = 100) -> Leases:
+        """Who holds which lease now; `next` is where the next page starts, if there is one."""
+        return await self._port.call(ListLeases(after, limit, self.universe))
+
+    def state(self, key: str) -> AsyncState:
+        """The state document of that key."""
+        return AsyncState(self._port, self.universe, key)
 
     async def transact(
         self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any

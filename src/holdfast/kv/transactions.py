@@ -10,7 +10,7 @@ A backend commits by first deleting the cleared ranges, then applying the writes
 """
 
 import uuid
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import (
@@ -34,9 +34,21 @@ Pair = tuple[bytes, bytes]
 class Transaction:
     """What a layer function is given. Usable until that function returns, and only by it."""
 
-    __slots__ = ("_bytes", "_cleared", "_clock", "_ids", "_now_ms", "_open", "_view", "_writable", "_writes")
+    __slots__ = (
+        "_bytes",
+        "_cleared",
+        "_clock",
+        "_ids",
+        "_now_ms",
+        "_open",
+        "_view",
+        "_writable",
+        "_writes",
+        "notes",
+        "writer",
+    )
 
-    def __init__(self, view: "View", *, clock: Clock, ids: IdSource, writable: bool = True) -> None:
+    def __init__(self, view: "View", *, clock: Clock, ids: IdSource, writable: bool = True, writer: str = "") -> None:
         self._view = view
         self._clock = clock
         self._ids = ids
@@ -46,6 +58,8 @@ class Transaction:
         self._writes: dict[bytes, bytes | None] = {}
         self._cleared: tuple[tuple[bytes, bytes], ...] = ()
         self._bytes = 0
+        self.writer = writer  # Names the process among several that write; empty where there is only one.
+        self.notes: list[tuple[Any, ...]] = []  # What happened, for whoever tells of it once it is committed.
 
     def get(self, key: bytes) -> bytes | None:
         """The value of `key`, or None."""
@@ -117,6 +131,10 @@ class Transaction:
                 raise _ended()
             self._now_ms = self._clock.now_ms()
         return self._now_ms
+
+    def note(self, *what: Any) -> None:
+        """Have something told of once this transaction is committed, if whoever runs it tells of such things."""
+        self.notes.append(what)
 
     def new_id(self) -> uuid.UUID:
         """A fresh UUIDv7, larger than every one this process made before."""

@@ -139,15 +139,15 @@ def names(tx: Transaction, universe: str, *, after: str = "", limit: int) -> lis
     """At most `limit` names of worlds, in order, the first one behind `after`."""
     if not 0 < limit <= READ_ENTRIES_MAX:
         raise InvalidArgument(f"A page has 1 to {READ_ENTRIES_MAX} names, not {limit}")
-    return _first_elements(tx, Subspace("u", universe, "w"), after, limit)
+    return first_elements(tx, Subspace("u", universe, "w"), after, limit)
 
 
 def universes(tx: Transaction, *, after: str = "", limit: int) -> list[str]:
     """At most `limit` names of universes, in order, the first one behind `after`."""
-    return _first_elements(tx, Subspace("u"), after, limit)
+    return first_elements(tx, Subspace("u"), after, limit)
 
 
-def _first_elements(tx: Transaction, rooms: Subspace, after: str, limit: int) -> list[str]:
+def first_elements(tx: Transaction, rooms: Subspace, after: str, limit: int) -> list[str]:
     """The different first elements of the keys in a subspace.
 
     Each has many keys; one look jumps over all of them, so a page costs as many looks as it has names.

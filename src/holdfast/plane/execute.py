@@ -14,10 +14,34 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.plane import blobs, pairs, worlds
+from holdfast.plane import activity, atomic, blobs, entities, leases, pairs, queues, states, worlds
+from holdfast.wire.activity import EndSession, ListLogs, LogRecords, ReadLog
+from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
+from holdfast.wire.entities import DeleteEntity, GetEntity, PutEntity, ReadChanges, ScanEntities, WriteEntities
+from holdfast.wire.leases import AcquireLease, CheckLease, DescribeLease, KeepLease, ListLeases, ReleaseLease
 from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs
+from holdfast.wire.queues import (
+    AckMessages,
+    ExtendMessages,
+    GetQueuePolicy,
+    GetQueueStats,
+    ListQueues,
+    ListSchedules,
+    NackMessages,
+    PauseQueue,
+    PeekMessages,
+    PurgeQueue,
+    PutMessages,
+    ReceiveMessages,
+    RedriveMessages,
+    RejectMessages,
+    RemoveSchedule,
+    SetQueuePolicy,
+    SetSchedule,
+)
 from holdfast.wire.requests import Answer, Request
+from holdfast.wire.states import GetState, RemoveState, UpdateState
 from holdfast.wire.worlds import (
     AppendEntries,
     ChangeWorld,
@@ -41,11 +65,12 @@ from holdfast.wire.worlds import (
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """How a request type is carried out: exactly one of `run` and `serve`."""
+    """How a request type is carried out: exactly one of `run`, `serve` and `at_once`."""
 
     run: Callable[[Transaction, Any], Any] | None = None
     reads_only: bool = False  # A snapshot serves it, so it never waits for a writer.
-    serve: Callable[..., Any] | None = None  # Called with the plane's running parts; a coroutine on an event loop.
+    serve: Callable[..., Any] | None = None  # Called with the port; returns an awaitable on an event loop.
+    at_once: Callable[..., Any] | None = None  # Called with the port; answers without waiting for anything.
 
 
 OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
@@ -76,6 +101,43 @@ OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
     PutItem: Operation(worlds.put_item),
     ReadInbox: Operation(worlds.read_inbox, reads_only=True),
     GetCursor: Operation(worlds.cursor, reads_only=True),
+    AcquireLease: Operation(serve=leases.acquire),
+    KeepLease: Operation(leases.keepalive),
+    ReleaseLease: Operation(leases.release),
+    CheckLease: Operation(leases.check, reads_only=True),
+    DescribeLease: Operation(serve=leases.describe),
+    ListLeases: Operation(leases.page, reads_only=True),
+    GetState: Operation(states.get, reads_only=True),
+    UpdateState: Operation(states.update),
+    RemoveState: Operation(states.remove),
+    GetEntity: Operation(entities.get, reads_only=True),
+    ScanEntities: Operation(entities.scan, reads_only=True),
+    ReadChanges: Operation(entities.history, reads_only=True),
+    WriteEntities: Operation(serve=entities.write),
+    PutEntity: Operation(serve=entities.put),
+    DeleteEntity: Operation(serve=entities.delete),
+    LogRecords: Operation(at_once=activity.log),
+    ReadLog: Operation(serve=activity.read),
+    ListLogs: Operation(serve=activity.files),
+    EndSession: Operation(serve=activity.end),
+    PutMessages: Operation(queues.put),
+    ReceiveMessages: Operation(serve=queues.receive),
+    AckMessages: Operation(queues.ack),
+    NackMessages: Operation(queues.nack),
+    RejectMessages: Operation(queues.reject),
+    ExtendMessages: Operation(queues.extend),
+    PeekMessages: Operation(queues.peek, reads_only=True),
+    GetQueueStats: Operation(serve=queues.stats),
+    ListQueues: Operation(queues.names, reads_only=True),
+    PurgeQueue: Operation(serve=queues.purge),
+    RedriveMessages: Operation(serve=queues.redrive),
+    GetQueuePolicy: Operation(queues.get_policy, reads_only=True),
+    SetQueuePolicy: Operation(queues.set_policy),
+    PauseQueue: Operation(queues.pause),
+    SetSchedule: Operation(queues.set_schedule),
+    RemoveSchedule: Operation(queues.remove_schedule),
+    ListSchedules: Operation(queues.list_schedules, reads_only=True),
+    CommitAtomic: Operation(serve=atomic.commit),
 }
 
 

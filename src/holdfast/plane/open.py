@@ -1,7 +1,7 @@
 """From a URL to a running plane.
 
 memory:             nothing outlives the process
-dir:PATH            one machine; PATH/kv is the key space, PATH/objects the objects, PATH/holdfast.json the format
+dir:PATH            one machine; PATH/kv is the key space, PATH/objects the objects, PATH/activity session logs
 postgresql://...    a PostgreSQL that several nodes share
 """
 
@@ -14,16 +14,20 @@ from typing import Final
 import msgspec
 
 from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.objects import ObjectStore, open_objects
+from holdfast.backends.objects import open_objects
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable, SchemaMismatch, Unsupported
 from holdfast.kv import Database
+from holdfast.kv.serial import SerialDatabase
 from holdfast.layers.blobs import Verify
+from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.runtime.upkeep import Upkeep
+from holdfast.runtime.waits import Waits
+from holdfast.tiers import TierPolicy
 
 FORMAT: Final = 1
 _KNOWN: Final = "memory:, dir:PATH or postgresql://user@host/database"
@@ -35,58 +39,50 @@ class _Marker(msgspec.Struct):
     format: int
 
 
-def open_plane(
-    url: str,
-    *,
-    objects: str | None = None,
-    clock: Clock | None = None,
-    ids: IdSource | None = None,
-    compact_every_seconds: float | None = None,
-    verify_blobs: str = Verify.ALWAYS,
-) -> EmbeddedPort:
-    """The plane that `url` names, running in this process, with its big bytes in the object store `objects`.
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How to open a plane, beside its URL."""
+
+    objects: str | None = None  # The object store for big bytes.
+    activity: str | None = None  # The folder of session logs.
+    tiers: TierPolicy | str | os.PathLike[str] | None = None  # A policy, or the TOML file that has one.
+    verify_blobs: str = Verify.ALWAYS
+    compact_every_seconds: float | None = None
+    clock: Clock | None = None
+    ids: IdSource | None = None
+    waits: Waits | None = None  # How long and how many consumers may wait.
+
+
+def open_plane(url: str, options: Options) -> EmbeddedPort:
+    """The plane that `url` names, running in this process.
 
     Raises:
         InvalidUrl: `url` names no backend.
         PathUnusable, DirectoryInUse, DamagedDatabase, SchemaMismatch: the data directory cannot be opened.
         Unreachable: PostgreSQL does not answer.
     """
-    verify = _verify(verify_blobs)
-    port = EmbeddedPort(*_open(url, objects, clock, ids), verify=verify)
-    port.upkeep = _upkeep(port, compact_every_seconds)
-    return port
+    verify = _verify(options.verify_blobs)
+    return EmbeddedPort(_open(url, options), verify=verify)
 
 
-async def open_plane_async(
-    url: str,
-    *,
-    objects: str | None = None,
-    clock: Clock | None = None,
-    ids: IdSource | None = None,
-    compact_every_seconds: float | None = None,
-    verify_blobs: str = Verify.ALWAYS,
-) -> AsyncEmbeddedPort:
+async def open_plane_async(url: str, options: Options) -> AsyncEmbeddedPort:
     """`open_plane` for an event loop."""
-    verify = _verify(verify_blobs)
-    opened: list[Database] = []
+    verify = _verify(options.verify_blobs)
+    opened: list[Parts] = []
     cancelled = threading.Event()
     closing = threading.Lock()
 
     def close_if_nobody_gets_it() -> None:
         # Runs on both sides: a thread cannot be cancelled, and may have finished just before its caller was.
         if cancelled.is_set() and opened and closing.acquire(blocking=False):
-            opened[0].close()
+            opened[0].stop()
 
-    def opening() -> tuple[Database, ObjectStore | None]:
-        parts = _open(url, objects, clock, ids)
-        opened.append(parts[0])
+    def opening() -> Parts:
+        opened.append(_open(url, options))
         close_if_nobody_gets_it()
-        return parts
+        return opened[0]
 
     try:
-        port = AsyncEmbeddedPort(*await asyncio.to_thread(opening), verify=verify)
-        port.upkeep = _upkeep(port, compact_every_seconds)
-        return port
+        return AsyncEmbeddedPort(await asyncio.to_thread(opening), verify=verify)
     except asyncio.CancelledError:
         cancelled.set()
         close_if_nobody_gets_it()
@@ -117,16 +113,6 @@ def _verify(word: str) -> Verify:
     return Verify(word)
 
 
-def _upkeep(port: EmbeddedPort | AsyncEmbeddedPort, every_seconds: float | None) -> Upkeep | None:
-    if every_seconds is None:
-        return None
-    if every_seconds <= 0:
-        port.database.close()
-        raise InvalidArgument(f"compact_every_seconds is {every_seconds}; give a positive number, or None for never")
-    store = WorldStore(port.database, port.objects, BlobStore(port.database, port.objects))
-    return Upkeep(port.database, store, every_seconds)
-
-
 def object_store_url(url: str) -> str | None:
     """Where the big bytes of a plane are kept if nothing else is said; None where nodes share no place for them."""
     scheme, _, rest = url.partition(":")
@@ -135,16 +121,52 @@ def object_store_url(url: str) -> str | None:
     return url if url == "memory:" else None
 
 
-def _open(
-    url: str, objects: str | None, clock: Clock | None, ids: IdSource | None
-) -> tuple[Database, ObjectStore | None]:
-    database = open_database(url, clock=clock, ids=ids)
+def _open(url: str, options: Options) -> Parts:
+    every_seconds = options.compact_every_seconds
+    if every_seconds is not None and not every_seconds > 0:
+        raise InvalidArgument(f"compact_every_seconds is {every_seconds}; give a positive number, or None for never")
+    policy = _policy(options.tiers)
+    database = open_database(url, clock=options.clock, ids=options.ids)
     try:
-        place = objects or object_store_url(url)
-        return database, open_objects(place) if place else None
+        place = options.objects or object_store_url(url)
+        parts = Parts(
+            database,
+            open_objects(place) if place else None,
+            clock=options.clock,
+            policy=policy,
+            logs=_logs(url, options.activity),
+            waits=options.waits,
+            shared=not isinstance(database, SerialDatabase),
+        )
     except BaseException:
         database.close()
         raise
+    if every_seconds is not None:
+        store = WorldStore(database, parts.objects, BlobStore(database, parts.objects))
+        parts.upkeep = Upkeep(database, store, every_seconds)
+    return parts
+
+
+def _policy(tiers: TierPolicy | str | os.PathLike[str] | None) -> TierPolicy | None:
+    if tiers is None or isinstance(tiers, TierPolicy):
+        return tiers
+    try:
+        return TierPolicy.from_toml(Path(tiers).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise PathUnusable(f"The tier policy {tiers} cannot be read ({error}); name a TOML file") from error
+
+
+def _logs(url: str, folder: str | None) -> Path | None:
+    """Where session logs are written before they are rotated into the object store; None: where nothing stays."""
+    scheme, _, rest = url.partition(":")
+    if folder is not None:
+        return _directory(folder.removeprefix("dir:"))
+    if scheme == "dir":
+        return _directory(rest) / "activity"
+    if url == "memory:":
+        return None
+    # Several processes may share this folder: each file has one writer.
+    return _directory(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "holdfast" / "activity"
 
 
 def _open_postgres(url: str, clock: Clock | None, ids: IdSource | None) -> Database:

@@ -4,15 +4,22 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
-from holdfast.backends.objects import ObjectStore
 from holdfast.errors import InvalidArgument
-from holdfast.kv import Database, Result
+from holdfast.kv import Result, Transaction
 from holdfast.layers.blobs import Verify
-from holdfast.plane.execute import Operation, operation_of
+from holdfast.plane.execute import Operation, execute, operation_of
+from holdfast.plane.parts import Parts
 from holdfast.runtime.blobs import AsyncBlobStore
+from holdfast.runtime.dispatcher import AsyncDispatcher
+from holdfast.runtime.entities import AsyncEntityStore
+from holdfast.runtime.leases import AsyncLeaseDesk
+from holdfast.runtime.queues import AsyncQueueStore
 from holdfast.runtime.sync.blobs import BlobStore
+from holdfast.runtime.sync.dispatcher import Dispatcher
+from holdfast.runtime.sync.entities import EntityStore
+from holdfast.runtime.sync.leases import LeaseDesk
+from holdfast.runtime.sync.queues import QueueStore
 from holdfast.runtime.sync.worlds import WorldStore
-from holdfast.runtime.upkeep import Upkeep
 from holdfast.runtime.worlds import AsyncWorldStore
 from holdfast.tiers import Tier
 from holdfast.wire.requests import Answer, Request
@@ -21,23 +28,33 @@ from holdfast.wire.requests import Answer, Request
 class EmbeddedPort:
     """Executes requests while the caller's thread waits."""
 
-    def __init__(
-        self, database: Database, objects: ObjectStore | None = None, *, verify: Verify = Verify.ALWAYS
-    ) -> None:
-        self.database = database
-        self.objects = objects  # None on PostgreSQL until somebody names a store that all nodes reach.
-        self.blobs = BlobStore(database, objects, verify=verify)
-        self.worlds = WorldStore(database, objects, self.blobs)
-        self.upkeep: Upkeep | None = None
+    def __init__(self, parts: Parts, *, verify: Verify = Verify.ALWAYS) -> None:
+        self.parts = parts
+        self.locks = parts.locks
+        self.keeper = parts.keeper
+        self.execute = execute
+        self.blobs = BlobStore(parts.database, parts.objects, verify=verify)
+        self.worlds = WorldStore(parts.database, parts.objects, self.blobs)
+        self.leases = LeaseDesk(parts.database, parts.clock)
+        self.entities = EntityStore(parts.database, parts.locks, parts.log, parts.policy, parts.session)
+        dispatcher = Dispatcher(parts.database, parts.clock, parts.waits)
+        self.queues = QueueStore(parts.database, dispatcher, self.blobs, parts.tell)
+        self._transact = parts.database.transact
+        self._read = parts.database.read
 
     def call(self, request: Request[Answer]) -> Answer:
         operation = operation_of(request)
         answer: Answer
-        if operation.run is None:
-            answer = _server(operation)(self, request)
+        if operation.reads_only:
+            answer = self._read(operation.run, request, tier=request.tier)  # type: ignore[arg-type]
+        elif operation.run is not None:
+            answer, notes = self._transact(_noting, operation.run, (request,), {}, tier=request.tier)
+            if notes:
+                self.parts.tell(notes)
+        elif operation.at_once is not None:
+            answer = operation.at_once(self, request)
         else:
-            run = self.database.read if operation.reads_only else self.database.transact
-            answer = run(operation.run, request, tier=request.tier)
+            answer = _server(operation)(self, request)
         return answer
 
     def send(self, request: Request[Answer], chunks: Iterable[bytes]) -> Answer:
@@ -49,32 +66,50 @@ class EmbeddedPort:
         return stream
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
-        return self.database.transact(work, *args, tier=tier, **kwargs)
+        result: Result
+        result, notes = self._transact(_noting, work, args, kwargs, tier=tier)
+        if notes:
+            self.parts.tell(notes)
+        return result
+
+    def aside(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
+        """Call something that waits for files or stores."""
+        return function(*args, **kwargs)
 
     def close(self) -> None:
-        _close(self.upkeep, self.database)
+        self.parts.stop()
 
 
 class AsyncEmbeddedPort:
     """Executes requests while the caller's event loop goes on."""
 
-    def __init__(
-        self, database: Database, objects: ObjectStore | None = None, *, verify: Verify = Verify.ALWAYS
-    ) -> None:
-        self.database = database
-        self.objects = objects
-        self.blobs = AsyncBlobStore(database, objects, verify=verify)
-        self.worlds = AsyncWorldStore(database, objects, self.blobs)
-        self.upkeep: Upkeep | None = None
+    def __init__(self, parts: Parts, *, verify: Verify = Verify.ALWAYS) -> None:
+        self.parts = parts
+        self.locks = parts.locks
+        self.keeper = parts.keeper
+        self.execute = execute
+        self.blobs = AsyncBlobStore(parts.database, parts.objects, verify=verify)
+        self.worlds = AsyncWorldStore(parts.database, parts.objects, self.blobs)
+        self.leases = AsyncLeaseDesk(parts.database, parts.clock)
+        self.entities = AsyncEntityStore(parts.database, parts.locks, parts.log, parts.policy, parts.session)
+        dispatcher = AsyncDispatcher(parts.database, parts.clock, parts.waits)
+        self.queues = AsyncQueueStore(parts.database, dispatcher, self.blobs, parts.tell)
+        self._transact = parts.database.transact_async
+        self._read = parts.database.read_async
 
     async def call(self, request: Request[Answer]) -> Answer:
         operation = operation_of(request)
         answer: Answer
-        if operation.run is None:
-            answer = await _server(operation)(self, request)
+        if operation.reads_only:
+            answer = await self._read(operation.run, request, tier=request.tier)  # type: ignore[arg-type]
+        elif operation.run is not None:
+            answer, notes = await self._transact(_noting, operation.run, (request,), {}, tier=request.tier)
+            if notes:
+                self.parts.tell(notes)
+        elif operation.at_once is not None:
+            answer = operation.at_once(self, request)
         else:
-            run = self.database.read_async if operation.reads_only else self.database.transact_async
-            answer = await run(operation.run, request, tier=request.tier)
+            answer = await _server(operation)(self, request)
         return answer
 
     async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:
@@ -86,17 +121,26 @@ class AsyncEmbeddedPort:
         return stream
 
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
-        return await self.database.transact_async(work, *args, tier=tier, **kwargs)
+        result: Result
+        result, notes = await self._transact(_noting, work, args, kwargs, tier=tier)
+        if notes:
+            self.parts.tell(notes)
+        return result
+
+    async def aside(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
+        """Call something that waits for files or stores, on a thread of its own."""
+        return await asyncio.to_thread(function, *args, **kwargs)
 
     async def close(self) -> None:
         # Closing syncs and waits for threads, which an event loop must not.
-        await asyncio.to_thread(_close, self.upkeep, self.database)
+        await asyncio.to_thread(self.parts.stop)
 
 
-def _close(upkeep: Upkeep | None, database: Database) -> None:
-    if upkeep is not None:
-        upkeep.stop()
-    database.close()
+def _noting(
+    tx: Transaction, work: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Result, list[tuple[Any, ...]]]:
+    """Run `work`; its result, and what is to be told of it once it is committed."""
+    return work(tx, *args, **kwargs), tx.notes
 
 
 def _server(operation: Operation) -> Callable[..., Any]:

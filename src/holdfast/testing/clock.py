@@ -1,5 +1,7 @@
 """A clock that stands still until a test moves it."""
 
+from collections.abc import Callable
+
 from holdfast.errors import InvalidArgument
 
 START_MS = 1_700_000_000_000
@@ -10,6 +12,7 @@ class ManualClock:
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self._now_ms = now_ms
+        self._subscribers: list[Callable[[], None]] = []
 
     def now_ms(self) -> int:
         return self._now_ms
@@ -18,8 +21,15 @@ class ManualClock:
         """Move time forward."""
         if milliseconds < 0:
             raise InvalidArgument("advance_ms moves forward; use jump_to_ms for a clock that was set back")
-        self._now_ms += milliseconds
+        self.jump_to_ms(self._now_ms + milliseconds)
 
     def jump_to_ms(self, now_ms: int) -> None:
         """Set the time, back as well: wall clocks are set back in real life too."""
         self._now_ms = now_ms
+        for wake in list(self._subscribers):
+            wake()
+
+    def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Have `wake` called after every move, until the function that this returns is called."""
+        self._subscribers.append(wake)
+        return lambda: self._subscribers.remove(wake)

@@ -9,6 +9,14 @@ from holdfast.wire.requests import Answer, Request
 Result = TypeVar("Result")
 
 
+class Keeper(Protocol):
+    """Extends the leases of messages by itself."""
+
+    def keep(self, message: Any, universe: str, queue: str, lease: Any, *, seconds: float, cap_seconds: float) -> Any:
+        """Begin to extend a lease; what this returns has `stop`."""
+        ...
+
+
 class Port(Protocol):
     """Carries requests out while the caller's thread waits."""
 
@@ -32,6 +40,16 @@ class Port(Protocol):
         """
         ...
 
+    @property
+    def keeper(self) -> "Keeper":
+        """Extends leases while messages are worked on."""
+        ...
+
+    @property
+    def execute(self) -> Callable[[Any, Request[Any]], Any]:
+        """Carries a request out inside a transaction that `transact` runs."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -45,5 +63,11 @@ class AsyncPort(Protocol):
     async def receive(self, request: Request[Answer]) -> AsyncIterator[bytes]: ...
 
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result: ...
+
+    @property
+    def keeper(self) -> "Keeper": ...
+
+    @property
+    def execute(self) -> Callable[[Any, Request[Any]], Any]: ...
 
     async def close(self) -> None: ...

@@ -56,8 +56,9 @@ class Committer:
     committer's own thread takes the next turn. So a lone caller pays no hop between threads, and many share a commit.
     """
 
-    def __init__(self, url: str, *, clock: Clock | None, ids: IdSource, watches: Watches) -> None:
+    def __init__(self, url: str, *, clock: Clock | None, ids: IdSource, watches: Watches, writer: str) -> None:
         self._url = url
+        self._writer = writer
         self._clock = clock
         self._ids = ids
         self._watches = watches
@@ -165,7 +166,7 @@ class Committer:
         so_far = _SoFar(together)
         ran = 0
         while ran < len(group) and together.size_bytes < limits.TRANSACTION_BYTES_MAX:
-            tx = Transaction(so_far, clock=clock, ids=self._ids)
+            tx = Transaction(so_far, clock=clock, ids=self._ids, writer=self._writer)
             if _try(group[ran], tx, session):
                 together.absorb(tx)
             ran += 1

@@ -7,6 +7,7 @@ nodes agree on what has expired.
 
 import asyncio
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -40,7 +41,8 @@ class PostgresDatabase(Database):
         self._clock = clock
         self._ids = ids or IdSource()
         self._watches = Watches()
-        self._committer = Committer(url, clock=clock, ids=self._ids, watches=self._watches)
+        self._writer = uuid.uuid4().hex[:12]
+        self._committer = Committer(url, clock=clock, ids=self._ids, watches=self._watches, writer=self._writer)
         self._listener = Listener(url, self._watches)
         self._reader_slots = threading.BoundedSemaphore(limits.READERS_MAX)
         self._idle_readers: list[Session] = []
@@ -131,7 +133,7 @@ class PostgresDatabase(Database):
         session = self._idle_readers.pop() if self._idle_readers else Session(self._url)
         try:
             session.start(durable=durable, reading=True)
-            tx = Transaction(session, clock=self._clock or session, ids=self._ids, writable=False)
+            tx = Transaction(session, clock=self._clock or session, ids=self._ids, writable=False, writer=self._writer)
             try:
                 return run(tx, work, args, kwargs)
             finally:

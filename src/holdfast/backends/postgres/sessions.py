@@ -132,6 +132,7 @@ class Session:
         A `durable` one commits when what it wrote, and what it read, survives power loss.
         """
         self._open, self._reading, self.failure = False, reading, None
+        self._got: dict[bytes, bytes | None] = {}
         if durable != self._durable:
             self._exec(b"SET synchronous_commit = on" if durable else b"SET synchronous_commit = off")
             self._durable = durable
@@ -142,9 +143,12 @@ class Session:
         return self._now_ms
 
     def get(self, key: bytes) -> bytes | None:
+        if key in self._got:  # A transaction sees one moment; works of a group often look at the same keys.
+            return self._got[key]
         self._begin()
         found = self._run(b"get", [key])
-        return found.get_value(0, 0) if found.ntuples else None
+        value = self._got[key] = found.get_value(0, 0) if found.ntuples else None
+        return value
 
     def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
         self._begin()

@@ -4,12 +4,21 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from holdfast.handles.sync.activity import Activity
+from holdfast.handles.sync.atomic import Atomic
 from holdfast.handles.sync.blobs import Blobs
+from holdfast.handles.sync.entities import Entities
+from holdfast.handles.sync.leases import LeaseKey
+from holdfast.handles.sync.locks import Locks
 from holdfast.handles.sync.pairs import Pairs
+from holdfast.handles.sync.queues import Queue
+from holdfast.handles.sync.states import State
 from holdfast.handles.sync.worlds import World
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
 from holdfast.wire import Port
+from holdfast.wire.leases import Leases, ListLeases
+from holdfast.wire.queues import ListQueues
 from holdfast.wire.worlds import ListWorlds
 
 Result = TypeVar("Result")
@@ -23,6 +32,9 @@ class Plane:
         self.universe = checked_name("universe", universe)
         self.pairs = Pairs(port)
         self.blobs = Blobs(port, self.universe)
+        self.entities = Entities(port, self.universe)
+        self.locks = Locks(port, self.universe)
+        self.activity = Activity(port, self.universe)
 
     def world(self, name: str) -> World:
         """The world of that name; `create` it before its first use."""
@@ -31,6 +43,30 @@ class Plane:
     def worlds(self, *, after: str = "", limit: int = 100) -> list[str]:
         """At most `limit` names of worlds, in order, the first one behind `after`."""
         return (self._port.call(ListWorlds(after, limit, self.universe))).names
+
+    def queue(self, name: str) -> Queue:
+        """The queue of that name."""
+        return Queue(self._port, self.universe, name)
+
+    def queues(self, *, after: str = "", limit: int = 100) -> list[str]:
+        """At most `limit` names of queues, in order, the first one behind `after`."""
+        return (self._port.call(ListQueues(after, limit, self.universe))).names
+
+    def atomic(self) -> Atomic:
+        """A list of operations across queues, worlds, states, entities and leases that is committed as one."""
+        return Atomic(self._port, self.universe)
+
+    def lease(self, key: str) -> LeaseKey:
+        """What can be leased under that key, as in `orders/1234`."""
+        return LeaseKey(self._port, self.universe, key)
+
+    def leases(self, *, after: str = "", limit: int = 100) -> Leases:
+        """Who holds which lease now; `next` is where the next page starts, if there is one."""
+        return self._port.call(ListLeases(after, limit, self.universe))
+
+    def state(self, key: str) -> State:
+        """The state document of that key."""
+        return State(self._port, self.universe, key)
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         """Run `work(tx, *args, **kwargs)` as one commit across all layers and return its result.

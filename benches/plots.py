@@ -1,0 +1,53 @@
+"""The few plots that benches draw, without a display."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+mpl.use("Agg")
+
+COLORS = ("#1b6ca8", "#d1495b", "#3a7d44", "#8d6a9f", "#edae49")
+
+
+def page(title: str, panels: int) -> tuple[Figure, list[Axes]]:
+    """An empty page with panels below each other."""
+    figure = Figure(figsize=(10, 4.2 * panels), dpi=120, layout="constrained")
+    figure.suptitle(title, fontsize=13, fontweight="bold")
+    return figure, list(figure.subplots(panels, 1, squeeze=False)[:, 0])
+
+
+def latencies_over_time(axes: Axes, seconds: Sequence[float], milliseconds: Mapping[str, Sequence[float]]) -> None:
+    """A line for each percentile, on a logarithmic axis: a median and a maximum are seldom of one size."""
+    for color, (name, values) in zip(COLORS, milliseconds.items(), strict=False):
+        axes.plot(seconds, values, label=name, color=color, linewidth=1.6)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    _finish(axes, "How long it took to acquire, in each second of the run", "time in acquire (ms, logarithmic)")
+
+
+def contention_over_time(axes: Axes, seconds: Sequence[float], percent: Mapping[str, Sequence[float]]) -> None:
+    """A line for each level: how many of those who came in that second had to wait."""
+    for color, (level, values) in zip(COLORS, percent.items(), strict=False):
+        axes.plot(seconds, values, label=level, color=color, linewidth=1.6)
+    axes.set_ylim(bottom=0)
+    _finish(axes, "Contention on each level", "those who had to wait (%)")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the page as an image; its suffix says of which kind."""
+    figure.savefig(path)
+
+
+def _finish(axes: Axes, title: str, y_label: str) -> None:
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_xlabel("time since the start (s)")
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3, which="both", linewidth=0.5)
+    axes.margins(x=0.01)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, frameon=False)

@@ -1,0 +1,216 @@
+"""Entities: records whose fields have tiers."""
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import cbor2
+import msgspec
+
+from holdfast.errors import InvalidArgument, VersionConflict
+from holdfast.limits import ENTITY_ATTEMPTS_IMPORTANT
+from holdfast.names import checked_name
+from holdfast.tiers import Tier
+from holdfast.wire import AsyncPort
+from holdfast.wire.canonical import canonical
+from holdfast.wire.entities import (
+    DeleteEntity,
+    EntityRecord,
+    EntityWrite,
+    GetEntity,
+    PutEntity,
+    ReadChanges,
+    ScanEntities,
+    SeenEntity,
+    WriteEntities,
+    Written,
+)
+
+
+class Entity(msgspec.Struct, frozen=True):
+    """An entity: its durable fields, and a version that grows with every change of any of them."""
+
+    kind: str
+    id: str
+    version: int
+    fields: dict[str, Any]
+    created_ms: int
+    updated_ms: int
+
+    def __getitem__(self, field: str) -> Any:
+        return self.fields[field]
+
+    def get(self, field: str, default: Any = None) -> Any:
+        """The value of a field, or `default`."""
+        return self.fields.get(field, default)
+
+
+class EntityChange(msgspec.Struct, frozen=True):
+    """One version of an entity: what it changed, when, and at which promise."""
+
+    version: int
+    at_ms: int
+    durability: Tier
+    fields: dict[str, Any]
+    removed: list[str]
+    deleted: bool
+
+
+class AsyncEntities:
+    """Entities of every kind. The plane's tier policy says how each field is kept."""
+
+    def __init__(self, port: AsyncPort, universe: str) -> None:
+        self._port = port
+        self._universe = universe
+
+    async def get(self, kind: str, id: str, *, tier: Tier = Tier.CRITICAL) -> Entity | None:
+        """The entity, or None. BEST_EFFORT fields are in the session logs, not here."""
+        found = (await self._port.call(GetEntity(kind, id, self._universe, tier=tier))).entity
+        return None if found is None else _decoded(found)
+
+    async def scan(self, kind: str, *, after: str = "", limit: int = 100) -> list[Entity]:
+        """At most `limit` entities of a kind, in the order of their ids, the first one behind `after`."""
+        found = (await self._port.call(ScanEntities(kind, after, limit, self._universe))).entities
+        return [_decoded(each) for each in found]
+
+    async def history(self, kind: str, id: str, *, after: int = 0, limit: int = 100) -> list[EntityChange]:
+        """At most `limit` changes behind the version `after`, in order. The latest 1,000 are kept."""
+        changes = (await self._port.call(ReadChanges(kind, id, after, limit, self._universe))).changes
+        return [
+            EntityChange(each.version, each.at_ms, each.durability, _values(each.fields), each.removed, each.deleted)
+            for each in changes
+        ]
+
+    def transaction(self, *, session: str | None = None) -> "AsyncTieredTransaction":
+        """A tiered transaction: use it in a `with` block, which commits at its end, or `commit` it."""
+        return AsyncTieredTransaction(self._port, self._universe, session)
+
+    async def write(self, kind: str, id: str, fields: Mapping[str, Any], *, session: str | None = None) -> Written:
+        """Set fields of one entity, each by its tier, and leave the others as they are."""
+        write = EntityWrite(kind, id, _encoded(fields))
+        return await self._port.call(WriteEntities([write], [], session, self._universe))
+
+    async def update(
+        self,
+        kind: str,
+        id: str,
+        change: Callable[[Entity | None], Mapping[str, Any]],
+        *,
+        attempts: int = ENTITY_ATTEMPTS_IMPORTANT,
+    ) -> Written:
+        """Set the fields that `change(entity)` returns, if nobody changed the entity meanwhile; tried `attempts` times.
+
+        `change` is a plain function without side effects: it runs again for each attempt.
+
+        Raises:
+            VersionConflict: somebody was faster every time.
+        """
+        if attempts < 1:
+            raise InvalidArgument(f"attempts is {attempts}; give at least 1")
+        while True:
+            attempts -= 1
+            found = await self._port.call(GetEntity(kind, id, self._universe, tier=Tier.IMPORTANT))
+            fields = change(None if found.entity is None else _decoded(found.entity))
+            write, seen = EntityWrite(kind, id, _encoded(fields)), SeenEntity(kind, id, found.version)
+            try:
+                return await self._port.call(WriteEntities([write], [seen], None, self._universe))
+            except VersionConflict:
+                if not attempts:
+                    raise
+
+    async def put_if_version(
+        self, kind: str, id: str, fields: Mapping[str, Any], *, expected_version: int, session: str | None = None
+    ) -> Written:
+        """Replace the entity as a whole if it has that version (0: if there is none); compared and written as one.
+
+        Raises:
+            VersionConflict: it has another version by now.
+        """
+        request = PutEntity(kind, id, _encoded(fields), expected_version, session, self._universe)
+        return await self._port.call(request)
+
+    async def delete(self, kind: str, id: str, *, expected_version: int | None = None) -> bool:
+        """Delete the entity; whether it was there. Its history stays, and its version goes on if it comes back.
+
+        Raises:
+            VersionConflict: it has another version than was expected.
+        """
+        written = await self._port.call(DeleteEntity(kind, id, expected_version, self._universe))
+        return written.versions[0] is not None
+
+
+class AsyncTieredTransaction:
+    """Writes that are committed together: CRITICAL and IMPORTANT fields as one, at the stronger promise.
+
+    What was read with `get` must not have changed by then. BEST_EFFORT fields go to the session log afterwards.
+    """
+
+    def __init__(self, port: AsyncPort, universe: str, session: str | None) -> None:
+        self._port = port
+        self._universe = universe
+        self._session = session
+        self._seen: dict[tuple[str, str], int] = {}
+        self._fields: dict[tuple[str, str], dict[str, bytes]] = {}
+        self._removed: dict[tuple[str, str], dict[str, None]] = {}
+        self._done = False
+
+    async def get(self, kind: str, id: str) -> Entity | None:
+        """The entity as it is stored; the commit fails if it has changed by then."""
+        key = _key(kind, id)
+        found = await self._port.call(GetEntity(*key, self._universe, tier=Tier.IMPORTANT))
+        self._seen.setdefault(key, found.version)
+        return None if found.entity is None else _decoded(found.entity)
+
+    def write(self, kind: str, id: str, field: str, value: Any) -> None:
+        """Set a field when the transaction commits."""
+        key = _key(kind, id)
+        self._fields.setdefault(key, {})[field] = canonical(value)
+        self._removed.get(key, {}).pop(field, None)
+
+    def remove(self, kind: str, id: str, field: str) -> None:
+        """Remove a field when the transaction commits."""
+        key = _key(kind, id)
+        self._removed.setdefault(key, {})[field] = None
+        self._fields.get(key, {}).pop(field, None)
+
+    async def commit(self) -> Written | None:
+        """Write everything, all or nothing; None if there was nothing to write.
+
+        Raises:
+            VersionConflict: something that was read has changed; begin again.
+        """
+        if self._done:
+            raise InvalidArgument("This transaction has ended; begin another one")
+        self._done = True
+        keys = list(dict.fromkeys((*self._fields, *self._removed)))
+        writes = [EntityWrite(*key, self._fields.get(key, {}), list(self._removed.get(key, ()))) for key in keys]
+        if not writes:
+            return None
+        seen = [SeenEntity(*key, version) for key, version in self._seen.items()]
+        return await self._port.call(WriteEntities(writes, seen, self._session, self._universe))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and not self._done:
+            await self.commit()
+        self._done = True
+
+
+def _key(kind: str, id: str) -> tuple[str, str]:
+    return checked_name("kind of entity", kind), checked_name("entity", id)
+
+
+def _encoded(fields: Mapping[str, Any]) -> dict[str, bytes]:
+    return {field: canonical(value) for field, value in fields.items()}
+
+
+def _decoded(record: EntityRecord) -> Entity:
+    return Entity(record.kind, record.id, record.version, _values(record.fields), record.created_ms, record.updated_ms)
+
+
+def _values(fields: Mapping[str, bytes]) -> dict[str, Any]:
+    return {field: cbor2.loads(value) for field, value in fields.items()}

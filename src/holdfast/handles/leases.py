@@ -1,0 +1,93 @@
+"""Leases: who may write, and the proof of it."""
+
+import uuid
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self
+
+from holdfast.limits import LEASE_TTL_SECONDS
+from holdfast.names import checked_key
+from holdfast.tiers import Tier
+from holdfast.wire import AsyncPort
+from holdfast.wire.leases import AcquireLease, Described, DescribeLease, Granted, KeepLease, LeaseProof, ReleaseLease
+
+
+class AsyncLeaseKey:
+    """What can be leased: one key, held by one owner at a time."""
+
+    def __init__(self, port: AsyncPort, universe: str, key: str) -> None:
+        self.key = checked_key("lease", key)
+        self._port = port
+        self._universe = universe
+
+    async def acquire(
+        self,
+        owner: str | None = None,
+        *,
+        ttl_seconds: float = LEASE_TTL_SECONDS,
+        wait_seconds: float = 0.0,
+        txn_id: str | None = None,
+    ) -> "AsyncLease":
+        """The lease, for at least `ttl_seconds`, with a fence higher than every one before.
+
+        Callers of this process that wait are served in the order in which they came. An owner that holds the lease
+        already renews it, and its older copies are fenced off; without `owner`, every call is an owner of its own.
+
+        Raises:
+            LeaseHeld: somebody else had it for all of `wait_seconds`.
+        """
+        owner = owner or uuid.uuid4().hex
+        request = AcquireLease(self.key, owner, ttl_seconds, wait_seconds, txn_id, self._universe)
+        return AsyncLease(self._port, self._universe, await self._port.call(request), ttl_seconds)
+
+    async def describe(self) -> Described:
+        """Who had it last, whether they still have it, and how many wait for it in the plane's process."""
+        return await self._port.call(DescribeLease(self.key, self._universe))
+
+
+class AsyncLease:
+    """A lease that was granted. It ends by itself; `keepalive` in time, or leave a `with` block to give it back.
+
+    What is written under it must be checked against it in the same commit: `state.update(…, lease=lease)`, or
+    `holdfast.fenced(lease)` in a transaction. To hold a lease and write without that protects nothing.
+    """
+
+    def __init__(self, port: AsyncPort, universe: str, granted: Granted, ttl_seconds: float) -> None:
+        self.key = granted.key
+        self.id = granted.lease_id
+        self.owner = granted.owner
+        self.fence = granted.fence
+        self.expires_ms = granted.expires_ms
+        self.ttl_seconds = ttl_seconds
+        self.proof = LeaseProof(granted.key, granted.lease_id, granted.fence, granted.txn_id, universe)
+        self._port = port
+
+    @property
+    def expires_at(self) -> datetime:
+        """When it ends, unless it is kept alive."""
+        return datetime.fromtimestamp(self.expires_ms / 1_000, UTC)
+
+    async def keepalive(self, ttl_seconds: float | None = None, *, tier: Tier = Tier.CRITICAL) -> datetime:
+        """Let it last at least `ttl_seconds` (those of the acquire) from now; when it ends now. It never gets shorter.
+
+        Raises:
+            Fenced: it has ended, or is somebody else's; stop what is done under it.
+        """
+        granted = await self._port.call(KeepLease(self.proof, ttl_seconds or self.ttl_seconds, tier=tier))
+        self.expires_ms = granted.expires_ms
+        return self.expires_at
+
+    async def release(self) -> bool:
+        """Give it back; whether it was held until now. Giving back twice is fine."""
+        return (await self._port.call(ReleaseLease(self.proof))).released
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.release()
+
+    def __repr__(self) -> str:
+        return f"<lease on {self.key}, fence {self.fence}, until {self.expires_at.isoformat(timespec='milliseconds')}>"

@@ -1,0 +1,73 @@
+"""State documents: one value a key, replaced as a whole."""
+
+from typing import Any
+
+import cbor2
+import msgspec
+
+from holdfast.handles.leases import AsyncLease
+from holdfast.names import checked_key
+from holdfast.tiers import Tier
+from holdfast.wire import AsyncPort
+from holdfast.wire.canonical import canonical
+from holdfast.wire.states import GetState, RemoveState, UpdatedState, UpdateState
+
+
+class Document(msgspec.Struct, frozen=True):
+    """What a state holds, and the ETag that names this version of it."""
+
+    value: Any
+    etag: str
+    version: int
+    updated_ms: int
+    correlation_id: str | None
+
+
+class AsyncState:
+    """One document. While somebody holds the lease of the same key, only the holder may change it."""
+
+    def __init__(self, port: AsyncPort, universe: str, key: str) -> None:
+        self.key = checked_key("state", key)
+        self._port = port
+        self._universe = universe
+
+    async def get(self, *, tier: Tier = Tier.CRITICAL) -> Document | None:
+        """The document, or None."""
+        found = (await self._port.call(GetState(self.key, self._universe, tier=tier))).state
+        if found is None:
+            return None
+        return Document(cbor2.loads(found.value), found.etag, found.version, found.updated_ms, found.correlation_id)
+
+    async def update(
+        self,
+        value: Any,
+        *,
+        lease: AsyncLease | None = None,
+        if_match: str | None = None,
+        if_absent: bool = False,
+        correlation_id: str | None = None,
+        tier: Tier = Tier.CRITICAL,
+    ) -> UpdatedState:
+        """Write the document (text, numbers, bytes, lists, maps); the ETag and the number of its new version.
+
+        `if_match` names the version that it replaces ("*": any), `if_absent` asks for there to be none.
+
+        Raises:
+            CasMismatch: somebody was first; `current_etag` says what is there now.
+            Fenced: `lease` has ended, or somebody holds the lease of this key and none was given.
+        """
+        proof = None if lease is None else lease.proof
+        encoded = canonical(value)
+        request = UpdateState(self.key, encoded, proof, if_match, if_absent, correlation_id, self._universe, tier=tier)
+        return await self._port.call(request)
+
+    async def remove(
+        self, *, lease: AsyncLease | None = None, if_match: str | None = None, tier: Tier = Tier.CRITICAL
+    ) -> bool:
+        """Remove the document; whether there was one.
+
+        Raises:
+            CasMismatch, Fenced: as `update`.
+        """
+        proof = None if lease is None else lease.proof
+        return (await self._port.call(RemoveState(self.key, proof, if_match, self._universe, tier=tier))).removed

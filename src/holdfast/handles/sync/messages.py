@@ -1,0 +1,230 @@
+"""Generated from handles/messages.py by tools/make_twins.py; change that file instead."""
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import cbor2
+import msgspec
+
+from holdfast.errors.codes import rebuild
+from holdfast.limits import EXTEND_FOR_SECONDS
+from holdfast.tiers import Tier
+from holdfast.wire import Port
+from holdfast.wire.blobs import GetBlob, OpenBlob
+from holdfast.wire.canonical import canonical
+from holdfast.wire.queues import (
+    AckMessages,
+    Delivery,
+    ExtendMessages,
+    MessageLease,
+    NackMessages,
+    Outcome,
+    Outcomes,
+    RejectMessages,
+)
+from holdfast.wire.requests import Request
+from holdfast.wire.states import UpdateState
+
+Result = TypeVar("Result")
+
+
+class Message:
+    """A message that was received. It is the caller's until its lease ends or it is settled.
+
+    `fence` is higher than that of every delivery before, so what is written with it can be told from what a consumer
+    that lost the message writes late.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        universe: str,
+        queue: str,
+        delivery: Delivery,
+        *,
+        visibility_seconds: float | None,
+        extend_for_seconds: float | None,
+    ) -> None:
+        self.delivery = delivery
+        self.id = delivery.id
+        self.queue = queue
+        self.lease = MessageLease(delivery.id, delivery.lease_id, delivery.fence)
+        self.expires_ms = delivery.expires_ms
+        self.settled = False
+        self.lost = False  # Its lease ended while it was worked on; somebody else may have it.
+        self._port = port
+        self._universe = universe
+        self._state = delivery.state
+        self._visibility_seconds = visibility_seconds or delivery.visibility_ms / 1_000
+        cap = EXTEND_FOR_SECONDS if extend_for_seconds is None else extend_for_seconds
+        self._keeping: Any = None
+        if cap > 0:
+            self._keeping = port.keeper.keep(
+                self, universe, queue, self.lease, seconds=self._visibility_seconds, cap_seconds=cap
+            )
+
+    @property
+    def payload(self) -> bytes | None:
+        """What was put; None if it is so large that `read` or `open` must fetch it."""
+        return self.delivery.payload
+
+    def json(self) -> Any:
+        """The payload, from JSON."""
+        return msgspec.json.decode(self.delivery.payload or b"null")
+
+    @property
+    def attempts(self) -> int:
+        """How often it was delivered, this time included."""
+        return self.delivery.attempts
+
+    @property
+    def failure_attempts(self) -> int:
+        """How often it failed before."""
+        return self.delivery.failure_attempts
+
+    @property
+    def fence(self) -> int:
+        """The number of this delivery; it only grows."""
+        return self.delivery.fence
+
+    @property
+    def correlation_id(self) -> str:
+        """What ties it to whatever led to it."""
+        return self.delivery.correlation_id
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """What was put beside the payload."""
+        return self.delivery.attributes
+
+    @property
+    def state(self) -> Any:
+        """The workflow state that it was received with; None before anybody has written one."""
+        return None if self._state is None else cbor2.loads(self._state.value)
+
+    def read(self) -> bytes:
+        """The payload, whole, however large."""
+        if self.delivery.payload is not None or self.delivery.blob is None:
+            return self.delivery.payload or b""
+        return (self._port.call(GetBlob(self.delivery.blob, self._universe))).data
+
+    def open(self) -> Iterator[bytes]:
+        """The payload as a stream, for what is too large for memory."""
+        if self.delivery.blob is None:
+            return _single(self.delivery.payload or b"")
+        return self._port.receive(OpenBlob(self.delivery.blob, self._universe))
+
+    def save_state(self, value: Any) -> None:
+        """Write the workflow state, which the next consumer finds if this one does not finish.
+
+        Raises:
+            Fenced: the message is somebody else's by now.
+        """
+        if self._state is None:
+            raise rebuild("invalid_argument", "The message was received without its state; receive it with_state=True")
+        encoded = canonical(value)
+        proof = self._state.lease
+        request = UpdateState(proof.key, encoded, proof, universe=self._universe)
+        updated = self._port.call(request)
+        self._state = msgspec.structs.replace(self._state, value=encoded, etag=updated.etag)
+
+    def ack(self, *, tier: Tier = Tier.CRITICAL) -> None:
+        """It is done. Doing this twice is fine.
+
+        Raises:
+            QueueMessageLeaseMismatch: somebody else has it by now.
+        """
+        self._settle(AckMessages(self.queue, [self.lease], self._universe, tier=tier))
+
+    def nack(
+        self,
+        *,
+        delay_seconds: float = 0.0,
+        intent: str = "failure",
+        error: str | None = None,
+        tier: Tier = Tier.CRITICAL,
+    ) -> None:
+        """Give it back, to be delivered again after the delay. `intent="defer"` does not count as a failure.
+
+        Raises:
+            QueueMessageLeaseMismatch: somebody else has it by now.
+        """
+        request = NackMessages(self.queue, [self.lease], delay_seconds, intent, error, self._universe, tier=tier)
+        self._settle(request)
+
+    def reject(self, error: str | None = None, *, tier: Tier = Tier.CRITICAL) -> None:
+        """Send it to the dead letters at once.
+
+        Raises:
+            QueueMessageLeaseMismatch: somebody else has it by now.
+        """
+        self._settle(RejectMessages(self.queue, [self.lease], error, self._universe, tier=tier))
+
+    def extend(self, seconds: float | None = None) -> int:
+        """Let the lease last at least `seconds` from now; when it ends, in milliseconds since 1970.
+
+        Raises:
+            QueueMessageLeaseMismatch: somebody else has it by now.
+        """
+        request = ExtendMessages(
+            self.queue, [self.lease], self._visibility_seconds if seconds is None else seconds, self._universe
+        )
+        self.expires_ms = _checked((self._port.call(request)).outcomes[0]).expires_ms
+        return self.expires_ms
+
+    def complete(self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL) -> Result:
+        """Run `work(tx, *args)` and acknowledge the message in the same commit: both happen, or neither.
+
+        Raises:
+            NotEmbedded: the plane is in another process; use `plane.atomic()` there.
+            QueueMessageLeaseMismatch: somebody else has it by now, and nothing was written.
+        """
+        port, request = self._port, AckMessages(self.queue, [self.lease], self._universe)
+
+        def both(tx: Any) -> Result:
+            result = work(tx, *args)
+            _checked(port.execute(tx, request).outcomes[0])
+            return result
+
+        result = port.transact(both, tier=tier)
+        self.settle_elsewhere()
+        return result
+
+    def settle_elsewhere(self) -> None:
+        """It was settled by another way than its own methods: leave its lease alone."""
+        self.settled = True
+        if self._keeping is not None:
+            self._keeping.stop()
+
+    def _settle(self, request: Request[Outcomes]) -> None:
+        _checked((self._port.call(request)).outcomes[0])
+        self.settle_elsewhere()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.settled:
+            return
+        if kind is None:
+            self.ack()
+        elif issubclass(kind, Exception):
+            self.nack(error=f"{kind.__name__}: {error}")
+        else:  # The consumer is stopped, which is nothing the message did.
+            self.nack(intent="defer")
+
+    def __repr__(self) -> str:
+        return f"<message {self.id} of {self.queue}, attempt {self.attempts}, fence {self.fence}>"
+
+
+def _checked(outcome: Outcome) -> Outcome:
+    if outcome.code is not None:
+        raise rebuild(outcome.code, outcome.detail or outcome.code)
+    return outcome
+
+
+def _single(payload: bytes) -> Iterator[bytes]:
+    yield payload

@@ -1,0 +1,279 @@
+"""Generated from handles/queues.py by tools/make_twins.py; change that file instead."""
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import InvalidValue
+from holdfast.handles.sync.messages import Message
+from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX, RECEIVE_WAIT_SECONDS_MAX
+from holdfast.names import checked_name
+from holdfast.tiers import Tier
+from holdfast.wire import Port
+from holdfast.wire.blobs import PutBlob
+from holdfast.wire.queues import (
+    Delivery,
+    GetQueuePolicy,
+    GetQueueStats,
+    ListSchedules,
+    NewMessage,
+    PauseQueue,
+    PeekMessages,
+    PurgeQueue,
+    PutMessages,
+    QueuePolicy,
+    QueueStats,
+    Receipt,
+    ReceiveMessages,
+    RedriveMessages,
+    RemoveSchedule,
+    Schedule,
+    SetQueuePolicy,
+    SetSchedule,
+)
+
+_encode = msgspec.json.Encoder().encode
+_JSON = "application/json"
+_BYTES = "application/octet-stream"
+_CREDIT_LOOK_SECONDS = 0.005  # How often a subscription whose credit is used up looks whether a message was settled.
+
+
+class Queue:
+    """One queue. It begins with the first message that is put into it.
+
+    A message is delivered at least once: to one consumer at a time, again if that one does not settle it in time, and
+    after `max_attempts` failures to the dead letters. Every delivery has a fence that is higher than the last one's.
+    """
+
+    def __init__(self, port: Port, universe: str, name: str) -> None:
+        self.name = checked_name("queue", name)
+        self._port = port
+        self._universe = universe
+        self._owner = uuid.uuid4().hex[:12]
+
+    def put(
+        self,
+        body: Any,
+        *,
+        delay_seconds: float = 0.0,
+        ttl_seconds: float | None = None,
+        priority: int = 5,
+        group: str | None = None,
+        idempotency_key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        correlation_id: str | None = None,
+        max_attempts: int | None = None,
+        visibility_seconds: float | None = None,
+        content_type: str | None = None,
+        tier: Tier = Tier.CRITICAL,
+    ) -> Receipt:
+        """Put a message: bytes as they are, anything else as JSON. The receipt says which promise it carries.
+
+        Args:
+            delay_seconds: how long it is not delivered.
+            ttl_seconds: when it is removed, delivered or not.
+            priority: 0 to 9; 9 is delivered first.
+            group: messages of one group are delivered one at a time, in the order in which they were put.
+            idempotency_key: a second put with the same key within five minutes puts nothing; `duplicate` says so.
+            max_attempts, visibility_seconds: in place of those of the queue's policy.
+        """
+        payload, kind = payload_of(body)
+        message = NewMessage(
+            payload=payload,
+            content_type=content_type or kind,
+            attributes=dict(attributes) if attributes else {},
+            correlation_id=correlation_id,
+            priority=priority,
+            group=group,
+            idempotency_key=idempotency_key,
+            delay_seconds=delay_seconds,
+            ttl_seconds=ttl_seconds,
+            max_attempts=max_attempts,
+            visibility_seconds=visibility_seconds,
+        )
+        return (self._put([message], tier))[0]
+
+    def put_many(self, bodies: Iterable[Any], *, tier: Tier = Tier.CRITICAL) -> list[Receipt]:
+        """Put up to 256 messages as one commit; each a body, or a `NewMessage` with options of its own."""
+        messages = []
+        for body in bodies:
+            if isinstance(body, NewMessage):
+                messages.append(body)
+            else:
+                payload, kind = payload_of(body)
+                messages.append(NewMessage(payload=payload, content_type=kind))
+        return self._put(messages, tier)
+
+    def receive(
+        self,
+        *,
+        wait_seconds: float = 0.0,
+        visibility_seconds: float | None = None,
+        owner: str | None = None,
+        with_state: bool = False,
+        extend_for_seconds: float | None = None,
+        tier: Tier = Tier.CRITICAL,
+    ) -> Message | None:
+        """The next message, leased to the caller; None if there is none within `wait_seconds`.
+
+        Settle it: in a `with` block, which acknowledges it at its end and gives it back on an exception, or with `ack`,
+        `nack` or `reject`. Its lease is extended by itself meanwhile, for `extend_for_seconds` at most (an hour; 0
+        leaves it to the caller).
+
+        Raises:
+            QueueBusy: as many consumers wait as may.
+        """
+        found = self.receive_many(
+            1,
+            wait_seconds=wait_seconds,
+            visibility_seconds=visibility_seconds,
+            owner=owner,
+            with_state=with_state,
+            extend_for_seconds=extend_for_seconds,
+            tier=tier,
+        )
+        return found[0] if found else None
+
+    def receive_many(
+        self,
+        max_messages: int = 10,
+        *,
+        wait_seconds: float = 0.0,
+        visibility_seconds: float | None = None,
+        owner: str | None = None,
+        with_state: bool = False,
+        extend_for_seconds: float | None = None,
+        tier: Tier = Tier.CRITICAL,
+    ) -> list[Message]:
+        """Up to `max_messages` (256), as soon as there is one; none if there is none within `wait_seconds`."""
+        request = ReceiveMessages(
+            self.name,
+            owner or self._owner,
+            max_messages,
+            wait_seconds,
+            visibility_seconds,
+            with_state,
+            None,
+            self._universe,
+            tier=tier,
+        )
+        deliveries = (self._port.call(request)).messages
+        return [
+            Message(
+                self._port,
+                self._universe,
+                self.name,
+                delivery,
+                visibility_seconds=visibility_seconds,
+                extend_for_seconds=extend_for_seconds,
+            )
+            for delivery in deliveries
+        ]
+
+    def subscribe(
+        self,
+        *,
+        credit: int = 16,
+        visibility_seconds: float | None = None,
+        owner: str | None = None,
+        with_state: bool = False,
+        wait_seconds: float = RECEIVE_WAIT_SECONDS_MAX,
+        extend_for_seconds: float | None = None,
+    ) -> Iterator[Message]:
+        """Messages as they come, `credit` of them unsettled at most; ends when none came for `wait_seconds`."""
+        unsettled: list[Message] = []
+        while True:
+            unsettled = [message for message in unsettled if not message.settled]
+            if len(unsettled) >= credit:
+                time.sleep(_CREDIT_LOOK_SECONDS)
+                continue
+            batch = self.receive_many(
+                credit - len(unsettled),
+                wait_seconds=wait_seconds,
+                visibility_seconds=visibility_seconds,
+                owner=owner,
+                with_state=with_state,
+                extend_for_seconds=extend_for_seconds,
+            )
+            if not batch:
+                return
+            unsettled += batch
+            for message in batch:
+                yield message
+
+    def stats(self) -> QueueStats:
+        """How many messages are in which state, and how many consumers wait in the plane's process."""
+        return self._port.call(GetQueueStats(self.name, self._universe))
+
+    def peek(self, n: int = 10) -> list[Delivery]:
+        """At most `n` messages that are ready, in the order in which they would be delivered. Nothing is consumed."""
+        return (self._port.call(PeekMessages(self.name, n, self._universe))).messages
+
+    def purge(self) -> int:
+        """Remove every message that nobody holds; how many there were."""
+        return (self._port.call(PurgeQueue(self.name, self._universe))).count
+
+    def pause(self) -> None:
+        """Deliver nothing until `resume`; puts are still taken."""
+        self._port.call(PauseQueue(self.name, True, self._universe))
+
+    def resume(self) -> None:
+        """Deliver again."""
+        self._port.call(PauseQueue(self.name, False, self._universe))
+
+    def policy(self) -> QueuePolicy:
+        """What holds for messages that do not say otherwise."""
+        return self._port.call(GetQueuePolicy(self.name, self._universe))
+
+    def set_policy(self, policy: QueuePolicy) -> QueuePolicy:
+        """Give the queue another policy; it holds for what is put and delivered from now on."""
+        return self._port.call(SetQueuePolicy(self.name, policy, self._universe))
+
+    def dead_letters(self, n: int = 100) -> list[Delivery]:
+        """At most `n` dead letters of this queue, with the last error of each."""
+        policy = self.policy()
+        peek = PeekMessages(policy.dead_letter_queue or f"{self.name}.dlq", n, self._universe)
+        return [letter for letter in (self._port.call(peek)).messages if letter.origin == self.name]
+
+    def redrive(self, ids: list[str] | None = None, *, limit: int = 1_000) -> int:
+        """Put dead letters back into this queue, those named or up to `limit`; how many there were."""
+        return (self._port.call(RedriveMessages(self.name, ids, limit, self._universe))).count
+
+    def schedule(self, name: str, cron: str, body: Any, *, timezone: str = "UTC", **options: Any) -> Schedule:
+        """Put `body` whenever the clock of `timezone` says what `cron` names, in place of a schedule of the same name.
+
+        `options` are those of a `NewMessage`.
+        """
+        payload, kind = payload_of(body)
+        message = NewMessage(payload=payload, **{"content_type": kind, **options})
+        return self._port.call(SetSchedule(self.name, name, cron, message, timezone, self._universe))
+
+    def unschedule(self, name: str) -> bool:
+        """Remove a schedule; whether there was one."""
+        return bool((self._port.call(RemoveSchedule(self.name, name, self._universe))).count)
+
+    def schedules(self) -> list[Schedule]:
+        """The schedules of this queue, with the moment at which each strikes next."""
+        return (self._port.call(ListSchedules(self.name, self._universe))).schedules
+
+    def _put(self, messages: list[NewMessage], tier: Tier) -> list[Receipt]:
+        for index, message in enumerate(messages):
+            if len(message.payload) > PAYLOAD_INLINE_BYTES_MAX:
+                stored = self._port.call(PutBlob(message.payload, self._universe))
+                messages[index] = msgspec.structs.replace(
+                    message, payload=b"", blob=stored.hash, blob_size=len(message.payload)
+                )
+        return (self._port.call(PutMessages(self.name, messages, self._universe, tier=tier))).receipts
+
+
+def payload_of(body: Any) -> tuple[bytes, str]:
+    """A body as bytes, and what they are."""
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body), _BYTES
+    try:
+        return _encode(body), _JSON
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidValue(f"This body has no JSON form ({error}); give bytes, text, numbers, lists or maps") from error

@@ -1,0 +1,196 @@
+"""Entities: records with a version, and the history of their changes.
+
+    (u, universe, "entities", kind, id)                     ->  version, fields
+    (u, universe, "entity-history", kind, id, version)      ->  what that version changed
+
+The version grows by one with every commit that changes any field, and goes on growing when an entity is deleted and
+comes back, so a version names one state of it for ever. Values are canonical CBOR and are not looked into.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import msgspec
+
+from holdfast.errors import InvalidArgument, InvalidName, ValueTooLarge, VersionConflict
+from holdfast.kv import Subspace, Transaction
+from holdfast.limits import ENTITY_BYTES_MAX, ENTITY_FIELDS_MAX, ENTITY_HISTORY_VERSIONS, READ_ENTRIES_MAX
+from holdfast.tiers import Tier
+from holdfast.wire.entities import Change, EntityRecord, Fields
+
+_FIELD: Final = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+
+
+class EntityKey(NamedTuple):
+    """Which entity."""
+
+    universe: str
+    kind: str
+    id: str
+
+
+class Entity(msgspec.Struct, frozen=True, array_like=True):
+    """An entity as it is stored. A deleted one stays as an empty record, because its version must go on."""
+
+    version: int
+    fields: Fields
+    created_ms: int
+    updated_ms: int
+    deleted: bool = False
+
+
+class _Note(msgspec.Struct, frozen=True, array_like=True):
+    """What one version changed."""
+
+    at_ms: int
+    tier: Tier
+    fields: Fields
+    removed: Sequence[str]
+    deleted: bool
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Entity).decode
+_decode_note = msgspec.msgpack.Decoder(_Note).decode
+_NOBODY: Final = Entity(0, {}, 0, 0, deleted=True)
+
+
+def get(tx: Transaction, key: EntityKey) -> Entity:
+    """The entity; deleted, with version 0, if there never was one."""
+    stored = tx.get(_record(key))
+    return _NOBODY if stored is None else _decode(stored)
+
+
+def require_version(tx: Transaction, key: EntityKey, expected: int) -> Entity:
+    """The entity, if its version is `expected`.
+
+    Raises:
+        VersionConflict: it has another one.
+    """
+    current = get(tx, key)
+    if current.version != expected:
+        raise VersionConflict(key.kind, key.id, expected=expected, actual=current.version)
+    return current
+
+
+def write(tx: Transaction, key: EntityKey, fields: Mapping[str, bytes], removed: Sequence[str], *, tier: Tier) -> int:
+    """Set and remove fields, and leave the others as they are; the new version.
+
+    Raises:
+        InvalidName, InvalidArgument, ValueTooLarge: a field cannot be named so, or the entity would be too large.
+    """
+    current = get(tx, key)
+    kept = current.fields
+    if removed:
+        kept = {name: value for name, value in kept.items() if name not in removed}
+    return _commit(tx, key, current, {**kept, **fields}, _Note(tx.now_ms, tier, dict(fields), removed, deleted=False))
+
+
+def put(tx: Transaction, key: EntityKey, fields: Mapping[str, bytes], *, expected_version: int, tier: Tier) -> int:
+    """Replace all fields if the version is `expected_version` (0: there is none yet); the new version.
+
+    Raises:
+        VersionConflict: it has another one.
+    """
+    current = require_version(tx, key, expected_version)
+    removed = [name for name in current.fields if name not in fields]
+    return _commit(tx, key, current, dict(fields), _Note(tx.now_ms, tier, dict(fields), removed, deleted=False))
+
+
+def delete(tx: Transaction, key: EntityKey, *, expected_version: int | None = None) -> int | None:
+    """Delete the entity; the version of its being gone, or None if it was not there.
+
+    Raises:
+        VersionConflict: it has another version than was expected.
+    """
+    current = get(tx, key) if expected_version is None else require_version(tx, key, expected_version)
+    if current.deleted:
+        return None
+    return _commit(tx, key, current, {}, _Note(tx.now_ms, Tier.CRITICAL, {}, list(current.fields), deleted=True))
+
+
+def scan(tx: Transaction, universe: str, kind: str, *, after: str, limit: int) -> list[EntityRecord]:
+    """At most `limit` entities of a kind, in the order of their ids, the first one behind `after`."""
+    _check_page(limit)
+    room = _room(universe, kind)
+    begin, end = room.range()
+    if after:
+        begin = room.key(after) + b"\x00"
+    found: list[EntityRecord] = []
+    while len(found) < limit and (pairs := tx.scan(begin, end, limit=limit - len(found))):
+        for stored_key, value in pairs:
+            entity = _decode(value)
+            if not entity.deleted:
+                found.append(record(EntityKey(universe, kind, room.unpack(stored_key)[0]), entity))
+        begin = pairs[-1][0] + b"\x00"
+    return found
+
+
+def history(tx: Transaction, key: EntityKey, *, after: int, limit: int) -> list[Change]:
+    """At most `limit` changes behind the version `after`, in order; only the latest ones are kept."""
+    _check_page(limit)
+    room = _history(key)
+    _, end = room.range()
+    pairs = tx.scan(room.key(max(after, 0) + 1), end, limit=limit)
+    changes = []
+    for stored_key, value in pairs:
+        note = _decode_note(value)
+        version = room.unpack(stored_key)[0]
+        changes.append(Change(version, note.at_ms, note.tier, note.fields, list(note.removed), note.deleted))
+    return changes
+
+
+def record(key: EntityKey, entity: Entity) -> EntityRecord:
+    """An entity in the words of the wire."""
+    return EntityRecord(key.kind, key.id, entity.version, entity.fields, entity.created_ms, entity.updated_ms)
+
+
+def _commit(tx: Transaction, key: EntityKey, current: Entity, fields: Fields, note: _Note) -> int:
+    _check_fields(fields, note)
+    version = current.version + 1
+    created_ms = note.at_ms if current.deleted else current.created_ms
+    tx.put(_record(key), _encode(Entity(version, fields, created_ms, note.at_ms, note.deleted)))
+    changes = _history(key)
+    tx.put(changes.key(version), _encode(note))
+    if version > ENTITY_HISTORY_VERSIONS:
+        tx.delete(changes.key(version - ENTITY_HISTORY_VERSIONS))
+    return version
+
+
+def _check_fields(fields: Fields, note: _Note) -> None:
+    for name in note.fields:
+        _check_field(name)
+    size = sum(map(len, fields)) + sum(map(len, fields.values()))
+    if len(fields) > ENTITY_FIELDS_MAX or size > ENTITY_BYTES_MAX:
+        raise ValueTooLarge(
+            f"The entity would have {len(fields)} fields and {size} bytes; it may have {ENTITY_FIELDS_MAX} fields and "
+            f"{ENTITY_BYTES_MAX} bytes, so store large values as blobs"
+        )
+
+
+@lru_cache(maxsize=4_096)
+def _check_field(name: str) -> None:
+    if not _FIELD.match(name):
+        raise InvalidName(f"{name!r} is no name for a field; use 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'")
+
+
+def _check_page(limit: int) -> None:
+    if not 0 < limit <= READ_ENTRIES_MAX:
+        raise InvalidArgument(f"A page has 1 to {READ_ENTRIES_MAX} entries, not {limit}")
+
+
+@lru_cache(maxsize=4_096)
+def _record(key: EntityKey) -> bytes:
+    return _room(key.universe, key.kind).key(key.id)
+
+
+@lru_cache(maxsize=1_024)
+def _room(universe: str, kind: str) -> Subspace:
+    return Subspace("u", universe, "entities", kind)
+
+
+@lru_cache(maxsize=4_096)
+def _history(key: EntityKey) -> Subspace:
+    return Subspace("u", key.universe, "entity-history", key.kind, key.id)

@@ -1,0 +1,60 @@
+"""Queues: leased, fenced, at least once. `rooms` draws the keys, `deliveries` the states of a message."""
+
+from holdfast.layers.queues.deliveries import (
+    Ahead,
+    Leased,
+    ack,
+    check,
+    deliveries_of,
+    extend,
+    lease,
+    lease_or_wait,
+    nack,
+    reject,
+)
+from holdfast.layers.queues.dues import attend_and_tell, attend_to, next_due
+from holdfast.layers.queues.graves import redrive, redrive_and_tell
+from holdfast.layers.queues.looks import names, peek, purge, stats
+from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, set_policy, visibility_ms
+from holdfast.layers.queues.puts import put
+from holdfast.layers.queues.rooms import QueueKey, Stored, delivery_of, room_of, text_of
+from holdfast.layers.queues.schedules import remove_schedule, schedules_of, set_schedule
+from holdfast.layers.queues.tallies import DUE, NEVER_MS
+
+__all__ = [
+    "DUE",
+    "NEVER_MS",
+    "Ahead",
+    "Leased",
+    "QueueKey",
+    "Stored",
+    "ack",
+    "attend_and_tell",
+    "attend_to",
+    "check",
+    "dead_letter_queue",
+    "deliveries_of",
+    "delivery_of",
+    "extend",
+    "lease",
+    "lease_or_wait",
+    "nack",
+    "names",
+    "next_due",
+    "peek",
+    "policy_of",
+    "purge",
+    "put",
+    "queue_name",
+    "redrive",
+    "redrive_and_tell",
+    "reject",
+    "remove_schedule",
+    "room_of",
+    "schedules_of",
+    "set_policy",
+    "set_schedule",
+    "stats",
+    "text_of",
+    "visibility_ms",
+]

@@ -1,0 +1,320 @@
+"""Deliveries: leasing messages, and what becomes of them.
+
+                 ┌────────── nack, or the lease ends ──────────┐
+                 ▼                                             │
+    put ──► ready ──► leased (fence + 1) ── ack ──► gone       │
+      │       ▲          │  └─ extend ─┘                        │
+      └─ delayed         ├──── failures < max_attempts ─────────┘
+              ▲          └──── failures = max_attempts, reject ──► dead letters ── redrive ──► ready
+              └── nack with a delay
+
+A lease that ends counts as a failure, so that what kills its consumers becomes a dead letter too. A consumer that comes
+late is heard as long as nobody has noticed that its lease ended; from then on its fence is an old one, and refused.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from holdfast.errors import InvalidArgument, QueueMessageLeaseMismatch
+from holdfast.kv import Transaction
+from holdfast.layers.leases import check_owner
+from holdfast.layers.queues import graves, sidecars
+from holdfast.layers.queues.dues import attend
+from holdfast.layers.queues.policies import policy_of
+from holdfast.layers.queues.rooms import QueueKey, Room, Stored, decode, delivery_of, id_of, room_of
+from holdfast.layers.queues.tallies import Book, Tally
+from holdfast.limits import ACK_MEMORY_SECONDS, DELAY_SECONDS_MAX, LAST_ERROR_BYTES_MAX, MESSAGES_MAX
+from holdfast.wire.queues import Delivery, MessageLease, QueuePolicy, SidecarState
+
+READ_AHEAD = 64  # Messages whose keys are remembered after a search.
+
+
+class Ahead:
+    """Ready messages that were read ahead of their delivery, so that the next one costs a look and not a search.
+
+    They are hints in the memory of whoever delivers: each is looked up before it is leased, and all are forgotten when
+    a message became ready in front of others since.
+    """
+
+    __slots__ = ("disorder", "keys", "priority")
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []  # The next one last.
+        self.disorder = -1
+        self.priority = -1
+
+
+class Leased(NamedTuple):
+    """Messages that were leased, their workflow states if asked for, and when it is worth looking for more."""
+
+    messages: list[Stored]
+    again_ms: int
+    states: list[SidecarState | None]
+    notes: list[tuple[Any, ...]]  # What is to be told once it is committed.
+
+
+def lease(tx: Transaction, queue: QueueKey, *, owner: str, limit: int = 1, **options: Any) -> list[Stored]:
+    """Lease at most `limit` messages that are ready; `lease_or_wait` says more."""
+    return lease_or_wait(tx, queue, owner=owner, limit=limit, **options).messages
+
+
+def lease_or_wait(
+    tx: Transaction,
+    queue: QueueKey,
+    *,
+    owner: str,
+    limit: int = 1,
+    visibility_ms: int | None = None,
+    txn_id: str | None = None,
+    with_state: bool = False,
+    ahead: Ahead | None = None,
+) -> Leased:
+    """Lease at most `limit` messages that are ready, the most urgent first, then the oldest.
+
+    Raises:
+        InvalidArgument: more than one batch may have.
+    """
+    check_owner(owner, txn_id)
+    if not 0 < limit <= MESSAGES_MAX:
+        raise InvalidArgument(f"One delivery has 1 to {MESSAGES_MAX} messages, not {limit}")
+    book = Book(tx, queue)
+    policy = policy_of(tx, queue)
+    changed = attend(book)
+    taken: list[Stored] = []
+    allowed = 0 if policy.paused else _within_rate(book, policy, limit)
+    while len(taken) < allowed:
+        found = _next(book, allowed - len(taken), ahead)
+        if not found:
+            break
+        for message in found:
+            book.take_ready(message)
+            changed = True
+            if message.ttl_at_ms and message.ttl_at_ms <= tx.now_ms:
+                graves.outlived(book, message)
+                continue
+            message.owner, message.txn_id = owner, txn_id
+            message.due_ms = tx.now_ms + (message.visibility_ms if visibility_ms is None else visibility_ms)
+            message.stateful = message.stateful or with_state
+            _hand_over(book, message)
+            taken.append(message)
+    if policy.rate_per_second is not None:
+        book.tally.budget -= len(taken)
+        changed = True
+    if changed:
+        book.save()
+    states = [sidecars.open(tx, queue, message) if with_state else None for message in taken]
+    return Leased(taken, _again_ms(book, policy), states, tx.notes)
+
+
+def deliveries_of(leased: Leased) -> list[Delivery]:
+    """Messages that were leased, in the words of the wire."""
+    return [delivery_of(message, state) for message, state in zip(leased.messages, leased.states, strict=True)]
+
+
+def ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str | None:
+    """Let a message go for good; its correlation id. Doing so twice with one lease is fine, and tells nothing.
+
+    Raises:
+        QueueMessageLeaseMismatch: somebody else has it by now, or it is gone by another way.
+    """
+    room = room_of(queue)
+    message = _held(tx, room, proof)
+    if message is None:
+        if _was_acked(tx, room, proof):
+            return None
+        raise _mismatch(proof)
+    book = Book(tx, queue)
+    book.unpark(message)
+    book.tally.acked += 1
+    tx.put(room.acks.key(tx.now_ms // 60_000) + message.id, proof.fence.to_bytes(8, "big"))
+    graves.remove(book, message)
+    book.save()
+    book.tell("acked", message)
+    return message.correlation_id
+
+
+def nack(
+    tx: Transaction,
+    queue: QueueKey,
+    proof: MessageLease,
+    *,
+    delay_seconds: float = 0.0,
+    counts: bool = True,
+    error: str | None = None,
+) -> str:
+    """Give a message back, to be delivered again after the delay; its correlation id.
+
+    With `counts` it is a failure, and the last one that a message may have makes it a dead letter.
+
+    Raises:
+        QueueMessageLeaseMismatch: somebody else has it by now.
+    """
+    if not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
+        raise InvalidArgument(f"delay_seconds is {delay_seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
+    message = _require(tx, queue, proof)
+    book = Book(tx, queue)
+    book.unpark(message)
+    if counts:
+        message.failures += 1
+        message.last_error = _cut(error)
+        book.tally.failed += 1
+    book.tell("nacked" if counts else "deferred", message)
+    if counts and graves.is_due(message):
+        graves.bury(book, message)
+    else:
+        graves.give_back(book, message, delay_ms=round(delay_seconds * 1_000))
+    book.save()
+    return message.correlation_id
+
+
+def reject(tx: Transaction, queue: QueueKey, proof: MessageLease, *, error: str | None = None) -> str:
+    """Make a message a dead letter at once; its correlation id.
+
+    Raises:
+        QueueMessageLeaseMismatch: somebody else has it by now.
+    """
+    message = _require(tx, queue, proof)
+    book = Book(tx, queue)
+    book.unpark(message)
+    message.failures += 1
+    message.last_error = _cut(error)
+    book.tally.failed += 1
+    graves.bury(book, message)
+    book.save()
+    return message.correlation_id
+
+
+def extend(tx: Transaction, queue: QueueKey, proof: MessageLease, *, by_ms: int) -> Stored:
+    """Let a lease last at least `by_ms` from now; it never gets shorter.
+
+    Raises:
+        InvalidArgument: by nothing at all, which would end it while the message stays hidden.
+        QueueMessageLeaseMismatch: somebody else has it by now.
+    """
+    if by_ms < 1:
+        raise InvalidArgument("A lease is extended by 0.001 s at least; to give the message back, nack it")
+    message = _require(tx, queue, proof)
+    due_ms = tx.now_ms + by_ms
+    if due_ms > message.due_ms:
+        book = Book(tx, queue)
+        book.unpark(message)
+        message.due_ms = due_ms
+        book.park(message)
+        sidecars.keep(tx, queue, message)
+        book.save()
+    return message
+
+
+def check(tx: Transaction, queue: QueueKey, proof: MessageLease) -> None:
+    """Raise QueueMessageLeaseMismatch unless the message is leased by this proof, and its time is not over."""
+    if tx.now_ms >= _require(tx, queue, proof).due_ms:
+        raise _mismatch(proof)
+
+
+def _next(book: Book, limit: int, ahead: Ahead | None) -> Sequence[Stored]:
+    """The next messages that are ready, at most `limit`."""
+    tx, room, tally = book.tx, book.room, book.tally
+    if tx.writer:
+        return [decode(value) for _, value in tx.scan(*room.ready_range(), limit=limit)]
+    priority = max((each for each, count in tally.ready.items() if count > 0), default=None)
+    if priority is None:
+        return ()
+    if ahead is not None:
+        found = _from_ahead(tx, tally, priority, limit, ahead)
+        if found:
+            return found
+    begin, end = room.priority_range(priority, tally.fronts.get(priority, b""))
+    pairs = tx.scan(begin, end, limit=limit if ahead is None else max(limit, READ_AHEAD))
+    if ahead is not None:
+        ahead.disorder, ahead.priority = tally.disorder, priority
+        ahead.keys = [key for key, _ in pairs[limit:]][::-1]
+        pairs = pairs[:limit]
+    if pairs:
+        tally.fronts[priority] = pairs[-1][0][-16:] + b"\x00"
+    return [decode(value) for _, value in pairs]
+
+
+def _from_ahead(tx: Transaction, tally: Tally, priority: int, limit: int, ahead: Ahead) -> list[Stored]:
+    if ahead.disorder != tally.disorder or ahead.priority != priority:
+        ahead.keys.clear()
+        return []
+    found: list[Stored] = []
+    keys = ahead.keys
+    while keys and len(found) < limit:
+        key = keys.pop()
+        value = tx.get(key)
+        if value is None:  # Another way of taking it was faster, or the commit that it was read in never came.
+            keys.clear()
+            return found
+        found.append(decode(value))
+        tally.fronts[priority] = key[-16:] + b"\x00"
+    return found
+
+
+def _hand_over(book: Book, message: Stored) -> None:
+    message.attempts += 1
+    message.fence += 1
+    book.park(message)
+    book.tally.delivered += 1
+    book.tell("leased", message)
+    if message.has_body:
+        message.payload = book.tx.get(book.room.body_key(message.id))
+
+
+def _held(tx: Transaction, room: Room, proof: MessageLease) -> Stored | None:
+    """The message, if it is leased and the proof is that of its lease."""
+    stored = tx.get(room.parked_key(id_of(proof.id)))
+    if stored is None:
+        return None
+    message = decode(stored)
+    if message.owner is None or message.fence != proof.fence or message.lease_id != proof.lease_id:
+        return None
+    return message
+
+
+def _require(tx: Transaction, queue: QueueKey, proof: MessageLease) -> Stored:
+    message = _held(tx, room_of(queue), proof)
+    if message is None:
+        raise _mismatch(proof)
+    return message
+
+
+def _was_acked(tx: Transaction, room: Room, proof: MessageLease) -> bool:
+    id, minute = id_of(proof.id), tx.now_ms // 60_000
+    for ago in range(ACK_MEMORY_SECONDS // 60 + 1):
+        fence = tx.get(room.acks.key(minute - ago) + id)
+        if fence is not None:
+            return fence == proof.fence.to_bytes(8, "big") and proof.lease_id == f"{id.hex()}-{proof.fence}"
+    return False
+
+
+def _again_ms(book: Book, policy: QueuePolicy) -> int:
+    """When something may be there that is not there now."""
+    again_ms = book.tally.next_due_ms
+    if policy.rate_per_second is not None and not policy.paused and book.tally.budget < 1:
+        wait_ms = (1 - book.tally.budget) / policy.rate_per_second * 1_000
+        again_ms = min(again_ms, book.tx.now_ms + math.ceil(wait_ms))
+    return again_ms
+
+
+def _within_rate(book: Book, policy: QueuePolicy, limit: int) -> int:
+    """How many messages the queue's rate allows now, `limit` at most."""
+    rate, tally = policy.rate_per_second, book.tally
+    if rate is None:
+        return limit
+    passed_ms = max(book.tx.now_ms - tally.budget_ms, 0)
+    # A queue that rested may deliver what it is allowed in one second at once, and one message in any case.
+    tally.budget = min(tally.budget + passed_ms * rate / 1_000, max(rate, 1.0))
+    tally.budget_ms = book.tx.now_ms
+    return min(limit, int(tally.budget))
+
+
+def _cut(error: str | None) -> str | None:
+    return None if error is None else error.encode(errors="replace")[:LAST_ERROR_BYTES_MAX].decode(errors="ignore")
+
+
+def _mismatch(proof: MessageLease) -> QueueMessageLeaseMismatch:
+    return QueueMessageLeaseMismatch(
+        f"Message {proof.id} is not leased as {proof.lease_id} any more; whoever has it now will settle it, so stop"
+    )

@@ -1,0 +1,209 @@
+"""Where a queue keeps what: its keys, and the record of a message.
+
+    (u, universe, "q", queue, …)
+      "tally", writer            counts by state, and where to look first; one record for each process that writes
+      "policy"                   what holds for messages that do not say otherwise
+      "r" | 9 - priority | id    ready, in the order of delivery: the message
+      "p" | id                   parked, because somebody leases it or its delay is not over: the message
+      "t" | at_ms | what         when something is due: a lease or a delay ends, a TTL is over, a schedule strikes
+      "b" | id                   the payload, where it is too long to be written again with every delivery
+      "w", group | id            waits behind another message of its group: the message
+      "h", group                 the message of a group that is ready, parked or leased, and where to look for the next
+      "i", period, key           idempotency keys
+      "a", minute | id           the fences of messages that were acknowledged in that minute
+      "s", name                  schedules
+
+Behind `|` stand plain bytes, which sort like what they say and are cheaper to make than tuples. A message is in exactly
+one of "r", "p" and "w". Ids are UUIDv7, so within a priority the order of ids is the order of puts.
+"""
+
+import uuid
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.errors import InvalidArgument
+from holdfast.kv import Subspace
+from holdfast.limits import PAYLOAD_CARRIED_BYTES_MAX, PRIORITY_MAX
+from holdfast.wire.queues import Delivery, SidecarState
+
+ID_BYTES = 16
+
+
+class QueueKey(NamedTuple):
+    """Which queue."""
+
+    universe: str
+    name: str
+
+
+class Stored(msgspec.Struct, array_like=True):
+    """A message as it is stored. Not frozen: one is decoded, changed and written again in each step of its life."""
+
+    id: bytes
+    payload: bytes | None
+    blob: str | None
+    size: int
+    content_type: str
+    attributes: dict[str, str]
+    correlation_id: str
+    priority: int
+    group: str | None
+    created_ms: int
+    max_attempts: int
+    visibility_ms: int
+    ttl_at_ms: int = 0  # 0: it has no end.
+    attempts: int = 0  # Deliveries.
+    failures: int = 0
+    fence: int = 0  # Grows with every delivery, and goes on growing when a dead letter is put back.
+    last_error: str | None = None
+    origin: str | None = None  # The queue in which a dead letter died.
+    died_ms: int = 0
+    due_ms: int = 0  # When its lease or its delay ends, while it is parked.
+    owner: str | None = None  # Who leases it; None while it is delayed.
+    txn_id: str | None = None
+    stateful: bool = False  # It was delivered with its workflow state.
+
+    @property
+    def has_body(self) -> bool:
+        """Whether its payload is stored apart from it."""
+        return self.blob is None and self.size > PAYLOAD_CARRIED_BYTES_MAX
+
+    @property
+    def lease_id(self) -> str:
+        """Names one delivery: no other one of this message has its fence."""
+        return f"{self.id.hex()}-{self.fence}"
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Stored).decode
+
+
+class Room:
+    """The keys of one queue."""
+
+    __slots__ = (
+        "acks",
+        "body",
+        "due",
+        "head",
+        "ids",
+        "parked",
+        "policy",
+        "prefix",
+        "ready",
+        "schedules",
+        "tallies",
+        "waiting",
+    )
+
+    def __init__(self, queue: QueueKey) -> None:
+        room = Subspace("u", queue.universe, "q", queue.name)
+        self.prefix = room.prefix
+        self.tallies = room.at("tally")
+        self.policy = room.key("policy")
+        self.ready = room.key("r")
+        self.parked = room.key("p")
+        self.due = room.key("t")
+        self.body = room.key("b")
+        self.waiting = room.at("w")
+        self.head = room.at("h")
+        self.ids = room.at("i")
+        self.acks = room.at("a")
+        self.schedules = room.at("s")
+
+    def ready_key(self, message: Stored) -> bytes:
+        return self.ready + _URGENCY[message.priority] + message.id
+
+    def ready_place(self, priority: int, id: bytes) -> bytes:
+        return self.ready + _URGENCY[priority] + id
+
+    def priority_range(self, priority: int, front: bytes) -> tuple[bytes, bytes]:
+        """Where the ready messages of a priority are, from `front` on."""
+        prefix = self.ready + _URGENCY[priority]
+        return prefix + front, prefix + b"\xff" * (ID_BYTES + 1)
+
+    def ready_range(self) -> tuple[bytes, bytes]:
+        """Where ready messages are, the most urgent first."""
+        return self.ready, self.ready + b"\xff"
+
+    def parked_key(self, id: bytes) -> bytes:
+        return self.parked + id
+
+    def body_key(self, id: bytes) -> bytes:
+        return self.body + id
+
+    def due_key(self, at_ms: int, what: bytes) -> bytes:
+        return self.due + at_ms.to_bytes(8, "big") + what
+
+    def due_range(self, front_ms: int) -> tuple[bytes, bytes]:
+        """Where what is due is, from `front_ms` on."""
+        return self.due + front_ms.to_bytes(8, "big"), self.due + b"\xff" * 9
+
+    def waiting_key(self, message: Stored) -> bytes:
+        return self.waiting.key(message.group) + message.id
+
+    def group_range(self, group: str, front: bytes) -> tuple[bytes, bytes]:
+        """Where the messages of a group wait, from `front` on."""
+        prefix = self.waiting.key(group)
+        return prefix + front, prefix + b"\xff" * (ID_BYTES + 1)
+
+
+_URGENCY = [bytes((PRIORITY_MAX - priority,)) for priority in range(PRIORITY_MAX + 1)]  # The most urgent sorts first.
+
+
+@lru_cache(maxsize=4_096)
+def room_of(queue: QueueKey) -> Room:
+    """The keys of a queue."""
+    return Room(queue)
+
+
+def queues(universe: str) -> Subspace:
+    """Where the queues of a universe are."""
+    return Subspace("u", universe, "q")
+
+
+def delivery_of(message: Stored, state: SidecarState | None = None) -> Delivery:
+    """A message in the words of the wire."""
+    return Delivery(
+        id=text_of(message.id),
+        payload=message.payload,
+        blob=message.blob,
+        size=message.size,
+        content_type=message.content_type,
+        attributes=message.attributes,
+        correlation_id=message.correlation_id,
+        priority=message.priority,
+        group=message.group,
+        created_ms=message.created_ms,
+        attempts=message.attempts,
+        failure_attempts=message.failures,
+        max_attempts=message.max_attempts,
+        last_error=message.last_error,
+        origin=message.origin,
+        died_ms=message.died_ms,
+        lease_id=message.lease_id if message.owner is not None else "",
+        fence=message.fence,
+        expires_ms=message.due_ms if message.owner is not None else 0,
+        visibility_ms=message.visibility_ms,
+        state=state,
+    )
+
+
+def id_of(text: str) -> bytes:
+    """The bytes of a message's id.
+
+    Raises:
+        InvalidArgument: it is no id.
+    """
+    try:
+        return uuid.UUID(text).bytes
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidArgument(f"{text!r} is no id of a message; give the one of its receipt") from None
+
+
+def text_of(id: bytes) -> str:
+    """The id of a message as people see it."""
+    text = id.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -1,0 +1,58 @@
+"""Sidecars: the workflow state of a message, and the lease on it that comes and goes with the message's own.
+
+The state is an ordinary state document under `q/<queue>/state/<message id>`, so whoever has the message updates it like
+any other, and one commit can do that and acknowledge the message.
+"""
+
+from holdfast.kv import Transaction
+from holdfast.layers import leases, states
+from holdfast.layers.leases import LeaseKey
+from holdfast.layers.queues.rooms import QueueKey, Stored, text_of
+from holdfast.wire.leases import LeaseProof
+from holdfast.wire.queues import SidecarState
+
+_NOTHING = b"\xf6"  # CBOR's null: what a state holds before anybody has written to it.
+
+
+def open(tx: Transaction, queue: QueueKey, message: Stored) -> SidecarState:
+    """The state of a message that was just leased, made if there is none, with a lease that ends with the message's."""
+    key = _key(queue, message)
+    state = states.get(tx, queue.universe, key)
+    if state is None:
+        state = states.update(tx, queue.universe, key, _NOTHING, correlation_id=message.correlation_id)
+    leases.end(tx, LeaseKey(queue.universe, key))  # Whoever had the message before has lost it, and this with it.
+    grant = leases.acquire(
+        tx, LeaseKey(queue.universe, key), owner=message.owner or "", ttl_ms=message.due_ms - tx.now_ms
+    )
+    proof = LeaseProof(key, grant.lease_id, grant.fence, grant.txn_id, queue.universe)
+    return SidecarState(state.value, state.etag, proof, grant.expires_ms)
+
+
+def keep(tx: Transaction, queue: QueueKey, message: Stored) -> None:
+    """The message was extended: so is the lease on its state."""
+    if message.stateful:
+        leases.prolong(tx, LeaseKey(queue.universe, _key(queue, message)), until_ms=message.due_ms)
+
+
+def release(tx: Transaction, queue: QueueKey, message: Stored) -> None:
+    """The message was given back: its state is nobody's."""
+    if message.stateful:
+        leases.end(tx, LeaseKey(queue.universe, _key(queue, message)))
+
+
+def remove(tx: Transaction, queue: QueueKey, message: Stored) -> None:
+    """The message is gone: so is its state."""
+    if message.stateful:
+        release(tx, queue, message)
+        states.remove(tx, queue.universe, _key(queue, message))
+
+
+def move(tx: Transaction, source: QueueKey, target: QueueKey, message: Stored) -> None:
+    """The message is in another queue: so is its state."""
+    if message.stateful:
+        release(tx, source, message)
+        states.move(tx, source.universe, _key(source, message), _key(target, message))
+
+
+def _key(queue: QueueKey, message: Stored) -> str:
+    return f"q/{queue.name}/state/{text_of(message.id)}"

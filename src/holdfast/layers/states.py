@@ -1,0 +1,128 @@
+"""State documents: one value a key, replaced as a whole, by whoever holds its lease or saw its latest version.
+
+    (u, universe, "states", key)  ->  etag, version, value
+
+An ETag names one version of one document for ever: a document that was removed and written again has another one. While
+somebody holds the lease of the same key, only the holder may write.
+"""
+
+from functools import lru_cache
+
+import msgspec
+
+from holdfast.errors import CasMismatch, InvalidArgument, LeaseRequired, ValueTooLarge
+from holdfast.kv import Subspace, Transaction
+from holdfast.layers import leases
+from holdfast.layers.leases import LeaseKey
+from holdfast.limits import CORRELATION_ID_CHARACTERS_MAX, STATE_BYTES_MAX
+from holdfast.wire.leases import LeaseProof
+
+
+class State(msgspec.Struct, frozen=True, array_like=True):
+    """One version of a document."""
+
+    etag: str
+    version: int
+    value: bytes
+    updated_ms: int
+    correlation_id: str | None = None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(State).decode
+
+
+def get(tx: Transaction, universe: str, key: str) -> State | None:
+    """The document, or None."""
+    stored = tx.get(_record(universe, key))
+    return None if stored is None else _decode(stored)
+
+
+def update(
+    tx: Transaction,
+    universe: str,
+    key: str,
+    value: bytes,
+    *,
+    lease: LeaseProof | None = None,
+    if_match: str | None = None,
+    if_absent: bool = False,
+    correlation_id: str | None = None,
+) -> State:
+    """Write the document, and keep the correlation id that it has unless another is given.
+
+    Raises:
+        Fenced: `lease` does not entitle to it, or somebody holds a lease on the key and none was given.
+        CasMismatch: the document is not the version that `if_match` names, or is there and should not be.
+        ValueTooLarge: it is longer than a document may be.
+    """
+    if len(value) > STATE_BYTES_MAX:
+        raise ValueTooLarge(f"A state has at most {STATE_BYTES_MAX} bytes, not {len(value)}; store the rest as a blob")
+    check_correlation_id(correlation_id)
+    current = _check(tx, universe, key, lease, if_match)
+    if if_absent and current is not None:
+        raise CasMismatch(key, current_etag=current.etag)
+    version = 1 if current is None else current.version + 1
+    if correlation_id is None and current is not None:
+        correlation_id = current.correlation_id
+    state = State(tx.new_id().hex, version, value, tx.now_ms, correlation_id)
+    tx.put(_record(universe, key), _encode(state))
+    return state
+
+
+def remove(
+    tx: Transaction, universe: str, key: str, *, lease: LeaseProof | None = None, if_match: str | None = None
+) -> bool:
+    """Remove the document; whether there was one.
+
+    Raises:
+        Fenced, CasMismatch: as `update`.
+    """
+    if _check(tx, universe, key, lease, if_match) is None:
+        return False
+    tx.delete(_record(universe, key))
+    return True
+
+
+def move(tx: Transaction, universe: str, source: str, target: str) -> None:
+    """Take a document to another key, as it is."""
+    stored = tx.get(_record(universe, source))
+    if stored is not None:
+        tx.delete(_record(universe, source))
+        tx.put(_record(universe, target), stored)
+
+
+def check_correlation_id(text: object) -> None:
+    """Refuse what cannot travel in a header.
+
+    Raises:
+        InvalidArgument: it is empty, too long, or not printable ASCII.
+    """
+    if text is not None and not (
+        isinstance(text, str)
+        and 0 < len(text) <= CORRELATION_ID_CHARACTERS_MAX
+        and text.isascii()
+        and text.isprintable()
+    ):
+        raise InvalidArgument(
+            f"{text!r} is no correlation id; use 1 to {CORRELATION_ID_CHARACTERS_MAX} printable ASCII characters"
+        )
+
+
+def _check(tx: Transaction, universe: str, key: str, lease: LeaseProof | None, if_match: str | None) -> State | None:
+    """The document as it is, once the caller is found to be allowed to change it."""
+    if lease is not None:
+        leases.check(tx, lease)
+    if lease is None or (lease.universe, lease.key) != (universe, key):
+        holder = leases.last_grant(tx, LeaseKey(universe, key))
+        if holder is not None and holder.holds_at(tx.now_ms):
+            raise LeaseRequired(f"{holder.owner} holds the lease on {key}; acquire it, and give it with the write")
+    current = get(tx, universe, key)
+    if if_match is not None and (current is None or if_match not in ("*", current.etag)):
+        raise CasMismatch(key, current_etag=None if current is None else current.etag)
+    return current
+
+
+@lru_cache(maxsize=4_096)
+def _record(universe: str, key: str) -> bytes:
+    return Subspace("u", universe, "states").key(key)

@@ -1,0 +1,63 @@
+"""Session logs: a record is accepted at once; whatever touches a file is done aside."""
+
+from typing import Any
+
+from holdfast.errors import InvalidArgument
+from holdfast.names import checked_name
+from holdfast.runtime.activity import ActivityLog, Position
+from holdfast.wire.activity import (
+    ACCEPTED,
+    EndSession,
+    ListLogs,
+    LogFile,
+    LogFiles,
+    LoggedRecord,
+    LoggedRecords,
+    LogRecords,
+    ReadLog,
+)
+from holdfast.wire.requests import Committed
+
+
+def log(port: Any, request: LogRecords) -> Committed:
+    port.parts.log().log_encoded(request.universe, request.session, request.kind, request.records)
+    return ACCEPTED
+
+
+def read(port: Any, request: ReadLog) -> Any:
+    return port.aside(_read, port.parts.log(), request)
+
+
+def files(port: Any, request: ListLogs) -> Any:
+    return port.aside(_files, port.parts.log(), checked_name("universe", request.universe))
+
+
+def end(port: Any, request: EndSession) -> Any:
+    return port.aside(_end, port.parts.log(), request)
+
+
+def _read(logs: ActivityLog, request: ReadLog) -> LoggedRecords:
+    after = None if request.after is None else _position(request.after)
+    found = logs.read(request.universe, session=request.session, kind=request.kind, after=after, limit=request.limit)
+    records = [
+        LoggedRecord(each.session, each.kind, each.position.file, each.position.n, each.at_ms, bytes(each.record))
+        for each in found
+    ]
+    last = records[-1] if len(records) == request.limit else None
+    return LoggedRecords(records, None if last is None else f"{last.file}:{last.n}")
+
+
+def _files(logs: ActivityLog, universe: str) -> LogFiles:
+    return LogFiles([LogFile(each.name, each.path, each.is_rotated, each.size) for each in logs.files(universe)])
+
+
+def _end(logs: ActivityLog, request: EndSession) -> Committed:
+    logs.end_session(request.universe, request.session, request.kind)
+    return ACCEPTED
+
+
+def _position(text: str) -> Position:
+    file, colon, number = text.rpartition(":")
+    if not colon or not number.isdigit():
+        raise InvalidArgument(f"{text!r} is no place in a log; give the `next` of the page before")
+    return Position(file, int(number))

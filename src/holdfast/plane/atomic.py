@@ -1,0 +1,53 @@
+"""A list of operations, carried out in one transaction."""
+
+from typing import Any, Final
+
+from holdfast.errors import BatchTooLarge, EmptyBatch
+from holdfast.errors.codes import rebuild
+from holdfast.kv import Transaction
+from holdfast.limits import ATOMIC_OPERATIONS_MAX
+from holdfast.plane import entities, leases, queues, states, worlds
+from holdfast.wire.atomic import Answers, CommitAtomic
+from holdfast.wire.entities import WriteEntities
+from holdfast.wire.leases import CheckLease, KeepLease, ReleaseLease
+from holdfast.wire.queues import AckMessages, ExtendMessages, NackMessages, Outcomes, PutMessages, RejectMessages
+from holdfast.wire.states import RemoveState, UpdateState
+from holdfast.wire.worlds import AppendEntries, PutItem
+
+_STEPS: Final[dict[type[Any], Any]] = {
+    PutMessages: queues.put,
+    AckMessages: queues.ack,
+    NackMessages: queues.nack,
+    RejectMessages: queues.reject,
+    ExtendMessages: queues.extend,
+    AppendEntries: worlds.append,
+    PutItem: worlds.put_item,
+    UpdateState: states.update,
+    RemoveState: states.remove,
+    CheckLease: leases.check,
+    KeepLease: leases.keepalive,
+    ReleaseLease: leases.release,
+}
+
+
+def commit(port: Any, request: CommitAtomic) -> Any:
+    if not request.operations:
+        raise EmptyBatch("There is nothing to commit; add operations first")
+    if len(request.operations) > ATOMIC_OPERATIONS_MAX:
+        raise BatchTooLarge(f"One commit has at most {ATOMIC_OPERATIONS_MAX} operations; split it")
+    return port.transact(_carry_out, port.parts, request, tier=request.tier)
+
+
+def _carry_out(tx: Transaction, parts: Any, request: CommitAtomic) -> Answers:
+    answers = []
+    for step in request.operations:
+        if isinstance(step, WriteEntities):
+            answer: Any = entities.write_in(tx, step, parts.policy)
+        else:
+            answer = _STEPS[type(step)](tx, step)
+        if isinstance(answer, Outcomes):
+            for outcome in answer.outcomes:
+                if outcome.code is not None:
+                    raise rebuild(outcome.code, outcome.detail or outcome.code)
+        answers.append(answer)
+    return Answers(answers)

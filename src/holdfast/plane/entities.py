@@ -1,0 +1,60 @@
+"""Entities: reading is a snapshot, writing goes through the store that knows the tiers."""
+
+from typing import Any
+
+from holdfast.kv import Transaction
+from holdfast.layers import entities, tiering
+from holdfast.names import checked_name
+from holdfast.tiers import TierPolicy
+from holdfast.wire.entities import (
+    Changes,
+    DeleteEntity,
+    Entities,
+    FoundEntity,
+    GetEntity,
+    PutEntity,
+    ReadChanges,
+    ScanEntities,
+    WriteEntities,
+    Written,
+)
+
+
+def get(tx: Transaction, request: GetEntity) -> FoundEntity:
+    key = tiering.entity_key(checked_name("universe", request.universe), request.kind, request.id)
+    entity = entities.get(tx, key)
+    return FoundEntity(None if entity.deleted else entities.record(key, entity), entity.version)
+
+
+def scan(tx: Transaction, request: ScanEntities) -> Entities:
+    universe, kind = checked_name("universe", request.universe), checked_name("kind of entity", request.kind)
+    after = checked_name("entity", request.after) if request.after else ""
+    return Entities(entities.scan(tx, universe, kind, after=after, limit=request.limit))
+
+
+def history(tx: Transaction, request: ReadChanges) -> Changes:
+    key = tiering.entity_key(checked_name("universe", request.universe), request.kind, request.id)
+    return Changes(entities.history(tx, key, after=request.after, limit=request.limit))
+
+
+def write(parts: Any, request: WriteEntities) -> Any:
+    return parts.entities.write(request)
+
+
+def write_in(tx: Transaction, request: WriteEntities, policy: TierPolicy) -> Written:
+    """`write` as part of a larger commit, at the promise of that one; its locks are not needed, its log comes after."""
+    universe = checked_name("universe", request.universe)
+    parts = tiering.parts_of(policy, universe, request.writes)
+    versions = tiering.write(tx, parts, request.seen, universe, tier=request.tier)
+    for part in parts:
+        if part.loose:
+            tx.note(tiering.LOOSE, universe, request.session, tiering.loose_record(part))
+    return Written(versions, request.tier)
+
+
+def put(parts: Any, request: PutEntity) -> Any:
+    return parts.entities.put(request)
+
+
+def delete(parts: Any, request: DeleteEntity) -> Any:
+    return parts.entities.delete(request)

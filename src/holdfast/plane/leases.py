@@ -1,0 +1,117 @@
+"""Leases: what a request asks of who may write."""
+
+from typing import Any, Protocol
+
+from holdfast.errors import InvalidArgument
+from holdfast.kv import Transaction
+from holdfast.layers import leases
+from holdfast.layers.leases import LeaseKey
+from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX
+from holdfast.names import checked_key, checked_name
+from holdfast.wire.leases import (
+    AcquireLease,
+    CheckLease,
+    DescribeLease,
+    Granted,
+    KeepLease,
+    LeaseProof,
+    Leases,
+    ListLeases,
+    Released,
+    ReleaseLease,
+)
+from holdfast.wire.requests import Committed
+
+
+class _OfKey(Protocol):
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def universe(self) -> str: ...
+
+
+class Proven(Protocol):
+    """A lease as its holder has it."""
+
+    @property
+    def proof(self) -> LeaseProof: ...
+
+
+class Fence:
+    """Lets a transaction commit only while a lease holds: call it with the transaction, before or after the writes."""
+
+    def __init__(self, proof: LeaseProof) -> None:
+        self.proof = proof
+
+    def __call__(self, tx: Transaction) -> int:
+        """The fence, if the lease still holds.
+
+        Raises:
+            Fenced: it does not; leave the transaction by this, and nothing is written.
+        """
+        return leases.check(tx, self.proof).fence
+
+
+def fenced(lease: Proven) -> Fence:
+    """A check for inside any transaction: it commits only while `lease` holds.
+
+    def work(tx):
+        fence(tx)
+        tx.put(...)
+
+    fence = holdfast.fenced(lease)
+    plane.transact(work)
+    """
+    return Fence(lease.proof)
+
+
+def acquire(parts: Any, request: AcquireLease) -> Any:
+    return parts.leases.acquire(
+        _lease(request),
+        owner=request.owner,
+        ttl_ms=_ttl_ms(request.ttl_seconds),
+        wait_ms=_wait_ms(request.wait_seconds),
+        txn_id=request.txn_id,
+    )
+
+
+def keepalive(tx: Transaction, request: KeepLease) -> Granted:
+    return leases.granted(request.lease.key, leases.keepalive(tx, request.lease, ttl_ms=_ttl_ms(request.ttl_seconds)))
+
+
+def release(tx: Transaction, request: ReleaseLease) -> Released:
+    return Released(leases.release(tx, request.lease))
+
+
+def check(tx: Transaction, request: CheckLease) -> Committed:
+    leases.check(tx, request.lease)
+    return Committed(request.tier)
+
+
+def describe(parts: Any, request: DescribeLease) -> Any:
+    return parts.leases.describe(_lease(request))
+
+
+def page(tx: Transaction, request: ListLeases) -> Leases:
+    universe = checked_name("universe", request.universe)
+    after = checked_key("lease", request.after) if request.after else ""
+    found = leases.page(tx, universe, after=after, limit=request.limit)
+    held = [leases.granted(key, grant) for key, grant in found if grant.holds_at(tx.now_ms)]
+    return Leases(held, found[-1][0] if len(found) == request.limit else None)
+
+
+def _lease(request: _OfKey) -> LeaseKey:
+    return LeaseKey(checked_name("universe", request.universe), checked_key("lease", request.key))
+
+
+def _ttl_ms(seconds: float) -> int:
+    if not 0.001 <= seconds <= LEASE_TTL_SECONDS_MAX:  # NaN fails this too.
+        raise InvalidArgument(f"ttl_seconds is {seconds}; choose 0.001 to {LEASE_TTL_SECONDS_MAX:.0f}")
+    return round(seconds * 1_000)
+
+
+def _wait_ms(seconds: float) -> int:
+    if not 0 <= seconds <= LEASE_WAIT_SECONDS_MAX:
+        raise InvalidArgument(f"wait_seconds is {seconds}; choose 0 (do not wait) to {LEASE_WAIT_SECONDS_MAX:.0f}")
+    return round(seconds * 1_000)

@@ -1,0 +1,128 @@
+"""What runs beside the key space, whichever way a plane is called."""
+
+import shutil
+import tempfile
+import threading
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.backends.objects import ObjectStore
+from holdfast.clock import Clock
+from holdfast.kv import Database
+from holdfast.layers.queues import DUE, QueueKey, extend, text_of
+from holdfast.layers.tiering import LOG_KIND, LOOSE
+from holdfast.runtime.activity import ActivityLog
+from holdfast.runtime.keeper import Keeper
+from holdfast.runtime.locktable import LockTable
+from holdfast.runtime.sweeper import Sweeper
+from holdfast.runtime.upkeep import Upkeep
+from holdfast.runtime.waits import Waits
+from holdfast.tiers import TierPolicy
+from holdfast.wire.queues import MessageLease
+
+
+class QueueEvent(msgspec.Struct, frozen=True):
+    """What session logs say of a message."""
+
+    event: str
+    queue: str
+    id: str
+    correlation_id: str
+
+
+class Parts:
+    """The running parts of a plane that its synchronous and its asynchronous port have in common."""
+
+    def __init__(
+        self,
+        database: Database,
+        objects: ObjectStore | None = None,
+        *,
+        clock: Clock | None = None,
+        policy: TierPolicy | None = None,
+        logs: Path | None = None,
+        waits: Waits | None = None,
+        shared: bool = False,
+    ) -> None:
+        self.database = database
+        self.objects = objects  # None on PostgreSQL until somebody names a store that all nodes reach.
+        self.clock = clock
+        self.policy = policy or TierPolicy()
+        self.session = uuid.uuid4().hex[:12]  # Names this process in session logs, where nobody names another.
+        self.upkeep: Upkeep | None = None
+        self.waits = waits or Waits()
+        self.keeper = Keeper(self._extend)
+        self._shared = shared
+        self._sweeper: Sweeper | None = None
+        self._logs_are_temporary = logs is None
+        self._logs = logs or Path(tempfile.gettempdir()) / f"holdfast-activity-{uuid.uuid4().hex}"
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._locks: dict[str, LockTable] = {}
+        self._activity: ActivityLog | None = None
+        if self._logs.is_dir():  # What a process that is gone has left there is to be rotated.
+            self.log()
+
+    def locks(self, universe: str) -> LockTable:
+        """The lock table of a universe."""
+        table = self._locks.get(universe)
+        if table is None:
+            with self._lock:
+                table = self._locks.setdefault(universe, LockTable())
+        return table
+
+    def log(self) -> ActivityLog:
+        """The session logs, which begin with the first record."""
+        if self._activity is None:
+            with self._lock:
+                if self._activity is None:
+                    self._activity = ActivityLog(self._logs, self.objects, clock=self.clock)
+        return self._activity
+
+    def tell(self, notes: Sequence[tuple[Any, ...]]) -> None:
+        """Tell of what a committed transaction has noted: to the session log, and to whoever waits for a moment."""
+        for what, *about in notes:
+            if what == DUE:
+                self._expect(*about)
+            elif what == LOOSE:
+                universe, session, record = about
+                self.log().log(universe, session or self.session, record, kind=LOG_KIND)
+            else:
+                self._record(what, *about)
+
+    def _record(self, event: str, queue: QueueKey, id: bytes, correlation_id: str) -> None:
+        record = QueueEvent(event, queue.name, text_of(id), correlation_id)
+        self.log().log(queue.universe, self.session, record, kind="queues")
+
+    def _expect(self, queue: QueueKey, at_ms: int) -> None:
+        if self.clock is not None:  # A clock that a test moves has no hand of its own.
+            return
+        with self._lock:
+            if self._sweeper is None and not self._stopped:
+                self._sweeper = Sweeper(self.database, self.waits, self.tell, shared=self._shared)
+            sweeper = self._sweeper
+        if sweeper is not None:
+            sweeper.expect(queue, at_ms)
+
+    def _extend(self, universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
+        key = QueueKey(universe, queue)
+        return self.database.transact(extend, key, lease, by_ms=round(seconds * 1_000)).due_ms
+
+    def stop(self) -> None:
+        """End what runs, write out what is in memory, and close the key space."""
+        with self._lock:
+            self._stopped = True
+        self.keeper.close()
+        if self._sweeper is not None:
+            self._sweeper.stop()
+        if self.upkeep is not None:
+            self.upkeep.stop()
+        if self._activity is not None:
+            self._activity.close()
+        if self._logs_are_temporary:
+            shutil.rmtree(self._logs, ignore_errors=True)
+        self.database.close()

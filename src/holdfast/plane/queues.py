@@ -1,0 +1,182 @@
+"""Queues: what a request asks of messages. A batch is answered item by item: one that fails does not stop others."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import BatchTooLarge, EmptyBatch, Fenced, InvalidArgument
+from holdfast.kv import Transaction
+from holdfast.layers import queues
+from holdfast.layers.queues import QueueKey
+from holdfast.limits import MESSAGES_MAX, RECEIVE_WAIT_SECONDS_MAX, VISIBILITY_SECONDS_MAX
+from holdfast.names import checked_name
+from holdfast.wire.queues import (
+    AckMessages,
+    Deliveries,
+    ExtendMessages,
+    GetQueuePolicy,
+    GetQueueStats,
+    ListQueues,
+    ListSchedules,
+    MessageLease,
+    Moved,
+    NackMessages,
+    Outcome,
+    Outcomes,
+    PauseQueue,
+    PeekMessages,
+    PurgeQueue,
+    PutMessages,
+    QueueNames,
+    QueuePolicy,
+    Receipts,
+    ReceiveMessages,
+    RedriveMessages,
+    RejectMessages,
+    RemoveSchedule,
+    Schedule,
+    Schedules,
+    SetQueuePolicy,
+    SetSchedule,
+)
+
+
+def put(tx: Transaction, request: PutMessages) -> Receipts:
+    return Receipts(queues.put(tx, _queue(request), request.messages, tier=request.tier))
+
+
+def receive(port: Any, request: ReceiveMessages) -> Any:
+    if not 0 <= request.wait_seconds <= RECEIVE_WAIT_SECONDS_MAX:
+        raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; choose 0 to {RECEIVE_WAIT_SECONDS_MAX:.0f}")
+    seconds = request.visibility_seconds
+    return port.queues.receive(
+        _queue(request),
+        wait_ms=round(request.wait_seconds * 1_000),
+        tier=request.tier,
+        owner=request.owner,
+        limit=request.max_messages,
+        visibility_ms=None if seconds is None else queues.visibility_ms(seconds),
+        with_state=request.with_state,
+        txn_id=request.txn_id,
+    )
+
+
+def ack(tx: Transaction, request: AckMessages) -> Outcomes:
+    queue = _queue(request)
+    return _each(request.leases, lambda lease: Outcome(correlation_id=queues.ack(tx, queue, lease)))
+
+
+def nack(tx: Transaction, request: NackMessages) -> Outcomes:
+    if request.intent not in ("failure", "defer"):
+        raise InvalidArgument(f"intent is {request.intent!r}; a nack is a failure or a defer")
+    queue, counts = _queue(request), request.intent == "failure"
+
+    def one(lease: MessageLease) -> Outcome:
+        delay = request.delay_seconds
+        return Outcome(
+            correlation_id=queues.nack(tx, queue, lease, delay_seconds=delay, counts=counts, error=request.error)
+        )
+
+    return _each(request.leases, one)
+
+
+def reject(tx: Transaction, request: RejectMessages) -> Outcomes:
+    queue = _queue(request)
+    return _each(
+        request.leases, lambda lease: Outcome(correlation_id=queues.reject(tx, queue, lease, error=request.error))
+    )
+
+
+def extend(tx: Transaction, request: ExtendMessages) -> Outcomes:
+    if not 0.001 <= request.seconds <= VISIBILITY_SECONDS_MAX:
+        raise InvalidArgument(
+            f"A lease is extended by 0.001 to {VISIBILITY_SECONDS_MAX:.0f} s, not {request.seconds}; "
+            "to give the message back, nack it"
+        )
+    queue, by_ms = _queue(request), round(request.seconds * 1_000)
+
+    def one(lease: MessageLease) -> Outcome:
+        message = queues.extend(tx, queue, lease, by_ms=by_ms)
+        return Outcome(expires_ms=message.due_ms, correlation_id=message.correlation_id)
+
+    return _each(request.leases, one)
+
+
+def peek(tx: Transaction, request: PeekMessages) -> Deliveries:
+    return Deliveries(
+        [queues.delivery_of(message) for message in queues.peek(tx, _queue(request), limit=request.limit)]
+    )
+
+
+def stats(port: Any, request: GetQueueStats) -> Any:
+    return port.queues.stats(_queue(request), request.tier)
+
+
+def names(tx: Transaction, request: ListQueues) -> QueueNames:
+    after = checked_name("queue", request.after) if request.after else ""
+    universe = checked_name("universe", request.universe)
+    return QueueNames(queues.names(tx, universe, after=after, limit=request.limit))
+
+
+def purge(port: Any, request: PurgeQueue) -> Any:
+    return port.queues.purge(_queue(request))
+
+
+def redrive(port: Any, request: RedriveMessages) -> Any:
+    if request.limit < 1:
+        raise InvalidArgument(f"limit is {request.limit}; put back at least 1 dead letter")
+    return port.queues.redrive(_queue(request), request.ids, request.limit)
+
+
+def get_policy(tx: Transaction, request: GetQueuePolicy) -> QueuePolicy:
+    return queues.policy_of(tx, _queue(request))
+
+
+def set_policy(tx: Transaction, request: SetQueuePolicy) -> QueuePolicy:
+    return queues.set_policy(tx, _queue(request), request.policy)
+
+
+def pause(tx: Transaction, request: PauseQueue) -> QueuePolicy:
+    queue = _queue(request)
+    policy = msgspec.structs.replace(queues.policy_of(tx, queue), paused=request.paused)
+    return queues.set_policy(tx, queue, policy)
+
+
+def set_schedule(tx: Transaction, request: SetSchedule) -> Schedule:
+    return queues.set_schedule(
+        tx,
+        _queue(request),
+        checked_name("schedule", request.name),
+        cron=request.cron,
+        timezone=request.timezone,
+        message=request.message,
+    )
+
+
+def remove_schedule(tx: Transaction, request: RemoveSchedule) -> Moved:
+    return Moved(int(queues.remove_schedule(tx, _queue(request), checked_name("schedule", request.name))))
+
+
+def list_schedules(tx: Transaction, request: ListSchedules) -> Schedules:
+    return Schedules(queues.schedules_of(tx, _queue(request)))
+
+
+def _each(leases: list[MessageLease], settle: Callable[[MessageLease], Outcome]) -> Outcomes:
+    """Settle every message of a batch. A layer checks before it writes, so one that fails has written nothing."""
+    if not leases:
+        raise EmptyBatch("There is nothing to settle; an empty batch is a mistake of its caller")
+    if len(leases) > MESSAGES_MAX:
+        raise BatchTooLarge(f"One batch settles at most {MESSAGES_MAX} messages, not {len(leases)}; split it")
+    return Outcomes([_outcome(settle, lease) for lease in leases])
+
+
+def _outcome(settle: Callable[[MessageLease], Outcome], lease: MessageLease) -> Outcome:
+    try:
+        return settle(lease)
+    except (Fenced, InvalidArgument) as error:
+        return Outcome(code=error.code, detail=str(error))
+
+
+def _queue(request: Any) -> QueueKey:
+    return QueueKey(checked_name("universe", request.universe), queues.queue_name(request.queue))

@@ -1,0 +1,44 @@
+"""States: what a request asks of a document."""
+
+from holdfast.kv import Transaction
+from holdfast.layers import states
+from holdfast.names import checked_key, checked_name
+from holdfast.wire.states import (
+    FoundState,
+    GetState,
+    RemovedState,
+    RemoveState,
+    StateDocument,
+    UpdatedState,
+    UpdateState,
+)
+
+
+def get(tx: Transaction, request: GetState) -> FoundState:
+    state = states.get(tx, *_key(request))
+    return FoundState(
+        None
+        if state is None
+        else StateDocument(state.value, state.etag, state.version, state.updated_ms, state.correlation_id)
+    )
+
+
+def update(tx: Transaction, request: UpdateState) -> UpdatedState:
+    state = states.update(
+        tx,
+        *_key(request),
+        request.value,
+        lease=request.lease,
+        if_match=request.if_match,
+        if_absent=request.if_absent,
+        correlation_id=request.correlation_id,
+    )
+    return UpdatedState(state.etag, state.version)
+
+
+def remove(tx: Transaction, request: RemoveState) -> RemovedState:
+    return RemovedState(states.remove(tx, *_key(request), lease=request.lease, if_match=request.if_match))
+
+
+def _key(request: GetState | UpdateState | RemoveState) -> tuple[str, str]:
+    return checked_name("universe", request.universe), checked_key("state", request.key)

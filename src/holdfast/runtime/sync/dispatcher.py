@@ -1,0 +1,82 @@
+"""Generated from runtime/dispatcher.py by tools/make_twins.py; change that file instead."""
+
+from collections import OrderedDict
+from random import Random
+from typing import Any, Final
+
+from holdfast.clock import Clock, SystemClock, when_moved
+from holdfast.errors import Busy, LockTimeout, QueueBusy
+from holdfast.kv import Database
+from holdfast.layers import queues
+from holdfast.layers.queues import Ahead, Leased, QueueKey
+from holdfast.runtime.locktable import LockTable
+from holdfast.runtime.waits import Waits
+from holdfast.tiers import Tier
+
+_AHEAD_QUEUES: Final = 1_024  # Queues whose next messages are remembered; others pay a search for each delivery.
+
+
+class Dispatcher:
+    """Leases messages to consumers, now or after a wait."""
+
+    def __init__(self, database: Database, clock: Clock | None, waits: Waits) -> None:
+        self._database = database
+        self._clock = clock or SystemClock()
+        self._waits = waits
+        self._jitter = Random()
+        self._lines = LockTable(("queue",), nested=False, waiters_max=waits.consumers_max)
+        self._ahead: OrderedDict[QueueKey, Ahead] = OrderedDict()
+
+    def receive(self, queue: QueueKey, *, wait_ms: int, tier: Tier, **options: Any) -> Leased:
+        """At least one message, unless `wait_ms` pass without any.
+
+        Raises:
+            QueueBusy: as many consumers wait as may.
+        """
+        line = ["queue", "/".join(queue)]
+        if not wait_ms or not self._lines.line(line):
+            leased = self._lease(queue, tier, options)
+            if leased.messages or not wait_ms:
+                return leased
+        until_ms = self._clock.now_ms() + wait_ms
+        try:
+            place = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
+        except LockTimeout:
+            return Leased([], queues.NEVER_MS, [], [])
+        except Busy as busy:
+            raise QueueBusy(
+                f"{self._waits.consumers_max} consumers wait already; raise queue_max_consumers, or come back later"
+            ) from busy
+        with place:
+            return self._first_in_line(queue, until_ms, tier, options)
+
+    def waiting(self, queue: QueueKey) -> int:
+        """How many consumers wait here for messages of a queue."""
+        return self._lines.line(["queue", "/".join(queue)])
+
+    def _first_in_line(self, queue: QueueKey, until_ms: int, tier: Tier, options: dict[str, Any]) -> Leased:
+        with self._database.watch(queues.room_of(queue).prefix) as watch:
+            stop_listening = when_moved(self._clock, watch.fire)
+            try:
+                while True:
+                    leased = self._lease(queue, tier, options)
+                    now_ms = self._clock.now_ms()
+                    left_ms = until_ms - now_ms
+                    if leased.messages or left_ms <= 0:
+                        return leased
+                    pause_ms = min(left_ms, max(leased.again_ms - now_ms, 1), self._waits.look_again_ms(self._jitter))
+                    watch.wait(pause_ms / 1_000)
+            finally:
+                stop_listening()
+
+    def _lease(self, queue: QueueKey, tier: Tier, options: dict[str, Any]) -> Leased:
+        ahead = self._ahead.get(queue)
+        if ahead is None:
+            ahead = self._ahead[queue] = Ahead()
+            if len(self._ahead) > _AHEAD_QUEUES:
+                self._ahead.popitem(last=False)
+        try:
+            return self._database.transact(queues.lease_or_wait, queue, ahead=ahead, tier=tier, **options)
+        except BaseException:
+            ahead.keys.clear()  # What was taken from it may not have been leased.
+            raise

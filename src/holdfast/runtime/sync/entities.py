@@ -1,0 +1,107 @@
+"""Generated from runtime/entities.py by tools/make_twins.py; change that file instead."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.kv import Database, Transaction
+from holdfast.layers import entities, tiering
+from holdfast.layers.tiering import CriticalFieldRemoved, Part
+from holdfast.names import checked_name
+from holdfast.runtime.activity import ActivityLog
+from holdfast.runtime.locktable import LockTable
+from holdfast.tiers import Tier, TierPolicy, strongest
+from holdfast.wire.entities import DeleteEntity, PutEntity, WriteEntities, Written
+
+
+class EntityStore:
+    """Writes entities by the policy of a plane."""
+
+    def __init__(
+        self,
+        database: Database,
+        locks: Callable[[str], LockTable],
+        activity: Callable[[], ActivityLog],
+        policy: TierPolicy,
+        session: str,
+    ) -> None:
+        self._database = database
+        self._locks = locks
+        self._activity = activity
+        self._policy = policy
+        self._session = session
+
+    def write(self, request: WriteEntities) -> Written:
+        """Change entities, all or none.
+
+        Raises:
+            VersionConflict: one of `seen` has another version by now.
+            LockTimeout: somebody kept the row of a CRITICAL field locked.
+        """
+        universe = checked_name("universe", request.universe)
+        parts = tiering.parts_of(self._policy, universe, request.writes)
+        tier = parts[0].tier if len(parts) == 1 else strongest(part.tier for part in parts)
+        versions: list[int | None] = [None] * len(parts)
+        if tier is not Tier.BEST_EFFORT or request.seen:
+            at_least = Tier.CRITICAL if tier is Tier.CRITICAL else Tier.IMPORTANT
+            versions = self._commit(parts, at_least, tiering.write, parts, request.seen, universe, tier=at_least)
+        self._log(request.session, parts)
+        return Written(versions, tier)
+
+    def put(self, request: PutEntity) -> Written:
+        """Replace an entity if it has the version that the caller saw.
+
+        Raises:
+            VersionConflict: it has another one by now.
+        """
+        universe = checked_name("universe", request.universe)
+        key = tiering.entity_key(universe, request.kind, request.id)
+        part = tiering.part_of(self._policy, key, request.fields)
+        tier = strongest((part.tier, Tier.IMPORTANT))
+        expected = request.expected_version
+        try:
+            version = self._put(part, tier, expected)
+        except CriticalFieldRemoved:
+            tier = Tier.CRITICAL
+            version = self._put(part, tier, expected)
+        self._log(request.session, [part])
+        return Written([version], tier)
+
+    def delete(self, request: DeleteEntity) -> Written:
+        """Delete an entity."""
+        universe = checked_name("universe", request.universe)
+        part = Part(tiering.entity_key(universe, request.kind, request.id), {}, [], {}, Tier.CRITICAL)
+        expected = request.expected_version
+        version = self._commit([part], Tier.CRITICAL, entities.delete, part.key, expected_version=expected)
+        return Written([version], Tier.CRITICAL)
+
+    def _put(self, part: Part, tier: Tier, expected: int) -> int:
+        version: int = self._commit(
+            [part._replace(tier=tier)], tier, tiering.put, part, self._policy, expected_version=expected, tier=tier
+        )
+        return version
+
+    def _commit(self, parts: Sequence[Part], promise: Tier, work: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = [["record_id", f"{part.key.kind}/{part.key.id}"] for part in parts if part.tier is Tier.CRITICAL]
+        if not rows:
+            return self._transact(promise, work, args, kwargs, None)
+        with self._locks(parts[0].key.universe).acquire_all(rows) as held:
+            return self._transact(promise, work, args, kwargs, held.release)
+
+    def _transact(
+        self, promise: Tier, work: Any, args: tuple[Any, ...], kwargs: dict[str, Any], done: Callable[[], None] | None
+    ) -> Any:
+        def and_let_go(tx: Transaction) -> Any:
+            result = work(tx, *args, **kwargs)
+            # The next writer of a row runs after this commit, and so will its sync: there is no need to keep the row
+            # locked while the disk works, and all that wait for one row can share one sync.
+            if done is not None:
+                done()
+            return result
+
+        return self._database.transact(and_let_go, tier=promise)
+
+    def _log(self, session: str | None, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if part.loose:
+                record = tiering.loose_record(part)
+                self._activity().log(part.key.universe, session or self._session, record, kind=tiering.LOG_KIND)

@@ -1,0 +1,139 @@
+"""Entities: records whose fields have tiers."""
+
+import msgspec
+
+from holdfast.names import UNIVERSE
+from holdfast.tiers import Tier
+from holdfast.wire.canonical import check_canonical
+from holdfast.wire.requests import Request
+
+Fields = dict[str, bytes]  # Each value as canonical CBOR.
+
+
+class EntityRecord(msgspec.Struct, frozen=True):
+    """An entity: its durable fields, and a version that grows with every change of any of them."""
+
+    kind: str
+    id: str
+    version: int
+    fields: Fields
+    created_ms: int
+    updated_ms: int
+
+
+class FoundEntity(msgspec.Struct, frozen=True):
+    """The entity, if there is one, and its version: 0 if there never was one, and still growing if it was deleted."""
+
+    entity: EntityRecord | None
+    version: int
+
+
+class Entities(msgspec.Struct, frozen=True):
+    """Entities in the order of their ids."""
+
+    entities: list[EntityRecord]
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One version of an entity: which fields it set and removed, when, and at which promise."""
+
+    version: int
+    at_ms: int
+    durability: Tier
+    fields: Fields
+    removed: list[str]
+    deleted: bool
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """Changes in the order of their versions."""
+
+    changes: list[Change]
+
+
+class EntityWrite(msgspec.Struct, frozen=True):
+    """Fields to set and to remove; the others stay."""
+
+    kind: str
+    id: str
+    fields: Fields = msgspec.field(default_factory=dict)
+    removed: list[str] = msgspec.field(default_factory=list)
+
+
+class SeenEntity(msgspec.Struct, frozen=True):
+    """A version that must still be the latest when the transaction commits; 0 means that there is none."""
+
+    kind: str
+    id: str
+    version: int
+
+
+class Written(msgspec.Struct, frozen=True):
+    """The new version of each entity, in the order of the writes (None: only a session log has it), and the promise."""
+
+    versions: list[int | None]
+    durability: Tier
+
+
+class GetEntity(Request[FoundEntity], frozen=True, tag="entities.get"):
+    kind: str
+    id: str
+    universe: str = UNIVERSE
+
+
+class ScanEntities(Request[Entities], frozen=True, tag="entities.scan"):
+    kind: str
+    after: str = ""
+    limit: int = 100
+    universe: str = UNIVERSE
+
+
+class ReadChanges(Request[Changes], frozen=True, tag="entities.history"):
+    """Changes behind the version `after`; only the latest ones are kept."""
+
+    kind: str
+    id: str
+    after: int = 0
+    limit: int = 100
+    universe: str = UNIVERSE
+
+
+class WriteEntities(Request[Written], frozen=True, tag="entities.write"):
+    """Change entities as one commit, at the strongest tier of the fields that it touches.
+
+    BEST_EFFORT fields go to the session log once the others are committed. `tier` is not looked at: the policy decides.
+    """
+
+    writes: list[EntityWrite]
+    seen: list[SeenEntity] = msgspec.field(default_factory=list)
+    session: str | None = None
+    universe: str = UNIVERSE
+
+    def check(self) -> None:
+        for write in self.writes:
+            for value in write.fields.values():
+                check_canonical(value)
+
+
+class PutEntity(Request[Written], frozen=True, tag="entities.put"):
+    """Replace the durable fields of an entity as a whole if its version is `expected_version`."""
+
+    kind: str
+    id: str
+    fields: Fields
+    expected_version: int
+    session: str | None = None
+    universe: str = UNIVERSE
+
+    def check(self) -> None:
+        for value in self.fields.values():
+            check_canonical(value)
+
+
+class DeleteEntity(Request[Written], frozen=True, tag="entities.delete"):
+    """Delete an entity; its version goes on from there if it comes back."""
+
+    kind: str
+    id: str
+    expected_version: int | None = None
+    universe: str = UNIVERSE

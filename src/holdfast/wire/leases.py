@@ -1,0 +1,93 @@
+"""Leases: who may write, until when, and the proof of it."""
+
+import msgspec
+
+from holdfast.limits import LEASE_TTL_SECONDS
+from holdfast.names import UNIVERSE
+from holdfast.wire.requests import Committed, Request
+
+_FENCE = {"fence": "fencing_token"}
+
+
+class LeaseProof(msgspec.Struct, frozen=True, rename=_FENCE):
+    """What a holder shows with a write: which lease, and which fence it was given with it."""
+
+    key: str
+    lease_id: str
+    fence: int
+    txn_id: str | None = None
+    universe: str = UNIVERSE
+
+
+class Granted(msgspec.Struct, frozen=True, rename=_FENCE):
+    """A lease as it stands: who has it, until when, and its fence, which grew when it was acquired."""
+
+    key: str
+    lease_id: str
+    owner: str
+    fence: int
+    acquired_ms: int
+    expires_ms: int
+    txn_id: str | None
+
+
+class Described(msgspec.Struct, frozen=True):
+    """The last grant of a lease, if there ever was one, whether it still holds, and how many wait for it here."""
+
+    lease: Granted | None
+    held: bool
+    waiting: int
+
+
+class Leases(msgspec.Struct, frozen=True):
+    """Leases that are held, in the order of their keys; `next` is where the next page starts, if there is one."""
+
+    leases: list[Granted]
+    next: str | None
+
+
+class Released(msgspec.Struct, frozen=True):
+    """Whether the lease was held until now. False means that it had run out before, or was given back already."""
+
+    released: bool
+
+
+class AcquireLease(Request[Granted], frozen=True, tag="leases.acquire"):
+    """Grant `key` to `owner`, waiting in line for it if asked to."""
+
+    key: str
+    owner: str
+    ttl_seconds: float = LEASE_TTL_SECONDS
+    wait_seconds: float = 0.0
+    txn_id: str | None = None
+    universe: str = UNIVERSE
+
+
+class KeepLease(Request[Granted], frozen=True, tag="leases.keepalive"):
+    """Let the lease last at least `ttl_seconds` from now; it never gets shorter."""
+
+    lease: LeaseProof
+    ttl_seconds: float = LEASE_TTL_SECONDS
+
+
+class ReleaseLease(Request[Released], frozen=True, tag="leases.release"):
+    lease: LeaseProof
+
+
+class DescribeLease(Request[Described], frozen=True, tag="leases.describe"):
+    key: str
+    universe: str = UNIVERSE
+
+
+class ListLeases(Request[Leases], frozen=True, tag="leases.list"):
+    """At most `limit` keys are looked at; those of them that are held are answered."""
+
+    after: str = ""
+    limit: int = 100
+    universe: str = UNIVERSE
+
+
+class CheckLease(Request[Committed], frozen=True, tag="leases.check"):
+    """Succeeds if the lease still holds: what an atomic list is guarded by."""
+
+    lease: LeaseProof

@@ -1,0 +1,296 @@
+"""Queues: leased, fenced, at least once."""
+
+import msgspec
+
+from holdfast.names import UNIVERSE
+from holdfast.tiers import Tier
+from holdfast.wire.leases import LeaseProof
+from holdfast.wire.requests import Request
+
+_FENCE = {"fence": "fencing_token"}
+
+
+class NewMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message to put. Its payload is here, or in the blob that `blob` names."""
+
+    payload: bytes = b""
+    blob: str | None = None
+    blob_size: int = 0
+    content_type: str = "application/octet-stream"
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+    correlation_id: str | None = None
+    priority: int = 5
+    group: str | None = None
+    idempotency_key: str | None = None
+    delay_seconds: float = 0.0
+    ttl_seconds: float | None = None
+    max_attempts: int | None = None
+    visibility_seconds: float | None = None
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """The acknowledgement of a put: the message's id, the promise, and whether it had been put before."""
+
+    id: str
+    durability: Tier
+    duplicate: bool
+    correlation_id: str
+
+
+class Receipts(msgspec.Struct, frozen=True):
+    """Receipts in the order of the messages."""
+
+    receipts: list[Receipt]
+
+
+class SidecarState(msgspec.Struct, frozen=True):
+    """The workflow state of a delivered message, as canonical CBOR, and the lease on it that came with the delivery."""
+
+    value: bytes
+    etag: str
+    lease: LeaseProof
+    expires_ms: int
+
+
+class Delivery(msgspec.Struct, frozen=True, rename=_FENCE):
+    """A message in somebody's hands, until its lease ends."""
+
+    id: str
+    payload: bytes | None  # None: it is too large to come along; open its blob.
+    blob: str | None
+    size: int
+    content_type: str
+    attributes: dict[str, str]
+    correlation_id: str
+    priority: int
+    group: str | None
+    created_ms: int
+    attempts: int
+    failure_attempts: int
+    max_attempts: int
+    last_error: str | None
+    origin: str | None  # The queue that a dead letter died in.
+    died_ms: int
+    lease_id: str
+    fence: int
+    expires_ms: int
+    visibility_ms: int
+    state: SidecarState | None = None
+
+
+class Deliveries(msgspec.Struct, frozen=True):
+    """Messages that were leased, or looked at, in order."""
+
+    messages: list[Delivery]
+
+
+class MessageLease(msgspec.Struct, frozen=True, rename=_FENCE):
+    """What a consumer shows to settle a message."""
+
+    id: str
+    lease_id: str
+    fence: int
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of one item of a batch: nothing wrong, or an error's code and what it says."""
+
+    code: str | None = None
+    detail: str | None = None
+    expires_ms: int = 0
+    correlation_id: str | None = None
+
+
+class Outcomes(msgspec.Struct, frozen=True):
+    """An outcome for each item, in order."""
+
+    outcomes: list[Outcome]
+
+
+class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What holds for the messages of a queue that do not say otherwise."""
+
+    visibility_seconds: float = 30.0
+    max_attempts: int = 5
+    dead_letter_queue: str | None = None  # "<queue>.dlq" if nothing is said.
+    retention_seconds: float | None = None  # How long a message without a TTL is kept; for ever if nothing is said.
+    dead_letter_retention_seconds: float = 1_209_600.0
+    rate_per_second: float | None = None  # Deliveries; no limit if nothing is said.
+    paused: bool = False
+
+
+class QueueStats(msgspec.Struct, frozen=True):
+    """How many messages are in which state, and who waits. Looking consumes nothing."""
+
+    queue: str
+    ready: int
+    delayed: int
+    leased: int
+    blocked: int  # Behind another message of their group.
+    dead: int  # In the queue of its dead letters.
+    paused: bool
+    waiting_consumers: int
+    head_message_id: str | None
+    head_age_seconds: float
+    put_total: int
+    delivered_total: int
+    acked_total: int
+    failed_total: int
+    expired_total: int
+    dead_total: int
+
+
+class QueueNames(msgspec.Struct, frozen=True):
+    """Names of queues, in order."""
+
+    names: list[str]
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """How many messages were moved, or removed."""
+
+    count: int
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """A message that is put again and again, at the times that a cron expression names."""
+
+    name: str
+    cron: str
+    timezone: str
+    message: NewMessage
+    next_ms: int
+
+
+class Schedules(msgspec.Struct, frozen=True):
+    """The schedules of a queue, in the order of their names."""
+
+    schedules: list[Schedule]
+
+
+class PutMessages(Request[Receipts], frozen=True, tag="queues.put"):
+    queue: str
+    messages: list[NewMessage]
+    universe: str = UNIVERSE
+
+
+class ReceiveMessages(Request[Deliveries], frozen=True, tag="queues.receive"):
+    """Lease at most `max_messages`, waiting up to `wait_seconds` for the first."""
+
+    queue: str
+    owner: str
+    max_messages: int = 1
+    wait_seconds: float = 0.0
+    visibility_seconds: float | None = None
+    with_state: bool = False
+    txn_id: str | None = None
+    universe: str = UNIVERSE
+
+
+class AckMessages(Request[Outcomes], frozen=True, tag="queues.ack"):
+    queue: str
+    leases: list[MessageLease]
+    universe: str = UNIVERSE
+
+
+class NackMessages(Request[Outcomes], frozen=True, tag="queues.nack"):
+    """Give messages back. `intent` is failure, which counts against max_attempts, or defer, which does not."""
+
+    queue: str
+    leases: list[MessageLease]
+    delay_seconds: float = 0.0
+    intent: str = "failure"
+    error: str | None = None
+    universe: str = UNIVERSE
+
+
+class RejectMessages(Request[Outcomes], frozen=True, tag="queues.reject"):
+    """Send messages to the dead letters at once."""
+
+    queue: str
+    leases: list[MessageLease]
+    error: str | None = None
+    universe: str = UNIVERSE
+
+
+class ExtendMessages(Request[Outcomes], frozen=True, tag="queues.extend"):
+    """Let leases last at least `seconds` from now; they never get shorter."""
+
+    queue: str
+    leases: list[MessageLease]
+    seconds: float
+    universe: str = UNIVERSE
+
+
+class PeekMessages(Request[Deliveries], frozen=True, tag="queues.peek"):
+    """Look at the messages that are ready, in the order in which they would be delivered."""
+
+    queue: str
+    limit: int = 10
+    universe: str = UNIVERSE
+
+
+class GetQueueStats(Request[QueueStats], frozen=True, tag="queues.stats"):
+    queue: str
+    universe: str = UNIVERSE
+
+
+class ListQueues(Request[QueueNames], frozen=True, tag="queues.list"):
+    after: str = ""
+    limit: int = 100
+    universe: str = UNIVERSE
+
+
+class PurgeQueue(Request[Moved], frozen=True, tag="queues.purge"):
+    """Remove every message that nobody holds."""
+
+    queue: str
+    universe: str = UNIVERSE
+
+
+class RedriveMessages(Request[Moved], frozen=True, tag="queues.redrive"):
+    """Put dead letters of `queue` back into it, those named or all."""
+
+    queue: str
+    ids: list[str] | None = None
+    limit: int = 1_000
+    universe: str = UNIVERSE
+
+
+class GetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.get"):
+    queue: str
+    universe: str = UNIVERSE
+
+
+class SetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.set"):
+    queue: str
+    policy: QueuePolicy
+    universe: str = UNIVERSE
+
+
+class PauseQueue(Request[QueuePolicy], frozen=True, tag="queues.pause"):
+    """Deliver nothing until the queue is resumed; puts are still taken."""
+
+    queue: str
+    paused: bool = True
+    universe: str = UNIVERSE
+
+
+class SetSchedule(Request[Schedule], frozen=True, tag="queues.schedules.set"):
+    queue: str
+    name: str
+    cron: str
+    message: NewMessage
+    timezone: str = "UTC"
+    universe: str = UNIVERSE
+
+
+class RemoveSchedule(Request[Moved], frozen=True, tag="queues.schedules.remove"):
+    queue: str
+    name: str
+    universe: str = UNIVERSE
+
+
+class ListSchedules(Request[Schedules], frozen=True, tag="queues.schedules.list"):
+    queue: str
+    universe: str = UNIVERSE

@@ -1,0 +1,64 @@
+"""State documents: one value a key, guarded by leases and ETags."""
+
+import msgspec
+
+from holdfast.names import UNIVERSE
+from holdfast.wire.canonical import check_canonical
+from holdfast.wire.leases import LeaseProof
+from holdfast.wire.requests import Request
+
+
+class StateDocument(msgspec.Struct, frozen=True):
+    """A state document: its value as canonical CBOR, and the ETag of this version of it."""
+
+    value: bytes
+    etag: str
+    version: int
+    updated_ms: int
+    correlation_id: str | None
+
+
+class FoundState(msgspec.Struct, frozen=True):
+    """The document of a key, if there is one."""
+
+    state: StateDocument | None
+
+
+class UpdatedState(msgspec.Struct, frozen=True):
+    """The ETag and the number of the version that was written."""
+
+    etag: str
+    version: int
+
+
+class RemovedState(msgspec.Struct, frozen=True):
+    """Whether there was anything to remove."""
+
+    removed: bool
+
+
+class GetState(Request[FoundState], frozen=True, tag="states.get"):
+    key: str
+    universe: str = UNIVERSE
+
+
+class UpdateState(Request[UpdatedState], frozen=True, tag="states.update"):
+    """Write a document. `if_match` names the version that it replaces ("*": any); `if_absent`: there must be none."""
+
+    key: str
+    value: bytes
+    lease: LeaseProof | None = None
+    if_match: str | None = None
+    if_absent: bool = False
+    correlation_id: str | None = None
+    universe: str = UNIVERSE
+
+    def check(self) -> None:
+        check_canonical(self.value)
+
+
+class RemoveState(Request[RemovedState], frozen=True, tag="states.remove"):
+    key: str
+    lease: LeaseProof | None = None
+    if_match: str | None = None
+    universe: str = UNIVERSE

@@ -1,0 +1,398 @@
+"""Session logs when processes die, disks fill up and stores fail: less may be there, but nothing is damaged."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.backends.objects import ObjectStore, open_objects
+from holdfast.errors import CommitUnknown, Unreachable
+from holdfast.runtime import loglines
+from holdfast.runtime.activity import ActivityLog, LoggedRecord
+from holdfast.testing.clock import ManualClock
+from holdfast.testing.faults import ChosenFault, Crash, faulty_objects
+
+LOGGING = """
+import sys, threading
+from pathlib import Path
+from holdfast.runtime.activity import ActivityLog
+
+log = ActivityLog(Path(sys.argv[1]), None, flush_seconds=0.002, file_bytes_max=int(sys.argv[2]))
+pause = threading.Event()
+def work(thread):
+    session = log.session("main", "s", "k")
+    number = 0
+    while True:
+        session.log({"thread": thread, "number": number, "text": "x" * (number % 300)})
+        number += 1
+        if number % 50 == 0:
+            pause.wait(0.001)  # Leaves the tests something less to read.
+for thread in range(2):
+    threading.Thread(target=work, args=(thread,), daemon=True).start()
+print("logging", flush=True)
+threading.Event().wait()
+"""
+
+
+def everything(log: ActivityLog, **which: Any) -> list[LoggedRecord]:
+    found: list[LoggedRecord] = []
+    while page := log.read("main", **which, after=found[-1].position if found else None, limit=10_000):
+        found += page
+    return found
+
+
+def values(records: list[LoggedRecord]) -> list[Any]:
+    return [msgspec.json.decode(each.record) for each in records]
+
+
+def start_logging(folder: Path, *, file_bytes_max: int = 1 << 30) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-c", LOGGING, str(folder), str(file_bytes_max)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"logging\n"
+    return child
+
+
+def kill(child: "subprocess.Popen[bytes]") -> None:
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+
+
+def wait_for_bytes(folder: Path, size: int) -> None:
+    deadline = time.monotonic() + 30
+    while sum(path.stat().st_size for path in folder.glob("main/*.jsonl")) < size:
+        assert time.monotonic() < deadline, "the child does not log"
+        time.sleep(0.001)
+
+
+def check_threads(found: list[LoggedRecord]) -> None:
+    """Each thread's records are there from its first one on, in order, without a gap."""
+    for thread in range(2):
+        mine = [value["number"] for value in values(found) if value["thread"] == thread]
+        assert mine == list(range(len(mine)))
+
+
+@pytest.mark.parametrize("size", [1, 20_000, 300_000])
+def test_a_killed_writer_leaves_whole_records_and_a_torn_end_at_most(tmp_path: Path, size: int) -> None:
+    """Lesson 3: while it is written, and after its writer died, all lines but the last are whole."""
+    folder = tmp_path / "activity"
+    reader = ActivityLog(folder, None, start_flusher=False)
+    child = start_logging(folder)
+    try:
+        wait_for_bytes(folder, size)
+        while_it_logs = reader.read("main")
+    finally:
+        kill(child)
+    (path,) = folder.glob("main/*.jsonl")
+    bad = [line is None for _, line in loglines.lines(path.read_bytes())]
+    assert sum(bad[:-1]) == 0
+    found = everything(reader)
+    assert [each.position.n for each in found] == list(range(len(found)))
+    assert found[: len(while_it_logs)] == while_it_logs
+    check_threads(found)
+    reader.close()
+
+    objects = open_objects(f"dir:{tmp_path / 'objects'}")
+    again = ActivityLog(folder, objects, start_flusher=False)
+    assert everything(again) == found
+    assert list(folder.glob("main/*")) == []
+    assert again.stats().skipped == 0
+    again.close()
+
+
+def test_killed_writers_with_many_files_lose_none_of_them(tmp_path: Path) -> None:
+    folder = tmp_path / "activity"
+    child = start_logging(folder, file_bytes_max=10_000)
+    try:
+        wait_for_bytes(folder, 200_000)
+    finally:
+        kill(child)
+    log = ActivityLog(folder, open_objects("memory:"), start_flusher=False)
+    assert len(log.files("main")) >= 20
+    found = everything(log)
+    check_threads(found)
+    assert log.stats().rotated >= 20
+    assert everything(log) == found
+    log.close()
+
+
+def test_two_processes_on_one_folder_never_share_a_file(tmp_path: Path) -> None:
+    """Lesson 19: two appenders interleaved and corrupted the log. A third process rotates all the while."""
+    folder, objects = tmp_path / "activity", open_objects("memory:")
+    children = [start_logging(folder, file_bytes_max=20_000) for _ in range(2)]
+    log = ActivityLog(folder, objects, start_flusher=False)
+    try:
+        wait_for_bytes(folder, 400_000)
+        log.flush()
+        assert log.stats().rotated > 0
+        wait_for_bytes(folder, 100_000)
+    finally:
+        for child in children:
+            kill(child)
+    log.close()
+    log = ActivityLog(folder, objects, start_flusher=False)
+    found = everything(log)
+    by_file: dict[str, list[LoggedRecord]] = {}
+    for each in found:
+        by_file.setdefault(each.position.file, []).append(each)
+    for records in by_file.values():
+        assert [each.position.n for each in records] == list(range(len(records)))
+        for thread in range(2):  # Of one process, so one behind the other.
+            mine = [value["number"] for value in values(records) if value["thread"] == thread]
+            first = mine[0] if mine else 0
+            assert mine == list(range(first, first + len(mine)))
+    for thread in range(2):  # Of both processes: every number twice, up to where the first of them was killed.
+        numbers = sorted(value["number"] for value in values(found) if value["thread"] == thread)
+        twice = len(numbers) - len(set(numbers))
+        assert numbers == sorted([*range(numbers[-1] + 1), *range(twice)])
+    assert log.stats().skipped == 0
+    log.close()
+
+
+FILLING = """
+import json, resource, sys
+from pathlib import Path
+from holdfast.runtime.activity import ActivityLog
+
+log = ActivityLog(Path(sys.argv[1]), None, start_flusher=False)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+for number in range(3_000):
+    log.log("main", "s", {"number": number, "text": "x" * 50})
+    if number % 100 == 99:
+        log.flush()
+full = log.stats()
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+log.flush()
+print(json.dumps([full.written, full.failures > 10, full.last_error, log.stats().written, log.stats().dropped]))
+log.close()
+"""
+
+
+def test_a_file_that_may_not_grow_keeps_whole_lines_and_the_rest_waits(tmp_path: Path) -> None:
+    """What a full disk does, where no small file system can be mounted."""
+    command = [sys.executable, "-c", FILLING, str(tmp_path / "activity")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    written, has_failed, error, later, dropped = json.loads(done.stdout)
+    assert 500 < written < 1_500
+    assert has_failed
+    assert "too large" in error
+    assert (later, dropped) == (3_000, 0)
+    assert done.stderr.count("Writing session logs fails") == 1
+    log = ActivityLog(tmp_path / "activity", None, start_flusher=False)
+    found = everything(log)
+    assert [value["number"] for value in values(found)] == list(range(3_000))
+    assert [each.position.n for each in found] == list(range(3_000))
+    assert log.stats().skipped == 0
+    log.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting a small file system is not permitted here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_drops_the_oldest_and_damages_nothing(small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(700_000))
+    log = ActivityLog(small_disk / "activity", None, start_flusher=False)
+    session = log.session("main", "s", "k")
+    for number in range(20_000):
+        session.log({"number": number, "text": "x" * 50})
+        if number % 500 == 499:
+            log.flush()
+    stats = log.stats()
+    assert stats.written > 1_000
+    assert stats.dropped > 1_000
+    assert "No space left" in (stats.last_error or "")
+    ballast.unlink()
+    found = everything(log)
+    numbers = [value["number"] for value in values(found)]
+    assert [each.position.n for each in found] == list(range(len(found)))
+    assert numbers[: stats.written] == list(range(stats.written))
+    waited = numbers[stats.written :]
+    assert waited == list(range(stats.written + stats.dropped, 20_000))
+    assert log.stats().skipped == 0
+    log.close()
+
+
+def prepared(folder: Path) -> list[Any]:
+    """Three closed files, one of them with a torn end, as a process without an object store left them."""
+    clock = ManualClock()
+    log = ActivityLog(folder, None, clock=clock, start_flusher=False)
+    for number in range(30):
+        log.log("main", f"s{number // 10}", {"number": number})
+    log.close()
+    path = max(folder.glob("main/*"))
+    path.write_bytes(path.read_bytes() + b'{"n":10,"at_ms":17')
+    return [{"number": number} for number in range(30)]
+
+
+def objects_of(store: ObjectStore) -> dict[str, bytes]:
+    return {meta.path: store.get(meta.path) for meta in store.list()}
+
+
+def rotate_all(folder: Path, store: ObjectStore) -> None:
+    ActivityLog(folder, store, start_flusher=False).flush()
+
+
+def test_a_crash_at_any_step_of_rotation_is_finished_by_the_next_opening(tmp_path: Path) -> None:
+    """Also one that left half a body. Every record is read once before and after, and the objects are the same."""
+    made = tmp_path / "made"
+    wanted = prepared(made)
+    files = {path.name: path.read_bytes() for path in made.glob("main/*")}
+
+    def start(name: str) -> tuple[Path, ObjectStore]:
+        folder = tmp_path / name / "activity"
+        (folder / "main").mkdir(parents=True)
+        for file, data in files.items():
+            (folder / "main" / file).write_bytes(data)
+        return folder, open_objects(f"dir:{tmp_path / name / 'objects'}")
+
+    counting = ChosenFault()
+    folder, store = start("without a fault")
+    rotate_all(folder, faulty_objects(store, counting))
+    final = objects_of(store)
+    assert len(final) == 6
+    assert len(counting.points) == 18
+    for strike_at in range(len(counting.points)):
+        folder, store = start(str(strike_at))
+        with pytest.raises(Crash):
+            rotate_all(folder, faulty_objects(store, ChosenFault(strike_at)))
+        reader = ActivityLog(folder, store, start_flusher=False)
+        reader._rotation._has_looked = True  # A process that reads before anybody has rotated what the dead one left.
+        assert sorted(values(everything(reader)), key=lambda value: value["number"]) == wanted
+        log = ActivityLog(folder, store, start_flusher=False)
+        assert sorted(values(everything(log)), key=lambda value: value["number"]) == wanted
+        assert objects_of(store) == final, counting.points[strike_at]
+        assert list(folder.glob("main/*")) == []
+        log.close()
+
+
+@pytest.mark.parametrize("error", [lambda: Unreachable("down"), lambda: CommitUnknown("lost")])
+def test_a_failure_at_any_step_of_rotation_is_repeated_by_the_next(tmp_path: Path, error: Any) -> None:
+    for strike_at in range(18):
+        folder = tmp_path / str(strike_at) / "activity"
+        wanted = prepared(folder)
+        store = open_objects(f"dir:{tmp_path / str(strike_at) / 'objects'}")
+        log = ActivityLog(folder, faulty_objects(store, ChosenFault(strike_at, error)), start_flusher=False)
+        log.flush()
+        assert list(folder.glob("main/*"))
+        log.flush()
+        assert list(folder.glob("main/*")) == []
+        assert sorted(values(everything(log)), key=lambda value: value["number"]) == wanted
+        assert (log.stats().rotated, log.stats().failures) == (3, 1)
+        log.close()
+
+
+def test_a_forked_child_holds_nothing_and_may_not_log(tmp_path: Path) -> None:
+    """The parent goes on logging to the same file while its children come and go."""
+    command = [sys.executable, "-c", FORKING, str(tmp_path / "activity")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["0"] * 10, done.stderr
+    log = ActivityLog(tmp_path / "activity", None, start_flusher=False)
+    assert len(log.files("main")) == 1
+    found = everything(log)
+    assert [value["number"] for value in values(found)] == list(range(len(found)))
+    log.close()
+
+
+FORKING = """
+import os, sys, threading
+from pathlib import Path
+from holdfast.errors import Closed
+from holdfast.runtime.activity import ActivityLog
+
+folder = sys.argv[1]
+log = ActivityLog(Path(folder), None, flush_seconds=0.001)
+session = log.session("main", "s", "k")
+session.log({"number": 0})
+log.flush()
+stop = threading.Event()
+def work():
+    number = 1
+    while not stop.is_set():
+        session.log({"number": number})
+        number += 1
+thread = threading.Thread(target=work)
+thread.start()
+
+def refused(use):
+    try:
+        use()
+    except Closed:
+        return True
+
+def held():
+    links = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
+    return [link for link in links if os.path.lexists(link) and os.readlink(link).startswith(folder)]
+
+assert len(held()) == 1
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        uses = [lambda: session.log({}), lambda: log.log("main", "s", {}), log.flush, lambda: log.read("main")]
+        code = 1
+        if all(map(refused, uses)) and held() == []:
+            log.close()
+            code = 0
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+stop.set()
+thread.join()
+log.close()
+"""
+
+
+def test_a_child_that_lives_on_does_not_keep_its_parent_s_file_locked(tmp_path: Path) -> None:
+    """Otherwise what a dead parent left would never be rotated while its child lives."""
+    script = (
+        "import os, signal, sys; from pathlib import Path; from holdfast.runtime.activity import ActivityLog;"
+        "log = ActivityLog(Path(sys.argv[1]), None, start_flusher=False); log.log('main', 's', {}); log.flush();"
+        "os.fork() and os.kill(os.getpid(), signal.SIGKILL); print(os.getpid(), flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.wait()
+        os.kill(child, 0)
+        log = ActivityLog(tmp_path, open_objects("memory:"), start_flusher=False)
+        log.flush()
+        assert log.stats().rotated == 1
+        log.close()
+
+
+def test_a_finalizer_that_logs_in_the_middle_of_logging_does_not_hang(tmp_path: Path) -> None:
+    """As a signal handler may: both run inside whatever their thread is doing."""
+    log = ActivityLog(tmp_path, None, start_flusher=False)
+    session = log.session("main", "s", "k")
+    is_inside = threading.local()
+
+    def now_ms() -> int:
+        if not getattr(is_inside, "yes", False):
+            is_inside.yes = True
+            session.log({"from": "the finalizer"})
+        return 1_700_000_000_000
+
+    session._now_ms = now_ms
+    session.log({"from": "the caller"})
+    assert [value["from"] for value in values(log.read("main"))] == ["the finalizer", "the caller"]
+    log.close()

@@ -1,0 +1,216 @@
+"""Lesson 30: a holder that slept past the end of its lease cannot write with its old fence, whatever it believes.
+
+Run as a program this file is such a holder, in a process of its own that is stopped while it holds the lease.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import holdfast
+from holdfast import Plane, Transaction
+from holdfast.errors import Fenced, FencingMismatch, LeaseConflict, LeaseExpired
+from holdfast.testing.clock import ManualClock
+
+MARK = b"written under the lease"
+WAIT_SECONDS = 60.0  # Far more than anything here takes; whoever waits for a condition must end some day.
+
+
+@pytest.fixture(params=["memory", "dir"])
+def plane(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Plane]:
+    url = "memory:" if request.param == "memory" else f"dir:{tmp_path}"
+    with holdfast.open(url, clock=clock) as plane:
+        yield plane
+
+
+def mark(tx: Transaction, fence: Callable[[Transaction], int], by: bytes) -> None:
+    tx.put(MARK, by)
+    fence(tx)
+
+
+def attempts(plane: Plane, lease: Any) -> dict[str, Callable[[], object]]:
+    """All that a holder may try under its lease."""
+    fence = holdfast.fenced(lease)
+    return {
+        "update": lambda: plane.state("deploy").update("stale", lease=lease),
+        "update another": lambda: plane.state("elsewhere").update("stale", lease=lease),
+        "remove": lambda: plane.state("deploy").remove(lease=lease),
+        "transact": lambda: plane.transact(mark, fence, b"stale"),
+        "keepalive": lease.keepalive,
+    }
+
+
+def marked(plane: Plane) -> bytes | None:
+    return plane.transact(lambda tx: tx.get(MARK))
+
+
+# (a) In one process, with a clock that the test moves.
+
+
+def test_a_holder_that_slept_is_refused_after_somebody_else_took_over(plane: Plane, clock: ManualClock) -> None:
+    """Lesson 30: locks without fencing tokens let two holders write."""
+    sleeper = plane.lease("deploy").acquire("sleeper", ttl_seconds=10)
+    plane.state("deploy").update("before", lease=sleeper)
+    clock.advance_ms(10_000)
+    heir = plane.lease("deploy").acquire("heir", ttl_seconds=10)
+    assert heir.fence > sleeper.fence
+    kept = plane.state("deploy").update("heir", lease=heir)
+    plane.transact(mark, holdfast.fenced(heir), b"heir")
+
+    for name, attempt in attempts(plane, sleeper).items():
+        with pytest.raises(LeaseConflict):
+            attempt()
+        document = plane.state("deploy").get()
+        assert document is not None, name
+        assert (document.value, document.etag) == ("heir", kept.etag), name
+    assert not sleeper.release()
+    assert marked(plane) == b"heir"
+    assert plane.state("elsewhere").get() is None
+    assert plane.lease("deploy").describe().lease.expires_ms == heir.expires_ms
+
+
+def test_a_holder_that_slept_is_refused_even_if_nobody_took_over(plane: Plane, clock: ManualClock) -> None:
+    """Nobody can tell it from a holder whose successor came and went: it must acquire again, and look."""
+    sleeper = plane.lease("deploy").acquire("sleeper", ttl_seconds=10)
+    plane.state("deploy").update("before", lease=sleeper)
+    clock.advance_ms(10_000)
+    for attempt in attempts(plane, sleeper).values():
+        with pytest.raises(LeaseExpired):
+            attempt()
+    assert plane.state("deploy").get().value == "before"
+    assert marked(plane) is None
+
+
+def test_a_holder_that_slept_is_refused_after_its_own_restart_took_over(plane: Plane, clock: ManualClock) -> None:
+    """The same owner, started again elsewhere, holds the same lease with a higher fence."""
+    sleeper = plane.lease("deploy").acquire("worker-7", ttl_seconds=10)
+    restarted = plane.lease("deploy").acquire("worker-7", ttl_seconds=10)
+    assert (restarted.id, restarted.fence) == (sleeper.id, sleeper.fence + 1)
+    plane.state("deploy").update("restarted", lease=restarted)
+    for attempt in attempts(plane, sleeper).values():
+        with pytest.raises(FencingMismatch):
+            attempt()
+    assert not sleeper.release()
+    assert plane.state("deploy").get().value == "restarted"
+    assert plane.lease("deploy").describe().held
+
+
+def test_a_holder_that_slept_is_refused_after_many_turns_of_others(plane: Plane, clock: ManualClock) -> None:
+    sleeper = plane.lease("deploy").acquire("sleeper", ttl_seconds=10)
+    clock.advance_ms(10_000)
+    for number in range(5):
+        with plane.lease("deploy").acquire(f"other-{number}") as lease:
+            plane.state("deploy").update(number, lease=lease)
+    for attempt in attempts(plane, sleeper).values():
+        with pytest.raises(LeaseConflict):
+            attempt()
+    assert plane.state("deploy").get().value == 4
+
+
+# (b) In two processes that share a PostgreSQL, with time as it is.
+
+
+def say(**words: Any) -> None:
+    os.write(1, msgspec.json.encode(words) + b"\n")
+
+
+def hear() -> None:
+    if not sys.stdin.readline():
+        sys.exit("the parent is gone")
+
+
+def child(url: str, folder: str, where: str) -> None:
+    """Hold the lease, be stopped, and go on as if nothing had happened."""
+    with holdfast.open(url, activity=folder) as plane:
+        lease = plane.lease("deploy").acquire("sleeper", ttl_seconds=2)
+        plane.state("deploy").update("before", lease=lease)
+        if where == "between calls":
+            say(fence=lease.fence)
+            hear()
+            tries = attempts(plane, lease)
+        else:
+            tries = {"transact": lambda: plane.transact(sleep_inside, lease)}
+        outcomes = {}
+        for name, attempt in tries.items():
+            try:
+                outcomes[name] = f"succeeded: {attempt()!r}"
+            except Fenced as error:
+                outcomes[name] = error.code
+        say(outcomes=outcomes, released=lease.release())
+
+
+def sleep_inside(tx: Transaction, lease: Any, asleep: list[bool] = []) -> None:  # noqa: B006
+    """Check the fence, sleep, then write: what the check saw must still hold when the write is committed."""
+    holdfast.fenced(lease)(tx)
+    if not asleep:
+        asleep.append(True)
+        say(fence=lease.fence)
+        hear()
+    tx.put(MARK, b"stale")
+
+
+@contextmanager
+def sleeper(url: str, folder: Path, where: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, __file__, url, str(folder), where]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def told(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"the child ended with {process.wait(WAIT_SECONDS)}"
+    return dict(msgspec.json.decode(line))
+
+
+@pytest.mark.parametrize(
+    ("where", "refused"),
+    [
+        ("between calls", ["update", "update another", "remove", "transact", "keepalive"]),
+        ("inside a transaction", ["transact"]),
+    ],
+)
+def test_a_process_that_was_stopped_past_the_end_of_its_lease_cannot_write(
+    where: str, refused: list[str], postgres_url: str, tmp_path: Path
+) -> None:
+    """Lesson 30, with a real pause: the lease runs out while its holder is stopped, between calls or in a commit."""
+    with (
+        sleeper(postgres_url, tmp_path / "child", where) as process,
+        holdfast.open(postgres_url, activity=str(tmp_path / "parent")) as plane,
+    ):
+        fence = told(process)["fence"]
+        process.send_signal(signal.SIGSTOP)
+        heir = plane.lease("deploy").acquire("heir", ttl_seconds=600, wait_seconds=WAIT_SECONDS)
+        assert heir.fence > fence
+        kept = plane.state("deploy").update("heir", lease=heir)
+
+        process.send_signal(signal.SIGCONT)
+        assert process.stdin is not None
+        process.stdin.write(b"go on\n")
+        process.stdin.flush()
+        answer = told(process)
+        assert answer == {"outcomes": dict.fromkeys(refused, "lease_conflict"), "released": False}
+
+        document = plane.state("deploy").get()
+        assert document is not None
+        assert (document.value, document.etag) == ("heir", kept.etag)
+        assert plane.state("elsewhere").get() is None
+        assert marked(plane) is None
+        heir.keepalive()
+        assert heir.release()
+
+
+if __name__ == "__main__":
+    child(*sys.argv[1:])

@@ -1,0 +1,149 @@
+"""SIGKILL in the middle of tiered writes: CRITICAL and IMPORTANT ones stay, session logs have torn tails at worst.
+
+Run as a program this file is the child: it writes, says what it was promised, and waits to be killed.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+import holdfast
+from holdfast import Plane
+from holdfast.runtime import loglines
+
+THREADS = 3
+RENEWED_EVERY = 400  # Well below the versions that a history keeps.
+TURNS = ("status", "note", "both")
+
+
+class Promise(NamedTuple):
+    """What the child was told: this version of that entity set these fields to this number."""
+
+    tier: str
+    id: str
+    version: int
+    turn: str
+    number: int
+
+
+def child(folder: str, run: int) -> None:
+    """Write from several threads, each to an entity of its own and all to a common one, until the end."""
+    plane = holdfast.open(f"dir:{folder}")
+
+    def work(thread: int) -> None:
+        for number in range(1_000_000):
+            own = f"{run}-{thread}-{number // RENEWED_EVERY}"
+            id = own if number % 4 else f"{run}-common-{number // RENEWED_EVERY}"
+            turn = TURNS[(number + thread) % 3]
+            fields = {field: number for field in ("status", "note") if turn in (field, "both")}
+            written = plane.entities.write("task", id, {**fields, "debug_n": number}, session=f"s{run}-{thread}")
+            plane.activity.log(f"s{run}-{thread}", {"n": number})
+            line = f"{written.durability} {id} {written.versions[0]} {turn} {number}\n"
+            os.write(1, line.encode())
+
+    for thread in range(THREADS):
+        threading.Thread(target=work, args=(thread,), daemon=True).start()
+    threading.Event().wait()
+
+
+def kill_after(folder: Path, run: int, delay_seconds: float) -> list[Promise]:
+    """Run the child, kill it that long after its first acknowledgement; everything that it was promised."""
+    command = [sys.executable, __file__, str(folder), str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdout is not None
+        head = process.stdout.read(1)  # The first acknowledgement: from now on it is in the middle of writing.
+        time.sleep(delay_seconds)  # A real process is killed at a real moment; nothing here waits for a condition.
+        process.send_signal(signal.SIGKILL)
+        lines = (head + process.stdout.read()).splitlines(keepends=True)
+    promises = []
+    for line in lines:
+        if line.endswith(b"\n"):
+            tier, id, version, turn, number = line.decode().split()
+            promises.append(Promise(tier, id, int(version), turn, int(number)))
+    return promises
+
+
+def check_logs_left_behind(folder: Path) -> dict[tuple[str, str], int]:
+    """Every line of every file but the last one of each is whole; how many records of each session and kind are."""
+    records: dict[tuple[str, str], int] = defaultdict(int)
+    for path in (folder / "activity").glob("*/*.jsonl"):
+        lines = path.read_bytes().splitlines(keepends=True)
+        if not lines:
+            continue  # Killed between the creation and the header.
+        name = loglines.parsed_name(path.stem)
+        assert name is not None
+        header = loglines.header_of(lines[0], "main", name)
+        whole = [loglines.parsed_line(line) for line in lines[1:]]
+        assert None not in whole[:-1], f"{path} is damaged before its end"
+        records[header.session, header.kind] += sum(line is not None for line in whole)
+    return records
+
+
+def check_promises(plane: Plane, promises: list[Promise]) -> None:
+    histories = {id: plane.entities.history("task", id, limit=10_000) for id in {each.id for each in promises}}
+    for promise in promises:
+        change = histories[promise.id][promise.version - 1 : promise.version]
+        assert change, f"{promise} was acknowledged and is lost"
+        expected = {field: promise.number for field in ("status", "note") if promise.turn in (field, "both")}
+        assert change[0].fields == expected, f"{promise} is {change[0]}"
+        assert change[0].durability == promise.tier
+    for id, history in histories.items():
+        fields: dict[str, int] = {}
+        for change in history:
+            fields |= change.fields
+        entity = plane.entities.get("task", id)
+        assert entity is not None
+        assert (entity.version, entity.fields) == (len(history), fields)
+
+
+def read_numbers(plane: Plane, session: str, kind: str) -> list[int]:
+    numbers, after = list[int](), None
+    while True:
+        page = plane.activity.read(session=session, kind=kind, after=after)
+        for each in page.records:
+            record = msgspec.json.decode(each.record)
+            numbers.append(record["fields"]["debug_n"] if kind == "entities" else record["n"])
+        after = page.next
+        if after is None:
+            return numbers
+
+
+def test_a_process_crash_loses_no_critical_and_no_important_write(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """DESIGN section 1: IMPORTANT survives a process crash. Lesson 19: nobody damages what another one appended."""
+    kills = max(1, request.config.getoption("--kills") // 6)
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    promised = logged = 0
+    tiers: set[str] = set()
+    for run in range(kills):
+        promises = kill_after(tmp_path, run, chance.uniform(0, 0.5))
+        left = check_logs_left_behind(tmp_path)
+        with holdfast.open(f"dir:{tmp_path}") as plane:
+            check_promises(plane, promises)
+            for (session, kind), whole in left.items():
+                if session.startswith(f"s{run}-"):
+                    # What was lost was lost at the end: nothing is missing in between, and nothing is there twice.
+                    assert read_numbers(plane, session, kind) == list(range(whole))
+                    logged += whole
+        promised += len(promises)
+        tiers |= {each.tier for each in promises}
+    print(f"{kills} kills, {promised} acknowledged writes, all there, and {logged} records")
+    assert promised >= kills
+    assert tiers == {"critical", "important"}
+
+
+if __name__ == "__main__":
+    child(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,370 @@
+"""Random histories of leases and states on every backend are what a few plain Python rules say."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count, pairwise, repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from holdfast.backends.memory import MemoryDatabase
+from holdfast.backends.postgres import PostgresDatabase
+from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.errors import (
+    CasMismatch,
+    CommitUnknown,
+    FencingMismatch,
+    HoldfastError,
+    LeaseConflict,
+    LeaseExpired,
+    LeaseHeld,
+    LeaseRequired,
+    TxnMismatch,
+)
+from holdfast.kv import Database, Transaction
+from holdfast.layers import leases, states
+from holdfast.layers.leases import Grant, LeaseKey
+from holdfast.testing.clock import ManualClock
+from holdfast.testing.faults import ChosenFault, FaultyDatabase
+from holdfast.tiers import Tier
+from holdfast.wire.leases import LeaseProof
+
+KEYS = ("x", "y/1", "y/2")
+TTLS_MS = (1, 500, 1_000, 60_000)
+ANSWER = 2  # transact: begin, transact: commit, transact: answer
+
+keys = st.sampled_from(KEYS)
+owners = st.sampled_from(("ada", "bob", "eve"))
+ttls = st.sampled_from(TTLS_MS)
+txn_ids = st.sampled_from((None, None, None, "t-1", "t-2"))
+picks = st.integers(0, 30)  # One of those there are, counted from the newest.
+values = st.binary(max_size=3)
+tiers = st.sampled_from((Tier.CRITICAL, Tier.IMPORTANT))
+
+
+class OnPurpose(Exception):
+    """Ends a transaction that must leave nothing behind."""
+
+
+class Held(NamedTuple):
+    """The last grant of a key, as the model knows it."""
+
+    proof: LeaseProof
+    owner: str
+    acquired_ms: int
+    expires_ms: int
+    released: bool = False
+
+    def lives(self, now_ms: int) -> bool:
+        return not self.released and now_ms < self.expires_ms
+
+
+class Written(NamedTuple):
+    """A state document, as the model knows it."""
+
+    etag: str
+    version: int
+    value: bytes
+
+
+class Leases(RuleBasedStateMachine):
+    """Three keys, three owners who lose their minds and their clocks, and what they may do."""
+
+    openers: Iterator[Callable[..., Database]]  # Each example takes one; it opens that example's database.
+    names: Iterator[int]  # Universes of all examples may share a database.
+    lasting: bool  # Whether a database that is opened again finds what was written.
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self.open = partial(next(self.openers), clock=self.clock)
+        self.database = self.open()
+        self.universe = str(next(self.names))
+        self.held: dict[str, Held] = {}
+        self.written: dict[str, Written] = {}
+        self.proofs: dict[str, list[LeaseProof]] = {key: [] for key in KEYS}  # All that were ever handed out.
+        self.etags: list[str] = []
+
+    # Who may have it.
+
+    @rule(key=keys, owner=owners, ttl_ms=ttls, txn_id=txn_ids)
+    def somebody_acquires(self, key: str, owner: str, ttl_ms: int, txn_id: str | None) -> None:
+        now_ms, last = self.clock.now_ms(), self.held.get(key)
+        acquire = partial(
+            self.database.transact, leases.acquire, self.lease(key), owner=owner, ttl_ms=ttl_ms, txn_id=txn_id
+        )
+        if last is not None and last.lives(now_ms) and last.owner != owner:
+            with pytest.raises(LeaseHeld) as refused:
+                acquire()
+            assert (refused.value.owner, refused.value.expires_ms) == (last.owner, last.expires_ms)
+            assert refused.value.now_ms == now_ms
+        else:
+            self.was_granted(key, acquire(), owner, ttl_ms, txn_id)
+
+    @rule(key=keys, owner=owners, ttl_ms=ttls)
+    def an_answer_to_an_acquire_is_lost(self, key: str, owner: str, ttl_ms: int) -> None:
+        """Its owner never hears of the grant. It can acquire again; nobody else can, before the time is over."""
+        last = self.held.get(key)
+        faulty = FaultyDatabase(self.database, ChosenFault(ANSWER, partial(CommitUnknown, "on purpose")))
+        with pytest.raises((CommitUnknown, LeaseHeld)) as lost:
+            faulty.transact(leases.acquire, self.lease(key), owner=owner, ttl_ms=ttl_ms)
+        is_held = last is not None and last.lives(self.clock.now_ms()) and last.owner != owner
+        assert isinstance(lost.value, LeaseHeld) == is_held
+        if not is_held:
+            self.was_granted(key, self.database.read(leases.last_grant, self.lease(key)), owner, ttl_ms, None)
+
+    @rule(key=keys, pick=picks, ttl_ms=ttls, forged=st.sampled_from(({}, {}, {}, {"fence": 9_999}, {"lease_id": "0"})))
+    def somebody_keeps_theirs_alive(self, key: str, pick: int, ttl_ms: int, forged: dict[str, Any]) -> None:
+        proof = self.proof(key, pick, forged)
+        expected = self.verdict(proof)
+        if expected is not None:
+            with pytest.raises(expected):
+                self.database.transact(leases.keepalive, proof, ttl_ms=ttl_ms)
+            return
+        last = self.held[key]
+        kept = self.database.transact(leases.keepalive, proof, ttl_ms=ttl_ms)
+        assert kept.expires_ms == max(last.expires_ms, self.clock.now_ms() + ttl_ms)
+        self.held[key] = last._replace(expires_ms=kept.expires_ms)
+
+    @rule(key=keys, pick=picks)
+    def somebody_gives_theirs_back(self, key: str, pick: int) -> None:
+        proof, last = self.proof(key, pick), self.held.get(key)
+        is_theirs = last is not None and last.lives(self.clock.now_ms()) and _named(last.proof) == _named(proof)
+        assert self.database.transact(leases.release, proof) == is_theirs
+        if is_theirs:
+            self.held[key] = last._replace(released=True)
+
+    # What they may write.
+
+    @rule(
+        key=keys, pick=st.none() | picks, other=keys, match=st.none() | picks | st.just("*"), value=values, tier=tiers
+    )
+    def somebody_updates_a_state(
+        self, *, key: str, pick: int | None, other: str, match: int | str | None, value: bytes, tier: Tier
+    ) -> None:
+        """With a lease on the key, on another key, or with none at all."""
+        lease = None if pick is None else self.proof(other if pick % 5 == 0 else key, pick)
+        if_match = self.etag(match)
+        update = partial(
+            self.database.transact, states.update, self.universe, key, value, lease=lease, if_match=if_match, tier=tier
+        )
+        if self.is_refused(key, lease, if_match, update):
+            return
+        self.was_written(key, update(), value)
+
+    @rule(key=keys, value=values)
+    def somebody_writes_a_state_that_must_be_new(self, key: str, value: bytes) -> None:
+        update = partial(self.database.transact, states.update, self.universe, key, value, if_absent=True)
+        if self.is_refused(key, None, None, update):
+            return
+        current = self.written.get(key)
+        if current is None:
+            self.was_written(key, update(), value)
+        else:
+            with pytest.raises(CasMismatch) as mismatch:
+                update()
+            assert mismatch.value.current_etag == current.etag
+
+    @rule(key=keys, pick=st.none() | picks, match=st.none() | picks | st.just("*"))
+    def somebody_removes_a_state(self, key: str, pick: int | None, match: int | str | None) -> None:
+        lease = None if pick is None else self.proof(key, pick)
+        if_match = self.etag(match)
+        remove = partial(self.database.transact, states.remove, self.universe, key, lease=lease, if_match=if_match)
+        if not self.is_refused(key, lease, if_match, remove):
+            assert remove() == (self.written.pop(key, None) is not None)
+
+    @rule(key=keys, owner=owners, ttl_ms=ttls, value=values, fails=st.booleans())
+    def one_commit_acquires_and_writes(self, key: str, owner: str, ttl_ms: int, value: bytes, fails: bool) -> None:
+        """A lease entitles from the moment that its transaction has it; if the transaction fails, nobody had it."""
+
+        def work(tx: Transaction) -> tuple[Grant, states.State]:
+            grant = leases.acquire(tx, self.lease(key), owner=owner, ttl_ms=ttl_ms)
+            proof = LeaseProof(key, grant.lease_id, grant.fence, universe=self.universe)
+            state = states.update(tx, self.universe, key, value, lease=proof)
+            if fails:
+                raise OnPurpose
+            return grant, state
+
+        last = self.held.get(key)
+        if last is not None and last.lives(self.clock.now_ms()) and last.owner != owner:
+            with pytest.raises(LeaseHeld, match=last.owner):
+                self.database.transact(work)
+        elif fails:
+            with pytest.raises(OnPurpose):
+                self.database.transact(work)
+        else:
+            grant, state = self.database.transact(work)
+            self.was_granted(key, grant, owner, ttl_ms, None)
+            self.was_written(key, state, value)
+
+    # Time.
+
+    @rule(milliseconds=st.sampled_from((0, 1, 499, 500, 1_000, 60_000)))
+    def time_passes(self, milliseconds: int) -> None:
+        self.clock.advance_ms(milliseconds)
+
+    @rule(milliseconds=st.sampled_from((1, 600, 61_000)), seldom=st.integers(0, 3))
+    def the_clock_is_set_back(self, milliseconds: int, seldom: int) -> None:
+        if not seldom:
+            self.clock.jump_to_ms(self.clock.now_ms() - milliseconds)
+
+    @precondition(lambda self: self.lasting)
+    @rule()
+    def the_database_is_opened_again(self) -> None:
+        self.database.close()
+        self.database = self.open()
+
+    # What holds at any time.
+
+    @invariant()
+    def everything_is_as_the_model_says(self) -> None:
+        now_ms = self.clock.now_ms()
+
+        def look(tx: Transaction) -> None:
+            for key in KEYS:
+                last, held = self.held.get(key), leases.look(tx, self.lease(key))
+                assert held[1] == (last is not None and last.lives(now_ms))
+                if last is not None:
+                    told = (last.proof.lease_id, last.owner, last.proof.fence, last.acquired_ms, last.expires_ms)
+                    assert held[0] == Grant(*told, last.proof.txn_id, last.released)
+                state = states.get(tx, self.universe, key)
+                found = None if state is None else Written(state.etag, state.version, state.value)
+                assert found == self.written.get(key)
+            listed = [key for key, _ in leases.page(tx, self.universe, after="", limit=10)]
+            assert listed == sorted(self.held)
+
+        self.database.read(look)
+
+    @invariant()
+    def no_stale_proof_ever_passes(self) -> None:
+        """Of all that were ever handed out, the newest of each key passes while it holds, and no other."""
+
+        def passing(tx: Transaction) -> list[LeaseProof]:
+            return [proof for proofs in self.proofs.values() for proof in proofs if _passes(tx, proof)]
+
+        now_ms = self.clock.now_ms()
+        alive = [self.held[key].proof for key in KEYS if key in self.held and self.held[key].lives(now_ms)]
+        assert self.database.read(passing) == alive
+
+    @invariant()
+    def fences_grow_and_etags_never_repeat(self) -> None:
+        for proofs in self.proofs.values():
+            assert all(one.fence < other.fence for one, other in pairwise(proofs))
+        assert len(set(self.etags)) == len(self.etags)
+
+    # The model.
+
+    def lease(self, key: str) -> LeaseKey:
+        return LeaseKey(self.universe, key)
+
+    def proof(self, key: str, pick: int, forged: dict[str, Any] | None = None) -> LeaseProof:
+        """One of the proofs of a key, most often a recent one; an invented one while there is none."""
+        proofs = self.proofs[key]
+        if not proofs:
+            return LeaseProof(key, "invented", 1, universe=self.universe)
+        found = proofs[-1 - min(pick // 5, len(proofs) - 1)]
+        shown = {"lease_id": found.lease_id, "fence": found.fence, "txn_id": found.txn_id, **(forged or {})}
+        return LeaseProof(key, universe=self.universe, **shown)
+
+    def etag(self, match: int | str | None) -> str | None:
+        if not isinstance(match, int):
+            return match
+        return self.etags[-1 - min(match // 4, len(self.etags) - 1)] if self.etags else "invented"
+
+    def verdict(self, proof: LeaseProof) -> type[HoldfastError] | None:
+        """Why a proof does not entitle to write; None if it does."""
+        last = self.held.get(proof.key)
+        if last is None or last.proof.lease_id != proof.lease_id:
+            return LeaseConflict
+        if not last.lives(self.clock.now_ms()):
+            return LeaseExpired
+        if last.proof.fence != proof.fence:
+            return FencingMismatch
+        if last.proof.txn_id not in (None, proof.txn_id):
+            return TxnMismatch
+        return None
+
+    def is_refused(self, key: str, lease: LeaseProof | None, if_match: str | None, call: Callable[[], object]) -> bool:
+        """Whether a change of the state must be refused; if so, it is tried, and is."""
+        expected = None if lease is None else self.verdict(lease)
+        holder, current = self.held.get(key), self.written.get(key)
+        if expected is None and (lease is None or lease.key != key):
+            is_held = holder is not None and holder.lives(self.clock.now_ms())
+            expected = LeaseRequired if is_held else None
+        if expected is None and if_match is not None and (current is None or if_match not in ("*", current.etag)):
+            expected = CasMismatch
+        if expected is None:
+            return False
+        with pytest.raises(expected) as refused:
+            call()
+        if isinstance(refused.value, CasMismatch):
+            assert refused.value.current_etag == (None if current is None else current.etag)
+        return True
+
+    def was_granted(self, key: str, grant: Grant, owner: str, ttl_ms: int, txn_id: str | None) -> None:
+        now_ms, last = self.clock.now_ms(), self.held.get(key)
+        assert (grant.owner, grant.txn_id, grant.released) == (owner, txn_id, False)
+        assert grant.fence == (1 if last is None else last.proof.fence + 1)
+        if last is not None and last.lives(now_ms):
+            assert last.owner == owner
+            assert (grant.lease_id, grant.acquired_ms) == (last.proof.lease_id, last.acquired_ms)
+            assert grant.expires_ms == max(last.expires_ms, now_ms + ttl_ms)
+        else:
+            known = {proof.lease_id for proofs in self.proofs.values() for proof in proofs}
+            assert grant.lease_id not in known
+            assert (grant.acquired_ms, grant.expires_ms) == (now_ms, now_ms + ttl_ms)
+        proof = LeaseProof(key, grant.lease_id, grant.fence, txn_id, self.universe)
+        self.proofs[key].append(proof)
+        self.held[key] = Held(proof, owner, grant.acquired_ms, grant.expires_ms)
+
+    def was_written(self, key: str, state: states.State, value: bytes) -> None:
+        current = self.written.get(key)
+        assert (state.value, state.updated_ms) == (value, self.clock.now_ms())
+        assert state.version == (1 if current is None else current.version + 1)
+        self.etags.append(state.etag)
+        self.written[key] = Written(state.etag, state.version, value)
+
+    def teardown(self) -> None:
+        self.database.close()
+
+
+def _named(proof: LeaseProof) -> tuple[str, int]:
+    return proof.lease_id, proof.fence
+
+
+def _passes(tx: Transaction, proof: LeaseProof) -> bool:
+    try:
+        return leases.check(tx, proof).fence == proof.fence
+    except HoldfastError:
+        return False
+
+
+def run_machine(openers: Iterator[Callable[..., Database]], *, lasting: bool, examples: int) -> None:
+    machine = type("Machine", (Leases,), {"openers": openers, "names": count(), "lasting": lasting})
+    bounds = settings(max_examples=examples, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(machine, settings=bounds)
+
+
+def often(examples: int) -> pytest.MarkDecorator:
+    nightly = pytest.param(20 * examples, id="nightly", marks=pytest.mark.nightly)
+    return pytest.mark.parametrize("examples", [pytest.param(examples, id="suite"), nightly])
+
+
+@often(100)
+def test_leases_and_states_in_memory_do_what_the_rules_say(examples: int) -> None:
+    run_machine(repeat(MemoryDatabase), lasting=False, examples=examples)
+
+
+@often(15)
+def test_leases_and_states_on_rocksdb_do_what_the_rules_say(examples: int, tmp_path: Path) -> None:
+    fresh = (partial(RocksDatabase, tmp_path / str(number)) for number in count())
+    run_machine(fresh, lasting=True, examples=examples)
+
+
+@often(10)
+def test_leases_and_states_on_postgres_do_what_the_rules_say(examples: int, postgres_url: str) -> None:
+    run_machine(repeat(partial(PostgresDatabase, postgres_url)), lasting=True, examples=examples)

@@ -1,0 +1,304 @@
+"""The simulator finds nothing wrong with queues, and finds every queue that was broken on purpose."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.backends.memory import MemoryDatabase
+from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.kv import Transaction
+from holdfast.layers import queues as layer
+from holdfast.layers.queues import QueueKey, Stored, deliveries, dues, graves, puts, rooms, sidecars, tallies
+from holdfast.layers.queues.tallies import Book
+from holdfast.testing import queue_scenarios
+from holdfast.testing.faults import FaultyDatabase
+from holdfast.testing.histories import Outcome, Violation
+from holdfast.testing.queue_scenarios import queues
+from holdfast.testing.scenarios import play
+from holdfast.testing.simulation import Rates
+from holdfast.tiers import Tier
+from holdfast.wire.queues import MessageLease
+
+SEEDS_TO_FIND = 30  # A fault that takes more seeds than that would slip through an ordinary run.
+
+
+def test_two_hundred_seeds_find_no_violation() -> None:
+    moves = sum(play(queues, seed).moves for seed in range(200))
+    print(f"{moves} moves")
+
+
+@pytest.mark.nightly
+def test_five_thousand_seeds_find_no_violation() -> None:
+    for seed in range(1_000, 6_000):
+        play(queues, seed)
+
+
+def test_rocksdb_passes_the_same_scenario(tmp_path: Path) -> None:
+    for seed in range(5):
+        play(queues, seed, partial(RocksDatabase, tmp_path / str(seed)))
+
+
+def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ends of what was read ahead, and of what one transaction attends to, are met all the time."""
+    monkeypatch.setattr(deliveries, "READ_AHEAD", 2)
+    monkeypatch.setattr(dues, "DUE_BATCH", 1)
+    for seed in range(60):
+        play(queues, seed)
+
+
+def test_faults_at_every_turn_change_nothing() -> None:
+    for seed in range(60):
+        play(queues, seed, rates=Rates(refused=0.15, lost=0.2, late=0.5, crash=0.02, power=0.02))
+
+
+def test_one_seed_gives_one_history_on_any_backend(tmp_path: Path) -> None:
+    first = play(queues, 7).history.digest()
+    assert play(queues, 7).history.digest() == first
+    assert play(queues, 7, partial(RocksDatabase, tmp_path)).history.digest() == first
+    assert play(queues, 8).history.digest() != first
+
+
+def test_the_scenario_meets_everything_that_it_is_about() -> None:
+    """A simulation whose consumers are never late proves nothing."""
+    simulations = [play(queues, seed) for seed in range(20)]
+    operations = [each for simulation in simulations for each in simulation.history.operations]
+    met = {(each.kind, each.outcome) for each in operations}
+    for kind in ("put", "lease", "ack", "nack", "reject", "extend"):
+        for outcome in Outcome:
+            assert (kind, outcome) in met
+    assert any(".1" in each.client for each in operations)  # Somebody crashed and started again.
+    fences = [fence for each in operations if each.kind == "lease" for _, fence, *_ in each.result or ()]
+    assert max(fences) > 5
+
+
+# Queues with a fault. A checker that does not find these proves nothing.
+
+
+def parked(book: Book) -> list[Stored]:
+    begin = book.room.parked
+    return [rooms.decode(value) for _, value in book.tx.scan(begin, begin + b"\xff" * 17, limit=1_000)]
+
+
+def every_lease_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expiry is ignored: whoever looks takes what others have."""
+
+    def attend(book: Book) -> bool:
+        for message in parked(book):
+            dues._end_a_wait(book, message.id, message.due_ms)
+        return True
+
+    monkeypatch.setattr(deliveries, "attend", attend)
+
+
+def no_lease_ever_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expiry is ignored: what a crashed consumer had is never delivered again."""
+    end_a_wait = dues._end_a_wait
+
+    def only_delays(book: Book, id: bytes, at_ms: int) -> None:
+        if any(message.id == id and message.owner is None for message in parked(book)):
+            end_a_wait(book, id, at_ms)
+
+    monkeypatch.setattr(dues, "_end_a_wait", only_delays)
+
+
+def acks_need_no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    ack = layer.ack
+
+    def careless_ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str | None:
+        stored = tx.get(rooms.room_of(queue).parked_key(rooms.id_of(proof.id)))
+        if stored is not None:
+            message = rooms.decode(stored)
+            proof = MessageLease(proof.id, message.lease_id, message.fence)
+        return ack(tx, queue, proof)
+
+    monkeypatch.setattr(layer, "ack", careless_ack)
+
+
+def nothing_needs_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(tx: Transaction, room: rooms.Room, proof: MessageLease) -> Stored | None:
+        stored = tx.get(room.parked_key(rooms.id_of(proof.id)))
+        return None if stored is None else rooms.decode(stored)
+
+    monkeypatch.setattr(deliveries, "_held", held)
+
+
+def puts_are_acknowledged_before_they_are_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lesson 29: acknowledged messages that a power failure takes back."""
+    transact = FaultyDatabase.transact
+
+    def hasty(self: FaultyDatabase, work: Callable[..., Any], /, *args: Any, tier: Tier = Tier.CRITICAL) -> Any:
+        return transact(self, work, *args, tier=Tier.IMPORTANT if work is queue_scenarios._put else tier)
+
+    monkeypatch.setattr(FaultyDatabase, "transact", hasty)
+
+
+def the_front_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that was given back is below the front from which searches begin."""
+    make_ready = Book.make_ready
+
+    def forgetful(self: Book, message: Stored, *, fresh: bool) -> None:
+        front = self.tally.fronts.get(message.priority)
+        make_ready(self, message, fresh=fresh)
+        if front is not None:
+            self.tally.fronts[message.priority] = front
+
+    monkeypatch.setattr(Book, "make_ready", forgetful)
+
+
+def what_was_read_ahead_is_always_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Group members that come back jump the queue only if what was read ahead is forgotten; here it is not."""
+    make_ready = Book.make_ready
+
+    def orderly(self: Book, message: Stored, *, fresh: bool) -> None:
+        disorder = self.tally.disorder
+        make_ready(self, message, fresh=fresh)
+        self.tally.disorder = disorder
+
+    monkeypatch.setattr(Book, "make_ready", orderly)
+
+
+def fences_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand_over = deliveries._hand_over
+
+    def same_fence(book: Book, message: Stored) -> None:
+        message.fence = 0
+        hand_over(book, message)
+
+    monkeypatch.setattr(deliveries, "_hand_over", same_fence)
+
+
+def redriven_fences_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    move = graves._move
+
+    def forgetful(source: Book, target: Book, message: Stored) -> None:
+        move(source, target, message)
+        message.fence = 0
+
+    monkeypatch.setattr(graves, "_move", forgetful)
+
+
+def everybody_leads_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(puts, "_lead", lambda book, message, group: True)
+
+
+def a_nack_passes_the_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of a group goes on while its first message waits to be tried again."""
+    give_back = graves.give_back
+
+    def hasty(book: Book, message: Stored, *, delay_ms: int) -> None:
+        puts.pass_the_lead(book, message)
+        give_back(book, message, delay_ms=delay_ms)
+
+    monkeypatch.setattr(graves, "give_back", hasty)
+
+
+def nobody_inherits_the_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graves, "pass_the_lead", lambda book, message: None)
+
+
+def idempotency_keys_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(puts, "_used", lambda tx, room, key: None)
+
+
+def delays_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle_into = puts.settle_into
+
+    def at_once(book: Book, message: Stored, *, delay_ms: int, fresh: bool) -> None:
+        settle_into(book, message, delay_ms=0, fresh=fresh)
+
+    monkeypatch.setattr(puts, "settle_into", at_once)
+
+
+def extensions_are_empty_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to an extend says how long the lease lasts; it lasts as long as before."""
+    extend = layer.extend
+
+    def no_extend(tx: Transaction, queue: QueueKey, proof: MessageLease, *, by_ms: int) -> Stored:
+        message = extend(tx, queue, proof, by_ms=1)
+        message.due_ms = max(message.due_ms, tx.now_ms + by_ms)
+        return message
+
+    monkeypatch.setattr(layer, "extend", no_extend)
+
+
+def bodies_are_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def remove(book: Book, message: Stored) -> None:
+        graves._forget_ttl(book.tx, book.room, message)
+        sidecars.remove(book.tx, book.queue, message)
+        puts.pass_the_lead(book, message)
+
+    monkeypatch.setattr(graves, "remove", remove)
+
+
+def the_tally_forgets_what_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+    unpark = tallies.Book.unpark
+
+    def careless(self: Book, message: Stored) -> None:
+        leased = self.tally.leased
+        unpark(self, message)
+        if message.due_ms <= self.tx.now_ms:
+            self.tally.leased = leased
+
+    monkeypatch.setattr(tallies.Book, "unpark", careless)
+
+
+BROKEN: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
+    (every_lease_ends_at_once, "had two owners|too soon"),
+    (no_lease_ever_ends, "does not drain"),
+    (acks_need_no_fence, "ack with fence|delivered again after its ack|acknowledged and is lost"),
+    (nothing_needs_a_fence, "was accepted after|delivered again|two owners|fence .* was good for"),
+    (puts_are_acknowledged_before_they_are_durable, "acknowledged and is lost"),
+    (the_front_stays_where_it_is, "does not drain"),
+    (fences_stand_still, "given out twice"),
+    (redriven_fences_begin_anew, "came back with the old fence"),
+    (everybody_leads_the_group, "in flight|out of order"),
+    (a_nack_passes_the_lead, "in flight|out of order|tally says"),
+    (nobody_inherits_the_lead, "does not drain"),
+    (idempotency_keys_are_forgotten, "was put once"),
+    (delays_are_ignored, "too soon"),
+    (extensions_are_empty_promises, "had two owners"),
+    (bodies_are_left_behind, "keys left"),
+    (the_tally_forgets_what_expired, "its tally says"),
+]
+
+
+@pytest.mark.parametrize(("break_it", "expected"), BROKEN, ids=[break_it.__name__ for break_it, _ in BROKEN])
+def test_a_broken_queue_is_found(
+    break_it: Callable[[pytest.MonkeyPatch], None], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    with pytest.raises(Violation, match=expected) as caught:
+        for seed in range(SEEDS_TO_FIND):
+            play(queues, seed, rates=Rates(power=0.02))
+    print(caught.value.__notes__[0])
+    assert "--seed" in caught.value.__notes__[0]
+
+
+class ForgetsCommits(MemoryDatabase):
+    """Acknowledges every fortieth commit without keeping it."""
+
+    def _commit(self, tx: Transaction) -> None:
+        if self._commits % 40 == 39:
+            self._commits += 1
+        else:
+            super()._commit(tx)
+
+
+class HalfCommits(MemoryDatabase):
+    """Keeps only the first write of every thirtieth commit."""
+
+    def _commit(self, tx: Transaction) -> None:
+        if self._commits % 30 == 29:
+            for key in list(tx.writes)[1:]:
+                del tx.writes[key]
+        super()._commit(tx)
+
+
+@pytest.mark.parametrize("broken", [ForgetsCommits, HalfCommits])
+def test_a_broken_database_is_found(broken: type[MemoryDatabase]) -> None:
+    with pytest.raises(Violation):
+        for seed in range(SEEDS_TO_FIND):
+            play(queues, seed, broken)

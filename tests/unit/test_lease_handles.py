@@ -1,0 +1,718 @@
+"""Leases and states as users have them: waiting in line, with blocks, names, wrong arguments, and fences."""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import AsyncPlane, Plane, Transaction
+from holdfast.errors import (
+    CasMismatch,
+    Fenced,
+    InvalidArgument,
+    InvalidName,
+    InvalidValue,
+    LeaseExpired,
+    LeaseHeld,
+    LeaseRequired,
+    TxnMismatch,
+)
+from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, READ_ENTRIES_MAX
+from holdfast.testing.clock import START_MS, ManualClock
+
+PATIENCE_SECONDS = 30.0  # Far more than anything here takes; whoever waits for a condition must end some day.
+
+
+@pytest.fixture(params=["memory", "dir"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory:" if request.param == "memory" else f"dir:{tmp_path}"
+
+
+@pytest.fixture
+def plane(url: str, clock: ManualClock) -> Iterator[Plane]:
+    with holdfast.open(url, clock=clock) as plane:
+        yield plane
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as threads:
+        yield threads
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for another thread to get somewhere."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.001)
+
+
+async def until_async(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await condition():
+            await asyncio.sleep(0.001)
+
+
+def in_line(plane: Plane, waiting: int, key: str = "deploy") -> None:
+    until(lambda: plane.lease(key).describe().waiting == waiting)
+
+
+async def in_line_async(plane: AsyncPlane, waiting: int, key: str = "deploy") -> None:
+    async def are_there() -> bool:
+        return (await plane.lease(key).describe()).waiting == waiting
+
+    await until_async(are_there)
+
+
+def everything(plane: Plane) -> list[tuple[bytes, bytes]]:
+    return plane.transact(lambda tx: tx.scan(b"", b"\xff" * 8, limit=1_000))
+
+
+# Granting.
+
+
+def test_a_lease_tells_what_it_is(plane: Plane) -> None:
+    lease = plane.lease("Orders/1234").acquire("ada", ttl_seconds=1.5, txn_id="t-1")
+    assert (lease.key, lease.owner, lease.fence, lease.ttl_seconds) == ("orders/1234", "ada", 1, 1.5)
+    assert lease.expires_ms == START_MS + 1_500
+    assert lease.expires_at == datetime.fromtimestamp(lease.expires_ms / 1_000, UTC)
+    assert (lease.proof.key, lease.proof.lease_id, lease.proof.fence) == (lease.key, lease.id, lease.fence)
+    assert (lease.proof.txn_id, lease.proof.universe) == ("t-1", "main")
+    assert repr(lease) == "<lease on orders/1234, fence 1, until 2023-11-14T22:13:21.500+00:00>"
+
+
+def test_whoever_gives_no_name_is_an_owner_of_its_own(plane: Plane) -> None:
+    plane.lease("deploy").acquire()
+    with pytest.raises(LeaseHeld):
+        plane.lease("deploy").acquire()
+
+
+def test_whoever_does_not_wait_is_refused_at_once_and_told_who_holds_it(plane: Plane) -> None:
+    lease = plane.lease("deploy").acquire("ada", ttl_seconds=5)
+    with pytest.raises(LeaseHeld, match=r"ada holds deploy for another 5\.000 s") as held:
+        plane.lease("deploy").acquire("bob")
+    assert (held.value.key, held.value.owner, held.value.expires_ms) == ("deploy", "ada", lease.expires_ms)
+    assert plane.lease("deploy").describe().waiting == 0
+
+
+def test_a_lease_is_given_back_at_the_end_of_a_with_block(plane: Plane) -> None:
+    with plane.lease("deploy").acquire("ada") as lease:
+        assert plane.lease("deploy").describe().held
+    assert not plane.lease("deploy").describe().held
+    assert not lease.release()
+    with pytest.raises(LeaseExpired):
+        lease.keepalive()
+
+
+def test_a_lease_is_given_back_when_a_with_block_fails(plane: Plane) -> None:
+    with pytest.raises(ZeroDivisionError), plane.lease("deploy").acquire("ada"):
+        raise ZeroDivisionError
+    assert plane.lease("deploy").acquire("bob").fence == 2
+
+
+def test_a_with_block_that_lost_its_lease_does_not_end_that_of_the_next(plane: Plane, clock: ManualClock) -> None:
+    with plane.lease("deploy").acquire("ada", ttl_seconds=1):
+        clock.advance_ms(1_000)
+        plane.lease("deploy").acquire("bob", ttl_seconds=1)
+    assert plane.lease("deploy").describe().held
+
+
+def test_a_keepalive_lasts_as_long_as_the_acquire_and_never_shortens(plane: Plane, clock: ManualClock) -> None:
+    lease = plane.lease("deploy").acquire("ada", ttl_seconds=10)
+    clock.advance_ms(4_000)
+    assert lease.keepalive() == lease.expires_at
+    assert lease.expires_ms == START_MS + 14_000
+    assert lease.keepalive(0.001).timestamp() * 1_000 == START_MS + 14_000
+    assert lease.keepalive(60).timestamp() * 1_000 == START_MS + 64_000
+    assert plane.lease("deploy").describe().lease.expires_ms == START_MS + 64_000
+
+
+def test_a_keepalive_of_nothing_is_refused(plane: Plane) -> None:
+    """BUG: `keepalive(0)` means the time of the acquire, where DESIGN section 6 refuses to extend by zero."""
+    lease = plane.lease("deploy").acquire("ada", ttl_seconds=10)
+    with pytest.raises(InvalidArgument, match="ttl_seconds"):
+        lease.keepalive(0)
+
+
+def test_a_proof_of_another_transaction_is_refused(plane: Plane) -> None:
+    lease = plane.lease("deploy").acquire("ada", txn_id="t-1")
+    plane.state("deploy").update(1, lease=lease)
+    again = plane.lease("deploy").acquire("ada", txn_id="t-2")
+    again.proof = type(again.proof)(again.key, again.id, again.fence, "t-1")
+    with pytest.raises(TxnMismatch, match="t-2"):
+        plane.state("deploy").update(2, lease=again)
+
+
+# Waiting, in threads.
+
+
+def test_a_waiter_gets_the_lease_when_it_is_given_back(plane: Plane, threads: ThreadPoolExecutor) -> None:
+    first = plane.lease("deploy").acquire("ada", ttl_seconds=600)
+    waiter = threads.submit(plane.lease("deploy").acquire, "bob", wait_seconds=600)
+    in_line(plane, 1)
+    assert first.release()
+    second = waiter.result(PATIENCE_SECONDS)
+    assert (second.owner, second.fence) == ("bob", 2)
+    assert plane.lease("deploy").describe().waiting == 0
+
+
+def test_a_waiter_gets_the_lease_when_its_time_is_over(
+    plane: Plane, clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    plane.lease("deploy").acquire("ada", ttl_seconds=600)
+    waiter = threads.submit(plane.lease("deploy").acquire, "bob", ttl_seconds=7, wait_seconds=3_600)
+    in_line(plane, 1)
+    clock.advance_ms(599_999)
+    assert plane.lease("deploy").describe().lease.owner == "ada"
+    clock.advance_ms(1)
+    lease = waiter.result(PATIENCE_SECONDS)
+    assert (lease.owner, lease.expires_ms) == ("bob", START_MS + 607_000)
+
+
+def test_threads_that_wait_are_served_in_the_order_in_which_they_came(
+    plane: Plane, threads: ThreadPoolExecutor
+) -> None:
+    """DESIGN section 5: waiters are served first come, first served."""
+    served: list[int] = []
+
+    def wait(number: int) -> None:
+        with plane.lease("deploy").acquire(f"waiter-{number}", wait_seconds=600) as lease:
+            served.append(number)
+            assert lease.fence == number + 2
+
+    first = plane.lease("deploy").acquire("ada", ttl_seconds=600)
+    waiters: list[Future[None]] = []
+    for number in range(8):
+        waiters.append(threads.submit(wait, number))
+        in_line(plane, number + 1)
+    first.release()
+    for waiter in waiters:
+        waiter.result(PATIENCE_SECONDS)
+    assert served == list(range(8))
+
+
+def test_the_line_moves_on_when_its_first_gives_up(
+    plane: Plane, clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    """Whoever waits for a shorter time than those behind it leaves with nothing, and does not hold them up."""
+    first = plane.lease("deploy").acquire("ada", ttl_seconds=600)
+    acquire = plane.lease("deploy").acquire
+    impatient = threads.submit(acquire, "bob", wait_seconds=300)
+    in_line(plane, 1)
+    waiter = threads.submit(acquire, "eve", wait_seconds=600)
+    in_line(plane, 2)
+    clock.advance_ms(300_000)
+    with pytest.raises(LeaseHeld, match="ada"):
+        impatient.result(PATIENCE_SECONDS)
+    in_line(plane, 1)
+    first.release()
+    assert waiter.result(PATIENCE_SECONDS).fence == 2
+
+
+def test_whoever_waited_in_vain_is_told_who_holds_it(
+    plane: Plane, clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    before = plane.lease("deploy").acquire("ada", ttl_seconds=600)
+    waiter = threads.submit(plane.lease("deploy").acquire, "bob", wait_seconds=5)
+    in_line(plane, 1)
+    clock.advance_ms(4_999)
+    in_line(plane, 1)
+    clock.advance_ms(1)
+    with pytest.raises(LeaseHeld, match="ada") as held:
+        waiter.result(PATIENCE_SECONDS)
+    assert held.value.expires_ms == before.expires_ms
+    assert plane.lease("deploy").describe().waiting == 0
+
+
+def test_whoever_waits_behind_others_in_vain_is_told_who_holds_it(plane: Plane, threads: ThreadPoolExecutor) -> None:
+    lease = plane.lease("deploy").acquire("ada", ttl_seconds=600)
+    waiter = threads.submit(plane.lease("deploy").acquire, "bob", wait_seconds=600)
+    in_line(plane, 1)
+    for wait_seconds in (0, 0.01):
+        with pytest.raises(LeaseHeld, match="ada"):
+            plane.lease("deploy").acquire("eve", wait_seconds=wait_seconds)
+    in_line(plane, 1)
+    lease.release()
+    assert waiter.result(PATIENCE_SECONDS).owner == "bob"
+
+
+def test_a_holder_renews_while_others_wait(plane: Plane, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
+    """It need not stand behind those who wait for it to end."""
+    plane.lease("deploy").acquire("ada", ttl_seconds=10)
+    waiter = threads.submit(plane.lease("deploy").acquire, "bob", wait_seconds=600)
+    in_line(plane, 1)
+    clock.advance_ms(9_000)
+    renewed = plane.lease("deploy").acquire("ada", ttl_seconds=10, wait_seconds=600)
+    assert (renewed.fence, renewed.expires_ms) == (2, START_MS + 19_000)
+    clock.advance_ms(9_999)
+    in_line(plane, 1)
+    renewed.keepalive(1)
+    in_line(plane, 1)
+    clock.advance_ms(1_000)
+    assert waiter.result(PATIENCE_SECONDS).fence == 3
+
+
+def test_waiting_for_one_lease_does_not_hold_up_another(plane: Plane, threads: ThreadPoolExecutor) -> None:
+    first = plane.lease("deploy").acquire("ada", ttl_seconds=600)
+    waiter = threads.submit(plane.lease("deploy").acquire, "bob", wait_seconds=600)
+    in_line(plane, 1)
+    for key in ("deploy2", "deploy/2", "deplo"):
+        assert plane.lease(key).acquire("bob", wait_seconds=600).fence == 1
+    first.release()
+    waiter.result(PATIENCE_SECONDS)
+
+
+def test_a_holder_that_loses_its_lease_while_it_renews_waits_as_it_was_asked_to(
+    plane: Plane, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG: whoever was seen as the holder, and is not any more when it renews, is refused without waiting."""
+    first = plane.lease("deploy").acquire("ada", ttl_seconds=600)
+    waiter = threads.submit(plane.lease("deploy").acquire, "bob", ttl_seconds=600, wait_seconds=600)
+    in_line(plane, 1)
+    database = plane._port.parts.database
+    read = database.read
+
+    def read_and_lose(*args: Any, **kwargs: Any) -> Any:
+        found = read(*args, **kwargs)
+        monkeypatch.setattr(database, "read", read)
+        first.release()
+        waiter.result(PATIENCE_SECONDS)
+        return found
+
+    monkeypatch.setattr(database, "read", read_and_lose)
+    renewing = threads.submit(plane.lease("deploy").acquire, "ada", wait_seconds=600)
+    second = waiter.result(PATIENCE_SECONDS)
+    until(lambda: renewing.done() or plane.lease("deploy").describe().waiting == 1)
+    second.release()
+    assert renewing.result(PATIENCE_SECONDS).fence == 3
+
+
+# Waiting, in tasks.
+
+
+async def test_tasks_that_wait_are_served_in_the_order_in_which_they_came(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        served: list[int] = []
+
+        async def wait(number: int) -> None:
+            async with await plane.lease("deploy").acquire(f"waiter-{number}", wait_seconds=600):
+                served.append(number)
+
+        first = await plane.lease("deploy").acquire("ada", ttl_seconds=600)
+        async with asyncio.TaskGroup() as group:
+            for number in range(8):
+                group.create_task(wait(number))
+                await in_line_async(plane, number + 1)
+            assert await first.release()
+        assert served == list(range(8))
+        assert not (await plane.lease("deploy").describe()).held
+
+
+async def test_a_task_gets_the_lease_when_its_time_is_over(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        await plane.lease("deploy").acquire("ada", ttl_seconds=600)
+        waiter = asyncio.create_task(plane.lease("deploy").acquire("bob", wait_seconds=3_600))
+        await in_line_async(plane, 1)
+        clock.advance_ms(600_000)
+        assert (await asyncio.wait_for(waiter, PATIENCE_SECONDS)).fence == 2
+
+
+async def test_a_task_that_waited_in_vain_is_told_who_holds_it(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        await plane.lease("deploy").acquire("ada", ttl_seconds=600)
+        waiter = asyncio.create_task(plane.lease("deploy").acquire("bob", wait_seconds=5))
+        await in_line_async(plane, 1)
+        clock.advance_ms(5_000)
+        with pytest.raises(LeaseHeld, match="ada"):
+            await asyncio.wait_for(waiter, PATIENCE_SECONDS)
+        with pytest.raises(LeaseHeld, match="ada"):
+            await plane.lease("deploy").acquire("bob", wait_seconds=0)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+async def test_a_waiter_that_is_cancelled_leaves_the_line(url: str, clock: ManualClock, place: int) -> None:
+    """Wherever it stands, the others are served as if it had never come."""
+    async with holdfast.open_async(url, clock=clock) as plane:
+        first = await plane.lease("deploy").acquire("ada", ttl_seconds=600)
+        waiters = []
+        for number in range(3):
+            acquiring = plane.lease("deploy").acquire(f"waiter-{number}", ttl_seconds=600, wait_seconds=600)
+            waiters.append(asyncio.create_task(acquiring))
+            await in_line_async(plane, number + 1)
+        waiters[place].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiters[place]
+        await in_line_async(plane, 2)
+        lease = first
+        for number in {0, 1, 2} - {place}:
+            await lease.release()
+            lease = await asyncio.wait_for(waiters[number], PATIENCE_SECONDS)
+            assert lease.owner == f"waiter-{number}"
+        assert (await plane.lease("deploy").describe()).waiting == 0
+
+
+async def test_a_task_renews_what_it_holds_while_others_wait(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        await plane.lease("deploy").acquire("ada", ttl_seconds=600)
+        waiter = asyncio.create_task(plane.lease("deploy").acquire("bob", wait_seconds=600))
+        await in_line_async(plane, 1)
+        renewed = await plane.lease("deploy").acquire("ada", ttl_seconds=600)
+        assert renewed.fence == 2
+        await in_line_async(plane, 1)
+        await renewed.release()
+        assert (await asyncio.wait_for(waiter, PATIENCE_SECONDS)).fence == 3
+
+
+async def test_an_owner_that_gave_its_lease_back_stands_behind_those_who_wait(url: str, clock: ManualClock) -> None:
+    """BUG: whoever held a lease last passes the line as if it held it still, so a worker that takes short turns
+    starves everybody else of them. DESIGN section 5: waiters are served first come, first served.
+    """
+    async with holdfast.open_async(url, clock=clock) as plane:
+        first = await plane.lease("deploy").acquire("ada", ttl_seconds=600)
+        waiter = asyncio.create_task(plane.lease("deploy").acquire("bob", ttl_seconds=600, wait_seconds=600))
+        await in_line_async(plane, 1)
+        await first.release()
+        again = asyncio.create_task(plane.lease("deploy").acquire("ada", ttl_seconds=600, wait_seconds=600))
+        done, _ = await asyncio.wait([waiter, again], timeout=PATIENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        served = [task.result().owner for task in done]
+        for task in (waiter, again):
+            task.cancel()
+        await asyncio.gather(waiter, again, return_exceptions=True)
+        assert served == ["bob"]
+
+
+# What is listed and described.
+
+
+def test_nobody_ever_had_a_lease_that_was_never_acquired(plane: Plane) -> None:
+    described = plane.lease("deploy").describe()
+    assert (described.lease, described.held, described.waiting) == (None, False, 0)
+    assert everything(plane) == []
+
+
+def test_a_lease_is_described_while_it_holds_and_after_it(plane: Plane, clock: ManualClock) -> None:
+    lease = plane.lease("deploy").acquire("ada", ttl_seconds=1, txn_id="t-1")
+    described = plane.lease("deploy").describe()
+    assert described.held
+    granted = described.lease
+    assert (granted.key, granted.lease_id, granted.owner, granted.fence) == ("deploy", lease.id, "ada", 1)
+    assert (granted.acquired_ms, granted.expires_ms, granted.txn_id) == (START_MS, START_MS + 1_000, "t-1")
+    clock.advance_ms(1_000)
+    described = plane.lease("deploy").describe()
+    assert (described.lease, described.held) == (granted, False)
+
+
+def test_leases_that_are_held_are_listed_a_page_at_a_time(plane: Plane, clock: ManualClock) -> None:
+    for number in range(5):
+        plane.lease(f"jobs/{number}").acquire("ada", ttl_seconds=1 if number == 2 else 60)
+    plane.lease("jobs/3").acquire("ada").release()
+    clock.advance_ms(1_000)
+    assert [each.key for each in plane.leases().leases] == ["jobs/0", "jobs/1", "jobs/4"]
+    assert plane.leases().next is None
+
+    found, after = [], ""
+    while after is not None:
+        page = plane.leases(after=after, limit=2)
+        found += [each.key for each in page.leases]
+        after = page.next
+    assert found == ["jobs/0", "jobs/1", "jobs/4"]
+    for limit in (0, -1, READ_ENTRIES_MAX + 1):
+        with pytest.raises(InvalidArgument):
+            plane.leases(limit=limit)
+
+
+def test_each_universe_has_leases_and_states_of_its_own(plane: Plane) -> None:
+    other = Plane(plane._port, "Other")
+    lease = plane.lease("deploy").acquire("ada")
+    assert other.lease("deploy").acquire("bob").fence == 1
+    plane.state("deploy").update("ours", lease=lease)
+    assert other.state("deploy").get() is None
+    with pytest.raises(LeaseRequired):
+        other.state("deploy").update("theirs", lease=lease)
+    assert [each.owner for each in other.leases().leases] == ["bob"]
+
+
+# Names and arguments.
+
+
+def test_keys_are_lower_cased(plane: Plane) -> None:
+    lease = plane.lease("Deploy/EU").acquire("ada")
+    assert plane.lease("deploy/eu").describe().lease.lease_id == lease.id
+    plane.state("Deploy/EU").update("x", lease=lease)
+    assert plane.state("deploy/eu").get().value == "x"
+
+
+@pytest.mark.parametrize("key", ["", "a b", "a//b", "/a", "a/", "ü", "a" * 129, "a/" * 128 + "a", None, 7, b"a"])
+def test_what_is_no_key_is_refused(plane: Plane, key: Any) -> None:
+    with pytest.raises(InvalidName):
+        plane.lease(key)
+    with pytest.raises(InvalidName):
+        plane.state(key)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ttl_seconds": 0},
+        {"ttl_seconds": -1},
+        {"ttl_seconds": 0.0009},
+        {"ttl_seconds": math.nan},
+        {"ttl_seconds": math.inf},
+        {"ttl_seconds": LEASE_TTL_SECONDS_MAX + 1},
+        {"wait_seconds": -0.001},
+        {"wait_seconds": math.nan},
+        {"wait_seconds": math.inf},
+        {"wait_seconds": LEASE_WAIT_SECONDS_MAX + 1},
+        {"owner": "x" * 257},
+        {"txn_id": ""},
+        {"txn_id": "x" * 257},
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_refused_and_nothing_is_written(plane: Plane, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        plane.lease("deploy").acquire(**{"owner": "ada"} | wrong)
+    assert next(iter(wrong)) in str(refused.value)
+    assert everything(plane) == []
+    assert plane.lease("deploy").describe().waiting == 0
+
+
+@pytest.mark.parametrize("ttl_seconds", [-1, 0.0009, math.nan, math.inf, LEASE_TTL_SECONDS_MAX + 1])
+def test_a_wrong_keepalive_is_refused_and_changes_nothing(plane: Plane, ttl_seconds: float) -> None:
+    lease = plane.lease("deploy").acquire("ada")
+    before = everything(plane)
+    with pytest.raises(InvalidArgument, match="ttl_seconds"):
+        lease.keepalive(ttl_seconds)
+    assert everything(plane) == before
+
+
+def test_the_longest_time_is_allowed(plane: Plane) -> None:
+    lease = plane.lease("deploy").acquire("ada", ttl_seconds=LEASE_TTL_SECONDS_MAX, wait_seconds=LEASE_WAIT_SECONDS_MAX)
+    assert lease.expires_ms == START_MS + LEASE_TTL_SECONDS_MAX * 1_000
+
+
+# States.
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text ☃",
+        "",
+        0,
+        -(2**70),
+        1.5,
+        True,
+        None,
+        b"\x00bytes",
+        [1, "two", [b"3"]],
+        {"a": {"b": [None, False]}, "c": 1},
+        {1: "one"},
+    ],
+    ids=repr,
+)
+def test_a_value_comes_back_as_it_was(plane: Plane, value: Any) -> None:
+    written = plane.state("deploy").update(value, correlation_id="trace-7")
+    found = plane.state("deploy").get()
+    assert found is not None
+    assert found.value == value
+    assert type(found.value) is type(value)
+    assert (found.etag, found.version) == (written.etag, written.version)
+    assert (found.updated_ms, found.correlation_id) == (START_MS, "trace-7")
+
+
+def test_a_value_that_has_no_form_is_refused(plane: Plane) -> None:
+    with pytest.raises(InvalidValue):
+        plane.state("deploy").update(object())
+    assert everything(plane) == []
+
+
+def test_a_mismatch_tells_what_is_there_now(plane: Plane) -> None:
+    state = plane.state("deploy")
+    with pytest.raises(CasMismatch, match="not there") as mismatch:
+        state.update(1, if_match="*")
+    assert mismatch.value.current_etag is None
+    first = state.update(1, if_absent=True)
+    second = state.update(2, if_match=first.etag)
+    for wrong in (
+        lambda: state.update(3, if_match=first.etag),
+        lambda: state.update(3, if_absent=True),
+        lambda: state.remove(if_match=first.etag),
+    ):
+        with pytest.raises(CasMismatch, match=second.etag) as mismatch:
+            wrong()
+        assert mismatch.value.current_etag == second.etag
+    assert state.remove(if_match=mismatch.value.current_etag)
+    assert not state.remove()
+    assert state.get() is None
+
+
+def test_a_compare_and_swap_loses_no_increment(plane: Plane, threads: ThreadPoolExecutor) -> None:
+    state = plane.state("counter")
+    state.update(0)
+
+    def increment() -> None:
+        for _ in range(10):
+            while True:
+                found = state.get()
+                try:
+                    state.update(found.value + 1, if_match=found.etag)
+                    break
+                except CasMismatch:
+                    continue
+
+    for each in [threads.submit(increment) for _ in range(8)]:
+        each.result(PATIENCE_SECONDS)
+    assert state.get().value == 80
+    assert state.get().version == 81
+
+
+def test_only_the_holder_changes_a_state(plane: Plane, clock: ManualClock) -> None:
+    state = plane.state("deploy")
+    state.update("free")
+    lease = plane.lease("deploy").acquire("ada", ttl_seconds=1)
+    for wrong in (lambda: state.update("no"), state.remove, lambda: state.update("no", if_match="*")):
+        with pytest.raises(LeaseRequired, match="ada"):
+            wrong()
+    state.update("held", lease=lease)
+    clock.advance_ms(1_000)
+    with pytest.raises(LeaseExpired):
+        state.remove(lease=lease)
+    assert state.get().value == "held"
+    assert state.remove()
+
+
+async def test_tasks_have_leases_and_states_too(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        async with await plane.lease("deploy").acquire("ada") as lease:
+            first = await plane.state("deploy").update({"n": 1}, lease=lease)
+            assert (await plane.state("deploy").get()).value == {"n": 1}
+            assert await lease.keepalive(60) == lease.expires_at
+            assert [each.owner for each in (await plane.leases()).leases] == ["ada"]
+            with pytest.raises(CasMismatch) as mismatch:
+                await plane.state("deploy").remove(lease=lease, if_match="other")
+            assert mismatch.value.current_etag == first.etag
+        with pytest.raises(Fenced):
+            await plane.state("deploy").update(2, lease=lease)
+        with pytest.raises(InvalidArgument):
+            await plane.lease("deploy").acquire("ada", ttl_seconds=0)
+        with pytest.raises(ZeroDivisionError):
+            async with await plane.lease("deploy").acquire("ada"):
+                raise ZeroDivisionError
+        assert await plane.state("deploy").remove()
+
+
+# Fences in transactions of one's own.
+
+
+def test_a_transaction_commits_only_while_its_lease_holds(plane: Plane, clock: ManualClock) -> None:
+    """Lesson 30: the fence is checked on writes, whatever they write."""
+    lease = plane.lease("deploy").acquire("ada", ttl_seconds=1)
+    fence = holdfast.fenced(lease)
+
+    def work(tx: Transaction, value: bytes) -> int:
+        tx.put(b"anything", value)
+        return fence(tx)
+
+    assert plane.transact(work, b"1") == lease.fence
+    clock.advance_ms(1_000)
+    with pytest.raises(LeaseExpired):
+        plane.transact(work, b"2")
+    plane.lease("deploy").acquire("bob")
+    with pytest.raises(Fenced):
+        plane.transact(work, b"3")
+    assert plane.transact(lambda tx: tx.get(b"anything")) == b"1"
+
+
+async def test_a_transaction_of_a_task_commits_only_while_its_lease_holds(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        lease = await plane.lease("deploy").acquire("ada", ttl_seconds=1)
+        fence = holdfast.fenced(lease)
+        assert await plane.transact(lambda tx: (fence(tx), tx.put(b"k", b"1"))) == (lease.fence, None)
+        await lease.release()
+        with pytest.raises(LeaseExpired):
+            await plane.transact(lambda tx: (fence(tx), tx.put(b"k", b"2")))
+        assert await plane.transact(lambda tx: tx.get(b"k")) == b"1"
+
+
+# Planes that share a PostgreSQL.
+
+
+@pytest.fixture
+def planes(postgres_url: str, tmp_path: Path) -> Iterator[tuple[Plane, Plane]]:
+    """Two nodes, with the server's clock."""
+    with (
+        holdfast.open(postgres_url, activity=str(tmp_path / "one")) as one,
+        holdfast.open(postgres_url, activity=str(tmp_path / "other")) as other,
+    ):
+        yield one, other
+
+
+def test_a_waiter_is_woken_when_another_node_gives_the_lease_back(
+    planes: tuple[Plane, Plane], threads: ThreadPoolExecutor
+) -> None:
+    """By a notification: without one it would sleep until the lease runs out, which is for longer than it waits."""
+    one, other = planes
+    lease = one.lease("deploy").acquire("ada", ttl_seconds=3_600)
+    waiter = threads.submit(other.lease("deploy").acquire, "bob", wait_seconds=PATIENCE_SECONDS * 2)
+    in_line(other, 1)
+    assert one.lease("deploy").describe().waiting == 0
+    assert lease.release()
+    second = waiter.result(PATIENCE_SECONDS)
+    assert (second.owner, second.fence) == ("bob", 2)
+    with pytest.raises(Fenced):
+        one.state("deploy").update("stale", lease=lease)
+    other.state("deploy").update("fresh", lease=second)
+    assert one.state("deploy").get().value == "fresh"
+
+
+def test_a_waiter_on_a_shared_database_gets_a_lease_that_ran_out(planes: tuple[Plane, Plane]) -> None:
+    one, other = planes
+    one.lease("deploy").acquire("ada", ttl_seconds=0.2)
+    assert other.lease("deploy").acquire("bob", wait_seconds=PATIENCE_SECONDS).fence == 2
+
+
+def test_waiters_on_two_nodes_all_get_their_turn(planes: tuple[Plane, Plane], threads: ThreadPoolExecutor) -> None:
+    fences: list[int] = []
+    lock = threading.Lock()
+
+    def wait(plane: Plane, number: int) -> None:
+        with plane.lease("deploy").acquire(f"waiter-{number}", wait_seconds=PATIENCE_SECONDS) as lease:
+            assert lock.acquire(blocking=False), "two hold it at once"
+            fences.append(lease.fence)
+            lock.release()
+
+    first = planes[0].lease("deploy").acquire("ada", ttl_seconds=3_600)
+    waiters = [threads.submit(wait, planes[number % 2], number) for number in range(8)]
+    for plane in planes:
+        in_line(plane, 4)
+    first.release()
+    for waiter in waiters:
+        waiter.result(PATIENCE_SECONDS)
+    assert fences == list(range(2, 10))
+
+
+async def test_tasks_on_a_shared_database_wait_in_order(postgres_url: str, tmp_path: Path) -> None:
+    async with holdfast.open_async(postgres_url, activity=str(tmp_path)) as plane:
+        served: list[int] = []
+
+        async def wait(number: int) -> None:
+            async with await plane.lease("deploy").acquire(f"waiter-{number}", wait_seconds=PATIENCE_SECONDS):
+                served.append(number)
+
+        first = await plane.lease("deploy").acquire("ada", ttl_seconds=3_600)
+        async with asyncio.TaskGroup() as group:
+            for number in range(4):
+                group.create_task(wait(number))
+                await in_line_async(plane, number + 1)
+            await first.release()
+        assert served == list(range(4))

@@ -1,0 +1,223 @@
+"""Leases and states, as functions over a transaction, on every backend."""
+
+import pytest
+
+from holdfast.errors import (
+    CasMismatch,
+    FencingMismatch,
+    InvalidArgument,
+    LeaseConflict,
+    LeaseExpired,
+    LeaseHeld,
+    LeaseRequired,
+    TxnMismatch,
+    ValueTooLarge,
+)
+from holdfast.kv import Database, Transaction
+from holdfast.layers import leases, states
+from holdfast.layers.leases import Grant, LeaseKey
+from holdfast.limits import STATE_BYTES_MAX
+from holdfast.testing.clock import ManualClock
+from holdfast.wire.leases import LeaseProof
+
+DEPLOY = LeaseKey("main", "deploy")
+
+
+def acquire(database: Database, owner: str, ttl_ms: int = 1_000, **options: str) -> Grant:
+    return database.transact(leases.acquire, DEPLOY, owner=owner, ttl_ms=ttl_ms, **options)
+
+
+def proof(grant: Grant, **changes: object) -> LeaseProof:
+    shown = {"key": "deploy", "lease_id": grant.lease_id, "fence": grant.fence, "txn_id": grant.txn_id} | changes
+    return LeaseProof(**shown)
+
+
+def test_a_free_lease_is_granted_until_its_time_is_over(database: Database, clock: ManualClock) -> None:
+    grant = acquire(database, "ada")
+    assert (grant.owner, grant.fence, grant.expires_ms) == ("ada", 1, clock.now_ms() + 1_000)
+    assert database.read(leases.look, DEPLOY) == (grant, True)
+
+
+def test_an_expired_lease_passes_on_with_a_higher_fence(database: Database, clock: ManualClock) -> None:
+    first = acquire(database, "ada")
+    with pytest.raises(LeaseHeld, match="ada"):
+        acquire(database, "bob")
+    clock.advance_ms(1_000)
+    second = acquire(database, "bob")
+    assert second.fence > first.fence
+    assert second.lease_id != first.lease_id
+
+
+def test_a_live_holder_is_never_robbed(database: Database, clock: ManualClock) -> None:
+    """Lesson 18: recovery of a stale lock could rob a live holder. Here only the passing of its time ends a lease."""
+    acquire(database, "ada", ttl_ms=10_000)
+    for _ in range(9):
+        clock.advance_ms(1_111)
+        with pytest.raises(LeaseHeld) as held:
+            acquire(database, "bob")
+        assert held.value.expires_ms > held.value.now_ms
+
+
+def test_a_holder_renews_its_lease_and_fences_its_older_copies_off(database: Database) -> None:
+    first = acquire(database, "ada")
+    second = acquire(database, "ada")
+    assert (second.lease_id, second.fence) == (first.lease_id, first.fence + 1)
+    database.transact(leases.check, proof(second))
+    with pytest.raises(FencingMismatch, match="2"):
+        database.transact(leases.check, proof(first))
+
+
+def test_a_renewal_never_shortens(database: Database, clock: ManualClock) -> None:
+    grant = acquire(database, "ada", ttl_ms=60_000)
+    assert database.transact(leases.keepalive, proof(grant), ttl_ms=10).expires_ms == grant.expires_ms
+    assert acquire(database, "ada", ttl_ms=10).expires_ms == grant.expires_ms
+    clock.advance_ms(59_000)
+    renewed = database.transact(leases.keepalive, proof(grant, fence=2), ttl_ms=5_000)
+    assert renewed.expires_ms == clock.now_ms() + 5_000
+
+
+def test_a_proof_is_checked_in_order_id_then_expiry_then_fence_then_transaction(
+    database: Database, clock: ManualClock
+) -> None:
+    grant = acquire(database, "ada", txn_id="t-1")
+    wrong = {"lease_id": "0" * 32, "fence": 99, "txn_id": "t-2"}
+    for error in (LeaseConflict, FencingMismatch, TxnMismatch):
+        with pytest.raises(error):
+            database.transact(leases.check, proof(grant, **wrong))
+        wrong.pop(next(iter(wrong)))
+    database.transact(leases.check, proof(grant))
+    clock.advance_ms(1_000)
+    with pytest.raises(LeaseExpired):
+        database.transact(leases.check, proof(grant, fence=99))
+
+
+def test_a_released_lease_is_free_at_once_and_its_fence_goes_on(database: Database, clock: ManualClock) -> None:
+    grant = acquire(database, "ada")
+    assert database.transact(leases.release, proof(grant))
+    assert not database.transact(leases.release, proof(grant))
+    with pytest.raises(LeaseExpired):
+        database.transact(leases.check, proof(grant))
+    assert acquire(database, "bob").fence == grant.fence + 1
+
+
+def test_a_clock_that_is_set_back_does_not_bring_a_released_lease_back(database: Database, clock: ManualClock) -> None:
+    grant = acquire(database, "ada", ttl_ms=60_000)
+    clock.advance_ms(10_000)
+    database.transact(leases.release, proof(grant))
+    clock.jump_to_ms(clock.now_ms() - 9_000)
+    assert acquire(database, "bob").owner == "bob"
+
+
+def test_whoever_lost_a_lease_cannot_release_it_for_the_next(database: Database, clock: ManualClock) -> None:
+    first = acquire(database, "ada")
+    clock.advance_ms(1_000)
+    second = acquire(database, "bob")
+    assert not database.transact(leases.release, proof(first))
+    database.transact(leases.check, proof(second))
+
+
+def test_an_expired_lease_cannot_be_kept_alive(database: Database, clock: ManualClock) -> None:
+    grant = acquire(database, "ada")
+    clock.advance_ms(1_000)
+    with pytest.raises(LeaseExpired, match="acquire it again"):
+        database.transact(leases.keepalive, proof(grant), ttl_ms=1_000)
+
+
+def test_a_fence_guards_whatever_shares_its_transaction(database: Database, clock: ManualClock) -> None:
+    """Lesson 30: a lock without a fence that is checked on writes lets two holders write."""
+    stale = acquire(database, "ada")
+    clock.advance_ms(1_000)
+    fresh = acquire(database, "bob")
+
+    def work(tx: Transaction, grant: Grant) -> None:
+        tx.put(b"released by", grant.owner.encode())
+        leases.check(tx, proof(grant))
+
+    database.transact(work, fresh)
+    with pytest.raises(LeaseConflict):
+        database.transact(work, stale)
+    assert database.read(lambda tx: tx.get(b"released by")) == b"bob"
+
+
+def test_leases_are_listed_a_page_at_a_time(database: Database) -> None:
+    for key in ("a/1", "a/2", "b"):
+        database.transact(leases.acquire, LeaseKey("main", key), owner="ada", ttl_ms=1_000)
+    database.transact(leases.acquire, LeaseKey("other", "c"), owner="ada", ttl_ms=1_000)
+    first = database.read(leases.page, "main", after="", limit=2)
+    assert [key for key, _ in first] == ["a/1", "a/2"]
+    assert [key for key, _ in database.read(leases.page, "main", after="a/2", limit=2)] == ["b"]
+    with pytest.raises(InvalidArgument):
+        database.read(leases.page, "main", after="", limit=0)
+
+
+@pytest.mark.parametrize("owner", ["", "x" * 257, None, 7])
+def test_an_owner_is_a_short_text(database: Database, owner: object) -> None:
+    with pytest.raises(InvalidArgument, match="owner"):
+        acquire(database, owner)
+    assert database.read(leases.last_grant, DEPLOY) is None
+
+
+def update(database: Database, value: bytes, **options: object) -> states.State:
+    return database.transact(states.update, "main", "deploy", value, **options)
+
+
+def test_a_state_is_replaced_by_whoever_names_its_latest_version(database: Database) -> None:
+    first = update(database, b"1", if_absent=True)
+    second = update(database, b"2", if_match=first.etag)
+    assert (first.version, second.version) == (1, 2)
+    with pytest.raises(CasMismatch) as mismatch:
+        update(database, b"3", if_match=first.etag)
+    assert mismatch.value.current_etag == second.etag
+    with pytest.raises(CasMismatch):
+        update(database, b"3", if_absent=True)
+    assert database.read(states.get, "main", "deploy").value == b"2"
+
+
+def test_an_etag_never_comes_back(database: Database) -> None:
+    first = update(database, b"same")
+    assert database.transact(states.remove, "main", "deploy", if_match=first.etag)
+    assert not database.transact(states.remove, "main", "deploy")
+    second = update(database, b"same")
+    assert second.etag != first.etag
+    with pytest.raises(CasMismatch):
+        update(database, b"x", if_match=first.etag)
+
+
+def test_a_star_matches_any_version_but_none_at_all(database: Database) -> None:
+    with pytest.raises(CasMismatch) as mismatch:
+        update(database, b"1", if_match="*")
+    assert mismatch.value.current_etag is None
+    update(database, b"1")
+    update(database, b"2", if_match="*")
+
+
+def test_only_the_holder_of_its_lease_changes_a_state(database: Database, clock: ManualClock) -> None:
+    grant = acquire(database, "ada")
+    with pytest.raises(LeaseRequired, match="ada"):
+        update(database, b"1")
+    other = database.transact(leases.acquire, LeaseKey("main", "other"), owner="bob", ttl_ms=5_000)
+    with pytest.raises(LeaseRequired):
+        update(database, b"1", lease=proof(other, key="other"))
+    update(database, b"1", lease=proof(grant))
+    with pytest.raises(LeaseRequired):
+        database.transact(states.remove, "main", "deploy")
+    clock.advance_ms(1_000)
+    with pytest.raises(LeaseExpired):
+        update(database, b"2", lease=proof(grant))
+    update(database, b"3")
+    update(database, b"4", lease=proof(other, key="other"))
+
+
+def test_a_state_keeps_its_correlation_id(database: Database) -> None:
+    update(database, b"1", correlation_id="trace-7")
+    assert update(database, b"2").correlation_id == "trace-7"
+    assert update(database, b"3", correlation_id="trace-8").correlation_id == "trace-8"
+    for wrong in ("", "x" * 129, "naïve", "two\nlines"):
+        with pytest.raises(InvalidArgument, match="correlation id"):
+            update(database, b"4", correlation_id=wrong)
+
+
+def test_a_state_that_is_too_large_is_refused(database: Database) -> None:
+    update(database, b"x" * STATE_BYTES_MAX)
+    with pytest.raises(ValueTooLarge, match="blob"):
+        update(database, b"x" * (STATE_BYTES_MAX + 1))

@@ -1,0 +1,288 @@
+"""Closed files of session logs move into the object store once, whole, and are found there again."""
+
+import fcntl
+import hashlib
+import logging
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.backends.objects import ObjectStore, open_objects
+from holdfast.errors import InvalidArgument, Unreachable
+from holdfast.runtime import loglines, rotation
+from holdfast.runtime.loglines import Header
+from holdfast.runtime.rotation import Manifest, Rotation
+from holdfast.runtime.sessionlogs import Appender
+from holdfast.testing.faults import ChosenFault, faulty_objects
+
+OPENED_MS = 1_794_717_735_123
+
+
+@pytest.fixture(params=["memory", "dir"])
+def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    return open_objects("memory:" if request.param == "memory" else f"dir:{tmp_path / 'objects'}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "activity"
+
+
+def closed_file(
+    folder: Path, records: int, *, session: str = "abc123", at_ms: int = OPENED_MS, tail: bytes = b"", writer: str = "w"
+) -> Path:
+    """What a writer that is gone has left."""
+    file = Appender(folder / "main", Header("main", session, "metrics", at_ms, writer))
+    file.append([loglines.line(n, at_ms + n, b'{"number":%d}' % n) for n in range(records)])
+    file.close()
+    with file.path.open("ab") as end:
+        end.write(tail)
+    return file.path
+
+
+def manifests(objects: ObjectStore) -> list[Manifest]:
+    listed = objects.list("activity-manifest/main")
+    return [msgspec.json.decode(objects.get(meta.path), type=Manifest) for meta in listed]
+
+
+def everything(objects: ObjectStore) -> dict[str, bytes]:
+    return {meta.path: objects.get(meta.path) for meta in objects.list()}
+
+
+def ids(folder: Path, objects: ObjectStore | None) -> list[tuple[str, bool]]:
+    return [(file.id, file.is_rotated) for file in rotation.files_in_order(folder, objects, "main")]
+
+
+def test_a_file_is_stored_under_its_hash_then_entered_then_removed(folder: Path, objects: ObjectStore) -> None:
+    path = closed_file(folder, 3)
+    body = path.read_bytes()
+    digest = hashlib.sha256(body).hexdigest()
+    assert rotation.rotate(path, objects)
+    assert not path.exists()
+    stored = f"activity/main/2026-11-15/abc123_metrics_{digest}.jsonl"
+    entry = f"activity-manifest/main/2026-11-15_04-42-15_abc123_metrics_{digest[:16]}.json"
+    assert sorted(everything(objects)) == [entry, stored]
+    assert objects.get(stored) == body
+    assert manifests(objects) == [
+        Manifest(
+            path=stored,
+            sha256=digest,
+            bytes=len(body),
+            records=3,
+            universe="main",
+            session="abc123",
+            kind="metrics",
+            writer="w",
+            opened_ms=OPENED_MS,
+            closed_ms=OPENED_MS + 2,
+            first_at_ms=OPENED_MS,
+            last_at_ms=OPENED_MS + 2,
+        )
+    ]
+
+
+def test_a_torn_end_is_cut_off_and_the_rest_is_stored(folder: Path, objects: ObjectStore) -> None:
+    """Lesson 3: a torn last line never hides the rest."""
+    path = closed_file(folder, 3)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"n":3,"at_ms":17')
+    rotation.rotate(path, objects)
+    assert [objects.get(each.path) for each in manifests(objects)] == [whole]
+
+
+def test_a_bad_line_in_the_middle_is_stored_as_it_is(folder: Path, objects: ObjectStore) -> None:
+    path = closed_file(folder, 2, tail=b"bad\n" + loglines.line(2, OPENED_MS, b"{}"))
+    damaged = path.read_bytes()
+    rotation.rotate(path, objects)
+    assert [(objects.get(each.path), each.records) for each in manifests(objects)] == [(damaged, 3)]
+
+
+@pytest.mark.parametrize("tail", [b"", b"torn", b"bad\n"])
+def test_a_file_without_records_is_only_removed(folder: Path, objects: ObjectStore, tail: bytes) -> None:
+    path = closed_file(folder, 0, tail=tail)
+    assert not rotation.rotate(path, objects)
+    assert not path.exists()
+    assert everything(objects) == {}
+
+
+def test_rotating_the_same_bytes_again_changes_nothing(folder: Path, objects: ObjectStore) -> None:
+    path = closed_file(folder, 3)
+    body = path.read_bytes()
+    rotation.rotate(path, objects)
+    before = everything(objects)
+    path.write_bytes(body)
+    rotation.rotate(path, objects)
+    assert not path.exists()
+    assert everything(objects) == before
+
+
+def test_a_file_that_somebody_writes_is_left_alone(folder: Path, objects: ObjectStore) -> None:
+    """Lesson 19: a file belongs to whoever has it locked."""
+    file = Appender(folder / "main", Header("main", "abc123", "metrics", OPENED_MS, "w"))
+    file.append([loglines.line(0, OPENED_MS, b"{}")])
+    assert not rotation.rotate(file.path, objects)
+    assert file.path.exists()
+    assert everything(objects) == {}
+    file.close()
+    assert rotation.rotate(file.path, objects)
+
+
+def test_a_file_that_is_gone_or_no_log_is_passed_over(folder: Path, objects: ObjectStore) -> None:
+    assert not rotation.rotate(folder / "main" / "2026-11-15_04-42-15_abc123_metrics.jsonl", objects)
+    notes = folder / "notes.jsonl"
+    folder.mkdir()
+    notes.write_text("mine")
+    assert not rotation.rotate(notes, objects)
+    assert notes.read_text() == "mine"
+
+
+def test_a_lock_counts_only_for_the_file_that_has_the_name(tmp_path: Path) -> None:
+    """Between opening a file and locking it, somebody else may have removed it: what is written then would be lost."""
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with path.open("rb") as old:
+        path.unlink()
+        assert not rotation.lock(old.fileno(), path)
+        path.write_bytes(b"new")
+        assert not rotation.lock(old.fileno(), path)
+    with path.open("rb") as new, path.open("rb") as late:
+        assert rotation.lock(new.fileno(), path)
+        assert not rotation.lock(late.fileno(), path)
+
+
+def test_a_new_file_that_was_taken_for_a_leftover_is_begun_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leftover is looked for in the very moment between a file's creation and its lock."""
+    real, removed = fcntl.flock, list[Path]()
+
+    def remove_then_lock(descriptor: int, how: int) -> None:
+        if not removed:
+            removed.extend((folder / "main").iterdir())
+            removed[0].unlink()
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", remove_then_lock)
+    path = closed_file(folder, 2)
+    assert len(removed) == 1
+    assert path.read_bytes().count(b"\n") == 3
+
+
+def test_files_of_one_second_have_names_of_their_own(folder: Path) -> None:
+    names = [closed_file(folder, 1).name for _ in range(3)]
+    assert names == [
+        "2026-11-15_04-42-15_abc123_metrics.jsonl",
+        "2026-11-15_04-42-15-2_abc123_metrics.jsonl",
+        "2026-11-15_04-42-15-3_abc123_metrics.jsonl",
+    ]
+
+
+def test_what_dead_processes_left_is_rotated_by_the_first_run(folder: Path, objects: ObjectStore) -> None:
+    for number in range(3):
+        closed_file(folder, 2, session=f"s{number}")
+    (folder / "main" / "notes.jsonl").write_text("mine")
+    mover = Rotation(folder, objects)
+    mover.run()
+    assert mover.rotated == 3
+    assert {each.session for each in manifests(objects)} == {"s0", "s1", "s2"}
+    assert [path.name for path in (folder / "main").iterdir()] == ["notes.jsonl"]
+
+
+def test_without_an_object_store_files_stay(folder: Path) -> None:
+    path = closed_file(folder, 2)
+    mover = Rotation(folder, None)
+    mover.add(path)
+    mover.run()
+    assert path.exists()
+    assert not mover.is_waiting
+
+
+def test_a_store_that_fails_keeps_the_files_and_says_so_once(
+    folder: Path, objects: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = [closed_file(folder, 2, session=f"s{number}") for number in range(3)]
+    faults = ChosenFault(0, lambda: Unreachable("down"))
+    mover = Rotation(folder, faulty_objects(objects, faults))
+    with caplog.at_level(logging.INFO, "holdfast.activity"):
+        mover.run()
+        assert all(path.exists() for path in paths)
+        assert faults.points == ["create: begin"]  # The others would have waited for the same store.
+        assert len(caplog.messages) == 1
+        assert "down" in caplog.messages[0]
+        mover.run()
+        mover.run()
+    assert mover.rotated == 3
+    assert len(manifests(objects)) == 3
+    assert mover.failures.count == 1
+    assert ["works again" in message for message in caplog.messages] == [False, True]
+
+
+def test_one_file_that_fails_does_not_hold_up_the_others(folder: Path, objects: ObjectStore) -> None:
+    for number in range(3):
+        closed_file(folder, 2, session=f"s{number}")
+    mover = Rotation(folder, faulty_objects(objects, ChosenFault(0, lambda: InvalidArgument("this one"))))
+    mover.run()
+    assert (mover.rotated, mover.is_waiting) == (2, True)
+    mover.run()
+    assert (mover.rotated, mover.is_waiting) == (3, False)
+
+
+def test_files_are_found_in_the_order_in_which_they_were_begun(folder: Path, objects: ObjectStore) -> None:
+    """Here or rotated. Those of one second are ordered by their writers' ids, for `-10` sorts before `-2`."""
+    paths = [closed_file(folder, 1, writer=f"{number:02}") for number in range(12)]
+    later = closed_file(folder, 1, at_ms=OPENED_MS + 1_000, writer="00")
+    for path in (later, *paths[::2]):
+        rotation.rotate(path, objects)
+    wanted = [(f"2026-11-15_04-42-15_{number:02}", number % 2 == 0) for number in range(12)]
+    assert ids(folder, objects) == [*wanted, ("2026-11-15_04-42-16_00", True)]
+
+
+def test_a_file_that_is_here_and_rotated_is_found_once(folder: Path, objects: ObjectStore) -> None:
+    """So it is after a crash between the manifest entry and the removal."""
+    path = closed_file(folder, 3)
+    body = path.read_bytes()
+    rotation.rotate(path, objects)
+    path.write_bytes(body)
+    assert ids(folder, objects) == [("2026-11-15_04-42-15_w", True)]
+
+
+def test_a_file_whose_header_was_lost_keeps_its_identity_when_it_is_rotated(folder: Path, objects: ObjectStore) -> None:
+    path = closed_file(folder, 3)
+    path.write_bytes(b"\xff" + path.read_bytes())
+    before = list(rotation.files_in_order(folder, objects, "main"))
+    rotation.rotate(path, objects)
+    after = list(rotation.files_in_order(folder, objects, "main"))
+    assert [file.id for file in before] == [file.id for file in after]
+    assert [(file.session, file.kind) for file in after] == [("abc123", "metrics")]
+
+
+def test_a_damaged_manifest_entry_hides_no_other(
+    folder: Path, objects: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lesson 3: rotated files are read back, the good ones in spite of a bad one."""
+    for second in range(3):
+        rotation.rotate(closed_file(folder, 1, at_ms=OPENED_MS + second * 1_000), objects)
+    entry = objects.list("activity-manifest/main")[1].path
+    objects.put(entry, objects.get(entry)[:20])
+    assert [id for id, _ in ids(folder, objects)] == ["2026-11-15_04-42-15_w", "2026-11-15_04-42-17_w"]
+    assert entry in caplog.text
+
+
+def test_manifests_are_listed_page_by_page_from_where_one_starts(
+    folder: Path, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for second in range(7):
+        rotation.rotate(closed_file(folder, 1, at_ms=OPENED_MS + second * 1_000), objects)
+    real = objects.list
+    monkeypatch.setattr(objects, "list", lambda *args, **options: real(*args, **options, limit=2))
+    assert len(ids(folder, objects)) == 7
+    rest = rotation.files_in_order(folder, objects, "main", second="2026-11-15_04-42-19")
+    assert [file.second[-2:] for file in rest] == ["19", "20", "21"]
+
+
+def test_entries_that_cannot_be_asked_for_are_not_even_loaded(folder: Path, objects: ObjectStore) -> None:
+    for session in ("ada", "bob", "cy"):
+        rotation.rotate(closed_file(folder, 1, session=session), objects)
+    counting = ChosenFault()
+    found = rotation.files_in_order(folder, faulty_objects(objects, counting), "main", session="bob", kind="metrics")
+    assert [file.session for file in found] == ["bob"]
+    assert counting.points.count("get: begin") == 1

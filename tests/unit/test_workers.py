@@ -1,0 +1,200 @@
+"""Workers: consumers that run by themselves, fail in one way, and stop without losing anything."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import holdfast
+from holdfast import AsyncWorker, Plane, Worker
+from holdfast.errors import InvalidArgument, Unreachable
+from holdfast.handles import RestartPolicy
+from holdfast.handles.sync.messages import Message
+from holdfast.handles.workers import back_off
+
+
+@pytest.fixture
+def plane() -> Iterator[Plane]:
+    with holdfast.open("memory:") as plane:
+        yield plane
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """Return once `condition` holds."""
+    done = threading.Event()
+    for _ in range(2_000):
+        if condition():
+            return
+        done.wait(0.005)
+    raise AssertionError("it never came true")
+
+
+def test_a_worker_handles_every_message_and_acknowledges_it(plane: Plane) -> None:
+    jobs = plane.queue("jobs")
+    jobs.put_many(range(50))
+    seen: list[int] = []
+    worker = Worker(plane, {"jobs": lambda message: seen.append(message.json())}, concurrency=4)
+    worker.start()
+    eventually(lambda: worker.stats.handled == 50)
+    worker.stop()
+    assert sorted(seen) == list(range(50))
+    assert jobs.stats().acked_total == 50
+
+
+def test_a_handler_that_raises_gives_its_message_back_with_the_reason(plane: Plane) -> None:
+    plane.queue("jobs").put("x", max_attempts=3)
+    errors: list[str] = []
+
+    def fail(message: Message) -> None:
+        raise ValueError(f"attempt {message.attempts}")
+
+    worker = Worker(
+        plane,
+        {"jobs": fail},
+        retry_delay_seconds=lambda failures: 0.0,
+        on_error=lambda error, queue: errors.append(f"{queue}: {error}"),
+    )
+    worker.start()
+    eventually(lambda: plane.queue("jobs").stats().dead == 1)
+    worker.stop()
+    assert errors == ["jobs: attempt 1", "jobs: attempt 2", "jobs: attempt 3"]
+    assert plane.queue("jobs").dead_letters()[0].last_error == "ValueError: attempt 3"
+
+
+def test_a_hook_that_fails_itself_does_not_stop_the_worker(plane: Plane) -> None:
+    plane.queue("jobs").put_many(["bad", "good"])
+    done: list[str] = []
+
+    def handle(message: Message) -> None:
+        if message.json() == "bad":
+            raise ValueError("bad")
+        done.append(message.json())
+
+    def on_error(error: Exception, queue: str) -> None:
+        raise RuntimeError("and the hook too")
+
+    worker = Worker(plane, {"jobs": handle}, on_error=on_error)
+    worker.start()
+    eventually(lambda: done)
+    worker.stop()
+
+
+def test_a_handler_may_settle_its_message_itself(plane: Plane) -> None:
+    jobs = plane.queue("jobs")
+    jobs.put("x")
+    worker = Worker(plane, {"jobs": lambda message: message.reject("not for us")})
+    worker.start()
+    eventually(lambda: worker.stats.handled)
+    worker.stop()
+    assert [letter.last_error for letter in jobs.dead_letters()] == ["not for us"]
+
+
+def test_stopping_burns_no_attempts(plane: Plane) -> None:
+    """Lesson 33: a shutdown must not burn a message's attempts."""
+    jobs = plane.queue("jobs")
+    jobs.put("long")
+    begun, released = threading.Event(), threading.Event()
+
+    def work(message: Message) -> None:
+        begun.set()
+        released.wait(10)
+
+    worker = Worker(plane, {"jobs": work}, drain_seconds=0.05)
+    worker.start()
+    assert begun.wait(10)
+    worker.stop()
+    released.set()
+    assert worker.stats.deferred == 1
+    again = jobs.receive()
+    assert again is not None
+    assert (again.attempts, again.failure_attempts) == (2, 0)
+
+
+def test_a_worker_that_is_stopped_lets_its_handlers_finish(plane: Plane) -> None:
+    jobs = plane.queue("jobs")
+    jobs.put("x")
+    begun, released = threading.Event(), threading.Event()
+
+    def work(message: Message) -> None:
+        begun.set()
+        released.wait(10)
+
+    worker = Worker(plane, {"jobs": work})
+    worker.start()
+    assert begun.wait(10)
+    stopping = threading.Thread(target=worker.stop)
+    stopping.start()
+    released.set()
+    stopping.join(10)
+    assert jobs.stats().acked_total == 1
+
+
+def test_a_consumer_goes_on_after_the_plane_failed_it(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = plane.queue("jobs")
+    jobs.put("x")
+    receive = type(jobs).receive
+    failures = iter([Unreachable("gone")] * 5)
+
+    def flaky(self: object, **options: object) -> object:
+        for error in failures:
+            raise error
+        return receive(self, **options)
+
+    monkeypatch.setattr(type(jobs), "receive", flaky)
+    quick = RestartPolicy(first_seconds=0.001)
+    worker = Worker(plane, {"jobs": lambda message: None}, restarts=quick)
+    worker.start()
+    eventually(lambda: worker.stats.handled == 1)
+    worker.stop()
+    assert worker.stats.restarts == 5
+
+
+def test_a_consumer_that_can_never_succeed_ends(plane: Plane) -> None:
+    worker = Worker(plane, {"no such name!": lambda message: None})
+    worker.run()
+    assert worker.stats.failed == 1
+
+
+def test_restarts_come_at_once_three_times_and_then_slower_and_slower() -> None:
+    policy = RestartPolicy()
+    assert [policy.pause_seconds(failures) for failures in range(1, 8)] == [0, 0, 0, 0.25, 0.5, 1, 2]
+    assert policy.pause_seconds(1_000) == 300
+    assert [back_off(failures) for failures in (1, 2, 3, 1_000)] == [1, 2, 4, 300]
+
+
+def test_a_worker_without_work_is_refused(plane: Plane) -> None:
+    with pytest.raises(InvalidArgument, match="handler"):
+        Worker(plane, {})
+    with pytest.raises(InvalidArgument, match="concurrency"):
+        Worker(plane, {"jobs": print}, concurrency=0)
+
+
+async def test_an_asynchronous_worker_handles_fails_and_drains() -> None:
+    async with holdfast.open_async("memory:") as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put_many(["good", "bad", "slow"])
+        seen: list[str] = []
+        slow_has_begun = asyncio.Event()
+
+        async def handle(message: object) -> None:
+            body = message.json()
+            if body == "bad":
+                raise ValueError("bad")
+            if body == "slow":
+                slow_has_begun.set()
+                await asyncio.sleep(60)
+            seen.append(body)
+
+        worker = AsyncWorker(plane, {"jobs": handle}, concurrency=3, drain_seconds=0.05)
+        running = asyncio.create_task(worker.run())
+        async with asyncio.timeout(10):
+            await slow_has_begun.wait()
+            while not (seen and worker.stats.failed):
+                await asyncio.sleep(0.001)
+            worker.stop()
+            await running
+        stats = await jobs.stats()
+        assert seen == ["good"]
+        assert (stats.acked_total, stats.failed_total, worker.stats.deferred) == (1, 1, 1)
+        assert (stats.ready, stats.delayed, stats.leased) == (1, 1, 0)  # The slow one is back, the bad one rests.

@@ -1,0 +1,126 @@
+"""The benches' key choosers have the shape that their names promise."""
+
+import importlib.util
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "benches" / "zipfian.py"
+KEYS = 1_000
+DRAWS = 50_000
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_zipfian", BENCH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+zipfian = load()
+
+Chooser = Callable[[], int]
+
+CHOOSERS: dict[str, Callable[[random.Random], Chooser]] = {
+    "uniform": lambda generator: zipfian.uniform(KEYS, generator),
+    "zipfian": lambda generator: zipfian.zipfian(KEYS, generator),
+    "latest": lambda generator: zipfian.latest(lambda: KEYS, generator),
+    "hotspot": lambda generator: zipfian.hotspot(KEYS, generator, hot=0.1),
+}
+
+
+def drawn(chooser: Chooser, draws: int = DRAWS) -> Counter[int]:
+    return Counter(chooser() for _ in range(draws))
+
+
+def share_of_hottest(counts: Counter[int], keys: int) -> float:
+    return sum(count for _, count in counts.most_common(keys)) / counts.total()
+
+
+@pytest.mark.parametrize("name", CHOOSERS)
+def test_every_draw_is_a_key_and_a_seed_repeats_them(name):
+    first, second = (CHOOSERS[name](random.Random(7)) for _ in range(2))
+    draws = [first() for _ in range(5_000)]
+    assert draws == [second() for _ in range(5_000)]
+    assert min(draws) >= 0
+    assert max(draws) < KEYS
+
+
+@pytest.mark.parametrize("name", CHOOSERS)
+def test_another_seed_draws_other_keys(name):
+    first, second = (CHOOSERS[name](random.Random(seed)) for seed in (7, 8))
+    assert [first() for _ in range(100)] != [second() for _ in range(100)]
+
+
+def test_uniform_prefers_nobody():
+    counts = drawn(zipfian.uniform(KEYS, random.Random(1)))
+    assert len(counts) == KEYS
+    assert max(counts.values()) < 3 * DRAWS / KEYS
+
+
+def test_zipfian_ranks_follow_the_power_law():
+    ranks, generator = zipfian.Ranks(KEYS), random.Random(1)
+    counts = drawn(lambda: ranks.at(generator.random()))
+    total = sum(1 / rank**0.99 for rank in range(1, KEYS + 1))
+    for rank in (0, 1, 9, 99):
+        expected = DRAWS / (rank + 1) ** 0.99 / total
+        assert expected / 1.5 < counts[rank] < expected * 1.5
+
+
+def test_a_tenth_of_the_keys_gets_two_thirds_of_a_zipfian_workload():
+    share = share_of_hottest(drawn(zipfian.zipfian(KEYS, random.Random(1))), KEYS // 10)
+    assert 0.6 < share < 0.8
+
+
+def test_hot_keys_of_a_zipfian_lie_anywhere_and_are_the_same_for_everybody():
+    hottest = [key for key, _ in drawn(zipfian.zipfian(KEYS, random.Random(1))).most_common(10)]
+    assert max(hottest) - min(hottest) > KEYS / 3
+    others = [key for key, _ in drawn(zipfian.zipfian(KEYS, random.Random(2))).most_common(10)]
+    assert hottest[:3] == others[:3]
+
+
+def test_scattering_loses_no_key():
+    assert sorted(zipfian.scattered(KEYS)) == list(range(KEYS))
+
+
+def test_latest_prefers_the_newest_key_also_when_more_are_inserted():
+    newest = KEYS
+    choose = zipfian.latest(lambda: newest, random.Random(1))
+    assert drawn(choose).most_common(1)[0][0] == KEYS - 1
+    newest = 2 * KEYS
+    later = drawn(choose)
+    assert later.most_common(1)[0][0] == 2 * KEYS - 1
+    assert sum(count for key, count in later.items() if key >= KEYS) > 0.8 * DRAWS
+
+
+def test_ranks_that_grew_are_those_that_were_made_so():
+    grown, made = zipfian.Ranks(10), zipfian.Ranks(KEYS)
+    grown.grow(KEYS)
+    grown.grow(5)
+    draws = [step / 1_000 for step in range(1_000)]
+    assert [grown.at(draw) for draw in draws] == [made.at(draw) for draw in draws]
+
+
+def test_a_draw_next_to_one_is_still_a_rank():
+    assert zipfian.Ranks(KEYS).at(1 - 2**-53) == KEYS - 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_few_keys_are_enough(count):
+    for chooser in (zipfian.zipfian(count, random.Random(1)), zipfian.latest(lambda: count, random.Random(1))):
+        assert set(drawn(chooser, 1_000)) == set(range(count))
+
+
+def test_a_hotspot_gets_nine_tenths_of_the_draws():
+    counts = drawn(zipfian.hotspot(KEYS, random.Random(1), hot=0.1))
+    assert 0.88 < share_of_hottest(counts, KEYS // 10) < 0.93
+
+
+def test_the_hash_is_fnv_1a():
+    assert zipfian.fnv(0) == 0xA8C7F832281A39C5
