@@ -62,6 +62,12 @@ SEGMENTS_CACHED: Final = 8  # Parsed segments that a plane keeps for the next re
 INBOX_GRACE_SECONDS: Final = 3_600  # How long a drained item stays readable.
 TRIM_ENTRIES: Final = 1_024  # Hot records that one transaction of a compaction removes.
 
+# Calls over the network.
+ONCE_PERIOD_SECONDS: Final = 600  # A key of a call is remembered for one to two of these.
+ONCE_KEY_BYTES_MAX: Final = 256
+FRAME_BYTES_MAX: Final = 4_194_304  # One message of a stream.
+CALLS_MAX: Final = 4_096  # Calls of one connection that are under way.
+
 # The object store.
 OBJECT_PATH_BYTES_MAX: Final = 1_024  # S3's limit.
 OBJECT_PART_BYTES: Final = 8_388_608  # S3 wants parts of at least 5 MiB; memory in flight is a few of these.

@@ -186,26 +186,31 @@ class Entities(RuleBasedStateMachine):
         if point == ANSWER:
             self.committed(changed(self.now, name, lasting, NOTHING, tier), tier)
 
-    @rule(some=st.lists(changes, min_size=1, max_size=3), seen=st.none() | names, others=st.booleans())
-    def a_transaction_commits_as_one(self, some: list[tuple[Name, Fields]], seen: Name | None, others: bool) -> None:
+    @rule(
+        some=st.lists(changes, min_size=1, max_size=3),
+        seen=st.lists(names, max_size=2, unique=True),
+        others=st.booleans(),
+    )
+    def a_transaction_commits_as_one(self, some: list[tuple[Name, Fields]], seen: list[Name], others: bool) -> None:
         """At the strongest promise of all its fields, or not at all if what it read was changed by others."""
         transaction = self.entities.transaction(session="s")
-        if seen is not None:
-            found = transaction.get(*seen)  # At IMPORTANT, so it makes nothing good.
-            assert (None if found is None else found.fields) == self.known(seen).fields
+        for name in seen:
+            found = transaction.get(*name)  # At IMPORTANT, so it makes nothing good.
+            assert (None if found is None else found.fields) == self.known(name).fields
         writes: dict[Name, Fields] = {}
         for name, fields in some:
             for field, value in fields.items():
                 transaction.write(*name, field, value)
                 writes.setdefault(name, {})[field] = value
         tier = strongest_of(tier_of(name[0], field) for name, fields in writes.items() for field in fields)
-        if seen is not None and others:
-            field = "weight" if seen[0] == "edge" else "priority"
-            self.entities.write(*seen, {field: 1_000})
-            self.committed(changed(self.now, seen, {field: 1_000}, NOTHING, Tier.IMPORTANT), Tier.IMPORTANT)
+        if seen and others:
+            name = seen[-1]
+            field = "weight" if name[0] == "edge" else "priority"
+            self.entities.write(*name, {field: 1_000})
+            self.committed(changed(self.now, name, {field: 1_000}, NOTHING, Tier.IMPORTANT), Tier.IMPORTANT)
             with pytest.raises(VersionConflict) as refused:
                 transaction.commit()
-            assert refused.value.actual == refused.value.expected + 1 == self.known(seen).version
+            assert refused.value.actual == refused.value.expected + 1 == self.known(name).version
             if tier is Tier.CRITICAL:
                 self.covered()
             return

@@ -117,7 +117,12 @@ class Leases(RuleBasedStateMachine):
         if not is_held:
             self.was_granted(key, self.database.read(leases.last_grant, self.lease(key)), owner, ttl_ms, None)
 
-    @rule(key=keys, pick=picks, ttl_ms=ttls, forged=st.sampled_from(({}, {}, {}, {"fence": 9_999}, {"lease_id": "0"})))
+    @rule(
+        key=keys,
+        pick=picks,
+        ttl_ms=ttls,
+        forged=st.sampled_from(({}, {}, {}, {"fence": 9_999}, {"lease_id": "0"}, {"txn_id": None})),
+    )
     def somebody_keeps_theirs_alive(self, key: str, pick: int, ttl_ms: int, forged: dict[str, Any]) -> None:
         proof = self.proof(key, pick, forged)
         expected = self.verdict(proof)

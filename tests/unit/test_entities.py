@@ -63,8 +63,9 @@ def plane(url: str, clock: ManualClock) -> Iterator[Plane]:
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as threads:
-        yield threads
+    threads = ThreadPoolExecutor(8)
+    yield threads
+    threads.shutdown(wait=False, cancel_futures=True)  # Whoever waits still is woken when the plane is closed.
 
 
 def everything(plane: Plane) -> list[tuple[bytes, bytes]]:
@@ -307,6 +308,19 @@ def test_a_transaction_that_read_something_that_changed_does_nothing(plane: Plan
     with pytest.raises(InvalidArgument, match="ended"):
         transaction.commit()
     assert plane.locks.stats()["record_id"].holders == 0
+
+
+@pytest.mark.parametrize("changed", ["1", "2", "3"])
+def test_a_transaction_minds_whichever_of_those_that_it_read_has_changed(plane: Plane, changed: str) -> None:
+    plane.entities.write("task", "2", {"note": 1})
+    transaction = plane.entities.transaction()
+    for id in ("1", "2", "3"):
+        transaction.get("task", id)
+    plane.entities.write("task", changed, {"note": 2})
+    transaction.write("task", "4", "status", 1)
+    with pytest.raises(VersionConflict, match=f"task {changed}"):
+        transaction.commit()
+    assert plane.entities.get("task", "4") is None
 
 
 def test_a_transaction_that_saw_nothing_there_minds_if_something_comes(plane: Plane) -> None:
@@ -825,6 +839,27 @@ def test_a_writer_waits_for_a_row_that_another_has_locked(plane: Plane, threads:
         plane.entities.write("task", "1", {"status": "ours"})
     assert waiter.result(PATIENCE_SECONDS).versions == [2]
     assert plane.entities.get("task", "1")["status"] == "theirs"
+
+
+def test_a_transaction_locks_the_row_of_each_critical_field_and_no_other(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.limits.LOCK_WAIT_SECONDS", 0.01)
+    with ThreadPoolExecutor(1) as other:
+        for locked, fields in (("1", ("status", "note")), ("2", ("note", "status")), ("2", ("status", "status"))):
+            transaction = plane.entities.transaction()
+            for id, field in zip("12", fields, strict=True):
+                transaction.write("task", id, field, 1)
+            with (
+                plane.locks.acquire(["record_id", f"task/{locked}"]),
+                pytest.raises(LockTimeout, match=f"task/{locked} is held"),
+            ):
+                other.submit(transaction.commit).result(PATIENCE_SECONDS)
+        transaction = plane.entities.transaction()
+        transaction.write("task", "1", "note", 1)
+        transaction.write("task", "2", "status", 1)
+        with plane.locks.acquire(["record_id", "task/1"]):
+            other.submit(transaction.commit).result(PATIENCE_SECONDS)
 
 
 def test_transactions_over_the_same_rows_in_any_order_never_deadlock(plane: Plane, threads: ThreadPoolExecutor) -> None:

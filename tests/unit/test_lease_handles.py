@@ -27,6 +27,7 @@ from holdfast.errors import (
 )
 from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, READ_ENTRIES_MAX
 from holdfast.testing.clock import START_MS, ManualClock
+from holdfast.wire.leases import LeaseProof
 
 PATIENCE_SECONDS = 30.0  # Far more than anything here takes; whoever waits for a condition must end some day.
 
@@ -44,8 +45,9 @@ def plane(url: str, clock: ManualClock) -> Iterator[Plane]:
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(16) as threads:
-        yield threads
+    threads = ThreadPoolExecutor(16)
+    yield threads
+    threads.shutdown(wait=False, cancel_futures=True)  # Whoever waits still is woken when the plane is closed.
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -147,9 +149,13 @@ def test_a_proof_of_another_transaction_is_refused(plane: Plane) -> None:
     lease = plane.lease("deploy").acquire("ada", txn_id="t-1")
     plane.state("deploy").update(1, lease=lease)
     again = plane.lease("deploy").acquire("ada", txn_id="t-2")
-    again.proof = type(again.proof)(again.key, again.id, again.fence, "t-1")
-    with pytest.raises(TxnMismatch, match="t-2"):
-        plane.state("deploy").update(2, lease=again)
+    for other in ("t-1", None):
+        again.proof = LeaseProof(again.key, again.id, again.fence, other)
+        with pytest.raises(TxnMismatch, match="t-2"):
+            plane.state("deploy").update(2, lease=again)
+    free = plane.lease("free").acquire("ada")
+    free.proof = LeaseProof(free.key, free.id, free.fence, "any")
+    plane.state("free").update(1, lease=free)
 
 
 # Waiting, in threads.
@@ -251,7 +257,7 @@ def test_a_holder_renews_while_others_wait(plane: Plane, clock: ManualClock, thr
     waiter = threads.submit(plane.lease("deploy").acquire, "bob", wait_seconds=600)
     in_line(plane, 1)
     clock.advance_ms(9_000)
-    renewed = plane.lease("deploy").acquire("ada", ttl_seconds=10, wait_seconds=600)
+    renewed = plane.lease("deploy").acquire("ada", ttl_seconds=10, wait_seconds=PATIENCE_SECONDS)
     assert (renewed.fence, renewed.expires_ms) == (2, START_MS + 19_000)
     clock.advance_ms(9_999)
     in_line(plane, 1)

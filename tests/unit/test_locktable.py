@@ -5,6 +5,7 @@ Most rules are tried three times: among threads, among asyncio tasks, and among 
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -718,6 +719,24 @@ def test_a_loop_that_closes_while_others_wait_behind_its_grant_does_not_keep_it_
     del tasks
 
 
+def test_what_a_task_got_by_waiting_outlives_its_loop(table: LockTable, ada: Actor, bob: Actor) -> None:
+    """Lesson 18: whoever has noticed that they hold a lock keeps it until they release it."""
+    before = done(ada.acquire(row(1)))
+
+    async def wait() -> Held:
+        waiting = await waiting_task(table, row(1))
+        before.release()
+        return await waiting
+
+    held = asyncio.run(wait())
+    with pytest.raises(LockTimeout):
+        done(bob.acquire(row(1), timeout_seconds=0))
+    with pytest.raises(LockTimeout):
+        done(bob.acquire(row(1), timeout_seconds=0.01))
+    held.release()
+    assert_empty(table)
+
+
 def test_a_coroutine_that_nobody_runs_any_more_gives_back_what_it_had(table: LockTable) -> None:
     with ThreadPoolExecutor(1) as ada:
         held = ada.submit(table.acquire, row(1)).result()
@@ -900,6 +919,7 @@ def in_child(work: Callable[[], None]) -> int:
     """The exit code of a forked child that does `work`."""
     child = os.fork()
     if child == 0:
+        signal.alarm(int(SECONDS_MAX))  # A child that hangs is a child that failed.
         code = 1
         with suppress(BaseException):
             work()

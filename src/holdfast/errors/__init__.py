@@ -6,6 +6,7 @@ HoldfastError
 │   ├── KeyTooLarge, ValueTooLarge, TransactionTooLarge, EmptyBatch, BatchTooLarge, PayloadTooLarge
 │   ├── NestedTransaction, TransactionEnded, ReadOnlyTransaction, UnsupportedTier, NotSynchronous, NotEmbedded
 │   └── LockOrderViolation
+├── NotAllowed            the token does not allow it
 ├── NotFound              what was named is not there
 │   └── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound, MessageNotFound
 ├── Conflict              somebody else was first; read again, then decide
@@ -34,6 +35,7 @@ from holdfast.errors.families import (
     Conflict,
     Corrupt,
     HoldfastError,
+    NotAllowed,
     NotFound,
     Retry,
     Validation,
@@ -146,6 +148,7 @@ __all__ = [
     "MissingEntry",
     "MissingObject",
     "NestedTransaction",
+    "NotAllowed",
     "NotEmbedded",
     "NotFound",
     "NotSynchronous",

@@ -26,6 +26,12 @@ class Validation(HoldfastError):
     code = "validation"
 
 
+class NotAllowed(HoldfastError):
+    """The token does not allow this; nothing was done. Ask for one that does."""
+
+    code = "not_allowed"
+
+
 class NotFound(HoldfastError):
     """What was named is not there."""
 

@@ -185,8 +185,17 @@ class Transaction:
         merged.sort(reverse=reverse)
         return merged[:limit]
 
+    def inside(self) -> "Transaction":
+        """A transaction on top of this one: it sees what this one has written, and `absorb` makes its writes part of it.
+
+        One that raised is just not absorbed, so works that share a commit do not disturb each other.
+        """
+        view = _Inside(self)
+        return Transaction(view, clock=view, ids=self._ids, writable=self._writable, writer=self.writer)
+
     def absorb(self, other: "Transaction") -> None:
         """Write everything that `other`, which ran on top of this transaction, has written."""
+        self.notes += other.notes
         for begin, end in other._cleared:
             self._forget(begin, end)
             self._cleared += ((begin, end),)
@@ -240,6 +249,20 @@ class Transaction:
         if value.__class__ is not bytes:
             raise InvalidValue(f"A value must be bytes, not {type(value).__name__}; encode it first")
         raise ValueTooLarge(f"The value has {len(value)} bytes and may have {VALUE_BYTES_MAX}; store it as a blob")
+
+
+class _Inside:
+    """What a transaction on top of another one sees, and its time."""
+
+    __slots__ = ("_tx", "get", "scan")
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+        self.get = tx.get
+        self.scan = tx.visible
+
+    def now_ms(self) -> int:
+        return self._tx.now_ms
 
 
 def _not_bytes(what: str, given: object) -> InvalidKey:

@@ -16,7 +16,7 @@ from holdfast.kv import Database
 from holdfast.layers.queues import DUE, QueueKey, extend, text_of
 from holdfast.layers.tiering import LOG_KIND, LOOSE
 from holdfast.runtime.activity import ActivityLog
-from holdfast.runtime.keeper import Keeper
+from holdfast.keeping import Keeper
 from holdfast.runtime.locktable import LockTable
 from holdfast.runtime.sweeper import Sweeper
 from holdfast.runtime.upkeep import Upkeep
@@ -56,7 +56,7 @@ class Parts:
         self.upkeep: Upkeep | None = None
         self.waits = waits or Waits()
         self.keeper = Keeper(self._extend)
-        self._shared = shared
+        self.shared = shared  # Other processes write to the same key space.
         self._sweeper: Sweeper | None = None
         self._logs_are_temporary = logs is None
         self._logs = logs or Path(tempfile.gettempdir()) / f"holdfast-activity-{uuid.uuid4().hex}"
@@ -103,7 +103,7 @@ class Parts:
             return
         with self._lock:
             if self._sweeper is None and not self._stopped:
-                self._sweeper = Sweeper(self.database, self.waits, self.tell, shared=self._shared)
+                self._sweeper = Sweeper(self.database, self.waits, self.tell, shared=self.shared)
             sweeper = self._sweeper
         if sweeper is not None:
             sweeper.expect(queue, at_ms)

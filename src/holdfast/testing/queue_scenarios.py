@@ -9,7 +9,7 @@ from typing import Any, Final
 from holdfast.kv import Transaction
 from holdfast.layers import queues as layer
 from holdfast.layers.queues import NEVER_MS, Ahead, QueueKey, Stored
-from holdfast.limits import PAYLOAD_CARRIED_BYTES_MAX
+from holdfast.limits import PAYLOAD_CARRIED_BYTES_MAX, PRIORITY_MAX
 from holdfast.testing.histories import Operation, Outcome, Violation
 from holdfast.testing.histories.queues import Grant, check_queue, lives_until_ms, was_given_back
 from holdfast.testing.simulation import Client, Simulation
@@ -98,7 +98,7 @@ async def _settle(client: Client, proof: Proof) -> None:
             await client.operate("ack", "jobs", proof, _ack, proof)
     elif choice < 0.9:
         delay_seconds, counts = client.random.choice((0.0, 0.0, 1.0)), client.random.random() < 0.7
-        await client.operate("nack", "jobs", proof, _nack, proof, delay_seconds, counts)
+        await client.operate("nack", "jobs", [*proof, counts], _nack, proof, delay_seconds, counts)
     else:
         await client.operate("reject", "jobs", proof, _reject, proof)
 
@@ -116,6 +116,8 @@ def _check(simulation: Simulation, ahead: Ahead) -> None:
     grants = check_queue(simulation.history, "jobs", dead=dead)
     names = _check_names(simulation)
     _check_delays(simulation)
+    _check_urgency(simulation)
+    _check_failures(simulation)
     _check_groups(simulation, grants, names)
     _check_redriven(simulation, ahead, grants, dead)
 
@@ -137,6 +139,8 @@ def _drain(simulation: Simulation, ahead: Ahead) -> None:
     """One consumer without a fault takes everything, and waits for what is not due yet."""
     record, database = simulation.history.record, simulation.database
     for _ in range(_LEASE_TRIES_MAX):
+        while database.transact(layer.attend_to, _JOBS) <= simulation.clock.now_ms():
+            pass
         lease = partial(database.transact, _lease, ahead, "drain", 3, 60_000)
         batch = record("drain", "lease", "jobs", None, lease).result
         for id, fence, *_ in batch:
@@ -159,7 +163,7 @@ def _check_names(simulation: Simulation) -> dict[str, str]:
             if operation.outcome is Outcome.OK:
                 ids[operation.argument["name"]].setdefault(operation.result, operation)
         elif operation.kind == "lease" and operation.outcome is Outcome.OK:
-            for id, _, _, _, name, _ in operation.result:
+            for id, _, _, _, name, *_ in operation.result:
                 ids[name].setdefault(id, operation)
     for name, found in ids.items():
         if len(found) > 1:
@@ -173,9 +177,40 @@ def _check_delays(simulation: Simulation) -> None:
     """Nothing is delivered before its delay is over."""
     delays = {each.argument["name"]: each.argument["delay_ms"] for each in _of(simulation, "put")}
     for operation in _of(simulation, "lease"):
-        for _, _, leased_ms, _, name, created_ms in operation.result if operation.outcome is Outcome.OK else ():
+        for _, _, leased_ms, _, name, created_ms, _ in operation.result if operation.outcome is Outcome.OK else ():
             if leased_ms < created_ms + delays[name]:
                 raise Violation(f"{name} was put at {created_ms} and delivered at {leased_ms}, too soon", [operation])
+
+
+def _check_urgency(simulation: Simulation) -> None:
+    """The most urgent come first, then the oldest: within each batch, and while nobody but one consumer is there."""
+    puts = {each.argument["name"]: each.argument for each in _of(simulation, "put")}
+    rank, before = (0, ""), 0
+    for operation in _of(simulation, "lease"):
+        alone = operation.client == "drain"
+        for id, _, leased_ms, _, name, *_ in operation.result if operation.outcome is Outcome.OK else ():
+            if before != (leased_ms if alone else operation.invoked):
+                rank, before = (-PRIORITY_MAX, ""), leased_ms if alone else operation.invoked
+            if alone and puts[name]["group"] is not None:
+                continue  # It became ready when the one before it was gone.
+            if (-puts[name]["priority"], id) < rank:
+                raise Violation(f"{name} was delivered behind what is less urgent, or was put later", [operation])
+            rank = (-puts[name]["priority"], id)
+
+
+def _check_failures(simulation: Simulation) -> None:
+    """Every delivery that was not deferred or acknowledged has failed, the forgotten ones too."""
+    deferred: dict[str, list[Operation]] = defaultdict(list)
+    for nack in _of(simulation, "nack"):
+        if not nack.argument[2] and nack.outcome is not Outcome.FAILED:
+            deferred[nack.argument[0]].append(nack)
+    for operation in _of(simulation, "lease"):
+        for id, fence, *_, failures in operation.result if operation.outcome is Outcome.OK else ():
+            before = [nack for nack in deferred[id] if nack.argument[1] < fence]
+            certain = sum(nack.outcome is Outcome.OK for nack in before)
+            if not fence - 1 - len(before) <= failures <= fence - 1 - certain:
+                message = f"Message {id} was delivered {fence - 1} times before and has {failures} failures"
+                raise Violation(message, [*before, operation])
 
 
 def _check_groups(simulation: Simulation, grants: dict[str, list[Grant]], ids: dict[str, str]) -> None:
@@ -247,7 +282,8 @@ def _of(simulation: Simulation, *kinds: str) -> list[Operation]:
 
 
 def _told(name: str, message: NewMessage) -> dict[str, Any]:
-    return {"name": name, "group": message.group, "delay_ms": round(message.delay_seconds * 1_000)}
+    delay_ms = round(message.delay_seconds * 1_000)
+    return {"name": name, "group": message.group, "priority": message.priority, "delay_ms": delay_ms}
 
 
 def _put(tx: Transaction, message: NewMessage) -> str:
@@ -261,7 +297,8 @@ def _lease(tx: Transaction, ahead: Ahead, owner: str, limit: int, visibility_ms:
 
 def _delivered(tx: Transaction, message: Stored) -> list[Any]:
     name = (message.payload or b"").decode().rstrip()
-    return [layer.text_of(message.id), message.fence, tx.now_ms, message.due_ms, name, message.created_ms]
+    id = layer.text_of(message.id)
+    return [id, message.fence, tx.now_ms, message.due_ms, name, message.created_ms, message.failures]
 
 
 def _ack(tx: Transaction, proof: Proof) -> None:

@@ -10,7 +10,7 @@ from holdfast.wire.requests import Request
 _FENCE = {"fence": "fencing_token"}
 
 
-class NewMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NewMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A message to put. Its payload is here, or in the blob that `blob` names."""
 
     payload: bytes = b""

@@ -162,11 +162,10 @@ class Committer:
     def _attempt(self, session: Session, group: list[Job]) -> list[Job]:
         session.start(durable=any(job.sync for job in group))
         clock = self._clock or session
-        together = Transaction(session, clock=clock, ids=self._ids)
-        so_far = _SoFar(together)
+        together = Transaction(session, clock=clock, ids=self._ids, writer=self._writer)
         ran = 0
         while ran < len(group) and together.size_bytes < limits.TRANSACTION_BYTES_MAX:
-            tx = Transaction(so_far, clock=clock, ids=self._ids, writer=self._writer)
+            tx = together.inside()
             if _try(group[ran], tx, session):
                 together.absorb(tx)
             ran += 1
@@ -181,16 +180,6 @@ class Committer:
                 self._session = None
             self._session = Session(self._url)
         return self._session
-
-
-class _SoFar:
-    """What the works of a group before this one left behind: the view of the next."""
-
-    __slots__ = ("get", "scan")
-
-    def __init__(self, together: Transaction) -> None:
-        self.get = together.get
-        self.scan = together.visible
 
 
 def _try(job: Job, tx: Transaction, session: Session) -> bool:

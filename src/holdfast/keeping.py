@@ -1,0 +1,116 @@
+"""The keeper: extends the leases of messages that are being worked on, off the worker's own thread or event loop.
+
+A consumer that forgets to extend its lease is the commonest fault there is, and one that is busy cannot. So every
+message that was received is kept from a third of its visibility timeout on, until it is settled, its handle is gone, or
+the cap is reached. A message that was lost all the same (the process was stopped for too long) is told of it.
+"""
+
+import heapq
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from itertools import count
+from typing import Protocol
+
+from holdfast.errors import Closed, HoldfastError
+from holdfast.wire.queues import MessageLease
+
+_log = logging.getLogger("holdfast.keeper")
+
+Extend = Callable[[str, str, MessageLease, float], int]  # Of a universe's queue, by seconds; when it ends then.
+
+
+class Kept(Protocol):
+    """A message in somebody's hands, as the keeper knows it."""
+
+    lost: bool
+    expires_ms: int
+
+
+class Keeping:
+    """One message that is kept. `stop` it when the message is settled."""
+
+    __slots__ = ("cap", "lease", "message", "queue", "seconds", "stopped", "universe")
+
+    def __init__(
+        self, message: Kept, universe: str, queue: str, lease: MessageLease, *, seconds: float, cap: float
+    ) -> None:
+        self.message = weakref.ref(message)
+        self.universe = universe
+        self.queue = queue
+        self.lease = lease
+        self.seconds = seconds
+        self.cap = cap
+        self.stopped = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class Keeper:
+    """A thread that begins with the first message and ends with the plane."""
+
+    def __init__(self, extend: Extend) -> None:
+        self._extend = extend
+        self._lock = threading.Condition()
+        self._due: list[tuple[float, int, Keeping]] = []
+        self._numbers = count()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def keep(
+        self, message: Kept, universe: str, queue: str, lease: MessageLease, *, seconds: float, cap_seconds: float
+    ) -> Keeping:
+        """Extend the lease by `seconds` again and again, for `cap_seconds` at most."""
+        now = time.monotonic()
+        keeping = Keeping(message, universe, queue, lease, seconds=seconds, cap=now + cap_seconds)
+        with self._lock:
+            heapq.heappush(self._due, (now + seconds / 3, next(self._numbers), keeping))
+            if self._thread is None and not self._closing:
+                self._thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
+                self._thread.start()
+            elif self._due[0][2] is keeping:
+                self._lock.notify()
+        return keeping
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing = True
+            self._due.clear()
+            self._lock.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._closing and (not self._due or self._due[0][0] > time.monotonic()):
+                    self._lock.wait(self._due[0][0] - time.monotonic() if self._due else None)
+                if self._closing:
+                    return
+                keeping = heapq.heappop(self._due)[2]
+            if self._extended(keeping):
+                with self._lock:
+                    due = time.monotonic() + keeping.seconds / 3
+                    heapq.heappush(self._due, (due, next(self._numbers), keeping))
+
+    def _extended(self, keeping: Keeping) -> bool:
+        """Extend one lease; whether it is to be extended again."""
+        message = keeping.message()
+        if keeping.stopped or message is None or time.monotonic() >= keeping.cap:
+            return False
+        try:
+            message.expires_ms = self._extend(keeping.universe, keeping.queue, keeping.lease, keeping.seconds)
+        except Closed:
+            return False
+        except HoldfastError as error:
+            if error.retry == "later":
+                return True
+            if not keeping.stopped:
+                message.lost = True
+                _log.warning("the lease on message %s of %s was lost: %s", keeping.lease.id, keeping.queue, error)
+            return False
+        return True

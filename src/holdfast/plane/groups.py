@@ -1,0 +1,89 @@
+"""Calls that came together are committed together: one transaction, one sync, each call by itself all the same."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.kv import Transaction
+from holdfast.kv.groups import run_group
+from holdfast.layers.once import once
+from holdfast.plane.execute import operation_of
+from holdfast.tiers import Tier
+from holdfast.wire.frames import Call
+from holdfast.wire.requests import Request, answer_type
+
+
+def is_groupable(request: Request[Any]) -> bool:
+    """Whether a request is one transaction, and nothing else."""
+    return operation_of(request).run is not None
+
+
+async def call_group(port: Any, calls: Sequence[Call]) -> list[Any]:
+    """The answer to each call, or the error that it raised. Only for calls that `is_groupable` says can share."""
+    outcomes: dict[int, Any] = {}
+    reads = [call for call in calls if _reads_only(call)]
+    for tier in (Tier.IMPORTANT, Tier.CRITICAL):
+        await _reads(port, [call for call in reads if call.request.tier is tier], tier, outcomes)
+        writes = [call for call in calls if call.request.tier is tier and not _reads_only(call)]
+        await _writes(port, writes, tier, outcomes)
+    return [outcomes[call.number] for call in calls]
+
+
+async def _reads(port: Any, calls: Sequence[Call], tier: Tier, outcomes: dict[int, Any]) -> None:
+    if calls:
+        works = [_bound(call.request) for call in calls]
+        try:
+            results = await port.parts.database.read_async(_read_each, works, tier=tier)
+        except HoldfastError as error:
+            results = [error] * len(calls)
+        outcomes.update(zip((call.number for call in calls), results, strict=True))
+
+
+async def _writes(port: Any, calls: Sequence[Call], tier: Tier, outcomes: dict[int, Any]) -> None:
+    shared = port.parts.shared
+    while calls:
+        works = [_work(call, shared) for call in calls]
+        try:
+            results, notes = await port.parts.database.transact_async(_write_each, works, tier=tier)
+        except HoldfastError as error:
+            results, notes = [error] * len(calls), []
+        if notes:
+            port.parts.tell(notes)
+        outcomes.update(zip((call.number for call in calls), results, strict=False))
+        calls = calls[len(results) :]
+
+
+def _work(call: Call, shared: bool) -> Callable[[Transaction], Any]:
+    request = call.request
+    work = _bound(request)
+    if call.key is None:
+        return work
+    # Where several servers share the key space, another one may be at work on the first sending of a call.
+    fresh = not call.again and not shared
+    return partial(once, key=call.key, work=work, kind=answer_type(type(request)), fresh=fresh)
+
+
+def _reads_only(call: Call) -> bool:
+    request: Request[Any] = call.request
+    return operation_of(request).reads_only
+
+
+def _bound(request: Request[Any]) -> Callable[[Transaction], Any]:
+    run = operation_of(request).run
+    assert run is not None, "the caller has asked is_groupable"
+    return lambda tx: run(tx, request)
+
+
+def _write_each(tx: Transaction, works: Sequence[Callable[[Transaction], Any]]) -> tuple[list[Any], list[Any]]:
+    return run_group(tx, works), tx.notes
+
+
+def _read_each(tx: Transaction, works: Sequence[Callable[[Transaction], Any]]) -> list[Any]:
+    results: list[Any] = []
+    for work in works:
+        try:
+            results.append(work(tx))
+        except HoldfastError as error:
+            results.append(error)
+    return results

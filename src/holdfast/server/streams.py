@@ -1,0 +1,203 @@
+"""The stream: one WebSocket that carries many calls at once.
+
+    frame ──► calls ──► those that are one transaction: together, one commit, one frame of replies
+                   └──► the others (waiting, object stores): each a task, and a reply of its own
+
+A connection has a bounded number of calls under way; when it is reached, the server stops reading from it, so neither a
+fast sender nor a slow reader makes it grow. A new connection of the same client takes over: what the old one had sent
+and was not begun is dropped, because the client will send it again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import Closed, HoldfastError
+from holdfast.limits import CALLS_MAX, FRAME_BYTES_MAX
+from holdfast.plane.groups import call_group, is_groupable
+from holdfast.server.guards import Guard
+from holdfast.wire.frames import PROTOCOL, Call, Hello, Reply, decode_calls, decode_hello, encode
+from holdfast.wire.problems import problem_of
+
+_log = logging.getLogger("holdfast.stream")
+_GOING_AWAY, _PROTOCOL_ERROR, _TOO_BIG, _TAKEN_OVER = 1001, 1002, 1009, 4001
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class Streams:
+    """Every open stream of a server."""
+
+    def __init__(self, port: Any) -> None:
+        self.port = port
+        self.open: dict[str, Stream] = {}
+        self.draining = False
+
+    async def serve(self, guard: Guard, receive: Receive, send: Send) -> None:
+        """Serve one connection to its end."""
+        stream = Stream(self, guard, receive, send)
+        try:
+            await stream.run()
+        finally:
+            if self.open.get(stream.session) is stream:
+                del self.open[stream.session]
+
+    def take_over(self, stream: "Stream") -> None:
+        """Of one client only the newest connection counts."""
+        old = self.open.get(stream.session)
+        if old is not None:
+            old.drop()
+        self.open[stream.session] = stream
+
+    def drain(self) -> None:
+        """Begin no new call; those under way are answered."""
+        self.draining = True
+
+
+class Stream:
+    """One connection."""
+
+    def __init__(self, streams: Streams, guard: Guard, receive: Receive, send: Send) -> None:
+        self.session = ""
+        self._streams = streams
+        self._guard = guard
+        self._receive = receive
+        self._send = send
+        self._dropped = False
+        self._under_way = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def drop(self) -> None:
+        """Another connection of the same client has come: begin nothing more."""
+        self._dropped = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def run(self) -> None:
+        await self._receive()  # The request to connect.
+        await self._send({"type": "websocket.accept"})
+        try:
+            if not await self._greet():
+                return
+            while (data := await self._frame()) is not None:
+                await self._take(data)
+        finally:
+            self.drop()
+
+    async def _greet(self) -> bool:
+        data = await self._frame()
+        try:
+            hello = decode_hello(data or b"")
+        except (msgspec.MsgspecError, ValueError):
+            await self._close(_PROTOCOL_ERROR, "The first frame is a hello")
+            return False
+        if hello.protocol != PROTOCOL or not 0 < len(hello.session) <= 64:
+            await self._close(_PROTOCOL_ERROR, f"This server speaks protocol {PROTOCOL}")
+            return False
+        self.session = f"{self._guard.name}/{hello.session}"
+        self._streams.take_over(self)
+        await self._send({"type": "websocket.send", "bytes": encode(Hello(PROTOCOL, hello.session, CALLS_MAX))})
+        return True
+
+    async def _frame(self) -> bytes | None:
+        """The next frame; None when the connection has ended."""
+        message = await self._receive()
+        if message["type"] != "websocket.receive" or self._dropped:
+            return None
+        data = message.get("bytes")
+        if data is None:
+            await self._close(_PROTOCOL_ERROR, "Frames are binary")
+        elif len(data) > FRAME_BYTES_MAX:
+            await self._close(_TOO_BIG, f"A frame has at most {FRAME_BYTES_MAX} bytes")
+        else:
+            return bytes(data)
+        return None
+
+    async def _take(self, data: bytes) -> None:
+        try:
+            calls = decode_calls(data)
+        except (msgspec.MsgspecError, ValueError) as error:
+            _log.warning("a frame of %s bytes was not understood: %s", len(data), error)
+            await self._close(_PROTOCOL_ERROR, "The frame is no list of calls")
+            return
+        self._under_way += len(calls)
+        together: list[Call] = []
+        refused: list[Reply] = []
+        for call in calls:
+            try:
+                self._check(call)
+            except HoldfastError as error:
+                refused.append(Reply(call.number, None, problem_of(error)))
+                continue
+            if is_groupable(call.request):
+                together.append(self._keyed(call))
+            else:
+                self._start(self._one(call))
+        if together:
+            self._start(self._all(together))
+        if refused:
+            await self._reply(refused)
+        if self._under_way >= CALLS_MAX:
+            self._room.clear()
+            await self._room.wait()
+
+    def _check(self, call: Call) -> None:
+        if self._streams.draining:
+            raise _draining()
+        self._guard.allow(call.request)
+        call.request.check()
+
+    def _keyed(self, call: Call) -> Call:
+        """The call, its key apart from those of other clients."""
+        if call.key is None:
+            return call
+        return Call(call.number, call.request, f"{self._guard.name}/{call.key}", call.again)
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _all(self, calls: list[Call]) -> None:
+        outcomes = await call_group(self._streams.port, calls)
+        await self._reply(
+            [
+                Reply(call.number, None, problem_of(outcome))
+                if isinstance(outcome, HoldfastError)
+                else Reply(call.number, outcome)
+                for call, outcome in zip(calls, outcomes, strict=True)
+            ]
+        )
+
+    async def _one(self, call: Call) -> None:
+        try:
+            reply = Reply(call.number, await self._streams.port.call(call.request))
+        except HoldfastError as error:
+            reply = Reply(call.number, None, problem_of(error))
+        await self._reply([reply])
+
+    async def _reply(self, replies: list[Reply]) -> None:
+        try:
+            await self._send({"type": "websocket.send", "bytes": encode(replies)})
+        except Exception as error:  # The connection is gone, in one of a server's many ways.
+            _log.debug("replies could not be sent: %s", error)
+        finally:
+            self._under_way -= len(replies)
+            if self._under_way < CALLS_MAX:
+                self._room.set()
+
+    async def _close(self, code: int, reason: str) -> None:
+        self._dropped = True
+        await self._send({"type": "websocket.close", "code": code, "reason": reason})
+
+
+def _draining() -> HoldfastError:
+
+    return Closed("The server is shutting down; connect again in a moment")

@@ -1,0 +1,109 @@
+"""Problems: errors as they travel (RFC 9457), and back."""
+
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.errors import (
+    Backend,
+    Busy,
+    Closed,
+    CommitUnknown,
+    Conflict,
+    Corrupt,
+    Fenced,
+    HoldfastError,
+    InvalidUrl,
+    LeaseConflict,
+    NotAllowed,
+    NotFound,
+    PayloadTooLarge,
+    QueueBusy,
+    QueueMessageLeaseMismatch,
+    Retry,
+    TransactionTooLarge,
+    TxnMismatch,
+    Unsupported,
+    Validation,
+    ValueTooLarge,
+)
+from holdfast.errors.codes import rebuild
+
+RETRY_AFTER_SECONDS: Final = 1.0
+_KNOWS: Final = ("current_etag", "expected", "actual", "owner", "expires_ms", "now_ms", "key")  # What errors can tell.
+# The first family that an error belongs to decides.
+_STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
+    (PayloadTooLarge, 413),
+    (ValueTooLarge, 413),
+    (TransactionTooLarge, 413),
+    (LeaseConflict, 409),
+    (TxnMismatch, 409),
+    (QueueMessageLeaseMismatch, 409),
+    (NotAllowed, 403),
+    (Fenced, 403),
+    (InvalidUrl, 400),
+    (Validation, 400),
+    (NotFound, 404),
+    (Conflict, 409),
+    (QueueBusy, 503),
+    (Busy, 429),
+    (Closed, 503),
+    (Corrupt, 500),
+    (CommitUnknown, 504),
+    (Unsupported, 501),
+    (Backend, 503),
+    (HoldfastError, 500),
+)
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An error on its way to a caller. `code` and `retry` are API, `detail` is for people."""
+
+    code: str
+    title: str
+    status: int
+    detail: str
+    retry: str = Retry.NEVER
+    type: str = "about:blank"
+    retry_after_seconds: float | None = None
+    correlation_id: str | None = None
+    current_etag: str | None = None
+    current_head: int | None = None
+    current_version: int | None = None
+    extra: dict[str, Any] | None = None
+
+
+def status_of(error: HoldfastError) -> int:
+    """The HTTP status that stands for an error."""
+    return next(status for family, status in _STATUS if isinstance(error, family))
+
+
+def problem_of(error: HoldfastError, correlation_id: str | None = None) -> Problem:
+    """An error as it travels."""
+    known = {name: value for name in _KNOWS if (value := getattr(error, name, None)) is not None}
+    actual = known.get("actual")
+    return Problem(
+        code=error.code,
+        title=(type(error).__doc__ or error.code).split("\n", 1)[0].rstrip("."),
+        status=status_of(error),
+        detail=str(error),
+        retry=error.retry,
+        type=f"urn:holdfast:error:{error.code}",
+        retry_after_seconds=RETRY_AFTER_SECONDS if error.retry is Retry.LATER else None,
+        correlation_id=correlation_id,
+        current_etag=known.get("current_etag"),
+        current_head=actual if error.code == "head_advanced" else None,
+        current_version=actual if error.code == "version_conflict" else None,
+        extra=known or None,
+    )
+
+
+def error_of(problem: Problem) -> HoldfastError:
+    """The error that travelled, of its own class, with what it could tell."""
+    error = rebuild(problem.code, problem.detail)
+    for name, value in (problem.extra or {}).items():
+        if name in _KNOWS:
+            setattr(error, name, value)
+    if problem.code == "cas_mismatch" and not hasattr(error, "current_etag"):
+        error.current_etag = None  # type: ignore[attr-defined]
+    return error
