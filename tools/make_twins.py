@@ -17,6 +17,7 @@ NOT_TWINNED = {  # These serve threads and event loops alike.
     "runtime": (
         "__init__",
         "activity",
+        "cancelled",
         "keeper",
         "lockmodes",
         "locktable",
@@ -78,11 +79,11 @@ def formatted(text: str, path: Path) -> str:
 def main() -> int:
     check = "--check" in sys.argv[1:]
     wanted: dict[Path, str] = {}
-    for floor in NOT_TWINNED:
+    for floor, left_alone in NOT_TWINNED.items():
         folder = SOURCE / floor / "sync"
         wanted[folder / "__init__.py"] = '"""The synchronous twins, generated from the modules beside this folder."""\n'
         for source in sorted((SOURCE / floor).glob("*.py")):
-            if source.stem not in NOT_TWINNED[floor]:
+            if source.stem not in left_alone:
                 path = folder / source.name
                 wanted[path] = formatted(twin(source.read_text(), floor, source.name), path)
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]

@@ -7,9 +7,11 @@ with holdfast.open("dir:./data") as plane:
 """
 
 import os
+import ssl
 
+from holdfast.client.ports import AsyncRemotePort, RemotePort
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, InvalidUrl
 from holdfast.handles import AsyncPlane, AsyncWorker, Opening, Plane, Worker
 from holdfast.kv import Subspace, Transaction
 from holdfast.names import UNIVERSE, checked_name
@@ -27,6 +29,8 @@ __all__ = [
     "TierPolicy",
     "Transaction",
     "Worker",
+    "connect",
+    "connect_async",
     "fenced",
     "open",
     "open_async",
@@ -93,3 +97,48 @@ def open_async(
         return AsyncPlane(await open_plane_async(url, options), universe)
 
     return Opening(opening())
+
+
+def connect(
+    url: str,
+    *,
+    token: str | None = None,
+    universe: str = UNIVERSE,
+    tls: ssl.SSLContext | None = None,
+    patience_seconds: float = 30.0,
+) -> Plane:
+    """The plane of the server at `url`, as in `http://127.0.0.1:9440`: the same handles as those of `open`.
+
+    Args:
+        token: what the server knows the caller by; not needed on a loopback address without tokens.
+        tls: how to trust the server of an `https://` address, if not by the system's certificates.
+        patience_seconds: how long calls wait for a server that is gone before they raise Unreachable. They are sent
+            again when it is back, and happen once.
+    """
+    universe = checked_name("universe", universe)
+    return Plane(RemotePort(_server(url), token=token, tls=tls, patience_seconds=patience_seconds), universe)
+
+
+def connect_async(
+    url: str,
+    *,
+    token: str | None = None,
+    universe: str = UNIVERSE,
+    tls: ssl.SSLContext | None = None,
+    patience_seconds: float = 30.0,
+) -> Opening:
+    """`connect` for asyncio: await it, or enter it with `async with`."""
+    universe = checked_name("universe", universe)
+    url = _server(url)
+
+    async def opening() -> AsyncPlane:
+        port = AsyncRemotePort(url, token=token, tls=tls, patience_seconds=patience_seconds)
+        return AsyncPlane(port, universe)
+
+    return Opening(opening())
+
+
+def _server(url: object) -> str:
+    if isinstance(url, str) and url.startswith(("http://", "https://")):
+        return url
+    raise InvalidUrl(f"{url!r} is no server; write http://HOST:PORT, or open a folder with holdfast.open")

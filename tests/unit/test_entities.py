@@ -238,25 +238,34 @@ def test_a_promise_is_kept_and_not_more_than_that(tmp_path: Path) -> None:
     database = FaultyDatabase(MemoryDatabase())
     with Plane(EmbeddedPort(Parts(database, logs=tmp_path))) as plane:
         plane.entities.write("task", "1", {"note": 1})
-        plane.entities.write("task", "2", {"note": 1, "debug_x": 1})
-        with plane.entities.transaction() as transaction:
-            transaction.get("task", "1")
-            transaction.write("task", "1", "note", 2)
-        plane.entities.update("task", "1", lambda entity: {"note": entity["note"] + 1})
-        plane.entities.put_if_version("task", "2", {"note": 2}, expected_version=1)
-        assert database.power_loss() == 5
-        plane.entities.write("task", "1", {"note": 1})
+        database.sync()
+        for write in (
+            lambda: plane.entities.write("task", "1", {"note": 2}),
+            lambda: plane.entities.write("task", "1", {"note": 2, "debug_x": 1}),
+            lambda: read_and_write(plane, "note"),
+            lambda: plane.entities.update("task", "1", lambda entity: {"note": entity["note"] + 1}),
+            lambda: plane.entities.put_if_version("task", "1", {"note": 2}, expected_version=1),
+        ):
+            write()
+            assert database.power_loss() == 1
         for write in (
             lambda: plane.entities.write("task", "2", {"status": 1}),
-            lambda: plane.entities.put_if_version("task", "1", {"note": 2, "status": 2}, expected_version=1),
-            lambda: plane.entities.put_if_version("task", "1", {"note": 3}, expected_version=2),
+            lambda: read_and_write(plane, "status"),
+            lambda: plane.entities.put_if_version("task", "1", {"note": 2, "status": 2}, expected_version=2),
+            lambda: plane.entities.put_if_version("task", "1", {"note": 3}, expected_version=3),
             lambda: plane.entities.delete("task", "1"),
         ):
             plane.entities.write("edge", "1", {"weight": 1})
             write()
             assert database.power_loss() == 0
         assert plane.entities.get("task", "1") is None
-        assert plane.entities.get("edge", "1").version == 4
+        assert plane.entities.get("edge", "1").version == 5
+
+
+def read_and_write(plane: Plane, field: str) -> None:
+    with plane.entities.transaction() as transaction:
+        transaction.get("task", "1")
+        transaction.write("task", "1", field, 2)
 
 
 # Transactions.

@@ -18,6 +18,8 @@ PROMISED = [
     "TierPolicy",
     "Transaction",
     "Worker",
+    "connect",
+    "connect_async",
     "fenced",
     "open",
     "open_async",

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from holdfast import keeping as keeper_module
 from holdfast.errors import Busy, Closed, CommitUnknown, QueueMessageLeaseMismatch, TransactionConflict, Unreachable
-from holdfast.runtime import keeper as keeper_module
-from holdfast.runtime.keeper import Keeper
+from holdfast.keeping import Keeper
 from holdfast.wire.queues import MessageLease
 
 DEADLINE_SECONDS = 30.0  # Nothing here takes long; a thread that does not do what it should must fail the test.

@@ -184,6 +184,15 @@ def test_a_waiter_gets_the_lease_when_its_time_is_over(
     assert (lease.owner, lease.expires_ms) == ("bob", START_MS + 607_000)
 
 
+def test_a_waiter_wakes_by_itself_when_the_time_of_a_lease_is_over(url: str) -> None:
+    """With the wall clock, which tells nobody that it moves."""
+    threads = ThreadPoolExecutor(1)
+    with holdfast.open(url) as plane:
+        plane.lease("deploy").acquire("ada", ttl_seconds=0.05)
+        waiter = threads.submit(plane.lease("deploy").acquire, "bob", wait_seconds=LEASE_WAIT_SECONDS_MAX)
+        assert waiter.result(PATIENCE_SECONDS).fence == 2
+
+
 def test_threads_that_wait_are_served_in_the_order_in_which_they_came(
     plane: Plane, threads: ThreadPoolExecutor
 ) -> None:
@@ -681,10 +690,13 @@ def test_a_waiter_is_woken_when_another_node_gives_the_lease_back(
     assert one.state("deploy").get().value == "fresh"
 
 
-def test_a_waiter_on_a_shared_database_gets_a_lease_that_ran_out(planes: tuple[Plane, Plane]) -> None:
+def test_a_waiter_on_a_shared_database_gets_a_lease_that_ran_out(
+    planes: tuple[Plane, Plane], threads: ThreadPoolExecutor
+) -> None:
     one, other = planes
     one.lease("deploy").acquire("ada", ttl_seconds=0.2)
-    assert other.lease("deploy").acquire("bob", wait_seconds=PATIENCE_SECONDS).fence == 2
+    waiter = threads.submit(other.lease("deploy").acquire, "bob", wait_seconds=LEASE_WAIT_SECONDS_MAX)
+    assert waiter.result(PATIENCE_SECONDS).fence == 2
 
 
 def test_waiters_on_two_nodes_all_get_their_turn(planes: tuple[Plane, Plane], threads: ThreadPoolExecutor) -> None:

@@ -25,7 +25,8 @@ NOTES = ["entity_type", "note"]
 MODES = ("IS", "IX", "S", "X")
 TOGETHER = {"IS": "IS IX S", "IX": "IS IX", "S": "IS S", "X": ""}
 COVERS = {"IS": "IS", "IX": "IS IX", "S": "IS S", "X": "IS IX S X"}
-SECONDS_MAX = 30.0  # Far more than anything here takes; a test that fails ends all the same.
+SECONDS_MAX = 20.0  # Far more than anything here takes; a test that fails ends all the same.
+PATIENCE_SECONDS = 2 * SECONDS_MAX  # Whoever is woken only by the end of patience is woken too late.
 
 
 def row(id: int | str, kind: str = "task") -> list[str]:
@@ -35,9 +36,13 @@ def row(id: int | str, kind: str = "task") -> list[str]:
 class Actor(Protocol):
     """Somebody who can hold locks, and does one thing after the other."""
 
-    def acquire(self, path: Any, mode: str = "X", timeout_seconds: float | None = SECONDS_MAX) -> "Future[Held]": ...
+    def acquire(
+        self, path: Any, mode: str = "X", timeout_seconds: float | None = PATIENCE_SECONDS
+    ) -> "Future[Held]": ...
 
-    def acquire_all(self, paths: Any, mode: str = "X", timeout_seconds: float | None = None) -> "Future[Held]": ...
+    def acquire_all(
+        self, paths: Any, mode: str = "X", timeout_seconds: float | None = PATIENCE_SECONDS
+    ) -> "Future[Held]": ...
 
 
 class ThreadActor:
@@ -45,10 +50,12 @@ class ThreadActor:
         self.table = table
         self.pool = ThreadPoolExecutor(1, thread_name_prefix=name)
 
-    def acquire(self, path: Any, mode: str = "X", timeout_seconds: float | None = SECONDS_MAX) -> "Future[Held]":
+    def acquire(self, path: Any, mode: str = "X", timeout_seconds: float | None = PATIENCE_SECONDS) -> "Future[Held]":
         return self.pool.submit(self.table.acquire, path, mode, timeout_seconds=timeout_seconds)
 
-    def acquire_all(self, paths: Any, mode: str = "X", timeout_seconds: float | None = SECONDS_MAX) -> "Future[Held]":
+    def acquire_all(
+        self, paths: Any, mode: str = "X", timeout_seconds: float | None = PATIENCE_SECONDS
+    ) -> "Future[Held]":
         return self.pool.submit(self.table.acquire_all, paths, mode, timeout_seconds=timeout_seconds)
 
     def close(self) -> None:
@@ -73,10 +80,12 @@ class TaskActor:
             except Exception as error:
                 future.set_exception(error)
 
-    def acquire(self, path: Any, mode: str = "X", timeout_seconds: float | None = SECONDS_MAX) -> "Future[Held]":
+    def acquire(self, path: Any, mode: str = "X", timeout_seconds: float | None = PATIENCE_SECONDS) -> "Future[Held]":
         return self.submit(self.table.acquire_async(path, mode, timeout_seconds=timeout_seconds))
 
-    def acquire_all(self, paths: Any, mode: str = "X", timeout_seconds: float | None = SECONDS_MAX) -> "Future[Held]":
+    def acquire_all(
+        self, paths: Any, mode: str = "X", timeout_seconds: float | None = PATIENCE_SECONDS
+    ) -> "Future[Held]":
         return self.submit(self.table.acquire_all_async(paths, mode, timeout_seconds=timeout_seconds))
 
     def submit(self, coroutine: Any) -> "Future[Held]":
@@ -611,7 +620,7 @@ def test_a_table_may_let_nobody_wait() -> None:
 
 
 async def waiting_task(table: LockTable, path: list[str], mode: str = "X") -> "asyncio.Task[Held]":
-    task = asyncio.create_task(table.acquire_async(path, mode, timeout_seconds=SECONDS_MAX))
+    task = asyncio.create_task(table.acquire_async(path, mode, timeout_seconds=PATIENCE_SECONDS))
     waiting = sum(level.waiting for level in table.stats().values())
     await asyncio.sleep(0)
     assert sum(level.waiting for level in table.stats().values()) == waiting + 1
@@ -672,7 +681,7 @@ async def test_a_timeout_around_a_wait_leaves_nothing_behind(table: LockTable) -
 def abandon(table: LockTable, path: list[str], number: int = 1) -> tuple[asyncio.AbstractEventLoop, list[Any]]:
     """An event loop that stands still while some of its tasks wait for `path`."""
     loop = asyncio.new_event_loop()
-    tasks = [loop.create_task(table.acquire_async(path, timeout_seconds=SECONDS_MAX)) for _ in range(number)]
+    tasks = [loop.create_task(table.acquire_async(path, timeout_seconds=PATIENCE_SECONDS)) for _ in range(number)]
     loop.run_until_complete(asyncio.sleep(0))
     for task in tasks:
         task._log_destroy_pending = False  # They can never finish, which is what these tests are about.
@@ -691,7 +700,7 @@ def test_waiters_of_a_closed_loop_are_passed_over(table: LockTable, ada: Actor, 
     del tasks
 
 
-@pytest.mark.parametrize("timeout_seconds", [0, SECONDS_MAX], ids=["one who tries", "one who waits"])
+@pytest.mark.parametrize("timeout_seconds", [0, PATIENCE_SECONDS], ids=["one who tries", "one who waits"])
 def test_a_loop_that_closes_after_the_grant_does_not_keep_it(
     table: LockTable, ada: Actor, bob: Actor, timeout_seconds: float
 ) -> None:
@@ -790,6 +799,25 @@ def test_a_finalizer_may_release_in_the_midst_of_anything(table: LockTable) -> N
         held.release()
     table.acquire(row(0)).release()  # Against the order, if the release had been lost.
     assert_empty(table)
+
+
+def test_a_release_in_the_midst_of_an_acquisition_wakes_those_who_wait_for_it(
+    table: LockTable, ada: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = table.acquire(row(1))
+    waiting = ada.acquire(row(1))
+    until_waiting(table, 1)
+    advance = table._book.advance
+
+    def finalize_and_advance(claim: Any, **options: Any) -> bool:
+        held.release()
+        return advance(claim, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table._book, "advance", finalize_and_advance)
+        other = table.acquire(row(2))
+    done(waiting)
+    other.release()
 
 
 def test_a_release_that_met_a_taken_mutex_is_carried_out_by_whoever_has_it(table: LockTable, ada: Actor) -> None:
@@ -931,7 +959,7 @@ def in_child(work: Callable[[], None]) -> int:
 def test_a_forked_child_starts_with_an_empty_table(table: LockTable) -> None:
     with ThreadPoolExecutor(1) as ada, ThreadPoolExecutor(1) as bob:
         theirs = ada.submit(table.acquire, row(1)).result()
-        waiting = bob.submit(table.acquire, row(1), timeout_seconds=SECONDS_MAX)
+        waiting = bob.submit(table.acquire, row(1), timeout_seconds=PATIENCE_SECONDS)
         until_waiting(table, 1)
         mine = table.acquire(row(2))
 

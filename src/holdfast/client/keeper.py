@@ -1,32 +1,29 @@
 """Extends leases from a thread of its own, over plain HTTP: a worker that blocks its event loop keeps its messages."""
 
 import http.client
-import ssl
 import threading
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from holdfast.client.bodies import Server, connect
 from holdfast.errors import Unreachable
 from holdfast.errors.codes import rebuild
 from holdfast.keeping import Keeper
 from holdfast.wire.problems import Problem, error_of
 from holdfast.wire.queues import ExtendMessages, MessageLease, Outcomes
 
-_TIMEOUT_SECONDS = 10.0
-
 
 class RemoteKeeper(Keeper):
     """A keeper whose extensions travel."""
 
-    def __init__(self, url: str, token: str | None, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, server: Server) -> None:
         super().__init__(self._extend)
-        self._parts = urlsplit(url)
+        self._server = server
+        self._path = urlsplit(server.url).path
         self._headers = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
-        if token:
-            self._headers["Authorization"] = f"Bearer {token}"
-        self._tls = tls
+        if server.token:
+            self._headers["Authorization"] = f"Bearer {server.token}"
         self._connection: http.client.HTTPConnection | None = None
         self._speaking = threading.Lock()
 
@@ -40,21 +37,13 @@ class RemoteKeeper(Keeper):
     def _post(self, body: bytes) -> bytes:
         with self._speaking:
             try:
-                connection = self._connection or self._connect()
-                connection.request("POST", f"{self._parts.path}/v1/call", body, self._headers)
+                connection = self._connection = self._connection or connect(self._server)
+                connection.request("POST", f"{self._path}/v1/call", body, self._headers)
                 response = connection.getresponse()
                 data = response.read()
             except (OSError, http.client.HTTPException) as error:
                 self._connection = None
-                raise Unreachable(f"{self._parts.netloc} does not answer ({error})") from error
+                raise Unreachable(f"{self._server.url} does not answer ({error})") from error
         if response.status != http.client.OK:
             raise error_of(msgspec.msgpack.decode(data, type=Problem))
         return data
-
-    def _connect(self) -> Any:
-        host, port = self._parts.hostname or "", self._parts.port
-        if self._parts.scheme == "https":
-            self._connection = http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_SECONDS, context=self._tls)
-        else:
-            self._connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)
-        return self._connection

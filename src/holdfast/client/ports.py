@@ -12,12 +12,16 @@ from holdfast.client.connection import Connection
 from holdfast.client.keeper import RemoteKeeper
 from holdfast.errors import NotEmbedded
 from holdfast.tiers import Tier
+from holdfast.wire.blobs import Body, GetBlob, OpenBlob, PutBlob, WriteBlob
 from holdfast.wire.requests import Answer, Request
 
 Result = TypeVar("Result")
 
 # These change nothing that could be doubled: sending them again needs no key.
 _HARMLESS = ("Get", "List", "Read", "Describe", "Scan", "Peek", "Find", "Check", "Log", "Receive", "Acquire", "Open")
+
+
+_FRAME_DATA_BYTES_MAX = 262_144  # A larger blob goes by itself, and does not hold up other calls.
 
 
 class AsyncRemotePort:
@@ -29,7 +33,7 @@ class AsyncRemotePort:
         self.url = url.rstrip("/")
         self.token = token
         self.tls = tls
-        self.keeper = RemoteKeeper(self.url, token, tls)
+        self.keeper = RemoteKeeper(self)
         self._patience_seconds = patience_seconds
         self._connection: Connection | None = None
 
@@ -40,14 +44,26 @@ class AsyncRemotePort:
                 self.url, token=self.token, tls=self.tls, patience_seconds=self._patience_seconds
             )
         key = None if type(request).__name__.startswith(_HARMLESS) else uuid.uuid4().hex
-        answer: Answer = await connection.call(request, key=key)  # type: ignore[arg-type]
-        return answer
+        answer: Any
+        if isinstance(request, GetBlob):
+            answer = await self._get(request)
+        elif isinstance(request, PutBlob) and len(request.data) > _FRAME_DATA_BYTES_MAX:
+            answer = await send_body(self, WriteBlob(request.universe), _single(request.data))
+        else:
+            answer = await connection.call(request, key=key)  # type: ignore[arg-type]
+        found: Answer = answer
+        return found
 
     async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:
         return await send_body(self, request, chunks)
 
     async def receive(self, request: Request[Answer]) -> AsyncIterator[bytes]:
         return await receive_body(self, request)
+
+    async def _get(self, request: GetBlob) -> Body:
+        """A blob, whole. It is streamed all the same, so that a large one does not hold up other calls."""
+        stream = await receive_body(self, OpenBlob(request.hash, request.universe))
+        return Body(b"".join([part async for part in stream]))
 
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
         del work, args, tier, kwargs
@@ -109,6 +125,10 @@ class RemotePort:
 
     def _wait(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+async def _single(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 def _not_embedded() -> NotEmbedded:

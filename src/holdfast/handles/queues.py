@@ -15,6 +15,7 @@ from holdfast.tiers import Tier
 from holdfast.wire import AsyncPort
 from holdfast.wire.blobs import PutBlob
 from holdfast.wire.queues import (
+    CheckMessages,
     Delivery,
     GetQueuePolicy,
     GetQueueStats,
@@ -38,6 +39,7 @@ from holdfast.wire.queues import (
 _encode = msgspec.json.Encoder().encode
 _JSON = "application/json"
 _BYTES = "application/octet-stream"
+_LOOKS_A_CHECK = 20  # Every so many of these looks it asks the plane which messages it has lost.
 _CREDIT_LOOK_SECONDS = 0.005  # How often a subscription whose credit is used up looks whether a message was settled.
 
 
@@ -185,10 +187,14 @@ class AsyncQueue:
     ) -> AsyncIterator[AsyncMessage]:
         """Messages as they come, `credit` of them unsettled at most; ends when none came for `wait_seconds`."""
         unsettled: list[AsyncMessage] = []
+        looks = 0
         while True:
-            unsettled = [message for message in unsettled if not message.settled]
+            unsettled = [message for message in unsettled if not message.settled and not message.lost]
             if len(unsettled) >= credit:
                 await asyncio.sleep(_CREDIT_LOOK_SECONDS)
+                looks += 1
+                if looks % _LOOKS_A_CHECK == 0:
+                    await self._note_lost(unsettled)
                 continue
             batch = await self.receive_many(
                 credit - len(unsettled),
@@ -201,8 +207,21 @@ class AsyncQueue:
             if not batch:
                 return
             unsettled += batch
-            for message in batch:
-                yield message
+            handed_out = 0
+            try:
+                for message in batch:
+                    handed_out += 1
+                    yield message
+            finally:
+                for message in batch[handed_out:]:  # Nobody has seen these: that is no failure of theirs.
+                    await message.nack(intent="defer")
+
+    async def _note_lost(self, messages: list[AsyncMessage]) -> None:
+        """Find out which messages are somebody else's by now."""
+        request = CheckMessages(self.name, [message.lease for message in messages], self._universe)
+        outcomes = (await self._port.call(request)).outcomes
+        for message, outcome in zip(messages, outcomes, strict=True):
+            message.lost = message.lost or outcome.code is not None
 
     async def stats(self) -> QueueStats:
         """How many messages are in which state, and how many consumers wait in the plane's process."""

@@ -186,7 +186,7 @@ class Transaction:
         return merged[:limit]
 
     def inside(self) -> "Transaction":
-        """A transaction on top of this one: it sees what this one has written, and `absorb` makes its writes part of it.
+        """A transaction on top of this one: it sees what this one has written, and `absorb` adds its writes to it.
 
         One that raised is just not absorbed, so works that share a commit do not disturb each other.
         """

@@ -117,6 +117,11 @@ def end(tx: Transaction, lease: LeaseKey) -> None:
         _write(tx, lease, msgspec.structs.replace(last, released=True))
 
 
+def forget(tx: Transaction, lease: LeaseKey) -> None:
+    """Remove every trace of a lease whose key never comes back: a fence that started again would be an old one."""
+    tx.delete(_record(lease))
+
+
 def prolong(tx: Transaction, lease: LeaseKey, *, until_ms: int) -> None:
     """Let whoever holds the lease hold it until then at least."""
     last = last_grant(tx, lease)

@@ -3,8 +3,8 @@
     ("once", period, key)  ->  the answer, MessagePack
 
 The answer is written in the commit that carries the call out, so there is no moment at which one is there without the
-other. Whoever sends the call again gets the answer that the first one had. Keys are remembered for ten to twenty minutes
-and forgotten a period at a time.
+other. Whoever sends the call again gets the answer that the first one had. Keys are remembered for ten to twenty
+minutes and forgotten a period at a time.
 """
 
 from collections.abc import Callable

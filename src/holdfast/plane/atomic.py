@@ -10,7 +10,15 @@ from holdfast.plane import entities, leases, queues, states, worlds
 from holdfast.wire.atomic import Answers, CommitAtomic
 from holdfast.wire.entities import WriteEntities
 from holdfast.wire.leases import CheckLease, KeepLease, ReleaseLease
-from holdfast.wire.queues import AckMessages, ExtendMessages, NackMessages, Outcomes, PutMessages, RejectMessages
+from holdfast.wire.queues import (
+    AckMessages,
+    CheckMessages,
+    ExtendMessages,
+    NackMessages,
+    Outcomes,
+    PutMessages,
+    RejectMessages,
+)
 from holdfast.wire.states import RemoveState, UpdateState
 from holdfast.wire.worlds import AppendEntries, PutItem
 
@@ -20,6 +28,7 @@ _STEPS: Final[dict[type[Any], Any]] = {
     NackMessages: queues.nack,
     RejectMessages: queues.reject,
     ExtendMessages: queues.extend,
+    CheckMessages: queues.check,
     AppendEntries: worlds.append,
     PutItem: worlds.put_item,
     UpdateState: states.update,

@@ -23,6 +23,7 @@ from holdfast.wire.leases import AcquireLease, CheckLease, DescribeLease, KeepLe
 from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs
 from holdfast.wire.queues import (
     AckMessages,
+    CheckMessages,
     ExtendMessages,
     GetQueuePolicy,
     GetQueueStats,
@@ -126,6 +127,7 @@ OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
     NackMessages: Operation(queues.nack),
     RejectMessages: Operation(queues.reject),
     ExtendMessages: Operation(queues.extend),
+    CheckMessages: Operation(queues.check, reads_only=True),
     PeekMessages: Operation(queues.peek, reads_only=True),
     GetQueueStats: Operation(serve=queues.stats),
     ListQueues: Operation(queues.names, reads_only=True),

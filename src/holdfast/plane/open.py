@@ -141,6 +141,8 @@ def _open(url: str, options: Options) -> Parts:
     except BaseException:
         database.close()
         raise
+    if url != "memory:":  # There may be queues, with something due since the last time.
+        parts.start_sweeping()
     if every_seconds is not None:
         store = WorldStore(database, parts.objects, BlobStore(database, parts.objects))
         parts.upkeep = Upkeep(database, store, every_seconds)

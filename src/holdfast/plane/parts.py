@@ -12,11 +12,11 @@ import msgspec
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.clock import Clock
+from holdfast.keeping import Keeper
 from holdfast.kv import Database
 from holdfast.layers.queues import DUE, QueueKey, extend, text_of
 from holdfast.layers.tiering import LOG_KIND, LOOSE
 from holdfast.runtime.activity import ActivityLog
-from holdfast.keeping import Keeper
 from holdfast.runtime.locktable import LockTable
 from holdfast.runtime.sweeper import Sweeper
 from holdfast.runtime.upkeep import Upkeep
@@ -99,14 +99,18 @@ class Parts:
         self.log().log(queue.universe, self.session, record, kind="queues")
 
     def _expect(self, queue: QueueKey, at_ms: int) -> None:
+        sweeper = self._sweeper or self.start_sweeping()
+        if sweeper is not None:
+            sweeper.expect(queue, at_ms)
+
+    def start_sweeping(self) -> Sweeper | None:
+        """Attend to what is due in queues that nobody looks at, from now on."""
         if self.clock is not None:  # A clock that a test moves has no hand of its own.
-            return
+            return None
         with self._lock:
             if self._sweeper is None and not self._stopped:
                 self._sweeper = Sweeper(self.database, self.waits, self.tell, shared=self.shared)
-            sweeper = self._sweeper
-        if sweeper is not None:
-            sweeper.expect(queue, at_ms)
+            return self._sweeper
 
     def _extend(self, universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
         key = QueueKey(universe, queue)

@@ -37,7 +37,7 @@ class EmbeddedPort:
         self.worlds = WorldStore(parts.database, parts.objects, self.blobs)
         self.leases = LeaseDesk(parts.database, parts.clock)
         self.entities = EntityStore(parts.database, parts.locks, parts.log, parts.policy, parts.session)
-        dispatcher = Dispatcher(parts.database, parts.clock, parts.waits)
+        dispatcher = Dispatcher(parts.database, parts.clock, parts.waits, parts.tell)
         self.queues = QueueStore(parts.database, dispatcher, self.blobs, parts.tell)
         self._transact = parts.database.transact
         self._read = parts.database.read
@@ -92,7 +92,7 @@ class AsyncEmbeddedPort:
         self.worlds = AsyncWorldStore(parts.database, parts.objects, self.blobs)
         self.leases = AsyncLeaseDesk(parts.database, parts.clock)
         self.entities = AsyncEntityStore(parts.database, parts.locks, parts.log, parts.policy, parts.session)
-        dispatcher = AsyncDispatcher(parts.database, parts.clock, parts.waits)
+        dispatcher = AsyncDispatcher(parts.database, parts.clock, parts.waits, parts.tell)
         self.queues = AsyncQueueStore(parts.database, dispatcher, self.blobs, parts.tell)
         self._transact = parts.database.transact_async
         self._read = parts.database.read_async

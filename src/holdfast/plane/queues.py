@@ -13,6 +13,7 @@ from holdfast.limits import MESSAGES_MAX, RECEIVE_WAIT_SECONDS_MAX, VISIBILITY_S
 from holdfast.names import checked_name
 from holdfast.wire.queues import (
     AckMessages,
+    CheckMessages,
     Deliveries,
     ExtendMessages,
     GetQueuePolicy,
@@ -99,6 +100,16 @@ def extend(tx: Transaction, request: ExtendMessages) -> Outcomes:
     def one(lease: MessageLease) -> Outcome:
         message = queues.extend(tx, queue, lease, by_ms=by_ms)
         return Outcome(expires_ms=message.due_ms, correlation_id=message.correlation_id)
+
+    return _each(request.leases, one)
+
+
+def check(tx: Transaction, request: CheckMessages) -> Outcomes:
+    queue = _queue(request)
+
+    def one(lease: MessageLease) -> Outcome:
+        queues.check(tx, queue, lease)
+        return Outcome()
 
     return _each(request.leases, one)
 

@@ -12,6 +12,8 @@ notification that was lost would have told.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -20,9 +22,12 @@ from holdfast.errors import Busy, LockTimeout, QueueBusy
 from holdfast.kv import Database
 from holdfast.layers import queues
 from holdfast.layers.queues import Ahead, Leased, QueueKey
+from holdfast.runtime.cancelled import finish_or_undo_async
 from holdfast.runtime.locktable import LockTable
 from holdfast.runtime.waits import Waits
 from holdfast.tiers import Tier
+
+Tell = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
 
 _AHEAD_QUEUES: Final = 1_024  # Queues whose next messages are remembered; others pay a search for each delivery.
 
@@ -30,8 +35,9 @@ _AHEAD_QUEUES: Final = 1_024  # Queues whose next messages are remembered; other
 class AsyncDispatcher:
     """Leases messages to consumers, now or after a wait."""
 
-    def __init__(self, database: Database, clock: Clock | None, waits: Waits) -> None:
+    def __init__(self, database: Database, clock: Clock | None, waits: Waits, tell: Tell) -> None:
         self._database = database
+        self._tell = tell
         self._clock = clock or SystemClock()
         self._waits = waits
         self._jitter = Random()
@@ -87,7 +93,18 @@ class AsyncDispatcher:
             if len(self._ahead) > _AHEAD_QUEUES:
                 self._ahead.popitem(last=False)
         try:
-            return await self._database.transact_async(queues.lease_or_wait, queue, ahead=ahead, tier=tier, **options)
+            leased = await finish_or_undo_async(
+                self._database.transact_async(queues.lease_or_wait, queue, ahead=ahead, tier=tier, **options),
+                partial(self._give_back, queue),
+            )
         except BaseException:
             ahead.keys.clear()  # What was taken from it may not have been leased.
             raise
+        if leased.notes:
+            self._tell(leased.notes)
+        return leased
+
+    def _give_back(self, queue: QueueKey, leased: Leased) -> None:
+        """Nobody waits for these any more: they were not delivered, and nothing has failed."""
+        if leased.messages:
+            self._tell(self._database.transact(queues.defer_all, queue, leased.messages))

@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.wire.entities import WriteEntities
 from holdfast.wire.leases import CheckLease, KeepLease, ReleaseLease
-from holdfast.wire.queues import AckMessages, ExtendMessages, NackMessages, PutMessages, RejectMessages
+from holdfast.wire.queues import AckMessages, CheckMessages, ExtendMessages, NackMessages, PutMessages, RejectMessages
 from holdfast.wire.requests import Request
 from holdfast.wire.states import RemoveState, UpdateState
 from holdfast.wire.worlds import AppendEntries, PutItem
@@ -17,6 +17,7 @@ Step = (
     | NackMessages
     | RejectMessages
     | ExtendMessages
+    | CheckMessages
     | AppendEntries
     | PutItem
     | UpdateState

@@ -21,6 +21,7 @@ from holdfast.wire.pairs import GetPair, ScanPairs
 from holdfast.wire.problems import Problem
 from holdfast.wire.queues import (
     AckMessages,
+    CheckMessages,
     ExtendMessages,
     GetQueuePolicy,
     GetQueueStats,
@@ -63,7 +64,7 @@ from holdfast.wire.worlds import (
 # Everything that may be asked over the network. Raw writes to the key space may not: they could break any layer.
 AnyRequest = (
     PutMessages | AckMessages | NackMessages | RejectMessages | ExtendMessages | ReceiveMessages
-    | PeekMessages | GetQueueStats | ListQueues | PurgeQueue | RedriveMessages
+    | CheckMessages | PeekMessages | GetQueueStats | ListQueues | PurgeQueue | RedriveMessages
     | GetQueuePolicy | SetQueuePolicy | PauseQueue | SetSchedule | RemoveSchedule | ListSchedules
     | AcquireLease | KeepLease | ReleaseLease | CheckLease | DescribeLease | ListLeases
     | GetState | UpdateState | RemoveState

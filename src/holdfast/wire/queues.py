@@ -222,6 +222,14 @@ class ExtendMessages(Request[Outcomes], frozen=True, tag="queues.extend"):
     universe: str = UNIVERSE
 
 
+class CheckMessages(Request[Outcomes], frozen=True, tag="queues.check"):
+    """Which of these leases still hold."""
+
+    queue: str
+    leases: list[MessageLease]
+    universe: str = UNIVERSE
+
+
 class PeekMessages(Request[Deliveries], frozen=True, tag="queues.peek"):
     """Look at the messages that are ready, in the order in which they would be delivered."""
 

@@ -71,7 +71,9 @@ class Message:
 
     def json(self) -> Any:
         """The payload, from JSON."""
-        return msgspec.json.decode(self.delivery.payload or b"null")
+        if self.delivery.payload is None:
+            raise rebuild("invalid_argument", "The payload is too large to have come along; read() it, or open() it")
+        return msgspec.json.decode(self.delivery.payload)
 
     @property
     def attempts(self) -> int:

@@ -14,6 +14,7 @@ late is heard as long as nobody has noticed that its lease ended; from then on i
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from holdfast.errors import InvalidArgument, QueueMessageLeaseMismatch
@@ -22,7 +23,7 @@ from holdfast.layers.leases import check_owner
 from holdfast.layers.queues import graves, sidecars
 from holdfast.layers.queues.dues import attend
 from holdfast.layers.queues.policies import policy_of
-from holdfast.layers.queues.rooms import QueueKey, Room, Stored, decode, delivery_of, id_of, room_of
+from holdfast.layers.queues.rooms import QueueKey, Room, Stored, decode, delivery_of, id_of, room_of, text_of
 from holdfast.layers.queues.tallies import Book, Tally
 from holdfast.limits import ACK_MEMORY_SECONDS, DELAY_SECONDS_MAX, LAST_ERROR_BYTES_MAX, MESSAGES_MAX
 from holdfast.wire.queues import Delivery, MessageLease, QueuePolicy, SidecarState
@@ -168,6 +169,14 @@ def nack(
     return message.correlation_id
 
 
+def defer_all(tx: Transaction, queue: QueueKey, messages: Sequence[Stored]) -> list[tuple[Any, ...]]:
+    """Give back what was leased and never delivered, uncounted; what is to be told of it once it is committed."""
+    for message in messages:
+        with suppress(QueueMessageLeaseMismatch):
+            nack(tx, queue, MessageLease(text_of(message.id), message.lease_id, message.fence), counts=False)
+    return tx.notes
+
+
 def reject(tx: Transaction, queue: QueueKey, proof: MessageLease, *, error: str | None = None) -> str:
     """Make a message a dead letter at once; its correlation id.
 
@@ -180,7 +189,10 @@ def reject(tx: Transaction, queue: QueueKey, proof: MessageLease, *, error: str 
     message.failures += 1
     message.last_error = _cut(error)
     book.tally.failed += 1
-    graves.bury(book, message)
+    if message.origin is None:
+        graves.bury(book, message)
+    else:  # Nothing dies twice.
+        graves.give_back(book, message, delay_ms=0)
     book.save()
     return message.correlation_id
 

@@ -74,7 +74,7 @@ def redrive(tx: Transaction, queue: QueueKey, *, ids: Sequence[str] | None = Non
     letters = _letters(dead, queue.name, limit) if ids is None else _named(dead, queue.name, ids)
     if not letters:
         return 0
-    for message in letters:
+    for message in sorted(letters, key=lambda letter: letter.id):  # Groups go on in the order of their puts.
         dead.take_ready(message)
         _move(dead, book, message)
         message.origin, message.died_ms, message.failures = None, 0, 0

@@ -52,10 +52,19 @@ def stats(tx: Transaction, queue: QueueKey) -> QueueStats:
 def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tuple[int, bytes | None]:
     """Remove at most `limit` messages that nobody holds; how many, and where to go on, or None at the end.
 
-    Begin with `after=b""`. The messages that are ready are removed first, then those that are delayed.
+    Begin with `after=b""`. Those that wait behind their group go first, so that nothing takes the place of what is
+    removed after them: those that are ready, then those that are delayed.
     """
     book = Book(tx, queue)
     if after == b"":
+        blocked = tx.scan(*book.room.waiting.range(), limit=limit)
+        for key, value in blocked:
+            tx.delete(key)
+            book.tally.blocked -= 1
+            graves.remove(book, decode(value))
+        if blocked:
+            book.save()
+            return len(blocked), after
         found = _ready(book, limit)
         for message in found:
             book.take_ready(message)

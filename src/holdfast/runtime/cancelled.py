@@ -1,0 +1,37 @@
+"""Work that takes effect although whoever wanted it has gone: finish it, then take it back."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from holdfast.errors import HoldfastError
+
+Result = TypeVar("Result")
+
+_taking_back: set[asyncio.Task[None]] = set()  # An event loop keeps only weak references to its tasks.
+
+
+async def finish_or_undo_async(work: Coroutine[Any, Any, Result], undo: Callable[[Result], object]) -> Result:
+    """The result of `work`. If the caller is cancelled meanwhile, `undo(result)` takes it back on another thread."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        taking_back = asyncio.get_running_loop().create_task(_take_back(task, undo))
+        _taking_back.add(taking_back)
+        taking_back.add_done_callback(_taking_back.discard)
+        with suppress(asyncio.CancelledError):  # Whoever is in so much of a hurry need not wait for it.
+            await asyncio.shield(taking_back)
+        raise
+
+
+def finish_or_undo(result: Result, undo: Callable[[Result], object]) -> Result:
+    """A thread cannot be cancelled: it is finished."""
+    del undo
+    return result
+
+
+async def _take_back(task: "asyncio.Task[Result]", undo: Callable[[Result], object]) -> None:
+    with suppress(HoldfastError):  # Then there is nothing to take back, or no way to; its lease ends by itself.
+        await asyncio.to_thread(undo, await task)

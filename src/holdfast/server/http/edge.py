@@ -1,0 +1,103 @@
+"""The edge: what holds for every HTTP request, whatever endpoint it is for.
+
+Every answer carries an `X-Correlation-Id`; whatever is raised becomes a problem; no answer shows a stack trace.
+"""
+
+import logging
+import re
+import uuid
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from holdfast.errors import Corrupt, HoldfastError, NotAllowed
+from holdfast.limits import CORRELATION_ID_CHARACTERS_MAX
+from holdfast.server.doors import Doors
+from holdfast.server.http.refusals import Refusal, Unauthenticated, draining, problem_for, problem_response
+
+_log = logging.getLogger("holdfast.http")
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
+_CONDITIONS: Final = ("if-match", "if-none-match")
+
+
+class Edge:
+    """Wraps the router: correlation ids, draining, foreign origins, and problems."""
+
+    def __init__(self, app: ASGIApp, doors: Doors) -> None:
+        self.app = app
+        self._doors = doors
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        asked = Headers(scope=scope)
+        correlation_id = correlation_id_of(asked)
+        scope.setdefault("state", {})["correlation_id"] = correlation_id
+        started = False
+
+        async def send_marked(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                _mark(message, asked, correlation_id)
+            await send(message)
+
+        try:
+            self._refuse(scope, asked)
+            await self.app(scope, receive, send_marked)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            _note(error, scope, correlation_id)
+            if started:
+                return  # The server cuts the connection, so that nobody takes a part for the whole.
+            conditional = any(name in asked for name in _CONDITIONS)
+            problem, headers = problem_for(error, correlation_id, conditional=conditional)
+            await problem_response(problem, headers, asked)(scope, receive, send_marked)
+
+    def _refuse(self, scope: Scope, asked: Headers) -> None:
+        if self._doors.draining and scope["path"].startswith("/v1/"):
+            raise draining()
+        origin = asked.get("origin")
+        if origin is not None and urlsplit(origin).netloc != asked.get("host"):
+            # A server on a loopback address asks for no token: no page of another site may speak to it.
+            raise Refusal(403, "foreign_origin", f"{origin[:100]} is not this server; call it from a program instead")
+
+
+def correlation_id_of(asked: Headers) -> str:
+    """What the caller calls this request, if that can travel in a header; a fresh id otherwise."""
+    given = asked.get("x-correlation-id", "")
+    if 0 < len(given) <= CORRELATION_ID_CHARACTERS_MAX and given.isascii() and given.isprintable():
+        return given
+    return uuid.uuid4().hex
+
+
+def admitted(doors: Doors, asked: Headers, client: str) -> Any:
+    """The guard for whoever sent these headers."""
+    try:
+        return doors.guards.admit(asked, client)
+    except NotAllowed as error:
+        raise Unauthenticated(error) from None
+
+
+def _mark(message: Message, asked: Headers, correlation_id: str) -> None:
+    headers = MutableHeaders(scope=message)
+    headers.setdefault("X-Correlation-Id", correlation_id)
+    headers.setdefault("X-Content-Type-Options", "nosniff")
+    trace = asked.get("traceparent", "")
+    if _TRACEPARENT.match(trace):
+        headers["traceparent"] = trace
+
+
+def _note(error: Exception, scope: Scope, correlation_id: str) -> None:
+    where = f"{scope['method']} {scope['path'][:200]!r} ({correlation_id})"
+    if isinstance(error, Corrupt):
+        _log.error("%s: %s: %s", where, error.code, error)
+    elif isinstance(error, HoldfastError | Refusal | Unauthenticated):
+        _log.debug("%s: %s", where, error)
+    else:
+        _log.error("%s failed", where, exc_info=error)

@@ -1,0 +1,180 @@
+"""Endpoints: rows of the tables from which both the routes and the OpenAPI document are made."""
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from holdfast.server.http import dialect
+from holdfast.server.http.edge import admitted
+from holdfast.server.http.halls import Hall
+from holdfast.server.http.media import chosen
+from holdfast.server.http.refusals import JSON, Refusal
+from holdfast.server.http.visits import Visit
+from holdfast.wire.requests import Request, answer_type
+
+Handle = Callable[[Visit], Awaitable[Response]]
+Fill = Callable[[Visit, dict[str, Any]], None]
+Render = Callable[[Visit, Any], Response]
+
+BYTES: Final = bytes  # A body that is no JSON.
+_PATH_FIELD: Final = re.compile(r"{(\w+)(?::\w+)?}")
+_WITH_BODY: Final = ("POST", "PUT", "PATCH")
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """Something that a request says outside its body."""
+
+    name: str
+    place: str  # path, query or header
+    type: Any = str
+    required: bool = False
+    about: str = ""
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A method of a path: how it is served, and what OpenAPI says of it."""
+
+    method: str
+    path: str
+    noun: str
+    summary: str
+    handle: Handle
+    parameters: tuple[Parameter, ...] = ()
+    takes: Mapping[str, Any] = {}  # The type of the body for each media type.
+    elsewhere: frozenset[str] = frozenset()  # Fields of that type that do not come in the body.
+    body_required: bool = True
+    answers: Mapping[str, Any] = {JSON: Any}  # The type of the answer for each media type; the first is the default.
+    status: int = 200
+    others: Mapping[int, str] = {}  # Further statuses that are no errors, and what they mean.
+
+    @property
+    def name(self) -> str:
+        """Names the operation in the OpenAPI document."""
+        words = re.findall(r"[A-Za-z]+", _PATH_FIELD.sub(r"by \1", self.path.removeprefix("/v1")))
+        return "_".join([self.method.lower(), *words])
+
+
+def noun(
+    method: str,
+    path: str,
+    request: type[Request[Any]],
+    summary: str,
+    *,
+    of: str,
+    fixed: Mapping[str, Any] | None = None,
+    fill: Fill | None = None,
+    headers: Sequence[Parameter] = (),
+    filled: Sequence[str] = (),
+    answered: Render | None = None,
+    shows: Any = None,
+    status: int = 200,
+    others: Mapping[int, str] | None = None,
+    takes: Any = None,
+) -> Endpoint:
+    """An endpoint that is one request to the plane.
+
+    Fields of `request` come from the path, from `fixed`, and from the body, or from the query where there is no body.
+    `fill` changes them before they are decoded, from headers for instance; `filled` names those that only it gives.
+    `takes` and `shows` are the types of body and answer where they are not those of the request.
+    """
+    fixed = fixed or {}
+    from_path = _PATH_FIELD.findall(path)
+    elsewhere = {*from_path, *fixed, *filled}
+    has_body = method in _WITH_BODY
+    fields = {field.encode_name: field for field in msgspec.structs.fields(request)}
+    in_query = ["tier", "universe"] if has_body else [name for name in fields if name not in elsewhere]
+    takes_part = takes or request
+
+    async def handle(visit: Visit) -> Response:
+        given: dict[str, Any] = {}
+        if has_body:
+            given = await _object(visit)
+            for name in elsewhere & given.keys():
+                raise Refusal(400, "invalid_body", f"{name} does not belong into the body of {path}; leave it out")
+        _query(visit, fields, in_query, given)
+        given.update(fixed)
+        given.update(visit.http.path_params)
+        if fill is not None:
+            fill(visit, given)
+        answer = await visit.ask(dialect.decoded(request, given, universe=visit.universe))
+        return (answered or (lambda _, each: rendered(each, status)))(visit, answer)
+
+    needed = any(field.required for name, field in fields.items() if name not in elsewhere)
+    return Endpoint(
+        method=method,
+        path=path,
+        noun=of,
+        summary=summary,
+        handle=handle,
+        parameters=(
+            *(Parameter(name, "path", required=True) for name in from_path),
+            *(_parameter(fields[name]) for name in in_query if name in fields),
+            *headers,
+        ),
+        takes={JSON: takes_part} if has_body else {},
+        elsewhere=frozenset(elsewhere),
+        body_required=needed or takes is not None,
+        answers={JSON: shows or answer_type(request)},
+        status=status,
+        others=others or {},
+    )
+
+
+def rendered(answer: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer as JSON."""
+    return Response(dialect.encoded(answer), status, headers, JSON)
+
+
+def routes(hall: Hall, endpoints: Sequence[Endpoint]) -> list[Route]:
+    """A route for each path, in the order of the endpoints."""
+    paths: dict[str, dict[str, Endpoint]] = {}
+    for endpoint in endpoints:
+        paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+    return [Route(path, _served(hall, methods), methods=list(methods)) for path, methods in paths.items()]
+
+
+def _served(hall: Hall, methods: Mapping[str, Endpoint]) -> Callable[[HttpRequest], Awaitable[Response]]:
+    async def serve(request: HttpRequest) -> Response:
+        guard = admitted(hall.doors, request.headers, request.client.host if request.client else "")
+        endpoint = methods.get(request.method) or methods["GET"]  # Whoever takes GET takes HEAD.
+        media = chosen(request.headers, list(endpoint.answers))
+        return await endpoint.handle(Visit(hall, request, guard, media))
+
+    return serve
+
+
+async def _object(visit: Visit) -> dict[str, Any]:
+    given = await visit.json(or_nothing=True)
+    if not isinstance(given, dict):
+        raise Refusal(400, "invalid_body", f"The body is a {type(given).__name__}; send an object")
+    return given
+
+
+def _query(visit: Visit, fields: Mapping[str, Any], names: Sequence[str], given: dict[str, Any]) -> None:
+    """Put what the query says into `given`."""
+    for name, text in visit.http.query_params.multi_items():
+        if name not in names:
+            raise Refusal(400, "invalid_query", f"There is no {name[:80]!r} here; it knows {', '.join(sorted(names))}")
+        if name in given or name not in fields:  # The body comes first; a lease has its universe inside.
+            continue
+        try:
+            given[name] = msgspec.convert(text, fields[name].type, strict=False)
+        except msgspec.ValidationError as error:
+            raise Refusal(400, "invalid_query", f"{name} is {text[:80]!r}: {error}") from None
+
+
+def _parameter(field: Any) -> Parameter:
+    return Parameter(field.encode_name, "query", field.type, field.required)
+
+
+@lru_cache(maxsize=256)
+def sentence_of(kind: type) -> str:
+    """The first sentence of a docstring."""
+    return (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")

@@ -1,0 +1,35 @@
+"""Values between CBOR, which the plane keeps, and JSON, which HTTP callers speak."""
+
+from base64 import b64encode
+from collections.abc import Mapping
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+import cbor2
+
+_AS_THEY_ARE: Final = (str, int, float, bool, type(None), datetime, date, UUID, Decimal)
+
+
+def from_cbor(data: bytes) -> Any:
+    """A canonical CBOR value as JSON has it: bytes are base64, keys are text."""
+    return jsonable(cbor2.loads(data))
+
+
+def jsonable(value: Any) -> Any:
+    """A value that CBOR can hold, in the nearest form that JSON has."""
+    if isinstance(value, _AS_THEY_ARE):
+        return value
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    if isinstance(value, Mapping):
+        return {_key(key): jsonable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(each) for each in value]
+    return str(value)
+
+
+def _key(key: Any) -> str:
+    plain = jsonable(key)
+    return plain if isinstance(plain, str) else str(plain)

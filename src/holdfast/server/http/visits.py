@@ -1,0 +1,177 @@
+"""Visits: one request that came in, who sent it, and the one way for it to ask something of the plane."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from holdfast.errors import HoldfastError, UnsupportedTier
+from holdfast.names import UNIVERSE
+from holdfast.plane.groups import call_group, is_groupable
+from holdfast.server.guards import Guard
+from holdfast.server.http.halls import Hall
+from holdfast.server.http.limits import IDEMPOTENCY_KEY_CHARACTERS_MAX
+from holdfast.server.http.media import is_json, media_type_of
+from holdfast.server.http.refusals import Refusal
+from holdfast.tiers import Tier
+from holdfast.wire.atomic import CommitAtomic
+from holdfast.wire.frames import Call
+from holdfast.wire.requests import Answer, Request
+
+Result = TypeVar("Result")
+_TARGETS = ("queue", "world", "key", "name", "universe")
+
+
+class Visit:
+    """One HTTP request. Its body is read within the limits; `ask` is guarded, checked, and done once."""
+
+    def __init__(self, hall: Hall, request: HttpRequest, guard: Guard, media: str) -> None:
+        self.hall = hall
+        self.http = request
+        self.guard = guard
+        self.media = media  # What the caller wants to hear.
+        self.correlation_id: str = request.scope["state"]["correlation_id"]
+        self.universe = (
+            request.query_params.get("universe") or request.headers.get("x-holdfast-universe") or UNIVERSE
+        ).lower()
+
+    async def ask(self, request: Request[Answer]) -> Answer:
+        """The answer of the plane, if the caller may ask for it and nothing is wrong with it."""
+        self.guard.allow(request)
+        request.check()
+        key = self._key(request)
+        answer: Answer
+        if key is None:
+            answer = await self.hall.port.call(request)
+        else:
+            [outcome] = await call_group(self.hall.port, [Call(0, request, key, True)])  # type: ignore[arg-type]
+            if isinstance(outcome, HoldfastError):
+                raise outcome
+            answer = outcome
+        self.hall.credits.saw(request, answer)
+        return answer
+
+    async def body(self) -> bytes:
+        """The whole body, held in memory.
+
+        Raises:
+            Refusal: it is too long, or takes too long.
+        """
+        limits = self.hall.limits
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(limits.body_seconds_max), aclosing(self._pieces(limits.body_bytes_max)) as pieces:
+                async for piece in pieces:
+                    parts.append(piece)
+        except TimeoutError:
+            raise _too_slow() from None
+        return b"".join(parts)
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The body a piece at a time.
+
+        Raises:
+            Refusal: it is too long, or the next piece does not come.
+        """
+        async with aclosing(self._pieces(self.hall.limits.stream_bytes_max)) as pieces:
+            while True:
+                try:
+                    async with asyncio.timeout(self.hall.limits.pause_seconds_max):
+                        piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    raise _too_slow() from None
+                yield piece
+
+    async def json(self, *, or_nothing: bool = False) -> Any:
+        """The body, which is JSON; an empty object if there is none and none is needed."""
+        media = media_type_of(self.http.headers)
+        if media and not is_json(media):
+            raise wrong_media(media, "application/json")
+        data = await self.body()
+        if not data and or_nothing:
+            return {}
+        if not media:
+            raise wrong_media("nothing", "application/json")
+        return parsed(data)
+
+    async def gone(self) -> None:
+        """Return when the caller has hung up. Only for when the body was read."""
+        while (await self.http.receive())["type"] != "http.disconnect":
+            pass
+
+    def _pieces(self, bytes_max: int) -> AsyncIterator[bytes]:
+        declared = self.http.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > bytes_max:
+            raise _too_large(bytes_max)
+        return self._counted(bytes_max)
+
+    async def _counted(self, bytes_max: int) -> AsyncIterator[bytes]:
+        size = 0
+        async for piece in self.http.stream():
+            size += len(piece)
+            if size > bytes_max:
+                raise _too_large(bytes_max)
+            if piece:
+                yield piece
+
+    def _key(self, request: Request[Any]) -> str | None:
+        """The name under which the outcome of a write is remembered, if the caller wants that."""
+        given = self.http.headers.get("idempotency-key")
+        if given is None:
+            return None
+        if not 0 < len(given) <= IDEMPOTENCY_KEY_CHARACTERS_MAX:
+            raise Refusal(
+                400,
+                "invalid_idempotency_key",
+                f"An Idempotency-Key has 1 to {IDEMPOTENCY_KEY_CHARACTERS_MAX} characters; use a UUID",
+            )
+        if not is_groupable(request):
+            if isinstance(request, CommitAtomic):
+                raise Refusal(
+                    400,
+                    "idempotency_unsupported",
+                    "An atomic list cannot be remembered by a key; guard it with a check, an expected_head or if_match",
+                )
+            return None  # Doing it twice is harmless, or it names the version that it replaces.
+        if request.tier is Tier.BEST_EFFORT:
+            raise UnsupportedTier("A write that is done once is CRITICAL or IMPORTANT; choose one of them")
+        about = [type(request).__name__, *(str(getattr(request, name, "")) for name in _TARGETS), given]
+        return f"{self.guard.name}/{hashlib.sha256(chr(0).join(about).encode()).hexdigest()}"
+
+
+def parsed(data: bytes) -> Any:
+    """What JSON says.
+
+    Raises:
+        Refusal: it is none.
+    """
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Refusal(400, "invalid_body", f"The body is not JSON ({error}); encode it again") from None
+
+
+def wrong_media(found: str, wanted: str) -> Refusal:
+    """The refusal of a body of another media type."""
+    return Refusal(
+        415, "invalid_content_type", f"The body is {found[:80]!r} and should be {wanted}; name it in Content-Type"
+    )
+
+
+def _too_large(bytes_max: int) -> Refusal:
+    return Refusal(
+        413,
+        "body_too_large",
+        f"The body has more than {bytes_max} bytes; send less at a time, or large payloads to /v1/blobs",
+        headers={"Connection": "close"},
+    )
+
+
+def _too_slow() -> Refusal:
+    return Refusal(408, "body_timeout", "The body did not come in time; send it faster", headers={"Connection": "close"})

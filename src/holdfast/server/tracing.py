@@ -1,0 +1,69 @@
+"""Spans for OpenTelemetry, if its API package is installed; nothing at all otherwise.
+
+Names and attributes are those of OpenTelemetry's conventions for messaging: `send jobs`, `receive jobs`, `settle jobs`
+for queues, and the operation's own name for everything else.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from holdfast.errors import HoldfastError
+from holdfast.wire.requests import Request
+
+try:
+    from opentelemetry import propagate, trace  # type: ignore[import-not-found, unused-ignore]
+except ImportError:
+    propagate = trace = None
+
+_KINDS: Final = {  # What the conventions call a kind of operation; settling is what acknowledges or gives back.
+    "queues.put": "send",
+    "queues.receive": "receive",
+    "queues.ack": "settle",
+    "queues.nack": "settle",
+    "queues.reject": "settle",
+    "queues.extend": "settle",
+}
+
+
+def is_on() -> bool:
+    """Whether there is anybody to tell of spans."""
+    return trace is not None
+
+
+def names_of(request: Request[Any]) -> tuple[str, dict[str, Any]]:
+    """The name of the span of a request, and its attributes."""
+    op = str(type(request).__struct_config__.tag)
+    attributes: dict[str, Any] = {"holdfast.operation": op}
+    if (universe := getattr(request, "universe", None)) is not None:
+        attributes["holdfast.universe"] = universe
+    queue = getattr(request, "queue", None)
+    if queue is None:
+        return op, attributes
+    attributes |= {"messaging.system": "holdfast", "messaging.destination.name": queue}
+    kind = _KINDS.get(op)
+    if kind is None:
+        return f"{op} {queue}", attributes
+    attributes |= {"messaging.operation.name": op.partition(".")[2], "messaging.operation.type": kind}
+    items = getattr(request, "messages", None) or getattr(request, "leases", None)
+    if items is not None and len(items) > 1:
+        attributes["messaging.batch.message_count"] = len(items)
+    return f"{kind} {queue}", attributes
+
+
+@contextmanager
+def span(request: Request[Any], headers: Mapping[str, str] | None = None) -> Iterator[None]:
+    """A span around a request. `headers` may name the caller's, by `traceparent`."""
+    if trace is None:
+        yield
+        return
+    name, attributes = names_of(request)
+    parent = propagate.extract(headers) if headers is not None and propagate is not None else None
+    tracer = trace.get_tracer("holdfast")
+    kind = trace.SpanKind.SERVER
+    with tracer.start_as_current_span(name, context=parent, kind=kind, attributes=attributes) as current:
+        try:
+            yield
+        except HoldfastError as error:
+            current.set_attribute("error.type", error.code)
+            raise
