@@ -1,4 +1,4 @@
-"""Queues against `persist-queue`, `litequeue` and `diskcache`, against bare group commit, and against themselves at depth.
+"""Queues against `persist-queue`, `litequeue` and `diskcache`, bare group commit, and themselves at depth.
 
 Messages have 200 bytes. "Synced" means that a caller's own message survives power loss when its call returns.
 """
@@ -141,9 +141,9 @@ def callers_on_a_loop(folder: Path) -> None:
                     rates[name].append(256 * 40 / (time.perf_counter() - started))
             medians = {name: sorted(found)[3] for name, found in rates.items()}
             say(
-                f"256 asyncio callers, each put synced: {medians['put']:,.0f}/s; a bare prototype of group commit with the "
-                f"same callers {medians['bare']:,.0f}/s ({medians['put'] / medians['bare'] * 100:.0f} %; goal: 25,000 where "
-                "it does 40,000, which is 62 %)."
+                f"256 asyncio callers, each put synced: {medians['put']:,.0f}/s; a bare prototype of group commit with "
+                f"the same callers {medians['bare']:,.0f}/s ({medians['put'] / medians['bare'] * 100:.0f} %; goal: "
+                "25,000 where it does 40,000, which is 62 %)."
             )
 
     asyncio.run(contest())
@@ -241,8 +241,8 @@ def latencies(folder: Path) -> None:
         consumer.join()
         late.sort()
         say(
-            f"Delayed messages come {late[50] * 1e3:.1f} ms after they are due in the median, {late[-1] * 1e3:.1f} ms at "
-            "most (goal: 20 ms)."
+            f"Delayed messages come {late[50] * 1e3:.1f} ms after they are due in the median, {late[-1] * 1e3:.1f} ms "
+            "at most (goal: 20 ms)."
         )
 
 

@@ -108,8 +108,7 @@ ENTITY_BYTES_MAX: Final = 262_144  # All fields of one entity together.
 ENTITY_FIELDS_MAX: Final = 256
 ENTITY_WRITES_MAX: Final = 256  # Entities that one tiered transaction may change.
 ENTITY_HISTORY_VERSIONS: Final = 1_000  # Changes of an entity that stay readable; older ones make room.
-ENTITY_ATTEMPTS_CRITICAL: Final = 3  # How often a change is tried again when the version moved under it.
-ENTITY_ATTEMPTS_IMPORTANT: Final = 10
+ENTITY_ATTEMPTS: Final = 10  # How often a change is tried when the version moves under it.
 TIER_CACHE_ENTRIES: Final = 16_384  # Different fields of which a policy remembers the tier.
 
 # Queues.

@@ -33,7 +33,7 @@ from holdfast.layers.entities import EntityKey
 from holdfast.layers.tiering import CriticalFieldRemoved
 from holdfast.limits import (
     ACTIVITY_RECORD_BYTES_MAX,
-    ENTITY_ATTEMPTS_IMPORTANT,
+    ENTITY_ATTEMPTS,
     ENTITY_BYTES_MAX,
     ENTITY_FIELDS_MAX,
     ENTITY_HISTORY_VERSIONS,
@@ -607,7 +607,7 @@ def test_an_update_gives_up_some_day(plane: Plane, attempts: int | None) -> None
     options = {} if attempts is None else {"attempts": attempts}
     with pytest.raises(VersionConflict):
         plane.entities.update("task", "1", change, **options)
-    assert calls == (attempts or ENTITY_ATTEMPTS_IMPORTANT)
+    assert calls == (attempts or ENTITY_ATTEMPTS)
     assert plane.entities.get("task", "1")["n"] == calls
 
 

@@ -8,7 +8,10 @@ import click
 from holdfast.cli.durations import SECONDS
 
 _GLOBALS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
-    ("--url", {"metavar": "URL", "help": "A server (http://HOST:9440), or a plane of its own: dir:PATH, postgresql://…"}),
+    (
+        "--url",
+        {"metavar": "URL", "help": "A server (http://HOST:9440), or a plane of its own: dir:PATH, postgresql://…"},
+    ),
     ("--token", {"metavar": "TOKEN", "help": "What the server knows you by; HOLDFAST_TOKEN hides it better."}),
     ("--universe", {"metavar": "NAME", "help": "The tenant whose data is meant.  [default: main]"}),
     ("--context", {"metavar": "NAME", "help": "A context of `holdfast context list`, with URL, token and universe."}),
@@ -18,7 +21,11 @@ _GLOBALS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("--key", {"metavar": "FILE", "help": "The private key of --cert."}),
     (
         "--patience",
-        {"metavar": "SECONDS", "type": SECONDS, "help": "How long to try a server or folder that is busy.  [default: 5]"},
+        {
+            "metavar": "SECONDS",
+            "type": SECONDS,
+            "help": "How long to try a server or folder that is busy.  [default: 5]",
+        },
     ),
     ("--json", {"is_flag": True, "default": None, "help": "Print JSON, and errors as problem objects."}),
 )

@@ -12,8 +12,8 @@ from holdfast.cli.commands import Verb, wants_json
 from holdfast.cli.durations import SECONDS, WAIT
 from holdfast.cli.exits import NOTHING
 from holdfast.errors import InvalidArgument, PathUnusable
+from holdfast.handles import Plane
 from holdfast.handles.sync.messages import Message
-from holdfast.handles.sync.plane import Plane
 from holdfast.wire.queues import Delivery
 
 _VARIABLES: Final = tuple(
@@ -52,7 +52,7 @@ _VARIABLES: Final = tuple(
 @click.option("--stateful", is_flag=True, help="Lease its workflow state too, and write it to a file as JSON.")
 @click.option("--payload-out", metavar="PATH", help="Where the payload is written.  [default: a temporary file]")
 def get(
-    name: str, wait: float, visibility: float | None, owner: str | None, stateful: bool, payload_out: str | None
+    *, name: str, wait: float, visibility: float | None, owner: str | None, stateful: bool, payload_out: str | None
 ) -> None:
     """Lease the next message, write its payload to a file, and export what `queue ack` needs.
 
@@ -94,7 +94,9 @@ def _settles(command: Any) -> Any:
     return command
 
 
-@click.command("ack", cls=Verb, examples=["holdfast queue ack", "holdfast queue ack jobs --id … --lease-id … --fence 1"])
+@click.command(
+    "ack", cls=Verb, examples=["holdfast queue ack", "holdfast queue ack jobs --id … --lease-id … --fence 1"]
+)
 @_settles
 def ack(name: str | None, id: str | None, lease_id: str | None, fence: int | None) -> None:
     """The message is done. Doing this twice is fine."""
@@ -110,6 +112,7 @@ def ack(name: str | None, id: str | None, lease_id: str | None, fence: int | Non
 @click.option("--defer", is_flag=True, help="Do not count it as a failure.")
 @click.option("--error", help="What went wrong, for whoever looks.")
 def nack(
+    *,
     name: str | None,
     id: str | None,
     lease_id: str | None,
@@ -248,9 +251,33 @@ def _held(plane: Plane, name: str | None, id: str | None, lease_id: str | None, 
     """The message that was leased elsewhere, as a handle that settles it."""
     if name is None or id is None or lease_id is None or fence is None:
         raise InvalidArgument(
-            'No message is named; run eval "$(holdfast queue get QUEUE)" first, or give QUEUE, --id, --lease-id and --fence'
+            'No message is named; run eval "$(holdfast queue get QUEUE)" first, '
+            "or give QUEUE, --id, --lease-id and --fence"
         )
-    return plane.queue(name).held(id, lease_id=lease_id, fence=fence)
+    delivery = Delivery(
+        id=id,
+        payload=None,
+        blob=None,
+        size=0,
+        content_type="",
+        attributes={},
+        correlation_id="",
+        priority=0,
+        group=None,
+        created_ms=0,
+        attempts=0,
+        failure_attempts=0,
+        max_attempts=0,
+        last_error=None,
+        origin=None,
+        died_ms=0,
+        lease_id=lease_id,
+        fence=fence,
+        expires_ms=0,
+        visibility_ms=0,
+    )
+    queue = plane.queue(name).name
+    return Message(plane._port, plane.universe, queue, delivery, visibility_seconds=None, extend_for_seconds=0)
 
 
 def _settled(message: Message, outcome: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ _UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 8
 _DURATION: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h|d|)\Z")
 
 
-class Seconds(click.ParamType):
+class Seconds(click.ParamType[float]):
     """A number of seconds, or a number with a unit."""
 
     name = "seconds"

@@ -122,7 +122,7 @@ class Visits:
         return work(self._plane)
 
     def find(self, look: Callable[[Plane, float], Result | None], wait_seconds: float) -> Result | None:
-        """What `look(plane, seconds)` finds within `wait_seconds`, or None; it may wait itself for the seconds given."""
+        """What `look(plane, seconds)` finds within `wait_seconds`, or None; it may itself wait so many seconds."""
         if math.isnan(wait_seconds) or wait_seconds < 0:
             raise InvalidArgument(f"{wait_seconds} is no time to wait; choose 0 or more")
         deadline, (pause, longest) = time.monotonic() + wait_seconds, _LOOK_SECONDS

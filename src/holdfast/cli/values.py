@@ -1,8 +1,9 @@
 """Values on the command line: JSON, text, files and standard input."""
 
+import io
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import IO, Any, Final
 
 import click
@@ -57,16 +58,14 @@ def source(argument: str | None, file: str | None) -> Iterator[IO[bytes]]:
     if argument == "-" or file == "-":
         yield sys.stdin.buffer
     elif argument is not None:
-        import io
-
         yield io.BytesIO(argument.encode(errors="surrogateescape"))
     else:
-        try:
-            opened = open(str(file), "rb")
-        except OSError as error:
-            raise PathUnusable(f"{file} cannot be read ({error.strerror}); name a file that you can read") from error
-        with opened:
-            yield opened
+        with ExitStack() as stack:
+            try:
+                stream = stack.enter_context(open(str(file), "rb"))
+            except OSError as error:
+                raise PathUnusable(f"{file} cannot be read ({error.strerror}); name one that you can read") from error
+            yield stream
 
 
 def chunks(stream: IO[bytes]) -> Iterator[bytes]:

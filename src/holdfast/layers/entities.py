@@ -20,6 +20,7 @@ from holdfast.limits import ENTITY_BYTES_MAX, ENTITY_FIELDS_MAX, ENTITY_HISTORY_
 from holdfast.tiers import Tier
 from holdfast.wire.entities import Change, EntityRecord, Fields
 
+_PAGE: Final = 64
 _FIELD: Final = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 
 
@@ -39,6 +40,7 @@ class Entity(msgspec.Struct, frozen=True, array_like=True):
     created_ms: int
     updated_ms: int
     deleted: bool = False
+    stamp: bytes = b""  # Tells two versions of one number apart: a power loss takes unsynced ones back.
 
 
 class _Note(msgspec.Struct, frozen=True, array_like=True):
@@ -63,14 +65,14 @@ def get(tx: Transaction, key: EntityKey) -> Entity:
     return _NOBODY if stored is None else _decode(stored)
 
 
-def require_version(tx: Transaction, key: EntityKey, expected: int) -> Entity:
-    """The entity, if its version is `expected`.
+def require_version(tx: Transaction, key: EntityKey, expected: int, stamp: bytes = b"") -> Entity:
+    """The entity, if its version is `expected`, and the very one of that `stamp` if one is given.
 
     Raises:
         VersionConflict: it has another one.
     """
     current = get(tx, key)
-    if current.version != expected:
+    if current.version != expected or (stamp and current.stamp != stamp):
         raise VersionConflict(key.kind, key.id, expected=expected, actual=current.version)
     return current
 
@@ -119,10 +121,11 @@ def scan(tx: Transaction, universe: str, kind: str, *, after: str, limit: int) -
     if after:
         begin = room.key(after) + b"\x00"
     found: list[EntityRecord] = []
-    while len(found) < limit and (pairs := tx.scan(begin, end, limit=limit - len(found))):
+    page = min(max(limit, _PAGE), READ_ENTRIES_MAX)  # Not a search for each deleted one in between.
+    while len(found) < limit and (pairs := tx.scan(begin, end, limit=page)):
         for stored_key, value in pairs:
             entity = _decode(value)
-            if not entity.deleted:
+            if not entity.deleted and len(found) < limit:
                 found.append(record(EntityKey(universe, kind, room.unpack(stored_key)[0]), entity))
         begin = pairs[-1][0] + b"\x00"
     return found
@@ -151,7 +154,8 @@ def _commit(tx: Transaction, key: EntityKey, current: Entity, fields: Fields, no
     _check_fields(fields, note)
     version = current.version + 1
     created_ms = note.at_ms if current.deleted else current.created_ms
-    tx.put(_record(key), _encode(Entity(version, fields, created_ms, note.at_ms, note.deleted)))
+    stamp = tx.new_id().bytes
+    tx.put(_record(key), _encode(Entity(version, fields, created_ms, note.at_ms, note.deleted, stamp)))
     changes = _history(key)
     tx.put(changes.key(version), _encode(note))
     if version > ENTITY_HISTORY_VERSIONS:
@@ -161,7 +165,7 @@ def _commit(tx: Transaction, key: EntityKey, current: Entity, fields: Fields, no
 
 def _check_fields(fields: Fields, note: _Note) -> None:
     for name in note.fields:
-        _check_field(name)
+        check_field(name)
     size = sum(map(len, fields)) + sum(map(len, fields.values()))
     if len(fields) > ENTITY_FIELDS_MAX or size > ENTITY_BYTES_MAX:
         raise ValueTooLarge(
@@ -171,8 +175,13 @@ def _check_fields(fields: Fields, note: _Note) -> None:
 
 
 @lru_cache(maxsize=4_096)
-def _check_field(name: str) -> None:
-    if not _FIELD.match(name):
+def check_field(name: object) -> None:
+    """Refuse what is no name for a field.
+
+    Raises:
+        InvalidName: it is not.
+    """
+    if not isinstance(name, str) or not _FIELD.match(name):
         raise InvalidName(f"{name!r} is no name for a field; use 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'")
 
 

@@ -125,7 +125,7 @@ def forget(tx: Transaction, lease: LeaseKey) -> None:
 def prolong(tx: Transaction, lease: LeaseKey, *, until_ms: int) -> None:
     """Let whoever holds the lease hold it until then at least."""
     last = last_grant(tx, lease)
-    if last is not None and not last.released:
+    if last is not None and last.holds_at(tx.now_ms):
         _write(tx, lease, msgspec.structs.replace(last, expires_ms=max(until_ms, last.expires_ms)))
 
 

@@ -37,6 +37,7 @@ def part_of(policy: TierPolicy, key: EntityKey, fields: Mapping[str, bytes], rem
     durable, loose, gone = {}, {}, []
     highest, classify = Tier.BEST_EFFORT, policy.classify
     for field, value in fields.items():
+        entities.check_field(field)
         tier = classify(key.kind, field)
         if tier is Tier.BEST_EFFORT:
             loose[field] = value
@@ -61,6 +62,8 @@ def parts_of(policy: TierPolicy, universe: str, writes: Sequence[EntityWrite]) -
         raise EmptyBatch("There is nothing to write; an empty transaction is a mistake of its caller")
     if len(writes) > ENTITY_WRITES_MAX:
         raise BatchTooLarge(f"A transaction changes at most {ENTITY_WRITES_MAX} entities, not {len(writes)}; split it")
+    if not any(write.fields or write.removed for write in writes):
+        raise EmptyBatch("The writes set and remove nothing; name at least one field")
     return [part_of(policy, entity_key(universe, each.kind, each.id), each.fields, each.removed) for each in writes]
 
 
@@ -75,7 +78,7 @@ def write(
     if len(seen) > ENTITY_WRITES_MAX:
         raise BatchTooLarge(f"A transaction looks at {ENTITY_WRITES_MAX} versions at most, not {len(seen)}; split it")
     for each in seen:
-        entities.require_version(tx, entity_key(universe, each.kind, each.id), each.version)
+        entities.require_version(tx, entity_key(universe, each.kind, each.id), each.version, each.stamp)
     return [
         entities.write(tx, part.key, part.durable, part.removed, tier=tier) if part.durable or part.removed else None
         for part in parts

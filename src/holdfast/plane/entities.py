@@ -5,6 +5,7 @@ from typing import Any
 from holdfast.kv import Transaction
 from holdfast.layers import entities, tiering
 from holdfast.names import checked_name
+from holdfast.runtime import loglines
 from holdfast.tiers import TierPolicy
 from holdfast.wire.entities import (
     Changes,
@@ -23,7 +24,7 @@ from holdfast.wire.entities import (
 def get(tx: Transaction, request: GetEntity) -> FoundEntity:
     key = tiering.entity_key(checked_name("universe", request.universe), request.kind, request.id)
     entity = entities.get(tx, key)
-    return FoundEntity(None if entity.deleted else entities.record(key, entity), entity.version)
+    return FoundEntity(None if entity.deleted else entities.record(key, entity), entity.version, entity.stamp)
 
 
 def scan(tx: Transaction, request: ScanEntities) -> Entities:
@@ -48,7 +49,10 @@ def write_in(tx: Transaction, request: WriteEntities, policy: TierPolicy) -> Wri
     versions = tiering.write(tx, parts, request.seen, universe, tier=request.tier)
     for part in parts:
         if part.loose:
-            tx.note(tiering.LOOSE, universe, request.session, tiering.loose_record(part))
+            # Refused here, where nothing is written yet, rather than when it is told of.
+            record = loglines.encoded(tiering.loose_record(part))
+            session = None if request.session is None else checked_name("session", request.session)
+            tx.note(tiering.LOOSE, universe, session, record)
     return Written(versions, request.tier)
 
 

@@ -90,7 +90,7 @@ class Parts:
                 self._expect(*about)
             elif what == LOOSE:
                 universe, session, record = about
-                self.log().log(universe, session or self.session, record, kind=LOG_KIND)
+                self.log().log_encoded(universe, session or self.session, LOG_KIND, [record])
             else:
                 self._record(what, *about)
 

@@ -5,6 +5,8 @@ for the first. A line is in the memory of one process. Where several nodes share
 line race when a lease comes free.
 """
 
+from contextlib import suppress
+
 from holdfast.clock import Clock, SystemClock, when_moved
 from holdfast.errors import LeaseHeld, LockTimeout
 from holdfast.kv import Database
@@ -38,9 +40,10 @@ class AsyncLeaseDesk:
             place = await self._lines.acquire_async(line, timeout_seconds=0)
         except LockTimeout:
             # Others are before us. Whoever renews what they hold need not stand behind those who wait for it.
-            holder = await self._database.read_async(leases.last_grant, lease)
-            if holder is not None and holder.owner == owner:
-                return await self._try(lease, owner, ttl_ms, txn_id)
+            holder, holds = await self._database.read_async(leases.look, lease)
+            if holder is not None and holds and holder.owner == owner:
+                with suppress(LeaseHeld):  # It was lost just now: stand in line like everybody else.
+                    return await self._try(lease, owner, ttl_ms, txn_id)
             try:
                 place = await self._lines.acquire_async(line, timeout_seconds=wait_ms / 1_000)
             except LockTimeout:

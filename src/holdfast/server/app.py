@@ -5,13 +5,21 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
-from starlette.routing import WebSocketRoute
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import BaseRoute, WebSocketRoute
 
 from holdfast.errors import NotAllowed
+from holdfast.server import openapi
 from holdfast.server.doors import Doors
+from holdfast.server.http.edge import Edge
+from holdfast.server.http.endpoints import routes
+from holdfast.server.http.halls import Hall
+from holdfast.server.http.limits import HttpLimits
+from holdfast.server.http.tables import ENDPOINTS
 
 
-def make_app(doors: Doors) -> Starlette:
+def make_app(doors: Doors, limits: HttpLimits | None = None) -> Starlette:
     """Every door of the plane behind `doors`."""
 
     class StreamDoor:
@@ -23,7 +31,25 @@ def make_app(doors: Doors) -> Starlette:
         def __await__(self) -> Generator[Any, None, None]:
             return self._serving.__await__()
 
-    return Starlette(routes=[WebSocketRoute("/v1/stream", StreamDoor)])
+    hall = Hall(doors, limits or HttpLimits())
+    doors_of_all: list[BaseRoute] = [
+        WebSocketRoute("/v1/stream", StreamDoor),
+        *openapi.routes(ENDPOINTS),
+        *routes(hall, ENDPOINTS),
+    ]
+    app = Starlette(
+        routes=doors_of_all,
+        middleware=[Middleware(Edge, doors=doors)],
+        exception_handlers={HTTPException: _left_to_the_edge},
+    )
+    app.router.redirect_slashes = False  # A path is right, or a problem; not a detour that drops the body.
+    return app
+
+
+async def _left_to_the_edge(request: Any, error: Exception) -> Any:
+    """Starlette would answer in plain text."""
+    del request
+    raise error
 
 
 async def _serve_stream(doors: Doors, scope: Any, receive: Any, send: Any) -> None:

@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -129,9 +129,9 @@ class Metrics(Collector):
         self.sync.observe(seconds)
 
     def answered(self, request: Request[Any], outcome: Any, seconds: float) -> None:
-        """A call has its answer, or its error."""
+        """A call has its answer, or its error; None if its caller has gone before."""
         op = _op(request)
-        self.requests[op, outcome.code if isinstance(outcome, HoldfastError) else "ok"] += 1
+        self.requests[op, _code(outcome)] += 1
         self._seconds_of(op).observe(seconds)
         self._note(request, outcome, seconds)
 
@@ -141,7 +141,7 @@ class Metrics(Collector):
         for call, outcome in zip(calls, outcomes, strict=True):
             op = _op(call.request)
             ops[op] += 1
-            self.requests[op, outcome.code if isinstance(outcome, HoldfastError) else "ok"] += 1
+            self.requests[op, _code(outcome)] += 1
             self._note(call.request, outcome, seconds)
         for op, count in ops.items():
             self._seconds_of(op).observe(seconds, count)
@@ -245,10 +245,7 @@ class MeasuredPort:
         metrics, started = self._metrics, time.perf_counter()
         metrics.in_flight += len(calls)
         try:
-            with ExitStack() as spans:
-                if tracing.is_on():
-                    for call in calls:
-                        spans.enter_context(tracing.span(call.request))
+            with tracing.group_span([call.request for call in calls]) if tracing.is_on() else nullcontext():
                 outcomes = await call_group(self._port, calls)
         except Exception as error:
             outcomes = [_unexpected(error, "a group of calls")] * len(calls)
@@ -276,9 +273,6 @@ class MeasuredPort:
         except Exception as error:
             outcome = _unexpected(error, _op(request))
             raise outcome from error
-        except BaseException:
-            outcome = HoldfastError("cancelled")  # The caller has gone.
-            raise
         finally:
             metrics.in_flight -= 1
             metrics.waiting -= waits
@@ -328,7 +322,8 @@ async def _universes(port: Any) -> AsyncIterator[str]:
     rooms = Subspace("u")
     begin, end = rooms.range()
     while pairs := (await port.call(ScanPairs(begin, end, 1, tier=Tier.IMPORTANT))).pairs:
-        universe: str = unpack(pairs[0][0])[1]
+        name, ending, _ = pairs[0][0][len(rooms.prefix) :].partition(b"\x00")  # Names have no zero byte.
+        (universe,) = unpack(name + ending)
         yield universe
         begin = rooms.key(universe) + b"\xff"
 
@@ -341,6 +336,12 @@ def _unexpected(error: Exception, what: str) -> HoldfastError:
     """What a caller hears of a fault of ours: nothing about it. The log has the rest."""
     _log.error("%s failed in a way that nobody expected", what, exc_info=error)
     return HoldfastError("The server failed; its log says how")
+
+
+def _code(outcome: Any) -> str:
+    if isinstance(outcome, HoldfastError):
+        return outcome.code
+    return "cancelled" if outcome is None else "ok"
 
 
 def _op(request: Request[Any]) -> str:

@@ -54,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
     header_bytes_max: Annotated[int, Meta(ge=1_024, le=1_048_576)] = 32_768  # Of one request, its address included.
     header_seconds: _Seconds = 10.0  # How long they may take to arrive.
+    body_idle_seconds: _Seconds = 60.0  # How long a body may pause on its way in.
     keep_alive_seconds: Annotated[int, Meta(ge=1, le=3_600)] = 75
 
     queue_max_consumers: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # 0: by the number of processors.

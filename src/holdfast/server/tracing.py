@@ -4,8 +4,8 @@ Names and attributes are those of OpenTelemetry's conventions for messaging: `se
 for queues, and the operation's own name for everything else.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 from holdfast.errors import HoldfastError
@@ -54,10 +54,22 @@ def names_of(request: Request[Any]) -> tuple[str, dict[str, Any]]:
 @contextmanager
 def span(request: Request[Any], headers: Mapping[str, str] | None = None) -> Iterator[None]:
     """A span around a request. `headers` may name the caller's, by `traceparent`."""
+    with _span(*names_of(request), headers):
+        yield
+
+
+def group_span(requests: Sequence[Request[Any]]) -> AbstractContextManager[None]:
+    """One span around requests that are committed together; a request that is alone has a span of its own."""
+    if len(requests) == 1:
+        return span(requests[0])
+    return _span("commit", {"holdfast.operation": "commit", "holdfast.group.size": len(requests)}, None)
+
+
+@contextmanager
+def _span(name: str, attributes: dict[str, Any], headers: Mapping[str, str] | None) -> Iterator[None]:
     if trace is None:
         yield
         return
-    name, attributes = names_of(request)
     parent = propagate.extract(headers) if headers is not None and propagate is not None else None
     tracer = trace.get_tracer("holdfast")
     kind = trace.SpanKind.SERVER

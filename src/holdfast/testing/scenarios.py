@@ -18,6 +18,8 @@ from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import Busy
 from holdfast.kv import Database, Subspace, Transaction
 from holdfast.testing.histories import Outcome, Violation, check_all_fences, check_counter, check_registers
+from holdfast.testing.lease_scenarios import entities, leases
+from holdfast.testing.queue_scenarios import queues
 from holdfast.testing.simulation import Client, Rates, Simulation
 from holdfast.testing.world_scenarios import worlds
 from holdfast.tiers import Tier
@@ -162,7 +164,8 @@ def tiers(simulation: Simulation) -> Check:
 
 
 SCENARIOS: Final[dict[str, Scenario]] = {
-    scenario.__name__: scenario for scenario in (registers, counters, transfers, fences, tiers, worlds)
+    scenario.__name__: scenario
+    for scenario in (registers, counters, transfers, fences, tiers, worlds, leases, entities, queues)
 }
 
 

@@ -26,6 +26,7 @@ class FoundEntity(msgspec.Struct, frozen=True):
 
     entity: EntityRecord | None
     version: int
+    stamp: bytes = b""  # Names this version among all that ever had its number.
 
 
 class Entities(msgspec.Struct, frozen=True):
@@ -66,6 +67,7 @@ class SeenEntity(msgspec.Struct, frozen=True):
     kind: str
     id: str
     version: int
+    stamp: bytes = b""
 
 
 class Written(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import cbor2
 import msgspec
 
 from holdfast.errors import InvalidArgument, VersionConflict
-from holdfast.limits import ENTITY_ATTEMPTS_IMPORTANT
+from holdfast.limits import ENTITY_ATTEMPTS
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
 from holdfast.wire import Port
@@ -96,7 +96,7 @@ class Entities:
         id: str,
         change: Callable[[Entity | None], Mapping[str, Any]],
         *,
-        attempts: int = ENTITY_ATTEMPTS_IMPORTANT,
+        attempts: int = ENTITY_ATTEMPTS,
     ) -> Written:
         """Set the fields that `change(entity)` returns, if nobody changed the entity meanwhile; tried `attempts` times.
 
@@ -111,7 +111,7 @@ class Entities:
             attempts -= 1
             found = self._port.call(GetEntity(kind, id, self._universe, tier=Tier.IMPORTANT))
             fields = change(None if found.entity is None else _decoded(found.entity))
-            write, seen = EntityWrite(kind, id, _encoded(fields)), SeenEntity(kind, id, found.version)
+            write, seen = EntityWrite(kind, id, _encoded(fields)), SeenEntity(kind, id, found.version, found.stamp)
             try:
                 return self._port.call(WriteEntities([write], [seen], None, self._universe))
             except VersionConflict:
@@ -149,7 +149,7 @@ class TieredTransaction:
         self._port = port
         self._universe = universe
         self._session = session
-        self._seen: dict[tuple[str, str], int] = {}
+        self._seen: dict[tuple[str, str], tuple[int, bytes]] = {}
         self._fields: dict[tuple[str, str], dict[str, bytes]] = {}
         self._removed: dict[tuple[str, str], dict[str, None]] = {}
         self._done = False
@@ -158,7 +158,7 @@ class TieredTransaction:
         """The entity as it is stored; the commit fails if it has changed by then."""
         key = _key(kind, id)
         found = self._port.call(GetEntity(*key, self._universe, tier=Tier.IMPORTANT))
-        self._seen.setdefault(key, found.version)
+        self._seen.setdefault(key, (found.version, found.stamp))
         return None if found.entity is None else _decoded(found.entity)
 
     def write(self, kind: str, id: str, field: str, value: Any) -> None:
@@ -186,7 +186,7 @@ class TieredTransaction:
         writes = [EntityWrite(*key, self._fields.get(key, {}), list(self._removed.get(key, ()))) for key in keys]
         if not writes:
             return None
-        seen = [SeenEntity(*key, version) for key, version in self._seen.items()]
+        seen = [SeenEntity(*key, *seen) for key, seen in self._seen.items()]
         return self._port.call(WriteEntities(writes, seen, self._session, self._universe))
 
     def __enter__(self) -> Self:

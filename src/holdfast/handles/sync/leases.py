@@ -36,7 +36,7 @@ class LeaseKey:
         Raises:
             LeaseHeld: somebody else had it for all of `wait_seconds`.
         """
-        owner = owner or uuid.uuid4().hex
+        owner = uuid.uuid4().hex if owner is None else owner
         request = AcquireLease(self.key, owner, ttl_seconds, wait_seconds, txn_id, self._universe)
         return Lease(self._port, self._universe, self._port.call(request), ttl_seconds)
 
@@ -73,7 +73,8 @@ class Lease:
         Raises:
             Fenced: it has ended, or is somebody else's; stop what is done under it.
         """
-        granted = self._port.call(KeepLease(self.proof, ttl_seconds or self.ttl_seconds, tier=tier))
+        ttl_seconds = self.ttl_seconds if ttl_seconds is None else ttl_seconds
+        granted = self._port.call(KeepLease(self.proof, ttl_seconds, tier=tier))
         self.expires_ms = granted.expires_ms
         return self.expires_at
 

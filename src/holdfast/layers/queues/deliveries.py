@@ -35,15 +35,17 @@ class Ahead:
     """Ready messages that were read ahead of their delivery, so that the next one costs a look and not a search.
 
     They are hints in the memory of whoever delivers: each is looked up before it is leased, and all are forgotten when
-    a message became ready in front of others since.
+    a message became ready in front of others since, or when the queue's front is not the one that they follow, as after
+    a delivery that was not committed.
     """
 
-    __slots__ = ("disorder", "keys", "priority")
+    __slots__ = ("disorder", "front", "keys", "priority")
 
     def __init__(self) -> None:
         self.keys: list[bytes] = []  # The next one last.
         self.disorder = -1
         self.priority = -1
+        self.front = b""
 
 
 class Leased(NamedTuple):
@@ -244,11 +246,13 @@ def _next(book: Book, limit: int, ahead: Ahead | None) -> Sequence[Stored]:
         pairs = pairs[:limit]
     if pairs:
         tally.fronts[priority] = pairs[-1][0][-16:] + b"\x00"
+        if ahead is not None:
+            ahead.front = tally.fronts[priority]
     return [decode(value) for _, value in pairs]
 
 
 def _from_ahead(tx: Transaction, tally: Tally, priority: int, limit: int, ahead: Ahead) -> list[Stored]:
-    if ahead.disorder != tally.disorder or ahead.priority != priority:
+    if (ahead.disorder, ahead.priority, ahead.front) != (tally.disorder, priority, tally.fronts.get(priority, b"")):
         ahead.keys.clear()
         return []
     found: list[Stored] = []
@@ -260,7 +264,7 @@ def _from_ahead(tx: Transaction, tally: Tally, priority: int, limit: int, ahead:
             keys.clear()
             return found
         found.append(decode(value))
-        tally.fronts[priority] = key[-16:] + b"\x00"
+        tally.fronts[priority] = ahead.front = key[-16:] + b"\x00"
     return found
 
 

@@ -24,7 +24,7 @@ _AHEAD_QUEUES: Final = 1_024  # Queues whose next messages are remembered; other
 class Dispatcher:
     """Leases messages to consumers, now or after a wait."""
 
-    def __init__(self, database: Database, clock: Clock | None, waits: Waits, tell: Tell) -> None:
+    def __init__(self, database: Database, clock: Clock | None, waits: Waits, tell: Tell = lambda notes: None) -> None:
         self._database = database
         self._tell = tell
         self._clock = clock or SystemClock()

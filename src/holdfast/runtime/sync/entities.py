@@ -1,6 +1,7 @@
 """Generated from runtime/entities.py by tools/make_twins.py; change that file instead."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from holdfast.kv import Database, Transaction
@@ -9,6 +10,7 @@ from holdfast.layers.tiering import CriticalFieldRemoved, Part
 from holdfast.names import checked_name
 from holdfast.runtime.activity import ActivityLog
 from holdfast.runtime.locktable import LockTable
+from holdfast.runtime.loglines import encoded
 from holdfast.tiers import Tier, TierPolicy, strongest
 from holdfast.wire.entities import DeleteEntity, PutEntity, WriteEntities, Written
 
@@ -40,11 +42,12 @@ class EntityStore:
         universe = checked_name("universe", request.universe)
         parts = tiering.parts_of(self._policy, universe, request.writes)
         tier = parts[0].tier if len(parts) == 1 else strongest(part.tier for part in parts)
+        log = self._ready_to_log(universe, request.session, parts)
         versions: list[int | None] = [None] * len(parts)
         if tier is not Tier.BEST_EFFORT or request.seen:
             at_least = Tier.CRITICAL if tier is Tier.CRITICAL else Tier.IMPORTANT
             versions = self._commit(parts, at_least, tiering.write, parts, request.seen, universe, tier=at_least)
-        self._log(request.session, parts)
+        log()
         return Written(versions, tier)
 
     def put(self, request: PutEntity) -> Written:
@@ -58,12 +61,13 @@ class EntityStore:
         part = tiering.part_of(self._policy, key, request.fields)
         tier = strongest((part.tier, Tier.IMPORTANT))
         expected = request.expected_version
+        log = self._ready_to_log(universe, request.session, [part])
         try:
             version = self._put(part, tier, expected)
         except CriticalFieldRemoved:
             tier = Tier.CRITICAL
             version = self._put(part, tier, expected)
-        self._log(request.session, [part])
+        log()
         return Written([version], tier)
 
     def delete(self, request: DeleteEntity) -> Written:
@@ -100,8 +104,14 @@ class EntityStore:
 
         return self._database.transact(and_let_go, tier=promise)
 
-    def _log(self, session: str | None, parts: Sequence[Part]) -> None:
-        for part in parts:
-            if part.loose:
-                record = tiering.loose_record(part)
-                self._activity().log(part.key.universe, session or self._session, record, kind=tiering.LOG_KIND)
+    def _ready_to_log(self, universe: str, session: str | None, parts: Sequence[Part]) -> Callable[[], None]:
+        """Logs the BEST_EFFORT sides. What a log would refuse is refused here, before anything is committed."""
+        records = [encoded(tiering.loose_record(part)) for part in parts if part.loose]
+        if not records:
+            return _nothing
+        log = self._activity().session(universe, self._session if session is None else session, tiering.LOG_KIND)
+        return partial(log.accept, records)
+
+
+def _nothing() -> None:
+    """There is nothing to log."""

@@ -1,5 +1,7 @@
 """Generated from runtime/leases.py by tools/make_twins.py; change that file instead."""
 
+from contextlib import suppress
+
 from holdfast.clock import Clock, SystemClock, when_moved
 from holdfast.errors import LeaseHeld, LockTimeout
 from holdfast.kv import Database
@@ -31,9 +33,10 @@ class LeaseDesk:
             place = self._lines.acquire(line, timeout_seconds=0)
         except LockTimeout:
             # Others are before us. Whoever renews what they hold need not stand behind those who wait for it.
-            holder = self._database.read(leases.last_grant, lease)
-            if holder is not None and holder.owner == owner:
-                return self._try(lease, owner, ttl_ms, txn_id)
+            holder, holds = self._database.read(leases.look, lease)
+            if holder is not None and holds and holder.owner == owner:
+                with suppress(LeaseHeld):  # It was lost just now: stand in line like everybody else.
+                    return self._try(lease, owner, ttl_ms, txn_id)
             try:
                 place = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
             except LockTimeout:

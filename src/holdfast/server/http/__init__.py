@@ -1,5 +1,5 @@
 """HTTP: endpoints as tables, one noun a file. Each decodes, asks the plane, and encodes; none decides anything.
 
-    edge.py ──► router ──► endpoint ──► visit.ask(request) ──► the plane
-    (every request)        (table)      (guard, check, idempotency key)
+edge.py ──► router ──► endpoint ──► visit.ask(request) ──► the plane
+(every request)        (table)      (guard, check, idempotency key)
 """

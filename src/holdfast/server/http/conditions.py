@@ -11,7 +11,9 @@ from holdfast.server.http.refusals import Refusal
 _ETAG: Final = re.compile(r'"([!#-~]*)"\Z')
 
 IF_MATCH: Final = Parameter("If-Match", "header", about="Only if this is still the version that is there.")
-IF_NONE_MATCH: Final = Parameter("If-None-Match", "header", about="On reads: 304 if it is this version. On writes, *: only if there is none.")
+IF_NONE_MATCH: Final = Parameter(
+    "If-None-Match", "header", about="On reads: 304 if it is this version. On writes, *: only if there is none."
+)
 
 
 def quoted(etag: str | int) -> str:

@@ -1,8 +1,8 @@
 """Credits: how many messages of a subscription may be unsettled, and how it hears that one was settled.
 
-A subscription speaks in one direction only; its consumer settles messages by other requests. Whatever comes through the
-HTTP door and settles a message gives its credit back at once. Otherwise (through a stream, or another server) the credit
-comes back when the lease would have ended.
+A subscription speaks in one direction only; its consumer settles messages by other requests. Whatever settles a message
+through the HTTP door gives its credit back at once. Otherwise (a stream, another server) it comes back when the lease
+would have ended.
 """
 
 import asyncio

@@ -199,9 +199,7 @@ def _part_of(kind: Any) -> Any:
 @lru_cache(maxsize=1_024)
 def _fields(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, Callable[[Any, str], Any] | None]]:
     """The fields of a struct by their names in JSON: their types, and how their values are encoded."""
-    return {
-        field.encode_name: (field.type, _encoder(kind, field.name)) for field in msgspec.structs.fields(kind)
-    }
+    return {field.encode_name: (field.type, _encoder(kind, field.name)) for field in msgspec.structs.fields(kind)}
 
 
 @lru_cache(maxsize=1_024)

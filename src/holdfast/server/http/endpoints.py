@@ -49,6 +49,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     parameters: tuple[Parameter, ...] = ()
     takes: Mapping[str, Any] = {}  # The type of the body for each media type.
     elsewhere: frozenset[str] = frozenset()  # Fields of that type that do not come in the body.
+    spare: frozenset[str] = frozenset()  # Fields that may come in the body, or from elsewhere.
     body_required: bool = True
     answers: Mapping[str, Any] = {JSON: Any}  # The type of the answer for each media type; the first is the default.
     status: int = 200
@@ -72,6 +73,8 @@ def noun(
     fill: Fill | None = None,
     headers: Sequence[Parameter] = (),
     filled: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+    optional: Sequence[str] = (),
     answered: Render | None = None,
     shows: Any = None,
     status: int = 200,
@@ -82,9 +85,10 @@ def noun(
 
     Fields of `request` come from the path, from `fixed`, and from the body, or from the query where there is no body.
     `fill` changes them before they are decoded, from headers for instance; `filled` names those that only it gives.
+    `defaults` stand in for what is not given; `optional` names what `fill` may give instead of the body.
     `takes` and `shows` are the types of body and answer where they are not those of the request.
     """
-    fixed = fixed or {}
+    fixed, defaults = fixed or {}, defaults or {}
     from_path = _PATH_FIELD.findall(path)
     elsewhere = {*from_path, *fixed, *filled}
     has_body = method in _WITH_BODY
@@ -99,14 +103,15 @@ def noun(
             for name in elsewhere & given.keys():
                 raise Refusal(400, "invalid_body", f"{name} does not belong into the body of {path}; leave it out")
         _query(visit, fields, in_query, given)
-        given.update(fixed)
+        given = {**defaults, **given, **fixed}
         given.update(visit.http.path_params)
         if fill is not None:
             fill(visit, given)
         answer = await visit.ask(dialect.decoded(request, given, universe=visit.universe))
         return (answered or (lambda _, each: rendered(each, status)))(visit, answer)
 
-    needed = any(field.required for name, field in fields.items() if name not in elsewhere)
+    spare = frozenset({*defaults, *optional})
+    needed = any(field.required for name, field in fields.items() if name not in elsewhere | spare)
     return Endpoint(
         method=method,
         path=path,
@@ -115,11 +120,16 @@ def noun(
         handle=handle,
         parameters=(
             *(Parameter(name, "path", required=True) for name in from_path),
-            *(_parameter(fields[name]) for name in in_query if name in fields),
+            *(
+                Parameter(name, "query", fields[name].type, fields[name].required and name not in spare)
+                for name in in_query
+                if name in fields
+            ),
             *headers,
         ),
         takes={JSON: takes_part} if has_body else {},
         elsewhere=frozenset(elsewhere),
+        spare=spare,
         body_required=needed or takes is not None,
         answers={JSON: shows or answer_type(request)},
         status=status,
@@ -168,10 +178,6 @@ def _query(visit: Visit, fields: Mapping[str, Any], names: Sequence[str], given:
             given[name] = msgspec.convert(text, fields[name].type, strict=False)
         except msgspec.ValidationError as error:
             raise Refusal(400, "invalid_query", f"{name} is {text[:80]!r}: {error}") from None
-
-
-def _parameter(field: Any) -> Parameter:
-    return Parameter(field.encode_name, "query", field.type, field.required)
 
 
 @lru_cache(maxsize=256)

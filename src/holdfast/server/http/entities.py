@@ -117,10 +117,18 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         of="entities",
         headers=(IF_MATCH, IF_NONE_MATCH),
         fill=_replace,
+        optional=("expected_version",),
         answered=_written,
     ),
     noun(
-        "DELETE", _PATH, DeleteEntity, "Delete an entity", of="entities", headers=(IF_MATCH,), fill=_delete, answered=_written
+        "DELETE",
+        _PATH,
+        DeleteEntity,
+        "Delete an entity",
+        of="entities",
+        headers=(IF_MATCH,),
+        fill=_delete,
+        answered=_written,
     ),
     noun("GET", _PATH + "/history", ReadChanges, "The latest changes of an entity", of="entities"),
 )

@@ -11,7 +11,7 @@ from holdfast.errors import InvalidArgument
 from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX
 from holdfast.server.http.values import from_cbor
 from holdfast.tiers import Tier
-from holdfast.wire.queues import Delivery, MessageLease, NewMessage, SidecarState
+from holdfast.wire.queues import Delivery, MessageLease, NewMessage, ReceiveMessages, SidecarState
 
 _JSON: Final = "application/json"
 _BYTES: Final = "application/octet-stream"
@@ -83,7 +83,7 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     state_lease_id: str | UnsetType = UNSET
     state_lease_expires_at_unix: float | UnsetType = UNSET
     state_fencing_token: int | UnsetType = UNSET
-    state_txn_id: str | None | UnsetType = UNSET
+    state_txn_id: str | UnsetType | None = UNSET
 
 
 class ReceiptView(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,9 +153,13 @@ def message_form(message: NewMessage) -> MessageForm:
     )
 
 
-def message_view(delivery: Delivery, *, payload: bool = True, txn_id: str | None = None, **place: str) -> MessageView:
-    """A delivery in the words of HTTP; without its payload if that travels beside it."""
-    shown: dict[str, Any] = dict(place)
+def message_view(delivery: Delivery, request: ReceiveMessages | None = None, *, payload: bool = True) -> MessageView:
+    """A delivery in the words of HTTP, to whoever made `request`; without its payload if that travels beside it."""
+    shown: dict[str, Any] = {}
+    if request is not None:
+        shown.update(namespace=request.universe, queue=request.queue.lower())
+        if request.txn_id is not None:
+            shown["txn_id"] = request.txn_id
     if delivery.lease_id:
         expires_unix = delivery.expires_ms / 1_000
         shown.update(
@@ -166,8 +170,6 @@ def message_view(delivery: Delivery, *, payload: bool = True, txn_id: str | None
             fencing_token=delivery.fence,
             meta_etag=delivery.lease_id,
         )
-    if txn_id is not None:
-        shown["txn_id"] = txn_id
     if delivery.died_ms:
         shown["died_at_unix"] = delivery.died_ms / 1_000
     if delivery.state is not None:

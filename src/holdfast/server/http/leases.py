@@ -43,7 +43,13 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     ),
     noun("POST", "/v1/lock/release", ReleaseLease, "Give a lease back", of="leases", fill=nest_lease, takes=LeaseProof),
     noun(
-        "POST", "/v1/lock/check", CheckLease, "See whether a lease holds", of="leases", fill=nest_lease, takes=LeaseProof
+        "POST",
+        "/v1/lock/check",
+        CheckLease,
+        "See whether a lease holds",
+        of="leases",
+        fill=nest_lease,
+        takes=LeaseProof,
     ),
     noun("POST", "/v1/lock/describe", DescribeLease, "Who holds a lease, and how many wait", of="leases"),
     noun("GET", "/v1/locks", ListLeases, "Leases that are held", of="leases"),

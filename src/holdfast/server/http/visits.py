@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -39,16 +39,18 @@ class Visit:
             request.query_params.get("universe") or request.headers.get("x-holdfast-universe") or UNIVERSE
         ).lower()
 
-    async def ask(self, request: Request[Answer]) -> Answer:
-        """The answer of the plane, if the caller may ask for it and nothing is wrong with it."""
-        self.guard.allow(request)
+    async def ask(self, request: Request[Answer], *, allowed: bool = False) -> Answer:
+        """The answer of the plane, if nothing is wrong with the request and the caller may make it, or was `allowed`
+        to before its body was read."""
+        if not allowed:
+            self.guard.allow(request)
         request.check()
         key = self._key(request)
         answer: Answer
         if key is None:
             answer = await self.hall.port.call(request)
         else:
-            [outcome] = await call_group(self.hall.port, [Call(0, request, key, True)])  # type: ignore[arg-type]
+            [outcome] = await self._together([Call(0, request, key, True)])  # type: ignore[arg-type]
             if isinstance(outcome, HoldfastError):
                 raise outcome
             answer = outcome
@@ -64,14 +66,14 @@ class Visit:
         limits = self.hall.limits
         parts: list[bytes] = []
         try:
-            async with asyncio.timeout(limits.body_seconds_max), aclosing(self._pieces(limits.body_bytes_max)) as pieces:
-                async for piece in pieces:
+            async with asyncio.timeout(limits.body_seconds_max):
+                async for piece in self._pieces(limits.body_bytes_max):
                     parts.append(piece)
         except TimeoutError:
             raise _too_slow() from None
         return b"".join(parts)
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self) -> AsyncGenerator[bytes, None]:
         """The body a piece at a time.
 
         Raises:
@@ -105,13 +107,16 @@ class Visit:
         while (await self.http.receive())["type"] != "http.disconnect":
             pass
 
-    def _pieces(self, bytes_max: int) -> AsyncIterator[bytes]:
+    def _pieces(self, bytes_max: int) -> AsyncGenerator[bytes, None]:
+        allowed = getattr(self.guard, "body_bytes_max", None)  # Tokens may have a smaller limit of their own.
+        if allowed is not None:
+            bytes_max = min(bytes_max, allowed)
         declared = self.http.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > bytes_max:
             raise _too_large(bytes_max)
         return self._counted(bytes_max)
 
-    async def _counted(self, bytes_max: int) -> AsyncIterator[bytes]:
+    async def _counted(self, bytes_max: int) -> AsyncGenerator[bytes, None]:
         size = 0
         async for piece in self.http.stream():
             size += len(piece)
@@ -119,6 +124,11 @@ class Visit:
                 raise _too_large(bytes_max)
             if piece:
                 yield piece
+
+    async def _together(self, calls: list[Call]) -> list[Any]:
+        measured = getattr(self.hall.port, "call_group", None)  # A port that counts does so for groups too.
+        outcomes: list[Any] = await (call_group(self.hall.port, calls) if measured is None else measured(calls))
+        return outcomes
 
     def _key(self, request: Request[Any]) -> str | None:
         """The name under which the outcome of a write is remembered, if the caller wants that."""
@@ -174,4 +184,6 @@ def _too_large(bytes_max: int) -> Refusal:
 
 
 def _too_slow() -> Refusal:
-    return Refusal(408, "body_timeout", "The body did not come in time; send it faster", headers={"Connection": "close"})
+    return Refusal(
+        408, "body_timeout", "The body did not come in time; send it faster", headers={"Connection": "close"}
+    )

@@ -2,8 +2,6 @@
 
 from typing import Any, Final
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import INBOX_INLINE_BYTES_MAX
 from holdfast.server.http.endpoints import Endpoint, noun
 from holdfast.wire.worlds import (
     AppendEntries,
@@ -39,7 +37,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     _row("GET", _WORLD, DescribeWorld, "The state, the age and the head of a world"),
     _row("PUT", _WORLD, CreateWorld, "Make a world of that name", status=201),
     _row("DELETE", _WORLD, DeleteWorld, "Delete an archived world; its name stays taken"),
-    _row("GET", _WORLD + "/entries", ReadJournal, "Journal records from `start` on"),
+    _row("GET", _WORLD + "/entries", ReadJournal, "Journal records from `start` on", defaults={"start": 0}),
     _row("POST", _WORLD + "/entries", AppendEntries, "Append values if the head is `expected_head`", status=201),
     _row("GET", _WORLD + "/inbox", ReadInbox, "Inbox items behind the sequence `after`"),
     _row("POST", _WORLD + "/inbox", PutItem, "Put an item into the inbox", status=201),

@@ -1,0 +1,92 @@
+"""A data directory as `doctor` and `backup` see it: opened as it is, never made, with nothing running on it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.backends.objects import ObjectStore, open_objects
+from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.cli.planes import Target, patiently
+from holdfast.errors import InvalidUrl, NotFound, PathUnusable, SchemaMismatch, Unsupported
+from holdfast.kv import Database, Pair, Subspace
+from holdfast.layers.worlds import first_elements
+from holdfast.limits import PAGE_ITEMS
+from holdfast.plane.open import FORMAT
+
+MARKER = "holdfast.json"
+
+
+def path_of(place: Target, *, what_for: str) -> Path:
+    """The folder of a `dir:` URL.
+
+    Raises:
+        Unsupported: it is a server, or a PostgreSQL.
+    """
+    if place.is_server:
+        raise Unsupported(
+            f"A {what_for} over the network is not there yet. On the server's machine: stop `holdfast serve`, run "
+            f"holdfast --url dir:PATH {what_for} … on its data directory, and start it again"
+        )
+    if not place.url.startswith("dir:"):
+        if place.url.startswith("postgres"):
+            raise Unsupported(f"PostgreSQL has its own tools for a {what_for} (pg_dump, amcheck); use those")
+        raise InvalidUrl(f"A {what_for} is for a data directory; give --url dir:PATH")
+    return Path(place.url.removeprefix("dir:")).expanduser()
+
+
+def check_marker(path: Path) -> None:
+    """Raise unless the folder is a data directory of a format that this version knows.
+
+    Raises:
+        NotFound: it is none.
+        SchemaMismatch: a newer Holdfast wrote it.
+    """
+    if not (path / "kv" / "CURRENT").exists():
+        raise NotFound(f"{path} is no data directory of Holdfast (there is no kv/CURRENT); check the path")
+    try:
+        found: Any = msgspec.json.decode((path / MARKER).read_bytes())
+        format = found["format"]
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise PathUnusable(f"{path / MARKER} cannot be read ({error}); restore it from a backup") from error
+    if format != FORMAT:
+        raise SchemaMismatch(f"{path} has format {format} and this version knows {FORMAT}; upgrade Holdfast")
+
+
+def open_key_space(path: Path, patience_seconds: float) -> RocksDatabase:
+    """The key space, and nothing that runs on it.
+
+    Raises:
+        DirectoryInUse: another process has it open.
+        DamagedDatabase: what it holds is damaged.
+    """
+    return patiently(lambda: RocksDatabase(path / "kv"), patience_seconds)
+
+
+def objects_of(path: Path, place: Target) -> ObjectStore | None:
+    """Where the big bytes are; None if nothing was ever stored there."""
+    if place.objects is not None:
+        return open_objects(place.objects)
+    folder = path / "objects"
+    return open_objects(f"dir:{folder}") if folder.is_dir() else None
+
+
+def walk(database: Database, begin: bytes, end: bytes) -> Iterator[Pair]:
+    """Every pair of a range, in bounded memory; nobody else writes meanwhile."""
+    while page := database.read(lambda tx, begin=begin: tx.scan(begin, end, limit=PAGE_ITEMS)):
+        yield from page
+        begin = page[-1][0] + b"\x00"
+
+
+def universes(database: Database) -> Iterator[str]:
+    """The names of all universes."""
+    return names(database, Subspace("u"))
+
+
+def names(database: Database, rooms: Subspace) -> Iterator[str]:
+    """The names of what has rooms of its own in a subspace, as worlds and queues do."""
+    after = ""
+    while page := database.read(lambda tx, after=after: first_elements(tx, rooms, after, PAGE_ITEMS)):
+        yield from page
+        after = page[-1]

@@ -1,0 +1,36 @@
+"""All endpoints of a server, in the order in which paths are tried."""
+
+from typing import Final
+
+from holdfast.server.http import (
+    activity,
+    blobs,
+    calls,
+    deliveries,
+    enqueues,
+    entities,
+    leases,
+    queues,
+    settlements,
+    states,
+    stats,
+    subscriptions,
+    worlds,
+)
+from holdfast.server.http.endpoints import Endpoint
+
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    *calls.ENDPOINTS,
+    enqueues.ENQUEUE,
+    *deliveries.ENDPOINTS,
+    *subscriptions.ENDPOINTS,
+    *settlements.ENDPOINTS,
+    *stats.ENDPOINTS,
+    *queues.ENDPOINTS,
+    *leases.ENDPOINTS,
+    *states.ENDPOINTS,
+    *entities.ENDPOINTS,
+    *worlds.ENDPOINTS,
+    *activity.ENDPOINTS,
+    *blobs.ENDPOINTS,
+)

@@ -1,0 +1,333 @@
+"""A server, from its settings to its end.
+
+settings ──► address bound ──► plane opened ──► guards, doors, metrics ──► listening; one line says where
+SIGTERM or SIGINT ──► draining ──► connections closed ──► plane closed ──► exit code 0
+a second one ──► the same, without waiting for what is under way
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import httptools
+import uvicorn
+import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from holdfast.errors import InvalidArgument, PathUnusable
+from holdfast.limits import FRAME_BYTES_MAX
+from holdfast.plane.open import open_plane_async
+from holdfast.server import logs
+from holdfast.server.app import make_app
+from holdfast.server.doors import Doors
+from holdfast.server.health import App, Health, Receive, Scope, Send
+from holdfast.server.logs import Sparing
+from holdfast.server.metrics import MeasuredPort, Metrics, metrics_route
+from holdfast.server.settings import Settings
+from holdfast.server.tokens import TokenGuards, check_bind, choose_guards
+
+_log = logging.getLogger("holdfast.server")
+logging.getLogger("uvicorn.error").addFilter(Sparing(per_second=20))  # Bad requests are others' to make.
+
+_FRAME_SLACK_BYTES: Final = 1_024  # So that a frame that is a little too large hears so from us, by its name.
+_BACKLOG: Final = 2_048
+_CLOSE_SECONDS: Final = 1  # How long connections may take to close once nothing is under way.
+_CALM_SECONDS: Final = 0.05
+_CALM_LOOKS: Final = 3  # So often in a row nothing was under way: replies are out, and nobody was between two calls.
+
+
+def run(settings: Settings) -> int:
+    """Serve until a signal says to stop; the exit code.
+
+    Raises:
+        InvalidArgument: the address is not one to serve at, or cannot be had.
+        HoldfastError: as `holdfast.open`.
+    """
+    logs.configure(settings.log_format, settings.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings))
+    return 0
+
+
+async def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
+    """Serve on this event loop until a signal says to stop; `ready` is told the URL instead of everybody."""
+    check_bind(settings.host, tokens_on=settings.tokens, tls=settings.tls, insecure=settings.insecure)
+    tls = _tls_context(settings) if settings.tls else None
+    with _bound(settings.host, settings.port) as listening:
+        port = await open_plane_async(settings.data, settings.options)
+        try:
+            serving = Serving(settings, port)
+            await serving.run(listening, tls, ready or _announce)
+        finally:
+            await port.close()
+    _log.info("stopped")
+
+
+class Serving:
+    """The parts of a running server."""
+
+    def __init__(self, settings: Settings, port: Any) -> None:
+        self.settings = settings
+        self.metrics = Metrics(queues_max=settings.metrics_queues_max, streams=lambda: len(self.doors.streams.open))
+        self.health = Health(port)
+        measured = MeasuredPort(port, self.metrics)
+        self.guards = choose_guards(
+            port, tokens_on=settings.tokens, rejected=self.metrics.rejected, ended=self._drop_streams_of
+        )
+        self.doors = Doors(measured, self.guards)
+        app = make_app(self.doors)
+        app.router.routes[:0] = [*self.health.routes(), metrics_route(self.metrics, port, self.guards)]
+        self.app = self.health.gate(_patient(app, settings.body_idle_seconds))
+        if hasattr(port.parts.database, "on_sync"):
+            port.parts.database.on_sync = self.metrics.synced
+        self._server: _Server | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    async def run(self, listening: socket.socket, tls: ssl.SSLContext | None, ready: Callable[[str], None]) -> None:
+        """Serve until `stop` was called and everything is answered."""
+        host, port = listening.getsockname()[:2]
+        url = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        self._server = _Server(self._config(tls), lambda: self._ready(url, ready))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        if isinstance(self.guards, TokenGuards):
+            await self.guards.start()
+        try:
+            await self._server.serve(sockets=[listening])
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+            if isinstance(self.guards, TokenGuards):
+                await self.guards.stop()
+
+    def stop(self) -> None:
+        """Drain, then close. Called again: close at once."""
+        assert self._server is not None, "signals are heard while the server runs"
+        if self._draining is None:
+            _log.info("stopping: calls under way have %g s", self.settings.drain_seconds)
+            _tell_systemd("STOPPING=1")
+            self._draining = asyncio.get_running_loop().create_task(self._drain(self._server))
+        else:
+            _log.warning("stopping at once: %s calls under way are not answered", self.under_way)
+            self._draining.cancel()
+            self._server.force_exit = self._server.should_exit = True
+
+    @property
+    def under_way(self) -> int:
+        """Calls and requests that are being answered, without those that only wait for something to come."""
+        return self.health.under_way + self.metrics.in_flight - self.metrics.waiting
+
+    async def _drain(self, server: "_Server") -> None:
+        self.health.draining = True
+        self.doors.streams.drain()
+        calm = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.drain_seconds):
+                while calm < _CALM_LOOKS:
+                    await asyncio.sleep(_CALM_SECONDS)
+                    calm = 0 if self.under_way else calm + 1
+        if calm < _CALM_LOOKS:
+            _log.warning("%s calls were still under way after %g s", self.under_way, self.settings.drain_seconds)
+        server.should_exit = True
+
+    def _drop_streams_of(self, token: str) -> None:
+        """A token has ended: what waits on its behalf, waits no more."""
+        for session, stream in list(self.doors.streams.open.items()):
+            if session.startswith(f"{token}/"):
+                stream.drop()
+
+    def _ready(self, url: str, ready: Callable[[str], None]) -> None:
+        _log.info("ready at %s", url, extra={"data": self.settings.data, "tokens": self.settings.tokens})
+        _tell_systemd("READY=1")
+        ready(url)
+
+    def _config(self, tls: ssl.SSLContext | None) -> uvicorn.Config:
+        settings = self.settings
+        bounds = {"bytes_max": settings.header_bytes_max, "seconds": settings.header_seconds}
+        return uvicorn.Config(
+            self.app,
+            http=type("Http", (BoundedHttp,), bounds),
+            ws="websockets-sansio",
+            ws_max_size=FRAME_BYTES_MAX + _FRAME_SLACK_BYTES,
+            ws_per_message_deflate=False,  # Frames of small calls grow by it, and it takes more time than the calls.
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,  # Nobody says in a header who they are.
+            server_header=False,
+            backlog=_BACKLOG,
+            limit_concurrency=settings.connections_max,
+            timeout_keep_alive=settings.keep_alive_seconds,
+            timeout_graceful_shutdown=_CLOSE_SECONDS,
+            ssl_context_factory=None if tls is None else lambda config, default: tls,  # noqa: ARG005
+        )
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """HTTP whose heads have a bounded size and arrive in a bounded time; uvicorn bounds neither."""
+
+    bytes_max = 32_768
+    seconds = 10.0
+
+    _head_bytes = 0
+    _in_head = True
+    _too_large = False
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(self.seconds, self._give_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > self.bytes_max and not self.transport.is_closing():
+            self._too_large = True
+            self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        if self._timer is None:  # The first head of a connection has its timer already.
+            self._timer = self.loop.call_later(self.seconds, self._give_up)
+
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        self._in_head, self._head_bytes = False, 0
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.bytes_max:
+            self._too_large = True
+            raise httptools.HttpParserError("the head is too large")
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if not self._too_large:
+            super().send_400_response(msg)
+            return
+        _log.warning("refused: the head of a request has more than %s bytes", self.bytes_max)
+        self._refuse(431, "Request Header Fields Too Large", f"A head has at most {self.bytes_max} bytes; shorten it")
+
+    def _give_up(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self._refuse(408, "Request Timeout", f"The head of a request did not arrive within {self.seconds:g} s")
+
+    def _refuse(self, status: int, title: str, detail: str) -> None:
+        code = "request_head_too_large" if status == 431 else "request_timeout"
+        body = f'{{"code":"{code}","title":"{title}","status":{status},"detail":"{detail}"}}'
+        self.transport.write(
+            f"HTTP/1.1 {status} {title}\r\ncontent-type: application/problem+json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode()
+        )
+        self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signals, which end connections before their calls are answered."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self._ready()
+
+
+def _patient(app: App, seconds: float) -> App:
+    """The app, for which a body that pauses longer than `seconds` on its way in has been given up."""
+
+    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        complete = False
+
+        async def receive_in_time() -> Any:
+            nonlocal complete
+            if complete:  # Whoever asks now waits for the client to go, which may take long.
+                return await receive()
+            try:
+                async with asyncio.timeout(seconds):
+                    message = await receive()
+            except TimeoutError:
+                return {"type": "http.disconnect"}
+            complete = not message.get("more_body", False)
+            return message
+
+        await app(scope, receive_in_time, send)
+
+    return bounded
+
+
+@contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise InvalidArgument(f"{host} is no address to serve at ({error}); choose another --host") from error
+    with listening:
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+        except OSError as error:
+            raise InvalidArgument(
+                f"{host}:{port} cannot be had ({error.strerror}); choose another --port, or stop what is there"
+            ) from error
+        listening.setblocking(False)
+        yield listening
+
+
+def _tls_context(settings: Settings) -> ssl.SSLContext:
+    """Raises PathUnusable if a certificate or key cannot be used."""
+    assert settings.tls_cert is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        if settings.tls_client_ca is not None:
+            context.load_verify_locations(settings.tls_client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(filter(None, (settings.tls_cert, settings.tls_key, settings.tls_client_ca)))
+        raise PathUnusable(
+            f"TLS cannot be set up with {files} ({error}); give PEM files that belong together"
+        ) from error
+    return context
+
+
+def _announce(url: str) -> None:
+    """The one line on standard output: whoever started the server reads it, and knows where and that it is ready."""
+    sys.stdout.write(f"Holdfast is ready at {url}\n")
+    sys.stdout.flush()
+
+
+def _tell_systemd(state: str) -> None:
+    """Tell whoever started the server as a service, if somebody did."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if address:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.sendto(state.encode(), f"\0{address[1:]}" if address.startswith("@") else address)

@@ -1,0 +1,132 @@
+"""Settings: a file, then the environment, then flags; whoever errs is told where."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.errors import InvalidArgument, PathUnusable
+from holdfast.server.settings import Settings
+
+
+def load(
+    flags: dict[str, Any] | None = None, environment: dict[str, str] | None = None, file: Path | None = None
+) -> Settings:
+    return Settings.load(flags, file=file, environment=environment or {})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "holdfast.toml"
+
+
+def test_without_a_word_a_server_is_on_loopback() -> None:
+    assert load() == Settings()
+    assert (load().host, load().port, load().tokens, load().drain_seconds) == ("127.0.0.1", 9440, False, 10.0)
+
+
+def test_the_environment_comes_before_the_file_and_flags_before_both(file: Path) -> None:
+    file.write_text('port = 1\nhost = "::1"\ndrain_seconds = 1\n')
+    environment = {"HOLDFAST_PORT": "2", "HOLDFAST_HOST": "127.0.0.2"}
+    settings = load({"port": 3}, environment, file)
+    assert (settings.port, settings.host, settings.drain_seconds) == (3, "127.0.0.2", 1.0)
+
+
+def test_a_flag_that_was_not_given_decides_nothing() -> None:
+    assert load({"port": None}, {"HOLDFAST_PORT": "2"}).port == 2
+
+
+def test_a_variable_that_is_empty_was_not_given() -> None:
+    assert load(environment={"HOLDFAST_PORT": ""}).port == 9440
+
+
+def test_the_environment_may_name_the_file(file: Path) -> None:
+    file.write_text("port = 5")
+    assert load(environment={"HOLDFAST_CONFIG": str(file)}).port == 5
+
+
+def test_tables_are_only_another_way_to_write_keys(file: Path) -> None:
+    file.write_text('[tls]\ncert = "a"\nkey = "b"\n[queue]\nmax-consumers = 7\n')
+    settings = load(file=file)
+    assert (settings.tls_cert, settings.tls_key, settings.queue_max_consumers) == ("a", "b", 7)
+    assert settings.tls
+
+
+@pytest.mark.parametrize(("text", "value"), [("on", True), ("YES", True), ("1", True), ("off", False), ("false", False)])
+def test_switches_are_on_and_off(text: str, value: bool) -> None:
+    assert load(environment={"HOLDFAST_TOKENS": text}).tokens is value
+    assert load({"tokens": text}).tokens is value
+
+
+def test_flags_may_be_written_as_on_the_command_line() -> None:
+    assert load({"--drain-seconds": "3"}).drain_seconds == 3.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "text", "words"),
+    [
+        ({"prot": 1}, {}, "", ["prot", "the flags (--prot)", "did you mean port"]),
+        ({}, {"HOLDFAST_DRAIN_SECOND": "1"}, "", ["HOLDFAST_DRAIN_SECOND", "did you mean drain_seconds"]),
+        ({}, {"HOLDFAST_QUEUE_MAX_CONSUMER": "1"}, "", ["did you mean queue_max_consumers"]),
+        ({}, {}, "tokns = true", ["tokns", "holdfast.toml", "did you mean tokens"]),
+        ({}, {}, "[tls]\ncrt = 'a'", ["tls_crt", "did you mean tls_cert"]),
+        ({"port": "many"}, {}, "", ["port is 'many'", "the flags (--port)", "int"]),
+        ({"port": 70_000}, {}, "", ["the flags (--port)", "65535"]),
+        ({}, {"HOLDFAST_PORT": "-1"}, "", ["HOLDFAST_PORT", ">= 0"]),
+        ({}, {}, 'port = "9440"', ["holdfast.toml", "int"]),
+        ({}, {"HOLDFAST_LOG_FORMAT": "xml"}, "", ["HOLDFAST_LOG_FORMAT", "xml"]),
+        ({"drain_seconds": "nan"}, {}, "", ["drain_seconds", "--drain-seconds"]),
+        ({"drain_seconds": float("inf")}, {}, "", ["drain_seconds"]),
+        ({"queue_poll_interval_seconds": 0}, {}, "", ["> 0"]),
+        ({"tokens": "perhaps"}, {}, "", ["tokens is 'perhaps'"]),
+        ({"tls_cert": "a"}, {}, "", ["tls_key"]),
+        ({"tls_client_ca": "a"}, {}, "", ["tls_cert"]),
+        ({"host": ""}, {}, "", ["host is empty"]),
+        ({}, {}, "port =", ["not TOML"]),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_an_error_says_where_it_comes_from(
+    file: Path, flags: dict[str, Any], environment: dict[str, str], text: str, words: list[str]
+) -> None:
+    file.write_text(text)
+    with pytest.raises(InvalidArgument) as raised:
+        load(flags, environment, file)
+    for word in words:
+        assert word in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "variable", ["HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_QUEUE_MESSAGE_ID", "HOLDFAST_FENCE", "HOLDFAST_LEASE_ID"]
+)
+def test_what_clients_read_and_commands_export_is_left_alone(variable: str) -> None:
+    assert load(environment={variable: "x"}) == Settings()
+
+
+def test_a_file_that_is_not_there_is_an_error(file: Path) -> None:
+    with pytest.raises(PathUnusable, match=r"holdfast\.toml"):
+        load(file=file)
+
+
+def test_the_plane_is_opened_as_the_settings_say() -> None:
+    settings = load(
+        {
+            "objects": "memory:",
+            "compact_every_seconds": 5,
+            "queue_max_consumers": 9,
+            "queue_poll_interval_seconds": 1,
+            "queue_poll_jitter_seconds": 0,
+            "queue_resilient_poll_interval_seconds": 60,
+        }
+    )
+    options = settings.options
+    assert (options.objects, options.compact_every_seconds) == ("memory:", 5.0)
+    assert options.waits is not None
+    assert (options.waits.consumers_max, options.waits.poll_seconds) == (9, 1.0)
+    assert (options.waits.poll_jitter_seconds, options.waits.resilient_poll_seconds) == (0.0, 60.0)
+
+
+@pytest.mark.parametrize("field", msgspec.structs.fields(Settings), ids=lambda field: field.name)
+def test_every_setting_has_a_default_that_it_accepts(field: Any) -> None:
+    assert msgspec.convert(field.default, field.type) == field.default
