@@ -18,7 +18,7 @@ NOT_TWINNED = {  # These serve threads and event loops alike.
         "__init__",
         "activity",
         "cancelled",
-        "keeper",
+        "events",
         "lockmodes",
         "locktable",
         "loglines",

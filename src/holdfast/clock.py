@@ -1,5 +1,6 @@
 """Time and identity, injected so that every layer runs under a simulated clock and replays from a seed."""
 
+import os
 import random
 import threading
 import time
@@ -49,12 +50,17 @@ class IdSource:
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        self._random = random.SystemRandom() if seed is None else random.Random(seed)
+        # Ids must differ, not be secret: one look at the system's randomness is enough, and each further one dear.
+        self._random = random.Random(os.urandom(32) if seed is None else seed)
         self._lock = threading.Lock()
         self._last_ms = 0  # A clock that stands before 1970 counts as if it stood there.
         self._counter = 0
 
     def new_id(self, now_ms: int) -> uuid.UUID:
+        return uuid.UUID(int=self.new_number(now_ms))
+
+    def new_number(self, now_ms: int) -> int:
+        """The same as a number, for whoever has no use for the object."""
         with self._lock:
             if now_ms > self._last_ms:
                 self._last_ms = now_ms
@@ -66,4 +72,4 @@ class IdSource:
                     self._last_ms += 1
                     self._counter = self._random.getrandbits(_COUNTER_BITS - 1)
             stamp, counter = self._last_ms, self._counter
-        return uuid.UUID(int=stamp << 80 | _VERSION_7 | counter >> 62 << 64 | _VARIANT | counter & _LOW_62)
+        return stamp << 80 | _VERSION_7 | counter >> 62 << 64 | _VARIANT | counter & _LOW_62

@@ -7,17 +7,21 @@ the cap is reached. A message that was lost all the same (the process was stoppe
 
 import heapq
 import logging
+import math
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from typing import Protocol
 
-from holdfast.errors import Closed, HoldfastError
+from holdfast.errors import Closed, Fenced
 from holdfast.wire.queues import MessageLease
 
 _log = logging.getLogger("holdfast.keeper")
+
+_NEW_MAX = 4_096  # Messages that may gather before the thread is woken to forget those that are settled.
 
 Extend = Callable[[str, str, MessageLease, float], int]  # Of a universe's queue, by seconds; when it ends then.
 
@@ -56,6 +60,8 @@ class Keeper:
         self._extend = extend
         self._lock = threading.Condition()
         self._due: list[tuple[float, int, Keeping]] = []
+        self._new: deque[tuple[float, int, Keeping]] = deque()
+        self._wake_at = math.inf  # When the thread will look by itself.
         self._numbers = count()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -66,19 +72,25 @@ class Keeper:
         """Extend the lease by `seconds` again and again, for `cap_seconds` at most."""
         now = time.monotonic()
         keeping = Keeping(message, universe, queue, lease, seconds=seconds, cap=now + cap_seconds)
+        self._new.append((now + seconds / 3, next(self._numbers), keeping))
+        # Mostly the thread looks here in time by itself, and finds that the message is settled.
+        if self._wake_at > now + seconds / 3 or len(self._new) > _NEW_MAX:
+            self._wake()
+        return keeping
+
+    def _wake(self) -> None:
         with self._lock:
-            heapq.heappush(self._due, (now + seconds / 3, next(self._numbers), keeping))
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
                 self._thread.start()
-            elif self._due[0][2] is keeping:
+            else:
                 self._lock.notify()
-        return keeping
 
     def close(self) -> None:
         with self._lock:
             self._closing = True
             self._due.clear()
+            self._new.clear()
             self._lock.notify()
             thread = self._thread
         if thread is not None:
@@ -87,8 +99,15 @@ class Keeper:
     def _run(self) -> None:
         while True:
             with self._lock:
+                self._take_new()
                 while not self._closing and (not self._due or self._due[0][0] > time.monotonic()):
+                    self._wake_at = self._due[0][0] if self._due else math.inf
+                    if self._new:  # Whoever came just now may have relied on the moment that was planned before.
+                        self._take_new()
+                        continue
                     self._lock.wait(self._due[0][0] - time.monotonic() if self._due else None)
+                    self._take_new()
+                self._wake_at = 0.0  # It is awake, and will look before it sleeps again.
                 if self._closing:
                     return
                 keeping = heapq.heappop(self._due)[2]
@@ -96,6 +115,15 @@ class Keeper:
                 with self._lock:
                     due = time.monotonic() + keeping.seconds / 3
                     heapq.heappush(self._due, (due, next(self._numbers), keeping))
+
+    def _take_new(self) -> None:
+        """Take up what came since the last look, but for what was settled meanwhile."""
+        while self._new:
+            due = self._new.popleft()
+            if not due[2].stopped and due[2].message() is not None:
+                heapq.heappush(self._due, due)
+        while self._due and (self._due[0][2].stopped or self._due[0][2].message() is None):
+            heapq.heappop(self._due)
 
     def _extended(self, keeping: Keeping) -> bool:
         """Extend one lease; whether it is to be extended again."""
@@ -106,11 +134,13 @@ class Keeper:
             message.expires_ms = self._extend(keeping.universe, keeping.queue, keeping.lease, keeping.seconds)
         except Closed:
             return False
-        except HoldfastError as error:
-            if error.retry == "later":
-                return True
+        except Fenced as error:
             if not keeping.stopped:
                 message.lost = True
                 _log.warning("the lease on message %s of %s was lost: %s", keeping.lease.id, keeping.queue, error)
             return False
+        except Exception as error:  # Nobody knows whether it was extended, and doing it again does no harm.
+            _log.info(
+                "the lease on message %s of %s is extended again soon: %s", keeping.lease.id, keeping.queue, error
+            )
         return True

@@ -152,23 +152,16 @@ def test_a_delivery_that_could_not_be_committed_takes_no_message_along() -> None
 
 
 def test_a_delivery_that_could_not_be_committed_hides_no_message_from_another_consumer() -> None:
-    """BUG: what was read ahead is forgotten too late: when the caller hears of the failure, not when it happens.
+    """Between a commit that failed and its caller's hearing of it, another thread may come for what was read ahead.
 
-    Until then (the turn was passed on, and a failed CRITICAL commit first waits for a sync) another thread takes the
-    next key from `Ahead`, one further than it should, and moves the front behind a message that nobody has. That one
-    counts as ready and is not found again, and what is less urgent is not looked for. If `Ahead` remembered the front
-    that it belongs to, and were forgotten whenever the tally has another one, no order of events could do that.
+    (The turn was passed on, and a failed CRITICAL commit first waits for a sync.) It must not take the next key, one
+    further than it should, and move the front behind a message that nobody has.
     """
     assert fail_a_delivery(meanwhile=True) == [b"0", b"1", b"2", b"3"]
 
 
 def test_a_message_is_delivered_although_the_clock_was_set_back_before_a_restart(tmp_path: Path) -> None:
-    """BUG: `make_ready(fresh=True)` trusts that a new id is the largest of all, which holds within a process only.
-
-    After a restart with a clock that stands before the last delivery (it was set back, or the machine's is wrong at
-    boot) new ids sort below the front. They are counted as ready and never found, and `_next` looks no further: what is
-    less urgent is not delivered either. Lesson 23: keys come from the wall clock, which can go back.
-    """
+    """Lesson 23: ids come from the wall clock, which can go back. What is put below the front would never be found."""
     clock = ManualClock()
     with RocksDatabase(tmp_path, clock=clock) as database:
         database.transact(queues.put, JOBS, [NewMessage(b"before")])
@@ -183,7 +176,7 @@ def test_a_message_is_delivered_although_the_clock_was_set_back_before_a_restart
 
 
 def test_a_group_keeps_its_order_although_the_clock_was_set_back_before_a_restart(tmp_path: Path) -> None:
-    """BUG: the order of a group is the order of ids, so what is put after such a restart overtakes what waits."""
+    """The order of a group is that of its puts, whatever their ids would say."""
     clock = ManualClock()
     with RocksDatabase(tmp_path, clock=clock) as database:
         for payload in (b"1", b"2"):

@@ -86,7 +86,12 @@ class Node:
         self._reader.join()
 
     def __enter__(self) -> Self:
-        until(lambda: self.lines, f"{self.name} to start")
+        try:
+            until(lambda: self.lines or self._process.poll() is not None, f"{self.name} to start")
+            assert self.lines, f"{self.name} ended before it began"
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -297,7 +297,7 @@ class Queues(RuleBasedStateMachine):
         receipts = self.database.transact(queues.put, self.queue, some)
         assert len(receipts) == len(some)
         fresh = [receipt.id for receipt in receipts if not receipt.duplicate]
-        assert self.shared or fresh == sorted(fresh) and all(id > max(self.ids, default="") for id in fresh)
+        assert self.shared or (fresh == sorted(fresh) and all(id > max(self.ids, default="") for id in fresh))
         self.ids |= set(fresh)
         for new, receipt in zip(some, receipts, strict=True):
             self.model.put(new, receipt)
@@ -678,12 +678,12 @@ def test_a_queue_in_memory_does_what_lists_and_dicts_do(examples: int) -> None:
     run_machine(repeat(MemoryDatabase), examples=examples)
 
 
-@often(100)
+@often(70)
 def test_a_queue_on_rocksdb_does_what_lists_and_dicts_do(examples: int, tmp_path: Path) -> None:
     fresh = (partial(RocksDatabase, tmp_path / str(number)) for number in count())
     run_machine(fresh, examples=examples, lasting=True)
 
 
-@often(30)
+@often(25)
 def test_a_queue_on_postgres_does_what_lists_and_dicts_do(examples: int, postgres_url: str) -> None:
     run_machine(repeat(partial(PostgresDatabase, postgres_url)), examples=examples, lasting=True, shared=True)

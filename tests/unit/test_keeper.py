@@ -207,11 +207,7 @@ def test_what_may_work_later_is_tried_again(night: Night, error: Exception) -> N
 
 
 def test_an_extension_whose_answer_was_lost_is_tried_again(night: Night) -> None:
-    """BUG: CommitUnknown (retry IDEMPOTENT) marks the message lost and stops keeping it.
-
-    Nobody knows whether it was extended, and extending again does no harm. The lease may well be good, and ends soon
-    if nobody extends it. Only an error that says that the lease is somebody else's (Fenced) makes a message lost.
-    """
+    """Lesson 32: nobody knows whether it was extended, and extending again does no harm. It is not lost."""
     message = Message()
     night.answers["a"] = raises(CommitUnknown("the answer was lost"))
     night.keep(message, "a")

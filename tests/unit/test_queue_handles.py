@@ -1,30 +1,52 @@
-"""Queues as users have them: with blocks, waiting in line, large payloads, and what is told of it all."""
+"""Queues as users have them: with blocks, waiting in line, large payloads, atomic lists, and what is told of it all."""
 
 import asyncio
+import gc
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 import holdfast
-from holdfast import Plane
-from holdfast.errors import HoldfastError
+from holdfast import AsyncPlane, Plane, Tier, Transaction
+from holdfast.errors import (
+    BatchTooLarge,
+    CasMismatch,
+    EmptyBatch,
+    Fenced,
+    HeadAdvanced,
+    HoldfastError,
+    InvalidArgument,
+    InvalidName,
+    InvalidValue,
+    PayloadTooLarge,
+    QueueBusy,
+    QueueMessageLeaseMismatch,
+)
 from holdfast.handles.sync.messages import Message
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import NewMessage
+from holdfast.handles.sync.queues import Queue
+from holdfast.plane import Options, open_plane
+from holdfast.runtime.waits import Waits
+from holdfast.testing.clock import START_MS, ManualClock
+from holdfast.wire.inboxes import Control
+from holdfast.wire.queues import NewMessage, QueuePolicy, QueueStats
 
 PATIENCE_SECONDS = 30.0  # Far more than anything here takes; whoever waits for a condition must end some day.
-SOON_SECONDS = 3.0  # The same, where a bug is known to let it run out.
+LONG = 600.0  # Of seconds that nobody sits out: the clock is moved, or something else happens first.
+BLOB = 16_385  # Bytes: the shortest payload that is stored as a blob.
+STREAMED = 1_048_577  # Bytes: the shortest one that does not come along with its message.
 
 
 @pytest.fixture(params=["memory", "dir"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return "memory:" if request.param == "memory" else f"dir:{tmp_path}"
+    return "memory:" if request.param == "memory" else f"dir:{tmp_path / 'plane'}"
 
 
 @pytest.fixture
@@ -34,143 +56,1186 @@ def plane(url: str, clock: ManualClock) -> Iterator[Plane]:
 
 
 @pytest.fixture
+def running(url: str) -> Iterator[Plane]:
+    """A plane whose time passes by itself."""
+    with holdfast.open(url) as plane:
+        yield plane
+
+
+@pytest.fixture
+def jobs(plane: Plane) -> Queue:
+    return plane.queue("jobs")
+
+
+@pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(16) as threads:
         yield threads
 
 
-def until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
+def until(condition: Callable[[], bool]) -> None:
     """Wait for another thread to get somewhere."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.001)
 
 
+async def until_async(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await condition():
+            await asyncio.sleep(0.001)
+
+
+def received(queue: Queue, **options: Any) -> Message:
+    """The next message, which must be there; nobody extends its lease behind the test's back."""
+    message = queue.receive(**{"extend_for_seconds": 0, **options})
+    assert message is not None
+    return message
+
+
+def waiting(threads: ThreadPoolExecutor, queue: Queue, line: int = 1, **options: Any) -> "Future[Message | None]":
+    """A consumer that stands in line, as the last of `line`."""
+    waiter = threads.submit(queue.receive, **{"wait_seconds": LONG, "extend_for_seconds": 0, **options})
+    until(lambda: queue.stats().waiting_consumers == line)
+    return waiter
+
+
+def served(waiter: "Future[Message | None]") -> Any:
+    message = waiter.result(PATIENCE_SECONDS)
+    return None if message is None else message.json()
+
+
+def counts(stats: QueueStats) -> dict[str, int]:
+    """How many messages are where, of those places that have any."""
+    places = ("ready", "delayed", "leased", "blocked", "dead")
+    return {place: getattr(stats, place) for place in places if getattr(stats, place)}
+
+
+def everything(plane: Plane) -> list[tuple[bytes, bytes]]:
+    return plane.transact(lambda tx: tx.scan(b"", b"\xff" * 8, limit=10_000))
+
+
+def records(plane: Plane) -> list[dict[str, str]]:
+    return [msgspec.json.decode(each.record) for each in plane.activity.read(kind="queues").records]
+
+
 def events(plane: Plane) -> list[str]:
-    records = plane.activity.read(kind="queues").records
-    return [msgspec.json.decode(record.record)["event"] for record in records]
+    return [record["event"] for record in records(plane)]
 
 
-# Bugs.
+# Putting and receiving.
 
 
-def test_a_redrive_looks_for_every_message_that_it_is_given(plane: Plane) -> None:
-    """BUG: batches are cut by how many were moved, not by how many were tried: 256 unknown ids hide all behind them."""
-    jobs = plane.queue("jobs")
-    jobs.put("a")
-    message = jobs.receive()
-    assert message is not None
-    message.reject("boom")
-    assert jobs.redrive([*(str(uuid.uuid4()) for _ in range(256)), message.id]) == 1
-    assert jobs.stats().ready == 1
+@pytest.mark.parametrize("body", [{"n": 1, "text": "ü"}, [1, 2.5, None], "text", 5, None, True])
+def test_a_body_is_json_unless_it_is_bytes(jobs: Queue, body: Any) -> None:
+    jobs.put(body)
+    message = received(jobs)
+    assert (message.json(), message.delivery.content_type) == (body, "application/json")
 
 
-def test_what_a_waiting_consumer_notices_is_told(plane: Plane, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
-    """BUG: the dispatcher drops the notes of a look that found nothing, though it was committed: a message that
-    expired and became a dead letter while a consumer waited is in no session log.
-    """
-    jobs = plane.queue("jobs")
-    jobs.put("a", max_attempts=1)
-    assert jobs.receive(visibility_seconds=1, extend_for_seconds=0) is not None
-    waiter = threads.submit(jobs.receive, wait_seconds=600)
-    until(lambda: jobs.stats().waiting_consumers == 1)
+@pytest.mark.parametrize("body", [b"", b"\x00\xff", bytearray(b"abc"), memoryview(b"abc")])
+def test_bytes_come_as_they_are(jobs: Queue, body: Any) -> None:
+    jobs.put(body)
+    message = received(jobs)
+    assert (message.payload, message.delivery.content_type) == (bytes(body), "application/octet-stream")
+
+
+@pytest.mark.parametrize("body", [object(), {"a": {1, 2} and object()}, "\ud800", float], ids=repr)
+def test_a_body_without_a_json_form_is_refused(plane: Plane, jobs: Queue, body: Any) -> None:
+    with pytest.raises(InvalidValue, match="no JSON form"):
+        jobs.put(body)
+    assert everything(plane) == []
+
+
+def test_a_message_tells_what_it_is(jobs: Queue) -> None:
+    receipt = jobs.put(
+        {"n": 1},
+        priority=7,
+        group="g",
+        attributes={"kind": "x"},
+        correlation_id="because",
+        max_attempts=2,
+        visibility_seconds=7,
+        content_type="text/x",
+        tier=Tier.IMPORTANT,
+    )
+    assert (receipt.durability, receipt.duplicate, receipt.correlation_id) == (Tier.IMPORTANT, False, "because")
+    message = received(jobs, owner="ada")
+    assert (message.id, message.queue, message.attributes) == (receipt.id, "jobs", {"kind": "x"})
+    assert (message.attempts, message.failure_attempts, message.fence) == (1, 0, 1)
+    assert (message.correlation_id, message.state, message.settled, message.lost) == ("because", None, False, False)
+    assert message.expires_ms == START_MS + 7_000
+    delivery = message.delivery
+    assert (delivery.priority, delivery.group, delivery.max_attempts) == (7, "g", 2)
+    assert (delivery.content_type, delivery.created_ms) == ("text/x", START_MS)
+    assert repr(message) == f"<message {receipt.id} of jobs, attempt 1, fence 1>"
+
+
+def test_options_of_a_put_hold(jobs: Queue, clock: ManualClock) -> None:
+    first = jobs.put("later", delay_seconds=5, idempotency_key="k")
+    assert jobs.put("again", idempotency_key="k") == msgspec.structs.replace(first, duplicate=True)
+    jobs.put("short", ttl_seconds=1)
+    assert counts(jobs.stats()) == {"ready": 1, "delayed": 1}
     clock.advance_ms(1_000)
-    until(lambda: jobs.stats().dead == 1)
-    clock.advance_ms(600_000)
-    assert waiter.result(PATIENCE_SECONDS) is None
-    assert events(plane) == ["put", "leased", "expired", "dead-lettered"]
+    assert jobs.receive() is None
+    clock.advance_ms(4_000)
+    assert received(jobs).json() == "later"
 
 
-def test_a_plane_that_is_opened_again_attends_to_what_is_due(tmp_path: Path) -> None:
-    """BUG: the sweeper begins with the first commit that notes something due, so what was due before (a TTL, a lease, a
-    schedule) waits until somebody happens to touch a queue; "it looks at all queues once, when it starts".
-    """
-    with holdfast.open(f"dir:{tmp_path}", clock=ManualClock()) as plane:  # Whose time is long over.
-        plane.queue("jobs").put("a", ttl_seconds=1)
-    with holdfast.open(f"dir:{tmp_path}") as plane:
-        until(lambda: plane.queue("jobs").stats().ready == 0, SOON_SECONDS)
+def test_many_are_put_as_one_commit(plane: Plane, jobs: Queue) -> None:
+    receipts = jobs.put_many(["a", b"b", NewMessage(payload=b"c", priority=9)])
+    assert [message.payload for message in jobs.receive_many(10, extend_for_seconds=0)] == [b"c", b'"a"', b"b"]
+    assert len({receipt.id for receipt in receipts}) == 3
+    before = everything(plane)
+    with pytest.raises(InvalidArgument):
+        jobs.put_many(["fine", NewMessage(priority=10)])
+    with pytest.raises(EmptyBatch):
+        jobs.put_many([])
+    with pytest.raises(BatchTooLarge):
+        jobs.put_many(range(257))
+    assert everything(plane) == before
 
 
-def test_a_large_payload_is_not_taken_for_null(plane: Plane) -> None:
-    """BUG: over 1 MiB the payload does not come along, and `json` answers None as if null had been put."""
-    plane.queue("jobs").put("x" * 1_200_000)
-    message = plane.queue("jobs").receive(extend_for_seconds=0)
-    assert message is not None
-    assert message.payload is None
+def test_a_batch_is_received_as_asked_for(jobs: Queue) -> None:
+    jobs.put_many(range(30))
+    batches = [jobs.receive_many(extend_for_seconds=0), jobs.receive_many(256, wait_seconds=LONG, extend_for_seconds=0)]
+    assert [[message.json() for message in batch] for batch in batches] == [list(range(10)), list(range(10, 30))]
+    assert jobs.receive_many() == []
+    for wrong in (0, -1, 257):
+        with pytest.raises(InvalidArgument):
+            jobs.receive_many(wrong)
+
+
+def test_names_are_lower_cased_and_checked(plane: Plane) -> None:
+    plane.queue("Jobs").put("a")
+    assert received(plane.queue("jobs")).json() == "a"
+    assert plane.queues() == ["jobs"]
+    for wrong in ("", "a b", "x" * 129):
+        with pytest.raises(InvalidName):
+            plane.queue(wrong)
+    with pytest.raises(InvalidArgument, match="124 characters"):
+        plane.queue("x" * 125).put("a")
+
+
+def test_universes_have_queues_of_their_own(url: str) -> None:
+    with holdfast.open(url, universe="one") as one:
+        one.queue("jobs").put("a")
+        other = Plane(one._port, "other")
+        assert other.queue("jobs").receive() is None
+        assert (one.queues(), other.queues()) == (["jobs"], [])
+        assert received(one.queue("jobs")).json() == "a"
+
+
+def test_what_was_put_is_there_when_a_folder_is_opened_again(tmp_path: Path, clock: ManualClock) -> None:
+    with holdfast.open(f"dir:{tmp_path}", clock=clock) as plane:
+        plane.queue("jobs").put_many(["held", "ready"])
+        held = received(plane.queue("jobs"))
+    with holdfast.open(f"dir:{tmp_path}", clock=clock) as plane:
+        assert received(plane.queue("jobs")).json() == "ready"
+        clock.advance_ms(30_000)
+        again = received(plane.queue("jobs"))
+        assert (again.id, again.fence) == (held.id, 2)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"wait_seconds": -1}, {"wait_seconds": 3_601}, {"wait_seconds": float("nan")}]
+    + [{"visibility_seconds": seconds} for seconds in (-1, 43_201, 0.0001, float("nan"))]
+    + [{"owner": "x" * 257}],
+    ids=str,
+)
+def test_a_receive_that_nobody_can_have_is_refused(jobs: Queue, wrong: dict[str, Any]) -> None:
+    jobs.put("a")
+    with pytest.raises(InvalidArgument):
+        jobs.receive(**wrong)
+    assert counts(jobs.stats()) == {"ready": 1}
+
+
+# With blocks.
+
+
+def test_a_with_block_acknowledges_at_its_end(jobs: Queue) -> None:
+    jobs.put("a")
+    with received(jobs) as message:
+        assert counts(jobs.stats()) == {"leased": 1}
+    assert message.settled
+    assert (counts(jobs.stats()), jobs.stats().acked_total) == ({}, 1)
+
+
+def test_a_with_block_that_fails_gives_the_message_back_with_its_error(jobs: Queue) -> None:
+    jobs.put("a")
+    with pytest.raises(ZeroDivisionError), received(jobs):
+        raise ZeroDivisionError("by nothing")
+    message = received(jobs)
+    assert (message.attempts, message.failure_attempts) == (2, 1)
+    assert message.delivery.last_error == "ZeroDivisionError: by nothing"
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_a_shutdown_burns_no_attempts(jobs: Queue, stop: type[BaseException]) -> None:
+    """Lesson 33: a shutdown must not burn a message's attempts."""
+    jobs.put("a", max_attempts=1)
+    with pytest.raises(stop), received(jobs):
+        raise stop
+    message = received(jobs)
+    assert (message.attempts, message.failure_attempts, message.delivery.last_error) == (2, 0, None)
+    assert jobs.stats().failed_total == 0
+
+
+async def test_a_task_that_is_cancelled_burns_no_attempts(url: str, clock: ManualClock) -> None:
+    """Lesson 33 again, on an event loop."""
+    async with holdfast.open_async(url, clock=clock) as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put("a", max_attempts=1)
+        working = asyncio.Event()
+
+        async def work() -> None:
+            message = await jobs.receive(extend_for_seconds=0)
+            assert message is not None
+            async with message:
+                working.set()
+                await asyncio.sleep(LONG)
+
+        worker = asyncio.create_task(work())
+        await working.wait()
+        worker.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await worker
+        message = await jobs.receive(extend_for_seconds=0)
+        assert message is not None
+        assert (message.attempts, message.failure_attempts) == (2, 0)
+
+
+def test_a_with_block_leaves_alone_what_was_settled_inside(jobs: Queue) -> None:
+    jobs.put_many(["acked", "given back", "rejected"])
+    with received(jobs) as message:
+        message.ack()
+    with received(jobs) as message:
+        message.nack(delay_seconds=60, error="not now")
+    with pytest.raises(LookupError), received(jobs) as message:
+        message.reject("hopeless")
+        raise LookupError
+    assert counts(jobs.stats()) == {"delayed": 1, "dead": 1}
+    assert [letter.last_error for letter in jobs.dead_letters()] == ["hopeless"]
+
+
+def test_a_with_block_that_lost_its_message_says_so(jobs: Queue, clock: ManualClock) -> None:
+    jobs.put("a")
+    with pytest.raises(QueueMessageLeaseMismatch), received(jobs):
+        clock.advance_ms(30_000)
+        second = received(jobs)
+    second.ack()
+
+
+def test_settling_twice_is_fine_only_for_acks(jobs: Queue) -> None:
+    jobs.put_many(["a", "b"])
+    acked, given_back = jobs.receive_many(2, extend_for_seconds=0)
+    acked.ack()
+    acked.ack()
+    given_back.nack()
+    for settle in (given_back.nack, given_back.ack, given_back.reject, acked.nack):
+        with pytest.raises(QueueMessageLeaseMismatch):
+            settle()
+    with pytest.raises(InvalidArgument, match="a nack is a failure or a defer"):
+        acked.nack(intent="nonsense")
+
+
+def test_a_lease_is_extended_but_not_by_nothing(jobs: Queue, clock: ManualClock) -> None:
+    """Lesson 9: extending by zero expired the lease while the message stayed hidden."""
+    jobs.put("a", visibility_seconds=7)
+    message = received(jobs)
+    clock.advance_ms(1_000)
+    for wrong in (0, -1, 0.0001, 43_201, float("nan")):
+        with pytest.raises(InvalidArgument):
+            message.extend(wrong)
+    assert message.extend(10) == message.expires_ms == START_MS + 11_000
+    clock.advance_ms(9_000)
+    assert message.extend() == START_MS + 17_000
+    assert message.extend(1) == START_MS + 17_000
+
+
+# Large payloads.
+
+
+@pytest.mark.parametrize("size", [BLOB - 1, BLOB, STREAMED - 1])
+def test_a_payload_comes_along_whether_it_is_a_blob_or_not(jobs: Queue, size: int) -> None:
+    payload = bytes(number % 251 for number in range(size))
+    jobs.put_many([payload, b"small"])
+    message = received(jobs)
+    assert (message.payload, message.delivery.size) == (payload, size)
+    assert (message.delivery.blob is not None) == (size >= BLOB)
+    assert (message.read(), b"".join(message.open())) == (payload, payload)
+
+
+def test_a_payload_that_is_too_large_to_come_along_is_read_or_streamed(jobs: Queue) -> None:
+    """And not taken for null meanwhile."""
+    payload = b'"' + b"x" * (STREAMED - 2) + b'"'
+    jobs.put("x" * (STREAMED - 2))
+    message = received(jobs)
+    assert (message.payload, message.delivery.size) == (None, STREAMED)
     with pytest.raises(HoldfastError, match="read"):
         message.json()
+    assert message.read() == payload
+    chunks = list(message.open())
+    assert (b"".join(chunks), len(chunks) > 0) == (payload, True)
+    message.reject()
+    assert [(letter.payload, letter.blob) for letter in jobs.dead_letters()] == [(None, message.delivery.blob)]
+    jobs.redrive()
+    assert received(jobs).read() == payload
 
 
-def test_a_message_whose_blob_is_missing_does_not_take_its_batch_along(plane: Plane) -> None:
-    """BUG: `receive_many` raises after all of them were leased. Nobody has them, and each counts as a failure later."""
-    jobs = plane.queue("jobs")
+def test_a_message_whose_blob_is_missing_does_not_take_its_batch_along(jobs: Queue) -> None:
     jobs.put_many([b"fine", NewMessage(blob="0" * 64, blob_size=20_000)])
-    found: list[Message] = []
-    try:
-        found += jobs.receive_many(2, extend_for_seconds=0)
-    except HoldfastError:
-        assert jobs.stats().leased == 0
-    else:
-        assert b"fine" in [message.payload for message in found]
+    fine, missing = jobs.receive_many(2, extend_for_seconds=0)
+    assert (fine.payload, missing.payload) == (b"fine", None)
+    with pytest.raises(HoldfastError, match="No blob"):
+        missing.read()
+    missing.reject("its blob is gone")
+    fine.ack()
 
 
-def test_leaving_a_subscription_burns_no_attempts(plane: Plane) -> None:
-    """BUG, Lesson 33: what was received ahead and never handed out stays leased until its time is over, and then
-    counts as a failure.
-    """
-    jobs = plane.queue("jobs")
-    jobs.put_many(range(3))
-    messages = jobs.subscribe(credit=3, wait_seconds=0)
-    next(messages).ack()
-    messages.close()
-    stats = jobs.stats()
-    assert (stats.ready, stats.leased, stats.failed_total) == (2, 0, 0)
-
-
-def test_a_subscription_gets_the_credit_of_a_lost_message_back(
-    plane: Plane, clock: ManualClock, threads: ThreadPoolExecutor
-) -> None:
-    """BUG: a message that was not settled, and is not the consumer's any more, takes up its credit for ever: with as
-    many of them as there is credit, the subscription never looks at the queue again.
-    """
-    jobs = plane.queue("jobs")
-    jobs.put_many(["first", "second"])
-    found: list[Message] = []
-    stop = threading.Event()
-
-    def consume() -> None:
-        for message in jobs.subscribe(credit=1, wait_seconds=0, visibility_seconds=1, extend_for_seconds=0):
-            found.append(message)
-            if stop.is_set():
-                return
-
-    consumer = threads.submit(consume)
-    until(lambda: len(found) == 1)
-    clock.advance_ms(1_000)
-    try:
-        until(lambda: len(found) > 1, SOON_SECONDS)
-    finally:
-        stop.set()
-        for message in found:
-            message.settle_elsewhere()
-        consumer.result(PATIENCE_SECONDS)
-
-
-async def test_a_receive_that_is_cancelled_burns_no_attempts(tmp_path: Path, clock: ManualClock) -> None:
-    """BUG, Lesson 33: cancelled while its lease is being synced, it leaves the message leased to nobody; when its time
-    is over that counts as a failure. So does whoever stops its consumers by cancelling them, or waits with a timeout.
-    """
-    async with holdfast.open_async(f"dir:{tmp_path}", clock=clock) as plane:
+async def test_large_payloads_are_read_and_streamed_on_a_loop(url: str) -> None:
+    async with holdfast.open_async(url) as plane:
         jobs = plane.queue("jobs")
-        for _ in range(5):
-            await jobs.put("a")
+        for size in (0, 5, BLOB, STREAMED):
+            await jobs.put(bytes(size))
+            message = await jobs.receive(extend_for_seconds=0)
+            assert message is not None
+            assert len(await message.read()) == size
+            assert sum([len(chunk) async for chunk in await message.open()]) == size
+            await message.ack()
+
+
+# Waiting.
+
+
+def test_a_waiting_consumer_is_woken_by_a_put(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+    waiter = waiting(threads, jobs)
+    jobs.put("a")
+    assert served(waiter) == "a"
+    assert jobs.stats().waiting_consumers == 0
+
+
+def test_a_waiting_consumer_is_woken_by_a_nack(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+    jobs.put("a")
+    message = received(jobs)
+    waiter = waiting(threads, jobs)
+    message.nack()
+    assert served(waiter) == "a"
+
+
+def test_a_waiting_consumer_is_woken_by_the_end_of_a_delay(
+    jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    """Lesson 13: delayed messages waited for the next poll."""
+    jobs.put("a", delay_seconds=60)
+    waiter = waiting(threads, jobs)
+    clock.advance_ms(59_999)
+    until(lambda: jobs.stats().waiting_consumers == 1)
+    assert not waiter.done()
+    clock.advance_ms(1)
+    assert served(waiter) == "a"
+
+
+def test_a_waiting_consumer_is_woken_by_the_end_of_a_lease(
+    jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    jobs.put("a")
+    received(jobs)
+    waiter = waiting(threads, jobs)
+    clock.advance_ms(30_000)
+    assert served(waiter) == "a"
+
+
+def test_a_waiting_consumer_is_woken_by_resume(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+    jobs.pause()
+    jobs.put("a")
+    waiter = waiting(threads, jobs)
+    assert (jobs.stats().paused, counts(jobs.stats())) == (True, {"ready": 1})
+    jobs.resume()
+    assert served(waiter) == "a"
+
+
+def test_a_waiting_consumer_is_woken_by_a_redrive_and_by_the_next_of_a_group(
+    jobs: Queue, threads: ThreadPoolExecutor
+) -> None:
+    jobs.put("a", group="g")
+    jobs.put("b", group="g")
+    first = received(jobs)
+    waiter = waiting(threads, jobs)
+    first.reject()
+    assert served(waiter) == "b"
+    waiter.result().ack()
+    waiter = waiting(threads, jobs)
+    jobs.redrive()
+    assert served(waiter) == "a"
+
+
+def test_a_waiting_consumer_is_woken_by_a_schedule_and_by_the_rate(
+    jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    jobs.schedule("report", "*/5 * * * *", "a")
+    waiter = waiting(threads, jobs)
+    clock.advance_ms(100_000)
+    assert served(waiter) == "a"
+    jobs.set_policy(QueuePolicy(rate_per_second=0.1))
+    jobs.put_many(["b", "c"])
+    assert received(jobs).json() == "b"
+    waiter = waiting(threads, jobs)
+    clock.advance_ms(10_000)
+    assert served(waiter) == "c"
+
+
+def test_whoever_waits_in_vain_gets_nothing(jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
+    waiter = waiting(threads, jobs, wait_seconds=5)
+    clock.advance_ms(4_999)
+    until(lambda: jobs.stats().waiting_consumers == 1)
+    assert not waiter.done()
+    clock.advance_ms(1)
+    assert served(waiter) is None
+    assert jobs.stats().waiting_consumers == 0
+
+
+def test_whoever_waits_behind_others_in_vain_gets_nothing(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+    first = waiting(threads, jobs)
+    assert jobs.receive(wait_seconds=0.01) is None
+    jobs.put("a")
+    assert served(first) == "a"
+
+
+def test_consumers_are_served_in_the_order_in_which_they_came(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+    """DESIGN section 6: the dispatcher holds waiters, first come, first served."""
+    waiters = [waiting(threads, jobs, number + 1) for number in range(8)]
+    for number, waiter in enumerate(waiters):
+        jobs.put(number)
+        assert served(waiter) == number
+        assert jobs.stats().waiting_consumers == 7 - number
+
+
+def test_many_messages_at_once_serve_everybody_who_waits(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+    waiters = [waiting(threads, jobs, number + 1) for number in range(8)]
+    jobs.put_many(range(8))
+    assert [served(waiter) for waiter in waiters] == list(range(8))
+
+
+def test_waiting_for_one_queue_does_not_hold_up_another(plane: Plane, threads: ThreadPoolExecutor) -> None:
+    waiter = waiting(threads, plane.queue("jobs"))
+    plane.queue("jobs2").put("b")
+    assert received(plane.queue("jobs2"), wait_seconds=LONG).json() == "b"
+    plane.queue("jobs").put("a")
+    assert served(waiter) == "a"
+
+
+def test_one_consumer_too_many_is_told_to_come_back_later(
+    url: str, clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    with Plane(open_plane(url, Options(clock=clock, waits=Waits(consumers_max=2)))) as plane:
+        jobs, waiters = plane.queue("jobs"), list[Future[Message | None]]()
+        with pytest.raises(QueueBusy, match="2 consumers wait already") as busy:
+            while True:  # Whether or not the first in line, who looks, counts as one who waits.
+                assert len(waiters) <= 3
+                ahead = len(waiters)
+                waiter = threads.submit(jobs.receive, wait_seconds=LONG, extend_for_seconds=0)
+                until(lambda ahead=ahead, waiter=waiter: waiter.done() or jobs.stats().waiting_consumers > ahead)
+                if waiter.done():
+                    waiter.result()
+                waiters.append(waiter)
+        assert busy.value.retry == "later"
+        assert 2 <= len(waiters) <= 3
+        jobs.put_many(range(len(waiters)))
+        assert [served(waiter) for waiter in waiters] == list(range(len(waiters)))
+        assert jobs.receive() is None
+
+
+def test_a_plane_that_is_closed_lets_nobody_wait_for_ever(url: str, threads: ThreadPoolExecutor) -> None:
+    plane = holdfast.open(url)
+    waiter = waiting(threads, plane.queue("jobs"))
+    plane.close()
+    with pytest.raises(HoldfastError):
+        waiter.result(PATIENCE_SECONDS)
+
+
+# Waiting on an event loop.
+
+
+async def standing(plane: AsyncPlane, line: int) -> None:
+    async def are_there() -> bool:
+        return (await plane.queue("jobs").stats()).waiting_consumers == line
+
+    await until_async(are_there)
+
+
+async def test_tasks_are_served_in_the_order_in_which_they_came(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        jobs = plane.queue("jobs")
+        tasks = []
+        for number in range(8):
+            tasks.append(asyncio.create_task(jobs.receive(wait_seconds=LONG, extend_for_seconds=0)))
+            await standing(plane, number + 1)
+        await jobs.put_many(range(4))
+        for number in range(4, 8):
+            await jobs.put(number)
+        found = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_SECONDS)
+        assert [message.json() for message in found if message is not None] == list(range(8))
+
+
+async def test_a_task_is_woken_by_whatever_makes_a_message_ready(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        jobs = plane.queue("jobs")
+
+        async def wait_for(happens: Callable[[], Awaitable[Any]]) -> Any:
+            task = asyncio.create_task(jobs.receive(wait_seconds=LONG, extend_for_seconds=0))
+            await standing(plane, 1)
+            await happens()
+            return await asyncio.wait_for(task, PATIENCE_SECONDS)
+
+        async def later(ms: int) -> None:
+            clock.advance_ms(ms)
+
+        message = await wait_for(lambda: jobs.put("a"))
+        message = await wait_for(message.nack)
+        await message.nack(delay_seconds=5)
+        message = await wait_for(lambda: later(5_000))
+        message = await wait_for(lambda: later(30_000))
+        await jobs.pause()
+        await message.nack(intent="defer")
+        message = await wait_for(jobs.resume)
+        assert (message.json(), message.attempts, message.failure_attempts) == ("a", 5, 3)
+        await message.reject()
+        message = await wait_for(jobs.redrive)
+        await message.ack()
+        assert await wait_for(lambda: later(600_000)) is None
+
+
+async def test_a_task_that_gives_up_leaves_the_line_to_the_others(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        jobs = plane.queue("jobs")
+        tasks = []
+        for number in range(3):
+            tasks.append(asyncio.create_task(jobs.receive(wait_seconds=LONG, extend_for_seconds=0)))
+            await standing(plane, number + 1)
+        for task in tasks[:2]:
+            task.cancel()
+        await standing(plane, 1)
+        await jobs.put("a")
+        message = await asyncio.wait_for(tasks[2], PATIENCE_SECONDS)
+        assert message is not None
+        assert (message.json(), message.attempts) == ("a", 1)
+
+
+@pytest.mark.parametrize("size", [1, BLOB], ids=["small", "blob"])
+async def test_a_receive_that_is_cancelled_burns_no_attempts(url: str, clock: ManualClock, size: int) -> None:
+    """Lesson 33: at whatever point it is cancelled, what it leased and nobody got is given back, uncounted."""
+    async with holdfast.open_async(url, clock=clock) as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put(bytes(size))
+        for steps in range(30):
             receiving = asyncio.create_task(jobs.receive(extend_for_seconds=0))
-            await asyncio.sleep(0)
+            for _ in range(steps):
+                await asyncio.sleep(0)
             receiving.cancel()
             (outcome,) = await asyncio.gather(receiving, return_exceptions=True)
             if not isinstance(outcome, asyncio.CancelledError):
                 assert outcome is not None
                 await outcome.nack(intent="defer")
-        stats = await jobs.stats()
-        assert (stats.ready, stats.leased) == (5, 0)
+            async with asyncio.timeout(PATIENCE_SECONDS if size == 1 else 2):
+                while (await jobs.stats()).ready == 0:
+                    await asyncio.sleep(0.001)
+        assert (await jobs.stats()).failed_total == (await jobs.stats()).expired_total == 0
+
+
+# Subscriptions.
+
+
+def test_a_subscription_ends_when_nothing_comes(jobs: Queue) -> None:
+    jobs.put_many(range(20))
+    found = []
+    for message in jobs.subscribe(wait_seconds=0, extend_for_seconds=0):
+        with message:
+            found.append(message.json())
+    assert (found, jobs.stats().acked_total) == (list(range(20)), 20)
+
+
+def test_a_subscription_has_no_more_unsettled_than_its_credit(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+    jobs.put_many(range(5))
+    found: list[Message] = []
+
+    def consume() -> None:
+        for message in jobs.subscribe(credit=2, wait_seconds=0, extend_for_seconds=0):
+            found.append(message)
+
+    consumer = threads.submit(consume)
+    settled = 0
+    while settled < 5:
+        until(lambda: len(found) == min(settled + 2, 5))
+        for _ in range(20):
+            assert jobs.stats().leased == min(2, 5 - settled)
+        assert len(found) == min(settled + 2, 5)
+        (found[settled].ack if settled % 2 else found[settled].reject)()
+        settled += 1
+    consumer.result(PATIENCE_SECONDS)
+    assert [message.json() for message in found] == list(range(5))
+
+
+def test_leaving_a_subscription_burns_no_attempts(jobs: Queue) -> None:
+    """Lesson 33: what was received ahead and never handed out is given back."""
+    jobs.put_many(range(3))
+    messages = jobs.subscribe(credit=3, wait_seconds=0, extend_for_seconds=0)
+    next(messages).ack()
+    messages.close()
+    stats = jobs.stats()
+    assert (counts(stats), stats.failed_total) == ({"ready": 2}, 0)
+    assert [message.json() for message in islice(jobs.subscribe(extend_for_seconds=0), 2)] == [1, 2]
+
+
+def test_a_subscription_gets_the_credit_of_a_lost_message_back(
+    jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    jobs.put_many(["first", "second"])
+    found: list[Message] = []
+
+    def consume() -> None:
+        for message in jobs.subscribe(credit=1, wait_seconds=0, visibility_seconds=1, extend_for_seconds=0):
+            found.append(message)
+            if len(found) == 2:
+                return
+
+    consumer = threads.submit(consume)
+    until(lambda: len(found) == 1)
+    clock.advance_ms(1_000)
+    consumer.result(PATIENCE_SECONDS)
+    assert (found[0].lost, len(found)) == (True, 2)
+
+
+async def test_a_subscription_on_a_loop_waits_for_what_comes(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        jobs = plane.queue("jobs")
+        found = []
+
+        async def consume() -> None:
+            async for message in jobs.subscribe(credit=2, with_state=True, extend_for_seconds=0):
+                async with message:
+                    found.append((message.json(), message.state))
+                if len(found) == 3:
+                    return
+
+        consumer = asyncio.create_task(consume())
+        for number in range(3):
+            await standing(plane, 1)
+            await jobs.put(number)
+            await until_async(lambda number=number: has_found(found, number + 1))
+        await asyncio.wait_for(consumer, PATIENCE_SECONDS)
+        assert found == [(0, None), (1, None), (2, None)]
+
+
+async def has_found(found: list[Any], count: int) -> bool:
+    return len(found) == count
+
+
+# Looking after a queue.
+
+
+def test_a_peek_shows_and_takes_nothing(jobs: Queue) -> None:
+    jobs.put_many(["a", b"x" * 2_000])
+    for _ in range(2):
+        found = jobs.peek()
+        assert [each.payload for each in found] == [b'"a"', b"x" * 2_000]
+        assert [(each.lease_id, each.expires_ms, each.attempts) for each in found] == [("", 0, 0)] * 2
+    assert len(jobs.peek(1)) == 1
+    with pytest.raises(InvalidArgument):
+        jobs.peek(0)
+
+
+def test_a_purge_removes_more_than_one_batch_and_leaves_the_leased_ones(jobs: Queue) -> None:
+    jobs.put("held")
+    held = received(jobs)
+    for _ in range(3):
+        jobs.put_many(range(200))
+    jobs.put("later", delay_seconds=60)
+    assert (jobs.purge(), jobs.purge()) == (601, 0)
+    assert counts(jobs.stats()) == {"leased": 1}
+    held.ack()
+
+
+def test_a_policy_holds_for_messages_that_do_not_say_otherwise(jobs: Queue) -> None:
+    assert jobs.policy() == QueuePolicy()
+    policy = jobs.set_policy(QueuePolicy(visibility_seconds=7, max_attempts=1, dead_letter_queue="Graveyard"))
+    assert jobs.policy() == policy
+    jobs.pause()
+    assert jobs.policy() == msgspec.structs.replace(policy, paused=True)
+    jobs.resume()
+    jobs.put("a")
+    message = received(jobs)
+    assert message.expires_ms == START_MS + 7_000
+    message.nack(error="boom")
+    assert [(letter.last_error, letter.origin) for letter in jobs.dead_letters()] == [("boom", "jobs")]
+    assert jobs.redrive() == 1
+    with pytest.raises(InvalidArgument):
+        jobs.set_policy(QueuePolicy(max_attempts=0))
+
+
+def test_dead_letters_are_listed_and_put_back(plane: Plane, jobs: Queue) -> None:
+    """Lesson 12: no way to list or redrive the DLQ."""
+    jobs.put_many(range(5), tier=Tier.IMPORTANT)
+    for message in jobs.receive_many(5, extend_for_seconds=0):
+        message.reject(f"error {message.json()}")
+    letters = jobs.dead_letters()
+    assert [(letter.last_error, letter.origin) for letter in letters] == [(f"error {n}", "jobs") for n in range(5)]
+    assert len(jobs.dead_letters(2)) == 2
+    assert received(plane.queue("jobs.dlq")).json() == 0
+    assert jobs.redrive([letters[0].id, letters[3].id]) == 1
+    assert (jobs.redrive(limit=1), jobs.redrive(), jobs.redrive()) == (1, 2, 0)
+    assert counts(jobs.stats()) == {"ready": 4, "dead": 1}
+    for wrong in ({"ids": ["nonsense"]}, {"limit": 0}):
+        with pytest.raises(InvalidArgument):
+            jobs.redrive(**wrong)
+
+
+def test_a_redrive_moves_more_than_one_batch_and_looks_for_every_id(jobs: Queue) -> None:
+    for _ in range(2):
+        jobs.put_many(range(200))
+    for _ in range(2):
+        for message in jobs.receive_many(200, extend_for_seconds=0):
+            message.reject()
+    ids = [letter.id for letter in jobs.dead_letters(400)]
+    unknown = [str(uuid.uuid4()) for _ in range(256)]
+    assert jobs.redrive([*unknown, ids[0], *unknown, ids[1]]) == 2
+    assert jobs.redrive(limit=300) == 300
+    assert jobs.redrive() == 98
+    assert counts(jobs.stats()) == {"ready": 400}
+
+
+def test_a_schedule_is_set_listed_struck_and_removed(jobs: Queue, clock: ManualClock) -> None:
+    report = jobs.schedule("Report", "*/5 * * * *", {"n": 1}, priority=9)
+    assert (report.name, report.next_ms, report.timezone) == ("report", START_MS + 100_000, "UTC")
+    assert jobs.schedule("other", "0 9 * * *", b"b", timezone="Europe/Berlin").message.payload == b"b"
+    assert [each.name for each in jobs.schedules()] == ["other", "report"]
+    clock.advance_ms(100_000)
+    message = received(jobs)
+    assert (message.json(), message.delivery.priority) == ({"n": 1}, 9)
+    assert (jobs.unschedule("report"), jobs.unschedule("report")) == (True, False)
+    clock.advance_ms(3_600_000)
+    message.ack()
+    assert jobs.receive() is None
+    for wrong in ({"cron": "nonsense"}, {"cron": "* * * * *", "timezone": "Mars/Base"}):
+        with pytest.raises(InvalidArgument):
+            jobs.schedule("report", body=1, **wrong)
+    with pytest.raises(InvalidName):
+        jobs.schedule("a b", "* * * * *", 1)
+    with pytest.raises(PayloadTooLarge):
+        jobs.schedule("report", "* * * * *", bytes(BLOB))
+
+
+# Workflow state.
+
+
+def test_a_state_is_kept_from_one_consumer_to_the_next(plane: Plane, jobs: Queue, clock: ManualClock) -> None:
+    jobs.put("a", correlation_id="because")
+    first = received(jobs, with_state=True)
+    assert first.state is None
+    first.save_state({"step": 1})
+    assert first.state == {"step": 1}
+    clock.advance_ms(30_000)
+    second = received(jobs, with_state=True)
+    assert second.state == {"step": 1}
+    with pytest.raises(Fenced):
+        first.save_state({"step": 0})
+    second.save_state({"step": 2})
+    document = plane.state(f"q/jobs/state/{second.id}").get()
+    assert document is not None
+    assert (document.value, document.correlation_id) == ({"step": 2}, "because")
+    second.ack()
+    assert plane.state(f"q/jobs/state/{second.id}").get() is None
+
+
+def test_a_state_that_was_not_asked_for_cannot_be_saved(jobs: Queue) -> None:
+    jobs.put("a")
+    with pytest.raises(InvalidArgument, match="with_state=True"):
+        received(jobs).save_state(1)
+
+
+# One commit.
+
+
+def mark(tx: Transaction, key: bytes, fails: bool = False) -> str:
+    tx.put(key, b"done")
+    if fails:
+        raise LookupError("on purpose")
+    return "result"
+
+
+def test_a_message_is_completed_with_its_work_or_not_at_all(plane: Plane, jobs: Queue, clock: ManualClock) -> None:
+    jobs.put("a")
+    message = received(jobs)
+    before = everything(plane)
+    with pytest.raises(LookupError):
+        message.complete(mark, b"work", True)
+    assert (everything(plane), message.settled) == (before, False)
+    clock.advance_ms(30_000)
+    second = received(jobs)
+    before = everything(plane)
+    with pytest.raises(QueueMessageLeaseMismatch):
+        message.complete(mark, b"work")
+    assert (everything(plane), message.settled) == (before, False)
+    assert second.complete(mark, b"work") == "result"
+    assert (second.settled, plane.pairs.get(b"work"), counts(jobs.stats())) == (True, b"done", {})
+
+
+async def test_a_message_is_completed_with_its_work_on_a_loop(url: str) -> None:
+    async with holdfast.open_async(url) as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put("a")
+        message = await jobs.receive()
+        assert message is not None
+        with pytest.raises(LookupError):
+            await message.complete(mark, b"work", True)
+        assert await plane.pairs.get(b"work") is None
+        assert await message.complete(mark, b"work") == "result"
+        assert counts(await jobs.stats()) == {}
+
+
+class Bench:
+    """What an atomic list works on: a message, another queue, a world, a state and a lease; and what it does."""
+
+    def __init__(self, plane: Plane, clock: ManualClock) -> None:
+        self.plane = plane
+        self.jobs, self.done = plane.queue("jobs"), plane.queue("done")
+        self.jobs.put_many(["acked", "given back", "rejected"])
+        self.acked, self.given_back, self.rejected = self.jobs.receive_many(3, extend_for_seconds=0)
+        self.world, self.state = plane.world("ada"), plane.state("progress")
+        self.head = self.world.create().head
+        self.etag = self.state.update({"n": 0}).etag
+        self.lease = plane.lease("deploy").acquire("ada")
+
+    def commit(self, *, wrong: str = "") -> list[Any]:
+        atomic = self.plane.atomic().ack(self.acked)
+        atomic.put(self.done, {"n": 1}, **({"priority": 10} if wrong == "put" else {}))
+        atomic.append(self.world, ["entry"], expected_head=self.head + (wrong == "append"))
+        atomic.update(self.state, {"n": 1}, if_match="nonsense" if wrong == "update" else self.etag)
+        atomic.deliver(self.world, Control(command="go"))
+        atomic.nack(self.given_back, error="boom")
+        atomic.reject(self.rejected, "bang")
+        atomic.write("task", "1", {"title": "a"})
+        return atomic.check(self.lease).commit()
+
+
+def test_an_atomic_list_happens_as_a_whole(plane: Plane, clock: ManualClock) -> None:
+    bench = Bench(plane, clock)
+    answers = bench.commit()
+    assert len(answers) == 9
+    assert answers[1].receipts[0].id == received(bench.done).id
+    assert (bench.acked.settled, bench.given_back.settled, bench.rejected.settled) == (True, True, True)
+    assert counts(bench.jobs.stats()) == {"ready": 1, "dead": 1}
+    assert (bench.world.head(), len(bench.world.inbox.read())) == (bench.head + 1, 1)
+    document = bench.state.get()
+    assert document is not None
+    assert document.value == {"n": 1}
+
+
+FAILURES: dict[str, type[HoldfastError]] = {
+    "ack": QueueMessageLeaseMismatch,
+    "put": InvalidArgument,
+    "append": HeadAdvanced,
+    "update": CasMismatch,
+    "nack": QueueMessageLeaseMismatch,
+    "reject": QueueMessageLeaseMismatch,
+    "deliver": HoldfastError,
+    "check": Fenced,
+}
+
+
+@pytest.mark.parametrize("wrong", FAILURES)
+def test_an_atomic_list_of_which_one_step_fails_has_done_nothing(plane: Plane, clock: ManualClock, wrong: str) -> None:
+    bench = Bench(plane, clock)
+    if wrong in ("ack", "nack", "reject"):
+        message = {"ack": bench.acked, "nack": bench.given_back, "reject": bench.rejected}[wrong]
+        message.nack(intent="defer")
+        message.settled = False
+    elif wrong == "check":
+        bench.lease.release()
+    elif wrong == "deliver":
+        bench.world.change_state("paused") if hasattr(bench.world, "change_state") else pytest.skip(
+            "worlds cannot pause"
+        )
+    before = everything(plane)
+    with pytest.raises(FAILURES[wrong]):
+        bench.commit(wrong=wrong)
+    assert everything(plane) == before
+    assert not (bench.acked.settled or bench.given_back.settled or bench.rejected.settled)
+
+
+def test_an_atomic_list_has_something_to_do_and_an_end(plane: Plane, jobs: Queue) -> None:
+    with pytest.raises(InvalidArgument, match="nothing to commit"):
+        plane.atomic().commit()
+    atomic = plane.atomic()
+    for _ in range(257):
+        atomic.put(jobs, "a")
+    with pytest.raises(BatchTooLarge, match="at most 256"):
+        atomic.commit()
+    with pytest.raises(PayloadTooLarge):
+        plane.atomic().put(jobs, bytes(BLOB)).commit()
+    assert everything(plane) == []
+
+
+async def test_an_atomic_list_is_whole_on_a_loop_too(url: str) -> None:
+    async with holdfast.open_async(url) as plane:
+        jobs, done = plane.queue("jobs"), plane.queue("done")
+        await jobs.put("a")
+        message = await jobs.receive()
+        assert message is not None
+        with pytest.raises(InvalidArgument):
+            await plane.atomic().ack(message).put(done, "b", priority=10).commit()
+        assert counts(await jobs.stats()) == {"leased": 1}
+        await plane.atomic().ack(message).put(done, "b").commit(tier=Tier.IMPORTANT)
+        assert (counts(await jobs.stats()), counts(await done.stats())) == ({}, {"ready": 1})
+
+
+# Automatic extension. Leases are extended while real time passes, so these wait for it.
+
+
+def extended_twice(message: Message) -> None:
+    """Wait until a lease was extended two times."""
+    for _ in range(2):
+        before = message.expires_ms
+        until(lambda before=before: message.expires_ms > before)
+
+
+def test_a_message_that_is_worked_on_is_kept_past_its_visibility(running: Plane) -> None:
+    """Lesson 31: consumers that forget to extend their lease are the commonest fault: the client does it by itself."""
+    jobs = running.queue("jobs")
+    jobs.put("a", visibility_seconds=0.3)
+    message = jobs.receive()
+    assert message is not None
+    first = message.expires_ms
+    until(lambda: message.expires_ms > first + 600)
+    assert jobs.receive() is None
+    message.ack()
+    assert (jobs.stats().acked_total, jobs.stats().expired_total, message.lost) == (1, 0, False)
+
+
+async def test_a_message_is_kept_while_its_event_loop_is_busy(url: str) -> None:
+    """Lesson 31: off the worker's own loop."""
+    async with holdfast.open_async(url) as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put("a", visibility_seconds=0.3)
+        message = await jobs.receive()
+        assert message is not None
+        extended_twice(message)  # type: ignore[arg-type]
+        await message.ack()
+        assert (await jobs.stats()).expired_total == 0
+
+
+def test_a_message_that_is_settled_is_kept_no_more(running: Plane) -> None:
+    jobs = running.queue("jobs")
+    jobs.put("a", visibility_seconds=0.3)
+    first = jobs.receive()
+    assert first is not None
+    first.nack()
+    ended = first.expires_ms
+    second = jobs.receive()
+    assert second is not None
+    extended_twice(second)
+    assert (first.lost, first.expires_ms) == (False, ended)
+    running.atomic().ack(second).commit()
+    assert second.settled
+
+
+def test_a_message_that_nobody_has_any_more_is_let_go(running: Plane) -> None:
+    jobs = running.queue("jobs")
+    jobs.put("a", visibility_seconds=0.3)
+    message = jobs.receive()
+    assert message is not None
+    extended_twice(message)
+    del message
+    gc.collect()
+    until(lambda: jobs.stats().expired_total == 1)
+    again = jobs.receive(extend_for_seconds=0)
+    assert again is not None
+    assert again.attempts == 2
+
+
+def test_a_message_is_kept_for_so_long_and_no_longer(running: Plane) -> None:
+    jobs = running.queue("jobs")
+    jobs.put("a", visibility_seconds=0.3)
+    message = jobs.receive(extend_for_seconds=0.25)
+    assert message is not None
+    first = message.expires_ms
+    until(lambda: jobs.stats().expired_total == 1)
+    assert message.expires_ms > first
+    with pytest.raises(QueueMessageLeaseMismatch):
+        message.ack()
+
+
+def test_a_message_that_was_taken_is_lost_and_says_so(
+    plane: Plane, jobs: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs.put("a")
+    message = jobs.receive(visibility_seconds=0.9)
+    assert message is not None
+
+    def somebody_else_takes_it() -> bool:
+        clock.advance_ms(10_000)
+        return jobs.receive(visibility_seconds=600, extend_for_seconds=0) is not None
+
+    until(somebody_else_takes_it)
+    until(lambda: message.lost)
+    assert f"the lease on message {message.id} of jobs was lost" in caplog.text
+    with pytest.raises(QueueMessageLeaseMismatch):
+        message.ack()
+
+
+# What a plane does by itself.
+
+
+def test_what_is_due_in_a_queue_that_nobody_looks_at_is_attended_to(running: Plane) -> None:
+    jobs = running.queue("jobs")
+    jobs.put("a", max_attempts=1)
+    jobs.put("b", delay_seconds=0.05)
+    jobs.put("c", delay_seconds=0.05, ttl_seconds=0.1, priority=0)
+    received(jobs, visibility_seconds=0.05)
+    until(lambda: counts(jobs.stats()) == {"ready": 1, "dead": 1})
+    assert received(jobs).json() == "b"
+
+
+def test_a_plane_that_is_opened_again_attends_to_what_is_due(tmp_path: Path) -> None:
+    """Although nobody touches a queue of it."""
+    with holdfast.open(f"dir:{tmp_path}", clock=ManualClock()) as plane:  # Whose time is long over.
+        plane.queue("jobs").put("a", ttl_seconds=1)
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        until(lambda: plane.queue("jobs").stats().ready == 0)
+
+
+# What is told.
+
+
+def test_everything_that_happens_to_a_message_is_in_the_session_log(
+    plane: Plane, jobs: Queue, clock: ManualClock
+) -> None:
+    receipt = jobs.put("a", max_attempts=2, correlation_id="because")
+    received(jobs).nack(intent="defer")
+    received(jobs).nack()
+    received(jobs)
+    clock.advance_ms(30_000)
+    assert jobs.receive() is None
+    jobs.redrive()
+    received(jobs).ack()
+    assert events(plane) == [
+        *("put", "leased", "deferred", "leased", "nacked", "leased", "expired", "dead-lettered"),
+        *("redriven", "leased", "acked"),
+    ]
+    said = {(record["queue"], record["id"], record["correlation_id"]) for record in records(plane)}
+    assert said == {("jobs", receipt.id, "because")}
+
+
+def test_what_did_not_happen_is_not_told(plane: Plane, jobs: Queue) -> None:
+    jobs.put("a", idempotency_key="k")
+    jobs.put("a", idempotency_key="k")
+    with pytest.raises(InvalidArgument):
+        jobs.put("a", priority=10)
+    message = received(jobs)
+    with pytest.raises(LookupError):
+        message.complete(mark, b"work", True)
+    message.ack()
+    message.ack()
+    assert events(plane) == ["put", "leased", "acked"]
+
+
+def test_what_is_done_in_one_commit_is_told(plane: Plane, jobs: Queue, clock: ManualClock) -> None:
+    jobs.put("a")
+    plane.atomic().reject(received(jobs)).put(jobs, "b", ttl_seconds=1).commit()
+    clock.advance_ms(1_000)
+    assert jobs.receive() is None
+    assert events(plane) == ["put", "leased", "dead-lettered", "put", "outlived"]
+
+
+def test_what_a_waiting_consumer_notices_is_told(
+    plane: Plane, jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    jobs.put("a", max_attempts=1)
+    received(jobs, visibility_seconds=1)
+    waiter = waiting(threads, jobs)
+    clock.advance_ms(1_000)
+    until(lambda: jobs.stats().dead == 1)
+    clock.advance_ms(600_000)
+    assert served(waiter) is None
+    assert events(plane) == ["put", "leased", "expired", "dead-lettered"]
+
+
+# Several planes on one PostgreSQL.
+
+
+@pytest.fixture
+def nodes(postgres_url: str, clock: ManualClock, tmp_path: Path) -> Iterator[tuple[Plane, Plane]]:
+    options = {"clock": clock, "objects": f"dir:{tmp_path / 'objects'}", "activity": str(tmp_path / "activity")}
+    with holdfast.open(postgres_url, **options) as one, holdfast.open(postgres_url, **options) as other:
+        yield one, other
+
+
+def test_a_consumer_of_one_node_is_woken_by_what_another_does(
+    nodes: tuple[Plane, Plane], clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    here, there = nodes[0].queue("jobs"), nodes[1].queue("jobs")
+    waiter = waiting(threads, here)
+    there.put("a")
+    assert served(waiter) == "a"
+    message = waiter.result()
+    assert message is not None
+    waiter = waiting(threads, there)
+    message.nack()
+    assert served(waiter) == "a"
+    waiter = waiting(threads, here)
+    clock.advance_ms(30_000)
+    assert served(waiter) == "a"
+    there.pause()
+    message = waiter.result()
+    assert message is not None
+    message.nack(intent="defer")
+    waiter = waiting(threads, here)
+    there.resume()
+    assert served(waiter) == "a"
+    assert (there.stats().waiting_consumers, counts(there.stats())) == (0, {"leased": 1})
+
+
+def test_a_large_payload_goes_from_node_to_node(nodes: tuple[Plane, Plane]) -> None:
+    nodes[0].queue("jobs").put(bytes(BLOB))
+    with received(nodes[1].queue("jobs")) as message:
+        assert message.payload == bytes(BLOB)
+    assert counts(nodes[0].queue("jobs").stats()) == {}
+
+
+def test_an_atomic_list_on_postgres_is_whole(nodes: tuple[Plane, Plane], clock: ManualClock) -> None:
+    bench = Bench(nodes[0], clock)
+    before = everything(nodes[1])
+    with pytest.raises(HeadAdvanced):
+        bench.commit(wrong="append")
+    assert everything(nodes[1]) == before
+    bench.commit()
+    assert counts(nodes[1].queue("jobs").stats()) == {"ready": 1, "dead": 1}
+
+
+def test_a_plane_on_postgres_keeps_and_sweeps_by_itself(postgres_url: str, tmp_path: Path) -> None:
+    with holdfast.open(postgres_url, activity=str(tmp_path)) as plane:
+        jobs = plane.queue("jobs")
+        jobs.put("a", visibility_seconds=0.3, max_attempts=1)
+        message = jobs.receive()
+        assert message is not None
+        extended_twice(message)
+        del message
+        gc.collect()
+        until(lambda: jobs.stats().dead == 1)
+
+
+async def test_a_task_on_postgres_waits_and_is_woken(postgres_url: str, tmp_path: Path, clock: ManualClock) -> None:
+    async with holdfast.open_async(postgres_url, activity=str(tmp_path), clock=clock) as plane:
+        jobs = plane.queue("jobs")
+        task = asyncio.create_task(jobs.receive(wait_seconds=LONG, extend_for_seconds=0))
+        await standing(plane, 1)
+        await jobs.put("a", delay_seconds=5)
+        clock.advance_ms(5_000)
+        message = await asyncio.wait_for(task, PATIENCE_SECONDS)
+        assert message is not None
+        assert threading.active_count() > 1
+        async with message:
+            assert message.json() == "a"
+        assert counts(await jobs.stats()) == {}

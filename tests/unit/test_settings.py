@@ -53,7 +53,9 @@ def test_tables_are_only_another_way_to_write_keys(file: Path) -> None:
     assert settings.tls
 
 
-@pytest.mark.parametrize(("text", "value"), [("on", True), ("YES", True), ("1", True), ("off", False), ("false", False)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("on", True), ("YES", True), ("1", True), ("off", False), ("false", False)]
+)
 def test_switches_are_on_and_off(text: str, value: bool) -> None:
     assert load(environment={"HOLDFAST_TOKENS": text}).tokens is value
     assert load({"tokens": text}).tokens is value

@@ -364,12 +364,7 @@ def test_where_nobody_else_writes_it_looks_at_all_queues_once(day: Day) -> None:
 
 
 def test_a_clock_that_runs_ahead_of_the_databases_own_costs_no_thousand_transactions(day: Day) -> None:
-    """BUG: the sweeper compares with the clock of its machine, the transaction with that of the database.
-
-    On PostgreSQL these are two clocks. While this one is ahead, what it takes for due is not due yet: it runs
-    transactions without a pause, a thousand a turn, one turn after the other, until the other clock gets there.
-    (`AsyncDispatcher._first_in_line` does the same with a pause of 1 ms, and waits too long if its clock is behind.)
-    """
+    """On PostgreSQL transactions go by another clock: what is due by this one may not be due by that one."""
     day.put(JOBS, delay_seconds=5)
     behind = ManualClock(day.clock.now_ms())
     day.database._clock = behind
@@ -393,12 +388,7 @@ def test_a_clock_that_runs_ahead_of_the_databases_own_costs_no_thousand_transact
 def test_a_plane_that_is_opened_again_attends_to_what_its_queues_have_due(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG: the sweeper is made by the first commit that notes something due, so after a restart there is none.
-
-    A delayed message stays delayed, one that has outlived its time is kept, and a schedule is missed for as long as
-    nobody receives from the queue, which is what the sweeper is there for ("it looks at all queues once, when it
-    starts"). `Parts` has to start it with the plane, or at least when the store has queues.
-    """
+    """With nobody writing or receiving: the sweeper starts with the plane, not with the first thing that is noted."""
     with holdfast.open(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
         if kind == "scheduled":
@@ -408,7 +398,7 @@ def test_a_plane_that_is_opened_again_attends_to_what_its_queues_have_due(
     monkeypatch.setattr(SystemClock, "now_ms", lambda self: time.time_ns() // 1_000_000 + 120_000)
     expected = {"delayed": (1, 0), "outlived": (0, 0), "scheduled": (1, 0)}[kind]
     with holdfast.open(f"dir:{tmp_path}") as plane:
-        deadline = time.monotonic() + 2.0
+        deadline = time.monotonic() + DEADLINE_SECONDS
         while time.monotonic() < deadline:
             stats = plane.queue("jobs").stats()
             if (stats.ready, stats.delayed) == expected:

@@ -439,7 +439,7 @@ async def test_nobody_makes_a_token_that_may_do_more_than_their_own(hall: Hall) 
 
 async def test_a_token_has_a_rate(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("holdfast.server.tokens.time.monotonic", lambda: now)
+    monkeypatch.setattr("holdfast.server.tokens.monotonic", lambda: now)
     guard = hall.admit(await hall.token(rate_per_second=2))
     guard.allow(PUT)
     guard.allow(PUT)
@@ -519,9 +519,9 @@ def test_a_loopback_address_needs_nothing(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "", "127.0.0.1.example.com"])
 def test_any_other_address_needs_tokens_and_tls(host: str) -> None:
-    with pytest.raises(InvalidArgument, match="refused unless tokens are on.*holdfast token create --universe u"):
+    with pytest.raises(InvalidArgument, match=r"refused unless tokens are on.*holdfast token create --universe u"):
         check_bind(host, tokens_on=False, tls=True, insecure=True)
-    with pytest.raises(InvalidArgument, match="without TLS.*--insecure"):
+    with pytest.raises(InvalidArgument, match=r"without TLS.*--insecure"):
         check_bind(host, tokens_on=True, tls=False, insecure=False)
     check_bind(host, tokens_on=True, tls=True, insecure=False)
     check_bind(host, tokens_on=True, tls=False, insecure=True)

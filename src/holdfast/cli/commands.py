@@ -52,7 +52,14 @@ def wants_json() -> bool:
 def global_options(*, hidden: bool) -> list[click.Parameter]:
     """The global options, for the root and, hidden, for every command below it."""
     return [
-        click.Option([name], expose_value=False, callback=_take, hidden=hidden and name != "--json", **about)
+        # Named apart from the arguments of commands, which have words like `key` too.
+        click.Option(
+            [f"global_{name[2:]}", name],
+            expose_value=False,
+            callback=_take,
+            hidden=hidden and name != "--json",
+            **about,
+        )
         for name, about in _GLOBALS
     ]
 
@@ -91,4 +98,4 @@ def _add_globals(command: click.Command) -> None:
 
 def _take(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
     if value is not None and not ctx.resilient_parsing:
-        ctx.find_root().obj.given[parameter.name] = value
+        ctx.find_root().obj.given[parameter.opts[0][2:]] = value

@@ -48,7 +48,7 @@ def message_of(plane: Plane, stream: IO[bytes], options: dict[str, Any]) -> NewM
     """The message that a stream is; a large one is stored as a blob on the way, in bounded memory."""
     first = stream.read(PAYLOAD_INLINE_BYTES_MAX + 1)
     if len(first) <= PAYLOAD_INLINE_BYTES_MAX:
-        return NewMessage(payload=first, **{"content_type": _kind_of(first), **options})
+        return NewMessage(payload=first, **{"content_type": kind_of(first), **options})
     size = 0
 
     def counted() -> Any:
@@ -61,7 +61,8 @@ def message_of(plane: Plane, stream: IO[bytes], options: dict[str, Any]) -> NewM
     return NewMessage(blob=hash, blob_size=size, **options)
 
 
-def _kind_of(body: bytes) -> str:
+def kind_of(body: bytes) -> str:
+    """What a body is: JSON, text or bytes."""
     try:
         msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -12,7 +12,7 @@ from holdfast.cli import deliveries, planes, printing, schedules, values
 from holdfast.cli.commands import Noun, wants_json
 from holdfast.cli.deliveries import delivery_fields
 from holdfast.cli.durations import SECONDS
-from holdfast.cli.messages import message_of, message_options
+from holdfast.cli.messages import kind_of, message_of, message_options
 from holdfast.handles import Plane
 from holdfast.limits import MESSAGES_MAX, READ_ENTRIES_MAX
 from holdfast.tiers import Tier
@@ -66,7 +66,7 @@ def _put_lines(plane: Plane, name: str, stream: IO[bytes], tier: Tier, options: 
     bodies = (line.rstrip(b"\r\n") for line in stream)
     with printing.progress("Messages") as advance:
         for batch in _batches((each for each in bodies if each), MESSAGES_MAX):
-            messages = [NewMessage(payload=each, **options) for each in batch]
+            messages = [NewMessage(payload=each, **{"content_type": kind_of(each), **options}) for each in batch]
             receipts = plane.queue(name).put_many(messages, tier=tier)
             count += len(receipts)
             duplicates += sum(receipt.duplicate for receipt in receipts)

@@ -142,6 +142,12 @@ class Transaction:
             raise _ended()
         return self._ids.new_id(self.now_ms)
 
+    def new_id_bytes(self) -> bytes:
+        """`new_id` as its sixteen bytes, at half the price."""
+        if not self._open:
+            raise _ended()
+        return self._ids.new_number(self.now_ms).to_bytes(16, "big")
+
     # What a backend needs to commit.
 
     def end(self) -> None:

@@ -154,7 +154,7 @@ def _commit(tx: Transaction, key: EntityKey, current: Entity, fields: Fields, no
     _check_fields(fields, note)
     version = current.version + 1
     created_ms = note.at_ms if current.deleted else current.created_ms
-    stamp = tx.new_id().bytes
+    stamp = tx.new_id_bytes()
     tx.put(_record(key), _encode(Entity(version, fields, created_ms, note.at_ms, note.deleted, stamp)))
     changes = _history(key)
     tx.put(changes.key(version), _encode(note))

@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.errors import FencingMismatch, InvalidArgument, LeaseConflict, LeaseExpired, LeaseHeld, TxnMismatch
 from holdfast.kv import Subspace, Transaction
-from holdfast.limits import OWNER_BYTES_MAX, READ_ENTRIES_MAX
+from holdfast.limits import NAMES_KNOWN_MAX, OWNER_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.wire.leases import Granted, LeaseProof
 
 
@@ -45,6 +45,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Grant).decode
+_known_owners: set[object] = set()  # Those that were found to be short texts.
 
 
 def acquire(tx: Transaction, lease: LeaseKey, *, owner: str, ttl_ms: int, txn_id: str | None = None) -> Grant:
@@ -180,6 +181,11 @@ def check_owner(owner: object, txn_id: object = None) -> None:
     Raises:
         InvalidArgument: one of them is not.
     """
+    if txn_id is None and owner in _known_owners:
+        return
     for what, text in (("owner", owner), ("txn_id", "none" if txn_id is None else txn_id)):
         if not isinstance(text, str) or not 0 < len(text.encode(errors="replace")) <= OWNER_BYTES_MAX:
             raise InvalidArgument(f"{what} is {text!r}; give text of 1 to {OWNER_BYTES_MAX} bytes")
+    if len(_known_owners) >= NAMES_KNOWN_MAX:
+        _known_owners.clear()
+    _known_owners.add(str(owner))

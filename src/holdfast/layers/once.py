@@ -1,6 +1,6 @@
 """Once: a call that may be sent twice happens once.
 
-    ("once", period, key)  ->  the answer, MessagePack
+    ("once", period) key  ->  the answer, MessagePack
 
 The answer is written in the commit that carries the call out, so there is no moment at which one is there without the
 other. Whoever sends the call again gets the answer that the first one had. Keys are remembered for ten to twenty
@@ -8,6 +8,7 @@ minutes and forgotten a period at a time.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -32,18 +33,25 @@ def once(
     Raises:
         InvalidArgument: the key is empty or too long.
     """
-    if not 0 < len(key.encode(errors="replace")) <= ONCE_KEY_BYTES_MAX:
+    name = key.encode(errors="replace")
+    if not 0 < len(name) <= ONCE_KEY_BYTES_MAX:
         raise InvalidArgument(f"An idempotency key has 1 to {ONCE_KEY_BYTES_MAX} bytes; use a UUID")
     period = tx.now_ms // (ONCE_PERIOD_SECONDS * 1_000)
     if not fresh:
         for each in (period, period - 1):
-            before = tx.get(_ROOM.key(each, key))
+            before = tx.get(_place(each) + name)
             if before is not None:
                 answer: Answer = msgspec.msgpack.decode(before, type=kind)
                 return answer
     result = work(tx)
-    tx.put(_ROOM.key(period, key), _encode(result))
+    tx.put(_place(period) + name, _encode(result))
     return result
+
+
+@lru_cache(maxsize=16)
+def _place(period: int) -> bytes:
+    """What the keys of a period start with; the caller's key follows as it is."""
+    return _ROOM.key(period)
 
 
 def forget(tx: Transaction) -> None:

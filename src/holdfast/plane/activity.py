@@ -25,6 +25,7 @@ def log(port: Any, request: LogRecords) -> Committed:
 
 
 def read(port: Any, request: ReadLog) -> Any:
+    port.parts.events.write()  # A reader finds what was told before it asked.
     return port.aside(_read, port.parts.log(), request)
 
 

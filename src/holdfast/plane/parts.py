@@ -8,30 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from holdfast.backends.objects import ObjectStore
-from holdfast.clock import Clock
+from holdfast.clock import Clock, SystemClock
 from holdfast.keeping import Keeper
 from holdfast.kv import Database
-from holdfast.layers.queues import DUE, QueueKey, extend, text_of
+from holdfast.layers.queues import DUE, QueueKey, extend
 from holdfast.layers.tiering import LOG_KIND, LOOSE
 from holdfast.runtime.activity import ActivityLog
+from holdfast.runtime.events import Events
 from holdfast.runtime.locktable import LockTable
 from holdfast.runtime.sweeper import Sweeper
 from holdfast.runtime.upkeep import Upkeep
 from holdfast.runtime.waits import Waits
 from holdfast.tiers import TierPolicy
 from holdfast.wire.queues import MessageLease
-
-
-class QueueEvent(msgspec.Struct, frozen=True):
-    """What session logs say of a message."""
-
-    event: str
-    queue: str
-    id: str
-    correlation_id: str
 
 
 class Parts:
@@ -56,6 +46,7 @@ class Parts:
         self.upkeep: Upkeep | None = None
         self.waits = waits or Waits()
         self.keeper = Keeper(self._extend)
+        self.events = Events(self.log, self.session, (clock or SystemClock()).now_ms)
         self.shared = shared  # Other processes write to the same key space.
         self._sweeper: Sweeper | None = None
         self._logs_are_temporary = logs is None
@@ -85,23 +76,19 @@ class Parts:
 
     def tell(self, notes: Sequence[tuple[Any, ...]]) -> None:
         """Tell of what a committed transaction has noted: to the session log, and to whoever waits for a moment."""
-        for what, *about in notes:
-            if what == DUE:
-                self._expect(*about)
-            elif what == LOOSE:
-                universe, session, record = about
+        for note in notes:
+            if note[0] == DUE:
+                self._expect(*note[1:])
+            elif note[0] == LOOSE:
+                _, universe, session, record = note
                 self.log().log_encoded(universe, session or self.session, LOG_KIND, [record])
             else:
-                self._record(what, *about)
+                self.events.add(*note)
 
-    def _record(self, event: str, queue: QueueKey, id: bytes, correlation_id: str) -> None:
-        record = QueueEvent(event, queue.name, text_of(id), correlation_id)
-        self.log().log(queue.universe, self.session, record, kind="queues")
-
-    def _expect(self, queue: QueueKey, at_ms: int) -> None:
+    def _expect(self, queue: QueueKey, in_ms: int) -> None:
         sweeper = self._sweeper or self.start_sweeping()
         if sweeper is not None:
-            sweeper.expect(queue, at_ms)
+            sweeper.expect(queue, SystemClock().now_ms() + in_ms)
 
     def start_sweeping(self) -> Sweeper | None:
         """Attend to what is due in queues that nobody looks at, from now on."""
@@ -125,6 +112,7 @@ class Parts:
             self._sweeper.stop()
         if self.upkeep is not None:
             self.upkeep.stop()
+        self.events.close()
         if self._activity is not None:
             self._activity.close()
         if self._logs_are_temporary:

@@ -1,6 +1,7 @@
 """Queues: what a request asks of messages. A batch is answered item by item: one that fails does not stop others."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -190,4 +191,9 @@ def _outcome(settle: Callable[[MessageLease], Outcome], lease: MessageLease) -> 
 
 
 def _queue(request: Any) -> QueueKey:
-    return QueueKey(checked_name("universe", request.universe), queues.queue_name(request.queue))
+    return _key(request.universe, request.queue)
+
+
+@lru_cache(maxsize=4_096)
+def _key(universe: str, name: str) -> QueueKey:
+    return QueueKey(checked_name("universe", universe), queues.queue_name(name))

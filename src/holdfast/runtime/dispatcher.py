@@ -29,15 +29,21 @@ from holdfast.tiers import Tier
 
 Tell = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
 
+
+def _untold(notes: Sequence[tuple[Any, ...]]) -> None:
+    """Nobody wants to hear of it."""
+    del notes
+
+
 _AHEAD_QUEUES: Final = 1_024  # Queues whose next messages are remembered; others pay a search for each delivery.
 
 
 class AsyncDispatcher:
     """Leases messages to consumers, now or after a wait."""
 
-    def __init__(self, database: Database, clock: Clock | None, waits: Waits, tell: Tell = lambda notes: None) -> None:
+    def __init__(self, database: Database, clock: Clock | None, waits: Waits, tell: Tell | None = None) -> None:
         self._database = database
-        self._tell = tell
+        self._tell = tell or _untold
         self._clock = clock or SystemClock()
         self._waits = waits
         self._jitter = Random()
@@ -50,10 +56,12 @@ class AsyncDispatcher:
         Raises:
             QueueBusy: as many consumers wait as may.
         """
+        if not wait_ms:
+            return await self._lease(queue, tier, options)
         line = ["queue", "/".join(queue)]
-        if not wait_ms or not self._lines.line(line):
+        if not self._lines.line(line):
             leased = await self._lease(queue, tier, options)
-            if leased.messages or not wait_ms:
+            if leased.messages:
                 return leased
         until_ms = self._clock.now_ms() + wait_ms
         try:
@@ -77,11 +85,10 @@ class AsyncDispatcher:
             try:
                 while True:
                     leased = await self._lease(queue, tier, options)
-                    now_ms = self._clock.now_ms()
-                    left_ms = until_ms - now_ms
+                    left_ms = until_ms - self._clock.now_ms()
                     if leased.messages or left_ms <= 0:
                         return leased
-                    pause_ms = min(left_ms, max(leased.again_ms - now_ms, 1), self._waits.look_again_ms(self._jitter))
+                    pause_ms = min(left_ms, max(leased.again_in_ms, 1), self._waits.look_again_ms(self._jitter))
                     await watch.wait_async(pause_ms / 1_000)
             finally:
                 stop_listening()

@@ -78,6 +78,9 @@ class Sweeper:
             except HoldfastError as error:
                 _log.warning("queues could not be swept, and will be soon: %s", error)
                 look_at_all = time.monotonic() + _RETRY_SECONDS
+            except Exception:  # One queue must not keep all others from being swept.
+                _log.exception("a queue could not be swept; the others go on")
+                look_at_all = time.monotonic() + _RETRY_SECONDS
 
     def _until_next_look(self) -> float:
         if not self._shared:
@@ -110,9 +113,9 @@ class Sweeper:
         for _ in range(_ROUNDS_MAX):
             if self._stopping:
                 return
-            due_ms = self._database.read(queues.next_due, queue)
-            if due_ms > self._now_ms():
-                self.expect(queue, due_ms)
+            in_ms = self._database.read(queues.due_in, queue)  # By the database's clock, which may not be this one.
+            if in_ms > 0:
+                self.expect(queue, self._now_ms() + in_ms)
                 return
             self._tell(self._database.transact(queues.attend_and_tell, queue))
         self.expect(queue, self._now_ms())

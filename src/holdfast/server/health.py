@@ -17,12 +17,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Retry
 from holdfast.tiers import Tier
 from holdfast.wire.pairs import GetPair
 from holdfast.wire.problems import Problem
 
-_ALWAYS: Final = frozenset(("/healthz", "/readyz", "/metrics"))  # These answer while a server drains.
+_NOT_COUNTED: Final = frozenset(("/healthz", "/readyz", "/metrics"))  # A server that stops need not wait for these.
 _LOOK_SECONDS_MAX: Final = 5.0  # A key space that takes longer to read one key is not ready.
 RETRY_AFTER_SECONDS: Final = 2
 
@@ -89,14 +89,12 @@ class Health:
         return [Route("/healthz", self._alive, methods=["GET"]), Route("/readyz", self._ready, methods=["GET"])]
 
     def gate(self, app: App) -> App:
-        """The app behind a gate that counts what comes in, and closes when the server drains."""
+        """The app behind a gate that counts requests, and turns new streams away when the server drains."""
 
         async def pass_through(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "lifespan" or scope["path"] in _ALWAYS:
-                await app(scope, receive, send)
-            elif self.draining:
-                await _turn_away(scope, receive, send)
-            elif scope["type"] != "http":
+            if scope["type"] == "websocket" and self.draining:
+                await _turn_away(receive, send)
+            elif scope["type"] != "http" or scope["path"] in _NOT_COUNTED:
                 await app(scope, receive, send)  # A stream counts its calls by itself.
             else:
                 exchange = Exchange()
@@ -123,24 +121,22 @@ class Health:
         return JSONResponse(body, status_code=503, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
 
 
-async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
+async def _turn_away(receive: Receive, send: Send) -> None:
+    """Refuse a stream by 503. To close it instead would say 403, and a client would not come again."""
     problem = Problem(
-        code="closed",
-        title="The server is shutting down",
+        code="shutdown_draining",
+        title="Shutdown draining",
         status=503,
-        detail="The server is shutting down; try again in a moment",
-        retry="later",
-        type="urn:holdfast:error:closed",
+        detail="The server is shutting down; connect again in a moment",
+        retry=Retry.LATER,
+        type="urn:holdfast:error:shutdown_draining",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
-    kind = "http.response"
-    if scope["type"] == "websocket":
-        await receive()
-        kind = "websocket.http.response"  # To close it instead would say 403, and a client would not come again.
     headers = [
         (b"content-type", b"application/problem+json"),
         (b"retry-after", str(RETRY_AFTER_SECONDS).encode()),
         (b"connection", b"close"),
     ]
-    await send({"type": f"{kind}.start", "status": 503, "headers": headers})
-    await send({"type": f"{kind}.body", "body": msgspec.json.encode(problem)})
+    await receive()
+    await send({"type": "websocket.http.response.start", "status": 503, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": msgspec.json.encode(problem)})

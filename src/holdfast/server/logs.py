@@ -10,11 +10,11 @@ like a token's, or follows the word Bearer, is cut out of the line, wherever in 
 import logging
 import re
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Any, Final, TextIO
 
 import msgspec
@@ -106,7 +106,7 @@ class Sparing(logging.Filter):
         self._kept_back = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        second = int(time.monotonic())
+        second = int(monotonic())
         if second != self._second:
             self._second, self._passed = second, 0
         if self._passed >= self._per_second:

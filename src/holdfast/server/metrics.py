@@ -99,7 +99,14 @@ class Histogram:
 class Metrics(Collector):
     """What a server counts. Make one for a server, and give it to everything that has something to tell."""
 
-    def __init__(self, *, queues_max: int = 100, streams: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        queues_max: int = 100,
+        streams: Callable[[], int] = lambda: 0,
+        exchanges: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`streams` tells how many are open, `exchanges` how many HTTP requests are being answered."""
         self.requests: Counter[tuple[str, str]] = Counter()  # By operation and outcome.
         self.seconds: dict[str, Histogram] = {}  # By operation.
         self.rejects: Counter[str] = Counter()  # By reason.
@@ -109,7 +116,8 @@ class Metrics(Collector):
         self.lock_wait = Histogram(_SECONDS)
         self.group_size = Histogram(_SIZES)
         self.sync = Histogram(_SECONDS)
-        self.open_streams = streams or (lambda: 0)
+        self._streams = streams
+        self._exchanges = exchanges
         self._queues_max = queues_max
         self._queues: list[tuple[str, QueueStats]] = []
         self._queues_cut = False
@@ -178,7 +186,9 @@ class Metrics(Collector):
         yield CounterMetricFamily("holdfast_fenced", "Writes that a lease did not entitle to.", value=self.fenced)
         yield GaugeMetricFamily("holdfast_calls_in_flight", "Calls under way.", value=self.in_flight)
         yield GaugeMetricFamily("holdfast_calls_waiting", "Of them: waiting for something to come.", value=self.waiting)
-        yield GaugeMetricFamily("holdfast_open_streams", "Streams that are open.", value=self.open_streams())
+        yield GaugeMetricFamily("holdfast_open_streams", "Streams that are open.", value=self._streams())
+        requests_in_flight = "HTTP requests that are being answered, without those that only wait."
+        yield GaugeMetricFamily("holdfast_http_requests_in_flight", requests_in_flight, value=self._exchanges())
         yield from self._collect_queues()
 
     def _collect_queues(self) -> Iterator[Metric]:

@@ -52,7 +52,7 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     for endpoint in endpoints:
         path = _PATH_TYPE.sub(r"{\1}", endpoint.path)
         paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, names, components)
-    return {
+    spoken = {
         "openapi": "3.1.0",
         "info": {
             "title": "Holdfast",
@@ -77,6 +77,8 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(spoken))
+    return plain
 
 
 def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
@@ -112,7 +114,8 @@ def _kinds(endpoints: Sequence[Endpoint]) -> list[Any]:
     for endpoint in endpoints:
         kinds = [*endpoint.takes.values(), *endpoint.answers.values(), *(each.type for each in endpoint.parameters)]
         for kind in kinds:
-            found.setdefault(id(kind), kind)
+            for each in kind if isinstance(kind, tuple) else (kind,):
+                found.setdefault(id(each), each)
     return list(found.values())
 
 
@@ -162,6 +165,8 @@ def _about(endpoint: Endpoint) -> str:
 def _answer(kind: Any, names: dict[int, Any]) -> dict[str, Any]:
     if kind is BYTES:
         return {"type": "string", "format": "binary"}
+    if isinstance(kind, tuple):
+        return {"anyOf": [_answer(each, names) for each in kind]}
     schema: dict[str, Any] = names[id(kind)]
     return schema or _ANYTHING
 
@@ -186,23 +191,22 @@ def _is_tagged(kind: Any) -> bool:
 
 def _translate(components: dict[str, Any]) -> None:
     """Say of the wire's structs what they look like as JSON."""
-    for kind, name in dialect.VALUES | dialect.RECORDS:
-        if kind.__name__ in components:
-            shape = (dialect.VALUES | dialect.RECORDS)[kind, name]
-            components[kind.__name__]["properties"][name] = _shaped(shape, (kind, name) in dialect.RECORDS)
+    for fields, value in ((dialect.VALUES, _ANYTHING), (dialect.RECORDS, {"type": "object"})):
+        for (kind, name), shape in fields.items():
+            if (component := _name_of(kind, components)) is not None:
+                components[component]["properties"][name] = _shaped(shape, value)
     for kind, form in {**dialect.FORMS, Delivery: MessageView}.items():
-        for name in (kind.__name__, f"{kind.__module__}.{kind.__name__}".replace(".", "_")):
-            if name in components and name != form.__name__ and _describes(components[name], kind):
-                components[name] = {"$ref": _REFS.format(name=form.__name__)}
+        if (component := _name_of(kind, components)) is not None:
+            components[component] = {"$ref": _REFS.format(name=form.__name__)}
 
 
-def _describes(component: dict[str, Any], kind: type[msgspec.Struct]) -> bool:
-    """Whether a component is of this struct; two may have one name."""
-    return set(component.get("properties", ())) == {field.encode_name for field in msgspec.structs.fields(kind)}
+def _name_of(kind: type, components: dict[str, Any]) -> str | None:
+    """What a struct is called; those whose names are taken have their module before it."""
+    names = (f"{kind.__module__}.{kind.__qualname__}", kind.__name__)
+    return next((name for name in names if name in components), None)
 
 
-def _shaped(shape: dialect.Shape, is_record: bool) -> dict[str, Any]:
-    value = {"type": "object"} if is_record else _ANYTHING
+def _shaped(shape: dialect.Shape, value: dict[str, str]) -> dict[str, Any]:
     if shape is dialect.Shape.LIST:
         return {"type": "array", "items": value}
     if shape is dialect.Shape.MAP:

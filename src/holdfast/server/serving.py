@@ -27,14 +27,17 @@ from holdfast.plane.open import open_plane_async
 from holdfast.server import logs
 from holdfast.server.app import make_app
 from holdfast.server.doors import Doors
-from holdfast.server.health import App, Health, Receive, Scope, Send
+from holdfast.server.health import Health
 from holdfast.server.logs import Sparing
 from holdfast.server.metrics import MeasuredPort, Metrics, metrics_route
 from holdfast.server.settings import Settings
 from holdfast.server.tokens import TokenGuards, check_bind, choose_guards
 
 _log = logging.getLogger("holdfast.server")
-logging.getLogger("uvicorn.error").addFilter(Sparing(per_second=20))  # Bad requests are others' to make.
+_uvicorn = logging.getLogger("uvicorn.error")
+_uvicorn.addFilter(Sparing(per_second=20))  # Bad requests are others' to make.
+# Said of every stream that was refused with a status of its own, though nothing is wrong.
+_uvicorn.addFilter(lambda record: "without completing handshake" not in str(record.msg))
 
 _FRAME_SLACK_BYTES: Final = 1_024  # So that a frame that is a little too large hears so from us, by its name.
 _BACKLOG: Final = 2_048
@@ -75,16 +78,20 @@ class Serving:
 
     def __init__(self, settings: Settings, port: Any) -> None:
         self.settings = settings
-        self.metrics = Metrics(queues_max=settings.metrics_queues_max, streams=lambda: len(self.doors.streams.open))
         self.health = Health(port)
+        self.metrics = Metrics(
+            queues_max=settings.metrics_queues_max,
+            streams=lambda: len(self.doors.streams.open),
+            exchanges=lambda: self.health.under_way,
+        )
         measured = MeasuredPort(port, self.metrics)
         self.guards = choose_guards(
             port, tokens_on=settings.tokens, rejected=self.metrics.rejected, ended=self._drop_streams_of
         )
         self.doors = Doors(measured, self.guards)
-        app = make_app(self.doors)
+        app = make_app(self.doors, settings.http_limits)
         app.router.routes[:0] = [*self.health.routes(), metrics_route(self.metrics, port, self.guards)]
-        self.app = self.health.gate(_patient(app, settings.body_idle_seconds))
+        self.app = self.health.gate(app)
         if hasattr(port.parts.database, "on_sync"):
             port.parts.database.on_sync = self.metrics.synced
         self._server: _Server | None = None
@@ -254,32 +261,6 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self._ready()
-
-
-def _patient(app: App, seconds: float) -> App:
-    """The app, for which a body that pauses longer than `seconds` on its way in has been given up."""
-
-    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await app(scope, receive, send)
-            return
-        complete = False
-
-        async def receive_in_time() -> Any:
-            nonlocal complete
-            if complete:  # Whoever asks now waits for the client to go, which may take long.
-                return await receive()
-            try:
-                async with asyncio.timeout(seconds):
-                    message = await receive()
-            except TimeoutError:
-                return {"type": "http.disconnect"}
-            complete = not message.get("more_body", False)
-            return message
-
-        await app(scope, receive_in_time, send)
-
-    return bounded
 
 
 @contextmanager

@@ -20,11 +20,12 @@ from msgspec import Meta
 from holdfast.errors import InvalidArgument, PathUnusable
 from holdfast.plane.open import Options
 from holdfast.runtime.waits import Waits
+from holdfast.server.http.limits import HttpLimits
 
 _PREFIX: Final = "HOLDFAST_"
 _FILE: Final = "HOLDFAST_CONFIG"
 # What clients and commands read or set in the same environment is none of a server's business.
-_OTHERS: Final = ("CONFIG", "CONTEXT", "TOKEN", "UNIVERSE", "URL")
+_OTHERS: Final = ("CA", "CERT", "CONFIG", "CONTEXT", "DEBUG", "KEY", "TOKEN", "UNIVERSE", "URL")
 _EXPORTED: Final = ("FENCE", "LEASE_", "LOCK_", "QUEUE_", "STATE_")
 _WORDS: Final = {"on": True, "yes": True, "off": False, "no": False}
 
@@ -54,7 +55,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
     header_bytes_max: Annotated[int, Meta(ge=1_024, le=1_048_576)] = 32_768  # Of one request, its address included.
     header_seconds: _Seconds = 10.0  # How long they may take to arrive.
-    body_idle_seconds: _Seconds = 60.0  # How long a body may pause on its way in.
+    body_bytes_max: Annotated[int, Meta(ge=65_536, le=268_435_456)] = HttpLimits().body_bytes_max  # Held in memory.
+    stream_bytes_max: Annotated[int, Meta(ge=65_536)] = HttpLimits().stream_bytes_max  # On its way to a blob.
     keep_alive_seconds: Annotated[int, Meta(ge=1, le=3_600)] = 75
 
     queue_max_consumers: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # 0: by the number of processors.
@@ -87,6 +89,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 resilient_poll_seconds=self.queue_resilient_poll_interval_seconds,
             ),
         )
+
+    @property
+    def http_limits(self) -> HttpLimits:
+        """What the HTTP door lets its callers do."""
+        return HttpLimits(body_bytes_max=self.body_bytes_max, stream_bytes_max=self.stream_bytes_max)
 
     @classmethod
     def load(

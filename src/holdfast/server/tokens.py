@@ -10,9 +10,9 @@ import asyncio
 import hashlib
 import ipaddress
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from time import monotonic
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -249,12 +249,12 @@ class _Pass:
         self._covered: set[type[Request[Any]]] = set()  # Requests that were found to be allowed.
         self._rate = token.rate_per_second
         self._left = self._burst = max(self._rate or 1.0, 1.0)  # A second's worth may come at once.
-        self._counted = time.monotonic()
+        self._counted = monotonic()
 
     def check_rate(self) -> None:
         if self._rate is None:
             return
-        now = time.monotonic()
+        now = monotonic()
         self._left = min(self._burst, self._left + (now - self._counted) * self._rate)
         self._counted = now
         if self._left < 1:

@@ -26,7 +26,7 @@ from rocksdict import (
 from holdfast.backends.rocksdb.failures import translated
 from holdfast.backends.rocksdb.logs import find_gap
 from holdfast.backends.rocksdb.syncs import LogSync, LoopSync, Syncer
-from holdfast.backends.rocksdb.views import CurrentPairs, Moved, PinnedPairs, UnmovedPairs
+from holdfast.backends.rocksdb.views import CurrentPairs, Moved, PinnedPairs, RememberedPairs, UnmovedPairs
 from holdfast.clock import Clock, IdSource, SystemClock
 from holdfast.errors import DamagedDatabase, DatabaseFailed, HoldfastError, PathUnusable
 from holdfast.kv import Result, Transaction, Work
@@ -52,7 +52,8 @@ class RocksDatabase(SerialDatabase):
         super().__init__(clock or SystemClock(), ids or IdSource())
         self._rocks = _open(path)
         self._path = path
-        self._current: CurrentPairs = CurrentPairs(self._rocks, path)
+        self._pairs = CurrentPairs(self._rocks, path)
+        self._current: RememberedPairs = RememberedPairs(self._pairs)
         self._log = LogSync(last_commit=self._rocks.latest_sequence_number, sync=self._flush_log)
         self._syncer = Syncer(self._log, self._rocks.latest_sequence_number)
         self._failure: HoldfastError | None = None
@@ -81,7 +82,7 @@ class RocksDatabase(SerialDatabase):
         self._rocks.flush(wait=True)
 
     def _snapshot(self) -> "UnmovedPairs":
-        return UnmovedPairs(self._current, self._rocks.latest_sequence_number)
+        return UnmovedPairs(self._pairs, self._rocks.latest_sequence_number)
 
     def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
         try:
@@ -108,7 +109,9 @@ class RocksDatabase(SerialDatabase):
                 batch.put(key, value)
         try:
             self._rocks.write(batch)
+            self._current.committed(tx)
         except Exception as error:
+            self._current.forget()
             # RocksDB may have kept a part of the record: only a fresh open knows where the log ends.
             self._failure = translated(error, self._path)
             raise self._failure from error

@@ -15,7 +15,8 @@ from rocksdict import DbClosedError, Rdict, RdictIter, ReadOptions
 
 from holdfast.backends.rocksdb.failures import translated
 from holdfast.errors import Closed, HoldfastError
-from holdfast.kv import Pair
+from holdfast.kv import Pair, Transaction
+from holdfast.limits import REMEMBERED_BYTES_MAX, REMEMBERED_MAX
 
 
 class CurrentPairs:
@@ -42,6 +43,49 @@ class CurrentPairs:
             return _walk(self._iterate(options), begin, end, limit, reverse)
         except Exception as error:
             raise _failure(error, self._path) from error
+
+
+class RememberedPairs:
+    """What is committed now, for whoever has the turn. What was read or written lately is remembered.
+
+    The same few keys (a head, a tally, a policy) are read by one transaction after the other, and a look into RocksDB
+    costs more than all else that is done with them. Only the turn's holder reads and writes here, so it is never stale.
+    """
+
+    __slots__ = ("_lately", "_look", "scan")
+
+    def __init__(self, pairs: CurrentPairs) -> None:
+        self._look = pairs.get
+        self.scan = pairs.scan
+        self._lately: dict[bytes, bytes | None] = {}
+
+    def get(self, key: bytes) -> bytes | None:
+        lately = self._lately
+        if key in lately:
+            return lately[key]
+        value = self._look(key)
+        if value is None or len(value) <= REMEMBERED_BYTES_MAX:
+            if len(lately) >= REMEMBERED_MAX:
+                lately.clear()
+            lately[key] = value
+        return value
+
+    def committed(self, tx: Transaction) -> None:
+        """Learn what a transaction has changed."""
+        lately = self._lately
+        if tx.cleared or len(lately) + len(tx.writes) > REMEMBERED_MAX:
+            lately.clear()
+        for key, value in tx.writes.items():
+            if value is not None and len(value) > REMEMBERED_BYTES_MAX:
+                lately.pop(key, None)
+            else:
+                lately[key] = value
+        if len(lately) > REMEMBERED_MAX:
+            lately.clear()
+
+    def forget(self) -> None:
+        """Nobody knows what is committed."""
+        self._lately.clear()
 
 
 class Moved(Exception):

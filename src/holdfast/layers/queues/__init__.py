@@ -13,7 +13,7 @@ from holdfast.layers.queues.deliveries import (
     nack,
     reject,
 )
-from holdfast.layers.queues.dues import attend_and_tell, attend_to, next_due
+from holdfast.layers.queues.dues import attend_and_tell, attend_to, due_in, next_due
 from holdfast.layers.queues.graves import redrive, redrive_and_tell
 from holdfast.layers.queues.looks import names, peek, purge, stats
 from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, set_policy, visibility_ms
@@ -37,6 +37,7 @@ __all__ = [
     "defer_all",
     "deliveries_of",
     "delivery_of",
+    "due_in",
     "extend",
     "lease",
     "lease_or_wait",

@@ -52,7 +52,7 @@ class Leased(NamedTuple):
     """Messages that were leased, their workflow states if asked for, and when it is worth looking for more."""
 
     messages: list[Stored]
-    again_ms: int
+    again_in_ms: int
     states: list[SidecarState | None]
     notes: list[tuple[Any, ...]]  # What is to be told once it is committed.
 
@@ -106,8 +106,10 @@ def lease_or_wait(
         changed = True
     if changed:
         book.save()
-    states = [sidecars.open(tx, queue, message) if with_state else None for message in taken]
-    return Leased(taken, _again_ms(book, policy), states, tx.notes)
+    states: list[SidecarState | None] = [None] * len(taken)
+    if with_state:
+        states = [sidecars.open(tx, queue, message) for message in taken]
+    return Leased(taken, _again_in_ms(book, policy), states, tx.notes)
 
 
 def deliveries_of(leased: Leased) -> list[Delivery]:
@@ -284,6 +286,7 @@ def _held(tx: Transaction, room: Room, proof: MessageLease) -> Stored | None:
     if stored is None:
         return None
     message = decode(stored)
+    # The lease id is made of the id, by which it was found, and the fence.
     if message.owner is None or message.fence != proof.fence or message.lease_id != proof.lease_id:
         return None
     return message
@@ -305,13 +308,13 @@ def _was_acked(tx: Transaction, room: Room, proof: MessageLease) -> bool:
     return False
 
 
-def _again_ms(book: Book, policy: QueuePolicy) -> int:
-    """When something may be there that is not there now."""
-    again_ms = book.tally.next_due_ms
+def _again_in_ms(book: Book, policy: QueuePolicy) -> int:
+    """In how many milliseconds something may be there that is not there now."""
+    again_in_ms = book.tally.next_due_ms - book.tx.now_ms
     if policy.rate_per_second is not None and not policy.paused and book.tally.budget < 1:
         wait_ms = (1 - book.tally.budget) / policy.rate_per_second * 1_000
-        again_ms = min(again_ms, book.tx.now_ms + math.ceil(wait_ms))
-    return again_ms
+        again_in_ms = min(again_in_ms, math.ceil(wait_ms))
+    return again_in_ms
 
 
 def _within_rate(book: Book, policy: QueuePolicy, limit: int) -> int:

@@ -32,6 +32,11 @@ def next_due(tx: Transaction, queue: QueueKey) -> int:
     return int.from_bytes(first[0][0][len(room.due) :][:8], "big") if first else NEVER_MS
 
 
+def due_in(tx: Transaction, queue: QueueKey) -> int:
+    """In how many milliseconds there is something to attend to, by the clock that transactions go by."""
+    return next_due(tx, queue) - tx.now_ms
+
+
 def attend_and_tell(tx: Transaction, queue: QueueKey) -> list[tuple[Any, ...]]:
     """`attend_to`; what is to be told of it once it is committed."""
     attend_to(tx, queue)

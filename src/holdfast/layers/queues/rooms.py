@@ -17,7 +17,6 @@ Behind `|` stand plain bytes, which sort like what they say and are cheaper to m
 one of "r", "p" and "w". Ids are UUIDv7, so within a priority the order of ids is the order of puts.
 """
 
-import uuid
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -89,6 +88,7 @@ class Room:
         "due",
         "head",
         "ids",
+        "own_tally",
         "parked",
         "policy",
         "prefix",
@@ -102,6 +102,7 @@ class Room:
         room = Subspace("u", queue.universe, "q", queue.name)
         self.prefix = room.prefix
         self.tallies = room.at("tally")
+        self.own_tally = self.tallies.key("")
         self.policy = room.key("policy")
         self.ready = room.key("r")
         self.parked = room.key("p")
@@ -112,6 +113,9 @@ class Room:
         self.ids = room.at("i")
         self.acks = room.at("a")
         self.schedules = room.at("s")
+
+    def tally_key(self, writer: str) -> bytes:
+        return self.own_tally if not writer else self.tallies.key(writer)
 
     def ready_key(self, message: Stored) -> bytes:
         return self.ready + _URGENCY[message.priority] + message.id
@@ -166,28 +170,30 @@ def queues(universe: str) -> Subspace:
 
 def delivery_of(message: Stored, state: SidecarState | None = None) -> Delivery:
     """A message in the words of the wire."""
+    # By position, which is twice as fast; the fields are in the order in which Delivery declares them.
+    held = message.owner is not None
     return Delivery(
-        id=text_of(message.id),
-        payload=message.payload,
-        blob=message.blob,
-        size=message.size,
-        content_type=message.content_type,
-        attributes=message.attributes,
-        correlation_id=message.correlation_id,
-        priority=message.priority,
-        group=message.group,
-        created_ms=message.created_ms,
-        attempts=message.attempts,
-        failure_attempts=message.failures,
-        max_attempts=message.max_attempts,
-        last_error=message.last_error,
-        origin=message.origin,
-        died_ms=message.died_ms,
-        lease_id=message.lease_id if message.owner is not None else "",
-        fence=message.fence,
-        expires_ms=message.due_ms if message.owner is not None else 0,
-        visibility_ms=message.visibility_ms,
-        state=state,
+        text_of(message.id),
+        message.payload,
+        message.blob,
+        message.size,
+        message.content_type,
+        message.attributes,
+        message.correlation_id,
+        message.priority,
+        message.group,
+        message.created_ms,
+        message.attempts,
+        message.failures,
+        message.max_attempts,
+        message.last_error,
+        message.origin,
+        message.died_ms,
+        message.lease_id if held else "",
+        message.fence,
+        message.due_ms if held else 0,
+        message.visibility_ms,
+        state,
     )
 
 
@@ -198,9 +204,12 @@ def id_of(text: str) -> bytes:
         InvalidArgument: it is no id.
     """
     try:
-        return uuid.UUID(text).bytes
+        id = bytes.fromhex(text.replace("-", ""))
     except (ValueError, AttributeError, TypeError):
-        raise InvalidArgument(f"{text!r} is no id of a message; give the one of its receipt") from None
+        id = b""
+    if len(id) != ID_BYTES:
+        raise InvalidArgument(f"{text!r} is no id of a message; give the one of its receipt")
+    return id
 
 
 def text_of(id: bytes) -> str:

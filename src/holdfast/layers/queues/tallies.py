@@ -15,7 +15,7 @@ from holdfast.kv import Transaction
 from holdfast.layers.queues.rooms import ID_BYTES, QueueKey, Room, Stored, encode, room_of
 
 NEVER_MS = (1 << 63) - 1
-DUE = "due"  # The note for whoever waits until something is due.
+DUE = "due"  # The note for whoever waits until something is due: in how many milliseconds.
 
 
 class Tally(msgspec.Struct, array_like=True):
@@ -54,7 +54,7 @@ _decode = msgspec.msgpack.Decoder(Tally).decode
 
 def load(tx: Transaction, room: Room) -> Tally:
     """The tally of whoever runs this transaction."""
-    stored = tx.get(room.tallies.key(tx.writer))
+    stored = tx.get(room.tally_key(tx.writer))
     return Tally() if stored is None else _decode(stored)
 
 
@@ -85,13 +85,13 @@ class Book:
         self._due_ms = self.tally.next_due_ms
 
     def save(self) -> None:
-        self.tx.put(self.room.tallies.key(self.tx.writer), encode(self.tally))
+        self.tx.put(self.room.tally_key(self.tx.writer), encode(self.tally))
         if self.tally.next_due_ms < self._due_ms:
-            self.tx.note(DUE, self.queue, self.tally.next_due_ms)
+            self.tx.note(DUE, self.queue, self.tally.next_due_ms - self.tx.now_ms)
 
     def new_id(self) -> bytes:
         """An id that sorts behind all that were put before, even if the clock was set back since."""
-        id = self.tx.new_id().bytes
+        id = self.tx.new_id_bytes()
         if id <= self.tally.last_id:
             id = (int.from_bytes(self.tally.last_id, "big") + 1).to_bytes(ID_BYTES, "big")
         self.tally.last_id = id

@@ -109,7 +109,7 @@ def outgoing(value: Any) -> Any:
             shown[config.tag_field] = config.tag
         for name, field, decode in _leaving(kind):
             each = getattr(value, name)
-            if each is not UNSET:
+            if each is not UNSET and not (each is None and config.omit_defaults):
                 shown[field] = outgoing(each) if decode is None else decode(each)
         return shown
     if isinstance(value, list | tuple):

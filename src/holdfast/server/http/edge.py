@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -97,7 +98,7 @@ def _note(error: Exception, scope: Scope, correlation_id: str) -> None:
     where = f"{scope['method']} {scope['path'][:200]!r} ({correlation_id})"
     if isinstance(error, Corrupt):
         _log.error("%s: %s: %s", where, error.code, error)
-    elif isinstance(error, HoldfastError | Refusal | Unauthenticated):
+    elif isinstance(error, HoldfastError | Refusal | Unauthenticated | HTTPException):
         _log.debug("%s: %s", where, error)
     else:
         _log.error("%s failed", where, exc_info=error)

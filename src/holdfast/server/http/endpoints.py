@@ -51,7 +51,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     elsewhere: frozenset[str] = frozenset()  # Fields of that type that do not come in the body.
     spare: frozenset[str] = frozenset()  # Fields that may come in the body, or from elsewhere.
     body_required: bool = True
-    answers: Mapping[str, Any] = {JSON: Any}  # The type of the answer for each media type; the first is the default.
+    answers: Mapping[str, Any]  # The type, or types, of the answer for each media type.
     status: int = 200
     others: Mapping[int, str] = {}  # Further statuses that are no errors, and what they mean.
 

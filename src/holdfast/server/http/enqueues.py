@@ -182,5 +182,5 @@ ENQUEUE: Final = Endpoint(
     summary="Put a message, or a batch of them",
     handle=_enqueue,
     takes={JSON: EnqueueBody, "multipart/form-data": EnqueueParts},
-    answers={JSON: ReceiptView | ReceiptsView},
+    answers={JSON: (ReceiptView, ReceiptsView)},
 )

@@ -1,15 +1,47 @@
 """Answers that go on: events for browsers (server-sent events), lines of JSON for programs (NDJSON)."""
 
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from starlette.responses import StreamingResponse
+import msgspec
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from holdfast.server.http import dialect
+from holdfast.wire.problems import Problem
 
 NDJSON: Final = "application/x-ndjson"
 SSE: Final = "text/event-stream"
+
+
+class End(msgspec.Struct, frozen=True):
+    """Why nothing more comes: `idle`, `reconnect` after an hour, or `shutdown_draining`."""
+
+    reason: str
+
+
+class EndLine(msgspec.Struct, frozen=True):
+    """The last line."""
+
+    event: Literal["end"]
+    data: End
+
+
+class HeartbeatLine(msgspec.Struct, frozen=True):
+    """Nothing happened, and the connection is still there. As a server-sent event it is a comment."""
+
+    event: Literal["heartbeat"]
+    data: None
+
+
+class ProblemLine(msgspec.Struct, frozen=True):
+    """What went wrong, after which nothing more comes."""
+
+    event: Literal["problem"]
+    data: Problem
+
+
+LINES: Final = (HeartbeatLine, ProblemLine, EndLine)
 
 
 class Events:
@@ -40,6 +72,9 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            if scope["method"] == "HEAD":
+                await Response(headers=self.headers)(scope, receive, send)
+            else:
+                await super().__call__(scope, receive, send)
         finally:
             await self._content.aclose()  # type: ignore[attr-defined]

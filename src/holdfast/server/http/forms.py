@@ -165,7 +165,9 @@ def message_view(delivery: Delivery, request: ReceiveMessages | None = None, *, 
         shown.update(
             lease_id=delivery.lease_id,
             lease_expires_at_unix=expires_unix,
-            lease_expires_at=datetime.fromtimestamp(expires_unix, UTC).isoformat(timespec="milliseconds"),
+            lease_expires_at=datetime.fromtimestamp(expires_unix, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z"),
             not_visible_until_unix=expires_unix,
             fencing_token=delivery.fence,
             meta_etag=delivery.lease_id,
@@ -201,9 +203,11 @@ def lease_of(form: LeaseForm) -> MessageLease:
     """The lease that a form shows.
 
     Raises:
-        InvalidArgument: its lease id is none that a dequeue gave out.
+        InvalidArgument: its lease id or its fence is none that a dequeue gave out.
     """
     if form.fencing_token is not None:
+        if not 0 <= form.fencing_token < 1 << 63:
+            raise InvalidArgument(f"fencing_token is {form.fencing_token}; give the one that the message came with")
         return MessageLease(form.message_id, form.lease_id, form.fencing_token)
     match = _LEASE_ID.match(form.lease_id)
     if match is None:

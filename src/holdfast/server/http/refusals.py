@@ -115,7 +115,8 @@ def problem_response(problem: Problem, headers: Mapping[str, str], asked: Header
     if MSGPACK in asked.get("accept", "") or asked.get("content-type", "").startswith(MSGPACK):
         content, media = msgspec.msgpack.encode(problem), MSGPACK
     else:
-        content, media = msgspec.json.encode(problem), PROBLEM
+        # Said outright, because a reader of JSON does not know what is meant by its absence.
+        content, media = msgspec.json.encode({"retry": problem.retry, **msgspec.to_builtins(problem)}), PROBLEM
     return Response(content, problem.status, {"Cache-Control": "no-store", **headers}, media)
 
 

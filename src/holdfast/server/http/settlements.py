@@ -166,7 +166,7 @@ def _row(path: str, summary: str, kind: type[SettleBody], make: Any) -> Endpoint
         summary=summary,
         handle=_settling(kind, make),
         takes={JSON: kind},
-        answers={JSON: Settled | SettledAll},
+        answers={JSON: (Settled, SettledAll)},
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -12,7 +12,7 @@ from holdfast.errors import HoldfastError, Retry
 from holdfast.server.http import dialect
 from holdfast.server.http.endpoints import Endpoint, Parameter, rendered
 from holdfast.server.http.enqueues import universe_of
-from holdfast.server.http.events import NDJSON, SSE, Events, EventStream
+from holdfast.server.http.events import LINES, NDJSON, SSE, End, Events, EventStream
 from holdfast.server.http.refusals import JSON, Refusal, problem_for
 from holdfast.server.http.visits import Visit
 from holdfast.tiers import Tier
@@ -53,11 +53,14 @@ class StatsView(msgspec.Struct, frozen=True, kw_only=True):
     dead_total: int
 
 
-class StatsEvent(msgspec.Struct, frozen=True):
-    """A line of a watch: stats that have changed, a heartbeat, a problem, or the end and why."""
+class StatsLine(msgspec.Struct, frozen=True):
+    """Stats that have changed."""
 
-    event: str
-    data: StatsView | dict[str, Any] | None
+    event: Literal["stats"]
+    data: StatsView
+
+
+_LINES: Final = (StatsLine, *LINES)
 
 
 def _view(visit: Visit, universe: str, stats: QueueStats) -> StatsView:
@@ -103,8 +106,7 @@ async def _events(visit: Visit, universe: str, stats: QueueStats) -> AsyncIterat
             await asyncio.sleep(hall.limits.watch_seconds)
             now = time.monotonic()
             if hall.doors.draining or now - started > hall.limits.subscribe_seconds_max:
-                reason = "shutdown_draining" if hall.doors.draining else "reconnect"
-                yield events.event("end", {"reason": reason})
+                yield events.event("end", End("shutdown_draining" if hall.doors.draining else "reconnect"))
                 return
             latest = await visit.ask(request)
             if _what_counts(latest) != _what_counts(stats):
@@ -131,7 +133,7 @@ def _row(method: str, **options: Any) -> Endpoint:
         noun="messages",
         summary="The stats of a queue, whenever they change",
         handle=_watch,
-        answers={SSE: StatsEvent, NDJSON: StatsEvent},
+        answers={SSE: _LINES, NDJSON: _LINES},
         **options,
     )
 

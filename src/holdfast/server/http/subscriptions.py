@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -13,7 +13,7 @@ from holdfast.server.http import dialect
 from holdfast.server.http.credits import Account
 from holdfast.server.http.deliveries import give_back, receiving
 from holdfast.server.http.endpoints import Endpoint
-from holdfast.server.http.events import NDJSON, SSE, Events, EventStream
+from holdfast.server.http.events import LINES, NDJSON, SSE, End, Events, EventStream
 from holdfast.server.http.forms import MessageView, message_view
 from holdfast.server.http.limits import CREDIT, PAGE_SIZE_MAX
 from holdfast.server.http.refusals import JSON, Refusal, problem_for
@@ -37,11 +37,11 @@ class SubscribeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tier: Tier = Tier.CRITICAL
 
 
-class MessageEvent(msgspec.Struct, frozen=True):
-    """A line of a subscription: a message, a heartbeat, a problem, or the end and why."""
+class MessageLine(msgspec.Struct, frozen=True):
+    """A message that is the caller's now."""
 
-    event: str
-    data: MessageView | dict[str, Any] | None
+    event: Literal["message"]
+    data: MessageView
 
 
 class _Subscription:
@@ -66,17 +66,17 @@ class _Subscription:
             yield self._events.heartbeat()
             while True:
                 if drained.done():
-                    yield self._events.event("end", {"reason": "shutdown_draining"})
+                    yield self._events.event("end", End("shutdown_draining"))
                     return
                 now = time.monotonic()
                 if now - started > hall.limits.subscribe_seconds_max:
-                    yield self._events.event("end", {"reason": "reconnect"})
+                    yield self._events.event("end", End("reconnect"))
                     return
                 self._unsent = await self._next(account, drained)
                 if self._unsent:
                     last = time.monotonic()
                 elif self._idle(time.monotonic() - last, account):
-                    yield self._events.event("end", {"reason": "idle"})
+                    yield self._events.event("end", End("idle"))
                     return
                 else:
                     yield self._events.heartbeat()
@@ -120,6 +120,9 @@ class _Subscription:
         return self._events.event("message", message_view(delivery, self._request), id=delivery.id)
 
 
+_LINES: Final = (MessageLine, *LINES)
+
+
 def _subscribe(with_state: bool) -> Any:
     async def handle(visit: Visit) -> Response:
         body: SubscribeBody = dialect.checked(await visit.json(), SubscribeBody)
@@ -136,7 +139,7 @@ def _row(path: str, summary: str, *, with_state: bool) -> Endpoint:
         summary=summary,
         handle=_subscribe(with_state),
         takes={JSON: SubscribeBody},
-        answers={NDJSON: MessageEvent, SSE: MessageEvent},
+        answers={NDJSON: _LINES, SSE: _LINES},
     )
 
 

@@ -1,0 +1,82 @@
+"""Events: what happened to messages, told to the session log in bulk, off the path of whoever made it happen.
+
+A caller leaves the note of what it did, which costs a fraction of a microsecond; a thread encodes what has gathered
+every tenth of a second. Like everything in session logs this is BEST_EFFORT: what a crash finds in memory is lost.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.errors import Closed
+from holdfast.layers.queues import QueueKey, text_of
+from holdfast.limits import EVENTS_EVERY_SECONDS, EVENTS_MAX
+from holdfast.runtime.activity import ActivityLog
+
+LOG_KIND = "queues"  # What the session logs of queues are called.
+_encode = msgspec.json.Encoder().encode
+
+
+class QueueEvent(msgspec.Struct, frozen=True):
+    """What session logs say of a message."""
+
+    event: str
+    queue: str
+    id: str
+    correlation_id: str
+    at_ms: int
+
+
+class Events:
+    """A thread that begins with the first event and ends with the plane."""
+
+    def __init__(self, log: Callable[[], ActivityLog], session: str, now_ms: Callable[[], int]) -> None:
+        self._log = log
+        self._session = session
+        self._now_ms = now_ms
+        self._waiting: deque[tuple[str, QueueKey, bytes, str, int]] = deque()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, event: str, queue: QueueKey, id: bytes, correlation_id: str) -> None:
+        """Something happened to a message."""
+        self._waiting.append((event, queue, id, correlation_id, self._now_ms()))
+        if self._thread is None:
+            self._start()
+        elif len(self._waiting) > EVENTS_MAX:
+            self.write()  # Whoever makes things happen faster than they can be told of helps to tell.
+
+    def write(self) -> None:
+        """Bring what has gathered into the session logs."""
+        by_universe: dict[str, list[bytes]] = {}
+        with self._lock:  # One at a time, so that the order is kept.
+            for _ in range(len(self._waiting)):
+                event, queue, id, correlation_id, at_ms = self._waiting.popleft()
+                record = QueueEvent(event, queue.name, text_of(id), correlation_id, at_ms)
+                by_universe.setdefault(queue.universe, []).append(_encode(record))
+            for universe, records in by_universe.items():
+                self._log().log_encoded(universe, self._session, LOG_KIND, records)
+
+    def close(self) -> None:
+        """Write what is left, and end."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self.write()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._stopping.is_set():
+                self._thread = threading.Thread(target=self._run, name="holdfast-events", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(EVENTS_EVERY_SECONDS):
+            if self._waiting:
+                try:
+                    self.write()
+                except Closed:
+                    return

@@ -1,0 +1,73 @@
+"""A server process for tests: `server_child.py URL OPTIONS`. Prints its port; SIGUSR1 makes it drain."""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import uvicorn
+
+from holdfast.errors import NotAllowed
+from holdfast.plane import Options, open_plane_async
+from holdfast.server.app import make_app
+from holdfast.server.doors import Doors
+from holdfast.server.guards import Guard
+from holdfast.server.http.limits import HttpLimits
+from holdfast.wire.pairs import GetPair
+from holdfast.wire.requests import Request
+
+
+class Keys:
+    """Two tokens: `all` may do everything, `reader` may only look."""
+
+    def admit(self, headers: Mapping[str, str], client: str) -> Guard:
+        token = headers.get("authorization", "").removeprefix("Bearer ")
+        if token not in ("all", "reader"):
+            raise NotAllowed("Nobody is known by this token")
+        return Holder(token)
+
+
+class Holder:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def allow(self, request: Request[Any]) -> None:
+        if self.name == "reader" and not type(request).__name__.startswith(("Get", "List", "Read", "Describe", "Find")):
+            raise NotAllowed("This token may only look")
+
+
+class Broken:
+    """A port that fails in a way that nobody foresaw."""
+
+    def __init__(self, port: Any) -> None:
+        self._port = port
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+    async def call(self, request: Request[Any]) -> Any:
+        if isinstance(request, GetPair) and request.key == b"boom":
+            raise RuntimeError("secret: /etc/passwd")
+        return await self._port.call(request)
+
+
+async def main(url: str, options: dict[str, Any]) -> None:
+    port = await open_plane_async(url, Options())
+    doors = Doors(Broken(port), Keys() if options.pop("tokens", False) else None)
+    app = make_app(doors, msgspec.convert(options, HttpLimits))
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, doors.streams.drain)
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(128)
+    print(listening.getsockname()[1], flush=True)
+    await server.serve(sockets=[listening])
+    await port.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], msgspec.json.decode(sys.argv[2])))

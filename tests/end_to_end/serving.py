@@ -1,0 +1,111 @@
+"""A real server in a process of its own, and the standard library's client to talk to it."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+CHILD = Path(__file__).with_name("server_child.py")
+
+
+class Answer:
+    """What a server answered."""
+
+    def __init__(self, response: http.client.HTTPResponse, body: bytes) -> None:
+        self.status = response.status
+        self.headers: Message = response.headers
+        self.body = body
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        """The code of the problem that this is."""
+        assert self.headers["content-type"] == "application/problem+json", (self.status, self.body[:500])
+        problem = self.json()
+        assert problem["status"] == self.status
+        assert problem["type"].endswith(problem["code"])
+        assert problem["detail"]
+        assert problem["correlation_id"] == self.headers["x-correlation-id"]
+        if problem["retry"] == "later":
+            assert int(self.headers["retry-after"]) >= 1
+        return str(problem["code"])
+
+    def __repr__(self) -> str:
+        return f"<{self.status} {self.body[:300]!r}>"
+
+
+class Server:
+    """A server that runs."""
+
+    def __init__(self, process: "subprocess.Popen[str]", port: int) -> None:
+        self.process = process
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self._connection: http.client.HTTPConnection | None = None
+
+    def connect(self, timeout: float = 30.0) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        """The answer to one request; a body that is no bytes goes as JSON. Underscores in header names are dashes."""
+        said = {name.replace("_", "-"): value for name, value in headers.items()}
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+            said.setdefault("content-type", "application/json")
+        connection = self.connect()
+        try:
+            connection.request(method, path, body, said)
+            response = connection.getresponse()
+            return Answer(response, response.read())
+        finally:
+            connection.close()
+
+    def post(self, path: str, body: Any = None, **headers: str) -> Answer:
+        return self.ask("POST", path, body, **headers)
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.ask("GET", path, **headers)
+
+    def raw(self, timeout: float = 30.0) -> socket.socket:
+        """A bare connection."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout)
+
+    def peak_bytes(self) -> int:
+        """The most memory that the server has had."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) * 1_024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+    def drain(self) -> None:
+        os.kill(self.process.pid, signal.SIGUSR1)
+
+
+@contextmanager
+def serving(url: str = "memory:", **options: Any) -> Iterator[Server]:
+    """A server over the plane at `url`; `options` are those of `HttpLimits`, and `tokens`."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", str(CHILD), url, json.dumps(options)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.strip().isdigit(), "the server did not start"
+        yield Server(process, int(line))
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()

@@ -1,0 +1,542 @@
+"""A server as a process of its own: how it starts, whom it lets in, what it says, and how it stops."""
+
+import asyncio
+import http.client
+import ipaddress
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import websockets
+from websockets.sync.client import connect as connect_stream
+
+import holdfast
+from holdfast.client.ports import RemotePort
+from holdfast.errors import Busy, HoldfastError, InvalidArgument, NotAllowed, PathUnusable, PayloadTooLarge
+from holdfast.handles.sync.plane import Plane
+from holdfast.limits import FRAME_BYTES_MAX
+from holdfast.server.serving import serve
+from holdfast.server.settings import Settings
+from holdfast.wire.frames import PROTOCOL, Hello, encode
+
+CHILD = """
+import json, sys
+from holdfast.server.serving import run
+from holdfast.server.settings import Settings
+sys.exit(run(Settings.load(json.loads(sys.argv[1]))))
+"""
+SECONDS_MAX = 20.0
+
+
+class Server:
+    """A server process on a free port of the loopback address."""
+
+    def __init__(self, folder: Path, **flags: Any) -> None:
+        self.data = f"dir:{folder / 'data'}"
+        self._log = folder / "server.log"
+        given = {"data": self.data, "port": 0, "log_format": "json", **flags}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "error", "-c", CHILD, json.dumps(given)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+            )
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline()
+        self.url = self.line.strip().rpartition(" ")[2]
+        assert self.url.startswith("http"), self.log()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.rpartition("//")[2].rpartition(":")
+        return host, int(port)
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def said(self, *words: str) -> bool:
+        """Whether one line of the log has all of these words, now or in a moment."""
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            if any(all(word in line for word in words) for line in self.log().splitlines()):
+                return True
+            time.sleep(0.02)
+        return False
+
+    def get(
+        self, path: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, body: bytes | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        request = urllib.request.Request(self.url + path, headers=headers, data=body)
+        try:
+            with urllib.request.urlopen(request, timeout=SECONDS_MAX, context=tls) as answer:
+                return answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, {k.lower(): v for k, v in error.headers.items()}, error.read()
+
+    @contextmanager
+    def plane(self, token: str | None = None, universe: str = "main", **options: Any) -> Iterator[Plane]:
+        with Plane(RemotePort(self.url, token=token, **options), universe) as plane:
+            yield plane
+
+    def status_of_stream(self, token: str | None = None) -> int:
+        """What the server says to whoever wants a stream: 101 is welcome."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            with connect_stream(self.url.replace("http", "ws", 1) + "/v1/stream", additional_headers=headers):
+                return 101
+        except websockets.InvalidStatus as error:
+            return error.response.status_code
+
+    def stop(self, *, times: int = 1) -> tuple[int, float]:
+        """Signal it; its exit code, and how long it took."""
+        started = time.monotonic()
+        for _ in range(times):
+            self.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3 if times > 1 else 0)
+        code = self.process.wait(SECONDS_MAX)
+        return code, time.monotonic() - started
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    with ExitStack() as running:
+
+        def one(**flags: Any) -> Server:
+            server = Server(tmp_path, **flags)
+            running.callback(server.kill)
+            return server
+
+        yield one
+
+
+# Starting, and what it says.
+
+
+def test_a_server_says_where_it_is_and_how_it_is(start: Callable[..., Server]) -> None:
+    server = start()
+    assert server.line == f"Holdfast is ready at {server.url}\n"
+    assert server.get("/healthz")[::2] == (200, b'{"status":"alive"}')
+    assert server.get("/readyz")[::2] == (200, b'{"status":"ready"}')
+    with server.plane() as plane:
+        for number in range(3):
+            plane.queue("jobs").put({"n": number})
+        with plane.queue("jobs").receive() as message:
+            assert message.json() == {"n": 0}
+        status, headers, body = server.get("/metrics")
+    assert (status, headers["content-type"].split(";")[0]) == (200, "text/plain")
+    text = body.decode()
+    for sample in (
+        'holdfast_queue_messages{queue="jobs",state="ready",universe="main"} 2.0',
+        'holdfast_requests_total{code="ok",op="queues.put"} 3.0',
+        'holdfast_requests_total{code="ok",op="queues.receive"} 1.0',
+        "holdfast_open_streams 1.0",
+    ):
+        assert sample in text
+    assert "holdfast_sync_seconds_count 0.0" not in text
+    assert server.stop()[0] == 0
+    assert server.process.stdout is not None
+    assert server.process.stdout.read() == ""
+    assert server.said('"message":"stopped"')
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+async def test_an_address_that_others_reach_is_refused_before_anything_is_opened(host: str, tmp_path: Path) -> None:
+    for flags, word in (({}, "tokens are on"), ({"tokens": True}, "--insecure")):
+        with pytest.raises(InvalidArgument, match=word):
+            await serve(Settings(data=f"dir:{tmp_path / 'data'}", host=host, port=0, **flags))
+    assert not (tmp_path / "data").exists()
+
+
+async def test_what_cannot_be_had_is_said_before_anything_is_opened(tmp_path: Path) -> None:
+    data = f"dir:{tmp_path / 'data'}"
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InvalidArgument, match="choose another --port"):
+        await serve(Settings(data=data, port=taken.getsockname()[1]))
+    with pytest.raises(PathUnusable, match="PEM"):
+        await serve(Settings(data=data, port=0, tls_cert=str(tmp_path / "no"), tls_key=str(tmp_path / "no")))
+    assert not (tmp_path / "data").exists()
+
+
+# Stopping.
+
+
+@contextmanager
+def unfinished_upload(server: Server) -> Iterator[Callable[[], int]]:
+    """A blob of which only a half has arrived; call it to send the rest and hear the status."""
+    connection = http.client.HTTPConnection(*server.address, timeout=SECONDS_MAX)
+    connection.putrequest("POST", "/v1/blobs")
+    connection.putheader("Content-Type", "application/octet-stream")
+    connection.putheader("Content-Length", "8")
+    connection.endheaders(b"half")
+    while b"holdfast_http_requests_in_flight 1.0" not in server.get("/metrics")[2]:
+        time.sleep(0.02)
+
+    def finish() -> int:
+        connection.send(b"half")
+        return connection.getresponse().status
+
+    try:
+        yield finish
+    finally:
+        connection.close()
+
+
+def until_draining(server: Server) -> None:
+    until = time.monotonic() + 5
+    while server.get("/readyz")[0] == 200:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_server_that_stops_answers_what_is_under_way_and_begins_nothing_new(start: Callable[..., Server]) -> None:
+    server = start(drain_seconds=15)
+    with unfinished_upload(server) as finish, server.plane() as plane:
+        plane.queue("jobs").put(b"1")
+        server.process.send_signal(signal.SIGTERM)
+        until_draining(server)
+        status, headers, body = server.get("/readyz")
+        assert (status, b"shutting down" in body, "retry-after" in headers) == (503, True, True)
+        assert server.get("/healthz")[0] == 200
+        status, headers, _ = server.get("/v1/queue/enqueue", body=b"{}")
+        assert (status, "retry-after" in headers) == (503, True)
+        assert server.status_of_stream() == 503
+        with pytest.raises(HoldfastError, match="shutting down"):
+            plane.queue("jobs").put(b"2")
+        assert finish() in (200, 201)
+        assert server.process.wait(SECONDS_MAX) == 0
+
+
+def test_a_second_signal_ends_it_at_once(start: Callable[..., Server]) -> None:
+    server = start(drain_seconds=60)
+    with unfinished_upload(server):
+        code, seconds = server.stop(times=2)
+    assert (code, seconds < 5) == (0, True)
+    assert server.said("stopping at once")
+
+
+def test_what_does_not_finish_in_time_is_cut_off(start: Callable[..., Server]) -> None:
+    server = start(drain_seconds=0.5)
+    with unfinished_upload(server):
+        code, seconds = server.stop()
+    assert (code, 0.5 <= seconds < 6) == (0, True)
+    assert server.said("still under way")
+
+
+def test_whoever_only_waits_holds_nobody_up(start: Callable[..., Server]) -> None:
+    server = start(drain_seconds=60)
+    with server.plane(patience_seconds=0.1) as plane:
+        outcomes: list[Any] = []
+
+        def wait() -> None:
+            try:
+                outcomes.append(plane.queue("jobs").receive(wait_seconds=60))
+            except HoldfastError as error:
+                outcomes.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        while b"holdfast_calls_waiting 1.0" not in server.get("/metrics")[2]:
+            time.sleep(0.02)
+        code, seconds = server.stop()
+        assert (code, seconds < 5) == (0, True)
+        waiting.join(SECONDS_MAX)
+        assert isinstance(outcomes[0], HoldfastError)
+
+
+def test_nothing_that_was_acknowledged_is_lost_by_stopping_under_load(start: Callable[..., Server]) -> None:
+    server = start()
+    acknowledged: list[str] = []
+
+    def put_until_refused() -> None:
+        with server.plane(patience_seconds=0.1) as plane:
+            queue = plane.queue("jobs")
+            with suppress(HoldfastError):
+                while True:
+                    acknowledged.append(queue.put(b"1").id)
+
+    writers = [threading.Thread(target=put_until_refused) for _ in range(8)]
+    for writer in writers:
+        writer.start()
+    while len(acknowledged) < 500:
+        time.sleep(0.01)
+    assert server.stop()[0] == 0
+    for writer in writers:
+        writer.join(SECONDS_MAX)
+    found: set[str] = set()
+    with holdfast.open(server.data) as plane:
+        assert plane.queue("jobs").stats().put_total >= len(acknowledged)
+        while messages := plane.queue("jobs").receive_many(256):
+            found |= {message.id for message in messages}
+    assert set(acknowledged) <= found
+
+
+# Tokens.
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> dict[str, str]:
+    """Tokens made straight in the data directory, before any server has it open."""
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        make = plane.tokens.create
+        return {
+            "admin": make("admin", universes="*", verbs="*").token,
+            "worker": make("worker", universes="main", verbs="queue:*,blob:*").token,
+            "brief": make("brief", universes="main", verbs="*", ttl_seconds=1).token,
+            "slow": make("slow", universes="main", verbs="*", rate_per_second=1).token,
+            "small": make("small", universes="main", verbs="*", body_bytes_max=500).token,
+            "scraper": make("scraper", universes="*", verbs="metrics:read").token,
+        }
+
+
+def test_only_tokens_come_in(start: Callable[..., Server], tokens: dict[str, str]) -> None:
+    server = start(tokens=True)
+    wrong = tokens["worker"][:-1] + ("0" if tokens["worker"][-1] != "0" else "1")
+    for token in (None, wrong, "nonsense"):
+        assert server.status_of_stream(token) == 403
+        assert server.get("/v1/queue/stats", token=token, body=b'{"queue":"jobs"}')[0] in (401, 403)
+        with server.plane(token) as plane, pytest.raises(NotAllowed):
+            plane.queue("jobs").put(b"1")
+    assert server.said("refused", '"reason":"token"', "127.0.0.1")
+    with server.plane(tokens["worker"]) as plane:
+        plane.queue("jobs").put(b"1")
+        with plane.queue("jobs").receive() as message:
+            assert message.payload == b"1"
+    assert server.get("/healthz")[0] == server.get("/readyz")[0] == 200
+    assert server.get("/metrics")[0] == server.get("/metrics", token=tokens["worker"])[0] == 403
+    assert b'holdfast_rejects_total{reason="token"}' in server.get("/metrics", token=tokens["scraper"])[2]
+    assert not [token for token in tokens.values() if token.rpartition("_")[2] in server.log()]
+
+
+def test_a_token_does_what_it_is_for_and_nothing_else(start: Callable[..., Server], tokens: dict[str, str]) -> None:
+    server = start(tokens=True)
+    with server.plane(tokens["worker"]) as plane:
+        for refused in (lambda: plane.lease("k").acquire(), plane.tokens.page, lambda: plane.pairs.get(b"a")):
+            with pytest.raises(NotAllowed):
+                refused()  # type: ignore[operator]
+        with pytest.raises(NotAllowed, match="does not allow world:append"):
+            plane.atomic().put(plane.queue("jobs"), b"1").append(plane.world("w"), [1], expected_head=0).commit()
+    with server.plane(tokens["worker"], "beta") as plane, pytest.raises(NotAllowed, match="is not for beta"):
+        plane.queue("jobs").put(b"1")
+    assert server.said('"code":"not_allowed"', "beta", '"asked":"queue:put"')
+    elsewhere = server.get("/v1/queue/stats?universe=beta", token=tokens["worker"], body=b'{"queue":"jobs"}')
+    assert elsewhere[0] == 403
+    with server.plane(tokens["slow"]) as plane:
+        plane.queue("jobs").put(b"1")
+        with pytest.raises(Busy, match="calls a second"):
+            plane.queue("jobs").put(b"1")
+    with server.plane(tokens["small"]) as plane:
+        plane.queue("jobs").put(b"1")
+        with pytest.raises(PayloadTooLarge, match="allows 500"):
+            plane.queue("jobs").put(b"1" * 500)
+    with server.plane(tokens["admin"], "beta") as plane:
+        assert plane.queue("jobs").stats().put_total == 0
+
+
+def test_a_token_that_ends_is_refused_at_once(start: Callable[..., Server], tokens: dict[str, str]) -> None:
+    server = start(tokens=True)
+    with server.plane(tokens["admin"]) as admin, server.plane(tokens["worker"]) as worker:
+        worker.queue("jobs").put(b"1")
+        assert admin.tokens.revoke(tokens["worker"]) is True
+        with pytest.raises(NotAllowed):
+            worker.queue("jobs").put(b"2")
+        assert server.status_of_stream(tokens["worker"]) == 403
+        assert admin.queue("jobs").stats().put_total == 1
+        made = admin.tokens.create("next", universes="main", verbs="queue:put")
+        assert server.status_of_stream(made.token) == 101  # It is as quickly known as it is forgotten.
+    while server.status_of_stream(tokens["brief"]) == 101:
+        time.sleep(0.05)
+    assert server.status_of_stream(tokens["brief"]) == 403
+    assert server.said("was revoked", '"token"')
+    assert server.said("has expired", '"token"')
+
+
+def test_whoever_waits_with_a_token_that_was_revoked_gets_nothing(
+    start: Callable[..., Server], tokens: dict[str, str]
+) -> None:
+    server = start(tokens=True)
+    with server.plane(tokens["admin"]) as admin, server.plane(tokens["worker"], patience_seconds=0.1) as worker:
+        outcomes: list[Any] = []
+
+        def wait() -> None:
+            with suppress(HoldfastError):
+                outcomes.append(worker.queue("jobs").receive(wait_seconds=60))
+
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        while not admin.queue("jobs").stats().waiting_consumers:
+            time.sleep(0.02)
+        admin.tokens.revoke(tokens["worker"])
+        admin.queue("jobs").put(b"1")
+        assert (admin.queue("jobs").stats().ready, outcomes) == (1, [])
+
+
+# TLS.
+
+
+def certificates(folder: Path) -> dict[str, str]:
+    """An authority, and certificates of it for a server and for a client."""
+    x509 = pytest.importorskip("cryptography.x509", reason="certificates are made by cryptography")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    paths: dict[str, str] = {}
+    authority: Any = None
+    now = datetime.now(UTC)
+    for name in ("ca", "server", "client"):
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        issuer, signer = (subject, key) if authority is None else authority
+        authority = authority or (subject, key)
+        usage = x509.KeyUsage(True, False, False, False, False, name == "ca", name == "ca", False, False)
+        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(minutes=1))
+            .not_valid_after(now + timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(ca=name == "ca", path_length=None), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(authority[1].public_key()), critical=False
+            )
+            .add_extension(usage, critical=True)
+            .add_extension(names, critical=False)
+            .sign(signer, hashes.SHA256())
+        )
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        for kind, data in (("cert", certificate.public_bytes(serialization.Encoding.PEM)), ("key", private)):
+            path = folder / f"{name}-{kind}.pem"
+            path.write_bytes(data)
+            paths[f"{name}_{kind}"] = str(path)
+    return paths
+
+
+def test_a_server_speaks_tls(start: Callable[..., Server], tmp_path: Path) -> None:
+    pem = certificates(tmp_path)
+    server = start(tls_cert=pem["server_cert"], tls_key=pem["server_key"])
+    assert server.url.startswith("https://")
+    trusting = ssl.create_default_context(cafile=pem["ca_cert"])
+    assert server.get("/readyz", tls=trusting)[0] == 200
+    with server.plane(tls=trusting) as plane:
+        plane.queue("jobs").put(b"1")
+        assert plane.queue("jobs").stats().ready == 1
+    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+        server.get("/healthz", tls=ssl.create_default_context())
+    plain = http.client.HTTPConnection(*server.address, timeout=5)
+    with pytest.raises((OSError, http.client.HTTPException)):
+        plain.request("GET", "/healthz")
+        plain.getresponse()
+    plain.close()
+
+
+def test_a_server_may_ask_for_certificates_too(start: Callable[..., Server], tmp_path: Path) -> None:
+    pem = certificates(tmp_path)
+    server = start(tls_cert=pem["server_cert"], tls_key=pem["server_key"], tls_client_ca=pem["ca_cert"])
+    nobody, known = (ssl.create_default_context(cafile=pem["ca_cert"]) for _ in range(2))
+    known.load_cert_chain(pem["client_cert"], pem["client_key"])
+    assert server.get("/healthz", tls=known)[0] == 200
+    with server.plane(tls=known) as plane:
+        plane.queue("jobs").put(b"1")
+    with pytest.raises((urllib.error.URLError, OSError, http.client.HTTPException)):
+        server.get("/healthz", tls=nobody)
+
+
+# What nobody should send.
+
+
+def raw(server: Server, data: bytes) -> bytes:
+    with socket.create_connection(server.address, timeout=SECONDS_MAX) as connection:
+        with suppress(OSError):
+            connection.sendall(data)
+        answer = b""
+        with suppress(OSError):
+            while piece := connection.recv(65_536):
+                answer += piece
+        return answer
+
+
+def test_heads_have_a_size_and_a_time(start: Callable[..., Server]) -> None:
+    server = start(header_bytes_max=4_096, header_seconds=0.5)
+    get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    assert raw(server, get + b"\r\n").startswith(b"HTTP/1.1 200")
+    for large in (
+        get + b"X-A: " + b"a" * 5_000 + b"\r\n\r\n",
+        get + b"".join(b"X-%d: a\r\n" % n for n in range(1_000)) + b"\r\n",
+        get + b"X-A: " + b"a" * 100_000,
+        b"GET /" + b"a" * 5_000 + b" HTTP/1.1\r\n\r\n",
+        get.replace(b"Connection: close", b"Upgrade: websocket\r\nConnection: upgrade")
+        + b"X: "
+        + b"a" * 5_000
+        + b"\r\n\r\n",
+    ):
+        assert raw(server, large).startswith(b"HTTP/1.1 431")
+    for slow in (b"", get, b"GET /"):
+        assert raw(server, slow).startswith(b"HTTP/1.1 408")
+    for bad in (b"\x16\x03\x01\x00\xff\x01", b"NONSENSE\r\n\r\n"):
+        assert raw(server, bad).startswith(b"HTTP/1.1 400")
+    assert server.said("refused: the head")
+    assert server.get("/readyz")[0] == 200
+
+
+def test_frames_have_a_size(start: Callable[..., Server]) -> None:
+    server = start()
+    url = server.url.replace("http", "ws", 1) + "/v1/stream"
+    for size in (FRAME_BYTES_MAX + 1, FRAME_BYTES_MAX * 2):
+        with connect_stream(url, compression=None) as stream:
+            stream.send(encode(Hello(PROTOCOL, "s")))
+            stream.recv()
+            with pytest.raises(websockets.ConnectionClosed):
+                stream.send(b"\x90" * size)
+                stream.recv()
+            # Of a frame that is much too large the rest is not read, and the reason may be lost on the way.
+            assert stream.close_code in ((1009,) if size == FRAME_BYTES_MAX + 1 else (1009, 1006))
+    assert server.get("/readyz")[0] == 200
+
+
+def test_a_web_page_does_not_reach_a_server_without_tokens(start: Callable[..., Server]) -> None:
+    server = start()
+    url = server.url.replace("http", "ws", 1) + "/v1/stream"
+    with pytest.raises(websockets.InvalidStatus, match="403"), connect_stream(url, origin="https://evil.example"):
+        pass
+    assert server.said("a web page of https://evil.example")
+
+
+def test_a_server_can_be_served_in_somebody_elses_event_loop(tmp_path: Path) -> None:
+    urls: list[str] = []
+
+    def ready(url: str) -> None:
+        urls.append(url)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asyncio.run(serve(Settings(data="memory:", port=0, drain_seconds=1), ready=ready))
+    assert urls[0].startswith("http://127.0.0.1:")
