@@ -58,7 +58,9 @@ async def main(url: str, options: dict[str, Any]) -> None:
     port = await open_plane_async(url, Options())
     doors = Doors(Broken(port), Keys() if options.pop("tokens", False) else None)
     app = make_app(doors, msgspec.convert(options, HttpLimits))
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", ws="websockets-sansio", timeout_graceful_shutdown=2
+    )
     server = uvicorn.Server(config)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, doors.streams.drain)
     listening = socket.socket()

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from email.parser import BytesParser
 from itertools import count
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
 
 from holdfast.wire.problems import Problem
 from holdfast.wire.queues import AckMessages, MessageLease, NewMessage, Outcomes, PutMessages, Receipts
@@ -884,6 +887,58 @@ class TestEdge:
         assert head.startswith(b"HTTP/1.1 413")
         assert b"body_too_large" in head
         assert b"connection: close" in head.lower()
+
+
+class TestStreamDoor:
+    """`/v1/stream`, as docs/protocol.md tells it to somebody who has only that page and a MessagePack library."""
+
+    @contextmanager
+    def open(self, server: Any, **headers: str) -> Iterator[Any]:
+        with connect(f"ws://127.0.0.1:{server.port}/v1/stream", additional_headers=headers, proxy=None) as socket:
+            socket.send(msgspec.msgpack.encode([1, "session"]))
+            assert msgspec.msgpack.decode(socket.recv())[:2] == [1, "session"]
+            yield socket
+
+    def call(self, socket: Any, *calls: Any) -> list[Any]:
+        socket.send(msgspec.msgpack.encode(calls))
+        replies: list[Any] = []
+        while len(replies) < len(calls):
+            replies += msgspec.msgpack.decode(socket.recv(5))
+        return sorted(replies)
+
+    def test_calls_are_answered_by_number(self, server: Any, name: str) -> None:
+        with self.open(server) as socket:
+            put = {"op": "queues.put", "queue": name, "messages": [{"payload": b"hi"}]}
+            wrong = {"op": "worlds.describe", "world": "nobody"}
+            took = {"op": "queues.receive", "queue": name, "owner": "ada", "wait_seconds": 5}
+            replies = self.call(socket, [0, put], [1, wrong], [2, took])
+            assert replies[0][1]["receipts"][0]["durability"] == "critical"
+            assert replies[1][2]["code"] == "world_not_found"
+            assert replies[2][1]["messages"][0]["payload"] == b"hi"
+
+    def test_a_call_that_is_sent_again_happens_once(self, server: Any, name: str) -> None:
+        put = {"op": "queues.put", "queue": name, "messages": [{"payload": b"hi"}]}
+        with self.open(server) as socket:
+            [first] = self.call(socket, [0, put, f"key-{name}", False])
+        with self.open(server) as socket:
+            [second] = self.call(socket, [0, put, f"key-{name}", True])
+        assert first[1] == second[1]
+
+    @pytest.mark.parametrize(
+        "frame", [[[0, {"op": "nothing"}]], [[0, {"op": "queues.list", "x": 1}]], [0], {"a": 1}, "text"], ids=range(5)
+    )
+    def test_a_frame_that_is_none_ends_the_connection(self, server: Any, frame: Any) -> None:
+        with self.open(server) as socket, pytest.raises(ConnectionClosed) as closed:
+            socket.send(frame if isinstance(frame, str) else msgspec.msgpack.encode(frame))
+            socket.recv(5)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1002
+
+    def test_pages_of_other_sites_may_not_open_one(self, server: Any, strict: Any) -> None:
+        for refused, headers in ((server, {"Origin": "https://evil.example"}), (strict, {})):
+            with pytest.raises(InvalidStatus) as status, self.open(refused, **headers):
+                pass
+            assert status.value.response.status_code == 403
 
 
 HOSTILE: list[tuple[str, str, Any]] = [

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -35,7 +34,7 @@ from holdfast.handles.sync.queues import Queue
 from holdfast.plane import Options, open_plane
 from holdfast.runtime.waits import Waits
 from holdfast.testing.clock import START_MS, ManualClock
-from holdfast.wire.inboxes import Control
+from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.queues import NewMessage, QueuePolicy, QueueStats
 
 PATIENCE_SECONDS = 30.0  # Far more than anything here takes; whoever waits for a condition must end some day.
@@ -624,25 +623,37 @@ async def test_a_task_that_gives_up_leaves_the_line_to_the_others(url: str, cloc
         assert (message.json(), message.attempts) == ("a", 1)
 
 
-@pytest.mark.parametrize("size", [1, BLOB], ids=["small", "blob"])
-async def test_a_receive_that_is_cancelled_burns_no_attempts(url: str, clock: ManualClock, size: int) -> None:
+async def cancel_receives(plane: AsyncPlane) -> None:
+    """Receive the one message again and again, cancelled a little later each time."""
+    jobs = plane.queue("jobs")
+    for steps in range(30):
+        receiving = asyncio.create_task(jobs.receive(extend_for_seconds=0))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        receiving.cancel()
+        (outcome,) = await asyncio.gather(receiving, return_exceptions=True)
+        if not isinstance(outcome, asyncio.CancelledError):
+            assert outcome is not None
+            await outcome.nack(intent="defer")
+        stats = await jobs.stats()
+        assert (counts(stats), stats.failed_total) == ({"ready": 1}, 0), f"cancelled after {steps} steps"
+
+
+async def test_a_receive_that_is_cancelled_burns_no_attempts(url: str, clock: ManualClock) -> None:
     """Lesson 33: at whatever point it is cancelled, what it leased and nobody got is given back, uncounted."""
     async with holdfast.open_async(url, clock=clock) as plane:
-        jobs = plane.queue("jobs")
-        await jobs.put(bytes(size))
-        for steps in range(30):
-            receiving = asyncio.create_task(jobs.receive(extend_for_seconds=0))
-            for _ in range(steps):
-                await asyncio.sleep(0)
-            receiving.cancel()
-            (outcome,) = await asyncio.gather(receiving, return_exceptions=True)
-            if not isinstance(outcome, asyncio.CancelledError):
-                assert outcome is not None
-                await outcome.nack(intent="defer")
-            async with asyncio.timeout(PATIENCE_SECONDS if size == 1 else 2):
-                while (await jobs.stats()).ready == 0:
-                    await asyncio.sleep(0.001)
-        assert (await jobs.stats()).failed_total == (await jobs.stats()).expired_total == 0
+        await plane.queue("jobs").put("a")
+        await cancel_receives(plane)
+
+
+async def test_a_receive_that_is_cancelled_while_it_fetches_a_blob_burns_no_attempts(
+    url: str, clock: ManualClock
+) -> None:
+    """BUG: `AsyncQueueStore.receive` fetches blobs behind the part that gives back: cancelled there, the message stays
+    leased to nobody, and counts as a failure when its time is over (Lesson 33)."""
+    async with holdfast.open_async(url, clock=clock) as plane:
+        await plane.queue("jobs").put(bytes(BLOB))
+        await cancel_receives(plane)
 
 
 # Subscriptions.
@@ -668,7 +679,7 @@ def test_a_subscription_has_no_more_unsettled_than_its_credit(jobs: Queue, threa
     consumer = threads.submit(consume)
     settled = 0
     while settled < 5:
-        until(lambda: len(found) == min(settled + 2, 5))
+        until(lambda settled=settled: len(found) == min(settled + 2, 5))
         for _ in range(20):
             assert jobs.stats().leased == min(2, 5 - settled)
         assert len(found) == min(settled + 2, 5)
@@ -913,7 +924,7 @@ class Bench:
         atomic.put(self.done, {"n": 1}, **({"priority": 10} if wrong == "put" else {}))
         atomic.append(self.world, ["entry"], expected_head=self.head + (wrong == "append"))
         atomic.update(self.state, {"n": 1}, if_match="nonsense" if wrong == "update" else self.etag)
-        atomic.deliver(self.world, Control(command="go"))
+        atomic.deliver(self.world, DomainEvent(schema="x", payload=bytes(5_000 if wrong == "deliver" else 5)))
         atomic.nack(self.given_back, error="boom")
         atomic.reject(self.rejected, "bang")
         atomic.write("task", "1", {"title": "a"})
@@ -954,15 +965,11 @@ def test_an_atomic_list_of_which_one_step_fails_has_done_nothing(plane: Plane, c
         message.settled = False
     elif wrong == "check":
         bench.lease.release()
-    elif wrong == "deliver":
-        bench.world.change_state("paused") if hasattr(bench.world, "change_state") else pytest.skip(
-            "worlds cannot pause"
-        )
     before = everything(plane)
     with pytest.raises(FAILURES[wrong]):
         bench.commit(wrong=wrong)
     assert everything(plane) == before
-    assert not (bench.acked.settled or bench.given_back.settled or bench.rejected.settled)
+    assert [each.settled for each in (bench.acked, bench.given_back, bench.rejected)] == [False] * 3
 
 
 def test_an_atomic_list_has_something_to_do_and_an_end(plane: Plane, jobs: Queue) -> None:
@@ -1235,7 +1242,6 @@ async def test_a_task_on_postgres_waits_and_is_woken(postgres_url: str, tmp_path
         clock.advance_ms(5_000)
         message = await asyncio.wait_for(task, PATIENCE_SECONDS)
         assert message is not None
-        assert threading.active_count() > 1
         async with message:
             assert message.json() == "a"
         assert counts(await jobs.stats()) == {}

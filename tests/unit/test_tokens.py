@@ -49,6 +49,12 @@ HASH = hashlib.sha256(b"secret").digest()
 PUT = PutMessages("jobs", [NewMessage(b"1")])
 
 
+@pytest.fixture(autouse=True)
+def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests are faster than the lines that a second has."""
+    monkeypatch.setattr(logging.getLogger("holdfast.refusals"), "filters", [])
+
+
 def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 

@@ -46,6 +46,7 @@ BACKUP_FORMAT: Final = 1
 STARTED: Final = "started.json"
 MANIFEST: Final = "manifest.jsonl"
 FINISHED: Final = "backup.json"
+_COPIED: Final = "keyspace.jsonl"  # Written when all files of the key space are copied, for whoever resumes.
 _LOGS: Final = ("activity", "activity-manifest")  # Where the object store has session logs.
 
 
@@ -155,21 +156,23 @@ def _checkpoint(source: Path, target: ObjectStore, patience_seconds: float) -> P
         if (left := source / started.checkpoint).is_dir():
             return left
         # The moment that it was of is gone. Objects stay as they are; the files of the key space are others.
+        target.delete(_COPIED)
         for meta in _listed(target, "keyspace"):
             target.delete(meta.path)
     elif target.list(limit=1):
         raise Conflict("The target holds something that is no backup; choose an empty one")
     checkpoint = f".backup-{uuid.uuid4().hex[:12]}"
     with directories.open_key_space(source, patience_seconds) as database:
+        # Said before it is made: a checkpoint that nobody knows of would fill the disk for ever.
+        target.put(STARTED, msgspec.json.encode(Started(str(source.absolute()), checkpoint, _now())))
         database.checkpoint(source / checkpoint)
-    target.put(STARTED, msgspec.json.encode(Started(str(source.absolute()), checkpoint, _now())))
     return source / checkpoint
 
 
 def _copy_key_space(checkpoint: Path, target: ObjectStore, written: Written) -> None:
     """Copy the files of a checkpoint, unless all of them were: then it has been opened since, and has others."""
-    if _exists(target, "keyspace.jsonl"):
-        for encoded in target.get("keyspace.jsonl").splitlines():
+    if _exists(target, _COPIED):
+        for encoded in target.get(_COPIED).splitlines():
             before = msgspec.json.decode(encoded, type=Line)
             written.add(before.path, before.size, before.sha256)
         return
@@ -181,7 +184,7 @@ def _copy_key_space(checkpoint: Path, target: ObjectStore, written: Written) -> 
             lines.append(line)
             advance(line.size)
             written.add(line.path, line.size, line.sha256)
-    target.put("keyspace.jsonl", b"\n".join(map(msgspec.json.encode, lines)))
+    target.put(_COPIED, b"\n".join(map(msgspec.json.encode, lines)))
 
 
 def _needed(database: Database, objects: ObjectStore | None) -> Iterator[Needed]:
@@ -275,7 +278,7 @@ def _finish(target: ObjectStore, manifest: IO[bytes], written: Written) -> Finis
     finished = Finished(BACKUP_FORMAT, FORMAT, __version__, _now(), written.files, written.bytes, sha.hexdigest())
     target.put(FINISHED, msgspec.json.encode(finished))
     target.delete(STARTED)
-    target.delete("keyspace.jsonl")
+    target.delete(_COPIED)
     return finished
 
 

@@ -7,6 +7,13 @@ import click
 
 from holdfast.cli.durations import SECONDS
 
+
+def _context_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from holdfast.cli import contexts  # Which stands on this module.
+
+    return contexts.complete(ctx, parameter, incomplete)
+
+
 _GLOBALS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     (
         "--url",
@@ -14,7 +21,14 @@ _GLOBALS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ),
     ("--token", {"metavar": "TOKEN", "help": "What the server knows you by; HOLDFAST_TOKEN hides it better."}),
     ("--universe", {"metavar": "NAME", "help": "The tenant whose data is meant.  [default: main]"}),
-    ("--context", {"metavar": "NAME", "help": "A context of `holdfast context list`, with URL, token and universe."}),
+    (
+        "--context",
+        {
+            "metavar": "NAME",
+            "shell_complete": _context_names,
+            "help": "A context of `holdfast context list`, with URL, token and universe.",
+        },
+    ),
     ("--objects", {"metavar": "URL", "help": "Where the big bytes of a dir: or postgresql: plane are, if elsewhere."}),
     ("--ca", {"metavar": "FILE", "help": "Trust servers with certificates from this authority."}),
     ("--cert", {"metavar": "FILE", "help": "Show this certificate to the server."}),

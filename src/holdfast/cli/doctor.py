@@ -39,7 +39,7 @@ def doctor(path: str | None, deep: bool) -> None:
     """
     place = planes.target()
     if path is not None:
-        place = msgspec.structs.replace(place, url=path if ":" in path else f"dir:{path}")
+        place = msgspec.structs.replace(place, url=path if "://" in path or path.startswith("dir:") else f"dir:{path}")
     folder = directories.path_of(place, what_for="doctor")
     found = list(_examined(folder, place, deep=deep))
     findings = [finding for checkup in found for finding in checkup.findings]

@@ -55,8 +55,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return self.url.startswith("dir:")
 
     def tls(self) -> ssl.SSLContext | None:
-        """How to trust the server, and how to be trusted by it; None for what the system says."""
-        if not (self.ca or self.cert):
+        """How to trust the server, and how to be trusted by it; None where nothing is encrypted."""
+        if not self.url.startswith("https://"):
             return None
         try:
             context = ssl.create_default_context(cafile=self.ca)

@@ -126,8 +126,9 @@ def _supervised(
                 raise LeaseExpired(f"The lock is lost, and the command was stopped: {renewal.lost}") from renewal.lost
             if time.monotonic() >= renewal.held_until - grace_seconds:
                 _stop(process, ended, renewal.held_until, is_attended)
+                why = renewal.trouble or "a renewal got no answer in time"
                 raise LeaseExpired(
-                    f"The lock could not be kept alive, and the command was stopped: {renewal.trouble}"
+                    f"The lock could not be kept alive, and the command was stopped: {why}"
                 ) from renewal.trouble
     code = process.returncode
     return code if code >= 0 else _KILLED - code

@@ -7,6 +7,8 @@ import click
 from holdfast.cli import planes, printing
 from holdfast.cli.commands import Noun
 from holdfast.cli.durations import SECONDS
+from holdfast.handles.sync.tokens import Tokens
+from holdfast.wire.tokens import TokenInfo
 
 _SHOWN: Final = ("id", "name", "universes", "verbs", "created_at", "expires_at", "revoked_at")
 
@@ -34,7 +36,7 @@ def create(*, name: str, universes: tuple[str, ...], verbs: str, ttl: float | No
     """Make a token and print it, for the only time."""
     place = planes.target()
     with planes.opened(place) as plane:
-        made = _tokens(plane).create(
+        made = Tokens(plane._port).create(
             name, universes=universes or [place.universe], verbs=verbs, ttl_seconds=ttl, **limits
         )
     click.echo("Keep it now: nobody can read it again.", err=True)
@@ -47,7 +49,7 @@ def create(*, name: str, universes: tuple[str, ...], verbs: str, ttl: float | No
 def list_(after: str, limit: int) -> None:
     """All tokens, without their secrets."""
     with planes.opened() as plane:
-        found = _tokens(plane).page(after=after, limit=limit).tokens
+        found = Tokens(plane._port).page(after=after, limit=limit).tokens
     printing.rows([_fields(each) for each in found], _SHOWN, nothing="There is no token yet.")
 
 
@@ -56,15 +58,11 @@ def list_(after: str, limit: int) -> None:
 def revoke(id: str) -> None:
     """Refuse a token from now on. ID may be the token itself."""
     with planes.opened() as plane:
-        revoked = _tokens(plane).revoke(id)
+        revoked = Tokens(plane._port).revoke(id)
     printing.done("It is revoked" if revoked else "It could not be used any more", {"revoked": revoked})
 
 
-def _tokens(plane: Any) -> Any:
-    return plane.tokens
-
-
-def _fields(info: Any) -> dict[str, Any]:
+def _fields(info: TokenInfo) -> dict[str, Any]:
     return {
         "id": info.id,
         "name": info.name,

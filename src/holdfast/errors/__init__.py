@@ -18,7 +18,7 @@ HoldfastError
 │   ├── LeaseRequired, LeaseConflict, LeaseExpired, FencingMismatch, TxnMismatch
 │   └── QueueMessageLeaseMismatch
 ├── Busy                  a bound was reached; the same request may succeed later
-│   └── LockTimeout, QueueBusy
+│   └── LockTimeout, QueueBusy, ShutdownDraining
 ├── Closed                the handle was closed
 ├── Corrupt               what is stored is damaged; never healed in silence
 │   ├── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject
@@ -53,7 +53,7 @@ from holdfast.errors.leases import (
     TxnMismatch,
     VersionConflict,
 )
-from holdfast.errors.queues import MessageNotFound, QueueBusy, QueueMessageLeaseMismatch
+from holdfast.errors.queues import MessageNotFound, QueueBusy, QueueMessageLeaseMismatch, ShutdownDraining
 from holdfast.errors.requests import (
     BatchTooLarge,
     EmptyBatch,
@@ -164,6 +164,7 @@ __all__ = [
     "Retry",
     "SchemaMismatch",
     "SegmentExists",
+    "ShutdownDraining",
     "SizeMismatch",
     "SnapshotExists",
     "SnapshotNotFound",

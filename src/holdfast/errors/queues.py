@@ -16,6 +16,12 @@ class MessageNotFound(NotFound):
     code = "message_not_found"
 
 
+class ShutdownDraining(Busy):
+    """The server is about to stop and begins nothing new; another one, or the same in a moment, will."""
+
+    code = "shutdown_draining"
+
+
 class QueueBusy(Busy):
     """As many consumers wait as the plane lets wait."""
 

@@ -13,6 +13,7 @@ from holdfast.handles.locks import AsyncLocks
 from holdfast.handles.pairs import AsyncPairs
 from holdfast.handles.queues import AsyncQueue
 from holdfast.handles.states import AsyncState
+from holdfast.handles.tokens import AsyncTokens
 from holdfast.handles.worlds import AsyncWorld
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
@@ -35,6 +36,7 @@ class AsyncPlane:
         self.entities = AsyncEntities(port, self.universe)
         self.locks = AsyncLocks(port, self.universe)
         self.activity = AsyncActivity(port, self.universe)
+        self.tokens = AsyncTokens(port)
 
     def world(self, name: str) -> AsyncWorld:
         """The world of that name; `create` it before its first use."""

@@ -40,14 +40,19 @@ _STEPS: Final[dict[type[Any], Any]] = {
 
 
 def commit(port: Any, request: CommitAtomic) -> Any:
+    return port.transact(carry_out, port.parts, request, tier=request.tier)
+
+
+def carry_out(tx: Transaction, parts: Any, request: CommitAtomic) -> Answers:
+    """Carry every operation out, or raise what the first one that fails raises.
+
+    Raises:
+        EmptyBatch, BatchTooLarge: there are none, or more than one commit may have.
+    """
     if not request.operations:
         raise EmptyBatch("There is nothing to commit; add operations first")
     if len(request.operations) > ATOMIC_OPERATIONS_MAX:
         raise BatchTooLarge(f"One commit has at most {ATOMIC_OPERATIONS_MAX} operations; split it")
-    return port.transact(_carry_out, port.parts, request, tier=request.tier)
-
-
-def _carry_out(tx: Transaction, parts: Any, request: CommitAtomic) -> Answers:
     answers = []
     for step in request.operations:
         if isinstance(step, WriteEntities):

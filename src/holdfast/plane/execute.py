@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.plane import activity, atomic, blobs, entities, leases, pairs, queues, states, worlds
+from holdfast.plane import activity, atomic, blobs, entities, leases, pairs, queues, states, tokens, worlds
 from holdfast.wire.activity import EndSession, ListLogs, LogRecords, ReadLog
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
@@ -43,6 +43,7 @@ from holdfast.wire.queues import (
 )
 from holdfast.wire.requests import Answer, Request
 from holdfast.wire.states import GetState, RemoveState, UpdateState
+from holdfast.wire.tokens import CreateToken, ListTokens, RevokeToken
 from holdfast.wire.worlds import (
     AppendEntries,
     ChangeWorld,
@@ -140,6 +141,9 @@ OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
     RemoveSchedule: Operation(queues.remove_schedule),
     ListSchedules: Operation(queues.list_schedules, reads_only=True),
     CommitAtomic: Operation(serve=atomic.commit),
+    CreateToken: Operation(tokens.create),
+    ListTokens: Operation(tokens.page, reads_only=True),
+    RevokeToken: Operation(tokens.revoke),
 }
 
 

@@ -4,24 +4,27 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import DatabaseFailed, HoldfastError, UnsupportedTier
 from holdfast.kv import Transaction
 from holdfast.kv.groups import run_group
+from holdfast.kv.transact import check_tier
 from holdfast.layers.once import once
+from holdfast.plane.atomic import carry_out
 from holdfast.plane.execute import operation_of
 from holdfast.tiers import Tier
+from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.frames import Call
 from holdfast.wire.requests import Request, answer_type
 
 
 def is_groupable(request: Request[Any]) -> bool:
     """Whether a request is one transaction, and nothing else."""
-    return operation_of(request).run is not None
+    return operation_of(request).run is not None or isinstance(request, CommitAtomic)
 
 
 async def call_group(port: Any, calls: Sequence[Call]) -> list[Any]:
     """The answer to each call, or the error that it raised. Only for calls that `is_groupable` says can share."""
-    outcomes: dict[int, Any] = {}
+    outcomes: dict[int, Any] = {call.number: _no_such_tier(call) for call in calls}
     reads = [call for call in calls if _reads_only(call)]
     for tier in (Tier.IMPORTANT, Tier.CRITICAL):
         await _reads(port, [call for call in reads if call.request.tier is tier], tier, outcomes)
@@ -32,7 +35,7 @@ async def call_group(port: Any, calls: Sequence[Call]) -> list[Any]:
 
 async def _reads(port: Any, calls: Sequence[Call], tier: Tier, outcomes: dict[int, Any]) -> None:
     if calls:
-        works = [_bound(call.request) for call in calls]
+        works = [_bound(port, call.request) for call in calls]
         try:
             results = await port.parts.database.read_async(_read_each, works, tier=tier)
         except HoldfastError as error:
@@ -43,7 +46,7 @@ async def _reads(port: Any, calls: Sequence[Call], tier: Tier, outcomes: dict[in
 async def _writes(port: Any, calls: Sequence[Call], tier: Tier, outcomes: dict[int, Any]) -> None:
     shared = port.parts.shared
     while calls:
-        works = [_work(call, shared) for call in calls]
+        works = [_work(port, call, shared) for call in calls]
         try:
             results, notes = await port.parts.database.transact_async(_write_each, works, tier=tier)
         except HoldfastError as error:
@@ -54,9 +57,9 @@ async def _writes(port: Any, calls: Sequence[Call], tier: Tier, outcomes: dict[i
         calls = calls[len(results) :]
 
 
-def _work(call: Call, shared: bool) -> Callable[[Transaction], Any]:
+def _work(port: Any, call: Call, shared: bool) -> Callable[[Transaction], Any]:
     request = call.request
-    work = _bound(request)
+    work = _bound(port, request)
     if call.key is None:
         return work
     # Where several servers share the key space, another one may be at work on the first sending of a call.
@@ -69,7 +72,18 @@ def _reads_only(call: Call) -> bool:
     return operation_of(request).reads_only
 
 
-def _bound(request: Request[Any]) -> Callable[[Transaction], Any]:
+def _no_such_tier(call: Call) -> HoldfastError:
+    """What is answered to a call that neither of the tiers of transactions carries out."""
+    try:
+        check_tier(call.request.tier)
+    except UnsupportedTier as error:
+        return error
+    return DatabaseFailed("The call was not carried out; send it again")
+
+
+def _bound(port: Any, request: Request[Any]) -> Callable[[Transaction], Any]:
+    if isinstance(request, CommitAtomic):
+        return partial(carry_out, parts=port.parts, request=request)
     run = operation_of(request).run
     assert run is not None, "the caller has asked is_groupable"
     return lambda tx: run(tx, request)

@@ -111,6 +111,10 @@ class AsyncDispatcher:
             self._tell(leased.notes)
         return leased
 
+    async def give_back(self, queue: QueueKey, leased: Leased) -> None:
+        """Give back what was leased and could not be delivered, uncounted."""
+        self._tell(await self._database.transact_async(queues.defer_all, queue, leased.messages))
+
     def _give_back(self, queue: QueueKey, leased: Leased) -> None:
         """Nobody waits for these any more: they were not delivered, and nothing has failed."""
         if leased.messages:

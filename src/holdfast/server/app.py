@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from holdfast.errors import NotAllowed
 from holdfast.server import openapi
 from holdfast.server.doors import Doors
-from holdfast.server.http.edge import Edge
+from holdfast.server.http.edge import Edge, is_foreign
 from holdfast.server.http.endpoints import routes
 from holdfast.server.http.halls import Hall
 from holdfast.server.http.limits import HttpLimits
@@ -54,8 +54,11 @@ async def _left_to_the_edge(request: Any, error: Exception) -> Any:
 
 async def _serve_stream(doors: Doors, scope: Any, receive: Any, send: Any) -> None:
     client = (scope.get("client") or ("", 0))[0]
+    asked = Headers(scope=scope)
     try:
-        guard = doors.guards.admit(Headers(scope=scope), client)
+        if is_foreign(asked):
+            raise NotAllowed("A page of another site may not open a stream")
+        guard = doors.guards.admit(asked, client)
     except NotAllowed:
         await receive()
         await send({"type": "websocket.close", "code": 4003, "reason": "not_allowed"})  # Before accepting: a 403.

@@ -93,20 +93,37 @@ class Health:
 
         async def pass_through(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "websocket" and self.draining:
-                await _turn_away(receive, send)
+                await receive()
+                # To close it instead would say 403, and a client would not come again.
+                await _turn_away(send, "websocket.http.response")
             elif scope["type"] != "http" or scope["path"] in _NOT_COUNTED:
                 await app(scope, receive, send)  # A stream counts its calls by itself.
             else:
-                exchange = Exchange()
-                self._exchanges.add(exchange)
-                token = _exchange.set(exchange)
-                try:
-                    await app(scope, receive, send)
-                finally:
-                    _exchange.reset(token)
-                    self._exchanges.discard(exchange)
+                await self._answer(app, scope, receive, send)
 
         return pass_through
+
+    async def _answer(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_and_note(message: MutableMapping[str, Any]) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        exchange = Exchange()
+        self._exchanges.add(exchange)
+        token = _exchange.set(exchange)
+        try:
+            await app(scope, receive, send_and_note)
+        except asyncio.CancelledError:
+            if not self.draining:
+                raise
+            if not started:  # It was not done when the time to drain was over.
+                await _turn_away(send, "http.response")
+        finally:
+            _exchange.reset(token)
+            self._exchanges.discard(exchange)
 
     async def _alive(self, request: Request) -> Response:
         del request
@@ -121,13 +138,12 @@ class Health:
         return JSONResponse(body, status_code=503, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
 
 
-async def _turn_away(receive: Receive, send: Send) -> None:
-    """Refuse a stream by 503. To close it instead would say 403, and a client would not come again."""
+async def _turn_away(send: Send, kind: str) -> None:
     problem = Problem(
         code="shutdown_draining",
         title="Shutdown draining",
         status=503,
-        detail="The server is shutting down; connect again in a moment",
+        detail="The server is shutting down; try again in a moment",
         retry=Retry.LATER,
         type="urn:holdfast:error:shutdown_draining",
         retry_after_seconds=RETRY_AFTER_SECONDS,
@@ -137,6 +153,5 @@ async def _turn_away(receive: Receive, send: Send) -> None:
         (b"retry-after", str(RETRY_AFTER_SECONDS).encode()),
         (b"connection", b"close"),
     ]
-    await receive()
-    await send({"type": "websocket.http.response.start", "status": 503, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": msgspec.json.encode(problem)})
+    await send({"type": f"{kind}.start", "status": 503, "headers": headers})
+    await send({"type": f"{kind}.body", "body": msgspec.json.encode(problem)})

@@ -36,8 +36,8 @@ from holdfast.server.tokens import TokenGuards, check_bind, choose_guards
 _log = logging.getLogger("holdfast.server")
 _uvicorn = logging.getLogger("uvicorn.error")
 _uvicorn.addFilter(Sparing(per_second=20))  # Bad requests are others' to make.
-# Said of every stream that was refused with a status of its own, though nothing is wrong.
-_uvicorn.addFilter(lambda record: "without completing handshake" not in str(record.msg))
+# Said of every stream that was refused with a status of its own, and of answers that a stop cut off, as an error.
+_uvicorn.addFilter(lambda record: "returned without completing" not in str(record.msg))
 
 _FRAME_SLACK_BYTES: Final = 1_024  # So that a frame that is a little too large hears so from us, by its name.
 _BACKLOG: Final = 2_048
@@ -86,7 +86,7 @@ class Serving:
         )
         measured = MeasuredPort(port, self.metrics)
         self.guards = choose_guards(
-            port, tokens_on=settings.tokens, rejected=self.metrics.rejected, ended=self._drop_streams_of
+            port, tokens_on=settings.tokens, rejected=self.metrics.rejected, ended=self._cut_streams_of
         )
         self.doors = Doors(measured, self.guards)
         app = make_app(self.doors, settings.http_limits)
@@ -96,6 +96,7 @@ class Serving:
             port.parts.database.on_sync = self.metrics.synced
         self._server: _Server | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._cutting: set[asyncio.Task[None]] = set()
 
     async def run(self, listening: socket.socket, tls: ssl.SSLContext | None, ready: Callable[[str], None]) -> None:
         """Serve until `stop` was called and everything is answered."""
@@ -145,11 +146,17 @@ class Serving:
             _log.warning("%s calls were still under way after %g s", self.under_way, self.settings.drain_seconds)
         server.should_exit = True
 
-    def _drop_streams_of(self, token: str) -> None:
+    def _cut_streams_of(self, token: str) -> None:
         """A token has ended: what waits on its behalf, waits no more."""
-        for session, stream in list(self.doors.streams.open.items()):
-            if session.startswith(f"{token}/"):
-                stream.drop()
+        cut = getattr(self.doors.streams, "cut", None)
+        if cut is None:  # Streams that cannot be cut end with the next frame that comes.
+            for session, stream in list(self.doors.streams.open.items()):
+                if session.startswith(f"{token}/"):
+                    stream.drop()
+            return
+        cutting = asyncio.get_running_loop().create_task(cut(token))
+        self._cutting.add(cutting)
+        cutting.add_done_callback(self._cutting.discard)
 
     def _ready(self, url: str, ready: Callable[[str], None]) -> None:
         _log.info("ready at %s", url, extra={"data": self.settings.data, "tokens": self.settings.tokens})

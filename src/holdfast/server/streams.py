@@ -11,11 +11,12 @@ and was not begun is dropped, because the client will send it again.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from holdfast.errors import Closed, HoldfastError
+from holdfast.errors import HoldfastError, ShutdownDraining
 from holdfast.limits import CALLS_MAX, FRAME_BYTES_MAX
 from holdfast.plane.groups import call_group, is_groupable
 from holdfast.server.guards import Guard
@@ -23,7 +24,7 @@ from holdfast.wire.frames import PROTOCOL, Call, Hello, Reply, decode_calls, dec
 from holdfast.wire.problems import problem_of
 
 _log = logging.getLogger("holdfast.stream")
-_GOING_AWAY, _PROTOCOL_ERROR, _TOO_BIG, _TAKEN_OVER = 1001, 1002, 1009, 4001
+_PROTOCOL_ERROR, _TOO_BIG, _TAKEN_OVER, _NOT_ALLOWED = 1002, 1009, 4001, 4003
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -47,12 +48,23 @@ class Streams:
             if self.open.get(stream.session) is stream:
                 del self.open[stream.session]
 
-    def take_over(self, stream: "Stream") -> None:
+    async def take_over(self, stream: "Stream") -> None:
         """Of one client only the newest connection counts."""
         old = self.open.get(stream.session)
-        if old is not None:
-            old.drop()
         self.open[stream.session] = stream
+        if old is not None:
+            await old.cut(_TAKEN_OVER, "Another connection of this client has taken over")
+
+    async def call_group(self, calls: list[Call]) -> list[Any]:
+        """The outcome of each call, by a port that measures groups if it does."""
+        measured = getattr(self.port, "call_group", None)
+        outcomes: list[Any] = await (call_group(self.port, calls) if measured is None else measured(calls))
+        return outcomes
+
+    async def cut(self, name: str) -> None:
+        """Close the streams of a caller who may not come in any more."""
+        for stream in [each for each in self.open.values() if each.caller == name]:
+            await stream.cut(_NOT_ALLOWED, "not_allowed")
 
     def drain(self) -> None:
         """Begin no new call; those under way are answered."""
@@ -73,6 +85,17 @@ class Stream:
         self._room = asyncio.Event()
         self._room.set()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def caller(self) -> str:
+        """Who is at the other end, as the guard knows them."""
+        return self._guard.name
+
+    async def cut(self, code: int, reason: str) -> None:
+        """End the connection: begin nothing more, and say why."""
+        self.drop()
+        with suppress(Exception):  # It may be gone already, in one of a server's many ways.
+            await self._close(code, reason)
 
     def drop(self) -> None:
         """Another connection of the same client has come: begin nothing more."""
@@ -102,7 +125,7 @@ class Stream:
             await self._close(_PROTOCOL_ERROR, f"This server speaks protocol {PROTOCOL}")
             return False
         self.session = f"{self._guard.name}/{hello.session}"
-        self._streams.take_over(self)
+        await self._streams.take_over(self)
         await self._send({"type": "websocket.send", "bytes": encode(Hello(PROTOCOL, hello.session, CALLS_MAX))})
         return True
 
@@ -123,7 +146,7 @@ class Stream:
     async def _take(self, data: bytes) -> None:
         try:
             calls = decode_calls(data)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             _log.warning("a frame of %s bytes was not understood: %s", len(data), error)
             await self._close(_PROTOCOL_ERROR, "The frame is no list of calls")
             return
@@ -166,7 +189,11 @@ class Stream:
         task.add_done_callback(self._tasks.discard)
 
     async def _all(self, calls: list[Call]) -> None:
-        outcomes = await call_group(self._streams.port, calls)
+        try:
+            outcomes = await self._streams.call_group(calls)
+        except Exception:
+            _log.exception("a group of calls failed in a way that nobody thought of")
+            outcomes = [_unexpected() for _ in calls]
         await self._reply(
             [
                 Reply(call.number, None, problem_of(outcome))
@@ -181,6 +208,9 @@ class Stream:
             reply = Reply(call.number, await self._streams.port.call(call.request))
         except HoldfastError as error:
             reply = Reply(call.number, None, problem_of(error))
+        except Exception:
+            _log.exception("a call failed in a way that nobody thought of")
+            reply = Reply(call.number, None, problem_of(_unexpected()))
         await self._reply([reply])
 
     async def _reply(self, replies: list[Reply]) -> None:
@@ -199,5 +229,9 @@ class Stream:
 
 
 def _draining() -> HoldfastError:
+    return ShutdownDraining("The server is shutting down; connect again in a moment")
 
-    return Closed("The server is shutting down; connect again in a moment")
+
+def _unexpected() -> HoldfastError:
+    """No stack trace leaves the server: what happened is in its log."""
+    return HoldfastError("The server failed in a way that nobody thought of; its log says how")

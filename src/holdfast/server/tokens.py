@@ -31,7 +31,8 @@ from holdfast.wire.requests import Request
 from holdfast.wire.tokens import EVERYTHING, CreateToken, covers, split_token, universes_of, verb_of
 
 _log = logging.getLogger("holdfast.tokens")
-_log.addFilter(Sparing(per_second=20))  # Whoever tries tokens must not fill the disk with what we say about it.
+_refusals = logging.getLogger("holdfast.refusals")
+_refusals.addFilter(Sparing(per_second=20))  # Whoever tries tokens must not fill the disk with what we say about it.
 
 _LOOK_SECONDS_SHARED: Final = 1.0  # How long another server's revocation may go unnoticed if its notification is lost.
 _LOOK_SECONDS: Final = 60.0  # Nobody else writes to an embedded key space; this only sets the clock right.
@@ -83,10 +84,10 @@ class Loopback(Open):
     def admit(self, headers: Mapping[str, str], client: str) -> Guard:
         origin, host = headers.get("origin"), headers.get("host")
         if origin is not None and not is_loopback(_hostname(origin)):
-            _log.warning("refused: a web page of %s called a server that has no tokens", origin[:100])
+            _refusals.warning("refused: a web page of %s called a server that has no tokens", origin[:100])
             raise NotAllowed("A web page may not call a server without tokens; turn them on")
         if host and not _is_address(_hostname(f"//{host}")):
-            _log.warning("refused: a server without tokens was called by the name %s", host[:100])
+            _refusals.warning("refused: a server without tokens was called by the name %s", host[:100])
             raise NotAllowed("A server without tokens answers to localhost and to addresses, not to names")
         return super().admit(headers, client)
 
@@ -161,7 +162,7 @@ class TokenGuards:
 
     def _refuse(self, reason: str, error: HoldfastError, id: str, client: str, asked: str = "-") -> None:
         self._rejected(reason)
-        _log.warning(
+        _refusals.warning(
             "refused: %s",
             error,
             extra={"code": error.code, "reason": reason, "token": id, "client": client, "asked": asked},
@@ -191,8 +192,8 @@ class TokenGuards:
                 await self._learn()
             except Closed:
                 return
-            except HoldfastError as error:
-                _log.error("tokens could not be read, and the last known ones hold: %s", error)
+            except Exception as error:  # Whatever it is: guards that stopped to learn would let the revoked in.
+                _log.error("tokens could not be read, and the last known ones hold: %s", error, exc_info=error)
                 await asyncio.sleep(_LOOK_SECONDS_SHARED)
 
 

@@ -40,6 +40,7 @@ from holdfast.wire.queues import (
     SetSchedule,
 )
 from holdfast.wire.states import GetState, RemoveState, UpdateState
+from holdfast.wire.tokens import CreateToken, ListTokens, RevokeToken
 from holdfast.wire.worlds import (
     AppendEntries,
     ChangeWorld,
@@ -75,6 +76,7 @@ AnyRequest = (
     | SetManifest | CommitSnapshot | GetBaseline | ListSnapshots | CompactWorld | ListSegments
     | DrainInbox | PutItem | ReadInbox | GetCursor
     | GetPair | ScanPairs | CommitAtomic
+    | CreateToken | ListTokens | RevokeToken
 )  # fmt: skip
 
 PROTOCOL: Final = 1

@@ -13,6 +13,7 @@ from holdfast.handles.sync.locks import Locks
 from holdfast.handles.sync.pairs import Pairs
 from holdfast.handles.sync.queues import Queue
 from holdfast.handles.sync.states import State
+from holdfast.handles.sync.tokens import Tokens
 from holdfast.handles.sync.worlds import World
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
@@ -35,6 +36,7 @@ class Plane:
         self.entities = Entities(port, self.universe)
         self.locks = Locks(port, self.universe)
         self.activity = Activity(port, self.universe)
+        self.tokens = Tokens(port)
 
     def world(self, name: str) -> World:
         """The world of that name; `create` it before its first use."""

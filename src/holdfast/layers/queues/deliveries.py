@@ -132,7 +132,7 @@ def ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str | None:
     book = Book(tx, queue)
     book.unpark(message)
     book.tally.acked += 1
-    tx.put(room.acks.key(tx.now_ms // 60_000) + message.id, proof.fence.to_bytes(8, "big"))
+    tx.put(room.acks.key(tx.now_ms // 60_000) + message.id, message.fence.to_bytes(8, "big"))
     graves.remove(book, message)
     book.save()
     book.tell("acked", message)
@@ -304,7 +304,7 @@ def _was_acked(tx: Transaction, room: Room, proof: MessageLease) -> bool:
     for ago in range(ACK_MEMORY_SECONDS // 60 + 1):
         fence = tx.get(room.acks.key(minute - ago) + id)
         if fence is not None:
-            return fence == proof.fence.to_bytes(8, "big") and proof.lease_id == f"{id.hex()}-{proof.fence}"
+            return int.from_bytes(fence, "big") == proof.fence and proof.lease_id == f"{id.hex()}-{proof.fence}"
     return False
 
 

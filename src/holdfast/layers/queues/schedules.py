@@ -6,6 +6,7 @@ once together: a queue that was left alone for a night does not wake up to a hun
 """
 
 from datetime import UTC, datetime
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -26,7 +27,7 @@ _decode = msgspec.msgpack.Decoder(Schedule).decode
 
 
 def set_schedule(
-    tx: Transaction, queue: QueueKey, name: str, *, cron: str, timezone: str, message: NewMessage
+    tx: Transaction, queue: QueueKey, name: str, *, cron: Any, timezone: Any, message: NewMessage
 ) -> Schedule:
     """Put `message` whenever the clock of `timezone` says what `cron` names; in place of a schedule of the same name.
 
@@ -35,6 +36,8 @@ def set_schedule(
         Busy: the queue has as many schedules as it may.
     """
     check(message)
+    if not isinstance(cron, str) or not isinstance(timezone, str):
+        raise InvalidArgument(f"A cron expression and a time zone are text, not {cron!r} and {timezone!r}")
     room = room_of(queue)
     next_ms = _after(cron, timezone, tx.now_ms)
     if next_ms == NEVER_MS:

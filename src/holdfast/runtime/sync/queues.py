@@ -32,11 +32,15 @@ class QueueStore:
         """At least one message, unless `wait_ms` pass without any; with its payload, unless it is a large blob."""
         leased = self._dispatcher.receive(queue, wait_ms=wait_ms, tier=tier, **options)
         deliveries = queues.deliveries_of(leased)
-        for index, delivery in enumerate(deliveries):
-            if delivery.blob is not None and delivery.size <= PAYLOAD_FETCH_BYTES_MAX:
-                with suppress(HoldfastError):  # Whoever reads it will learn what is wrong, and settle it.
-                    payload = self._blobs.get(queue.universe, delivery.blob)
-                    deliveries[index] = msgspec.structs.replace(delivery, payload=payload.data)
+        try:
+            for index, delivery in enumerate(deliveries):
+                if delivery.blob is not None and delivery.size <= PAYLOAD_FETCH_BYTES_MAX:
+                    with suppress(HoldfastError):  # Whoever reads it will learn what is wrong, and settle it.
+                        payload = self._blobs.get(queue.universe, delivery.blob)
+                        deliveries[index] = msgspec.structs.replace(delivery, payload=payload.data)
+        except BaseException:  # Nobody waits for them any more: they were not delivered, and nothing has failed.
+            self._dispatcher.give_back(queue, leased)
+            raise
         return Deliveries(deliveries)
 
     def stats(self, queue: QueueKey, tier: Tier) -> QueueStats:

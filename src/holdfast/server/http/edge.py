@@ -63,10 +63,14 @@ class Edge:
     def _refuse(self, scope: Scope, asked: Headers) -> None:
         if self._doors.draining and scope["path"].startswith("/v1/"):
             raise draining()
-        origin = asked.get("origin")
-        if origin is not None and urlsplit(origin).netloc != asked.get("host"):
-            # A server on a loopback address asks for no token: no page of another site may speak to it.
-            raise Refusal(403, "foreign_origin", f"{origin[:100]} is not this server; call it from a program instead")
+        if is_foreign(asked):
+            raise Refusal(403, "foreign_origin", "A page of another site may not call this server; use a program")
+
+
+def is_foreign(asked: Headers) -> bool:
+    """Whether a page of another site is calling: a server on a loopback address asks for no token, so no page may."""
+    origin = asked.get("origin")
+    return origin is not None and urlsplit(origin).netloc != asked.get("host")
 
 
 def correlation_id_of(asked: Headers) -> str:

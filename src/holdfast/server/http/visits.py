@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -22,7 +22,6 @@ from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.frames import Call
 from holdfast.wire.requests import Answer, Request
 
-Result = TypeVar("Result")
 _TARGETS = ("queue", "world", "key", "name", "universe")
 
 

@@ -1,0 +1,260 @@
+"""The command line in processes of its own, on a data directory: shells, locks, signals, backups, damage."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.errors import DirectoryInUse
+from holdfast.handles import Plane
+from holdfast.layers.worlds import World, room
+
+HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
+Hf = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    return {
+        **kept,
+        "HOLDFAST_URL": f"dir:{tmp_path / 'data'}",
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "TMPDIR": str(tmp_path),
+    }
+
+
+@pytest.fixture
+def hf(environment: dict[str, str]) -> Hf:
+    """Runs a command line to its end."""
+
+    def run(*words: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
+        done = subprocess.run(
+            [*HOLDFAST, *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
+        return done
+
+    return run
+
+
+@pytest.fixture
+def start(environment: dict[str, str]) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts a command line; whatever still runs at the end of the test is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*words: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [*HOLDFAST, *words],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def open_patiently(url: str) -> Plane:
+    """The plane, as soon as whoever has it open lets go of it."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return holdfast.open(url)
+        except DirectoryInUse:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def until(there: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def shell(script: str, environment: dict[str, str], **also: str) -> str:
+    function = f'holdfast() {{ "{sys.executable}" -m holdfast.cli "$@"; }}\n'
+    done = subprocess.run(
+        ["sh", "-euc", function + script],
+        env={**environment, **also},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return done.stdout
+
+
+def test_a_shell_works_a_queue_off(environment: dict[str, str]) -> None:
+    nasty = 'it\'s "$(touch pwned)"; `x`'
+    script = """
+        printf '%s\\n' one "$NASTY" | holdfast queue put jobs - --lines > /dev/null
+        while eval "$(holdfast queue get jobs)"; do
+            echo "$HOLDFAST_QUEUE_ATTEMPTS:$HOLDFAST_QUEUE_FENCING_TOKEN:$(cat "$HOLDFAST_QUEUE_PAYLOAD_PATH")"
+            holdfast queue ack > /dev/null
+        done
+        echo "then ${HOLDFAST_QUEUE_MESSAGE_ID:-nothing}"
+        holdfast queue stats jobs --json
+    """
+    one, two, nothing, stats = shell(script, environment, NASTY=nasty).splitlines()
+    assert (one, two, nothing) == ("1:1:one", f"1:1:{nasty}", "then nothing")
+    assert json.loads(stats)[0]["acked_total"] == 2
+    assert not Path("pwned").exists()
+
+
+def test_a_get_waits_for_a_put_of_another_process(hf: Hf, start: Callable[..., "subprocess.Popen[str]"]) -> None:
+    waiting = start("queue", "get", "jobs", "--wait", "forever", "--json")
+    time.sleep(0.5)
+    id = hf("queue", "put", "jobs", "hello").stdout.strip()
+    output, _ = waiting.communicate(timeout=20)
+    found = json.loads(output)
+    assert (found["id"], found["payload"]) == (id, "hello")
+    # Nothing extends the lease of a process that has ended.
+    hf("queue", "nack", "jobs", "--id", id, "--lease-id", found["lease_id"], "--fence", "1")
+
+
+def test_commands_under_one_lock_never_overlap(start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = f'echo "start $HOLDFAST_FENCE" >> {log}; sleep 0.3; echo "end $HOLDFAST_FENCE" >> {log}; exit 5'
+    runs = [start("lock", "run", "deploy", "--wait", "60", "--ttl", "10", "--", "sh", "-c", script) for _ in range(3)]
+    for run in runs:
+        output, errors = run.communicate(timeout=50)
+        assert run.returncode == 5, (output, errors)
+    assert log.read_text().split("\n")[:-1] == [f"{word} {fence}" for fence in (1, 2, 3) for word in ("start", "end")]
+
+
+def test_a_command_is_stopped_when_somebody_else_gets_its_lock(
+    hf: Hf, start: Callable[..., "subprocess.Popen[str]"], environment: dict[str, str], tmp_path: Path
+) -> None:
+    script = (
+        f'trap "echo told > {tmp_path}/told; exit 0" TERM; echo "$HOLDFAST_LEASE_ID" > {tmp_path}/id; sleep 60 & wait'
+    )
+    running = start("lock", "run", "deploy", "--ttl", "3", "--", "sh", "-c", script)
+    until(lambda: (tmp_path / "id").exists() and (tmp_path / "id").read_text().endswith("\n"))
+    hf("lock", "release", "deploy", "--lease-id", (tmp_path / "id").read_text().strip(), "--fence", "1")
+    hf("lock", "acquire", "deploy", "--owner", "eve", "--ttl", "60")
+    _, errors = running.communicate(timeout=20)
+    assert running.returncode == 6, errors
+    assert "the command was stopped" in errors
+    assert (tmp_path / "told").exists()
+
+
+def test_a_command_whose_lock_cannot_be_kept_alive_is_gone_before_the_lock_passes_on(
+    start: Callable[..., "subprocess.Popen[str]"], environment: dict[str, str], tmp_path: Path
+) -> None:
+    alive = tmp_path / "alive"
+    script = f"trap '' TERM; while :; do date +%s%3N > {alive}; sleep 0.05; done"
+    running = start("lock", "run", "deploy", "--ttl", "3", "--patience", "0.2", "--", "sh", "-c", script)
+    until(alive.exists)
+    with open_patiently(environment["HOLDFAST_URL"]) as plane:  # Nobody else can renew anything meanwhile.
+        granted = plane.lease("deploy").describe().lease
+        assert granted is not None
+        _, errors = running.communicate(timeout=20)
+    assert running.returncode == 6, errors
+    last_sign_of_life_ms = int(alive.read_text() or 0)
+    assert last_sign_of_life_ms <= granted.expires_ms
+
+
+def test_signals_reach_the_command(start: Callable[..., "subprocess.Popen[str]"], hf: Hf, tmp_path: Path) -> None:
+    script = f'trap "exit 9" TERM; touch {tmp_path}/ready; sleep 60 & wait'
+    running = start("lock", "run", "deploy", "--", "sh", "-c", script)
+    until((tmp_path / "ready").exists)
+    running.send_signal(signal.SIGTERM)
+    _, errors = running.communicate(timeout=20)
+    assert running.returncode == 9, errors
+    assert json.loads(hf("lock", "list", "--json").stdout) == []
+
+
+def test_an_interrupt_ends_a_wait_with_130(start: Callable[..., "subprocess.Popen[str]"]) -> None:
+    waiting = start("queue", "watch", "jobs", "--json")
+    assert waiting.stdout is not None
+    assert json.loads(waiting.stdout.readline())["ready"] == 0
+    waiting.send_signal(signal.SIGINT)
+    _, errors = waiting.communicate(timeout=20)
+    assert (waiting.returncode, json.loads(errors.strip())["code"]) == (130, "interrupted")
+
+
+def test_a_closed_pipe_is_no_fault(environment: dict[str, str]) -> None:
+    script = """
+        seq 1 3000 | holdfast queue put jobs - --lines > /dev/null
+        holdfast queue peek jobs -n 3000 2> errors | head -n 1 > /dev/null
+        cat errors
+    """
+    folder = environment["TMPDIR"]
+    assert shell(f"cd {folder}\n{script}", environment) == ""
+
+
+WRITER = """
+import sys, holdfast
+with holdfast.open(sys.argv[1]) as plane:
+    number = 0
+    while True:
+        plane.queue("jobs").put(number)
+        plane.blobs.put(b"%d" % number * 20_000)
+        print(number, flush=True)
+        number += 1
+"""
+
+
+def test_a_backup_beside_a_writer_is_refused_and_after_its_death_has_everything_acknowledged(
+    hf: Hf, environment: dict[str, str], tmp_path: Path
+) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, environment["HOLDFAST_URL"]], stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    refused = hf("--patience", "0.3", "backup", str(tmp_path / "backup"), code=9)
+    assert "is open already" in refused.stderr
+    for _ in range(20):
+        last = int(writer.stdout.readline())
+    writer.kill()
+    rest, _ = writer.communicate()
+    last = max([last, *map(int, rest.split())])
+
+    hf("backup", str(tmp_path / "backup"))
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    hf("doctor", str(tmp_path / "again"), "--deep")
+    with holdfast.open(f"dir:{tmp_path / 'again'}") as plane:
+        found = [int(each.payload or b"") for each in plane.queue("jobs").peek(10_000)]
+        assert found[: last + 1] == list(range(last + 1))
+        assert plane.blobs.has(hashlib.sha256(b"%d" % last * 20_000).hexdigest())
+
+
+def test_the_doctor_finds_a_damaged_blob_and_a_truncated_journal(hf: Hf, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with holdfast.open(f"dir:{data}") as plane:
+        hash = plane.blobs.put(b"precious" * 10_000)
+        plane.world("ada").create()
+        plane.world("ada").append(list(range(10)), expected_head=0)
+    hf("doctor")
+    body = data / "objects" / "cas" / "main" / "sha256" / hash
+    body.write_bytes(body.read_bytes().replace(b"precious", b"previous", 1))
+    with holdfast.open(f"dir:{data}") as plane:
+        entries = room(World("main", "ada")).key("journal", "e")
+        for height in (8, 9):
+            plane.pairs.delete(entries + height.to_bytes(8, "big"))
+    report = hf("doctor", code=10).stdout
+    assert f"blob {hash} of main: its bytes have another hash; restore it from a backup" in report
+    assert "its journal is cut off: it has no record 8 to 9, below its head 10" in report

@@ -1,0 +1,886 @@
+"""The command line, in this process: every command once, JSON that parses, exit codes, and exports that are quoted."""
+
+import base64
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+import holdfast
+from holdfast import errors
+from holdfast.cli import contexts, exits, exports, printing, runs
+from holdfast.cli.durations import SECONDS, WAIT
+from holdfast.cli.main import root
+from holdfast.errors import HoldfastError, LeaseExpired, Unreachable
+from holdfast.layers.queues.rooms import QueueKey, room_of
+from holdfast.layers.queues.tallies import load
+from holdfast.layers.worlds import World, room
+
+Hf = Callable[..., Result]
+
+
+@pytest.fixture
+def hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
+    """Runs a command line on a data directory of the test's own."""
+    for name in list(os.environ):
+        if name.startswith("HOLDFAST_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOLDFAST_URL", f"dir:{tmp_path / 'data'}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    runner = CliRunner()
+
+    def run(*words: str, input: str | bytes | None = None, code: int = 0) -> Result:
+        result = runner.invoke(root, words, input=input)
+        assert result.exit_code == code, (words, result.exit_code, result.output)
+        return result
+
+    return run
+
+
+def parsed(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+def exported(result: Result) -> dict[str, str]:
+    """The variables that a shell has after `eval`."""
+    shell = subprocess.run(
+        ["sh", "-c", f"{result.stdout}\nexec env -0"], check=True, capture_output=True, env={"PATH": os.environ["PATH"]}
+    )
+    pairs = (entry.split("=", 1) for entry in shell.stdout.decode().split("\0") if "=" in entry)
+    return {name: value for name, value in pairs if name.startswith("HOLDFAST_")}
+
+
+# The root.
+
+
+def test_help_has_every_command_and_exit_code(hf: Hf) -> None:
+    text = hf("--help").stdout
+    for word in ("queue", "lock", "world", "doctor", "backup", "restore", "bench", "serve", "completion", "token"):
+        assert f"\n  {word}" in text
+    for code in exits.MEANINGS:
+        assert f"\n  {code} " in text
+
+
+def test_every_command_has_help_that_says_something() -> None:
+    def walk(command: click.Command, ctx: click.Context) -> None:
+        assert command.get_short_help_str(), ctx.command_path
+        assert command.get_help(ctx)
+        if isinstance(command, click.Group):
+            for name in command.list_commands(ctx):
+                below = command.get_command(ctx, name)
+                assert below is not None
+                walk(below, click.Context(below, info_name=name, parent=ctx))
+
+    walk(root, click.Context(root, info_name="holdfast"))
+
+
+def test_the_version_is_the_packages(hf: Hf) -> None:
+    assert hf("--version").stdout.strip() == f"holdfast {holdfast.__version__}"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(hf: Hf, shell: str) -> None:
+    assert "_HOLDFAST_COMPLETE" in hf("completion", shell).stdout
+
+
+def test_an_unknown_command_is_one_line_and_exit_code_2(hf: Hf) -> None:
+    result = hf("queue", "pat", code=2)
+    assert result.stderr.startswith("holdfast: ")
+    assert result.stderr.count("\n") == 1
+    assert "queue --help" in result.stderr
+
+
+def test_wrong_usage_with_json_is_a_problem(hf: Hf) -> None:
+    problem = json.loads(hf("queue", "put", "--json", code=2).stderr)
+    assert (problem["code"], problem["status"]) == ("usage", 400)
+
+
+def test_an_error_with_json_is_a_problem_with_its_code(hf: Hf) -> None:
+    result = hf("world", "show", "nobody", "--json", code=4)
+    problem = json.loads(result.stderr)
+    assert (problem["code"], problem["status"]) == ("world_not_found", 404)
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("name", sorted(set(errors.__all__) - {"HoldfastError", "Retry"}))
+def test_every_error_has_an_exit_code_of_its_own_class(name: str) -> None:
+    error = HoldfastError.__new__(vars(errors)[name])
+    code = exits.code_of(error)
+    assert code in exits.MEANINGS
+    assert code != 1
+
+
+def test_the_exit_codes_are_those_that_scripts_rely_on() -> None:
+    wanted = {
+        "Validation": 2,
+        "NotFound": 4,
+        "Conflict": 5,
+        "LeaseHeld": 5,
+        "Fenced": 6,
+        "QueueMessageLeaseMismatch": 6,
+        "Busy": 7,
+        "NotAllowed": 8,
+        "Unreachable": 9,
+        "DirectoryInUse": 9,
+        "Closed": 9,
+        "Corrupt": 10,
+        "CommitUnknown": 11,
+    }
+    assert {name: exits.code_of(HoldfastError.__new__(vars(errors)[name])) for name in wanted} == wanted
+
+
+def test_a_fault_of_our_own_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    exits.tell(KeyError("x\ny"), as_json=False)
+    assert "this is a fault of Holdfast" in capsys.readouterr().err
+    assert exits.code_of(KeyError("x")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30", 30), ("1.5", 1.5), ("500ms", 0.5), ("5m", 300), ("2h", 7_200), ("7d", 604_800)]
+)
+def test_durations_have_units(text: str, seconds: float) -> None:
+    assert SECONDS.convert(text, None, None) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1 s", "1w", "forever", "nan", "1_0"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        SECONDS.convert(text, None, None)
+
+
+def test_only_waits_last_forever() -> None:
+    assert WAIT.convert("forever", None, None) == float("inf")
+
+
+# Where commands go.
+
+
+def test_a_plain_path_says_how_it_is_written(hf: Hf) -> None:
+    assert "write dir:./data" in hf("--url", "./data", "queue", "list", code=2).stderr
+
+
+def test_global_options_stand_before_the_noun_or_behind_the_verb(hf: Hf, tmp_path: Path) -> None:
+    hf("queue", "put", "jobs", "1", "--universe", "other")
+    assert parsed(hf("--universe", "other", "--json", "queue", "list")) == [{"queue": "jobs"}]
+    assert parsed(hf("queue", "--json", "list", "--universe", "other")) == [{"queue": "jobs"}]
+    assert parsed(hf("queue", "list", "--json")) == []
+
+
+def test_a_server_that_is_not_there_is_exit_code_9(hf: Hf) -> None:
+    result = hf("--url", "http://127.0.0.1:1", "--patience", "0.1", "queue", "list", code=9)
+    assert "holdfast serve" in result.stderr
+
+
+def test_a_directory_that_somebody_has_open_is_exit_code_9(hf: Hf, tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path / 'data'}"):
+        assert "is open already" in hf("--patience", "0.1", "queue", "list", code=9).stderr
+    hf("queue", "list")
+
+
+def test_a_certificate_that_is_not_there_is_told(hf: Hf) -> None:
+    assert "--ca" in hf("--url", "https://127.0.0.1:1", "--ca", "/no/such", "queue", "list", code=9).stderr
+
+
+def test_contexts_are_added_used_and_forgotten(hf: Hf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_URL")
+    hf("context", "add", "here", "--url", f"dir:{tmp_path / 'data'}", "--universe", "lab")
+    hf("context", "add", "prod.eu", "--url", "https://plane.example:9440", "--token", 'hf_"secret"\\\x7f')
+    found = parsed(hf("context", "list", "--json"))
+    assert [(each["name"], each["current"], each["has_token"]) for each in found] == [
+        ("here", True, False),
+        ("prod.eu", False, True),
+    ]
+    assert "secret" not in hf("context", "list").stdout
+    assert contexts.load().contexts["prod.eu"].token == 'hf_"secret"\\\x7f'
+    assert stat.S_IMODE(contexts.path().stat().st_mode) == 0o600
+
+    hf("queue", "put", "jobs", "1")
+    assert parsed(hf("queue", "list", "--json", "--universe", "lab")) == [{"queue": "jobs"}]
+    hf("context", "use", "prod.eu")
+    assert parsed(hf("--context", "here", "queue", "list", "--json")) == [{"queue": "jobs"}]
+    hf("context", "remove", "prod.eu")
+    assert contexts.load().current is None
+    assert "here" in hf("context", "use", "prod.eu", code=4).stderr
+
+
+def test_a_context_without_a_url_is_refused(hf: Hf) -> None:
+    assert "--url" in hf("context", "add", "x", code=2).stderr
+
+
+def test_a_contexts_file_with_an_unknown_key_is_an_error_that_names_it(hf: Hf) -> None:
+    contexts.path().parent.mkdir(parents=True)
+    contexts.path().write_text('[contexts.x]\nurl = "http://x"\ntokn = "y"\n')
+    assert "tokn" in hf("context", "list", code=2).stderr
+
+
+def test_what_is_said_closest_to_the_command_counts(hf: Hf) -> None:
+    contexts.save(
+        contexts.Contexts(
+            "a",
+            {
+                "a": contexts.Context(url="http://a", token="of-a", universe="ua"),
+                "b": contexts.Context(url="http://b", token="of-b"),
+            },
+        )
+    )
+
+    def said(flags: dict[str, str], environ: dict[str, str]) -> tuple[str, str | None]:
+        found = contexts.resolved(flags, environ)
+        return found["url"], found["token"]
+
+    assert said({}, {}) == ("http://a", "of-a")
+    assert said({}, {"HOLDFAST_CONTEXT": "b"}) == ("http://b", "of-b")
+    assert said({}, {"HOLDFAST_URL": "http://e", "HOLDFAST_TOKEN": "of-e"}) == ("http://e", "of-e")
+    assert said({"context": "b"}, {"HOLDFAST_URL": "http://e", "HOLDFAST_TOKEN": "of-e"}) == ("http://b", "of-b")
+    assert said({"url": "http://f", "token": "of-f", "context": "b"}, {}) == ("http://f", "of-f")
+
+
+def test_the_token_of_a_context_goes_nowhere_else(hf: Hf) -> None:
+    contexts.save(contexts.Contexts("a", {"a": contexts.Context(url="http://a", token="secret", key="private")}))
+    for flags, environ in (
+        ({"url": "http://evil"}, {}),
+        ({}, {"HOLDFAST_URL": "http://evil"}),
+        ({"url": "http://evil", "context": "a"}, {}),
+    ):
+        found = contexts.resolved(flags, environ)
+        assert (found["url"], found["token"], found["key"]) == ("http://evil", None, None)
+
+
+# Queues.
+
+
+def test_a_message_goes_its_way_through_a_shell(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
+    receipt = parsed(
+        hf(
+            "queue", "put", "jobs", '{"n": 1}', "--priority", "7", "--correlation-id", "c-1", "--attribute", "a=b=c",
+            "--max-attempts", "3", "--ttl", "1h", "--visibility", "1m", "--json",
+        )
+    )  # fmt: skip
+    assert receipt["durability"] == "critical"
+    found = exported(hf("queue", "get", "jobs"))
+    assert found["HOLDFAST_QUEUE_MESSAGE_ID"] == receipt["id"]
+    assert found["HOLDFAST_QUEUE_CORRELATION_ID"] == "c-1"
+    assert (found["HOLDFAST_QUEUE_ATTEMPTS"], found["HOLDFAST_QUEUE_FENCING_TOKEN"]) == ("1", "1")
+    assert Path(found["HOLDFAST_QUEUE_PAYLOAD_PATH"]).read_bytes() == b'{"n": 1}'
+    Path(found["HOLDFAST_QUEUE_PAYLOAD_PATH"]).unlink()
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    assert parsed(hf("queue", "extend", "--by", "2m", "--json"))["expires_at"] > found["HOLDFAST_QUEUE_EXPIRES_AT"]
+    assert parsed(hf("queue", "ack", "--json")) == {"queue": "jobs", "id": receipt["id"], "outcome": "acked"}
+    hf("queue", "ack")  # Twice is fine.
+    stats = parsed(hf("queue", "stats", "jobs", "--json"))[0]
+    assert (stats["ready"], stats["leased"], stats["acked_total"]) == (0, 0, 1)
+
+
+def test_a_message_that_was_given_back_comes_again_with_a_higher_fence(hf: Hf) -> None:
+    hf("queue", "put", "jobs", "work")
+    first = parsed(hf("queue", "get", "jobs", "--json"))
+    named = ("jobs", "--id", first["id"], "--lease-id", first["lease_id"], "--fence", str(first["fencing_token"]))
+    hf("queue", "nack", *named, "--defer", "--error", "not now")
+    again = parsed(hf("queue", "get", "jobs", "--json"))
+    assert (again["payload"], again["fencing_token"], again["failure_attempts"]) == ("work", 2, 0)
+    assert "queue_message_lease_mismatch" in hf("queue", "ack", *named, "--json", code=6).stderr
+
+
+def test_rejected_messages_are_dead_letters_and_can_be_redriven(hf: Hf) -> None:
+    hf("queue", "put", "jobs", "work")
+    first = parsed(hf("queue", "get", "jobs", "--json"))
+    hf(
+        "queue", "reject", "jobs", "--id", first["id"], "--lease-id", first["lease_id"], "--fence", "1",
+        "--error", "never",
+    )  # fmt: skip
+    (letter,) = parsed(hf("queue", "dead", "jobs", "--json"))
+    assert (letter["last_error"], letter["origin"]) == ("never", "jobs")
+    assert "never" in hf("queue", "dead", "jobs").stdout
+    assert parsed(hf("queue", "redrive", "jobs", first["id"], "--json"))["count"] == 1
+    assert [each["id"] for each in parsed(hf("queue", "peek", "jobs", "--json"))] == [first["id"]]
+
+
+def test_without_a_message_the_variables_are_forgotten_and_the_exit_code_is_3(hf: Hf) -> None:
+    result = hf("queue", "get", "empty", code=exits.NOTHING)
+    shell = f'HOLDFAST_QUEUE_MESSAGE_ID=old\neval {shlex.quote(result.stdout)}\necho "$?:$HOLDFAST_QUEUE_MESSAGE_ID"'
+    assert subprocess.run(["sh", "-c", shell], check=True, capture_output=True, text=True).stdout == "3:\n"
+    assert parsed(hf("queue", "get", "empty", "--json", code=exits.NOTHING)) == {"message": None}
+
+
+def test_a_get_that_fails_forgets_the_variables_too(hf: Hf) -> None:
+    result = hf("--url", "http://127.0.0.1:1", "--patience", "0.1", "queue", "get", "jobs", code=9)
+    assert result.stdout.startswith("unset HOLDFAST_QUEUE_NAME")
+    assert result.stdout.endswith("(exit 9)\n")
+
+
+def test_whatever_is_exported_is_quoted(hf: Hf) -> None:
+    nasty = "$(touch pwned); `x` 'a' \"b\" \\ & |"
+    hf("queue", "put", "jobs", "x", "--content-type", nasty, "--correlation-id", nasty)
+    found = exported(hf("queue", "get", "jobs"))
+    assert found["HOLDFAST_QUEUE_CONTENT_TYPE"] == nasty
+    assert found["HOLDFAST_QUEUE_CORRELATION_ID"] == nasty
+    Path(found["HOLDFAST_QUEUE_PAYLOAD_PATH"]).unlink()
+    assert not Path("pwned").exists()
+
+
+def test_a_value_with_newlines_survives_eval() -> None:
+    value = "a\n'b'\n$c"
+    shell = f'{exports.lines({"X": value})}\nprintf %s "$X"'
+    assert subprocess.run(["sh", "-c", shell], check=True, capture_output=True, text=True).stdout == value
+
+
+def test_a_payload_that_cannot_be_written_gives_the_message_back(hf: Hf, tmp_path: Path) -> None:
+    hf("queue", "put", "jobs", "work")
+    result = hf("queue", "get", "jobs", "--payload-out", str(tmp_path / "no" / "such"), code=9)
+    assert "was given back" in result.stderr
+    again = parsed(hf("queue", "get", "jobs", "--json"))
+    assert again["failure_attempts"] == 0
+
+
+def test_bodies_come_from_files_and_standard_input(hf: Hf, tmp_path: Path) -> None:
+    (tmp_path / "body").write_bytes(b"\xff\x00 bytes")
+    hf("queue", "put", "jobs", "--file", str(tmp_path / "body"))
+    hf("queue", "put", "jobs", "-", input=b"from stdin")
+    first, second = parsed(hf("queue", "peek", "jobs", "--json"))
+    assert base64.b64decode(first["payload_base64"]) == b"\xff\x00 bytes"
+    assert (second["payload"], second["content_type"]) == ("from stdin", "text/plain; charset=utf-8")
+    hf("queue", "put", "jobs", code=2)
+    hf("queue", "put", "jobs", "x", "--file", "y", code=2)
+    assert "/no/such" in hf("queue", "put", "jobs", "--file", "/no/such", code=9).stderr
+
+
+def test_a_large_body_is_streamed_through_a_blob(hf: Hf, tmp_path: Path) -> None:
+    body = bytes(range(256)) * 8_192
+    (tmp_path / "body").write_bytes(body)
+    hf("queue", "put", "jobs", "--file", str(tmp_path / "body"))
+    found = parsed(hf("queue", "get", "jobs", "--json", "--payload-out", str(tmp_path / "out")))
+    assert (found["size"], found["blob"]) == (len(body), hashlib.sha256(body).hexdigest())
+    assert (tmp_path / "out").read_bytes() == body
+
+
+def test_every_line_can_be_a_message(hf: Hf) -> None:
+    lines = "".join(f'{{"n": {number}}}\n' for number in range(300)) + "\n"
+    assert parsed(hf("queue", "put", "jobs", "-", "--lines", "--json", input=lines))["count"] == 300
+    found = parsed(hf("queue", "peek", "jobs", "-n", "300", "--json"))
+    assert [each["payload"]["n"] for each in found] == list(range(300))
+    assert found[0]["content_type"] == "application/json"
+
+
+def test_an_idempotency_key_puts_once(hf: Hf) -> None:
+    hf("queue", "put", "jobs", "x", "--idempotency-key", "k")
+    result = hf("queue", "put", "jobs", "x", "--idempotency-key", "k")
+    assert "put before" in result.stderr
+    assert parsed(hf("queue", "stats", "jobs", "--json"))[0]["ready"] == 1
+
+
+def test_queues_are_paused_purged_and_given_a_policy(hf: Hf) -> None:
+    hf("queue", "put", "jobs", "x", "--delay", "1h")
+    hf("queue", "put", "jobs", "y")
+    hf("queue", "pause", "jobs")
+    hf("queue", "get", "jobs", code=exits.NOTHING)
+    hf("queue", "resume", "jobs")
+    policy = parsed(hf("queue", "policy", "jobs", "--visibility", "2m", "--max-attempts", "2", "--json"))
+    assert (policy["visibility_seconds"], policy["max_attempts"], policy["paused"]) == (120.0, 2, False)
+    assert "--yes" in hf("queue", "purge", "jobs", code=2).stderr
+    assert parsed(hf("queue", "purge", "jobs", "--yes", "--json"))["count"] == 2
+
+
+def test_watch_tells_of_changes(hf: Hf) -> None:
+    hf("queue", "put", "jobs", "x")
+    assert parsed(hf("queue", "watch", "jobs", "-n", "1", "--json"))["ready"] == 1
+    assert "ready=1" in hf("queue", "watch", "jobs", "-n", "1").stdout
+
+
+def test_schedules_are_added_listed_and_removed(hf: Hf) -> None:
+    hf("queue", "schedule", "add", "jobs", "nightly", "0 3 * * *", '{"report": 1}', "--timezone", "Europe/Berlin")
+    (found,) = parsed(hf("queue", "schedule", "list", "jobs", "--json"))
+    assert (found["name"], found["payload"], found["next_at"][-1]) == ("nightly", {"report": 1}, "Z")
+    hf("queue", "schedule", "remove", "jobs", "nightly")
+    hf("queue", "schedule", "remove", "jobs", "nightly", code=4)
+    hf("queue", "schedule", "add", "jobs", "x", "not cron", "1", code=2)
+
+
+def test_a_stateful_get_leases_the_state_too(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
+    hf("queue", "put", "jobs", "x")
+    found = exported(hf("queue", "get", "jobs", "--stateful"))
+    assert json.loads(Path(found["HOLDFAST_QUEUE_STATE_PATH"]).read_text()) is None
+    for name in ("HOLDFAST_QUEUE_STATE_PATH", "HOLDFAST_QUEUE_PAYLOAD_PATH"):
+        Path(found[name]).unlink()
+    key, lease = found["HOLDFAST_QUEUE_STATE_KEY"], found["HOLDFAST_QUEUE_STATE_LEASE_ID"]
+    hf("state", "set", key, '{"step": 1}', code=6)
+    hf("state", "set", key, '{"step": 1}', "--lock", key, "--lease-id", lease, "--fence", "1")
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    hf("queue", "nack")
+    assert parsed(hf("queue", "get", "jobs", "--stateful", "--json"))["state"]["value"] == {"step": 1}
+
+
+def test_an_ack_without_a_message_says_what_to_do(hf: Hf) -> None:
+    assert "queue get" in hf("queue", "ack", code=2).stderr
+
+
+# Locks.
+
+
+def test_a_lock_is_acquired_kept_and_released(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = exported(hf("lock", "acquire", "deploy", "--owner", "ada", "--ttl", "1m"))
+    assert (found["HOLDFAST_LOCK_KEY"], found["HOLDFAST_FENCE"]) == ("deploy", "1")
+    refused = hf("lock", "acquire", "deploy", "--owner", "bob", code=5)
+    assert "ada holds deploy" in refused.stderr
+    assert refused.stdout.endswith("(exit 5)\n")
+    held = parsed(hf("lock", "list", "--json"))
+    assert [(each["key"], each["owner"]) for each in held] == [("deploy", "ada")]
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    assert parsed(hf("lock", "keepalive", "--ttl", "2m", "--json"))["expires_at"] > held[0]["expires_at"]
+    hf("state", "set", "deploy", "7", code=6)
+    hf("state", "set", "deploy", "7", "--locked")
+    assert parsed(hf("lock", "release", "--json")) == {"key": "deploy", "released": True}
+    assert parsed(hf("lock", "release", "--json"))["released"] is False
+    described = parsed(hf("lock", "describe", "deploy", "--json"))
+    assert (described["held"], described["fencing_token"]) == (False, 1)
+    hf("lock", "keepalive", code=6)
+    hf("lock", "describe", "other", code=4)
+    assert parsed(hf("lock", "acquire", "deploy", "--json"))["fencing_token"] == 2
+
+
+def test_a_command_runs_under_a_lock_and_passes_its_exit_code_on(hf: Hf, tmp_path: Path) -> None:
+    script = 'printf "%s" "$HOLDFAST_LOCK_KEY:$HOLDFAST_FENCE:${HOLDFAST_LEASE_ID:+id}" > "$0"; exit 7'
+    hf("lock", "run", "deploy", "--", "sh", "-c", script, str(tmp_path / "out"), code=7)
+    assert (tmp_path / "out").read_text() == "deploy:1:id"
+    assert parsed(hf("lock", "list", "--json")) == []
+
+
+def test_a_command_that_is_not_there_is_127_and_the_lock_is_free(hf: Hf, tmp_path: Path) -> None:
+    hf("lock", "run", "deploy", "--", "/no/such/command", code=127)
+    (tmp_path / "file").write_text("")
+    hf("lock", "run", "deploy", "--", str(tmp_path / "file"), code=126)
+    assert parsed(hf("lock", "list", "--json")) == []
+
+
+def test_a_command_that_a_signal_ended_is_128_and_the_signal(hf: Hf) -> None:
+    hf("lock", "run", "deploy", "--", "sh", "-c", "kill -KILL $$", code=128 + signal.SIGKILL)
+
+
+def test_a_lock_that_somebody_holds_runs_nothing(hf: Hf, tmp_path: Path) -> None:
+    hf("lock", "acquire", "deploy", "--owner", "ada")
+    hf("lock", "run", "deploy", "--wait", "0.2", "--", "touch", str(tmp_path / "ran"), code=5)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_lease_that_is_fenced_stops_its_command(tmp_path: Path) -> None:
+    calls = []
+
+    def renew() -> None:
+        calls.append(1)
+        if len(calls) > 1:
+            raise LeaseExpired("gone")
+
+    renewal = runs.Renewal(renew, 0.6)
+    with pytest.raises(LeaseExpired, match="was stopped"):
+        runs.run(["sh", "-c", f"trap 'touch {tmp_path}/told; exit' TERM; sleep 30 & wait"], os.environ, renewal,
+                 grace_seconds=5)  # fmt: skip
+    assert (tmp_path / "told").exists()
+
+
+def test_a_command_that_ignores_sigterm_is_killed_before_its_lease_ends(tmp_path: Path) -> None:
+    calls = []
+
+    def renew() -> None:
+        calls.append(1)
+        if len(calls) > 1:
+            raise Unreachable("silence")
+
+    renewal = runs.Renewal(renew, 1.2)
+    script = f"echo $$ > {tmp_path}/pid; trap '' TERM; while :; do sleep 0.05; done"
+    with pytest.raises(LeaseExpired, match="silence"):
+        runs.run(["sh", "-c", script], os.environ, renewal, grace_seconds=5)
+    assert time.monotonic() < renewal.held_until + 1
+    assert len(calls) > 2
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+# Worlds, blobs, states, entities, activity.
+
+
+def test_a_world_is_made_written_read_and_ended(hf: Hf) -> None:
+    assert parsed(hf("world", "create", "ada", "--json"))["state"] == "active"
+    hf("world", "create", "ada", code=5)
+    assert parsed(hf("world", "append", "ada", '{"said": "hello"}', "2", "--expected-head", "0", "--json"))["head"] == 2
+    hf("world", "append", "ada", "3", "--expected-head", "0", code=5)
+    hf("world", "append", "ada", "--lines", "-", input="3\n4\n")
+    hf("world", "append", "ada", "not json", code=2)
+    hf("world", "append", "ada", code=2)
+    tail = [json.loads(line) for line in hf("world", "tail", "ada", "--json").stdout.splitlines()]
+    assert [(each["height"], each["value"]) for each in tail] == [(0, {"said": "hello"}), (1, 2), (2, 3), (3, 4)]
+    assert hf("world", "tail", "ada", "-n", "1").stdout.split() == ["3", "entry", "4"]
+    assert len(hf("world", "tail", "ada", "--from", "2").stdout.splitlines()) == 2
+
+    hf("world", "inbox", "put", "ada", "greeting@1", "hi")
+    hf("world", "inbox", "put", "ada", "--item", '{"type": "timer_fired", "timer_id": "t-1"}')
+    hf("world", "inbox", "put", "ada", "--control", "stop")
+    hf("world", "inbox", "put", "ada", code=2)
+    assert len(parsed(hf("world", "inbox", "read", "ada", "--json"))) == 3
+    assert parsed(hf("world", "drain", "ada", "--json"))["heights"] == [4, 5, 6]
+    assert parsed(hf("world", "inbox", "read", "ada", "--json")) == []
+
+    snapshot = parsed(hf("world", "snapshot", "ada", '{"count": 7}', "--height", "7", "--json"))
+    assert snapshot["height"] == 7
+    assert parsed(hf("world", "compact", "ada", "--json"))["segments"] == 0
+    assert parsed(hf("world", "fork", "ada", "eve", "--height", "2", "--json"))["head"] == 2
+    shown = parsed(hf("world", "show", "ada", "--json"))
+    assert (shown["head"], shown["snapshots"], shown["baseline"]) == (8, [0, 7], 0)
+    for verb, state in (("pause", "paused"), ("resume", "active"), ("archive", "archived")):
+        assert parsed(hf("world", verb, "ada", "--json"))["state"] == state
+    hf("world", "delete", "ada", code=2)
+    hf("world", "delete", "ada", "--yes")
+    listed = parsed(hf("world", "list", "--json"))
+    assert [(each["name"], each["state"]) for each in listed] == [("ada", "deleted"), ("eve", "active")]
+    assert "deleted" in hf("world", "show", "ada").stdout
+
+
+def test_blobs_go_in_and_out(hf: Hf, tmp_path: Path) -> None:
+    body = bytes(range(256)) * 4_096
+    (tmp_path / "body").write_bytes(body)
+    hash = hf("blob", "put", str(tmp_path / "body")).stdout.strip()
+    assert hash == hashlib.sha256(body).hexdigest()
+    assert parsed(hf("blob", "put", "-", "--json", input=b"small"))["hash"] == hashlib.sha256(b"small").hexdigest()
+    hf("blob", "get", hash, "--out", str(tmp_path / "out"))
+    assert (tmp_path / "out").read_bytes() == body
+    assert hf("blob", "get", hash).stdout_bytes == body
+    hf("blob", "has", hash)
+    hf("blob", "has", "0" * 64, code=4)
+    hf("blob", "get", "0" * 64, "--out", str(tmp_path / "none"), code=4)
+    assert not (tmp_path / "none").exists()
+
+
+def test_states_are_compared_and_swapped(hf: Hf) -> None:
+    hf("state", "get", "orders/17", code=4)
+    etag = parsed(hf("state", "set", "orders/17", '{"shipped": false}', "--if-absent", "--json"))["etag"]
+    hf("state", "set", "orders/17", "1", "--if-absent", code=5)
+    hf("state", "set", "orders/17", "hello", code=2)
+    hf("state", "set", "orders/17", "hello", "--text", "--if-match", etag)
+    found = parsed(hf("state", "get", "orders/17", "--json"))
+    assert (found["value"], found["version"]) == ("hello", 2)
+    problem = json.loads(hf("state", "set", "orders/17", "1", "--if-match", etag, "--json", code=5).stderr)
+    assert problem["current_etag"] == found["etag"]
+    hf("state", "rm", "orders/17", "--if-match", found["etag"])
+    hf("state", "rm", "orders/17", code=4)
+    hf("state", "set", "orders/17", "1", "--fence", "1", code=2)
+
+
+def test_entities_are_set_scanned_and_deleted(hf: Hf) -> None:
+    hf("entity", "set", "task", "t-1", "status=done", "tries:=3")
+    found = parsed(hf("entity", "get", "task", "t-1", "--json"))
+    assert (found["version"], found["fields"]) == (1, {"status": "done", "tries": 3})
+    hf("entity", "set", "task", "t-1", "status=open", "--if-version", "4", code=5)
+    hf("entity", "set", "task", "t-1", "status=open", "--if-version", "1")
+    hf("entity", "set", "task", "t-1", "a=b", "--remove", "status")
+    assert parsed(hf("entity", "scan", "task", "--json"))[0]["fields"] == {"a": "b"}
+    assert [each["version"] for each in parsed(hf("entity", "history", "task", "t-1", "--json"))] == [1, 2, 3]
+    hf("entity", "set", "task", "t-1", "nonsense", code=2)
+    hf("entity", "set", "task", "t-1", code=2)
+    hf("entity", "delete", "task", "t-1", "--if-version", "1", code=5)
+    hf("entity", "delete", "task", "t-1")
+    hf("entity", "delete", "task", "t-1", code=4)
+    hf("entity", "get", "task", "t-1", code=4)
+
+
+def test_activity_is_logged_and_read(hf: Hf) -> None:
+    hf("activity", "log", "build-17", '{"step": "compile"}')
+    hf("activity", "log", "build-17", "--file", "-", input='{"n": 1}\n{"n": 2}\n')
+    hf("activity", "log", "build-17", "[1]", code=2)
+    lines = hf("activity", "tail", "--session", "build-17", "-n", "2", "--json").stdout.splitlines()
+    assert [json.loads(line)["record"] for line in lines] == [{"n": 1}, {"n": 2}]
+    assert '{"n":2}' in hf("activity", "tail").stdout
+    assert all(each["rotated"] for each in parsed(hf("activity", "files", "--json")))
+
+
+def test_the_bench_measures_and_leaves_nothing(hf: Hf) -> None:
+    found = parsed(hf("bench", "--messages", "50", "--callers", "4", "--json"))
+    assert [each["step"] for each in found] == ["put", "receive", "ack"]
+    assert all(each["rate_per_second"] > 0 and each["p50_ms"] <= each["p99_ms"] for each in found)
+    assert parsed(hf("queue", "stats", "holdfast-bench", "--json"))[0]["ready"] == 0
+    hf("queue", "put", "mine", "x")
+    hf("bench", "--queue", "mine", code=5)
+    assert "rate per second" in hf("--url", "memory:", "bench", "--messages", "5").stdout
+
+
+# Serving and tokens are others'; here is what they are given.
+
+
+def test_serve_gives_the_server_the_flags_that_were_given(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("holdfast.server.serving.run", lambda settings: seen.append(settings) or 0)
+    monkeypatch.setenv("HOLDFAST_DEBUG", "1")
+    hf("serve", "--data", "memory:", "--port", "0", "--drain-seconds", "3", "--log-format", "json")
+    assert (seen[0].data, seen[0].port, seen[0].drain_seconds, seen[0].tokens) == ("memory:", 0, 3.0, False)
+    assert hf("serve", "--tls-cert", "x.pem", "--data", "memory:", code=2).stderr
+
+
+def test_tokens_are_made_for_the_universe_of_the_command(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    info = SimpleNamespace(
+        id="i", name="w", universes=["u"], verbs=["queue:put"], created_ms=1, expires_ms=None, revoked_ms=None,
+        rate_per_second=None, body_bytes_max=None,
+    )  # fmt: skip
+
+    class Tokens:
+        def __init__(self, port: Any) -> None: ...
+
+        def create(self, name: str, **options: Any) -> Any:
+            asked.append((name, options))
+            return SimpleNamespace(token="hft_x", info=info)
+
+        def page(self, **options: Any) -> Any:
+            return SimpleNamespace(tokens=[info])
+
+        def revoke(self, id: str) -> bool:
+            return id == "i"
+
+    monkeypatch.setattr("holdfast.cli.tokens.Tokens", Tokens)
+    made = parsed(hf("--universe", "u", "token", "create", "w", "--allow", "queue:put", "--ttl", "30d", "--json"))
+    assert made["token"] == "hft_x"
+    assert asked[0][0] == "w"
+    assert asked[0][1]["universes"] == ["u"]
+    assert asked[0][1]["ttl_seconds"] == 2_592_000
+    hf("token", "create", "--universe", "a", "--universe", "b", "--allow", "*")
+    assert asked[1][1]["universes"] == ("a", "b")
+    assert "queue:put" in hf("token", "list").stdout
+    assert parsed(hf("token", "revoke", "i", "--json")) == {"revoked": True}
+
+
+# Doctor, backup, restore.
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data directory with something of everything."""
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        world = plane.world("ada")
+        world.create()
+        for start in range(0, 100, 50):
+            world.append(list(range(50)), expected_head=start)
+        snapshot = world.snapshots.commit({"n": 1}, height=100)
+        world.snapshots.commit(
+            {"n": 2}, height=101, promote=True, receipt_horizon_height=101,
+            manifest_hash=world.snapshots.baseline().manifest_hash,
+        )  # fmt: skip
+        assert snapshot.height == 100
+        assert world.compact(entries=16, margin=10).segments > 0
+        plane.blobs.put(b"large" * 10_000)
+        jobs = plane.queue("jobs")
+        jobs.put("x" * 5_000)
+        jobs.put(b"y" * 50_000, delay_seconds=3_600)
+        jobs.put("a", group="g")
+        jobs.put("b", group="g", ttl_seconds=3_600)
+        jobs.receive(visibility_seconds=3_600, extend_for_seconds=0)
+        plane.activity.log("s", {"a": 1})
+    return tmp_path / "data"
+
+
+def large_blob(data: Path) -> Path:
+    return data / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(b"large" * 10_000).hexdigest()
+
+
+def findings(hf: Hf, *words: str) -> list[str]:
+    report = parsed(hf("doctor", *words, "--json", code=exits.DAMAGED))
+    assert not report["sound"]
+    return [f"{each['where']}: {each['what']}" for each in report["findings"]]
+
+
+def test_a_sound_directory_is_found_sound(hf: Hf, data: Path) -> None:
+    report = parsed(hf("doctor", "--deep", "--json"))
+    assert report["sound"]
+    assert report["looked_at"]["messages"] == 4
+    assert report["looked_at"]["blobs"] >= 4
+    assert f"{data} is sound" in hf("doctor", str(data)).stdout
+
+
+def test_a_directory_that_is_none_is_not_made_by_looking(hf: Hf, tmp_path: Path) -> None:
+    hf("doctor", str(tmp_path / "none"), code=4)
+    assert not (tmp_path / "none").exists()
+    hf("--url", "http://127.0.0.1:1", "doctor", code=9)
+    hf("--url", "memory:", "doctor", code=2)
+
+
+def test_a_newer_format_is_refused(hf: Hf, data: Path) -> None:
+    (data / "holdfast.json").write_text('{"format": 99}')
+    assert "upgrade" in hf("doctor", code=9).stderr
+
+
+def test_the_doctor_finds_blobs_that_are_damaged_cut_or_gone(hf: Hf, data: Path) -> None:
+    body = large_blob(data)
+    body.write_bytes(body.read_bytes()[:-1] + b"X")
+    assert any("its bytes have another hash" in each for each in findings(hf))
+    body.write_bytes(body.read_bytes()[:-1])
+    assert any("49,999 bytes" in each for each in findings(hf))
+    body.unlink()
+    assert any("is not in the object store" in each for each in findings(hf))
+    assert "✗ blobs" in hf("doctor", code=exits.DAMAGED).stdout
+
+
+def test_the_doctor_finds_segments_that_are_damaged_or_gone(hf: Hf, data: Path) -> None:
+    first, second, *_ = sorted((data / "objects" / "segments" / "main" / "ada").iterdir())
+    first.write_bytes(first.read_bytes()[:-3])
+    second.unlink()
+    found = findings(hf)
+    assert any(first.name in each and "damaged" in each for each in found)
+    assert any(second.name in each and "not in the object store" in each for each in found)
+
+
+def test_the_doctor_finds_journals_with_holes_and_without_an_end(hf: Hf, data: Path) -> None:
+    entries = room(World("main", "ada")).key("journal", "e")
+    with holdfast.open(f"dir:{data}") as plane:
+        for height in (95, 102):
+            plane.pairs.delete(entries + height.to_bytes(8, "big"))
+    found = findings(hf)
+    assert any("no record 95, below its head 103" in each for each in found)
+    assert any("cut off: it has no record 102" in each for each in found)
+
+
+def test_the_doctor_finds_tallies_that_are_wrong_and_payloads_that_are_gone(hf: Hf, data: Path) -> None:
+    jobs = room_of(QueueKey("main", "jobs"))
+
+    def damage(tx: Any) -> None:
+        tally = load(tx, jobs)
+        tally.leased += 5
+        tally.blocked = 0
+        tx.put(jobs.tallies.key(tx.writer), msgspec.msgpack.encode(tally))
+        tx.delete_range(jobs.body, jobs.body + b"\xff" * 17)
+
+    with holdfast.open(f"dir:{data}") as plane:
+        plane.transact(damage)
+    found = findings(hf)
+    assert any("says that 6 messages are leased, and there are 1" in each for each in found)
+    assert any("says that 0 messages are blocked, and there are 1" in each for each in found)
+    assert any("payload of message" in each for each in found)
+
+
+def test_the_doctor_finds_a_damaged_key_space(hf: Hf, data: Path) -> None:
+    for log in (data / "kv").glob("*.log"):
+        raw = bytearray(log.read_bytes())
+        if len(raw) > 100:
+            raw[len(raw) // 2] ^= 0xFF
+            log.write_bytes(raw)
+    for table in (data / "kv").glob("*.sst"):
+        raw = bytearray(table.read_bytes())
+        raw[10] ^= 0xFF
+        table.write_bytes(raw)
+    assert findings(hf)
+
+
+def test_a_backup_is_restored_byte_for_byte(hf: Hf, data: Path, tmp_path: Path) -> None:
+    made = parsed(hf("backup", str(tmp_path / "backup"), "--json"))
+    assert made["files"] > 5
+    assert list(data.glob(".backup-*")) == []
+    hf("backup", str(tmp_path / "backup"), code=5)
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    assert parsed(hf("doctor", str(tmp_path / "again"), "--deep", "--json"))["sound"]
+    with holdfast.open(f"dir:{tmp_path / 'again'}") as plane:
+        assert plane.world("ada").head() == 103
+        assert [each.height for each in plane.world("ada").read(0, limit=103)] == list(range(103))
+        assert plane.queue("jobs").stats().leased == 1
+        assert len(plane.activity.read(session="s").records) == 1
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=5)
+    hf("restore", str(tmp_path / "none"), str(tmp_path / "other"), code=4)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_backup_of_damage_is_refused_and_goes_on_once_it_is_repaired(hf: Hf, data: Path, tmp_path: Path) -> None:
+    body = large_blob(data).read_bytes()
+    large_blob(data).write_bytes(body[:-1] + b"X")
+    hf("backup", str(tmp_path / "backup"), code=exits.DAMAGED)
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=4)
+    assert len(list(data.glob(".backup-*"))) == 1
+    assert "was left by a backup" in hf("doctor", code=exits.DAMAGED).stdout
+    large_blob(data).write_bytes(body)
+    hf("queue", "put", "later", "x")  # After the moment that the backup is of.
+    hf("backup", str(tmp_path / "backup"))
+    assert list(data.glob(".backup-*")) == []
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    assert parsed(hf("--url", f"dir:{tmp_path / 'again'}", "queue", "list", "--json")) == [{"queue": "jobs"}]
+    assert parsed(hf("doctor", str(tmp_path / "again"), "--deep", "--json"))["sound"]
+
+
+def test_a_backup_whose_checkpoint_is_gone_begins_again(hf: Hf, data: Path, tmp_path: Path) -> None:
+    body = large_blob(data).read_bytes()
+    large_blob(data).unlink()
+    hf("backup", str(tmp_path / "backup"), code=exits.DAMAGED)
+    large_blob(data).write_bytes(body)
+    for left in data.glob(".backup-*"):
+        shutil.rmtree(left)
+    hf("queue", "put", "later", "x")
+    hf("backup", str(tmp_path / "backup"))
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    assert len(parsed(hf("--url", f"dir:{tmp_path / 'again'}", "queue", "list", "--json"))) == 2
+
+
+def test_a_damaged_backup_is_not_restored(hf: Hf, data: Path, tmp_path: Path) -> None:
+    hf("backup", str(tmp_path / "backup"))
+    table = next((tmp_path / "backup" / "keyspace").glob("MANIFEST-*"))
+    table.write_bytes(table.read_bytes() + b"X")
+    assert "damaged" in hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=exits.DAMAGED).stderr
+    table.unlink()
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=exits.DAMAGED)
+    manifest = tmp_path / "backup" / "manifest.jsonl"
+    manifest.write_bytes(manifest.read_bytes() + b" ")
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=exits.DAMAGED)
+    assert not (tmp_path / "again").exists()
+
+
+def test_an_interrupted_restore_goes_on(hf: Hf, data: Path, tmp_path: Path) -> None:
+    hf("backup", str(tmp_path / "backup"))
+    part = tmp_path / "again.restoring" / "kv" / "CURRENT"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"half")
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    assert not (tmp_path / "again.restoring").exists()
+    assert parsed(hf("doctor", str(tmp_path / "again"), "--json"))["sound"]
+
+
+def test_where_a_backup_goes_is_checked(hf: Hf, data: Path, tmp_path: Path) -> None:
+    hf("backup", str(data / "inside"), code=2)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("x")
+    hf("backup", str(tmp_path / "full"), code=5)
+    assert "stop `holdfast serve`" in hf("--url", "http://127.0.0.1:1", "backup", str(tmp_path / "b"), code=9).stderr
+    assert "pg_dump" in hf("--url", "postgresql://x@y/z", "backup", str(tmp_path / "b"), code=9).stderr
+    with holdfast.open(f"dir:{data}"):
+        hf("--patience", "0.1", "backup", str(tmp_path / "b"), code=9)
+
+
+# What is printed.
+
+
+def test_text_from_outside_cannot_move_the_cursor(hf: Hf) -> None:
+    hf("queue", "put", "jobs", "\x1b[2Jgone \x07 \u202e [red]x[/red]")
+    shown = hf("queue", "peek", "jobs").stdout
+    assert "\x1b" not in shown
+    assert "\\x1b[2Jgone" in shown
+    assert "[red]x[/red]" in shown
+
+
+def test_values_that_json_does_not_know_are_told_all_the_same() -> None:
+    assert printing.jsonable({1: b"\x00\x01", "x": (None, {3})}) == {"1": "AAE=", "x": [None, [3]]}
+    assert printing.moment(0) is None
+    assert printing.moment(1_500) == "1970-01-01T00:00:01.500Z"
+
+
+def test_the_module_runs_as_a_program() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli", "--version"], check=True, capture_output=True, text=True
+    )
+    assert shown.stdout.startswith("holdfast ")
