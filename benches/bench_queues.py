@@ -254,7 +254,7 @@ def memory(folder: Path) -> None:
         before = resident_mib()
         fill(jobs, 1_000_000)
         say(
-            f"1,000,000 queued messages of 200 bytes: {resident_mib() - before:.0f} MiB above the start (goal: 300 MiB)."
+            f"1,000,000 queued messages of 200 bytes: {resident_mib() - before:.0f} MiB above the start (goal: 300)."
         )
 
 

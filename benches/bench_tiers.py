@@ -115,7 +115,7 @@ def concurrent(folder: Path) -> list[Figure]:
     p50, p99 = (quantile(took, share) * 1e3 for share in (0.5, 0.99))
     return [
         below(f"{AGENTS} concurrent CRITICAL updates, until all are acknowledged, p50", p50, 20, unit="ms"),
-        below(f"{AGENTS} concurrent CRITICAL updates, p99", p99, 100, unit="ms", note=" (seed: 1,000)"),
+        below(f"{AGENTS} concurrent CRITICAL updates, p99", p99, 50, unit="ms", note=" (seed: 1,000)"),
     ]
 
 
@@ -245,8 +245,8 @@ def agents(folder: Path) -> list[Figure]:
     given_up = f.failures.get("version_conflict", 0)
     stuck = a.deadlocks + f.deadlocks
     return [
-        below("YCSB A, 10 agents: rows that had to be waited for", rows.contention * 100, 10, unit="%"),
-        below("YCSB A, 10 agents: transactions that aborted", a.abort_rate * 100, 2, unit="%"),
+        below("YCSB A, 10 agents: rows that had to be waited for", rows.contention * 100, 5, unit="%"),
+        below("YCSB A, 10 agents: transactions that aborted", a.abort_rate * 100, 1, unit="%"),
         below("YCSB F, 10 agents: attempts that met another version", f.abort_rate * 100, 2, unit="%"),
         Figure("YCSB F, 10 agents: updates that gave up", f"{given_up}", "0", not given_up),
         Figure("Agents that never ended", f"{stuck}", "0", not stuck),

@@ -183,7 +183,9 @@ def test_a_fence_that_was_handed_out_before_it_was_durable_is_found(monkeypatch:
             play(lease_scenarios.leases, seed, rates=Rates(power=0.05))
 
 
-def forgets_to_compare(tx: Transaction, key: entity_layer.EntityKey, expected: int, stamp: bytes = b"") -> entity_layer.Entity:
+def forgets_to_compare(
+    tx: Transaction, key: entity_layer.EntityKey, expected: int, stamp: bytes = b""
+) -> entity_layer.Entity:
     return entity_layer.get(tx, key)
 
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -618,7 +617,7 @@ def test_the_bench_measures_and_leaves_nothing(hf: Hf) -> None:
     assert "rate per second" in hf("--url", "memory:", "bench", "--messages", "5").stdout
 
 
-# Serving and tokens are others'; here is what they are given.
+# Serving and tokens.
 
 
 def test_serve_gives_the_server_the_flags_that_were_given(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -630,36 +629,19 @@ def test_serve_gives_the_server_the_flags_that_were_given(hf: Hf, monkeypatch: p
     assert hf("serve", "--tls-cert", "x.pem", "--data", "memory:", code=2).stderr
 
 
-def test_tokens_are_made_for_the_universe_of_the_command(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
-    info = SimpleNamespace(
-        id="i", name="w", universes=["u"], verbs=["queue:put"], created_ms=1, expires_ms=None, revoked_ms=None,
-        rate_per_second=None, body_bytes_max=None,
-    )  # fmt: skip
-
-    class Tokens:
-        def __init__(self, port: Any) -> None: ...
-
-        def create(self, name: str, **options: Any) -> Any:
-            asked.append((name, options))
-            return SimpleNamespace(token="hft_x", info=info)
-
-        def page(self, **options: Any) -> Any:
-            return SimpleNamespace(tokens=[info])
-
-        def revoke(self, id: str) -> bool:
-            return id == "i"
-
-    monkeypatch.setattr("holdfast.cli.tokens.Tokens", Tokens)
+def test_tokens_are_made_for_the_universe_of_the_command_and_shown_once(hf: Hf) -> None:
     made = parsed(hf("--universe", "u", "token", "create", "w", "--allow", "queue:put", "--ttl", "30d", "--json"))
-    assert made["token"] == "hft_x"
-    assert asked[0][0] == "w"
-    assert asked[0][1]["universes"] == ["u"]
-    assert asked[0][1]["ttl_seconds"] == 2_592_000
-    hf("token", "create", "--universe", "a", "--universe", "b", "--allow", "*")
-    assert asked[1][1]["universes"] == ("a", "b")
-    assert "queue:put" in hf("token", "list").stdout
-    assert parsed(hf("token", "revoke", "i", "--json")) == {"revoked": True}
+    assert (made["name"], made["universes"], made["verbs"]) == ("w", ["u"], ["queue:put"])
+    assert made["expires_at"] > made["created_at"]
+    other = hf("token", "create", "--universe", "a", "--universe", "b", "--allow", "queue:*,lease:acquire")
+    assert "nobody can read it again" in other.stderr
+    assert made["token"] not in hf("token", "list").stdout
+    listed = parsed(hf("token", "list", "--json"))
+    assert [each["universes"] for each in listed] == [["u"], ["a", "b"]]
+    assert parsed(hf("token", "revoke", made["id"], "--json")) == {"revoked": True}
+    assert parsed(hf("token", "revoke", other.stdout.strip(), "--json")) == {"revoked": True}
+    assert parsed(hf("token", "revoke", made["id"], "--json")) == {"revoked": False}
+    hf("token", "create", "--allow", "queue:pat", code=2)
 
 
 # Doctor, backup, restore.

@@ -393,7 +393,7 @@ def test_removing_a_critical_field_is_critical(plane: Plane) -> None:
 def test_a_write_that_cannot_be_logged_is_refused_as_a_whole(
     plane: Plane, value: Any, session: str | None, how: str
 ) -> None:
-    """BUG: a BEST_EFFORT field that the session log refuses is refused after the CRITICAL one was committed, so its
+    """Once: a BEST_EFFORT field that the session log refuses is refused after the CRITICAL one was committed, so its
     caller is told that nothing was written, and tries again what has succeeded (Lesson 5).
     """
     fields = {"status": "open", "debug_trace": value}
@@ -537,7 +537,7 @@ def test_transactions_that_read_and_write_lose_no_increment(
 
 @pytest.mark.parametrize("how", ["transaction", "update"])
 def test_a_version_that_the_power_took_back_names_no_other_state(tmp_path: Path, how: str) -> None:
-    """BUG: transactions and updates read at IMPORTANT. A caller that outlives the database's power (one that is in
+    """Once: transactions and updates read at IMPORTANT. A caller that outlives the database's power (one that is in
     another process than it) has seen a version that is then given out again for another state, and its comparison
     with that version succeeds: what the other wrote is lost, at CRITICAL. `layers/entities.py` promises that a version
     names one state for ever.
@@ -793,7 +793,7 @@ def test_a_field_has_a_plain_name(plane: Plane, field: str) -> None:
 
 
 def test_a_best_effort_field_has_a_plain_name_too(plane: Plane) -> None:
-    """BUG: names of BEST_EFFORT fields are not looked at, and `debug_` with a space is logged."""
+    """Once broken: names of BEST_EFFORT fields are not looked at, and `debug_` with a space is logged."""
     refused_and_unwritten(plane, InvalidName, lambda: plane.entities.write("task", "1", {"debug_ two words": 1}))
 
 

@@ -139,7 +139,7 @@ def test_a_keepalive_lasts_as_long_as_the_acquire_and_never_shortens(plane: Plan
 
 
 def test_a_keepalive_of_nothing_is_refused(plane: Plane) -> None:
-    """BUG: `keepalive(0)` means the time of the acquire, where DESIGN section 6 refuses to extend by zero."""
+    """Once broken: `keepalive(0)` means the time of the acquire, where DESIGN section 6 refuses to extend by zero."""
     lease = plane.lease("deploy").acquire("ada", ttl_seconds=10)
     with pytest.raises(InvalidArgument, match="ttl_seconds"):
         lease.keepalive(0)
@@ -289,7 +289,7 @@ def test_waiting_for_one_lease_does_not_hold_up_another(plane: Plane, threads: T
 def test_a_holder_that_loses_its_lease_while_it_renews_waits_as_it_was_asked_to(
     plane: Plane, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG: whoever was seen as the holder, and is not any more when it renews, is refused without waiting."""
+    """Once broken: whoever was seen as the holder, and is not any more when it renews, is refused without waiting."""
     first = plane.lease("deploy").acquire("ada", ttl_seconds=600)
     waiter = threads.submit(plane.lease("deploy").acquire, "bob", ttl_seconds=600, wait_seconds=600)
     in_line(plane, 1)
@@ -388,7 +388,7 @@ async def test_a_task_renews_what_it_holds_while_others_wait(url: str, clock: Ma
 
 
 async def test_an_owner_that_gave_its_lease_back_stands_behind_those_who_wait(url: str, clock: ManualClock) -> None:
-    """BUG: whoever held a lease last passes the line as if it held it still, so a worker that takes short turns
+    """Once broken: whoever held a lease last passes the line as if it held it still, so a worker that takes short turns
     starves everybody else of them. DESIGN section 5: waiters are served first come, first served.
     """
     async with holdfast.open_async(url, clock=clock) as plane:

@@ -649,7 +649,7 @@ async def test_a_receive_that_is_cancelled_burns_no_attempts(url: str, clock: Ma
 async def test_a_receive_that_is_cancelled_while_it_fetches_a_blob_burns_no_attempts(
     url: str, clock: ManualClock
 ) -> None:
-    """BUG: `AsyncQueueStore.receive` fetches blobs behind the part that gives back: cancelled there, the message stays
+    """Once: `AsyncQueueStore.receive` fetches blobs behind the part that gives back: cancelled there, the message stays
     leased to nobody, and counts as a failure when its time is over (Lesson 33)."""
     async with holdfast.open_async(url, clock=clock) as plane:
         await plane.queue("jobs").put(bytes(BLOB))

@@ -169,6 +169,40 @@ def test_a_more_urgent_message_overtakes_what_was_read_ahead(database: Database)
     assert payloads(found) == [b"a", b"b", b"c", b"e", b"d"]
 
 
+def test_a_message_that_becomes_ready_among_those_read_ahead_is_not_passed_over(
+    database: Database, clock: ManualClock
+) -> None:
+    """It sorts behind the front, and before what is read ahead: passed over, it would be hidden for ever."""
+    ahead = Ahead()
+    put(database, b"a")
+    put(database, b"b", delay_seconds=5)
+    put(database, b"c", b"d")
+    found = lease(database, ahead=ahead)
+    clock.advance_ms(5_000)
+    found += [message for _ in range(4) for message in lease(database, ahead=ahead)]
+    assert payloads(found) == [b"a", b"b", b"c", b"d"]
+
+
+@pytest.mark.parametrize("how", ["lease", "purge", "outlive"])
+def test_what_was_read_ahead_and_taken_by_another_way_does_not_come(
+    database: Database, clock: ManualClock, how: str
+) -> None:
+    ahead = Ahead()
+    put(database, b"a")
+    put(database, b"b", ttl_seconds=5)
+    put(database, b"c")
+    lease(database, ahead=ahead)
+    if how == "lease":
+        assert payloads(lease(database)) == [b"b"]
+    elif how == "purge":
+        assert purge(database) == 2
+    else:
+        clock.advance_ms(5_000)
+    put(database, b"d")
+    found = [message for _ in range(4) for message in lease(database, ahead=ahead, visibility_ms=60_000)]
+    assert payloads(found) == ([b"d"] if how == "purge" else [b"c", b"d"])
+
+
 def test_a_delivery_that_was_not_committed_leaves_what_was_read_ahead_usable(database: Database) -> None:
     ahead = Ahead()
     put(database, *(bytes((number,)) for number in range(6)))
@@ -218,6 +252,29 @@ def test_a_message_whose_time_to_live_is_over_is_gone(database: Database, clock:
     assert lease(database, 10) == []
     assert counts(database) == {}
     assert left(database) == []
+
+
+def test_a_message_that_outlives_its_wait_behind_a_group_is_gone(database: Database, clock: ManualClock) -> None:
+    put(database, b"first", b"third", group="g", visibility_seconds=60)
+    put(database, b"second", group="g", ttl_seconds=5)
+    first = lease_one(database)
+    clock.advance_ms(5_000)
+    attend(database)
+    assert counts(database) == {"leased": 1, "blocked": 1}
+    ack(database, first)
+    ack(database, lease_one(database))
+    assert (counts(database), left(database)) == ({}, [])
+
+
+def test_a_message_is_not_delivered_after_its_time_although_nobody_has_noticed(
+    database: Database, clock: ManualClock
+) -> None:
+    """One look attends to a bounded number of moments, and there may be more."""
+    for ttl in (1, 2):
+        put(database, *[b""] * 64, ttl_seconds=ttl)
+    put(database, b"stays")
+    clock.advance_ms(2_000)
+    assert payloads(lease(database, 256)) == [b"stays"]
 
 
 def test_whoever_leases_a_message_may_finish_it_after_its_time_to_live(database: Database, clock: ManualClock) -> None:
@@ -477,10 +534,12 @@ def test_a_message_that_is_given_back_comes_again_after_its_delay(database: Data
     put(database, b"a", b"b")
     first, second = lease(database, 2)
     nack(database, second, error="boom")
-    nack(database, first, delay_seconds=5, error="bang")
+    nack(database, first, delay_seconds=0.5, error="bang")
     (again,) = lease(database, 2)
     assert (again.payload, again.failures, again.last_error) == (b"b", 1, "boom")
-    clock.advance_ms(5_000)
+    clock.advance_ms(499)
+    assert lease(database) == []
+    clock.advance_ms(1)
     assert payloads(lease(database)) == [b"a"]
     assert stats(database).failed_total == 2
 
@@ -551,6 +610,24 @@ def test_a_dead_letter_that_is_put_back_is_as_if_it_had_never_failed(database: D
     assert counts(database) == {"ready": 1}
     nack(database, lease_one(database))
     assert counts(database) == {"dead": 1}
+
+
+def test_a_dead_letter_that_is_put_back_lives_as_long_as_the_policy_says(
+    database: Database, clock: ManualClock
+) -> None:
+    put(database, b"a", b"b", ttl_seconds=60)
+    first, second = lease(database, 2)
+    reject(database, first)
+    database.transact(queues.redrive, JOBS)
+    reject(database, second)
+    set_policy(database, retention_seconds=5)
+    database.transact(queues.redrive, JOBS)
+    clock.advance_ms(5_000)
+    attend(database)
+    assert payloads(peek(database)) == [b"a"]
+    clock.advance_ms(1_209_600_000)
+    attend(database)
+    assert payloads(peek(database)) == [b"a"]
 
 
 def test_dead_letters_are_put_back_by_name_or_a_few_at_a_time(database: Database) -> None:
@@ -1262,7 +1339,6 @@ def test_a_schedule_that_is_not_understood_is_refused(database: Database, cron: 
 @pytest.mark.parametrize(("cron", "timezone"), [(5, "UTC"), (None, "UTC"), ("* * * * *", 5), ("* * * * *", None)])
 @pytest.mark.parametrize("backend", ["memory"])
 def test_a_schedule_that_is_no_text_is_refused(database: Database, cron: Any, timezone: Any) -> None:
-    """BUG: what is no text ends in an AttributeError or a TypeError."""
     with pytest.raises(InvalidArgument):
         schedule(database, cron, timezone=timezone)
 

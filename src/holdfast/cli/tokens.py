@@ -7,7 +7,6 @@ import click
 from holdfast.cli import planes, printing
 from holdfast.cli.commands import Noun
 from holdfast.cli.durations import SECONDS
-from holdfast.handles.sync.tokens import Tokens
 from holdfast.wire.tokens import TokenInfo
 
 _SHOWN: Final = ("id", "name", "universes", "verbs", "created_at", "expires_at", "revoked_at")
@@ -36,7 +35,7 @@ def create(*, name: str, universes: tuple[str, ...], verbs: str, ttl: float | No
     """Make a token and print it, for the only time."""
     place = planes.target()
     with planes.opened(place) as plane:
-        made = Tokens(plane._port).create(
+        made = plane.tokens.create(
             name, universes=universes or [place.universe], verbs=verbs, ttl_seconds=ttl, **limits
         )
     click.echo("Keep it now: nobody can read it again.", err=True)
@@ -49,7 +48,7 @@ def create(*, name: str, universes: tuple[str, ...], verbs: str, ttl: float | No
 def list_(after: str, limit: int) -> None:
     """All tokens, without their secrets."""
     with planes.opened() as plane:
-        found = Tokens(plane._port).page(after=after, limit=limit).tokens
+        found = plane.tokens.page(after=after, limit=limit).tokens
     printing.rows([_fields(each) for each in found], _SHOWN, nothing="There is no token yet.")
 
 
@@ -58,7 +57,7 @@ def list_(after: str, limit: int) -> None:
 def revoke(id: str) -> None:
     """Refuse a token from now on. ID may be the token itself."""
     with planes.opened() as plane:
-        revoked = Tokens(plane._port).revoke(id)
+        revoked = plane.tokens.revoke(id)
     printing.done("It is revoked" if revoked else "It could not be used any more", {"revoked": revoked})
 
 

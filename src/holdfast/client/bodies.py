@@ -1,163 +1,296 @@
-"""Bodies that are streamed: blobs in both directions, over HTTP, a few parts in memory at a time.
+"""Bodies that do not fit a frame: blobs in both directions and very long calls, over HTTP, a part in memory at a time.
 
-The connection is the standard library's, on a thread; the event loop hands parts over and takes them.
+The connection is the standard library's. A thread that calls uses it as it is; an event loop has it used on a thread. A
+download that breaks goes on where it was, because a blob never changes; what came is compared with its name.
 """
 
 import asyncio
+import hashlib
 import http.client
-import queue
 import ssl
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
-from typing import Any, Protocol
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.errors import HoldfastError, InvalidArgument, Unreachable
+from holdfast.client.answers import decoder_of, doubles
+from holdfast.client.reasons import told
+from holdfast.errors import CommitUnknown, HashMismatch, HoldfastError, InvalidValue, ShutdownDraining, Unreachable
 from holdfast.limits import BLOB_PART_BYTES
-from holdfast.wire.blobs import OpenBlob, WriteBlob
+from holdfast.wire.blobs import OpenBlob, Stored
 from holdfast.wire.problems import Problem, error_of
-from holdfast.wire.requests import Answer, Request, answer_type
 
-_TIMEOUT_SECONDS = 60.0
-_PARTS_AHEAD = 4
+_TIMEOUT_SECONDS_MAX: Final = 60.0
+_PAUSE_SECONDS: Final = 0.1
+_MSGPACK: Final = "application/msgpack"
+_BROKEN: Final = (OSError, http.client.HTTPException)
+
+Result = TypeVar("Result")
 
 
 class Server(Protocol):
-    """Where to, and as whom."""
+    """Where to, as whom, and for how long to try."""
 
     url: str
     token: str | None
     tls: ssl.SSLContext | None
+    patience_seconds: float
 
 
-def connect(server: Server) -> http.client.HTTPConnection:
+def connect(server: Server, *, timeout_seconds: float = _TIMEOUT_SECONDS_MAX) -> http.client.HTTPConnection:
     """A connection to a server."""
     parts = urlsplit(server.url)
+    timeout_seconds = min(timeout_seconds, max(server.patience_seconds, 1.0))
     if parts.scheme == "https":
         host, port = parts.hostname or "", parts.port
-        return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_SECONDS, context=server.tls)
-    return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS)
+        return http.client.HTTPSConnection(host, port, timeout=timeout_seconds, context=server.tls)
+    return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_seconds)
 
 
-def headers(server: Server, universe: str) -> dict[str, str]:
-    """What every request says of itself."""
-    said = {"Accept": "application/json", "X-Holdfast-Universe": universe}
+def path(server: Server, rest: str) -> str:
+    """Where something is on a server, which may itself be behind a prefix."""
+    return urlsplit(server.url).path + rest
+
+
+def headers(server: Server, **others: str) -> dict[str, str]:
+    """What every request says of itself; underscores in names are dashes."""
+    said = {name.replace("_", "-"): value for name, value in others.items()}
     if server.token:
         said["Authorization"] = f"Bearer {server.token}"
     return said
 
 
-async def send_body(server: Server, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:
-    """The answer to a blob that is streamed to the server.
+# Up.
+
+
+def put(server: Server, universe: str, data: bytes) -> Stored:
+    """Store bytes that are at hand; sent again if the connection breaks, which stores them once."""
+    pieces = range(0, len(data), BLOB_PART_BYTES)
+    return _patiently(server, lambda: _upload(server, universe, (data[at : at + BLOB_PART_BYTES] for at in pieces)))
+
+
+def send(server: Server, universe: str, chunks: Iterable[bytes]) -> Stored:
+    """Store a stream.
 
     Raises:
-        Unreachable: the connection broke; nothing was stored under its name.
+        Unreachable: the connection broke; nothing was stored, and only the caller can begin the stream again.
     """
-    if not isinstance(request, WriteBlob):
-        raise InvalidArgument(f"{type(request).__name__} has no body to send")
-    parts: queue.Queue[bytes | None] = queue.Queue(_PARTS_AHEAD)
+    try:
+        return _upload(server, universe, _pieces(chunks))
+    except _BROKEN as error:
+        raise Unreachable(f"{server.url} broke the connection ({error}); send the blob again") from error
+
+
+async def send_async(
+    server: Server, universe: str, chunks: AsyncIterable[bytes], threads: ThreadPoolExecutor
+) -> Stored:
+    """`send` for an event loop: a thread pulls the chunks out of it, so only one is in memory."""
+    loop = asyncio.get_running_loop()
+    chunks_left = aiter(chunks)
+    pulling: Future[bytes | None] | None = None
     stopped = False
 
-    def each() -> Iterator[bytes]:
-        while (part := parts.get()) is not None:
-            if stopped:
-                raise OSError("the body ended early")
-            yield part
+    def pulled() -> Iterator[bytes]:
+        nonlocal pulling
+        while not stopped:
+            pulling = asyncio.run_coroutine_threadsafe(_next(chunks_left), loop)
+            try:
+                chunk = pulling.result()
+            except CancelledError:
+                break
+            if chunk is None:
+                return
+            yield chunk
+        raise OSError("the caller has gone")  # Cuts the body short, so that nothing is stored.
 
-    uploading = asyncio.create_task(asyncio.to_thread(_upload, server, request.universe, each()))
     try:
-        async for chunk in chunks:
-            for start in range(0, len(chunk), BLOB_PART_BYTES):
-                await _put(parts, chunk[start : start + BLOB_PART_BYTES], uploading)
-    except BaseException:
+        return await loop.run_in_executor(threads, send, server, universe, pulled())
+    finally:
         stopped = True
-        parts.put_nowait(b"") if not parts.full() else None
-        raise
-    finally:
-        await _put(parts, None, uploading)
-    data = await uploading
-    answer: Answer = msgspec.json.decode(data, type=answer_type(type(request)))
-    return answer
+        if pulling is not None:
+            pulling.cancel()
 
 
-async def receive_body(server: Server, request: Request[Any]) -> AsyncIterator[bytes]:
-    """The parts of a blob.
-
-    Raises:
-        BlobNotFound: nobody has stored it.
-    """
-    if not isinstance(request, OpenBlob):
-        raise InvalidArgument(f"{type(request).__name__} has no body to receive")
-    response = await asyncio.to_thread(_download, server, request)
-    return _parts(response)
+async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
+    """The next chunk; None at the end. The end of an iterator cannot be told to another thread as it is."""
+    async for chunk in chunks:
+        return chunk
+    return None
 
 
-async def _parts(response: http.client.HTTPResponse) -> AsyncIterator[bytes]:
-    try:
-        while part := await asyncio.to_thread(_read, response):
-            yield part
-    finally:
-        response.close()
+def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    for chunk in chunks:
+        if not isinstance(chunk, bytes):
+            raise InvalidValue(f"A blob is streamed in bytes, not {type(chunk).__name__}; encode it first")
+        for at in range(0, len(chunk), BLOB_PART_BYTES):
+            yield chunk[at : at + BLOB_PART_BYTES]
 
 
-async def _put(parts: "queue.Queue[bytes | None]", part: bytes | None, uploading: "asyncio.Task[bytes]") -> None:
-    while not uploading.done():
-        try:
-            parts.put_nowait(part)
-        except queue.Full:
-            await asyncio.sleep(0.002)
-        else:
-            return
-
-
-def _upload(server: Server, universe: str, chunks: Iterator[bytes]) -> bytes:
+def _upload(server: Server, universe: str, pieces: Iterator[bytes]) -> Stored:
+    said = headers(server, X_Holdfast_Universe=universe, Content_Type="application/octet-stream")
     connection = connect(server)
     try:
-        connection.request(
-            "POST",
-            f"{urlsplit(server.url).path}/v1/blobs",
-            body=chunks,
-            headers=headers(server, universe) | {"Content-Type": "application/octet-stream"},
-            encode_chunked=True,
-        )
+        with suppress(BrokenPipeError):  # The server may have said why before it hung up.
+            connection.request("POST", path(server, "/v1/blobs"), pieces, said, encode_chunked=True)
         response = connection.getresponse()
         data = response.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"{server.url} broke the connection ({error}); send the blob again") from error
     finally:
         connection.close()
     if response.status >= http.client.BAD_REQUEST:
         raise _problem(data)
-    return data
+    return msgspec.json.decode(data, type=Stored)
 
 
-def _download(server: Server, request: OpenBlob) -> http.client.HTTPResponse:
-    connection = connect(server)
-    try:
-        connection.request(
-            "GET",
-            f"{urlsplit(server.url).path}/v1/blobs/{request.hash}",
-            headers=headers(server, request.universe) | {"Accept": "*/*"},
-        )
-        response = connection.getresponse()
-        if response.status >= http.client.BAD_REQUEST:
-            raise _problem(response.read())
-    except (OSError, http.client.HTTPException) as error:
-        connection.close()
-        raise Unreachable(f"{server.url} does not answer ({error}); try again") from error
-    return response
+# Down.
 
 
-def _read(response: http.client.HTTPResponse) -> bytes:
-    try:
-        return response.read(BLOB_PART_BYTES)
-    except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"The connection broke in the middle of a blob ({error}); open it again") from error
+class Download:
+    """The parts of a blob, one after the other."""
+
+    def __init__(self, server: Server, request: OpenBlob) -> None:
+        """Raises BlobNotFound if nobody has stored it."""
+        self._server = server
+        self._request = request
+        self._sha = hashlib.sha256()
+        self._place = 0
+        self._size: int | None = None
+        self._response: http.client.HTTPResponse | None = _patiently(server, self._open)
+
+    def read(self) -> bytes:
+        """The next part; nothing at the end.
+
+        Raises:
+            HashMismatch: what came is not what was stored.
+            Unreachable: the connection broke, and no other one could be had.
+        """
+        if self._response is None:
+            return b""
+        part = _patiently(self._server, self._part)
+        self._sha.update(part)
+        self._place += len(part)
+        if not part:
+            self.close()
+            if self._sha.hexdigest() != self._request.hash.lower():
+                raise HashMismatch(f"What came as blob {self._request.hash} has another hash; it is damaged")
+        return part
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._response is not None:
+            self._response.close()
+            self._response = None
+
+    def _part(self) -> bytes:
+        if self._response is None:
+            self._response = self._open()
+        try:
+            part = self._response.read(BLOB_PART_BYTES)
+            if not part and self._size is not None and self._place < self._size:
+                raise http.client.IncompleteRead(part, self._size - self._place)
+        except BaseException:
+            self.close()
+            raise
+        return part
+
+    def _open(self) -> http.client.HTTPResponse:
+        """The response that has the rest of the blob."""
+        said = headers(self._server, X_Holdfast_Universe=self._request.universe, Accept="*/*")
+        if self._place:
+            said["Range"] = f"bytes={self._place}-"
+        connection = connect(self._server)
+        try:
+            connection.request("GET", path(self._server, f"/v1/blobs/{self._request.hash}"), headers=said)
+            response = connection.getresponse()
+            if response.status >= http.client.BAD_REQUEST:
+                raise _problem(response.read())
+        except BaseException:
+            connection.close()
+            raise
+        if self._size is None and response.length is not None:
+            self._size = response.length
+        return response
+
+
+def receive(server: Server, request: OpenBlob) -> Iterator[bytes]:
+    """The parts of a blob. Asking for it is done at once, so that what is wrong is said here."""
+    download = Download(server, request)
+
+    def parts() -> Iterator[bytes]:
+        try:
+            while part := download.read():
+                yield part
+        finally:
+            download.close()
+
+    return parts()
+
+
+async def receive_async(server: Server, request: OpenBlob) -> AsyncIterator[bytes]:
+    """`receive` for an event loop."""
+    download = await asyncio.to_thread(Download, server, request)
+
+    async def parts() -> AsyncIterator[bytes]:
+        try:
+            while part := await asyncio.to_thread(download.read):
+                yield part
+        finally:
+            download.close()
+
+    return parts()
+
+
+# Calls.
+
+
+def post(server: Server, request: Any, key: str | None) -> Any:
+    """The answer to a call that does not fit a frame."""
+    body = msgspec.msgpack.encode(request)
+    said = headers(server, Content_Type=_MSGPACK, Accept=_MSGPACK)
+    if key is not None:
+        said["Idempotency-Key"] = key
+
+    def once() -> Any:
+        connection = connect(server)
+        try:
+            connection.connect()
+            try:
+                connection.request("POST", path(server, "/v1/call"), body, said)
+                response = connection.getresponse()
+                data = response.read()
+            except _BROKEN as error:
+                if doubles(request):
+                    raise CommitUnknown(f"The answer was lost ({error}); look before you do it again") from error
+                raise
+        finally:
+            connection.close()
+        if response.status != http.client.OK:
+            raise _problem(data)
+        return decoder_of(request)(data)
+
+    return _patiently(server, once)
+
+
+def _patiently(server: Server, work: Callable[[], Result]) -> Result:
+    """Try again for as long as the client is patient."""
+    deadline = time.monotonic() + server.patience_seconds
+    while True:
+        try:
+            return work()
+        except (*_BROKEN, ShutdownDraining) as error:
+            if time.monotonic() > deadline:
+                raise told(server.url, error) from error
+        time.sleep(_PAUSE_SECONDS)
 
 
 def _problem(data: bytes) -> HoldfastError:
-    try:
-        return error_of(msgspec.json.decode(data, type=Problem))
-    except msgspec.MsgspecError:
-        return Unreachable(f"The server answered {data[:80]!r}, which is no answer of Holdfast; check the URL")
+    """The problem in an answer, in whichever of both forms."""
+    for decode in (msgspec.json.decode, msgspec.msgpack.decode):
+        try:
+            return error_of(decode(data, type=Problem))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+    return Unreachable(f"The server answered {data[:80]!r}, which is no answer of Holdfast; check the URL")

@@ -4,14 +4,17 @@
                                                             replies ──► whoever waits for each
 
 A connection that breaks is made again, with pauses that double up to a few seconds. Calls that were not answered are
-sent again: one that writes has a key, so that it happens once even if only its answer was lost.
+sent again: one that writes has a key, so that it happens once even if only its answer was lost. A call fails when there
+was no server for as long as the client is patient.
+
+Whoever is cancelled while a call is under way will not hear its answer. What such a call has leased is given back.
 """
 
 import asyncio
 import random
 import ssl
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from itertools import count
 from typing import Any, Final
@@ -20,36 +23,91 @@ import msgspec
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
-from holdfast.errors import Closed, HoldfastError, NotAllowed, Unreachable
+from holdfast.client.answers import decoder_of, doubles, undo_of
+from holdfast.client.reasons import told
+from holdfast.errors import (
+    Closed,
+    CommitUnknown,
+    HoldfastError,
+    InvalidArgument,
+    NotAllowed,
+    ShutdownDraining,
+    Unreachable,
+    Unsupported,
+)
 from holdfast.limits import CALLS_MAX, CONNECT_PAUSE_MS_MAX, FRAME_BYTES_MAX
-from holdfast.wire.frames import PROTOCOL, AnyRequest, Call, Hello, decode_hello, decode_replies, encode
+from holdfast.wire.frames import (
+    PROTOCOL,
+    AnyRequest,
+    Call,
+    Hello,
+    ReplyOnTheWay,
+    decode_calls,
+    decode_hello,
+    decode_replies,
+    encode,
+)
 from holdfast.wire.problems import error_of
-from holdfast.wire.requests import answer_type
 
 _REFUSED: Final = (401, 403)
+_NOT_UNDERSTOOD: Final = (1002, 1007, 1009)  # The close codes of a server that could make nothing of a frame.
 _FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # Where a frame is full, and the next one begins.
-_decoders: dict[Any, Callable[[Any], Any]] = {}
+_CALL_BYTES_MAX: Final = FRAME_BYTES_MAX - 64  # A frame of one call has a few bytes more than the call.
+_OPEN_SECONDS_MAX: Final = 10.0
+_PING_SECONDS_MAX: Final = 20.0
+_FLEETING_SECONDS: Final = 2.0  # A connection that ended sooner and brought no answer is as good as none.
+_LOOK_SECONDS_MAX: Final = 0.25  # How often calls that wait for a server are looked at.
+_GIVE_BACK_SECONDS: Final = 1.0  # How long `close` waits for leases that are on their way back.
+
+
+class TooLong(Exception):
+    """The call does not fit a frame."""
 
 
 class Pending:
     """A call that waits for its answer."""
 
-    __slots__ = ("call", "decode", "future", "sent")
+    __slots__ = ("abandoned", "data", "decode", "future", "key", "number", "request", "sent", "since")
 
-    def __init__(self, call: Call, decode: Callable[[Any], Any], future: "asyncio.Future[Any]") -> None:
-        self.call = call
-        self.decode = decode
-        self.future = future
+    def __init__(self, number: int, request: AnyRequest, key: str | None, loop: asyncio.AbstractEventLoop) -> None:
+        self.number = number
+        self.request = request
+        self.key = key
+        self.data = _encoded(Call(number, request, key))
+        self.decode: Callable[[Any], Any] = decoder_of(request)
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.since = loop.time()
         self.sent = False
+        self.abandoned = False
+
+    def fail(self, error: HoldfastError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def mark_again(self) -> None:
+        """It may have been carried out: let the server look before it does so again."""
+        self.data = encode(Call(self.number, self.request, self.key, True))
 
 
 class Connection:
     """A stream that is made again when it breaks. Belongs to one event loop."""
 
     def __init__(self, url: str, *, token: str | None, tls: ssl.SSLContext | None, patience_seconds: float) -> None:
-        self._url = url.replace("http", "ws", 1).rstrip("/") + "/v1/stream"
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._tls = tls
+        self._url = url.replace("http", "ws", 1) + "/v1/stream"
+        ping_seconds = min(_PING_SECONDS_MAX, max(patience_seconds / 2, 1.0))
+        self._options: dict[str, Any] = {
+            "additional_headers": {"Authorization": f"Bearer {token}"} if token else {},
+            "compression": None,
+            "max_size": None,
+            "max_queue": 64,
+            "open_timeout": _OPEN_SECONDS_MAX,
+            "close_timeout": 1.0,
+            "ping_interval": ping_seconds,
+            "ping_timeout": ping_seconds,
+            "proxy": None,
+        }
+        if tls is not None:
+            self._options["ssl"] = tls
         self._patience_seconds = patience_seconds
         self._session = uuid.uuid4().hex
         self._numbers = count()
@@ -58,46 +116,60 @@ class Connection:
         self._socket: ClientConnection | None = None
         self._runner: asyncio.Task[None] | None = None
         self._flushing = False
-        self._connected = asyncio.Event()
         self._error: HoldfastError | None = None
         self._jitter = random.Random()
-        self._room = asyncio.Semaphore(CALLS_MAX // 2)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._giving_back: set[asyncio.Task[None]] = set()
+        # Together they are fewer than the server takes, and calls that wait there never hold up the others.
+        self._room = asyncio.Semaphore(CALLS_MAX // 2 - 1)
+        self._waiting_room = asyncio.Semaphore(CALLS_MAX // 2)
+        self._gone_since = 0.0
+        self._reason: BaseException | None = None
+        self._up_since: float | None = None
+        self._heard = False
 
     async def call(self, request: AnyRequest, *, key: str | None) -> Any:
         """The answer to `request`.
 
         Raises:
-            Unreachable: the server did not answer for as long as the client is patient.
+            Unreachable: there was no server for as long as the client is patient.
+            CommitUnknown: the answer was lost, and asking again could do it twice.
+            TooLong: it does not fit a frame; nothing was sent.
         """
-        if self._error is not None:
-            raise self._error
-        if self._runner is None:
-            self._runner = asyncio.get_running_loop().create_task(self._run())
-        kind = answer_type(type(request))
-        decode = _decoders.get(kind)
-        if decode is None:
-            decode = _decoders[kind] = msgspec.msgpack.Decoder(kind).decode
-        number = next(self._numbers)
-        future = asyncio.get_running_loop().create_future()
-        pending = Pending(Call(number, request, key), decode, future)
-        async with self._room:
-            self._pending[number] = pending
+        loop = asyncio.get_running_loop()
+        async with self._waiting_room if getattr(request, "wait_seconds", 0) else self._room:
+            if self._error is not None:
+                raise self._error
+            pending = Pending(next(self._numbers), request, key, loop)
+            if self._runner is None:
+                self._gone_since = loop.time()
+                self._runner = loop.create_task(self._run())
+            self._pending[pending.number] = pending
             self._outbox.append(pending)
             if not self._flushing and self._socket is not None:
                 self._flushing = True
-                asyncio.get_running_loop().call_soon(self._flush)
+                loop.call_soon(self._flush)
             try:
-                return await future
+                return await pending.future
+            except asyncio.CancelledError:
+                await self._abandon(pending)
+                raise
             finally:
-                self._pending.pop(number, None)
+                if not pending.abandoned:
+                    self._pending.pop(pending.number, None)
 
     async def close(self) -> None:
-        self._error = Closed("The plane was closed; connect again")
-        if self._runner is not None:
-            self._runner.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._runner
+        """End the connection. Calls that are under way fail; what is being given back is given back first."""
+        self._error = self._error or Closed("The plane was closed; connect again")
+        if self._giving_back:
+            await asyncio.wait(self._giving_back, timeout=_GIVE_BACK_SECONDS)
+        for task in (self._runner, *self._tasks, *self._giving_back):
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(*filter(None, (self._runner, *self._tasks, *self._giving_back)), return_exceptions=True)
         self._fail(self._error)
+
+    # Sending.
 
     def _flush(self) -> None:
         self._flushing = False
@@ -105,100 +177,198 @@ class Connection:
         if socket is None or not self._outbox:
             return
         outbox, self._outbox = self._outbox, []
-        asyncio.get_running_loop().create_task(self._send(socket, outbox))
+        self._spawn(self._send(socket, outbox), self._tasks)
 
     async def _send(self, socket: ClientConnection, outbox: list[Pending]) -> None:
-        batch: list[Call] = []
+        frame: list[msgspec.Raw] = []
         size = 0
-        with suppress(websockets.ConnectionClosed):  # Whoever reads notices, and it is sent again.
+        try:
             for pending in outbox:
+                if pending.future.done():
+                    continue  # Whoever asked has gone before it was sent.
+                if frame and size + len(pending.data) > _FRAME_BYTES:
+                    await socket.send(encode(frame))
+                    frame, size = [], 0
                 pending.sent = True
-                batch.append(pending.call)
-                size += _size(pending.call)
-                if size > _FRAME_BYTES:
-                    await socket.send(encode(batch))
-                    batch, size = [], 0
-            if batch:
-                await socket.send(encode(batch))
+                frame.append(msgspec.Raw(pending.data))
+                size += len(pending.data)
+            if frame:
+                await socket.send(encode(frame))
+        except websockets.ConnectionClosed:
+            pass  # Whoever reads notices, and it is sent again.
+
+    # The connection.
 
     async def _run(self) -> None:
-        """Keep a connection up for as long as the client is patient with a server that does not answer."""
+        """Keep a connection up, for ever."""
         loop = asyncio.get_running_loop()
-        failures, since = 0, loop.time()
-        reason: Exception | None = None
-        while True:
-            try:
-                async with connect(
-                    self._url,
-                    additional_headers=self._headers,
-                    ssl=self._tls,
-                    compression=None,
-                    max_size=None,
-                    max_queue=64,
-                    open_timeout=10,
-                    ping_interval=20,
-                    proxy=None,
-                ) as socket:
-                    await socket.send(encode(Hello(PROTOCOL, self._session)))
-                    decode_hello(_bytes(await socket.recv()))
-                    failures, since = 0, loop.time()
-                    self._resume(socket)
-                    while True:
-                        self._deliver(_bytes(await socket.recv()))
-            except websockets.InvalidStatus as error:
-                if error.response.status_code in _REFUSED:
-                    self._fail(NotAllowed("The server refused the token; create one with: holdfast token create"))
-                    return
-                reason = error
-            except (OSError, websockets.WebSocketException, msgspec.MsgspecError, TimeoutError) as error:
-                reason = error
-            self._socket = None
-            failures += 1
-            if loop.time() - since > self._patience_seconds:
-                self._fail(
-                    Unreachable(f"{self._url} does not answer ({reason}); check that `holdfast serve` runs there")
-                )
-                since = loop.time()
-            await asyncio.sleep(self._jitter.random() * min(50 * 2 ** min(failures, 8), CONNECT_PAUSE_MS_MAX) / 1_000)
+        failures = 0
+        looking = loop.create_task(self._look())
+        try:
+            while True:
+                self._heard, self._up_since = False, None
+                try:
+                    await self._stream()
+                except websockets.InvalidStatus as error:
+                    if error.response.status_code in _REFUSED:
+                        self._fail(NotAllowed("The server refused the token; create one with: holdfast token create"))
+                        return
+                    self._reason = error
+                except websockets.ConnectionClosed as error:
+                    self._reason = error
+                    if error.rcvd is not None and error.rcvd.code in _NOT_UNDERSTOOD:
+                        self._sift(error.rcvd.reason)
+                except Exception as error:  # Whatever it is, whoever waits must not wait for ever.
+                    self._reason = error
+                self._socket = None
+                if self._heard or (self._up_since is not None and loop.time() - self._up_since > _FLEETING_SECONDS):
+                    failures, self._gone_since = 0, loop.time()
+                failures += 1
+                pause_ms = min(50 * 2 ** min(failures, 8), CONNECT_PAUSE_MS_MAX)
+                await asyncio.sleep(self._jitter.random() * pause_ms / 1_000)
+        finally:
+            looking.cancel()
+
+    async def _stream(self) -> None:
+        """One connection, from its hello to its end."""
+        async with connect(self._url, **self._options) as socket:
+            async with asyncio.timeout(_OPEN_SECONDS_MAX):
+                await socket.send(encode(Hello(PROTOCOL, self._session)))
+                hello = decode_hello(_bytes(await socket.recv()))
+            if hello.protocol != PROTOCOL:
+                raise Unsupported(f"The server speaks protocol {hello.protocol} and this client {PROTOCOL}; upgrade")
+            self._resume(socket)
+            while True:
+                replies = decode_replies(_bytes(await socket.recv()))
+                self._heard = True
+                for reply in replies:
+                    self._deliver(reply)
 
     def _resume(self, socket: ClientConnection) -> None:
         """Send what waits: new calls, and again those whose answers were lost with the last connection."""
         self._socket = socket
-        waiting = sorted(self._pending.items())
+        self._up_since = asyncio.get_running_loop().time()
         self._outbox = []
-        for number, pending in waiting:
-            if pending.sent:
-                pending.call = Call(number, pending.call.request, pending.call.key, True)
-            self._outbox.append(pending)
+        for _, pending in sorted(self._pending.items()):
+            if pending.abandoned:
+                pending.fail(Unreachable("The connection broke, and what waited there was cancelled with it"))
+            elif pending.sent and doubles(pending.request):
+                pending.fail(_unknown(pending.request))
+            else:
+                if pending.sent:
+                    pending.mark_again()
+                self._outbox.append(pending)
         self._flush()
 
-    def _deliver(self, data: bytes) -> None:
-        for reply in decode_replies(data):
-            pending = self._pending.get(reply.number)
-            if pending is None or pending.future.done():
-                continue  # Whoever asked has gone.
-            if reply.problem is not None:
-                pending.future.set_exception(error_of(reply.problem))
-            else:
+    def _deliver(self, reply: ReplyOnTheWay) -> None:
+        pending = self._pending.get(reply.number)
+        if pending is None or pending.future.done():
+            return  # Whoever asked has gone.
+        if reply.problem is None:
+            try:
                 pending.future.set_result(pending.decode(reply.answer))
+            except (msgspec.MsgspecError, ValueError) as wrong:
+                pending.fail(Unsupported(f"This client does not understand the answer ({wrong}); upgrade it"))
+            return
+        error = error_of(reply.problem)
+        if isinstance(error, ShutdownDraining) and not pending.abandoned:
+            # It was not begun. The server closes the connection soon, and the next one carries it.
+            pending.sent = False
+            asyncio.get_running_loop().call_later(self._patience_seconds, pending.fail, error)
+        else:
+            pending.fail(error)
+
+    # What goes wrong.
+
+    async def _look(self) -> None:
+        """Fail the calls for which there was no server for too long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(_LOOK_SECONDS_MAX, max(self._patience_seconds / 4, 0.01)))
+            if self._socket is None:
+                latest = loop.time() - self._patience_seconds
+                for pending in list(self._pending.values()):
+                    if max(pending.since, self._gone_since) <= latest:
+                        pending.fail(told(self._url, self._reason))
+
+    def _sift(self, reason: str) -> None:
+        """The server could make nothing of a frame: find the call that was wrong, or it would be sent for ever."""
+        sent = [pending for pending in self._pending.values() if pending.sent]
+        wrong = [(pending, error) for pending in sent if (error := _wrong_with(pending.data)) is not None]
+        for pending, error in wrong:
+            pending.fail(InvalidArgument(f"{type(pending.request).__name__} cannot be sent: {error}"))
+        if not wrong:
+            for pending in sent:
+                pending.fail(
+                    Unsupported(f"The server did not understand a call ({reason}); use the same version there")
+                )
 
     def _fail(self, error: HoldfastError) -> None:
-        if isinstance(error, NotAllowed | Closed):
-            self._error = error
+        """Fail every call, and every one to come."""
+        self._error = error
         for pending in list(self._pending.values()):
-            if not pending.future.done():
-                pending.future.set_exception(error)
+            pending.fail(error)
         self._outbox.clear()
 
+    # Calls whose callers have gone.
 
-def _size(call: Call) -> int:
-    """About how many bytes a call takes: only large bodies matter."""
-    request: Any = call.request
-    messages = getattr(request, "messages", None)
-    if messages is not None:
-        return 256 + sum(len(message.payload) for message in messages)
-    data = getattr(request, "data", None)
-    return 256 + (len(data) if isinstance(data, bytes) else 0)
+    async def _abandon(self, pending: Pending) -> None:
+        """Give back what a call has leased whose caller was cancelled; wait for it if that will not take long."""
+        undo = undo_of(pending.request)
+        if undo is None or not pending.sent or self._error is not None:
+            return
+        if pending.future.cancelled():
+            pending.abandoned = True
+            pending.future = asyncio.get_running_loop().create_future()
+        giving_back = self._spawn(self._give_back(pending, undo), self._tasks)
+        if not getattr(pending.request, "wait_seconds", 0):
+            await asyncio.wait({giving_back}, timeout=_GIVE_BACK_SECONDS)
+
+    async def _give_back(self, pending: Pending, undo: Callable[[Any], AnyRequest | None]) -> None:
+        try:
+            request = undo(await pending.future)
+            if request is not None:
+                returning = self._spawn(self._quietly(request), self._giving_back)
+                await asyncio.wait({returning})
+        except HoldfastError:
+            pass  # It leased nothing, or the server has taken it back by itself.
+        finally:
+            self._pending.pop(pending.number, None)
+
+    async def _quietly(self, request: AnyRequest) -> None:
+        with suppress(HoldfastError):  # Then its lease ends by itself.
+            await self.call(request, key=uuid.uuid4().hex)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], among: "set[asyncio.Task[None]]") -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work)
+        among.add(task)  # An event loop keeps only weak references to its tasks.
+        task.add_done_callback(among.discard)
+        return task
+
+
+def _encoded(call: Call) -> bytes:
+    try:
+        data = encode(call)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidArgument(f"{type(call.request).__name__} cannot be sent: {error}") from error
+    if len(data) > _CALL_BYTES_MAX:
+        raise TooLong
+    return data
+
+
+def _wrong_with(data: bytes) -> Exception | None:
+    try:
+        decode_calls(encode([msgspec.Raw(data)]))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return error
+    return None
+
+
+def _unknown(request: AnyRequest) -> CommitUnknown:
+    return CommitUnknown(
+        f"The answer to {type(request).__name__} was lost with the connection; look whether it happened before you "
+        "do it again"
+    )
 
 
 def _bytes(data: "str | bytes") -> bytes:

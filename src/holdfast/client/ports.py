@@ -1,27 +1,30 @@
 """The ports of a plane in another process: the same requests, carried by a stream."""
 
 import asyncio
+import os
 import ssl
 import threading
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from typing import Any, TypeVar
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import Any, Final, TypeVar, get_args
+from urllib.parse import urlsplit
 
-from holdfast.client.bodies import receive_body, send_body
-from holdfast.client.connection import Connection
+from holdfast.client import bodies
+from holdfast.client.answers import is_harmless
+from holdfast.client.connection import Connection, TooLong
 from holdfast.client.keeper import RemoteKeeper
-from holdfast.errors import NotEmbedded
+from holdfast.errors import Closed, InvalidArgument, InvalidUrl, InvalidValue, NotEmbedded
 from holdfast.tiers import Tier
 from holdfast.wire.blobs import Body, GetBlob, OpenBlob, PutBlob, WriteBlob
+from holdfast.wire.frames import AnyRequest
 from holdfast.wire.requests import Answer, Request
 
 Result = TypeVar("Result")
 
-# These change nothing that could be doubled: sending them again needs no key.
-_HARMLESS = ("Get", "List", "Read", "Describe", "Scan", "Peek", "Find", "Check", "Log", "Receive", "Acquire", "Open")
-
-
-_FRAME_DATA_BYTES_MAX = 262_144  # A larger blob goes by itself, and does not hold up other calls.
+_REQUESTS: Final = frozenset(get_args(AnyRequest))
+_FRAME_DATA_BYTES_MAX: Final = 262_144  # A larger blob goes by itself, and does not hold up other calls.
+_UPLOADS_MAX: Final = 16  # Uploads wait for their chunks, so they have threads that nobody else waits for.
 
 
 class AsyncRemotePort:
@@ -30,40 +33,43 @@ class AsyncRemotePort:
     def __init__(
         self, url: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, patience_seconds: float = 30.0
     ) -> None:
-        self.url = url.rstrip("/")
+        """Raises InvalidUrl if nothing can be at `url`. Whether something is there shows with the first call."""
+        self.url = _checked(url)
         self.token = token
         self.tls = tls
+        self.patience_seconds = patience_seconds
         self.keeper = RemoteKeeper(self)
-        self._patience_seconds = patience_seconds
         self._connection: Connection | None = None
+        self._uploads = ThreadPoolExecutor(_UPLOADS_MAX, "holdfast-upload")
+        self._closed = False
 
     async def call(self, request: Request[Answer]) -> Answer:
-        connection = self._connection
-        if connection is None:
-            connection = self._connection = Connection(
-                self.url, token=self.token, tls=self.tls, patience_seconds=self._patience_seconds
-            )
-        key = None if type(request).__name__.startswith(_HARMLESS) else uuid.uuid4().hex
-        answer: Any
-        if isinstance(request, GetBlob):
-            answer = await self._get(request)
-        elif isinstance(request, PutBlob) and len(request.data) > _FRAME_DATA_BYTES_MAX:
-            answer = await send_body(self, WriteBlob(request.universe), _single(request.data))
-        else:
-            answer = await connection.call(request, key=key)  # type: ignore[arg-type]
-        found: Answer = answer
-        return found
+        if isinstance(request, GetBlob | PutBlob) and not _fits(request):
+            return await asyncio.to_thread(self.carry, request)
+        if type(request) not in _REQUESTS:
+            raise NotEmbedded(f"{type(request).__name__} goes to the key space itself, which no server lets anybody do")
+        key = None if is_harmless(request) else uuid.uuid4().hex
+        try:
+            answer: Answer = await self._connected().call(request, key=key)  # type: ignore[arg-type]
+        except TooLong:
+            answer = await asyncio.to_thread(bodies.post, self, request, key)
+        return answer
+
+    def carry(self, request: GetBlob | PutBlob) -> Any:
+        """A blob that goes by itself, while the caller's thread waits."""
+        self._check_open()
+        if isinstance(request, PutBlob):
+            return bodies.put(self, request.universe, request.data)
+        return Body(b"".join(bodies.receive(self, OpenBlob(request.hash, request.universe))))
 
     async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:
-        return await send_body(self, request, chunks)
+        self._check_open()
+        answer: Any = await bodies.send_async(self, _written(request).universe, chunks, self._uploads)
+        return answer  # type: ignore[no-any-return]
 
     async def receive(self, request: Request[Answer]) -> AsyncIterator[bytes]:
-        return await receive_body(self, request)
-
-    async def _get(self, request: GetBlob) -> Body:
-        """A blob, whole. It is streamed all the same, so that a large one does not hold up other calls."""
-        stream = await receive_body(self, OpenBlob(request.hash, request.universe))
-        return Body(b"".join([part async for part in stream]))
+        self._check_open()
+        return await bodies.receive_async(self, _opened(request))
 
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
         del work, args, tier, kwargs
@@ -74,61 +80,136 @@ class AsyncRemotePort:
         raise _not_embedded()
 
     async def close(self) -> None:
-        self.keeper.close()
+        self._closed = True
         if self._connection is not None:
             await self._connection.close()
+        await asyncio.to_thread(self.keeper.close)
+        self._uploads.shutdown(wait=False)
+
+    def _connected(self) -> Connection:
+        self._check_open()
+        if self._connection is None:
+            self._connection = Connection(
+                self.url, token=self.token, tls=self.tls, patience_seconds=self.patience_seconds
+            )
+        return self._connection
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _closed()
 
 
 class RemotePort:
     """Carries requests to a server while the caller's thread waits; a thread of its own runs the event loop."""
 
     def __init__(self, url: str, **options: Any) -> None:
+        self._port = AsyncRemotePort(url, **options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-client", daemon=True)
         self._thread.start()
-        self._port = AsyncRemotePort(url, **options)
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._closed = False
         self.url = self._port.url
         self.keeper = self._port.keeper
         self.execute = self._port.execute
 
     def call(self, request: Request[Answer]) -> Answer:
+        if isinstance(request, GetBlob | PutBlob) and not _fits(request):
+            answer: Any = self._port.carry(request)
+            return answer  # type: ignore[no-any-return]
         return self._wait(self._port.call(request))
 
     def send(self, request: Request[Answer], chunks: Iterable[bytes]) -> Answer:
-        async def each() -> AsyncIterator[bytes]:
-            for chunk in chunks:
-                yield chunk
-
-        return self._wait(self._port.send(request, each()))
+        # On the caller's own thread: its chunks may take long, or come from this very plane.
+        self._check_open()
+        answer: Any = bodies.send(self._port, _written(request).universe, chunks)
+        return answer  # type: ignore[no-any-return]
 
     def receive(self, request: Request[Answer]) -> Iterator[bytes]:
-        stream = self._wait(self._port.receive(request))
-
-        def each() -> Iterator[bytes]:
-            while True:
-                try:
-                    yield self._wait(anext(stream))  # type: ignore[arg-type]
-                except StopAsyncIteration:
-                    return
-
-        return each()
+        self._check_open()
+        return bodies.receive(self._port, _opened(request))
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
-        return self._wait(self._port.transact(work, *args, tier=tier, **kwargs))
+        del work, args, tier, kwargs
+        raise _not_embedded()
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            self._wait(self._port.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        with self._lock:
+            if self._closed or os.getpid() != self._process:
+                return
+            self._closed = True
+            closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        closing.result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _close(self) -> None:
+        """Close, and see every call of other threads to its end: they wait for it."""
+        await self._port.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            _, late = await asyncio.wait(others, timeout=1.0)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+        await asyncio.sleep(0)  # So that whoever waits for them hears of it.
 
     def _wait(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        with self._lock:
+            if self._closed or os.getpid() != self._process:
+                coroutine.close()
+                raise _closed()
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise _closed() from None
+        except BaseException:
+            future.cancel()  # An interrupt, perhaps: nobody will hear the answer.
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed or os.getpid() != self._process:
+            raise _closed()
 
 
-async def _single(data: bytes) -> AsyncIterator[bytes]:
-    yield data
+def _checked(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        there = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        if there and not (parts.query or parts.fragment or parts.username):
+            return url.rstrip("/")
+    except ValueError:
+        pass
+    raise InvalidUrl(f"{url!r} is no server; write http://HOST:PORT")
+
+
+def _fits(request: GetBlob | PutBlob) -> bool:
+    """Whether a blob goes in a frame. What is asked for may be of any size."""
+    if isinstance(request, GetBlob):
+        return False
+    if not isinstance(request.data, bytes):
+        raise InvalidValue(f"A blob is bytes, not {type(request.data).__name__}; encode it first")
+    return len(request.data) <= _FRAME_DATA_BYTES_MAX
+
+
+def _written(request: Request[Any]) -> WriteBlob:
+    if isinstance(request, WriteBlob):
+        return request
+    raise InvalidArgument(f"{type(request).__name__} has no body to send")
+
+
+def _opened(request: Request[Any]) -> OpenBlob:
+    if isinstance(request, OpenBlob):
+        return request
+    raise InvalidArgument(f"{type(request).__name__} has no body to receive")
+
+
+def _closed() -> Closed:
+    return Closed("The plane was closed, or this process was forked after it was opened; connect again")
 
 
 def _not_embedded() -> NotEmbedded:

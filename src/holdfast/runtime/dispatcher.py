@@ -99,14 +99,10 @@ class AsyncDispatcher:
             ahead = self._ahead[queue] = Ahead()
             if len(self._ahead) > _AHEAD_QUEUES:
                 self._ahead.popitem(last=False)
-        try:
-            leased = await finish_or_undo_async(
-                self._database.transact_async(queues.lease_or_wait, queue, ahead=ahead, tier=tier, **options),
-                partial(self._give_back, queue),
-            )
-        except BaseException:
-            ahead.keys.clear()  # What was taken from it may not have been leased.
-            raise
+        leased = await finish_or_undo_async(
+            self._database.transact_async(queues.lease_or_wait, queue, ahead=ahead, tier=tier, **options),
+            partial(self._give_back, queue),
+        )
         if leased.notes:
             self._tell(leased.notes)
         return leased

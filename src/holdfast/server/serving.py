@@ -148,13 +148,7 @@ class Serving:
 
     def _cut_streams_of(self, token: str) -> None:
         """A token has ended: what waits on its behalf, waits no more."""
-        cut = getattr(self.doors.streams, "cut", None)
-        if cut is None:  # Streams that cannot be cut end with the next frame that comes.
-            for session, stream in list(self.doors.streams.open.items()):
-                if session.startswith(f"{token}/"):
-                    stream.drop()
-            return
-        cutting = asyncio.get_running_loop().create_task(cut(token))
+        cutting = asyncio.get_running_loop().create_task(self.doors.streams.cut(token))
         self._cutting.add(cutting)
         cutting.add_done_callback(self._cutting.discard)
 

@@ -7,6 +7,8 @@ import cbor2
 from holdfast.errors import InvalidValue
 from holdfast.limits import VALUE_DEPTH_MAX
 
+_FLAT = frozenset({int, float, str, bytes, bool, type(None)})
+
 
 def canonical(value: Any) -> bytes:
     """A value (text, numbers, bytes, lists, maps) as canonical CBOR.
@@ -14,7 +16,8 @@ def canonical(value: Any) -> bytes:
     Raises:
         InvalidValue: CBOR has no form for it, or it is nested too deep to be read again.
     """
-    _check_depth(value, VALUE_DEPTH_MAX)
+    if value.__class__ not in _FLAT:
+        _check_depth(value, VALUE_DEPTH_MAX)
     try:
         encoded: bytes = cbor2.dumps(value, canonical=True)
     except (cbor2.CBOREncodeError, TypeError, ValueError, RecursionError) as error:

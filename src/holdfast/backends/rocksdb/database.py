@@ -8,7 +8,7 @@ short at the end is what a crash leaves behind and is dropped; any other damage 
 import asyncio
 import ctypes
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,6 +71,15 @@ class RocksDatabase(SerialDatabase):
             Checkpoint(self._rocks).create_checkpoint(str(path))
         except Exception as error:
             raise translated(error, path) from error
+
+    @property
+    def on_sync(self) -> Callable[[float], None] | None:
+        """Whom to tell how long each sync of the log took."""
+        return self._log.on_sync
+
+    @on_sync.setter
+    def on_sync(self, told: Callable[[float], None] | None) -> None:
+        self._log.on_sync = told
 
     @property
     def unsynced(self) -> bool:

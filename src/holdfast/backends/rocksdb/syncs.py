@@ -37,6 +37,7 @@ class LogSync:
         self._failure: Exception | None = None
         self._closed = False
         self.sync_seconds = 0.0  # How long the last sync took.
+        self.on_sync: Callable[[float], None] | None = None  # Told how long each one took, by whoever led it.
 
     def wait(self, commit: int) -> None:
         """Return once `commit` is durable; lead the sync if nobody does.
@@ -83,6 +84,8 @@ class LogSync:
             self._failure, self.failed = error, True
         else:
             self.sync_seconds = time.perf_counter() - started
+            if self.on_sync is not None:
+                self.on_sync(self.sync_seconds)
         with self._mutex:
             if self._failure is None:
                 self.durable = target

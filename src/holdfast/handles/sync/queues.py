@@ -83,18 +83,21 @@ class Queue:
             max_attempts, visibility_seconds: in place of those of the queue's policy.
         """
         payload, kind = payload_of(body)
+        # By position, which is twice as fast; the fields are in the order in which NewMessage declares them.
         message = NewMessage(
-            payload=payload,
-            content_type=content_type or kind,
-            attributes=dict(attributes) if attributes else {},
-            correlation_id=correlation_id,
-            priority=priority,
-            group=group,
-            idempotency_key=idempotency_key,
-            delay_seconds=delay_seconds,
-            ttl_seconds=ttl_seconds,
-            max_attempts=max_attempts,
-            visibility_seconds=visibility_seconds,
+            payload,
+            None,
+            0,
+            content_type or kind,
+            dict(attributes) if attributes else {},
+            correlation_id,
+            priority,
+            group,
+            idempotency_key,
+            delay_seconds,
+            ttl_seconds,
+            max_attempts,
+            visibility_seconds,
         )
         return (self._put([message], tier))[0]
 
@@ -128,16 +131,20 @@ class Queue:
         Raises:
             QueueBusy: as many consumers wait as may.
         """
-        found = self.receive_many(
-            1,
-            wait_seconds=wait_seconds,
-            visibility_seconds=visibility_seconds,
-            owner=owner,
-            with_state=with_state,
-            extend_for_seconds=extend_for_seconds,
+        request = ReceiveMessages(
+            self.name, owner or self._owner, 1, wait_seconds, visibility_seconds, with_state, None, self._universe,
             tier=tier,
-        )
-        return found[0] if found else None
+        )  # fmt: skip
+        for delivery in (self._port.call(request)).messages:
+            return Message(
+                self._port,
+                self._universe,
+                self.name,
+                delivery,
+                visibility_seconds=visibility_seconds,
+                extend_for_seconds=extend_for_seconds,
+            )
+        return None
 
     def receive_many(
         self,
@@ -290,6 +297,8 @@ class Queue:
 
 def payload_of(body: Any) -> tuple[bytes, str]:
     """A body as bytes, and what they are."""
+    if body.__class__ is bytes:
+        return body, _BYTES
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body), _BYTES
     try:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from holdfast.errors import InvalidArgument, QueueMessageLeaseMismatch
-from holdfast.kv import Transaction
+from holdfast.kv import Pair, Transaction
 from holdfast.layers.leases import check_owner
 from holdfast.layers.queues import graves, sidecars
 from holdfast.layers.queues.dues import attend
@@ -34,15 +34,15 @@ READ_AHEAD = 64  # Messages whose keys are remembered after a search.
 class Ahead:
     """Ready messages that were read ahead of their delivery, so that the next one costs a look and not a search.
 
-    They are hints in the memory of whoever delivers: each is looked up before it is leased, and all are forgotten when
-    a message became ready in front of others since, or when the queue's front is not the one that they follow, as after
-    a delivery that was not committed.
+    They are what is stored for as long as the queue's front is the one that they follow, and no message became ready in
+    front of others or was taken out of its turn since: all of that is in the tally, so it is part of what is committed.
+    Otherwise they are forgotten.
     """
 
-    __slots__ = ("disorder", "front", "keys", "priority")
+    __slots__ = ("disorder", "front", "messages", "priority")
 
     def __init__(self) -> None:
-        self.keys: list[bytes] = []  # The next one last.
+        self.messages: list[Pair] = []  # As they are stored; the next one last.
         self.disorder = -1
         self.priority = -1
         self.front = b""
@@ -91,7 +91,7 @@ def lease_or_wait(
         if not found:
             break
         for message in found:
-            book.take_ready(message)
+            book.take_ready(message, in_order=True)
             changed = True
             if message.ttl_at_ms and message.ttl_at_ms <= tx.now_ms:
                 graves.outlived(book, message)
@@ -237,14 +237,14 @@ def _next(book: Book, limit: int, ahead: Ahead | None) -> Sequence[Stored]:
     if priority is None:
         return ()
     if ahead is not None:
-        found = _from_ahead(tx, tally, priority, limit, ahead)
+        found = _from_ahead(tally, priority, limit, ahead)
         if found:
             return found
     begin, end = room.priority_range(priority, tally.fronts.get(priority, b""))
     pairs = tx.scan(begin, end, limit=limit if ahead is None else max(limit, READ_AHEAD))
     if ahead is not None:
         ahead.disorder, ahead.priority = tally.disorder, priority
-        ahead.keys = [key for key, _ in pairs[limit:]][::-1]
+        ahead.messages = pairs[limit:][::-1]
         pairs = pairs[:limit]
     if pairs:
         tally.fronts[priority] = pairs[-1][0][-16:] + b"\x00"
@@ -253,18 +253,13 @@ def _next(book: Book, limit: int, ahead: Ahead | None) -> Sequence[Stored]:
     return [decode(value) for _, value in pairs]
 
 
-def _from_ahead(tx: Transaction, tally: Tally, priority: int, limit: int, ahead: Ahead) -> list[Stored]:
+def _from_ahead(tally: Tally, priority: int, limit: int, ahead: Ahead) -> list[Stored]:
+    messages = ahead.messages
     if (ahead.disorder, ahead.priority, ahead.front) != (tally.disorder, priority, tally.fronts.get(priority, b"")):
-        ahead.keys.clear()
-        return []
+        messages.clear()
     found: list[Stored] = []
-    keys = ahead.keys
-    while keys and len(found) < limit:
-        key = keys.pop()
-        value = tx.get(key)
-        if value is None:  # Another way of taking it was faster, or the commit that it was read in never came.
-            keys.clear()
-            return found
+    while messages and len(found) < limit:
+        key, value = messages.pop()
         found.append(decode(value))
         tally.fronts[priority] = ahead.front = key[-16:] + b"\x00"
     return found

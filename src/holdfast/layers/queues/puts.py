@@ -118,29 +118,33 @@ def put_one(book: Book, policy: QueuePolicy, new: NewMessage, tier: Tier) -> Rec
     if new.idempotency_key is not None:
         remembered = id + tx.now_ms.to_bytes(8, "big") + correlation_id.encode()
         tx.put(room.ids.key(_period(tx.now_ms), new.idempotency_key), remembered)
-    inline = len(new.payload) <= PAYLOAD_CARRIED_BYTES_MAX
+    payload, blob, now_ms = new.payload, new.blob, tx.now_ms
+    inline = len(payload) <= PAYLOAD_CARRIED_BYTES_MAX
     ttl_seconds = policy.retention_seconds if new.ttl_seconds is None else new.ttl_seconds
+    visibility = policy.visibility_seconds if new.visibility_seconds is None else new.visibility_seconds
+    # By position, which is twice as fast; the fields are in the order in which Stored declares them.
     message = Stored(
-        id=id,
-        payload=new.payload if inline and new.blob is None else None,
-        blob=new.blob,
-        size=len(new.payload) if new.blob is None else new.blob_size,
-        content_type=new.content_type,
-        attributes=new.attributes,
-        correlation_id=correlation_id,
-        priority=new.priority,
-        group=None if new.group is None else checked_name("group", new.group),
-        created_ms=tx.now_ms,
-        max_attempts=policy.max_attempts if new.max_attempts is None else new.max_attempts,
-        visibility_ms=round(
-            (policy.visibility_seconds if new.visibility_seconds is None else new.visibility_seconds) * 1_000
-        ),
+        id,
+        payload if inline and blob is None else None,
+        blob,
+        len(payload) if blob is None else new.blob_size,
+        new.content_type,
+        new.attributes,
+        correlation_id,
+        new.priority,
+        None if new.group is None else checked_name("group", new.group),
+        now_ms,
+        policy.max_attempts if new.max_attempts is None else new.max_attempts,
+        round(visibility * 1_000),
     )
     if not inline:
         tx.put(room.body_key(id), new.payload)
     if ttl_seconds is not None:
         note_ttl(book, message, ttl_seconds)
-    settle_into(book, message, delay_ms=round(new.delay_seconds * 1_000), fresh=True)
+    if message.group is None and not new.delay_seconds:
+        book.make_ready(message, fresh=True)  # What `settle_into` comes to for most messages.
+    else:
+        settle_into(book, message, delay_ms=round(new.delay_seconds * 1_000), fresh=True)
     book.tally.put += 1
     book.tell("put", message)
     return Receipt(text, tier, False, correlation_id)

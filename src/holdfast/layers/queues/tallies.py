@@ -35,7 +35,7 @@ class Tally(msgspec.Struct, array_like=True):
     expired: int = 0
     died: int = 0
     swept_minute: int = 0
-    disorder: int = 0  # Grows when a message becomes ready in front of others: what was read ahead may be wrong.
+    disorder: int = 0  # Grows when a message becomes ready, or is taken, out of order: what was read ahead is wrong.
     budget: float = 0.0  # Deliveries that the queue's rate allows now.
     budget_ms: int = 0  # When that was counted.
     last_id: bytes = b""  # Of the messages that were put. The next one sorts behind it, whatever the clock says.
@@ -107,9 +107,11 @@ class Book:
         if not fresh or any(tally.ready.get(lower) for lower in range(priority)):
             tally.disorder += 1
 
-    def take_ready(self, message: Stored) -> None:
-        """Take a message from where it would be delivered from."""
+    def take_ready(self, message: Stored, *, in_order: bool = False) -> None:
+        """Take a message from where it would be delivered from, `in_order` if it is the next to be delivered."""
         self.tx.delete(self.room.ready_key(message))
+        if not in_order:
+            self.tally.disorder += 1
         self.tally.ready[message.priority] = self.tally.ready.get(message.priority, 0) - 1
 
     def park(self, message: Stored) -> None:

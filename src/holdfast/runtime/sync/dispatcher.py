@@ -88,14 +88,10 @@ class Dispatcher:
             ahead = self._ahead[queue] = Ahead()
             if len(self._ahead) > _AHEAD_QUEUES:
                 self._ahead.popitem(last=False)
-        try:
-            leased = finish_or_undo(
-                self._database.transact(queues.lease_or_wait, queue, ahead=ahead, tier=tier, **options),
-                partial(self._give_back, queue),
-            )
-        except BaseException:
-            ahead.keys.clear()  # What was taken from it may not have been leased.
-            raise
+        leased = finish_or_undo(
+            self._database.transact(queues.lease_or_wait, queue, ahead=ahead, tier=tier, **options),
+            partial(self._give_back, queue),
+        )
         if leased.notes:
             self._tell(leased.notes)
         return leased

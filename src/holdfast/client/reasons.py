@@ -1,0 +1,29 @@
+"""Why a server does not answer, and what to do about it."""
+
+import socket
+import ssl
+
+import websockets
+
+from holdfast.errors import HoldfastError, Unreachable
+
+
+def told(url: str, reason: BaseException | None) -> HoldfastError:
+    """What to raise when nobody answered at `url` for too long."""
+    if isinstance(reason, HoldfastError):
+        return reason
+    return Unreachable(f"{url} does not answer: {_why(reason)}")
+
+
+def _why(reason: BaseException | None) -> str:
+    if isinstance(reason, websockets.InvalidStatus):
+        return f"it says HTTP {reason.response.status_code}; check that the URL is that of a Holdfast server"
+    if isinstance(reason, websockets.InvalidHandshake):
+        return f"it is no Holdfast server ({reason}); check the URL"
+    if isinstance(reason, ssl.SSLError):
+        return f"TLS failed ({reason}); check the certificate, and whether the URL is https://"
+    if isinstance(reason, socket.gaierror):
+        return f"there is no such host ({reason.strerror}); check the URL"
+    if isinstance(reason, TimeoutError) or reason is None:
+        return "nothing came back; check the URL, the network, and that `holdfast serve` runs there"
+    return f"{reason}; check that `holdfast serve` runs there"
