@@ -8,6 +8,7 @@ from holdfast.errors import InvalidArgument
 from holdfast.kv import Result, Transaction
 from holdfast.layers.blobs import Verify
 from holdfast.plane.execute import Operation, execute, operation_of
+from holdfast.plane.gathering import Gathering
 from holdfast.plane.parts import Parts
 from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.dispatcher import AsyncDispatcher
@@ -96,12 +97,15 @@ class AsyncEmbeddedPort:
         self.queues = AsyncQueueStore(parts.database, dispatcher, self.blobs, parts.tell)
         self._transact = parts.database.transact_async
         self._read = parts.database.read_async
+        self._gatherings: dict[asyncio.AbstractEventLoop, Gathering] = {}  # There is rarely more than one event loop.
 
     async def call(self, request: Request[Answer]) -> Answer:
         operation = operation_of(request)
         answer: Answer
         if operation.reads_only:
             answer = await self._read(operation.run, request, tier=request.tier)  # type: ignore[arg-type]
+        elif operation.run is not None and request.tier is Tier.CRITICAL and not self.parts.shared:
+            answer = await self._gathering().call(operation.run, request)
         elif operation.run is not None:
             answer, notes = await self._transact(_noting, operation.run, (request,), {}, tier=request.tier)
             if notes:
@@ -111,6 +115,16 @@ class AsyncEmbeddedPort:
         else:
             answer = await _server(operation)(self, request)
         return answer
+
+    def _gathering(self) -> Gathering:
+        """The calls of the event loop that runs on this thread. PostgreSQL's committer gathers by itself."""
+        loop = asyncio.get_running_loop()
+        found = self._gatherings.get(loop)
+        if found is None:
+            for closed in [each for each in self._gatherings if each.is_closed()]:
+                del self._gatherings[closed]
+            found = self._gatherings[loop] = Gathering(self.parts.database, self.parts.tell)
+        return found
 
     async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:
         answer: Answer = await _server(operation_of(request))(self, request, chunks)
