@@ -253,9 +253,7 @@ def memory(folder: Path) -> None:
         fill(jobs, 256)
         before = resident_mib()
         fill(jobs, 1_000_000)
-        say(
-            f"1,000,000 queued messages of 200 bytes: {resident_mib() - before:.0f} MiB above the start (goal: 300)."
-        )
+        say(f"1,000,000 queued messages of 200 bytes: {resident_mib() - before:.0f} MiB above the start (goal: 300).")
 
 
 def resident_mib() -> float:

@@ -287,8 +287,8 @@ class Queues(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
-        self.seeds = count()
         self.opener = next(self.openers)
+        self.seeds = count()
         self.database = self.open()
         name = f"jobs-{next(self.names)}"
         self.queue, self.dlq = QueueKey("main", name), QueueKey("main", f"{name}.dlq")
@@ -297,9 +297,9 @@ class Queues(RuleBasedStateMachine):
         self.ids: set[str] = set()  # Of every message that was ever put.
         self.proofs: list[tuple[QueueKey, MessageLease]] = []  # Every one that was ever handed out.
 
-    def open(self) -> Database:
-        """As another process would: whose ids begin anywhere in the millisecond that the clock shows."""
-        return self.opener(clock=self.clock, ids=IdSource(seed=next(self.seeds)))
+    def open(self, seed: int = 0) -> Database:
+        """As another process would, whose ids begin anywhere in the millisecond that the clock shows."""
+        return self.opener(clock=self.clock, ids=IdSource(1_001 * next(self.seeds) + seed))  # Never one seed twice.
 
     def pile(self, queue: QueueKey) -> Pile:
         return self.model.dead if queue == self.dlq else self.model.jobs
@@ -486,11 +486,11 @@ class Queues(RuleBasedStateMachine):
             self.database.transact(work)
 
     @precondition(lambda self: self.lasting)
-    @rule()
-    def the_database_is_opened_again(self) -> None:
+    @rule(seed=picks)
+    def the_database_is_opened_again(self, seed: int) -> None:
         """What was read ahead is gone with the process. On PostgreSQL, a writer with a tally of its own begins."""
         self.database.close()
-        self.database = self.open()
+        self.database = self.open(seed)
         self.ahead = {self.queue: Ahead(), self.dlq: Ahead()}
 
     # What must hold after every step.
