@@ -215,7 +215,7 @@ def until_draining(server: Server) -> None:
 
 def test_a_server_that_stops_answers_what_is_under_way_and_begins_nothing_new(start: Callable[..., Server]) -> None:
     server = start(drain_seconds=15)
-    with unfinished_upload(server) as finish, server.plane() as plane:
+    with unfinished_upload(server) as finish, server.plane(patience_seconds=0.2) as plane:
         plane.queue("jobs").put(b"1")
         server.process.send_signal(signal.SIGTERM)
         until_draining(server)

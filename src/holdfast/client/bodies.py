@@ -158,7 +158,9 @@ class Download:
         self._sha = hashlib.sha256()
         self._place = 0
         self._size: int | None = None
-        self._response: http.client.HTTPResponse | None = _patiently(server, self._open)
+        self._done = False
+        self._connection: http.client.HTTPConnection | None = None
+        self._response = _patiently(server, self._open)
 
     def read(self) -> bytes:
         """The next part; nothing at the end.
@@ -167,12 +169,13 @@ class Download:
             HashMismatch: what came is not what was stored.
             Unreachable: the connection broke, and no other one could be had.
         """
-        if self._response is None:
+        if self._done:
             return b""
         part = _patiently(self._server, self._part)
         self._sha.update(part)
         self._place += len(part)
         if not part:
+            self._done = True
             self.close()
             if self._sha.hexdigest() != self._request.hash.lower():
                 raise HashMismatch(f"What came as blob {self._request.hash} has another hash; it is damaged")
@@ -180,12 +183,13 @@ class Download:
 
     def close(self) -> None:
         """Let go of the connection."""
-        if self._response is not None:
+        if self._connection is not None:
             self._response.close()
-            self._response = None
+            self._connection.close()
+            self._connection = None
 
     def _part(self) -> bytes:
-        if self._response is None:
+        if self._connection is None:
             self._response = self._open()
         try:
             part = self._response.read(BLOB_PART_BYTES)
@@ -210,8 +214,9 @@ class Download:
         except BaseException:
             connection.close()
             raise
-        if self._size is None and response.length is not None:
+        if self._size is None:
             self._size = response.length
+        self._connection = connection
         return response
 
 

@@ -57,7 +57,7 @@ _OPEN_SECONDS_MAX: Final = 10.0
 _PING_SECONDS_MAX: Final = 20.0
 _FLEETING_SECONDS: Final = 2.0  # A connection that ended sooner and brought no answer is as good as none.
 _LOOK_SECONDS_MAX: Final = 0.25  # How often calls that wait for a server are looked at.
-_GIVE_BACK_SECONDS: Final = 1.0  # How long `close` waits for leases that are on their way back.
+_GIVE_BACK_SECONDS: Final = 5.0  # How long whoever was cancelled, or closes, waits for leases to be given back.
 
 
 class TooLong(Exception):

@@ -182,3 +182,6 @@ __all__ = [
     "WorldNotActive",
     "WorldNotFound",
 ]
+
+for _name in __all__:  # People know them by the package, not by the file that they are sorted into.
+    vars()[_name].__module__ = __name__

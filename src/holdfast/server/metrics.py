@@ -29,6 +29,7 @@ from holdfast.kv.keys import unpack
 from holdfast.plane.groups import call_group
 from holdfast.server import health, tracing
 from holdfast.server.doors import Guards
+from holdfast.server.http.refusals import Refusal
 from holdfast.tiers import Tier
 from holdfast.wire.frames import Call
 from holdfast.wire.leases import AcquireLease
@@ -279,6 +280,8 @@ class MeasuredPort:
                 outcome = await work(*args)
         except HoldfastError as error:
             outcome = error
+            raise
+        except Refusal:  # The door itself gave up on a body; it knows what to say.
             raise
         except Exception as error:
             outcome = _unexpected(error, _op(request))
