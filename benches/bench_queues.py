@@ -27,7 +27,8 @@ BODY = b"x" * 200
 
 
 def main() -> None:
-    for scene in (threads_synced, one_thread_unsynced, callers_on_a_loop, depth, latencies, memory):
+    # Memory first, while the process has none of the others'.
+    for scene in (memory, threads_synced, one_thread_unsynced, callers_on_a_loop, depth, latencies):
         with tempfile.TemporaryDirectory() as folder:
             scene(Path(folder))
 
