@@ -68,6 +68,7 @@ TRIM_ENTRIES: Final = 1_024  # Hot records that one transaction of a compaction 
 ONCE_PERIOD_SECONDS: Final = 600  # A key of a call is remembered for one to two of these.
 ONCE_KEY_BYTES_MAX: Final = 256
 FRAME_BYTES_MAX: Final = 4_194_304  # One message of a stream.
+UNSENT_BYTES_MAX: Final = 16_777_216  # Replies that a connection may leave unread before it is cut off.
 CALLS_MAX: Final = 4_096  # Calls of one connection that are under way.
 
 # The object store.

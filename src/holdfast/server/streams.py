@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import HoldfastError, ShutdownDraining
-from holdfast.limits import CALLS_MAX, FRAME_BYTES_MAX
+from holdfast.limits import CALLS_MAX, FRAME_BYTES_MAX, UNSENT_BYTES_MAX
 from holdfast.plane.groups import call_group, is_groupable
 from holdfast.server.guards import Guard
 from holdfast.wire.frames import PROTOCOL, Call, Hello, Reply, decode_calls, decode_hello, encode
 from holdfast.wire.problems import problem_of
 
 _log = logging.getLogger("holdfast.stream")
-_PROTOCOL_ERROR, _TOO_BIG, _TAKEN_OVER, _NOT_ALLOWED = 1002, 1009, 4001, 4003
+_PROTOCOL_ERROR, _TOO_BIG, _TAKEN_OVER, _NOT_ALLOWED, _TOO_SLOW = 1002, 1009, 4001, 4003, 4008
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -82,6 +82,7 @@ class Stream:
         self._send = send
         self._dropped = False
         self._under_way = 0
+        self._unsent = 0  # Bytes of replies that the other end has not taken yet.
         self._room = asyncio.Event()
         self._room.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,8 +101,10 @@ class Stream:
     def drop(self) -> None:
         """Another connection of the same client has come: begin nothing more."""
         self._dropped = True
+        mine = asyncio.current_task()
         for task in self._tasks:
-            task.cancel()
+            if task is not mine:  # Whoever cuts the connection off has still to say so.
+                task.cancel()
 
     async def run(self) -> None:
         await self._receive()  # The request to connect.
@@ -214,11 +217,17 @@ class Stream:
         await self._reply([reply])
 
     async def _reply(self, replies: list[Reply]) -> None:
+        frame = encode(replies)
+        self._unsent += len(frame)
         try:
-            await self._send({"type": "websocket.send", "bytes": encode(replies)})
+            if self._unsent > UNSENT_BYTES_MAX:
+                await self.cut(_TOO_SLOW, "Replies were not read in time; connect again and read them")
+            else:
+                await self._send({"type": "websocket.send", "bytes": frame})
         except Exception as error:  # The connection is gone, in one of a server's many ways.
             _log.debug("replies could not be sent: %s", error)
         finally:
+            self._unsent -= len(frame)
             self._under_way -= len(replies)
             if self._under_way < CALLS_MAX:
                 self._room.set()
