@@ -65,17 +65,19 @@ class Entities:
 
     def get(self, kind: str, id: str, *, tier: Tier = Tier.CRITICAL) -> Entity | None:
         """The entity, or None. BEST_EFFORT fields are in the session logs, not here."""
-        found = (self._port.call(GetEntity(kind, id, self._universe, tier=tier))).entity
+        found = (self._port.call(GetEntity(*_key(kind, id), self._universe, tier=tier))).entity
         return None if found is None else _decoded(found)
 
     def scan(self, kind: str, *, after: str = "", limit: int = 100) -> list[Entity]:
         """At most `limit` entities of a kind, in the order of their ids, the first one behind `after`."""
-        found = (self._port.call(ScanEntities(kind, after, limit, self._universe))).entities
+        found = (
+            self._port.call(ScanEntities(checked_name("kind of entity", kind), after, limit, self._universe))
+        ).entities
         return [_decoded(each) for each in found]
 
     def history(self, kind: str, id: str, *, after: int = 0, limit: int = 100) -> list[EntityChange]:
         """At most `limit` changes behind the version `after`, in order. The latest 1,000 are kept."""
-        changes = (self._port.call(ReadChanges(kind, id, after, limit, self._universe))).changes
+        changes = (self._port.call(ReadChanges(*_key(kind, id), after, limit, self._universe))).changes
         return [
             EntityChange(each.version, each.at_ms, each.durability, _values(each.fields), each.removed, each.deleted)
             for each in changes
@@ -87,7 +89,7 @@ class Entities:
 
     def write(self, kind: str, id: str, fields: Mapping[str, Any], *, session: str | None = None) -> Written:
         """Set fields of one entity, each by its tier, and leave the others as they are."""
-        write = EntityWrite(kind, id, _encoded(fields))
+        write = EntityWrite(*_key(kind, id), _encoded(fields))
         return self._port.call(WriteEntities([write], [], session, self._universe))
 
     def update(
@@ -107,6 +109,7 @@ class Entities:
         """
         if attempts < 1:
             raise InvalidArgument(f"attempts is {attempts}; give at least 1")
+        kind, id = _key(kind, id)
         while True:
             attempts -= 1
             found = self._port.call(GetEntity(kind, id, self._universe, tier=Tier.IMPORTANT))
@@ -126,7 +129,7 @@ class Entities:
         Raises:
             VersionConflict: it has another version by now.
         """
-        request = PutEntity(kind, id, _encoded(fields), expected_version, session, self._universe)
+        request = PutEntity(*_key(kind, id), _encoded(fields), expected_version, session, self._universe)
         return self._port.call(request)
 
     def delete(self, kind: str, id: str, *, expected_version: int | None = None) -> bool:
@@ -135,7 +138,7 @@ class Entities:
         Raises:
             VersionConflict: it has another version than was expected.
         """
-        written = self._port.call(DeleteEntity(kind, id, expected_version, self._universe))
+        written = self._port.call(DeleteEntity(*_key(kind, id), expected_version, self._universe))
         return written.versions[0] is not None
 
 

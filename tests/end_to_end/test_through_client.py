@@ -1,0 +1,308 @@
+"""The plane's own tests once more, through a server: what holds for an embedded plane holds for a remote one.
+
+The tests are those of `tests/unit`, as they are. Only `holdfast.open` is another one here: it opens the plane in a
+server, and what it gives back is a client. One server, on a thread, has all of them, each under a path of its own.
+"""
+
+import asyncio
+import importlib.util
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import count
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import pytest
+import uvicorn
+
+import holdfast
+from holdfast import AsyncPlane, Plane
+from holdfast.client.ports import AsyncRemotePort, RemotePort
+from holdfast.handles import Opening
+from holdfast.kv import Subspace, Transaction
+from holdfast.names import UNIVERSE, checked_name
+from holdfast.plane import Options, open_plane_async
+from holdfast.plane.parts import Parts
+from holdfast.plane.ports import AsyncEmbeddedPort
+from holdfast.server.app import make_app
+from holdfast.server.doors import Doors
+
+UNIT = Path(__file__).parents[1] / "unit"
+MODULES = (
+    "test_queue_handles",
+    "test_lease_handles",
+    "test_entities",
+    "test_worlds",
+    "test_snapshots",
+    "test_lifecycle",
+    "test_blobs",
+    "test_workers",
+    "test_handles",
+)
+
+TRANSACT = "a function cannot run in another process: plane.transact and message.complete are for embedded planes"
+LOCKS = "plane.locks is between the threads of one process"
+INSIDE = "looks into the plane that is in another process"
+CANCEL = "BUG: the stream has no way to say that a call was cancelled, so it stands in line on the server to its end"
+RAW = "no server lets anybody write to the key space itself"
+
+SKIPPED = {
+    **dict.fromkeys(
+        (
+            "test_a_message_is_completed_with_its_work_or_not_at_all",
+            "test_a_message_is_completed_with_its_work_on_a_loop",
+            "test_what_did_not_happen_is_not_told",
+            "test_a_transaction_commits_only_while_its_lease_holds",
+            "test_a_transaction_of_a_task_commits_only_while_its_lease_holds",
+            "test_universes_have_worlds_of_their_own",
+            "test_two_worlds_change_in_one_commit_or_not_at_all",
+            "test_two_worlds_change_in_one_commit_on_a_loop",
+            "test_a_plane_transacts_with_arguments_and_a_result",
+            "test_a_plane_transacts_on_a_loop",
+            "test_an_argument_of_the_work_may_be_called_work",
+            "test_a_work_that_raises_has_written_nothing",
+            "test_a_handle_inside_a_transaction_of_its_plane_is_refused",
+        ),
+        TRANSACT,
+    ),
+    **dict.fromkeys(
+        (
+            "test_a_holder_of_the_whole_kind_writes_its_rows",
+            "test_a_writer_waits_for_a_row_that_another_has_locked",
+            "test_tasks_write_entities_too",
+        ),
+        LOCKS,
+    ),
+    **dict.fromkeys(
+        (
+            "test_pairs_are_written_read_scanned_and_deleted",
+            "test_pairs_are_written_read_scanned_and_deleted_on_a_loop",
+            "test_a_handle_passes_refusals_on",
+            "test_leaving_the_context_closes_the_plane",
+            "test_leaving_the_context_closes_the_plane_on_a_loop",
+            "test_an_opening_is_awaited_or_entered",
+        ),
+        RAW,
+    ),
+    "test_a_holder_that_loses_its_lease_while_it_renews_waits_as_it_was_asked_to": INSIDE,
+    "test_a_task_that_gives_up_leaves_the_line_to_the_others": CANCEL,
+    "test_a_waiter_that_is_cancelled_leaves_the_line": CANCEL,
+    "test_a_receive_that_is_cancelled_burns_no_attempts": CANCEL,
+    "test_a_receive_that_is_cancelled_while_it_fetches_a_blob_burns_no_attempts": CANCEL,
+}
+
+
+# The server.
+
+
+class Served:
+    """A plane in the server."""
+
+    def __init__(self, house: "House", path: str, port: AsyncEmbeddedPort) -> None:
+        self.url = house.url + path
+        self.parts: Parts = port.parts
+        self._house = house
+        self._path = path
+        self._port = port
+
+    def close(self) -> None:
+        if self._house.apps.pop(self._path, None) is not None:
+            self._house.run(self._port.close())
+
+
+class House:
+    """A server on a thread, with a plane under each of its paths."""
+
+    def __init__(self) -> None:
+        self.apps: dict[str, Any] = {}
+        self.url = ""
+        self._numbers = count()
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+        self._thread.start()
+        assert self._ready.wait(30)
+
+    def open(self, url: str, options: Options) -> Served:
+        return self.run(self.opened(url, options))
+
+    async def opened(self, url: str, options: Options) -> Served:
+        port = await open_plane_async(url, options)
+        path = f"/{next(self._numbers)}"
+        self.apps[path] = make_app(Doors(port))
+        return Served(self, path, port)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    async def opened_elsewhere(self, url: str, options: Options) -> Served:
+        opening = asyncio.run_coroutine_threadsafe(self.opened(url, options), self._loop)
+        return await asyncio.wrap_future(opening)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(30)
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        config = uvicorn.Config(
+            self._app,
+            port=0,
+            ws="websockets-sansio",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            ws_per_message_deflate=False,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        serving = asyncio.create_task(self._server.serve())
+        while not self._server.started:
+            await asyncio.sleep(0.001)
+        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        self._ready.set()
+        await serving
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        _, number, rest = scope["path"].split("/", 2)
+        app = self.apps[f"/{number}"]
+        await app({**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}, receive, send)
+
+
+@pytest.fixture(scope="module")
+def house() -> Iterator[House]:
+    house = House()
+    yield house
+    house.stop()
+
+
+# The client, in the place of an embedded plane.
+
+
+class Port(RemotePort):
+    """A client that takes its server's plane with it when it is closed. Tests look at its key space through `parts`."""
+
+    def __init__(self, served: Served) -> None:
+        super().__init__(served.url)
+        self.parts = served.parts
+        self.locks = served.parts.locks
+        self._served = served
+
+    def close(self) -> None:
+        super().close()
+        self._served.close()
+
+
+class AsyncPort(AsyncRemotePort):
+    def __init__(self, served: Served) -> None:
+        super().__init__(served.url)
+        self.parts = served.parts
+        self.locks = served.parts.locks
+        self._served = served
+
+    async def close(self) -> None:
+        await super().close()
+        await asyncio.to_thread(self._served.close)
+
+
+@pytest.fixture(autouse=True)
+def planes_are_remote(house: House, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    reason = SKIPPED.get(request.function.__name__)
+    if reason is not None:
+        pytest.skip(reason)
+
+    def open_remote(url: str, *, universe: str = UNIVERSE, **options: Any) -> Plane:
+        universe = checked_name("universe", universe)
+        return Plane(Port(house.open(url, Options(**options))), universe)
+
+    def open_remote_async(url: str, *, universe: str = UNIVERSE, **options: Any) -> Opening:
+        async def opening() -> AsyncPlane:
+            return AsyncPlane(AsyncPort(await house.opened_elsewhere(url, Options(**options))), universe)
+
+        return Opening(opening())
+
+    monkeypatch.setattr(holdfast, "open", open_remote)
+    monkeypatch.setattr(holdfast, "open_async", open_remote_async)
+    module = inspect.getmodule(request.function) or FOUND[request.function.__module__]
+    if hasattr(module, "open_plane"):
+        monkeypatch.setattr(module, "open_plane", lambda url, options: Port(house.open(url, options)))
+    if hasattr(module, "everything"):
+        monkeypatch.setattr(module, "everything", everything)
+
+
+def everything(plane: Any) -> list[tuple[bytes, bytes]]:
+    """The key space of the server, but for what it remembers of calls, which an embedded plane has none of."""
+    begin, end = Subspace("once").range()
+    pairs = plane._port.parts.database.read(Transaction.scan, b"", b"\xff" * 8, limit=10_000)
+    return [pair for pair in pairs if not begin <= pair[0] < end]
+
+
+def test_what_cannot_be_remote_says_so(house: House) -> None:
+    served = house.open("memory:", Options())
+    with holdfast.connect(served.url) as plane:
+        plane.queue("jobs").put("a")
+        message = plane.queue("jobs").receive()
+        assert message is not None
+        for refused in (
+            lambda: plane.transact(lambda tx: None),
+            lambda: message.complete(lambda tx: None),
+            lambda: plane.locks.acquire(["record_id", "task/1"]),
+            lambda: plane.pairs.put(b"a", b"b"),
+        ):
+            with pytest.raises(holdfast.errors.NotEmbedded):
+                refused()
+        message.ack()
+    served.close()
+
+
+# The tests.
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"through_client_{name}", UNIT / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def names_in(code: CodeType) -> set[str]:
+    inner = [names_in(const) for const in code.co_consts if isinstance(const, CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+def opens(function: Callable[..., Any], fixtures: dict[str, Any]) -> bool:
+    """Whether a test, or a fixture that it uses, opens a plane."""
+    if {"open_async", "open_plane"} & names_in(function.__code__):
+        return True
+    if {"holdfast", "open"} <= names_in(function.__code__):
+        return True
+    needs = inspect.signature(function).parameters
+    return any(opens(fixtures[name]._get_wrapped_function(), fixtures) for name in needs if name in fixtures)
+
+
+def class_of(module: ModuleType) -> type:
+    """The tests of a module that open a plane, with the fixtures they need, as a class."""
+    fixtures = {name: part for name, part in vars(module).items() if type(part).__name__ == "FixtureFunctionDefinition"}
+    tests = {
+        name: part
+        for name, part in vars(module).items()
+        if name.startswith("test_") and inspect.isfunction(part) and opens(part, fixtures)
+    }
+    parts: dict[str, Any] = {name: staticmethod(part) for name, part in tests.items()}
+    for name, fixture in fixtures.items():
+        asked = fixture._fixture_function_marker
+        again = pytest.fixture(scope=asked.scope, params=asked.params, ids=asked.ids, name=name)
+        parts[name] = again(staticmethod(fixture._get_wrapped_function()))
+    return type("Test" + module.__name__.split("_test_")[1].title().replace("_", ""), (), parts)
+
+
+FOUND = {f"through_client_{name}": load(name) for name in MODULES}
+for _module in FOUND.values():
+    _tests = class_of(_module)
+    globals()[_tests.__name__] = _tests
+del _tests, _module

@@ -1,0 +1,108 @@
+"""A TCP proxy that does what networks do: it delays, cuts in the middle of a frame, swallows, and refuses.
+
+What it does to a connection is drawn from a seed. Connections that are delayed overtake each other.
+"""
+
+import asyncio
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Self
+
+_CHUNK_BYTES = 65_536
+
+
+class Proxy:
+    """Stands before a port of the loopback address, on a thread of its own. Change its attributes at any time."""
+
+    def __init__(self, target: int, seed: int = 0) -> None:
+        self.target = target
+        self.delay_seconds = 0.0  # Every piece waits for up to this.
+        self.bytes_max = 0  # A connection is cut after up to so many bytes, in the middle of whatever it is. 0: never.
+        self.swallows = False  # New connections are accepted, and nothing comes out at the other end.
+        self.refuses = False  # New connections are closed at once.
+        self.accepted = 0
+        self.cuts = 0
+        self.port = 0
+        self._chance = random.Random(seed)
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def cut_all(self) -> None:
+        """Cut every connection that there is."""
+        self._loop.call_soon_threadsafe(self._cut_all)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(30)
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stopping = asyncio.Event()
+        server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        await self._stopping.wait()
+        server.close()
+        self._cut_all()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def _cut_all(self) -> None:
+        self.cuts += bool(self._writers)
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        if self.refuses:
+            writer.transport.abort()
+            return
+        with suppress(OSError, asyncio.CancelledError), self._kept(writer):
+            if self.swallows:
+                while await reader.read(_CHUNK_BYTES):
+                    pass
+                return
+            there, back = await asyncio.open_connection("127.0.0.1", self.target)
+            with self._kept(back):
+                left = [self._chance.randrange(1, self.bytes_max) if self.bytes_max else 0]
+                await asyncio.gather(self._pump(reader, back, left), self._pump(there, writer, left))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int]) -> None:
+        while data := await reader.read(_CHUNK_BYTES):
+            if self.delay_seconds:
+                await asyncio.sleep(self._chance.random() * self.delay_seconds)
+            if left[0]:
+                data, left[0] = data[: left[0]], max(left[0] - len(data), 0)
+                if not left[0]:
+                    writer.write(data)
+                    with suppress(OSError):
+                        await writer.drain()
+                    self.cuts += 1
+                    raise ConnectionAbortedError
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    @contextmanager
+    def _kept(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+        self._writers.add(writer)
+        try:
+            yield
+        finally:
+            self._writers.discard(writer)
+            writer.transport.abort()

@@ -1,0 +1,380 @@
+"""Servers that are killed, networks that cut, callers that misbehave: what was acknowledged is there, once."""
+
+import asyncio
+import base64
+import os
+import random
+import runpy
+import socket
+import struct
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+import holdfast
+from holdfast import Plane, Worker
+from holdfast.errors import CommitUnknown, HoldfastError
+from holdfast.limits import FRAME_BYTES_MAX
+from holdfast.wire.frames import PROTOCOL, Call, Hello, encode
+from holdfast.wire.queues import NewMessage, PeekMessages, PutMessages
+
+HERE = Path(__file__).parent
+serving = runpy.run_path(str(HERE.parent / "end_to_end" / "serving.py"))[
+    "serving"
+]  # Test files cannot import each other.
+Proxy = runpy.run_path(str(HERE / "proxy.py"))["Proxy"]
+DEADLINE_SECONDS = 60.0  # Far more than anything here takes; whoever waits for a condition must end some day.
+SEED = int(os.environ.get("HOLDFAST_SEED", random.SystemRandom().randrange(1 << 32)))
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    """What chance is drawn from; HOLDFAST_SEED repeats a run."""
+    print(f"HOLDFAST_SEED={SEED}")
+    return SEED
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} never came true"
+        time.sleep(0.01)
+
+
+# Load, and what became of it.
+
+
+class Load:
+    """Callers that put, append and count, and workers that handle; all through one address."""
+
+    def __init__(self, url: str, *, putters: int = 6, puts: int = 60) -> None:
+        self.expected = putters * puts
+        self.handled: dict[int, set[str]] = defaultdict(set)  # By what was put: the ids of the messages that had it.
+        self.appended = 0
+        self.counted = 0
+        self._puts = puts
+        self._stopping = threading.Event()
+        self._planes = ExitStack()
+        self._callers = self._planes.enter_context(holdfast.connect(url, patience_seconds=DEADLINE_SECONDS))
+        self._workers = self._planes.enter_context(holdfast.connect(url, patience_seconds=DEADLINE_SECONDS))
+        self._callers.world("ada").create()
+        self._head = self._callers.world("ada").head()
+        options = {"concurrency": 4, "visibility_seconds": 2.0, "retry_delay_seconds": lambda failures: 0.0}
+        self.worker = Worker(self._workers, {"jobs": self._handle}, **options)
+        self._threads = ThreadPoolExecutor(putters + 2)
+        self._putting = [self._threads.submit(self._put, number) for number in range(putters)]
+        self._others = [self._threads.submit(self._append), self._threads.submit(self._count)]
+        self.worker.start()
+
+    @property
+    def progress(self) -> int:
+        return len(self.handled)
+
+    def finish(self) -> None:
+        """Wait for everybody, and compare what is there with what was acknowledged."""
+        try:
+            for putting in self._putting:
+                putting.result(DEADLINE_SECONDS)
+            until(lambda: len(self.handled) == self.expected, "that every message was handled")
+            self._stopping.set()
+            for other in self._others:
+                other.result(DEADLINE_SECONDS)
+            doubled = {number: ids for number, ids in self.handled.items() if len(ids) > 1}
+            assert doubled == {}
+            ada = self._callers.world("ada")
+            entries = [record for record in ada.read(self._head, limit=10_000) if record.kind == "entry"]
+            assert len(entries) == self.appended
+            entity = self._callers.entities.get("counter", "1")
+            assert entity is not None
+            assert entity["n"] == self.counted
+        finally:
+            self._stopping.set()
+            self.worker.stop()
+            self._threads.shutdown()
+            self._planes.close()
+
+    def _put(self, putter: int) -> None:
+        jobs = self._callers.queue("jobs")
+        for number in range(self._puts):
+            jobs.put(putter * self._puts + number, max_attempts=1_000)
+
+    def _handle(self, message: Any) -> None:
+        self.handled[message.json()].add(message.id)
+
+    def _append(self) -> None:
+        """Each append names the head that it expects: one that happened twice, or not at all, stops the next one."""
+        ada, head = self._callers.world("ada"), self._head
+        while not self._stopping.is_set():
+            head = ada.append([self.appended], expected_head=head) + 1
+            self.appended += 1
+
+    def _count(self) -> None:
+        """Whoever is told that nobody knows looks, as the error says."""
+        entities = self._callers.entities
+        while not self._stopping.is_set():
+            try:
+                entities.update("counter", "1", lambda found: {"n": (found["n"] if found else 0) + 1})
+            except CommitUnknown:
+                found = entities.get("counter", "1")
+                if (found["n"] if found else 0) == self.counted:
+                    continue
+            self.counted += 1
+
+
+def test_a_server_that_is_killed_under_load_loses_and_doubles_nothing(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    with ExitStack() as running:
+        server = running.enter_context(serving(f"dir:{tmp_path}"))
+        proxy = running.enter_context(Proxy(server.port, seed))  # So that the next server has the same address.
+        load = Load(proxy.url)
+        for kill in range(3):
+            goal = load.progress + chance.randrange(20, 80)
+            until(lambda goal=goal: load.progress >= min(goal, load.expected), f"progress before kill {kill}")
+            server.process.kill()
+            server.process.wait()
+            server = running.enter_context(serving(f"dir:{tmp_path}"))
+            proxy.target = server.port
+        load.finish()
+
+
+def test_connections_that_are_cut_and_delayed_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
+    with serving(f"dir:{tmp_path}") as server, Proxy(server.port, seed) as proxy:
+        proxy.bytes_max = 40_000
+        proxy.delay_seconds = 0.004
+        load = Load(proxy.url, puts=40)
+        until(lambda: proxy.cuts >= 15, "that connections were cut")
+        proxy.bytes_max = 0
+        load.finish()
+        print(f"{proxy.cuts} of {proxy.accepted} connections were cut")
+
+
+def test_a_connection_that_falls_silent_is_given_up() -> None:
+    """A network that swallows everything says nothing: neither side is told."""
+    with (
+        serving("memory:") as server,
+        Proxy(server.port) as proxy,
+        holdfast.connect(proxy.url, patience_seconds=DEADLINE_SECONDS) as plane,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        plane.queue("jobs").put("a")
+        proxy.swallows = True
+        proxy.cut_all()
+        until(lambda: proxy.accepted > 1, "that the client came back")
+        put = threads.submit(plane.queue("jobs").put, "b")
+        time.sleep(0.1)
+        assert not put.done()
+        proxy.swallows = False  # Connections that are silent already stay so.
+        put.result(DEADLINE_SECONDS)
+        assert plane.queue("jobs").stats().ready == 2
+
+
+# Several servers.
+
+
+def test_what_a_killed_server_had_leased_another_one_delivers(postgres_url: str) -> None:
+    with (
+        serving(postgres_url) as one,
+        serving(postgres_url) as other,
+        holdfast.connect(one.url, patience_seconds=1.0) as here,
+        holdfast.connect(other.url) as there,
+    ):
+        here.queue("jobs").put_many(range(8))
+        held = sorted(message.json() for message in here.queue("jobs").receive_many(4, visibility_seconds=1.0))
+        left = sorted(message.json() for message in there.queue("jobs").receive_many(10, extend_for_seconds=0))
+        assert sorted(held + left) == list(range(8))
+        one.process.kill()  # With it goes whoever could have extended those leases.
+        again: list[Any] = []
+        until(lambda: again.extend(there.queue("jobs").receive_many(wait_seconds=1.0)) or len(again) >= 4, "all four")
+        assert sorted(message.json() for message in again) == held
+        assert all(message.fence > 1 for message in again)
+        for message in again:
+            message.ack()
+
+
+def test_a_put_that_two_servers_hear_of_happens_once(postgres_url: str, seed: int) -> None:
+    """The client is cut off one server while its puts are under way there, and repeats them at the other."""
+    with (
+        serving(postgres_url) as one,
+        serving(postgres_url) as other,
+        Proxy(one.port, seed) as proxy,
+        holdfast.connect(proxy.url, patience_seconds=DEADLINE_SECONDS) as plane,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        puts = [threads.submit(plane.queue("jobs").put, number) for number in range(400)]
+        for turn in range(20):
+            proxy.target = (one, other)[turn % 2].port
+            proxy.cut_all()
+            time.sleep(0.02)
+        ids = {put.result(DEADLINE_SECONDS).id for put in puts}
+        assert (len(ids), plane.queue("jobs").stats().ready) == (400, 400)
+
+
+# Callers that do not behave.
+
+
+class Raw:
+    """A stream without a client: sends what it is told to, and reads only when it is told to."""
+
+    def __init__(self, port: int, session: str) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), 10)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        key = base64.b64encode(os.urandom(16)).decode()
+        self.socket.sendall(
+            f"GET /v1/stream HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
+        )
+        assert b" 101 " in self.socket.recv(4_096)
+        self.send(encode(Hello(PROTOCOL, session)))
+
+    def send(self, data: bytes) -> None:
+        length = len(data)
+        if length < 126:
+            head = bytes([0x82, 0x80 | length])
+        elif length < 65_536:
+            head = b"\x82\xfe" + struct.pack(">H", length)
+        else:
+            head = b"\x82\xff" + struct.pack(">Q", length)
+        self.socket.sendall(head + bytes(4) + data)  # Masked by zeros.
+
+
+def resident_bytes(server: Any) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return next(int(line.split()[1]) * 1_024 for line in status.splitlines() if line.startswith("VmRSS"))
+
+
+@contextmanager
+def deaf_consumer(server: Any, plane: Plane, *, calls: int) -> Iterator[None]:
+    """Somebody who asks for a lot and reads nothing."""
+    plane.queue("big").put_many([os.urandom(1_000) for _ in range(100)])
+    raw = Raw(server.port, "deaf")
+    raw.socket.settimeout(1.0)
+    with raw.socket:
+        with suppress(TimeoutError):
+            for first in range(0, calls, 64):
+                raw.send(encode([Call(first + number, PeekMessages("big", 100)) for number in range(64)]))
+        yield
+
+
+def test_a_consumer_that_stops_reading_is_noticed_by_nobody() -> None:
+    with serving("memory:") as server, holdfast.connect(server.url, patience_seconds=5.0) as plane:
+        with deaf_consumer(server, plane, calls=2_048):
+            for number in range(100):
+                plane.queue("jobs").put(number)
+            assert plane.queue("jobs").stats().ready == 100
+        plane.queue("jobs").put("after")
+
+
+def test_a_consumer_that_stops_reading_does_not_make_the_server_grow() -> None:
+    with serving("memory:") as server, holdfast.connect(server.url) as plane:
+        plane.queue("big").stats()
+        before = resident_bytes(server)
+        with deaf_consumer(server, plane, calls=1_024):
+            plane.queue("jobs").put("a")
+            assert resident_bytes(server) - before < 64 << 20
+
+
+def good_frame() -> bytes:
+    puts = [PutMessages("fuzzed", [NewMessage(payload=b"payload", attributes={"a": "b"})]) for _ in range(3)]
+    return encode([Call(number, put, f"key-{number}") for number, put in enumerate(puts)])
+
+
+def frames(chance: random.Random) -> Iterator[tuple[str, bytes | str]]:
+    """Everything that a frame can be but should not."""
+    good = good_frame()
+    for _ in range(60):
+        yield "random bytes", chance.randbytes(chance.randrange(1, 300))
+    for _ in range(60):
+        yield "cut short", good[: chance.randrange(1, len(good))]
+    for _ in range(80):
+        place = chance.randrange(len(good))
+        yield "one byte changed", good[:place] + bytes([chance.randrange(256)]) + good[place + 1 :]
+    for head in (b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"):
+        yield "a huge length", head + b"\xff\xff\xff\xff"
+        yield "a huge length inside", b"\x91\x94\x00" + head + b"\xff\xff\xff\xff"
+    for opening in (b"\x91", b"\x81\xa1a", b"\xdc\x00\x01"):
+        yield "deep nesting", opening * 100_000
+        yield "deep nesting inside", b"\x91\x94\x00" + opening * 100_000
+    for wrong in (None, 5, "text", {}, ["1"], [[]], [[1, 2, 3, 4]], [["1", {}, None, False]], [[1, {"op": "no.such"}]]):
+        yield "wrong types", encode(wrong)
+    for wrong in (
+        {"op": "queues.put", "queue": "x", "messages": [], "unknown": 1},
+        {"op": "queues.put", "queue": 5, "messages": []},
+        {"op": "pairs.put", "key": b"a", "value": b"b"},
+        {"op": "queues.receive", "queue": "x", "owner": "y", "wait_seconds": "long"},
+    ):
+        yield "wrong requests", encode([[0, wrong, None, False]])
+    yield "a number that is too large", b"\x91\x94\xcf" + b"\xff" * 8 + b"\x80\xc0\xc2"
+    yield "too long", bytes(FRAME_BYTES_MAX + 1)
+    yield "much too long", bytes(FRAME_BYTES_MAX + 100_000)
+    yield "text", "hello"
+
+
+MAY_BE_RIGHT = ("one byte changed", "random bytes")
+
+
+def test_fuzzed_frames_end_the_connection_and_nothing_else(seed: int) -> None:
+    chance = random.Random(seed)
+    with serving("memory:") as server, holdfast.connect(server.url) as plane:
+        url = server.url.replace("http", "ws") + "/v1/stream"
+        codes: dict[str, set[int]] = defaultdict(set)
+        for kind, data in frames(chance):
+            with connect(url, compression=None, proxy=None, max_size=None) as stream:
+                stream.send(encode(Hello(PROTOCOL, "fuzz")))
+                stream.recv(DEADLINE_SECONDS)
+                try:
+                    stream.send(data)
+                    # What was changed may have been a payload, and chance may have made a frame.
+                    stream.recv(0.1 if kind in MAY_BE_RIGHT else DEADLINE_SECONDS)
+                    codes[kind].add(0)
+                except TimeoutError:
+                    codes[kind].add(0)
+                except ConnectionClosed as closed:
+                    codes[kind].add(closed.rcvd.code if closed.rcvd is not None else -1)
+            assert plane.worlds() == []
+        print(dict(codes))
+        assert server.process.poll() is None
+        for kind, found in codes.items():
+            assert found <= {0, 1002, 1007, 1009}, (kind, found)
+            assert kind in MAY_BE_RIGHT or 0 not in found, kind
+
+
+def test_fuzzed_hellos_end_the_connection_and_nothing_else(seed: int) -> None:
+    chance = random.Random(seed)
+    with serving("memory:") as server, holdfast.connect(server.url) as plane:
+        url = server.url.replace("http", "ws") + "/v1/stream"
+        wrong: list[bytes | str] = [chance.randbytes(chance.randrange(1, 100)) for _ in range(30)]
+        wrong += [b"", "text", encode(Hello(PROTOCOL + 1, "a")), encode(Hello(PROTOCOL, "")), good_frame()]
+        wrong += [encode(Hello(PROTOCOL, "a" * 65)), b"\x91" * 100_000, bytes(FRAME_BYTES_MAX + 1)]
+        for data in wrong:
+            with connect(url, compression=None, proxy=None) as stream, pytest.raises(ConnectionClosed) as closed:
+                stream.send(data)
+                stream.recv(DEADLINE_SECONDS)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code in (1002, 1007, 1009)
+        assert plane.worlds() == []
+
+
+async def test_clients_that_come_and_go_leave_nothing_behind() -> None:
+    """Sessions are taken over, connections end in the middle of calls; the line of a queue is empty in the end."""
+    with serving("memory:") as server, Proxy(server.port, SEED) as proxy:
+        async with holdfast.connect_async(server.url) as watching:
+            for _ in range(10):
+                async with holdfast.connect_async(proxy.url) as plane:
+                    waiting = [asyncio.create_task(plane.queue("jobs").receive(wait_seconds=600)) for _ in range(10)]
+                    await asyncio.sleep(0.02)
+                    proxy.cut_all()
+                    await asyncio.sleep(0.02)
+                outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+                assert all(isinstance(outcome, HoldfastError) for outcome in outcomes)
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while (await watching.queue("jobs").stats()).waiting_consumers:
+                    await asyncio.sleep(0.01)
