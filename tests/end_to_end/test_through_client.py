@@ -89,8 +89,6 @@ SKIPPED = {
     "test_a_holder_that_loses_its_lease_while_it_renews_waits_as_it_was_asked_to": INSIDE,
     "test_a_task_that_gives_up_leaves_the_line_to_the_others": CANCEL,
     "test_a_waiter_that_is_cancelled_leaves_the_line": CANCEL,
-    "test_a_receive_that_is_cancelled_burns_no_attempts": CANCEL,
-    "test_a_receive_that_is_cancelled_while_it_fetches_a_blob_burns_no_attempts": CANCEL,
 }
 
 

@@ -50,6 +50,7 @@ from holdfast.wire.frames import (
 from holdfast.wire.problems import error_of
 
 _REFUSED: Final = (401, 403)
+_NOT_ALLOWED: Final = 4_003  # How a server closes the streams of a token that was revoked.
 _NOT_UNDERSTOOD: Final = (1002, 1007, 1009)  # The close codes of a server that could make nothing of a frame.
 _FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # Where a frame is full, and the next one begins.
 _CALL_BYTES_MAX: Final = FRAME_BYTES_MAX - 64  # A frame of one call has a few bytes more than the call.
@@ -216,6 +217,9 @@ class Connection:
                     self._reason = error
                 except websockets.ConnectionClosed as error:
                     self._reason = error
+                    if error.rcvd is not None and error.rcvd.code == _NOT_ALLOWED:
+                        self._fail(NotAllowed("The server does not know the token any more; ask for another one"))
+                        return
                     if error.rcvd is not None and error.rcvd.code in _NOT_UNDERSTOOD:
                         self._sift(error.rcvd.reason)
                 except Exception as error:  # Whatever it is, whoever waits must not wait for ever.
@@ -262,6 +266,10 @@ class Connection:
 
     def _deliver(self, reply: ReplyOnTheWay) -> None:
         pending = self._pending.get(reply.number)
+        if pending is not None and pending.future.cancelled():
+            # Its caller does not know yet that it was cancelled, and will give back what it finds here.
+            pending.future = asyncio.get_running_loop().create_future()
+            pending.future.add_done_callback(asyncio.Future.exception)
         if pending is None or pending.future.done():
             return  # Whoever asked has gone.
         if reply.problem is None:
