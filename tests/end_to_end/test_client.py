@@ -217,6 +217,13 @@ def test_a_call_that_fits_no_frame_goes_all_the_same(plane: Plane, name: str) ->
     assert [message.payload for message in found] == [message.payload for message in messages]
 
 
+def test_an_answer_may_be_longer_than_a_frame(plane: Plane, name: str) -> None:
+    jobs = plane.queue(name)
+    for _ in range(20):
+        jobs.put(os.urandom(1_000_000))
+    assert [len(message.payload) for message in jobs.receive_many(20, extend_for_seconds=0)] == [1_000_000] * 20
+
+
 async def test_calls_that_wait_do_not_hold_up_the_others(server: Any, name: str) -> None:
     """There are more of them than a server takes at a time."""
     async with holdfast.connect_async(server.url) as plane:

@@ -220,7 +220,7 @@ class Stream:
         frame = encode(replies)
         self._unsent += len(frame)
         try:
-            if self._unsent > UNSENT_BYTES_MAX:
+            if self._unsent - len(frame) > UNSENT_BYTES_MAX:  # One answer may be as large as it is.
                 await self.cut(_TOO_SLOW, "Replies were not read in time; connect again and read them")
             else:
                 await self._send({"type": "websocket.send", "bytes": frame})
