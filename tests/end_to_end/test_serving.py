@@ -3,13 +3,11 @@
 import asyncio
 import http.client
 import ipaddress
-import json
 import os
+import runpy
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -25,109 +23,21 @@ import websockets
 from websockets.sync.client import connect as connect_stream
 
 import holdfast
-from holdfast.client.ports import RemotePort
 from holdfast.errors import Busy, HoldfastError, InvalidArgument, NotAllowed, PathUnusable, PayloadTooLarge
-from holdfast.handles.sync.plane import Plane
 from holdfast.limits import FRAME_BYTES_MAX
 from holdfast.server.serving import serve
 from holdfast.server.settings import Settings
 from holdfast.wire.frames import PROTOCOL, Hello, encode
 
-CHILD = """
-import json, sys
-from holdfast.server.serving import run
-from holdfast.server.settings import Settings
-sys.exit(run(Settings.load(json.loads(sys.argv[1]))))
-"""
-SECONDS_MAX = 20.0
-
-
-class Server:
-    """A server process on a free port of the loopback address."""
-
-    def __init__(self, folder: Path, **flags: Any) -> None:
-        self.data = f"dir:{folder / 'data'}"
-        self._log = folder / "server.log"
-        given = {"data": self.data, "port": 0, "log_format": "json", **flags}
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-c", CHILD, json.dumps(given)],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment,
-            )
-        assert self.process.stdout is not None
-        self.line = self.process.stdout.readline()
-        self.url = self.line.strip().rpartition(" ")[2]
-        assert self.url.startswith("http"), self.log()
-
-    @property
-    def address(self) -> tuple[str, int]:
-        host, _, port = self.url.rpartition("//")[2].rpartition(":")
-        return host, int(port)
-
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def said(self, *words: str) -> bool:
-        """Whether one line of the log has all of these words, now or in a moment."""
-        until = time.monotonic() + 5
-        while time.monotonic() < until:
-            if any(all(word in line for word in words) for line in self.log().splitlines()):
-                return True
-            time.sleep(0.02)
-        return False
-
-    def get(
-        self, path: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, body: bytes | None = None
-    ) -> tuple[int, dict[str, str], bytes]:
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-        request = urllib.request.Request(self.url + path, headers=headers, data=body)
-        try:
-            with urllib.request.urlopen(request, timeout=SECONDS_MAX, context=tls) as answer:
-                return answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, {k.lower(): v for k, v in error.headers.items()}, error.read()
-
-    @contextmanager
-    def plane(self, token: str | None = None, universe: str = "main", **options: Any) -> Iterator[Plane]:
-        with Plane(RemotePort(self.url, token=token, **options), universe) as plane:
-            yield plane
-
-    def status_of_stream(self, token: str | None = None) -> int:
-        """What the server says to whoever wants a stream: 101 is welcome."""
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        try:
-            with connect_stream(self.url.replace("http", "ws", 1) + "/v1/stream", additional_headers=headers):
-                return 101
-        except websockets.InvalidStatus as error:
-            return error.response.status_code
-
-    def stop(self, *, times: int = 1) -> tuple[int, float]:
-        """Signal it; its exit code, and how long it took."""
-        started = time.monotonic()
-        for _ in range(times):
-            self.process.send_signal(signal.SIGTERM)
-            time.sleep(0.3 if times > 1 else 0)
-        code = self.process.wait(SECONDS_MAX)
-        return code, time.monotonic() - started
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
+Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     with ExitStack() as running:
 
-        def one(**flags: Any) -> Server:
+        def one(**flags: Any) -> Any:
             server = Server(tmp_path, **flags)
             running.callback(server.kill)
             return server
@@ -138,7 +48,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 # Starting, and what it says.
 
 
-def test_a_server_says_where_it_is_and_how_it_is(start: Callable[..., Server]) -> None:
+def test_a_server_says_where_it_is_and_how_it_is(start: Callable[..., Any]) -> None:
     server = start()
     assert server.line == f"Holdfast is ready at {server.url}\n"
     assert server.get("/healthz")[::2] == (200, b'{"status":"alive"}')
@@ -186,7 +96,7 @@ async def test_what_cannot_be_had_is_said_before_anything_is_opened(tmp_path: Pa
 
 
 @contextmanager
-def unfinished_upload(server: Server) -> Iterator[Callable[[], int]]:
+def unfinished_upload(server: Any) -> Iterator[Callable[[], int]]:
     """A blob of which only a half has arrived; call it to send the rest and hear the status."""
     connection = http.client.HTTPConnection(*server.address, timeout=SECONDS_MAX)
     connection.putrequest("POST", "/v1/blobs")
@@ -206,14 +116,14 @@ def unfinished_upload(server: Server) -> Iterator[Callable[[], int]]:
         connection.close()
 
 
-def until_draining(server: Server) -> None:
+def until_draining(server: Any) -> None:
     until = time.monotonic() + 5
     while server.get("/readyz")[0] == 200:
         assert time.monotonic() < until
         time.sleep(0.02)
 
 
-def test_a_server_that_stops_answers_what_is_under_way_and_begins_nothing_new(start: Callable[..., Server]) -> None:
+def test_a_server_that_stops_answers_what_is_under_way_and_begins_nothing_new(start: Callable[..., Any]) -> None:
     server = start(drain_seconds=15)
     with unfinished_upload(server) as finish, server.plane(patience_seconds=0.2) as plane:
         plane.queue("jobs").put(b"1")
@@ -231,7 +141,7 @@ def test_a_server_that_stops_answers_what_is_under_way_and_begins_nothing_new(st
         assert server.process.wait(SECONDS_MAX) == 0
 
 
-def test_a_second_signal_ends_it_at_once(start: Callable[..., Server]) -> None:
+def test_a_second_signal_ends_it_at_once(start: Callable[..., Any]) -> None:
     server = start(drain_seconds=60)
     with unfinished_upload(server):
         code, seconds = server.stop(times=2)
@@ -240,7 +150,7 @@ def test_a_second_signal_ends_it_at_once(start: Callable[..., Server]) -> None:
     assert "Traceback" not in server.log()
 
 
-def test_what_does_not_finish_in_time_is_cut_off(start: Callable[..., Server]) -> None:
+def test_what_does_not_finish_in_time_is_cut_off(start: Callable[..., Any]) -> None:
     server = start(drain_seconds=0.5)
     with unfinished_upload(server):
         code, seconds = server.stop()
@@ -249,7 +159,7 @@ def test_what_does_not_finish_in_time_is_cut_off(start: Callable[..., Server]) -
     assert "Traceback" not in server.log()
 
 
-def test_whoever_only_waits_holds_nobody_up(start: Callable[..., Server]) -> None:
+def test_whoever_only_waits_holds_nobody_up(start: Callable[..., Any]) -> None:
     server = start(drain_seconds=60)
     with server.plane(patience_seconds=0.1) as plane:
         outcomes: list[Any] = []
@@ -270,7 +180,7 @@ def test_whoever_only_waits_holds_nobody_up(start: Callable[..., Server]) -> Non
         assert isinstance(outcomes[0], HoldfastError)
 
 
-def test_nothing_that_was_acknowledged_is_lost_by_stopping_under_load(start: Callable[..., Server]) -> None:
+def test_nothing_that_was_acknowledged_is_lost_by_stopping_under_load(start: Callable[..., Any]) -> None:
     server = start()
     acknowledged: list[str] = []
 
@@ -315,7 +225,7 @@ def tokens(tmp_path: Path) -> dict[str, str]:
         }
 
 
-def test_only_tokens_come_in(start: Callable[..., Server], tokens: dict[str, str]) -> None:
+def test_only_tokens_come_in(start: Callable[..., Any], tokens: dict[str, str]) -> None:
     server = start(tokens=True)
     wrong = tokens["worker"][:-1] + ("0" if tokens["worker"][-1] != "0" else "1")
     for token in (None, wrong, "nonsense"):
@@ -334,7 +244,7 @@ def test_only_tokens_come_in(start: Callable[..., Server], tokens: dict[str, str
     assert not [token for token in tokens.values() if token.rpartition("_")[2] in server.log()]
 
 
-def test_a_token_does_what_it_is_for_and_nothing_else(start: Callable[..., Server], tokens: dict[str, str]) -> None:
+def test_a_token_does_what_it_is_for_and_nothing_else(start: Callable[..., Any], tokens: dict[str, str]) -> None:
     server = start(tokens=True)
     with server.plane(tokens["worker"]) as plane:
         for refused in (lambda: plane.lease("k").acquire(), plane.tokens.page, lambda: plane.pairs.get(b"a")):
@@ -359,7 +269,7 @@ def test_a_token_does_what_it_is_for_and_nothing_else(start: Callable[..., Serve
         assert plane.queue("jobs").stats().put_total == 0
 
 
-def test_a_token_that_ends_is_refused_at_once(start: Callable[..., Server], tokens: dict[str, str]) -> None:
+def test_a_token_that_ends_is_refused_at_once(start: Callable[..., Any], tokens: dict[str, str]) -> None:
     server = start(tokens=True)
     with server.plane(tokens["admin"]) as admin, server.plane(tokens["worker"]) as worker:
         worker.queue("jobs").put(b"1")
@@ -378,7 +288,7 @@ def test_a_token_that_ends_is_refused_at_once(start: Callable[..., Server], toke
 
 
 def test_whoever_waits_with_a_token_that_was_revoked_gets_nothing(
-    start: Callable[..., Server], tokens: dict[str, str]
+    start: Callable[..., Any], tokens: dict[str, str]
 ) -> None:
     server = start(tokens=True)
     with server.plane(tokens["admin"]) as admin, server.plane(tokens["worker"], patience_seconds=0.1) as worker:
@@ -447,7 +357,7 @@ def certificates(folder: Path) -> dict[str, str]:
     return paths
 
 
-def test_a_server_speaks_tls(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_server_speaks_tls(start: Callable[..., Any], tmp_path: Path) -> None:
     pem = certificates(tmp_path)
     server = start(tls_cert=pem["server_cert"], tls_key=pem["server_key"])
     assert server.url.startswith("https://")
@@ -465,7 +375,7 @@ def test_a_server_speaks_tls(start: Callable[..., Server], tmp_path: Path) -> No
     plain.close()
 
 
-def test_a_server_may_ask_for_certificates_too(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_server_may_ask_for_certificates_too(start: Callable[..., Any], tmp_path: Path) -> None:
     pem = certificates(tmp_path)
     server = start(tls_cert=pem["server_cert"], tls_key=pem["server_key"], tls_client_ca=pem["ca_cert"])
     nobody, known = (ssl.create_default_context(cafile=pem["ca_cert"]) for _ in range(2))
@@ -480,7 +390,7 @@ def test_a_server_may_ask_for_certificates_too(start: Callable[..., Server], tmp
 # What nobody should send.
 
 
-def raw(server: Server, data: bytes) -> bytes:
+def raw(server: Any, data: bytes) -> bytes:
     with socket.create_connection(server.address, timeout=SECONDS_MAX) as connection:
         with suppress(OSError):
             connection.sendall(data)
@@ -491,7 +401,7 @@ def raw(server: Server, data: bytes) -> bytes:
         return answer
 
 
-def test_heads_have_a_size_and_a_time(start: Callable[..., Server]) -> None:
+def test_heads_have_a_size_and_a_time(start: Callable[..., Any]) -> None:
     server = start(header_bytes_max=4_096, header_seconds=0.5)
     get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     assert raw(server, get + b"\r\n").startswith(b"HTTP/1.1 200")
@@ -514,7 +424,7 @@ def test_heads_have_a_size_and_a_time(start: Callable[..., Server]) -> None:
     assert server.get("/readyz")[0] == 200
 
 
-def test_frames_have_a_size(start: Callable[..., Server]) -> None:
+def test_frames_have_a_size(start: Callable[..., Any]) -> None:
     server = start()
     url = server.url.replace("http", "ws", 1) + "/v1/stream"
     for size in (FRAME_BYTES_MAX + 1, FRAME_BYTES_MAX * 2):
@@ -529,7 +439,7 @@ def test_frames_have_a_size(start: Callable[..., Server]) -> None:
     assert server.get("/readyz")[0] == 200
 
 
-def test_a_web_page_does_not_reach_a_server_without_tokens(start: Callable[..., Server]) -> None:
+def test_a_web_page_does_not_reach_a_server_without_tokens(start: Callable[..., Any]) -> None:
     server = start()
     url = server.url.replace("http", "ws", 1) + "/v1/stream"
     with pytest.raises(websockets.InvalidStatus, match="403"), connect_stream(url, origin="https://evil.example"):

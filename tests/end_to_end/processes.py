@@ -1,0 +1,136 @@
+"""The server that people run, on a free port of the loopback address, in a process of its own."""
+
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import websockets
+from websockets.sync.client import connect as connect_stream
+
+from holdfast.client.ports import RemotePort
+from holdfast.handles.sync.plane import Plane
+
+CHILD = """
+import json, resource, sys
+import msgspec
+from holdfast.server.serving import run
+from holdfast.server.settings import Settings
+
+class Bounded(Settings, frozen=True, kw_only=True):
+    @property
+    def http_limits(self):
+        return msgspec.structs.replace(super().http_limits, **json.loads(sys.argv[2]))
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+sys.exit(run(Bounded.load(json.loads(sys.argv[1]))))
+"""
+SECONDS_MAX = 20.0
+
+
+class Server:
+    """A server process on a free port of the loopback address."""
+
+    def __init__(self, folder: Path, *, limits: dict[str, Any] | None = None, **flags: Any) -> None:
+        """`flags` are those of `holdfast serve`; `limits` are bounds of the HTTP door that it has no flags for."""
+        self.data = f"dir:{folder / 'data'}"
+        self._log = folder / "server.log"
+        given = {"data": self.data, "port": 0, "log_format": "json", **flags}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "error", "-c", CHILD, json.dumps(given), json.dumps(limits or {})],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+            )
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline()
+        self.url = self.line.strip().rpartition(" ")[2]
+        assert self.url.startswith("http"), self.log()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.rpartition("//")[2].rpartition(":")
+        return host, int(port)
+
+    @property
+    def resident_bytes(self) -> int:
+        """The memory that the server has now."""
+        return self._status("VmRSS")
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that the server has had since `forget_peak`, or since it began."""
+        return self._status("VmHWM")
+
+    def forget_peak(self) -> None:
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+    def _status(self, name: str) -> int:
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1_024 for line in lines if line.startswith(name))
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def said(self, *words: str) -> bool:
+        """Whether one line of the log has all of these words, now or in a moment."""
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            if any(all(word in line for word in words) for line in self.log().splitlines()):
+                return True
+            time.sleep(0.02)
+        return False
+
+    def get(
+        self, path: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, body: bytes | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        request = urllib.request.Request(self.url + path, headers=headers, data=body)
+        try:
+            with urllib.request.urlopen(request, timeout=SECONDS_MAX, context=tls) as answer:
+                return answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, {k.lower(): v for k, v in error.headers.items()}, error.read()
+
+    @contextmanager
+    def plane(self, token: str | None = None, universe: str = "main", **options: Any) -> Iterator[Plane]:
+        with Plane(RemotePort(self.url, token=token, **options), universe) as plane:
+            yield plane
+
+    def status_of_stream(self, token: str | None = None) -> int:
+        """What the server says to whoever wants a stream: 101 is welcome."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            with connect_stream(self.url.replace("http", "ws", 1) + "/v1/stream", additional_headers=headers):
+                return 101
+        except websockets.InvalidStatus as error:
+            return error.response.status_code
+
+    def stop(self, *, times: int = 1) -> tuple[int, float]:
+        """Signal it; its exit code, and how long it took."""
+        started = time.monotonic()
+        for _ in range(times):
+            self.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3 if times > 1 else 0)
+        code = self.process.wait(SECONDS_MAX)
+        return code, time.monotonic() - started
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
