@@ -45,10 +45,10 @@ class Twin:
 
         return asyncio.run(self._store.write_async(path, stream(), create_only=create_only))
 
-    def open(self, path: str) -> Iterator[bytes]:
+    def open(self, path: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
         loop = asyncio.new_event_loop()
         try:
-            parts = loop.run_until_complete(self._store.open_async(path))
+            parts = loop.run_until_complete(self._store.open_async(path, start, length))
         except BaseException:
             loop.close()
             raise

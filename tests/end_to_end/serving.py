@@ -85,6 +85,11 @@ class Server:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return next(int(line.split()[1]) * 1_024 for line in status.splitlines() if line.startswith("VmHWM"))
 
+    def read_bytes(self) -> int:
+        """How many bytes the server has read, of files and connections."""
+        counts = Path(f"/proc/{self.process.pid}/io").read_text()
+        return next(int(line.split()[1]) for line in counts.splitlines() if line.startswith("rchar"))
+
     def drain(self) -> None:
         os.kill(self.process.pid, signal.SIGUSR1)
 

@@ -510,6 +510,51 @@ def test_a_download_goes_on_where_it_was_cut(server: Any, plane: Plane) -> None:
         assert proxy.cuts
 
 
+@pytest.mark.parametrize(
+    ("start", "length"),
+    [
+        (0, 10),
+        (MEGABYTE - 1, 2),
+        (3 * MEGABYTE, None),
+        (1, 10**30),
+        (0, 10**30),
+        (5 * MEGABYTE, 1),
+        (10**30, None),
+        (7, 0),
+    ],
+)
+def test_a_part_of_a_blob_comes_alone(server: Any, plane: Plane, start: int, length: int | None) -> None:
+    whole = b"".join(pieces(4))
+    hash = plane.blobs.write(pieces(4))
+    end = None if length is None else start + length
+    assert b"".join(plane.blobs.open(hash, start=start, length=length)) == whole[start:end]
+
+    async def on_a_loop() -> bytes:
+        async with holdfast.connect_async(server.url) as other:
+            return b"".join([part async for part in await other.blobs.open(hash, start=start, length=length)])
+
+    assert asyncio.run(on_a_loop()) == whole[start:end]
+
+
+def test_a_part_that_is_none_is_refused(plane: Plane) -> None:
+    hash = plane.blobs.put(b"few")
+    for part in ({"start": -1}, {"length": -1}):
+        with pytest.raises(InvalidArgument, match="0 or more"):
+            plane.blobs.open(hash, **part)
+    for part in ({"start": 1}, {"length": 0}, {"start": 3, "length": 5}):
+        with pytest.raises(BlobNotFound):
+            plane.blobs.open("0" * 64, **part)
+
+
+def test_a_part_goes_on_where_it_was_cut(server: Any, plane: Plane) -> None:
+    hash = plane.blobs.write(pieces(12))
+    with Proxy(server.port, seed=1) as proxy, holdfast.connect(proxy.url) as cut:
+        proxy.bytes_max = 4 * MEGABYTE
+        found = b"".join(cut.blobs.open(hash, start=MEGABYTE + 5, length=9 * MEGABYTE))
+        assert found == b"".join(pieces(12))[MEGABYTE + 5 :][: 9 * MEGABYTE]
+        assert proxy.cuts
+
+
 def test_a_large_payload_goes_with_its_message(plane: Plane, name: str) -> None:
     body = os.urandom(3 * MEGABYTE)
     plane.queue(name).put(body)

@@ -771,6 +771,22 @@ class TestBlobs:
 
     def test_a_range_of_another_version_is_everything(self, server: Any, path: str) -> None:
         assert server.get(path, Range="bytes=0-1", If_Range='"other"').status == 200
+        assert server.get(path, Range="bytes=0-1", If_Range=f'"{path.rpartition("/")[2]}"').status == 206
+
+    def test_whoever_has_it_gets_no_range_either(self, server: Any, path: str) -> None:
+        etag = f'"{path.rpartition("/")[2]}"'
+        answer = server.get(path, Range="bytes=0-1", If_None_Match=etag)
+        assert (answer.status, answer.body, answer.headers["etag"]) == (304, b"", etag)
+
+    def test_of_a_large_blob_only_the_range_is_read(self, server: Any) -> None:
+        size = 64 * MEGABYTE
+        path = server.post("/v1/blobs", bytes(size)).headers["location"]
+        before = server.read_bytes()
+        assert server.get(path, Range=f"bytes={size - 5}-").body == bytes(5)
+        assert server.get(path, Range="bytes=0-4").body == bytes(5)
+        assert server.read_bytes() - before < 8 * MEGABYTE
+        assert len(server.get(path).body) == size
+        assert server.read_bytes() - before > size  # The measure measures.
 
     def test_chunks_of_unknown_number_are_taken(self, server: Any) -> None:
         connection = server.connect()

@@ -4,7 +4,9 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
 
 import holdfast
@@ -127,6 +129,67 @@ def test_a_large_blob_needs_an_object_store(database: Database) -> None:
         store.put("main", LARGE)
 
 
+RANGES = [(0, 1), (5, 100), (0, None), (7, None), (len(LARGE) - 3, 10), (len(LARGE), 1), (len(LARGE) + 9, None), (3, 0)]
+
+
+@pytest.mark.parametrize(("start", "length"), [*RANGES, (2**70, 2**70), (0, 2**70)])
+@pytest.mark.parametrize("data", [LARGE, LARGE[:200], b""], ids=["large", "inline", "empty"])
+def test_a_part_reads_like_a_slice(store: BlobStore, data: bytes, start: int, length: int | None) -> None:
+    hash = store.put("main", data).hash
+    end = None if length is None else start + length
+    assert b"".join(store.open("main", hash, start, length)) == data[start:end]
+
+
+async def test_an_event_loop_reads_a_part_too(database: Database, objects: ObjectStore) -> None:
+    store = AsyncBlobStore(database, objects)
+    hash = (await store.put("main", LARGE)).hash
+    assert b"".join([part async for part in await store.open("main", hash, 9, 20_000)]) == LARGE[9:20_009]
+
+
+@pytest.mark.parametrize(("start", "length"), [(-1, None), (-1, 5), (0, -1)])
+def test_a_part_that_is_none_is_refused(store: BlobStore, start: int, length: int | None) -> None:
+    hash = store.put("main", LARGE).hash
+    with pytest.raises(InvalidArgument, match="0 or more"):
+        store.open("main", hash, start, length)
+
+
+def test_of_a_large_blob_only_the_part_is_read(
+    store: BlobStore, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hash = store.put("main", LARGE).hash
+    read: list[tuple[int, int]] = []
+    get = obstore.get
+
+    def watched(store: Any, path: str, *, options: Any) -> Any:
+        read.append(options["range"])
+        return get(store, path, options=options)
+
+    monkeypatch.setattr(obstore, "get", watched)
+    objects._read_bytes = 1_000
+    assert b"".join(store.open("main", hash, 30_000, 1_500)) == LARGE[30_000:31_500]
+    assert read == [(30_000, 31_000), (31_000, 31_500)]
+
+
+def test_a_part_of_a_body_that_is_cut_off_or_gone_is_reported(store: BlobStore, objects: ObjectStore) -> None:
+    hash = store.put("main", LARGE).hash
+    objects.put(path_of(LARGE), LARGE[:-10])
+    assert b"".join(store.open("main", hash, 5, 5)) == LARGE[5:10]
+    with pytest.raises(SizeMismatch):
+        list(store.open("main", hash, len(LARGE) - 20, 15))
+    objects.delete(path_of(LARGE))
+    with pytest.raises(MissingObject):
+        store.open("main", hash, 5, 5)
+
+
+def test_a_part_of_a_damaged_inline_body_is_reported(store: BlobStore, database: Database) -> None:
+    hash = store.put("main", b"small").hash
+    key = blobs._key("main", bytes.fromhex(hash))
+    database.transact(lambda tx: tx.put(key, blobs._encode(Blob(5, b"smalL"))))
+    for part in ((0, 2), (0, None)):
+        with pytest.raises(HashMismatch):
+            list(store.open("main", hash, *part))
+
+
 # Seed 004's failure modes, and damage.
 
 
@@ -237,6 +300,7 @@ def test_the_handle_puts_gets_and_streams(tmp_path: Path) -> None:
         assert not plane.blobs.has(name_of(b"other"))
         assert plane.blobs.get(hash) == LARGE
         assert b"".join(plane.blobs.open(plane.blobs.write(iter([LARGE, LARGE])))) == LARGE * 2
+        assert b"".join(plane.blobs.open(hash, start=7, length=30_000)) == LARGE[7:30_007]
 
 
 def test_the_async_handle_does_the_same(tmp_path: Path) -> None:
@@ -246,6 +310,7 @@ def test_the_async_handle_does_the_same(tmp_path: Path) -> None:
             assert await plane.blobs.has(hash)
             assert await plane.blobs.get(hash) == LARGE
             assert b"".join([part async for part in await plane.blobs.open(hash)]) == LARGE
+            assert b"".join([part async for part in await plane.blobs.open(hash, start=40_000)]) == LARGE[40_000:]
 
     asyncio.run(use())
 

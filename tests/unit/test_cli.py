@@ -559,6 +559,7 @@ def test_blobs_go_in_and_out(hf: Hf, tmp_path: Path) -> None:
     hf("blob", "get", hash, "--out", str(tmp_path / "out"))
     assert (tmp_path / "out").read_bytes() == body
     assert hf("blob", "get", hash).stdout_bytes == body
+    assert hf("blob", "get", hash, "--start", "3", "--length", "9").stdout_bytes == body[3:12]
     hf("blob", "has", hash)
     hf("blob", "has", "0" * 64, code=4)
     hf("blob", "get", "0" * 64, "--out", str(tmp_path / "none"), code=4)

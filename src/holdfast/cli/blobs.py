@@ -37,15 +37,17 @@ def put(file: str) -> None:
     printing.done(hash, {"hash": hash})
 
 
-@blob.command(examples=["holdfast blob get 9f86d0… --out report.pdf"])
+@blob.command(examples=["holdfast blob get 9f86d0… --out report.pdf", "holdfast blob get 9f86d0… --length 100"])
 @click.argument("hash")
 @click.option(
     "--out", metavar="PATH", help="Write to a file, which appears when it is whole.  [default: standard output]"
 )
-def get(hash: str, out: str | None) -> None:
-    """The bytes of a blob."""
+@click.option("--start", type=click.IntRange(0), default=0, help="Begin at this byte.  [default: 0]")
+@click.option("--length", type=click.IntRange(0), help="So many bytes, at most.  [default: all]")
+def get(hash: str, out: str | None, start: int, length: int | None) -> None:
+    """The bytes of a blob, or some of them: only those are read."""
     with planes.opened() as plane:
-        pieces = plane.blobs.open(hash)
+        pieces = plane.blobs.open(hash, start=start, length=length)
         if out is None:
             for piece in pieces:
                 sys.stdout.buffer.write(piece)

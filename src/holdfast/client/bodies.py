@@ -19,7 +19,15 @@ import msgspec
 
 from holdfast.client.answers import decoder_of, doubles
 from holdfast.client.reasons import told
-from holdfast.errors import CommitUnknown, HashMismatch, HoldfastError, InvalidValue, ShutdownDraining, Unreachable
+from holdfast.errors import (
+    CommitUnknown,
+    HashMismatch,
+    HoldfastError,
+    InvalidArgument,
+    InvalidValue,
+    ShutdownDraining,
+    Unreachable,
+)
 from holdfast.limits import BLOB_PART_BYTES
 from holdfast.wire.blobs import OpenBlob, Stored
 from holdfast.wire.problems import Problem, error_of
@@ -27,6 +35,7 @@ from holdfast.wire.problems import Problem, error_of
 _TIMEOUT_SECONDS_MAX: Final = 60.0
 _PAUSE_SECONDS: Final = 0.1
 _MSGPACK: Final = "application/msgpack"
+_OFFSET_MAX: Final = 10**18 - 1  # No blob is so long, and what is longer is no number to a server.
 _BROKEN: Final = (OSError, http.client.HTTPException)
 
 Result = TypeVar("Result")
@@ -149,15 +158,20 @@ def _upload(server: Server, universe: str, pieces: Iterator[bytes]) -> Stored:
 
 
 class Download:
-    """The parts of a blob, one after the other."""
+    """The parts of a blob, or of a range of it, one after the other."""
 
     def __init__(self, server: Server, request: OpenBlob) -> None:
         """Raises BlobNotFound if nobody has stored it."""
+        if request.start < 0 or (request.length is not None and request.length < 0):
+            raise InvalidArgument(
+                f"A part of {request.length} bytes from {request.start} on is none; choose 0 or more for both"
+            )
         self._server = server
         self._request = request
         self._sha = hashlib.sha256()
-        self._place = 0
+        self._place = 0  # How much of what was asked for has come.
         self._size: int | None = None
+        self._whole = True
         self._done = False
         self._connection: http.client.HTTPConnection | None = None
         self._response = _patiently(server, self._open)
@@ -177,7 +191,7 @@ class Download:
         if not part:
             self._done = True
             self.close()
-            if self._sha.hexdigest() != self._request.hash.lower():
+            if self._whole and self._sha.hexdigest() != self._request.hash.lower():
                 raise HashMismatch(f"What came as blob {self._request.hash} has another hash; it is damaged")
         return part
 
@@ -189,6 +203,8 @@ class Download:
             self._connection = None
 
     def _part(self) -> bytes:
+        if self._place == self._size:
+            return b""
         if self._connection is None:
             self._response = self._open()
         try:
@@ -203,19 +219,28 @@ class Download:
     def _open(self) -> http.client.HTTPResponse:
         """The response that has the rest of the blob."""
         said = headers(self._server, X_Holdfast_Universe=self._request.universe, Accept="*/*")
-        if self._place:
-            said["Range"] = f"bytes={self._place}-"
+        start, length = self._request.start, self._request.length
+        begin = min(start + self._place, _OFFSET_MAX)
+        if begin or length is not None:
+            # There is no asking for no bytes: whoever wants none asks for one, and does not read it.
+            said["Range"] = f"bytes={begin}-{'' if length is None else min(start + max(length, 1) - 1, _OFFSET_MAX)}"
         connection = connect(self._server)
         try:
             connection.request("GET", path(self._server, f"/v1/blobs/{self._request.hash}"), headers=said)
             response = connection.getresponse()
-            if response.status >= http.client.BAD_REQUEST:
+            is_behind = response.status == http.client.REQUESTED_RANGE_NOT_SATISFIABLE
+            if response.status >= http.client.BAD_REQUEST and not is_behind:
                 raise _problem(response.read())
+            if begin and response.status == http.client.OK:
+                raise Unreachable(
+                    f"{self._server.url} was asked for a part and sends all; something between cuts Range"
+                )
         except BaseException:
             connection.close()
             raise
         if self._size is None:
-            self._size = response.length
+            self._whole = response.status == http.client.OK and length != 0
+            self._size = 0 if is_behind or length == 0 else response.length
         self._connection = connection
         return response
 

@@ -31,9 +31,16 @@ class AsyncBlobs:
         """
         return (await self._port.call(GetBlob(hash, self._universe))).data
 
-    async def open(self, hash: str) -> AsyncIterator[bytes]:
-        """The bytes of a blob in pieces; damage is raised in place of the end."""
-        return await self._port.receive(OpenBlob(hash, self._universe))
+    async def open(self, hash: str, *, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """The bytes of a blob in pieces; damage is raised in place of the end.
+
+        With `start` and `length`, those that `get(hash)[start : start + length]` would be, without reading the others;
+        such a part cannot be compared with the hash of the whole.
+
+        Raises:
+            BlobNotFound: nobody stored it.
+        """
+        return await self._port.receive(OpenBlob(hash, self._universe, start, length))
 
     async def has(self, hash: str, *, tier: Tier = Tier.CRITICAL) -> bool:
         """Whether the blob is stored."""

@@ -26,4 +26,5 @@ def write(parts: Any, request: WriteBlob, chunks: Any) -> Any:
 
 
 def open(parts: Any, request: OpenBlob) -> Any:
-    return parts.blobs.open(checked_name("universe", request.universe), request.hash)
+    universe = checked_name("universe", request.universe)
+    return parts.blobs.open(universe, request.hash, request.start, request.length)

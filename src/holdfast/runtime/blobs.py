@@ -17,6 +17,7 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.errors import (
     BlobNotFound,
     HashMismatch,
+    InvalidArgument,
     InvalidValue,
     MissingObject,
     ObjectNotFound,
@@ -89,21 +90,31 @@ class AsyncBlobStore:
                 data = await self._store().get_async(blobs.object_path(universe, digest))
             except ObjectNotFound as error:
                 raise _missing(hash) from error
-        _check_size(hash, blob, len(data))
-        if self._is_due() and hashlib.sha256(data).digest() != digest:
-            raise _mismatch(hash)
+        self._check(hash, digest, blob, data)
         return Body(data)
 
-    async def open(self, universe: str, hash: str) -> AsyncIterator[bytes]:
-        """The bytes of a blob in pieces; a mismatch is raised after the last of them, instead of an end."""
+    async def open(self, universe: str, hash: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """The bytes of a blob in pieces; a mismatch is raised after the last of them, instead of an end.
+
+        Of a large blob only the part that is asked for is read. A part has no hash to be compared with: it is raised if
+        fewer bytes come than the blob should have there, and no more.
+        """
+        if start < 0 or (length is not None and length < 0):
+            raise InvalidArgument(f"A part of {length} bytes from {start} on is none; choose 0 or more for both")
         digest, blob = await self._find(universe, hash)
+        start = min(start, blob.size)
+        end = blob.size if length is None else min(start + length, blob.size)
         if blob.inline is not None:
-            return self._checked(_once(blob.inline), hash, digest, blob)
+            self._check(hash, digest, blob, blob.inline)
+            return _once(blob.inline[start:end])
+        path = blobs.object_path(universe, digest)
         try:
-            parts = await self._store().open_async(blobs.object_path(universe, digest))
+            if (start, end) == (0, blob.size):
+                return self._checked(await self._store().open_async(path), hash, digest, blob)
+            parts = await self._store().open_async(path, start, end - start)
         except ObjectNotFound as error:
             raise _missing(hash) from error
-        return self._checked(parts, hash, digest, blob)
+        return _counted(parts, hash, blob, end - start)
 
     async def _find(self, universe: str, hash: str) -> tuple[bytes, Blob]:
         digest = blobs.digest_of(hash)
@@ -111,6 +122,12 @@ class AsyncBlobStore:
         if blob is None:
             raise BlobNotFound(f"No blob {hash} is stored in {universe}; put it first")
         return digest, blob
+
+    def _check(self, hash: str, digest: bytes, blob: Blob, data: bytes) -> None:
+        """Raise unless these are the bytes of the blob."""
+        _check_size(hash, blob, len(data))
+        if self._is_due() and hashlib.sha256(data).digest() != digest:
+            raise _mismatch(hash)
 
     async def _checked(self, parts: AsyncIterator[bytes], hash: str, digest: bytes, blob: Blob) -> AsyncIterator[bytes]:
         sha, size, due = hashlib.sha256(), 0, self._is_due()
@@ -139,6 +156,15 @@ class AsyncBlobStore:
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
+
+
+async def _counted(parts: AsyncIterator[bytes], hash: str, blob: Blob, expected: int) -> AsyncIterator[bytes]:
+    size = 0
+    async for part in parts:
+        size += len(part)
+        yield part
+    if size != expected:
+        raise SizeMismatch(f"Blob {hash} is shorter than the {blob.size} bytes it was stored with; restore it")
 
 
 async def _pieces(file: IO[bytes]) -> AsyncIterator[bytes]:

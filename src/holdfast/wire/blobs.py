@@ -49,7 +49,9 @@ class WriteBlob(Request[Stored], frozen=True, tag="blobs.write"):
 
 
 class OpenBlob(Request[Stored], frozen=True, tag="blobs.open"):
-    """Stream the bytes of a blob, or a part of them."""
+    """Stream the bytes of a blob, or `length` of them from `start` on; beyond its end there are none."""
 
     hash: str
     universe: str = UNIVERSE
+    start: int = 0
+    length: int | None = None  # None: up to the end.

@@ -147,18 +147,21 @@ class ObjectStore:
             return bytes(await obstore.get_range_async(self._store, path, start=start, length=length))
         return b""
 
-    def open(self, path: str) -> Iterator[bytes]:
+    def open(self, path: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
         """The object's bytes in parts of at most OBJECT_PART_BYTES, one in memory at a time.
 
-        Each part is a request of its own, so a slow reader runs into no timeout. All parts are of one version.
+        With `start` and `length`, what `get_range` would give; the rest of the object is not read. Each part is a
+        request of its own, so a slow reader runs into no timeout. All parts are of one version.
 
         Raises:
             ObjectChanged: while iterating, when the object was written over; open it again.
         """
-        return self._parts(self.head(path))
+        _is_empty_range(start, length or 0)
+        return self._parts(self.head(path), start, length)
 
-    async def open_async(self, path: str) -> AsyncIterator[bytes]:
-        return self._parts_async(await self.head_async(path))
+    async def open_async(self, path: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        _is_empty_range(start, length or 0)
+        return self._parts_async(await self.head_async(path), start, length)
 
     def head(self, path: str) -> ObjectMeta:
         """The object's size and etag, without its bytes."""
@@ -224,14 +227,14 @@ class ObjectStore:
         offset = check_path(after) if after else None
         return obstore.list(self._store, folder, offset=offset, chunk_size=limit)
 
-    def _parts(self, meta: ObjectMeta) -> Iterator[bytes]:
-        for options in _part_requests(meta, self._read_bytes):
+    def _parts(self, meta: ObjectMeta, start: int, length: int | None) -> Iterator[bytes]:
+        for options in _part_requests(meta, self._read_bytes, start, length):
             with translated(meta.path):
                 part = bytes(obstore.get(self._store, meta.path, options=options).bytes())
             yield part
 
-    async def _parts_async(self, meta: ObjectMeta) -> AsyncIterator[bytes]:
-        for options in _part_requests(meta, self._read_bytes):
+    async def _parts_async(self, meta: ObjectMeta, start: int, length: int | None) -> AsyncIterator[bytes]:
+        for options in _part_requests(meta, self._read_bytes, start, length):
             with translated(meta.path):
                 result = await obstore.get_async(self._store, meta.path, options=options)
                 part = bytes(await result.bytes_async())
@@ -254,9 +257,10 @@ def _is_empty_range(start: int, length: int) -> bool:
     return length == 0
 
 
-def _part_requests(meta: ObjectMeta, part_bytes: int) -> "Iterator[GetOptions]":
-    for start in range(0, meta.size, part_bytes):
-        yield {"range": (start, min(start + part_bytes, meta.size)), "if_match": meta.etag}
+def _part_requests(meta: ObjectMeta, part_bytes: int, start: int, length: int | None) -> "Iterator[GetOptions]":
+    end = meta.size if length is None else min(start + length, meta.size)
+    for place in range(start, end, part_bytes):
+        yield {"range": (place, min(place + part_bytes, end)), "if_match": meta.etag}
 
 
 def _meta(stored: "StoredMeta") -> ObjectMeta:

@@ -31,9 +31,16 @@ class Blobs:
         """
         return (self._port.call(GetBlob(hash, self._universe))).data
 
-    def open(self, hash: str) -> Iterator[bytes]:
-        """The bytes of a blob in pieces; damage is raised in place of the end."""
-        return self._port.receive(OpenBlob(hash, self._universe))
+    def open(self, hash: str, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """The bytes of a blob in pieces; damage is raised in place of the end.
+
+        With `start` and `length`, those that `get(hash)[start : start + length]` would be, without reading the others;
+        such a part cannot be compared with the hash of the whole.
+
+        Raises:
+            BlobNotFound: nobody stored it.
+        """
+        return self._port.receive(OpenBlob(hash, self._universe, start, length))
 
     def has(self, hash: str, *, tier: Tier = Tier.CRITICAL) -> bool:
         """Whether the blob is stored."""

@@ -11,6 +11,7 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.errors import (
     BlobNotFound,
     HashMismatch,
+    InvalidArgument,
     InvalidValue,
     MissingObject,
     ObjectNotFound,
@@ -83,21 +84,31 @@ class BlobStore:
                 data = self._store().get(blobs.object_path(universe, digest))
             except ObjectNotFound as error:
                 raise _missing(hash) from error
-        _check_size(hash, blob, len(data))
-        if self._is_due() and hashlib.sha256(data).digest() != digest:
-            raise _mismatch(hash)
+        self._check(hash, digest, blob, data)
         return Body(data)
 
-    def open(self, universe: str, hash: str) -> Iterator[bytes]:
-        """The bytes of a blob in pieces; a mismatch is raised after the last of them, instead of an end."""
+    def open(self, universe: str, hash: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """The bytes of a blob in pieces; a mismatch is raised after the last of them, instead of an end.
+
+        Of a large blob only the part that is asked for is read. A part has no hash to be compared with: it is raised if
+        fewer bytes come than the blob should have there, and no more.
+        """
+        if start < 0 or (length is not None and length < 0):
+            raise InvalidArgument(f"A part of {length} bytes from {start} on is none; choose 0 or more for both")
         digest, blob = self._find(universe, hash)
+        start = min(start, blob.size)
+        end = blob.size if length is None else min(start + length, blob.size)
         if blob.inline is not None:
-            return self._checked(_once(blob.inline), hash, digest, blob)
+            self._check(hash, digest, blob, blob.inline)
+            return _once(blob.inline[start:end])
+        path = blobs.object_path(universe, digest)
         try:
-            parts = self._store().open(blobs.object_path(universe, digest))
+            if (start, end) == (0, blob.size):
+                return self._checked(self._store().open(path), hash, digest, blob)
+            parts = self._store().open(path, start, end - start)
         except ObjectNotFound as error:
             raise _missing(hash) from error
-        return self._checked(parts, hash, digest, blob)
+        return _counted(parts, hash, blob, end - start)
 
     def _find(self, universe: str, hash: str) -> tuple[bytes, Blob]:
         digest = blobs.digest_of(hash)
@@ -105,6 +116,12 @@ class BlobStore:
         if blob is None:
             raise BlobNotFound(f"No blob {hash} is stored in {universe}; put it first")
         return digest, blob
+
+    def _check(self, hash: str, digest: bytes, blob: Blob, data: bytes) -> None:
+        """Raise unless these are the bytes of the blob."""
+        _check_size(hash, blob, len(data))
+        if self._is_due() and hashlib.sha256(data).digest() != digest:
+            raise _mismatch(hash)
 
     def _checked(self, parts: Iterator[bytes], hash: str, digest: bytes, blob: Blob) -> Iterator[bytes]:
         sha, size, due = hashlib.sha256(), 0, self._is_due()
@@ -133,6 +150,15 @@ class BlobStore:
 
 def _once(data: bytes) -> Iterator[bytes]:
     yield data
+
+
+def _counted(parts: Iterator[bytes], hash: str, blob: Blob, expected: int) -> Iterator[bytes]:
+    size = 0
+    for part in parts:
+        size += len(part)
+        yield part
+    if size != expected:
+        raise SizeMismatch(f"Blob {hash} is shorter than the {blob.size} bytes it was stored with; restore it")
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:

@@ -182,6 +182,9 @@ def check_a_stream_of_several_parts_comes_back(store: ObjectStore) -> None:
     assert b"".join(read) == body
     assert max(map(len, read)) <= OBJECT_PART_BYTES
     assert store.get_range("a", OBJECT_PART_BYTES - 2, 4) == body[OBJECT_PART_BYTES - 2 :][:4]
+    for start, length in ((OBJECT_PART_BYTES - 2, 4), (1, None), (7, OBJECT_PART_BYTES + 9), (len(body), 1), (5, 0)):
+        end = len(body) if length is None else start + length
+        assert b"".join(store.open("a", start, length)) == body[start:end], (start, length)
 
 
 def check_a_stream_creates_and_writes_over(store: ObjectStore) -> None:
