@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 SEEDS ?= 1000
 
-.PHONY: setup lint format twins test nightly simulate crash bench demo lock clean
+.PHONY: setup lint format twins test nightly simulate crash bench bench-peers demo lock clean
 
 setup: $(READY)
 
@@ -43,6 +43,9 @@ crash: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benches
+
+bench-peers: $(READY)
+	$(BIN)/python -m benches.bench_peers $(ARGS)
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py

@@ -47,6 +47,11 @@ def race(title: str, contestants: dict[str, Contestant], *, rounds: int = 7) -> 
     return {name: 1 / each for name, each in medians.items()}
 
 
-def say(line: str) -> None:
+def say(line: str | Table) -> None:
     _console.print(line)
     _console.print()
+
+
+def silence() -> None:
+    """Print nothing more, for whoever wants JSON and nothing else."""
+    _console.quiet = True

