@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import ipaddress
+import json
 import os
 import runpy
 import signal
@@ -420,7 +421,10 @@ def test_heads_have_a_size_and_a_time(start: Callable[..., Any]) -> None:
         assert raw(server, slow).startswith(b"HTTP/1.1 408")
     for bad in (b"\x16\x03\x01\x00\xff\x01", b"NONSENSE\r\n\r\n"):
         assert raw(server, bad).startswith(b"HTTP/1.1 400")
-    assert server.said("refused: the head")
+    head, _, body = raw(server, get + b"X-A: " + b"a" * 5_000 + b"\r\n\r\n").partition(b"\r\n\r\n")
+    id = json.loads(body)["correlation_id"]
+    assert f"x-correlation-id: {id}".encode() in head
+    assert server.said("refused: the head", f'"correlation_id":"{id}"')
     assert server.get("/readyz")[0] == 200
 
 

@@ -17,6 +17,7 @@ from holdfast.server.http.endpoints import routes
 from holdfast.server.http.halls import Hall
 from holdfast.server.http.limits import HttpLimits
 from holdfast.server.http.tables import ENDPOINTS
+from holdfast.server.logs import correlated, correlation_id_of
 
 
 def make_app(doors: Doors, limits: HttpLimits | None = None) -> Starlette:
@@ -55,12 +56,13 @@ async def _left_to_the_edge(request: Any, error: Exception) -> Any:
 async def _serve_stream(doors: Doors, scope: Any, receive: Any, send: Any) -> None:
     client = (scope.get("client") or ("", 0))[0]
     asked = Headers(scope=scope)
-    try:
-        if is_foreign(asked):
-            raise NotAllowed("A page of another site may not open a stream")
-        guard = doors.guards.admit(asked, client)
-    except NotAllowed:
-        await receive()
-        await send({"type": "websocket.close", "code": 4003, "reason": "not_allowed"})  # Before accepting: a 403.
-        return
-    await doors.streams.serve(guard, receive, send)
+    with correlated(correlation_id_of(asked)):
+        try:
+            if is_foreign(asked):
+                raise NotAllowed("A page of another site may not open a stream")
+            guard = doors.guards.admit(asked, client)
+        except NotAllowed:
+            await receive()
+            await send({"type": "websocket.close", "code": 4003, "reason": "not_allowed"})  # Before accepting: a 403.
+            return
+        await doors.streams.serve(guard, receive, send)

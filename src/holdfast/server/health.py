@@ -13,11 +13,13 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from holdfast.errors import HoldfastError, Retry
+from holdfast.server.logs import correlation_id_of
 from holdfast.tiers import Tier
 from holdfast.wire.pairs import GetPair
 from holdfast.wire.problems import Problem
@@ -95,7 +97,7 @@ class Health:
             if scope["type"] == "websocket" and self.draining:
                 await receive()
                 # To close it instead would say 403, and a client would not come again.
-                await _turn_away(send, "websocket.http.response")
+                await _turn_away(scope, send, "websocket.http.response")
             elif scope["type"] != "http" or scope["path"] in _NOT_COUNTED:
                 await app(scope, receive, send)  # A stream counts its calls by itself.
             else:
@@ -120,7 +122,7 @@ class Health:
             if not self.draining:
                 raise
             if not started:  # It was not done when the time to drain was over.
-                await _turn_away(send, "http.response")
+                await _turn_away(scope, send, "http.response")
         finally:
             _exchange.reset(token)
             self._exchanges.discard(exchange)
@@ -138,7 +140,9 @@ class Health:
         return JSONResponse(body, status_code=503, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
 
 
-async def _turn_away(send: Send, kind: str) -> None:
+async def _turn_away(scope: Scope, send: Send, kind: str) -> None:
+    known = scope.get("state", {}).get("correlation_id")  # If the request came as far as the edge.
+    correlation_id: str = known or correlation_id_of(Headers(scope=scope))
     problem = Problem(
         code="shutdown_draining",
         title="Shutdown draining",
@@ -147,8 +151,10 @@ async def _turn_away(send: Send, kind: str) -> None:
         retry=Retry.LATER,
         type="urn:holdfast:error:shutdown_draining",
         retry_after_seconds=RETRY_AFTER_SECONDS,
+        correlation_id=correlation_id,
     )
     headers = [
+        (b"x-correlation-id", correlation_id.encode()),
         (b"content-type", b"application/problem+json"),
         (b"retry-after", str(RETRY_AFTER_SECONDS).encode()),
         (b"connection", b"close"),

@@ -3,14 +3,19 @@
     {"at":"2026-11-15T06:00:00.000Z","level":"warning","logger":"holdfast.tokens","message":"refused: …","token":"…"}
     2026-11-15T06:00:00.000Z warning holdfast.tokens refused: … token=…
 
-A correlation id that a door has set goes along with every line that its request causes. Secrets do not: whatever looks
-like a token's, or follows the word Bearer, is cut out of the line, wherever in it it is.
+A correlation id that a door has set goes along with every line that its request causes. That of an HTTP request is
+what its header says, or a made-up one. A stream has one too; a call on it is `<stream>/<number>`, and calls that are
+committed together are `<stream>/<first>-<last>`.
+
+Secrets do not go along: whatever looks like a token's, or follows the word Bearer, is cut out of the line, wherever in
+it it is.
 """
 
 import logging
 import re
 import sys
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -18,6 +23,8 @@ from time import monotonic
 from typing import Any, Final, TextIO
 
 import msgspec
+
+from holdfast.limits import CORRELATION_ID_CHARACTERS_MAX
 
 correlation_id: ContextVar[str | None] = ContextVar("holdfast_correlation_id", default=None)
 
@@ -34,6 +41,14 @@ def correlated(id: str | None) -> Iterator[None]:
         yield
     finally:
         correlation_id.reset(token)
+
+
+def correlation_id_of(asked: Mapping[str, str]) -> str:
+    """What the caller calls this request, if that can travel in a header; a fresh id otherwise."""
+    given = asked.get("x-correlation-id", "")
+    if 0 < len(given) <= CORRELATION_ID_CHARACTERS_MAX and given.isascii() and given.isprintable():
+        return given
+    return uuid.uuid4().hex
 
 
 def configure(format: str = "text", level: str = "info", stream: TextIO | None = None) -> None:

@@ -19,7 +19,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from holdfast.errors import Fenced, HoldfastError, NotAllowed
@@ -29,7 +29,8 @@ from holdfast.kv.keys import unpack
 from holdfast.plane.groups import call_group
 from holdfast.server import health, tracing
 from holdfast.server.doors import Guards
-from holdfast.server.http.refusals import Refusal
+from holdfast.server.http.refusals import Refusal, problem_response
+from holdfast.server.logs import correlation_id
 from holdfast.tiers import Tier
 from holdfast.wire.frames import Call
 from holdfast.wire.leases import AcquireLease
@@ -303,8 +304,7 @@ def metrics_route(metrics: Metrics, port: Any, guards: Guards) -> Route:
             if permit is not None:
                 permit(METRICS)
         except NotAllowed as error:
-            problem = {"code": error.code, "status": 403, "detail": str(error), "type": problem_of(error).type}
-            return JSONResponse(problem, status_code=403, media_type="application/problem+json")
+            return problem_response(problem_of(error, correlation_id.get()), {}, request.headers)
         return Response(await metrics.body(port), media_type=CONTENT_TYPE)
 
     return Route("/metrics", answer, methods=["GET"])

@@ -12,6 +12,7 @@ import signal
 import socket
 import ssl
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -225,7 +226,6 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._too_large:
             super().send_400_response(msg)
             return
-        _log.warning("refused: the head of a request has more than %s bytes", self.bytes_max)
         self._refuse(431, "Request Header Fields Too Large", f"A head has at most {self.bytes_max} bytes; shorten it")
 
     def _give_up(self) -> None:
@@ -235,9 +235,16 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _refuse(self, status: int, title: str, detail: str) -> None:
         code = "request_head_too_large" if status == 431 else "request_timeout"
-        body = f'{{"code":"{code}","title":"{title}","status":{status},"detail":"{detail}"}}'
+        id = uuid.uuid4().hex  # What the caller calls it stands in a head that was not read.
+        with logs.correlated(id):
+            # Debug for those that were silent: whoever keeps a connection in reserve does that.
+            _log.log(logging.WARNING if status == 431 else logging.DEBUG, "refused: the head of a request. %s", detail)
+        body = (
+            f'{{"code":"{code}","title":"{title}","status":{status},"detail":"{detail}",'
+            f'"type":"urn:holdfast:error:{code}","correlation_id":"{id}"}}'
+        )
         self.transport.write(
-            f"HTTP/1.1 {status} {title}\r\ncontent-type: application/problem+json\r\n"
+            f"HTTP/1.1 {status} {title}\r\ncontent-type: application/problem+json\r\nx-correlation-id: {id}\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode()
         )
         self.transport.close()

@@ -20,6 +20,7 @@ from holdfast.errors import HoldfastError, ShutdownDraining
 from holdfast.limits import CALLS_MAX, FRAME_BYTES_MAX, UNSENT_BYTES_MAX
 from holdfast.plane.groups import call_group, is_groupable
 from holdfast.server.guards import Guard
+from holdfast.server.logs import correlation_id
 from holdfast.wire.frames import PROTOCOL, Call, Hello, Reply, decode_calls, decode_hello, encode
 from holdfast.wire.problems import problem_of
 
@@ -108,7 +109,8 @@ class Stream:
 
     async def run(self) -> None:
         await self._receive()  # The request to connect.
-        await self._send({"type": "websocket.accept"})
+        id = (correlation_id.get() or "").encode()
+        await self._send({"type": "websocket.accept", "headers": [(b"x-correlation-id", id)] if id else []})
         try:
             if not await self._greet():
                 return
@@ -160,7 +162,7 @@ class Stream:
             try:
                 self._check(call)
             except HoldfastError as error:
-                refused.append(Reply(call.number, None, problem_of(error)))
+                refused.append(Reply(call.number, None, problem_of(error, correlation_id.get())))
                 continue
             if is_groupable(call.request):
                 together.append(self._keyed(call))
@@ -192,6 +194,7 @@ class Stream:
         task.add_done_callback(self._tasks.discard)
 
     async def _all(self, calls: list[Call]) -> None:
+        id = _name(calls)
         try:
             outcomes = await self._streams.call_group(calls)
         except Exception:
@@ -199,7 +202,7 @@ class Stream:
             outcomes = [_unexpected() for _ in calls]
         await self._reply(
             [
-                Reply(call.number, None, problem_of(outcome))
+                Reply(call.number, None, problem_of(outcome, id))
                 if isinstance(outcome, HoldfastError)
                 else Reply(call.number, outcome)
                 for call, outcome in zip(calls, outcomes, strict=True)
@@ -207,13 +210,14 @@ class Stream:
         )
 
     async def _one(self, call: Call) -> None:
+        id = _name([call])
         try:
             reply = Reply(call.number, await self._streams.port.call(call.request))
         except HoldfastError as error:
-            reply = Reply(call.number, None, problem_of(error))
+            reply = Reply(call.number, None, problem_of(error, id))
         except Exception:
             _log.exception("a call failed in a way that nobody thought of")
-            reply = Reply(call.number, None, problem_of(_unexpected()))
+            reply = Reply(call.number, None, problem_of(_unexpected(), id))
         await self._reply([reply])
 
     async def _reply(self, replies: list[Reply]) -> None:
@@ -235,6 +239,14 @@ class Stream:
     async def _close(self, code: int, reason: str) -> None:
         self._dropped = True
         await self._send({"type": "websocket.close", "code": code, "reason": reason})
+
+
+def _name(calls: list[Call]) -> str:
+    """Give the lines that this task logs from now on the name of its calls; that name."""
+    first, last = calls[0].number, calls[-1].number
+    id = f"{correlation_id.get() or '-'}/{first}" + (f"-{last}" if len(calls) > 1 else "")
+    correlation_id.set(id)
+    return id
 
 
 def _draining() -> HoldfastError:

@@ -1,11 +1,11 @@
 """The edge: what holds for every HTTP request, whatever endpoint it is for.
 
-Every answer carries an `X-Correlation-Id`; whatever is raised becomes a problem; no answer shows a stack trace.
+Every answer carries an `X-Correlation-Id`, and so does every line that is logged for it; whatever is raised becomes a
+problem; no answer shows a stack trace.
 """
 
 import logging
 import re
-import uuid
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -15,9 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import Corrupt, HoldfastError, NotAllowed
-from holdfast.limits import CORRELATION_ID_CHARACTERS_MAX
 from holdfast.server.doors import Doors
 from holdfast.server.http.refusals import Refusal, Unauthenticated, draining, problem_for, problem_response
+from holdfast.server.logs import correlated, correlation_id_of
 
 _log = logging.getLogger("holdfast.http")
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
@@ -38,6 +38,10 @@ class Edge:
         asked = Headers(scope=scope)
         correlation_id = correlation_id_of(asked)
         scope.setdefault("state", {})["correlation_id"] = correlation_id
+        with correlated(correlation_id):
+            await self._answer(scope, receive, send, asked, correlation_id)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, asked: Headers, correlation_id: str) -> None:
         started = False
 
         async def send_marked(message: Message) -> None:
@@ -53,7 +57,7 @@ class Edge:
         except ClientDisconnect:
             return
         except Exception as error:
-            _note(error, scope, correlation_id)
+            _note(error, scope)
             if started:
                 return  # The server cuts the connection, so that nobody takes a part for the whole.
             conditional = any(name in asked for name in _CONDITIONS)
@@ -73,14 +77,6 @@ def is_foreign(asked: Headers) -> bool:
     return origin is not None and urlsplit(origin).netloc != asked.get("host")
 
 
-def correlation_id_of(asked: Headers) -> str:
-    """What the caller calls this request, if that can travel in a header; a fresh id otherwise."""
-    given = asked.get("x-correlation-id", "")
-    if 0 < len(given) <= CORRELATION_ID_CHARACTERS_MAX and given.isascii() and given.isprintable():
-        return given
-    return uuid.uuid4().hex
-
-
 def admitted(doors: Doors, asked: Headers, client: str) -> Any:
     """The guard for whoever sent these headers."""
     try:
@@ -98,8 +94,8 @@ def _mark(message: Message, asked: Headers, correlation_id: str) -> None:
         headers["traceparent"] = trace
 
 
-def _note(error: Exception, scope: Scope, correlation_id: str) -> None:
-    where = f"{scope['method']} {scope['path'][:200]!r} ({correlation_id})"
+def _note(error: Exception, scope: Scope) -> None:
+    where = f"{scope['method']} {scope['path'][:200]!r}"
     if isinstance(error, Corrupt):
         _log.error("%s: %s: %s", where, error.code, error)
     elif isinstance(error, HoldfastError | Refusal | Unauthenticated | HTTPException):
