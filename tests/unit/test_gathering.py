@@ -11,6 +11,7 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.errors import CasMismatch, Unreachable
 from holdfast.handles import AsyncPlane
 from holdfast.kv import Transaction
+from holdfast.kv.groups import run_group
 from holdfast.plane.gathering import Gathering
 from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort
@@ -46,6 +47,18 @@ async def test_calls_of_one_turn_are_one_transaction_and_each_has_its_own_outcom
         assert all(isinstance(outcomes[number], ValueError) for number in range(3, 50, 7))
         assert database.commits == 2, "the first one was alone, and the others came while it waited"
         assert len(database.read(lambda tx: tx.scan(b"0", b"z", limit=100))) == 43
+
+
+def test_an_error_that_nobody_foresaw_ends_a_group_unless_it_is_to_be_caught() -> None:
+    """Where it is a caller's own mistake it is told to that caller; where it is ours, nothing may be committed."""
+    works = [(put, number) for number in (1, 3, 5)]
+    with Slow() as database:
+        with pytest.raises(ValueError, match="not wanted"):
+            database.transact(run_group, works)
+        assert database.read(lambda tx: tx.scan(b"0", b"z", limit=10)) == []
+        first, wrong, last = database.transact(run_group, works, Exception)
+        assert (first, type(wrong), last) == (1, ValueError, 5)
+        assert len(database.read(lambda tx: tx.scan(b"0", b"z", limit=10))) == 2
 
 
 async def test_a_call_that_is_alone_waits_for_nobody() -> None:
@@ -104,7 +117,7 @@ async def test_a_caller_that_is_cancelled_leaves_the_others_alone() -> None:
 
 
 async def test_a_group_that_is_too_large_is_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.plane.gathering.GROUP_BYTES", 1_000)
+    monkeypatch.setattr("holdfast.kv.groups.GROUP_BYTES", 1_000)
     with Slow() as database:
         gathering = Gathering(database, lambda notes: None)
         numbers = [number for number in range(60) if number % 7 != 3]

@@ -8,16 +8,15 @@ without this. Each call stays by itself: one that raises has written nothing and
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from holdfast.kv import Database, Transaction
-from holdfast.kv.groups import GROUP_BYTES
+from holdfast.kv.groups import Work, run_group
 from holdfast.tiers import Tier
 
 Run = Callable[[Transaction, Any], Any]
 Notes = list[tuple[Any, ...]]
-Waiting = tuple[Run, Any, "asyncio.Future[Any]"]
 
 
 class Gathering:
@@ -27,7 +26,8 @@ class Gathering:
         self._transact = database.transact_async
         self._tell = tell
         self._under_way = 0
-        self._waiting: list[Waiting] = []
+        self._works: list[Work] = []
+        self._callers: list[asyncio.Future[Any]] = []  # Whoever waits for each of them.
         self._tasks: set[asyncio.Task[None]] = set()  # An event loop keeps only weak references to its tasks.
 
     async def call(self, run: Run, request: Any) -> Any:
@@ -41,59 +41,47 @@ class Gathering:
                 return answer
             loop = asyncio.get_running_loop()
             future = loop.create_future()
-            self._waiting.append((run, request, future))
-            if len(self._waiting) == 1:
+            self._works.append((run, request))
+            self._callers.append(future)
+            if len(self._works) == 1:
                 loop.call_soon(self._start)
             return await future
         finally:
             self._under_way -= 1
 
     def _start(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        task = asyncio.get_running_loop().create_task(self._commit(waiting))
+        works, self._works = self._works, []
+        callers, self._callers = self._callers, []
+        task = asyncio.get_running_loop().create_task(self._commit(works, callers))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _commit(self, waiting: list[Waiting]) -> None:
-        while waiting:
+    async def _commit(self, works: list[Work], callers: "list[asyncio.Future[Any]]") -> None:
+        while works:
             try:
-                outcomes, notes = await self._transact(_together, waiting, tier=Tier.CRITICAL)
+                outcomes, notes = await self._transact(_together, works, tier=Tier.CRITICAL)
             except BaseException as error:
-                for _, _, future in waiting:
-                    if not future.done():
-                        future.set_exception(error)
+                for caller in callers:
+                    if not caller.done():
+                        caller.set_exception(error)
                 if not isinstance(error, Exception):
                     raise
                 return
             if notes:
                 self._tell(notes)
-            for (_, _, future), (answer, wrong) in zip(waiting, outcomes, strict=False):
-                if future.done():
+            for caller, outcome in zip(callers, outcomes, strict=False):
+                if caller.done():
                     continue  # Whoever asked was cancelled, and what they asked for has happened.
-                if wrong is not None:
-                    future.set_exception(wrong)
+                if isinstance(outcome, Exception):
+                    caller.set_exception(outcome)
                 else:
-                    future.set_result(answer)
-            waiting = waiting[len(outcomes) :]
+                    caller.set_result(outcome)
+            works, callers = works[len(outcomes) :], callers[len(outcomes) :]
 
 
 def _alone(tx: Transaction, run: Run, request: Any) -> tuple[Any, Notes]:
     return run(tx, request), tx.notes
 
 
-def _together(tx: Transaction, waiting: Sequence[Waiting]) -> tuple[list[tuple[Any, Exception | None]], Notes]:
-    """The outcome of each call; fewer than there are calls if they did not all fit."""
-    outcomes: list[tuple[Any, Exception | None]] = []
-    for run, request, _ in waiting:
-        inner = tx.inside()
-        try:
-            outcomes.append((run(inner, request), None))
-        except Exception as error:
-            outcomes.append((None, error))
-        else:
-            tx.absorb(inner)
-        finally:
-            inner.end()
-        if tx.size_bytes > GROUP_BYTES:
-            break
-    return outcomes, tx.notes
+def _together(tx: Transaction, works: list[Work]) -> tuple[list[Any], Notes]:
+    return run_group(tx, works, Exception), tx.notes

@@ -1,12 +1,12 @@
 """Calls that came together are committed together: one transaction, one sync, each call by itself all the same."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from holdfast.errors import DatabaseFailed, HoldfastError, UnsupportedTier
 from holdfast.kv import Transaction
-from holdfast.kv.groups import run_group
+from holdfast.kv.groups import Work, run_group
 from holdfast.kv.transact import check_tier
 from holdfast.layers.once import once
 from holdfast.plane.atomic import carry_out
@@ -35,7 +35,7 @@ async def call_group(port: Any, calls: Sequence[Call]) -> list[Any]:
 
 async def _reads(port: Any, calls: Sequence[Call], tier: Tier, outcomes: dict[int, Any]) -> None:
     if calls:
-        works = [_bound(port, call.request) for call in calls]
+        works = [_work(port, call.request) for call in calls]
         try:
             results = await port.parts.database.read_async(_read_each, works, tier=tier)
         except HoldfastError as error:
@@ -46,7 +46,7 @@ async def _reads(port: Any, calls: Sequence[Call], tier: Tier, outcomes: dict[in
 async def _writes(port: Any, calls: Sequence[Call], tier: Tier, outcomes: dict[int, Any]) -> None:
     shared = port.parts.shared
     while calls:
-        works = [_work(port, call, shared) for call in calls]
+        works = [_keyed(_work(port, call.request), call, shared) for call in calls]
         try:
             results, notes = await port.parts.database.transact_async(_write_each, works, tier=tier)
         except HoldfastError as error:
@@ -57,14 +57,23 @@ async def _writes(port: Any, calls: Sequence[Call], tier: Tier, outcomes: dict[i
         calls = calls[len(results) :]
 
 
-def _work(port: Any, call: Call, shared: bool) -> Callable[[Transaction], Any]:
-    request = call.request
-    work = _bound(port, request)
+def _work(port: Any, request: Request[Any]) -> Work:
+    if isinstance(request, CommitAtomic):
+        return partial(carry_out, request=request), port.parts
+    run = operation_of(request).run
+    assert run is not None, "the caller has asked is_groupable"
+    return run, request
+
+
+def _keyed(work: Work, call: Call, shared: bool) -> Work:
+    """The work, carried out once if its call has a key."""
     if call.key is None:
         return work
+    run, given = work
     # Where several servers share the key space, another one may be at work on the first sending of a call.
     fresh = not call.again and not shared
-    return partial(once, key=call.key, work=work, kind=answer_type(type(request)), fresh=fresh)
+    kind = answer_type(type(call.request))
+    return partial(once, work=lambda tx: run(tx, given), kind=kind, fresh=fresh), call.key
 
 
 def _reads_only(call: Call) -> bool:
@@ -81,23 +90,15 @@ def _no_such_tier(call: Call) -> HoldfastError:
     return DatabaseFailed("The call was not carried out; send it again")
 
 
-def _bound(port: Any, request: Request[Any]) -> Callable[[Transaction], Any]:
-    if isinstance(request, CommitAtomic):
-        return partial(carry_out, parts=port.parts, request=request)
-    run = operation_of(request).run
-    assert run is not None, "the caller has asked is_groupable"
-    return lambda tx: run(tx, request)
-
-
-def _write_each(tx: Transaction, works: Sequence[Callable[[Transaction], Any]]) -> tuple[list[Any], list[Any]]:
+def _write_each(tx: Transaction, works: Sequence[Work]) -> tuple[list[Any], list[Any]]:
     return run_group(tx, works), tx.notes
 
 
-def _read_each(tx: Transaction, works: Sequence[Callable[[Transaction], Any]]) -> list[Any]:
+def _read_each(tx: Transaction, works: Sequence[Work]) -> list[Any]:
     results: list[Any] = []
-    for work in works:
+    for run, request in works:
         try:
-            results.append(work(tx))
+            results.append(run(tx, request))
         except HoldfastError as error:
             results.append(error)
     return results
