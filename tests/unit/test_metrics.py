@@ -438,7 +438,7 @@ class Tracer:
     def get_tracer(self, name: str) -> "Tracer":
         return self
 
-    def start_as_current_span(self, name: str, *, context: Any, kind: Any, attributes: dict[str, Any]) -> Any:
+    def start_as_current_span(self, name: str, *, kind: Any, attributes: dict[str, Any]) -> Any:
         self.spans.append((name, attributes))
         return self
 
@@ -465,5 +465,5 @@ def test_without_opentelemetry_there_are_none() -> None:
     if "opentelemetry" in sys.modules:
         pytest.skip("opentelemetry is installed here")
     assert not tracing.is_on()
-    with tracing.span(PUT, {"traceparent": "00-1-2-01"}), pytest.raises(Closed):
+    with tracing.caused_by({"traceparent": "00-1-2-01"}), tracing.span(PUT), pytest.raises(Closed):
         raise Closed("as always")

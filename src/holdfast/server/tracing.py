@@ -1,5 +1,8 @@
 """Spans for OpenTelemetry, if its API package is installed; nothing at all otherwise.
 
+The span of what an HTTP request asks for is a child of the caller's, which `traceparent` names. Calls of a stream begin
+traces of their own: a frame carries the calls of many callers, and says of none of them where it comes from.
+
 Names and attributes are those of OpenTelemetry's conventions for messaging: `send jobs`, `receive jobs`, `settle jobs`
 for queues, and the operation's own name for everything else.
 """
@@ -12,9 +15,9 @@ from holdfast.errors import HoldfastError
 from holdfast.wire.requests import Request
 
 try:
-    from opentelemetry import propagate, trace  # type: ignore[import-not-found, unused-ignore]
+    from opentelemetry import context, propagate, trace  # type: ignore[import-not-found, unused-ignore]
 except ImportError:
-    propagate = trace = None
+    context = propagate = trace = None
 
 _KINDS: Final = {  # What the conventions call a kind of operation; settling is what acknowledges or gives back.
     "queues.put": "send",
@@ -52,28 +55,37 @@ def names_of(request: Request[Any]) -> tuple[str, dict[str, Any]]:
 
 
 @contextmanager
-def span(request: Request[Any], headers: Mapping[str, str] | None = None) -> Iterator[None]:
-    """A span around a request. `headers` may name the caller's, by `traceparent`."""
-    with _span(*names_of(request), headers):
+def caused_by(headers: Mapping[str, str]) -> Iterator[None]:
+    """Spans that begin inside are children of the one that these headers name, if they name one."""
+    if context is None or propagate is None:
         yield
+        return
+    token = context.attach(propagate.extract(headers))
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
+def span(request: Request[Any]) -> AbstractContextManager[None]:
+    """A span around a request."""
+    return _span(*names_of(request))
 
 
 def group_span(requests: Sequence[Request[Any]]) -> AbstractContextManager[None]:
     """One span around requests that are committed together; a request that is alone has a span of its own."""
     if len(requests) == 1:
         return span(requests[0])
-    return _span("commit", {"holdfast.operation": "commit", "holdfast.group.size": len(requests)}, None)
+    return _span("commit", {"holdfast.operation": "commit", "holdfast.group.size": len(requests)})
 
 
 @contextmanager
-def _span(name: str, attributes: dict[str, Any], headers: Mapping[str, str] | None) -> Iterator[None]:
+def _span(name: str, attributes: dict[str, Any]) -> Iterator[None]:
     if trace is None:
         yield
         return
-    parent = propagate.extract(headers) if headers is not None and propagate is not None else None
     tracer = trace.get_tracer("holdfast")
-    kind = trace.SpanKind.SERVER
-    with tracer.start_as_current_span(name, context=parent, kind=kind, attributes=attributes) as current:
+    with tracer.start_as_current_span(name, kind=trace.SpanKind.SERVER, attributes=attributes) as current:
         try:
             yield
         except HoldfastError as error:

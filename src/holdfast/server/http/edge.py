@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import Corrupt, HoldfastError, NotAllowed
+from holdfast.server import tracing
 from holdfast.server.doors import Doors
 from holdfast.server.http.refusals import Refusal, Unauthenticated, draining, problem_for, problem_response
 from holdfast.server.logs import correlated, correlation_id_of
@@ -38,7 +39,7 @@ class Edge:
         asked = Headers(scope=scope)
         correlation_id = correlation_id_of(asked)
         scope.setdefault("state", {})["correlation_id"] = correlation_id
-        with correlated(correlation_id):
+        with correlated(correlation_id), tracing.caused_by(asked):
             await self._answer(scope, receive, send, asked, correlation_id)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, asked: Headers, correlation_id: str) -> None:

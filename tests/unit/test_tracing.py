@@ -1,0 +1,101 @@
+"""Spans of a server are children of those of its callers."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.backends.memory import MemoryDatabase
+from holdfast.plane.parts import Parts
+from holdfast.plane.ports import AsyncEmbeddedPort
+from holdfast.server import tracing
+from holdfast.server.app import make_app
+from holdfast.server.doors import Doors
+from holdfast.server.metrics import MeasuredPort, Metrics
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+async def app() -> AsyncIterator[Any]:
+    port = AsyncEmbeddedPort(Parts(MemoryDatabase()))
+    yield make_app(Doors(MeasuredPort(port, Metrics())))
+    await port.close()
+
+
+async def ask(app: Any, method: str, path: str, body: bytes = b"", **headers: str) -> int:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    said = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "path": path, "method": method, "headers": said, "query_string": b"", "client": ("::1", 1)}
+    await app(scope, receive, send)
+    return int(sent[0]["status"])
+
+
+class Telemetry:
+    """Stands in for OpenTelemetry: the current span is a word, and a span remembers which one was current."""
+
+    SpanKind = SimpleNamespace(SERVER="server")
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.current: ContextVar[str | None] = ContextVar("current", default=None)
+        self.spans: list[tuple[str, str | None]] = []
+        patch.setattr(tracing, "trace", self)
+        patch.setattr(tracing, "propagate", self)
+        patch.setattr(tracing, "context", SimpleNamespace(attach=self.current.set, detach=self.current.reset))
+
+    def extract(self, carrier: Mapping[str, str]) -> str | None:
+        return carrier.get("traceparent")
+
+    def get_tracer(self, name: str) -> "Telemetry":
+        return self
+
+    @contextmanager
+    def start_as_current_span(self, name: str, **_: Any) -> Iterator[Any]:
+        self.spans.append((name, self.current.get()))
+        token = self.current.set(name)
+        try:
+            yield SimpleNamespace(set_attribute=lambda *_: None)
+        finally:
+            self.current.reset(token)
+
+
+async def test_a_callers_span_is_the_parent_of_ours(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    telemetry = Telemetry(monkeypatch)
+    assert await ask(app, "GET", "/v1/queues", traceparent=PARENT) == 200
+    assert await ask(app, "GET", "/v1/queues") == 200
+    put = {"body": b'{"queue": "jobs", "payload": 1}', "content_type": "application/json"}
+    assert await ask(app, "POST", "/v1/queue/enqueue", traceparent=PARENT, idempotency_key="k", **put) == 200
+    assert await ask(app, "GET", "/v1/state/no%20key!", traceparent=PARENT) == 400
+    assert await ask(app, "POST", "/v1/blobs", b"bytes", traceparent=PARENT) == 201
+    assert telemetry.spans == [
+        ("queues.list", PARENT),
+        ("queues.list", None),
+        ("send jobs", PARENT),
+        ("states.get", PARENT),
+        ("blobs.write", PARENT),
+    ]
+    assert telemetry.current.get() is None
+
+
+async def test_opentelemetry_itself_agrees(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sdk = pytest.importorskip("opentelemetry.sdk.trace")
+    exporting = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    export = pytest.importorskip("opentelemetry.sdk.trace.export")
+    memory, provider = exporting.InMemorySpanExporter(), sdk.TracerProvider()
+    provider.add_span_processor(export.SimpleSpanProcessor(memory))
+    monkeypatch.setattr(tracing.trace, "get_tracer", provider.get_tracer)
+    await ask(app, "GET", "/v1/queues", traceparent=PARENT)
+    await ask(app, "GET", "/v1/queues", traceparent="00-nonsense")
+    first, second = memory.get_finished_spans()
+    assert (f"{first.context.trace_id:032x}", f"{first.parent.span_id:016x}") == tuple(PARENT.split("-")[1:3])
+    assert second.parent is None
