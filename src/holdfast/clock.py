@@ -61,15 +61,24 @@ class IdSource:
 
     def new_number(self, now_ms: int) -> int:
         """The same as a number, for whoever has no use for the object."""
+        return self.new_numbers(now_ms, 1)[0]
+
+    def new_numbers(self, now_ms: int, count: int) -> list[int]:
+        """As many of them, each larger than the one before it."""
+        numbers = []
+        getrandbits = self._random.getrandbits
         with self._lock:
-            if now_ms > self._last_ms:
-                self._last_ms = now_ms
-                # The top bit starts clear, which leaves room to grow within the millisecond.
-                self._counter = self._random.getrandbits(_COUNTER_BITS - 1)
-            else:
-                self._counter += 1 + self._random.getrandbits(32)
-                if self._counter >> _COUNTER_BITS:
-                    self._last_ms += 1
-                    self._counter = self._random.getrandbits(_COUNTER_BITS - 1)
             stamp, counter = self._last_ms, self._counter
-        return stamp << 80 | _VERSION_7 | counter >> 62 << 64 | _VARIANT | counter & _LOW_62
+            for _ in range(count):
+                if now_ms > stamp:
+                    stamp = now_ms
+                    # The top bit starts clear, which leaves room to grow within the millisecond.
+                    counter = getrandbits(_COUNTER_BITS - 1)
+                else:
+                    counter += 1 + getrandbits(32)
+                    if counter >> _COUNTER_BITS:
+                        stamp += 1
+                        counter = getrandbits(_COUNTER_BITS - 1)
+                numbers.append(stamp << 80 | _VERSION_7 | counter >> 62 << 64 | _VARIANT | counter & _LOW_62)
+            self._last_ms, self._counter = stamp, counter
+        return numbers

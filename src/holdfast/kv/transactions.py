@@ -148,6 +148,12 @@ class Transaction:
             raise _ended()
         return self._ids.new_number(self.now_ms).to_bytes(16, "big")
 
+    def new_numbers(self, count: int) -> list[int]:
+        """As many fresh UUIDv7s as numbers, each larger than the one before it."""
+        if not self._open:
+            raise _ended()
+        return self._ids.new_numbers(self.now_ms, count)
+
     # What a backend needs to commit.
 
     def end(self) -> None:

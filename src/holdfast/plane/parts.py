@@ -46,7 +46,7 @@ class Parts:
         self.upkeep: Upkeep | None = None
         self.waits = waits or Waits()
         self.keeper = Keeper(self._extend)
-        self.events = Events(self.log, self.session, (clock or SystemClock()).now_ms)
+        self.events = Events(self.log, self.session)
         self.shared = shared  # Other processes write to the same key space.
         self._sweeper: Sweeper | None = None
         self._logs_are_temporary = logs is None
@@ -76,6 +76,7 @@ class Parts:
 
     def tell(self, notes: Sequence[tuple[Any, ...]]) -> None:
         """Tell of what a committed transaction has noted: to the session log, and to whoever waits for a moment."""
+        events = []
         for note in notes:
             if note[0] == DUE:
                 self._expect(*note[1:])
@@ -83,7 +84,9 @@ class Parts:
                 _, universe, session, record = note
                 self.log().log_encoded(universe, session or self.session, LOG_KIND, [record])
             else:
-                self.events.add(*note)
+                events.append(note)
+        if events:
+            self.events.add(events)
 
     def _expect(self, queue: QueueKey, in_ms: int) -> None:
         sweeper = self._sweeper or self.start_sweeping()

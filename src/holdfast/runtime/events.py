@@ -6,12 +6,13 @@ every tenth of a second. Like everything in session logs this is BEST_EFFORT: wh
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from holdfast.errors import Closed
-from holdfast.layers.queues import QueueKey, text_of
+from holdfast.layers.queues import text_of
 from holdfast.limits import EVENTS_EVERY_SECONDS, EVENTS_MAX
 from holdfast.runtime.activity import ActivityLog
 
@@ -32,18 +33,17 @@ class QueueEvent(msgspec.Struct, frozen=True):
 class Events:
     """A thread that begins with the first event and ends with the plane."""
 
-    def __init__(self, log: Callable[[], ActivityLog], session: str, now_ms: Callable[[], int]) -> None:
+    def __init__(self, log: Callable[[], ActivityLog], session: str) -> None:
         self._log = log
         self._session = session
-        self._now_ms = now_ms
-        self._waiting: deque[tuple[str, QueueKey, bytes, str, int]] = deque()
+        self._waiting: deque[tuple[Any, ...]] = deque()  # What happened, in which queue, to which message, and when.
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, event: str, queue: QueueKey, id: bytes, correlation_id: str) -> None:
-        """Something happened to a message."""
-        self._waiting.append((event, queue, id, correlation_id, self._now_ms()))
+    def add(self, events: Sequence[tuple[Any, ...]]) -> None:
+        """Something happened to messages: what a `Book` tells."""
+        self._waiting.extend(events)
         if self._thread is None:
             self._start()
         elif len(self._waiting) > EVENTS_MAX:
@@ -54,11 +54,14 @@ class Events:
         by_universe: dict[str, list[bytes]] = {}
         with self._lock:  # One at a time, so that the order is kept.
             for _ in range(len(self._waiting)):
-                event, queue, id, correlation_id, at_ms = self._waiting.popleft()
-                record = QueueEvent(event, queue.name, text_of(id), correlation_id, at_ms)
-                by_universe.setdefault(queue.universe, []).append(_encode(record))
+                event, (universe, queue), id, correlation_id, at_ms = self._waiting.popleft()
+                record = _encode(QueueEvent(event, queue, text_of(id), correlation_id, at_ms))
+                if universe in by_universe:
+                    by_universe[universe].append(record)
+                else:
+                    by_universe[universe] = [record]
             for universe, records in by_universe.items():
-                self._log().log_encoded(universe, self._session, LOG_KIND, records)
+                self._log().session(universe, self._session, LOG_KIND).accept(records)
 
     def close(self) -> None:
         """Write what is left, and end."""

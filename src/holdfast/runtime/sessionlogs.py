@@ -79,9 +79,8 @@ class SessionLog:
             is_ended = self.is_ended
             if not is_ended:
                 at_ms = self._now_ms()
-                for record in records:
-                    self._pending.append((at_ms, record))
-                    self._pending_bytes += len(record) + _COST_BYTES
+                self._pending.extend([(at_ms, record) for record in records])
+                self._pending_bytes += sum(map(len, records)) + _COST_BYTES * len(records)
                 if not self._is_queued:
                     is_new = self._is_queued = True
                 if self._pending_bytes > limits.ACTIVITY_BUFFER_BYTES_MAX:

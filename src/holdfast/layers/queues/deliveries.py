@@ -132,7 +132,7 @@ def ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str | None:
     book = Book(tx, queue)
     book.unpark(message)
     book.tally.acked += 1
-    tx.put(room.acks.key(tx.now_ms // 60_000) + message.id, message.fence.to_bytes(8, "big"))
+    tx.put(room.ack_key(tx.now_ms // 60_000, message.id), message.fence.to_bytes(8, "big"))
     graves.remove(book, message)
     book.save()
     book.tell("acked", message)
@@ -233,8 +233,11 @@ def _next(book: Book, limit: int, ahead: Ahead | None) -> Sequence[Stored]:
     tx, room, tally = book.tx, book.room, book.tally
     if tx.writer:
         return [decode(value) for _, value in tx.scan(*room.ready_range(), limit=limit)]
-    priority = max((each for each, count in tally.ready.items() if count > 0), default=None)
-    if priority is None:
+    priority = -1
+    for each, count in tally.ready.items():
+        if count > 0 and each > priority:
+            priority = each
+    if priority < 0:
         return ()
     if ahead is not None:
         found = _from_ahead(tally, priority, limit, ahead)

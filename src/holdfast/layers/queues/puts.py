@@ -51,7 +51,10 @@ def put(
         check(message)
     book = Book(tx, queue)
     policy = policy_of(tx, queue)
-    receipts = [put_one(book, policy, message, tier) for message in messages]
+    receipts = [
+        put_one(book, policy, message, id, tier)
+        for message, id in zip(messages, book.new_ids(len(messages)), strict=True)
+    ]
     _sweep(book)
     book.save()
     return receipts
@@ -104,15 +107,13 @@ def _sweep(book: Book) -> None:
     tx.delete_range(room.acks.range()[0], room.acks.key(minute - IDEMPOTENCY_SECONDS // 60 - 1))
 
 
-def put_one(book: Book, policy: QueuePolicy, new: NewMessage, tier: Tier) -> Receipt:
-    """Take a message that was checked, in a book that the caller saves."""
+def put_one(book: Book, policy: QueuePolicy, new: NewMessage, id: bytes, tier: Tier) -> Receipt:
+    """Take a message that was checked, under a new id of the book, which the caller saves."""
     tx, room = book.tx, book.room
     if new.idempotency_key is not None:
         first = _used(tx, room, new.idempotency_key)
         if first is not None:
-            id, correlation_id = first[:16], first[24:].decode()
-            return Receipt(text_of(id), tier, True, correlation_id)
-    id = book.new_id()
+            return Receipt(text_of(first[:16]), tier, True, first[24:].decode())
     text = text_of(id)
     correlation_id = new.correlation_id or text
     if new.idempotency_key is not None:
@@ -217,7 +218,8 @@ def check(new: NewMessage) -> None:
         or (new.attributes and not all(part.__class__ is str for pair in new.attributes.items() for part in pair))
     ):
         raise InvalidArgument(f"A part of the message has the wrong type; it must look like {NewMessage()}")
-    _check_text(new)
+    if not new.content_type.isascii() or new.attributes or new.idempotency_key is not None or new.blob is not None:
+        _check_text(new)
     if len(new.payload) > PAYLOAD_INLINE_BYTES_MAX:
         raise PayloadTooLarge(
             f"A payload of {len(new.payload)} bytes does not fit a message; store it as a blob and give its hash"

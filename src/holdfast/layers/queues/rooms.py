@@ -83,6 +83,7 @@ class Room:
     """The keys of one queue."""
 
     __slots__ = (
+        "_acks_of_minute",
         "acks",
         "body",
         "due",
@@ -112,6 +113,7 @@ class Room:
         self.head = room.at("h")
         self.ids = room.at("i")
         self.acks = room.at("a")
+        self._acks_of_minute = (-1, b"")
         self.schedules = room.at("s")
 
     def tally_key(self, writer: str) -> bytes:
@@ -144,6 +146,12 @@ class Room:
     def due_range(self, front_ms: int) -> tuple[bytes, bytes]:
         """Where what is due is, from `front_ms` on."""
         return self.due + front_ms.to_bytes(8, "big"), self.due + b"\xff" * 9
+
+    def ack_key(self, minute: int, id: bytes) -> bytes:
+        of_minute = self._acks_of_minute
+        if of_minute[0] != minute:
+            of_minute = self._acks_of_minute = (minute, self.acks.key(minute))
+        return of_minute[1] + id
 
     def waiting_key(self, message: Stored) -> bytes:
         return self.waiting.key(message.group) + message.id

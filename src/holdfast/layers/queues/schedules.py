@@ -68,7 +68,7 @@ def strike(book: Book, name: str) -> None:
     if stored is None:
         return
     schedule = _decode(stored)
-    put_one(book, policy_of(book.tx, book.queue), schedule.message, Tier.CRITICAL)
+    put_one(book, policy_of(book.tx, book.queue), schedule.message, book.new_id(), Tier.CRITICAL)
     next_ms = _after(schedule.cron, schedule.timezone, book.tx.now_ms)
     _note(book, msgspec.structs.replace(schedule, next_ms=next_ms))
 

@@ -91,20 +91,27 @@ class Book:
 
     def new_id(self) -> bytes:
         """An id that sorts behind all that were put before, even if the clock was set back since."""
-        id = self.tx.new_id_bytes()
-        if id <= self.tally.last_id:
-            id = (int.from_bytes(self.tally.last_id, "big") + 1).to_bytes(ID_BYTES, "big")
-        self.tally.last_id = id
-        return id
+        return self.new_ids(1)[0]
+
+    def new_ids(self, count: int) -> list[bytes]:
+        """`new_id` for a batch, in the order of the batch."""
+        numbers = self.tx.new_numbers(count)
+        behind = int.from_bytes(self.tally.last_id, "big") + 1 - numbers[0]
+        if behind > 0:
+            numbers = [number + behind for number in numbers]
+        ids = [number.to_bytes(ID_BYTES, "big") for number in numbers]
+        self.tally.last_id = ids[-1]
+        return ids
 
     def make_ready(self, message: Stored, *, fresh: bool) -> None:
         """Put a message where it will be delivered from. A fresh one has the largest id of all and comes last."""
         tally, priority = self.tally, message.priority
+        ready = tally.ready
         self.tx.put(self.room.ready_key(message), encode(message))
-        tally.ready[priority] = tally.ready.get(priority, 0) + 1
+        ready[priority] = ready.get(priority, 0) + 1
         if message.id < tally.fronts.get(priority, b""):
             tally.fronts[priority] = message.id
-        if not fresh or any(tally.ready.get(lower) for lower in range(priority)):
+        if not fresh or (len(ready) > 1 and any(ready.get(lower) for lower in range(priority))):
             tally.disorder += 1
 
     def take_ready(self, message: Stored, *, in_order: bool = False) -> None:
@@ -135,4 +142,5 @@ class Book:
 
     def tell(self, what: str, message: Stored) -> None:
         """Have it told that something happened to a message."""
-        self.tx.note(what, self.queue, message.id, message.correlation_id)
+        tx = self.tx
+        tx.notes.append((what, self.queue, message.id, message.correlation_id, tx.now_ms))
