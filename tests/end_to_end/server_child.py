@@ -48,10 +48,10 @@ class Broken:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._port, name)
 
-    async def call(self, request: Request[Any]) -> Any:
+    async def call(self, request: Request[Any], once: Any = None) -> Any:
         if isinstance(request, GetPair) and request.key == b"boom":
             raise RuntimeError("secret: /etc/passwd")
-        return await self._port.call(request)
+        return await self._port.call(request, once)
 
 
 async def main(url: str, options: dict[str, Any]) -> None:

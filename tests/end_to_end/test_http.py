@@ -822,6 +822,18 @@ class TestIdempotency:
         first, second = (server.post("/v1/state/update", {"key": name, "value": 1}, **said).json() for _ in range(2))
         assert first == second
 
+    def test_another_body_with_the_same_key_is_refused(self, server: Any, name: str) -> None:
+        """A draft of the IETF says 422 to this: to answer alike would tell of a write that never was."""
+        said = {"Idempotency-Key": "once"}
+        first = server.post("/v1/queue/enqueue", {"queue": name, "payload": 1}, **said).json()
+        other = server.post("/v1/queue/enqueue", {"queue": name, "payload": 2}, **said)
+        assert (other.status, other.code) == (422, "idempotency_key_reused")
+        again = server.post("/v1/queue/enqueue", {"payload": 1, "queue": name}, X_Correlation_Id="another", **said)
+        assert again.json() == first
+        assert server.get(f"/v1/queues/{name}").json()["put_total"] == 1
+        for value, code in ((1, 201), (1, 201), (2, 422)):
+            assert server.ask("PUT", f"/v1/state/{name}", value, **said).status == code
+
     def test_one_key_for_two_queues_is_two_messages(self, server: Any, name: str) -> None:
         for queue in (name, f"{name}-b"):
             server.post("/v1/queue/enqueue", {"queue": queue, "payload": 1}, Idempotency_Key="same")

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.client.answers import decoder_of, doubles
+from holdfast.client.answers import doubles
 from holdfast.client.reasons import told
 from holdfast.errors import (
     CommitUnknown,
@@ -29,6 +29,7 @@ from holdfast.errors import (
     Unreachable,
 )
 from holdfast.limits import BLOB_PART_BYTES
+from holdfast.wire.answers import decoder_of
 from holdfast.wire.blobs import OpenBlob, Stored
 from holdfast.wire.problems import Problem, error_of
 

@@ -23,7 +23,7 @@ import msgspec
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
-from holdfast.client.answers import decoder_of, doubles, undo_of
+from holdfast.client.answers import doubles, undo_of
 from holdfast.client.reasons import told
 from holdfast.errors import (
     Closed,
@@ -36,6 +36,7 @@ from holdfast.errors import (
     Unsupported,
 )
 from holdfast.limits import CALLS_MAX, CONNECT_PAUSE_MS_MAX, FRAME_BYTES_MAX
+from holdfast.wire.answers import decoder_of
 from holdfast.wire.frames import (
     PROTOCOL,
     AnyRequest,

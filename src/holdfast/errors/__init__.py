@@ -2,7 +2,7 @@
 
 HoldfastError
 ├── Validation            the request is wrong; nothing was written
-│   ├── InvalidUrl, InvalidName, InvalidKey, InvalidValue, InvalidArgument
+│   ├── InvalidUrl, InvalidName, InvalidKey, InvalidValue, InvalidArgument, IdempotencyKeyReused
 │   ├── KeyTooLarge, ValueTooLarge, TransactionTooLarge, EmptyBatch, BatchTooLarge, PayloadTooLarge
 │   ├── NestedTransaction, TransactionEnded, ReadOnlyTransaction, UnsupportedTier, NotSynchronous, NotEmbedded
 │   └── LockOrderViolation
@@ -57,6 +57,7 @@ from holdfast.errors.queues import MessageNotFound, QueueBusy, QueueMessageLease
 from holdfast.errors.requests import (
     BatchTooLarge,
     EmptyBatch,
+    IdempotencyKeyReused,
     InvalidArgument,
     InvalidKey,
     InvalidName,
@@ -131,6 +132,7 @@ __all__ = [
     "HashMismatch",
     "HeadAdvanced",
     "HoldfastError",
+    "IdempotencyKeyReused",
     "InvalidArgument",
     "InvalidKey",
     "InvalidName",

@@ -33,6 +33,12 @@ class InvalidArgument(Validation):
     code = "invalid_argument"
 
 
+class IdempotencyKeyReused(Validation):
+    """The key was used for another call within the last minutes; nothing was done. Give every call its own."""
+
+    code = "idempotency_key_reused"
+
+
 class KeyTooLarge(Validation):
     """The key is longer than `limits.KEY_BYTES_MAX`."""
 

@@ -1,34 +1,44 @@
 """Once: a call that may be sent twice happens once.
 
-    ("once", period) key  ->  the answer, MessagePack
+    ("once", period) key  ->  the digest of the call, then its answer, MessagePack
 
 The answer is written in the commit that carries the call out, so there is no moment at which one is there without the
-other. Whoever sends the call again gets the answer that the first one had. Keys are remembered for ten to twenty
-minutes and forgotten a period at a time.
+other. Whoever sends the call again gets the answer that the first one had. What is more than one commit remembers how
+far it came, and goes on from there. Keys are remembered for ten to twenty minutes and forgotten a period at a time.
 """
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
+from zlib import crc32
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
+from holdfast.errors import IdempotencyKeyReused, InvalidArgument
 from holdfast.kv import Subspace, Transaction
 from holdfast.limits import ONCE_KEY_BYTES_MAX, ONCE_PERIOD_SECONDS
+from holdfast.wire.requests import Request
 
 Answer = TypeVar("Answer")
 
 _ROOM: Final = Subspace("once")
+_PERIOD_MS: Final = ONCE_PERIOD_SECONDS * 1_000
+_DIGEST_BYTES: Final = 4
 _encode = msgspec.msgpack.Encoder().encode
+# The same attributes in another order are the same call.
+_encode_request = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
-def once(
-    tx: Transaction, key: str, work: Callable[[Transaction], Answer], kind: type[Answer] | Any, *, fresh: bool
-) -> Answer:
-    """The answer of `work`, which is carried out unless it was before under the same key.
+class Once(NamedTuple):
+    """The sending of a call that has a key."""
 
-    `fresh` says that nobody can have sent it before, which saves the look.
+    name: bytes  # The key.
+    digest: bytes  # Tells a call that was sent again from another one under its key.
+    fresh: bool  # Nobody can have sent it before, which saves the look.
+
+
+def sending(key: str, request: Request[Any], *, fresh: bool) -> Once:
+    """A call by its key.
 
     Raises:
         InvalidArgument: the key is empty or too long.
@@ -36,16 +46,49 @@ def once(
     name = key.encode(errors="replace")
     if not 0 < len(name) <= ONCE_KEY_BYTES_MAX:
         raise InvalidArgument(f"An idempotency key has 1 to {ONCE_KEY_BYTES_MAX} bytes; use a UUID")
-    period = tx.now_ms // (ONCE_PERIOD_SECONDS * 1_000)
-    if not fresh:
-        for each in (period, period - 1):
-            before = tx.get(_place(each) + name)
-            if before is not None:
-                answer: Answer = msgspec.msgpack.decode(before, type=kind)
-                return answer
+    # A checksum finds mistakes, which is all that it is for, at a quarter of the price of a hash.
+    return Once(name, crc32(_encode_request(request)).to_bytes(_DIGEST_BYTES, "big"), fresh)
+
+
+def once(
+    tx: Transaction, call: Once, work: Callable[[Transaction], Answer], decode: Callable[[bytes], Answer]
+) -> Answer:
+    """The answer of `work`, which is carried out unless it was before under the same key.
+
+    Raises:
+        IdempotencyKeyReused: what was carried out under that key is another call.
+    """
+    before = recall(tx, call)
+    if before is not None:
+        return decode(before)
     result = work(tx)
-    tx.put(_place(period) + name, _encode(result))
+    remember(tx, call, result)
     return result
+
+
+def recall(tx: Transaction, call: Once) -> bytes | None:
+    """What is remembered of a call; None if it was not carried out before.
+
+    Raises:
+        IdempotencyKeyReused: what was carried out under its key is another call.
+    """
+    if call.fresh:
+        return None
+    period = tx.now_ms // _PERIOD_MS
+    for each in (period, period - 1):
+        before = tx.get(_place(each) + call.name)
+        if before is not None:
+            if before[:_DIGEST_BYTES] != call.digest:
+                raise IdempotencyKeyReused(
+                    "Another call was made with this idempotency key; give every call that is not sent again its own"
+                )
+            return before[_DIGEST_BYTES:]
+    return None
+
+
+def remember(tx: Transaction, call: Once, answer: object) -> None:
+    """Keep the answer of a call, or how far it came, for whoever sends it again."""
+    tx.put(_place(tx.now_ms // _PERIOD_MS) + call.name, call.digest + _encode(answer))
 
 
 @lru_cache(maxsize=16)
@@ -56,5 +99,4 @@ def _place(period: int) -> bytes:
 
 def forget(tx: Transaction) -> None:
     """Forget the keys of periods that are over."""
-    period = tx.now_ms // (ONCE_PERIOD_SECONDS * 1_000)
-    tx.delete_range(_ROOM.range()[0], _ROOM.key(period - 1))
+    tx.delete_range(_ROOM.range()[0], _ROOM.key(tx.now_ms // _PERIOD_MS - 1))

@@ -1,12 +1,15 @@
 """A list of operations, carried out in one transaction."""
 
+from functools import partial
 from typing import Any, Final
 
 from holdfast.errors import BatchTooLarge, EmptyBatch
 from holdfast.errors.codes import rebuild
 from holdfast.kv import Transaction
+from holdfast.layers.once import Once, once
 from holdfast.limits import ATOMIC_OPERATIONS_MAX
 from holdfast.plane import entities, leases, queues, states, worlds
+from holdfast.wire.answers import decoder_of
 from holdfast.wire.atomic import Answers, CommitAtomic
 from holdfast.wire.entities import WriteEntities
 from holdfast.wire.leases import CheckLease, KeepLease, ReleaseLease
@@ -39,8 +42,11 @@ _STEPS: Final[dict[type[Any], Any]] = {
 }
 
 
-def commit(port: Any, request: CommitAtomic) -> Any:
-    return port.transact(carry_out, port.parts, request, tier=request.tier)
+def commit(port: Any, request: CommitAtomic, call: Once | None = None) -> Any:
+    if call is None:
+        return port.transact(carry_out, port.parts, request, tier=request.tier)
+    work = partial(carry_out, parts=port.parts, request=request)
+    return port.transact(once, call, work, decoder_of(request), tier=request.tier)
 
 
 def carry_out(tx: Transaction, parts: Any, request: CommitAtomic) -> Answers:

@@ -73,6 +73,7 @@ class Operation(msgspec.Struct, frozen=True):
     reads_only: bool = False  # A snapshot serves it, so it never waits for a writer.
     serve: Callable[..., Any] | None = None  # Called with the port; returns an awaitable on an event loop.
     at_once: Callable[..., Any] | None = None  # Called with the port; answers without waiting for anything.
+    keyed: bool = False  # One of these two, and takes a third argument: what makes it happen once.
 
 
 OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
@@ -140,7 +141,7 @@ OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
     SetSchedule: Operation(queues.set_schedule),
     RemoveSchedule: Operation(queues.remove_schedule),
     ListSchedules: Operation(queues.list_schedules, reads_only=True),
-    CommitAtomic: Operation(serve=atomic.commit),
+    CommitAtomic: Operation(serve=atomic.commit, keyed=True),
     CreateToken: Operation(tokens.create),
     ListTokens: Operation(tokens.page, reads_only=True),
     RevokeToken: Operation(tokens.revoke),

@@ -8,13 +8,14 @@ from holdfast.errors import DatabaseFailed, HoldfastError, UnsupportedTier
 from holdfast.kv import Transaction
 from holdfast.kv.groups import Work, run_group
 from holdfast.kv.transact import check_tier
-from holdfast.layers.once import once
+from holdfast.layers.once import once, sending
 from holdfast.plane.atomic import carry_out
 from holdfast.plane.execute import operation_of
 from holdfast.tiers import Tier
+from holdfast.wire.answers import decoder_of
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.frames import Call
-from holdfast.wire.requests import Request, answer_type
+from holdfast.wire.requests import Request
 
 
 def is_groupable(request: Request[Any]) -> bool:
@@ -71,9 +72,13 @@ def _keyed(work: Work, call: Call, shared: bool) -> Work:
         return work
     run, given = work
     # Where several servers share the key space, another one may be at work on the first sending of a call.
-    fresh = not call.again and not shared
-    kind = answer_type(type(call.request))
-    return partial(once, work=lambda tx: run(tx, given), kind=kind, fresh=fresh), call.key
+    key, fresh = call.key, not call.again and not shared
+    request, decode = call.request, decoder_of(call.request)
+
+    def run_once(tx: Transaction, given: Any) -> Any:
+        return once(tx, sending(key, request, fresh=fresh), lambda tx: run(tx, given), decode)
+
+    return run_once, given
 
 
 def _reads_only(call: Call) -> bool:

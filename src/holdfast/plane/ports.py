@@ -7,8 +7,10 @@ from typing import Any
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Result, Transaction
 from holdfast.layers.blobs import Verify
+from holdfast.layers.once import Once
 from holdfast.plane.execute import Operation, execute, operation_of
 from holdfast.plane.gathering import Gathering
+from holdfast.plane.once import only_once
 from holdfast.plane.parts import Parts
 from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.dispatcher import AsyncDispatcher
@@ -43,19 +45,21 @@ class EmbeddedPort:
         self._transact = parts.database.transact
         self._read = parts.database.read
 
-    def call(self, request: Request[Answer]) -> Answer:
+    def call(self, request: Request[Answer], once: Once | None = None) -> Answer:
+        """The answer to `request`; `once` is what `plane.once` makes of the key of a call that may be sent twice."""
         operation = operation_of(request)
         answer: Answer
         if operation.reads_only:
             answer = self._read(operation.run, request, tier=request.tier)  # type: ignore[arg-type]
         elif operation.run is not None:
-            answer, notes = self._transact(_noting, operation.run, (request,), {}, tier=request.tier)
+            run = operation.run if once is None else only_once(operation.run, once)
+            answer, notes = self._transact(_noting, run, (request,), {}, tier=request.tier)
             if notes:
                 self.parts.tell(notes)
         elif operation.at_once is not None:
-            answer = operation.at_once(self, request)
+            answer = operation.at_once(self, request, *_keyed(operation, once))
         else:
-            answer = _server(operation)(self, request)
+            answer = _server(operation)(self, request, *_keyed(operation, once))
         return answer
 
     def send(self, request: Request[Answer], chunks: Iterable[bytes]) -> Answer:
@@ -99,21 +103,23 @@ class AsyncEmbeddedPort:
         self._read = parts.database.read_async
         self._gatherings: dict[asyncio.AbstractEventLoop, Gathering] = {}  # There is rarely more than one event loop.
 
-    async def call(self, request: Request[Answer]) -> Answer:
+    async def call(self, request: Request[Answer], once: Once | None = None) -> Answer:
+        """The answer to `request`; `once` is what `plane.once` makes of the key of a call that may be sent twice."""
         operation = operation_of(request)
+        run = operation.run if operation.run is None or once is None else only_once(operation.run, once)
         answer: Answer
         if operation.reads_only:
             answer = await self._read(operation.run, request, tier=request.tier)  # type: ignore[arg-type]
-        elif operation.run is not None and request.tier is Tier.CRITICAL and not self.parts.shared:
-            answer = await self._gathering().call(operation.run, request)
-        elif operation.run is not None:
-            answer, notes = await self._transact(_noting, operation.run, (request,), {}, tier=request.tier)
+        elif run is not None and request.tier is Tier.CRITICAL and not self.parts.shared:
+            answer = await self._gathering().call(run, request)
+        elif run is not None:
+            answer, notes = await self._transact(_noting, run, (request,), {}, tier=request.tier)
             if notes:
                 self.parts.tell(notes)
         elif operation.at_once is not None:
-            answer = operation.at_once(self, request)
+            answer = operation.at_once(self, request, *_keyed(operation, once))
         else:
-            answer = await _server(operation)(self, request)
+            answer = await _server(operation)(self, request, *_keyed(operation, once))
         return answer
 
     def _gathering(self) -> Gathering:
@@ -155,6 +161,10 @@ def _noting(
 ) -> tuple[Result, list[tuple[Any, ...]]]:
     """Run `work`; its result, and what is to be told of it once it is committed."""
     return work(tx, *args, **kwargs), tx.notes
+
+
+def _keyed(operation: Operation, once: Once | None) -> tuple[Once, ...]:
+    return (once,) if operation.keyed and once is not None else ()
 
 
 def _server(operation: Operation) -> Callable[..., Any]:

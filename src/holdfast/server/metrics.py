@@ -236,8 +236,8 @@ class MeasuredPort:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._port, name)
 
-    async def call(self, request: Request[Answer]) -> Answer:
-        answer: Answer = await self._measured(request, self._port.call, request)
+    async def call(self, request: Request[Answer], once: Any = None) -> Answer:
+        answer: Answer = await self._measured(request, self._port.call, request, once)
         return answer
 
     async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:

@@ -38,7 +38,10 @@ _EVERYWHERE: Final = (
     Parameter("traceparent", "header", about="W3C trace context; given back with the answer."),
 )
 _IDEMPOTENCY: Final = Parameter(
-    "Idempotency-Key", "header", about="A write that is sent again with the same key is done once, and answered alike."
+    "Idempotency-Key",
+    "header",
+    about="A write that is sent again with the same key is done once, and answered alike; another one with that key is "
+    "422 idempotency_key_reused. 1 to 255 characters.",
 )
 
 

@@ -141,12 +141,14 @@ async def _stored(visit: Visit, universe: str, form: MessageForm) -> NewMessage:
 async def _put(
     visit: Visit, body: Any, universe: str, messages: list[NewMessage], forms: list[MessageForm], *, one: bool
 ) -> Response:
+    sent = PutMessages(body.queue, messages, universe, tier=body.tier)
     # What led to a message is what led to the request that puts it, unless it says otherwise.
     messages = [
         msgspec.structs.replace(message, correlation_id=form.correlation_id or visit.correlation_id)
         for message, form in zip(messages, forms, strict=True)
     ]
-    answer = await visit.ask(PutMessages(body.queue, messages, universe, tier=body.tier), allowed=True)
+    request = msgspec.structs.replace(sent, messages=messages)
+    answer = await visit.ask(request, allowed=True, like=sent)
     receipts = [
         ReceiptView(
             namespace=universe,

@@ -3,6 +3,7 @@
 from email.utils import formatdate
 from typing import Any, Final
 
+import msgspec
 from starlette.responses import Response
 
 from holdfast.errors import InvalidArgument
@@ -70,11 +71,11 @@ async def _put(visit: Visit) -> Response:
         canonical(await visit.json()),
         if_match=given.get("if_match"),
         if_absent=if_absent(visit.http.headers),
-        correlation_id=visit.correlation_id,
         universe=visit.universe,
         lease=None if lease is None else decoded(LeaseProof, lease, universe=visit.universe),
     )
-    return _updated(visit, await visit.ask(request))
+    known = msgspec.structs.replace(request, correlation_id=visit.correlation_id)
+    return _updated(visit, await visit.ask(known, like=request))
 
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (

@@ -102,7 +102,7 @@ class _Subscription:
         wait = self._body.wait_seconds
         patience = 0.0 if wait < 0 else min(wait or limits.heartbeat_seconds, limits.heartbeat_seconds)
         request: ReceiveMessages = msgspec.structs.replace(self._request, max_messages=free, wait_seconds=patience)
-        asking = asyncio.create_task(self._visit.ask(request))
+        asking = asyncio.create_task(self._visit.ask(request, keyed=False))
         try:
             await asyncio.wait([asking, drained], return_when=asyncio.FIRST_COMPLETED)
             return asking.result().messages if asking.done() else []

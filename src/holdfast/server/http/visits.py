@@ -9,20 +9,17 @@ from typing import Any
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from holdfast.errors import HoldfastError, UnsupportedTier
 from holdfast.names import UNIVERSE
-from holdfast.plane.groups import call_group, is_groupable
+from holdfast.plane.once import once_of
 from holdfast.server.guards import Guard
 from holdfast.server.http.halls import Hall
 from holdfast.server.http.limits import IDEMPOTENCY_KEY_CHARACTERS_MAX
 from holdfast.server.http.media import is_json, media_type_of
 from holdfast.server.http.refusals import Refusal
-from holdfast.tiers import Tier
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.frames import Call
+from holdfast.wire.repeats import takes_key
 from holdfast.wire.requests import Answer, Request
 
-_TARGETS = ("queue", "world", "key", "name", "universe")
+_TARGETS = ("queue", "world", "key", "name", "kind", "id", "universe")
 
 
 class Visit:
@@ -38,21 +35,21 @@ class Visit:
             request.query_params.get("universe") or request.headers.get("x-holdfast-universe") or UNIVERSE
         ).lower()
 
-    async def ask(self, request: Request[Answer], *, allowed: bool = False) -> Answer:
+    async def ask(
+        self, request: Request[Answer], *, allowed: bool = False, keyed: bool = True, like: Request[Any] | None = None
+    ) -> Answer:
         """The answer of the plane, if nothing is wrong with the request and the caller may make it, or was `allowed`
-        to before its body was read."""
+        to before its body was read.
+
+        `like` is what the caller has sent, where the request has more than that. What is not `keyed` is asked more than
+        once for one visit, and pays no heed to its key.
+        """
         if not allowed:
             self.guard.allow(request)
         request.check()
-        key = self._key(request)
-        answer: Answer
-        if key is None:
-            answer = await self.hall.port.call(request)
-        else:
-            [outcome] = await self._together([Call(0, request, key, True)])  # type: ignore[arg-type]
-            if isinstance(outcome, HoldfastError):
-                raise outcome
-            answer = outcome
+        port = self.hall.port
+        key = self._key(request) if keyed and takes_key(type(request)) else None
+        answer: Answer = await port.call(request, once_of(port, request, key, again=True, like=like))
         self.hall.credits.saw(request, answer)
         return answer
 
@@ -124,11 +121,6 @@ class Visit:
             if piece:
                 yield piece
 
-    async def _together(self, calls: list[Call]) -> list[Any]:
-        measured = getattr(self.hall.port, "call_group", None)  # A port that counts does so for groups too.
-        outcomes: list[Any] = await (call_group(self.hall.port, calls) if measured is None else measured(calls))
-        return outcomes
-
     def _key(self, request: Request[Any]) -> str | None:
         """The name under which the outcome of a write is remembered, if the caller wants that."""
         given = self.http.headers.get("idempotency-key")
@@ -140,16 +132,6 @@ class Visit:
                 "invalid_idempotency_key",
                 f"An Idempotency-Key has 1 to {IDEMPOTENCY_KEY_CHARACTERS_MAX} characters; use a UUID",
             )
-        if not is_groupable(request):
-            if isinstance(request, CommitAtomic):
-                raise Refusal(
-                    400,
-                    "idempotency_unsupported",
-                    "An atomic list cannot be remembered by a key; guard it with a check, an expected_head or if_match",
-                )
-            return None  # Doing it twice is harmless, or it names the version that it replaces.
-        if request.tier is Tier.BEST_EFFORT:
-            raise UnsupportedTier("A write that is done once is CRITICAL or IMPORTANT; choose one of them")
         about = [type(request).__name__, *(str(getattr(request, name, "")) for name in _TARGETS), given]
         return f"{self.guard.name}/{hashlib.sha256(chr(0).join(about).encode()).hexdigest()}"
 

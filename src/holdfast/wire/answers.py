@@ -1,0 +1,37 @@
+"""Reading the answer to a request."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.wire.atomic import Answers, CommitAtomic
+from holdfast.wire.requests import answer_type
+
+_decoders: dict[Any, Callable[[Any], Any]] = {}
+
+
+class _AnswersOnTheWay(msgspec.Struct, frozen=True):
+    """Answers of an atomic list, each to be decoded by the type that its operation has."""
+
+    answers: list[msgspec.Raw]
+
+
+_decode_answers = msgspec.msgpack.Decoder(_AnswersOnTheWay).decode
+
+
+def decoder_of(request: Any) -> Callable[[Any], Any]:
+    """Reads the answer to a request."""
+    if isinstance(request, CommitAtomic):
+        kinds = [type(operation) for operation in request.operations]
+        return lambda data: Answers(
+            [_decoder(kind)(answer) for kind, answer in zip(kinds, _decode_answers(data).answers, strict=True)]
+        )
+    return _decoder(type(request))
+
+
+def _decoder(kind: type[Any]) -> Callable[[Any], Any]:
+    decode = _decoders.get(kind)
+    if decode is None:
+        decode = _decoders[kind] = msgspec.msgpack.Decoder(answer_type(kind)).decode
+    return decode
