@@ -19,7 +19,7 @@ import msgspec
 
 from benches.contest import say, silence
 from benches.peers.scenes import SCENES
-from benches.peers.stage import NAMES, Disk, Figure, Settings, Stage, table_of
+from benches.peers.stage import NAMES, Figure, Settings, Stage, table_of
 from benches.ycsb import at_least
 
 
@@ -31,16 +31,15 @@ def main(words: Sequence[str] = ()) -> None:
         silence()
     with tempfile.TemporaryDirectory(prefix="holdfast-peers-") as folder:
         stage = Stage(Settings(rounds, given.quick, backlog, given.uvloop), Path(folder))
-        disk = Disk(Path(folder))
         with stage.opened():
             for name, why in stage.absent.items():
                 say(f"{NAMES[name]} is left out: {why}.")
             say(", ".join(f"{NAMES[name]} {server.version}" for name, server in stage.servers.items()) + ".")
-            syncs = [disk.rate(stage.settings.part(1_000))]
+            syncs = [stage.disk.rate(stage.settings.part(1_000))]
             figures: list[Figure] = []
             for name in given.scenes or SCENES:
                 figures += SCENES[name](stage)
-            syncs.append(disk.rate(stage.settings.part(1_000)))
+            syncs.append(stage.disk.rate(stage.settings.part(1_000)))
     say(f"A bare write and fdatasync: {syncs[0]:,.0f}/s before the scenes, {syncs[1]:,.0f}/s after them.")
     report(figures)
     if given.json:

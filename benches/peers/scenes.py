@@ -17,7 +17,7 @@ from benches.contest import say
 from benches.peers.clients import BATCH, Ack, Client, Receive, shared
 from benches.peers.putters import Putters, putters
 from benches.peers.servers import holdfast_server
-from benches.peers.stage import BODY, NAMES, Disk, Figure, Stage, at_least, below_ms, quantile, ratio, table_of
+from benches.peers.stage import BODY, NAMES, Figure, Stage, at_least, below_ms, quantile, ratio, table_of
 
 CONSUMERS: Final = 8
 CONTENDERS: Final = 16
@@ -46,13 +46,12 @@ def puts(stage: Stage) -> list[Figure]:
 
 def single(stage: Stage) -> list[Figure]:
     """One caller that puts one after the other: a round trip and a sync each."""
-    disk, count = Disk(stage.folder), stage.settings.part(500)
+    count = stage.settings.part(500)
     with stage.clients("single") as clients:
-        contestants: dict[str, Callable[[], int]] = {
-            NAMES[name]: partial(_put_round, stage, client, count, callers=1) for name, client in clients.items()
-        }
-        contestants["bare write and fdatasync of 200 bytes"] = lambda: disk.sync(count)
-        rates = stage.race("One caller puts, one after the other", contestants)
+        rates = stage.race(
+            "One caller puts, one after the other",
+            {NAMES[name]: partial(_put_round, stage, client, count, callers=1) for name, client in clients.items()},
+        )
     return [at_least("One caller puts, against NATS", ratio(rates, "Holdfast", NAMES["nats"]), 1)]
 
 
@@ -95,9 +94,11 @@ def latency(stage: Stage) -> list[Figure]:
     count = stage.settings.part(int(SENDS_PER_SECOND * SEND_SECONDS))
     p50s: dict[str, list[float]] = {}
     p99s: dict[str, list[float]] = {}
+    syncs: list[float] = []
     with stage.clients("latency") as senders, stage.clients("latency") as takers:
         consumers = {name: stage.run(taker.consumers(CONSUMERS)) for name, taker in takers.items()}
         for round_ in range(stage.settings.rounds + 1):
+            syncs.append(stage.disk.rate(stage.settings.part(500)))
             for name in senders:
                 took = stage.run(send_and_take(senders[name], takers[name], consumers[name], count))
                 if round_:  # The first round warms up.
@@ -107,6 +108,7 @@ def latency(stage: Stage) -> list[Figure]:
     found = {name: (median(p50s[name]), median(p99s[name])) for name in p50s}
     rows = [(NAMES[name], f"{p50 * 1e3:.2f} ms", f"{p99 * 1e3:.2f} ms") for name, (p50, p99) in found.items()]
     say(table_of(title, ("contestant", "p50", "p99"), rows))
+    say(f"A bare write and fdatasync meanwhile: {median(syncs):,.0f}/s, {min(syncs):,.0f}/s at worst.")
     for at, quantile_name in enumerate(("p50", "p99")):
         stage.rates[f"Put to receipt, {quantile_name}, seconds"] = {
             NAMES[name]: each[at] for name, each in found.items()
@@ -151,13 +153,12 @@ def backlog(stage: Stage) -> list[Figure]:
 
 def locks(stage: Stage) -> list[Figure]:
     """One caller that locks and unlocks, and 16 that all want the same lock."""
-    disk, count = Disk(stage.folder), stage.settings.part(300)
+    count = stage.settings.part(300)
     with stage.clients("locks", ("redis", "holdfast")) as clients:
-        contestants: dict[str, Callable[[], int]] = {
-            NAMES[name]: partial(_lock_round, stage, client, count) for name, client in clients.items()
-        }
-        contestants["bare, two writes with fdatasync"] = lambda: disk.sync(2 * count) // 2
-        rates = stage.race("One caller locks and unlocks", contestants)
+        rates = stage.race(
+            "One caller locks and unlocks, two syncs",
+            {NAMES[name]: partial(_lock_round, stage, client, count) for name, client in clients.items()},
+        )
         found = {name: _contention(stage, name) for name in clients}
     title = f"{CONTENDERS} contenders for one lock, {CONTEND_SECONDS:.0f} s, a connection each (medians of the rounds)"
     rows = [(NAMES[name], f"{rate:,.0f}", f"{share:.2f}") for name, (rate, share) in found.items()]
@@ -195,7 +196,7 @@ def _drainer(stage: Stage, consumers: list[Receive], count: int, batch: int, ack
 
 
 def _slowed(name: str, rates: dict[str, float]) -> Figure:
-    without, behind = rates.values()
+    without, behind, _ = rates.values()
     return Figure(name, f"{behind / without:.2f} of the rate without", "", None)
 
 
