@@ -252,13 +252,13 @@ class MeasuredPort:
         result: Result = await self._port.transact(work, *args, tier=tier, **kwargs)
         return result
 
-    async def call_group(self, calls: Sequence[Call]) -> list[Any]:
+    async def call_group(self, calls: Sequence[Call], wanted: Callable[[], bool] = lambda: True) -> list[Any]:
         """The answer to each call, or the error that it raised, as `plane.groups.call_group` has it."""
         metrics, started = self._metrics, time.perf_counter()
         metrics.in_flight += len(calls)
         try:
             with tracing.group_span([call.request for call in calls]) if tracing.is_on() else nullcontext():
-                outcomes = await call_group(self._port, calls)
+                outcomes = await call_group(self._port, calls, wanted)
         except Exception as error:
             outcomes = [_unexpected(error, "a group of calls")] * len(calls)
         finally:

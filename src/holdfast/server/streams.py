@@ -56,10 +56,11 @@ class Streams:
         if old is not None:
             await old.cut(_TAKEN_OVER, "Another connection of this client has taken over")
 
-    async def call_group(self, calls: list[Call]) -> list[Any]:
+    async def call_group(self, calls: list[Call], wanted: Callable[[], bool]) -> list[Any]:
         """The outcome of each call, by a port that measures groups if it does."""
         measured = getattr(self.port, "call_group", None)
-        outcomes: list[Any] = await (call_group(self.port, calls) if measured is None else measured(calls))
+        asked = call_group(self.port, calls, wanted) if measured is None else measured(calls, wanted)
+        outcomes: list[Any] = await asked
         return outcomes
 
     async def cut(self, name: str) -> None:
@@ -87,6 +88,7 @@ class Stream:
         self._room = asyncio.Event()
         self._room.set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: set[asyncio.Task[None]] = set()  # Of these: those that may be cancelled at any time.
 
     @property
     def caller(self) -> str:
@@ -100,10 +102,10 @@ class Stream:
             await self._close(code, reason)
 
     def drop(self) -> None:
-        """Another connection of the same client has come: begin nothing more."""
+        """Another connection of the same client has come: begin nothing more. Commits that were begun are finished."""
         self._dropped = True
         mine = asyncio.current_task()
-        for task in self._tasks:
+        for task in self._idle:
             if task is not mine:  # Whoever cuts the connection off has still to say so.
                 task.cancel()
 
@@ -167,11 +169,11 @@ class Stream:
             if is_groupable(call.request):
                 together.append(self._keyed(call))
             else:
-                self._start(self._one(call))
+                self._idle.add(self._start(self._one(call)))
         if together:
             self._start(self._all(together))
         if refused:
-            await self._reply(refused)
+            self._start(self._reply(refused))
         if self._under_way >= CALLS_MAX:
             self._room.clear()
             await self._room.wait()
@@ -188,15 +190,23 @@ class Stream:
             return call
         return Call(call.number, call.request, f"{self._guard.name}/{call.key}", call.again)
 
-    def _start(self, work: Any) -> None:
+    def _start(self, work: Any) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        self._idle.discard(task)
+
+    def _is_wanted(self) -> bool:
+        return not self._dropped
 
     async def _all(self, calls: list[Call]) -> None:
         id = _name(calls)
         try:
-            outcomes = await self._streams.call_group(calls)
+            outcomes = await self._streams.call_group(calls, self._is_wanted)
         except Exception:
             _log.exception("a group of calls failed in a way that nobody thought of")
             outcomes = [_unexpected() for _ in calls]
@@ -221,6 +231,11 @@ class Stream:
         await self._reply([reply])
 
     async def _reply(self, replies: list[Reply]) -> None:
+        if self._dropped:
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._idle.add(task)
         frame = encode(replies)
         self._unsent += len(frame)
         try:
