@@ -471,7 +471,11 @@ async def test_a_token_has_a_size(hall: Hall) -> None:
     guard.allow(PUT)
     with pytest.raises(PayloadTooLarge, match="allows 1000"):
         guard.allow(PutMessages("jobs", [NewMessage(b"x" * 1_000)]))
-    assert guard.body_bytes_max == 1_000
+    guard.allow_body(1_000)
+    with pytest.raises(PayloadTooLarge, match="allows 1000"):
+        guard.allow_body(1_001)
+    assert hall.rejected == ["payload_too_large"] * 2
+    hall.admit(await hall.token()).allow_body(10**15)
 
 
 async def test_a_door_may_ask_for_a_verb_that_no_request_has(hall: Hall) -> None:

@@ -143,9 +143,21 @@ def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
 def _upload(server: Server, universe: str, pieces: Iterator[bytes]) -> Stored:
     said = headers(server, X_Holdfast_Universe=universe, Content_Type="application/octet-stream")
     connection = connect(server)
+    failures: list[Exception] = []
+
+    def noted() -> Iterator[bytes]:
+        try:
+            yield from pieces
+        except Exception as error:
+            failures.append(error)
+            raise
+
     try:
-        with suppress(BrokenPipeError):  # The server may have said why before it hung up.
-            connection.request("POST", path(server, "/v1/blobs"), pieces, said, encode_chunked=True)
+        connection.connect()
+        with suppress(ConnectionError):  # The server may have said why before it hung up.
+            connection.request("POST", path(server, "/v1/blobs"), noted(), said, encode_chunked=True)
+        if failures:  # The connection that broke is one that the bytes came from.
+            raise failures[0]
         response = connection.getresponse()
         data = response.read()
     finally:
@@ -289,7 +301,8 @@ def post(server: Server, request: Any, key: str | None) -> Any:
         try:
             connection.connect()
             try:
-                connection.request("POST", path(server, "/v1/call"), body, said)
+                with suppress(ConnectionError):
+                    connection.request("POST", path(server, "/v1/call"), body, said)
                 response = connection.getresponse()
                 data = response.read()
             except _BROKEN as error:

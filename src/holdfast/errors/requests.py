@@ -70,7 +70,7 @@ class BatchTooLarge(Validation):
 
 
 class PayloadTooLarge(Validation):
-    """An inbox item carries more than fits; store the payload as a blob and send its hash."""
+    """What was sent is larger than fits, or than its sender's token allows; send less, or its hash if it is a blob."""
 
     code = "payload_too_large"
 

@@ -207,11 +207,6 @@ class TokenGuard:
         self.client = client
         self._guards = guards
 
-    @property
-    def body_bytes_max(self) -> int | None:
-        """How many bytes a body may have that is streamed beside its request."""
-        return self._guards.check(self.name, self.client).token.body_bytes_max
-
     def allow(self, request: Request[Any]) -> None:
         """Return if the token allows this now.
 
@@ -228,6 +223,20 @@ class TokenGuard:
         except HoldfastError as error:
             self._guards.refuse(error.code, error, self, verb_of(type(request)))
             raise
+
+    def allow_body(self, size: int) -> None:
+        """Return if the token allows a body of so many bytes, beside the request that it came with or as all of it.
+
+        Raises:
+            NotAllowed: it was revoked, or its time is over.
+            PayloadTooLarge: the body is larger than the token allows.
+        """
+        held = self._guards.check(self.name, self.client)
+        most = held.token.body_bytes_max
+        if most is not None and size > most:
+            error = PayloadTooLarge(f"The body has at least {size} bytes and the token {held.token.name} allows {most}")
+            self._guards.refuse(error.code, error, self, "body")
+            raise error
 
     def permit(self, verb: str) -> None:
         """Return if the token allows a verb that no request stands for, in every universe; raise NotAllowed if not."""

@@ -4,8 +4,10 @@ Every answer carries an `X-Correlation-Id`, and so does every line that is logge
 problem; no answer shows a stack trace.
 """
 
+import asyncio
 import logging
 import re
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -17,7 +19,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast.errors import Corrupt, HoldfastError, NotAllowed
 from holdfast.server import tracing
 from holdfast.server.doors import Doors
-from holdfast.server.http.refusals import Refusal, Unauthenticated, draining, problem_for, problem_response
+from holdfast.server.http.limits import LINGER_SECONDS
+from holdfast.server.http.refusals import (
+    TOO_LARGE,
+    Refusal,
+    Unauthenticated,
+    draining,
+    problem_for,
+    problem_response,
+)
 from holdfast.server.logs import correlated, correlation_id_of
 
 _log = logging.getLogger("holdfast.http")
@@ -43,7 +53,13 @@ class Edge:
             await self._answer(scope, receive, send, asked, correlation_id)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, asked: Headers, correlation_id: str) -> None:
-        started = False
+        started, unread = False, True
+
+        async def receive_noted() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and bool(message.get("more_body"))
+            return message
 
         async def send_marked(message: Message) -> None:
             nonlocal started
@@ -54,7 +70,7 @@ class Edge:
 
         try:
             self._refuse(scope, asked)
-            await self.app(scope, receive, send_marked)
+            await self.app(scope, receive_noted, send_marked)
         except ClientDisconnect:
             return
         except Exception as error:
@@ -63,13 +79,36 @@ class Edge:
                 return  # The server cuts the connection, so that nobody takes a part for the whole.
             conditional = any(name in asked for name in _CONDITIONS)
             problem, headers = problem_for(error, correlation_id, conditional=conditional)
-            await problem_response(problem, headers, asked)(scope, receive, send_marked)
+            if unread and problem.status == TOO_LARGE:
+                headers["Connection"] = "close"
+                await problem_response(problem, headers, asked)(scope, receive, _lingering(receive, send_marked))
+            else:
+                await problem_response(problem, headers, asked)(scope, receive, send_marked)
 
     def _refuse(self, scope: Scope, asked: Headers) -> None:
         if self._doors.draining and scope["path"].startswith("/v1/"):
             raise draining()
         if is_foreign(asked):
             raise Refusal(403, "foreign_origin", "A page of another site may not call this server; use a program")
+
+
+def _lingering(receive: Receive, send: Send) -> Send:
+    """Sends an answer and, before it ends, reads on for a moment and throws away what comes.
+
+    A connection that is closed while its other end still sends is reset, and nobody there hears why.
+    """
+
+    async def send_and_linger(message: Message) -> None:
+        await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+        if message["type"] != "http.response.body" or message.get("more_body"):
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body"})
+
+    return send_and_linger
 
 
 def is_foreign(asked: Headers) -> bool:

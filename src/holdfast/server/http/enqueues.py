@@ -85,8 +85,6 @@ async def _from_parts(visit: Visit) -> Response:
         message = new_message(form)
         visit.guard.allow(PutMessages(meta.queue, [], universe))
         message = await _with_payload(visit, universe, message, form.payload_content_type, parts) or message
-        if await parts.next() is not None:
-            raise Refusal(400, "invalid_body", "An enqueue has two parts, meta and payload; leave out the others")
     return await _put(visit, meta, universe, [message], [form], one=True)
 
 
@@ -102,7 +100,7 @@ async def _with_payload(
         raise Refusal(400, "invalid_body", f"The second part of an enqueue is named payload, not {name[:80]!r}")
     if message.payload or message.blob is not None:
         raise Refusal(400, "invalid_body", "The payload is in the meta and in a part of its own; give it once")
-    kind = kind or headers.get("content-type") or "application/octet-stream"
+    kind = checked_content_type(kind or headers.get("content-type") or "application/octet-stream")
     async with aclosing(parts.pieces()) as pieces:
         first = bytearray()
         async for piece in pieces:
@@ -110,18 +108,24 @@ async def _with_payload(
             if len(first) > PAYLOAD_INLINE_BYTES_MAX:
                 break
         if len(first) <= PAYLOAD_INLINE_BYTES_MAX:
-            return msgspec.structs.replace(message, payload=bytes(first), content_type=checked_content_type(kind))
-        async with aclosing(_all(bytes(first), pieces)) as chunks:
+            await _check_end(parts)
+            return msgspec.structs.replace(message, payload=bytes(first), content_type=kind)
+        async with aclosing(_all(bytes(first), pieces, parts)) as chunks:
             stored = await visit.hall.port.send(WriteBlob(universe), chunks)
-    return msgspec.structs.replace(
-        message, blob=stored.hash, blob_size=stored.size, content_type=checked_content_type(kind)
-    )
+    return msgspec.structs.replace(message, blob=stored.hash, blob_size=stored.size, content_type=kind)
 
 
-async def _all(first: bytes, rest: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+async def _all(first: bytes, rest: AsyncIterator[bytes], parts: Parts) -> AsyncGenerator[bytes, None]:
+    """The payload. It ends when the body does: of one that is cut off, or too long, nothing is stored."""
     yield first
     async for piece in rest:
         yield piece
+    await _check_end(parts)
+
+
+async def _check_end(parts: Parts) -> None:
+    if await parts.next() is not None:
+        raise Refusal(400, "invalid_body", "An enqueue has two parts, meta and payload; leave out the others")
 
 
 async def _stored(visit: Visit, universe: str, form: MessageForm) -> NewMessage:

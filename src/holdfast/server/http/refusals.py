@@ -17,6 +17,7 @@ MSGPACK: Final = "application/msgpack"
 PROBLEM: Final = "application/problem+json"
 UNAUTHORIZED: Final = 401
 PRECONDITION_FAILED: Final = 412
+TOO_LARGE: Final = 413
 
 _CODES: Final = {
     400: "bad_request",

@@ -104,22 +104,25 @@ class Visit:
             pass
 
     def _pieces(self, bytes_max: int) -> AsyncGenerator[bytes, None]:
-        allowed = getattr(self.guard, "body_bytes_max", None)  # Tokens may have a smaller limit of their own.
-        if allowed is not None:
-            bytes_max = min(bytes_max, allowed)
         declared = self.http.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > bytes_max:
-            raise _too_large(bytes_max)
+        if declared.isdigit():
+            self._check_size(int(declared), bytes_max)
         return self._counted(bytes_max)
 
     async def _counted(self, bytes_max: int) -> AsyncGenerator[bytes, None]:
         size = 0
         async for piece in self.http.stream():
             size += len(piece)
-            if size > bytes_max:
-                raise _too_large(bytes_max)
+            self._check_size(size, bytes_max)
             if piece:
                 yield piece
+
+    def _check_size(self, size: int, bytes_max: int) -> None:
+        allow_body = getattr(self.guard, "allow_body", None)  # Tokens may have a smaller limit of their own.
+        if allow_body is not None:
+            allow_body(size)
+        if size > bytes_max:
+            raise _too_large(bytes_max)
 
     def _key(self, request: Request[Any]) -> str | None:
         """The name under which the outcome of a write is remembered, if the caller wants that."""
@@ -160,7 +163,6 @@ def _too_large(bytes_max: int) -> Refusal:
         413,
         "body_too_large",
         f"The body has more than {bytes_max} bytes; send less at a time, or large payloads to /v1/blobs",
-        headers={"Connection": "close"},
     )
 
 
