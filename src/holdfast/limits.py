@@ -70,6 +70,7 @@ ONCE_KEY_BYTES_MAX: Final = 256
 FRAME_BYTES_MAX: Final = 4_194_304  # One message of a stream.
 UNSENT_BYTES_MAX: Final = 16_777_216  # Replies that a connection may leave unread before it is cut off.
 CALLS_MAX: Final = 4_096  # Calls of one connection that are under way.
+GROUP_ANSWERS_BYTES: Final = 1_048_576  # Answers to reads after which a group ends, and the rest is the next one's.
 
 # The object store.
 OBJECT_PATH_BYTES_MAX: Final = 1_024  # S3's limit.

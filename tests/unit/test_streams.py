@@ -14,8 +14,12 @@ from holdfast.plane.groups import call_group
 from holdfast.plane.ports import AsyncEmbeddedPort
 from holdfast.server.guards import Anybody
 from holdfast.server.streams import Streams
+from holdfast.tiers import Tier
+from holdfast.wire.atomic import CommitAtomic
+from holdfast.wire.canonical import canonical
 from holdfast.wire.frames import PROTOCOL, Call, Hello, decode_hello, encode
 from holdfast.wire.queues import GetQueueStats, NewMessage, PutMessages
+from holdfast.wire.states import FoundState, GetState, UpdateState
 
 DEADLINE_SECONDS = 30.0
 PUT = PutMessages("jobs", [NewMessage(b"1")])
@@ -181,3 +185,55 @@ async def test_a_commit_that_was_begun_is_told_of_though_its_connection_ended(
     held.go_on.set()
     await until(lambda: told)
     assert await puts(port) == 1
+
+
+# Calls of one frame.
+
+
+async def test_calls_of_one_frame_happen_in_their_order(streams: Streams, port: AsyncEmbeddedPort) -> None:
+    """Whatever they are, and whatever they promise: a read sees the write before it, and none behind it."""
+    async with Peer(streams) as peer:
+        peer.send(
+            [
+                Call(0, GetState("s")),
+                Call(1, UpdateState("s", b"\x01")),
+                Call(2, GetState("s", tier=Tier.IMPORTANT)),
+                Call(3, UpdateState("s", b"\x02", tier=Tier.IMPORTANT)),
+                Call(4, GetState("s")),
+                Call(5, UpdateState("s", b"\x03", tier=Tier.BEST_EFFORT)),
+                Call(6, UpdateState("s", b"\x04", if_absent=True)),
+                Call(7, CommitAtomic([UpdateState("s", b"\x05")]), "key"),
+                Call(8, GetState("s")),
+            ]
+        )
+        await until(lambda: 8 in peer.replies)
+        assert [(await peer.answer(number))["state"]["value"] for number in (2, 4, 8)] == [b"\x01", b"\x02", b"\x05"]
+        assert (await peer.answer(0))["state"] is None
+        assert [await peer.problem(number) for number in (5, 6)] == ["unsupported_tier", "cas_mismatch"]
+        assert len(peer.frames) == 2, "one group, answered in one frame"
+
+
+async def test_reads_alone_wait_for_no_writer(streams: Streams, port: AsyncEmbeddedPort) -> None:
+    turn = port.parts.database._turn  # type: ignore[attr-defined]
+    async with Peer(streams) as peer:
+        with turn:
+            peer.send([Call(number, GetState("s")) for number in range(3)])
+            assert [(await peer.answer(number))["state"] for number in range(3)] == [None] * 3
+
+
+@pytest.mark.parametrize("writes", [False, True])
+async def test_long_answers_end_a_group_and_the_order_stays(
+    writes: bool, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.plane.groups.GROUP_ANSWERS_BYTES", 2_500)
+    await port.call(UpdateState("s", canonical("x" * 1_000)))
+    calls = [Call(number, GetState("s")) for number in range(8)]
+    if writes:
+        calls.insert(4, Call(8, UpdateState("s", canonical("y" * 1_000))))
+    groups = []
+    while calls:
+        groups.append(await call_group(port, calls))
+        calls = calls[len(groups[-1]) :]
+    assert [len(group) for group in groups] == ([3, 4, 2] if writes else [3, 3, 2])
+    values = [found.state.value[-1:] for group in groups for found in group if isinstance(found, FoundState)]
+    assert values == ([b"x"] * 4 + [b"y"] * 4 if writes else [b"x"] * 8)

@@ -253,7 +253,7 @@ class MeasuredPort:
         return result
 
     async def call_group(self, calls: Sequence[Call], wanted: Callable[[], bool] = lambda: True) -> list[Any]:
-        """The answer to each call, or the error that it raised, as `plane.groups.call_group` has it."""
+        """The answers to the first of the calls, or their errors, as `plane.groups.call_group` has it."""
         metrics, started = self._metrics, time.perf_counter()
         metrics.in_flight += len(calls)
         try:
@@ -263,7 +263,7 @@ class MeasuredPort:
             outcomes = [_unexpected(error, "a group of calls")] * len(calls)
         finally:
             metrics.in_flight -= len(calls)
-        metrics.answered_together(calls, outcomes, time.perf_counter() - started)
+        metrics.answered_together(calls[: len(outcomes)], outcomes, time.perf_counter() - started)
         return outcomes
 
     async def _measured(self, request: Request[Any], work: Callable[..., Any], *args: Any) -> Any:

@@ -57,7 +57,7 @@ class Streams:
             await old.cut(_TAKEN_OVER, "Another connection of this client has taken over")
 
     async def call_group(self, calls: list[Call], wanted: Callable[[], bool]) -> list[Any]:
-        """The outcome of each call, by a port that measures groups if it does."""
+        """The outcomes of the first of the calls, by a port that measures groups if it does."""
         measured = getattr(self.port, "call_group", None)
         asked = call_group(self.port, calls, wanted) if measured is None else measured(calls, wanted)
         outcomes: list[Any] = await asked
@@ -204,20 +204,23 @@ class Stream:
         return not self._dropped
 
     async def _all(self, calls: list[Call]) -> None:
+        """Carry calls out in order, a group at a time: its answers are on their way before the next one begins."""
         id = _name(calls)
-        try:
-            outcomes = await self._streams.call_group(calls, self._is_wanted)
-        except Exception:
-            _log.exception("a group of calls failed in a way that nobody thought of")
-            outcomes = [_unexpected() for _ in calls]
-        await self._reply(
-            [
-                Reply(call.number, None, problem_of(outcome, id))
-                if isinstance(outcome, HoldfastError)
-                else Reply(call.number, outcome)
-                for call, outcome in zip(calls, outcomes, strict=True)
-            ]
-        )
+        while calls and not self._dropped:
+            try:
+                outcomes = await self._streams.call_group(calls, self._is_wanted)
+            except Exception:
+                _log.exception("a group of calls failed in a way that nobody thought of")
+                outcomes = [_unexpected() for _ in calls]
+            await self._reply(
+                [
+                    Reply(call.number, None, problem_of(outcome, id))
+                    if isinstance(outcome, HoldfastError)
+                    else Reply(call.number, outcome)
+                    for call, outcome in zip(calls, outcomes, strict=False)
+                ]
+            )
+            calls = calls[len(outcomes) :]
 
     async def _one(self, call: Call) -> None:
         id = _name([call])
