@@ -21,6 +21,7 @@ class Proxy:
         self.delay_seconds = 0.0  # Every piece waits for up to this.
         self.bytes_max = 0  # A connection is cut after up to so many bytes, in the middle of whatever it is. 0: never.
         self.swallows = False  # New connections are accepted, and nothing comes out at the other end.
+        self.mutes = False  # Everything goes there, and nothing comes back.
         self.refuses = False  # New connections are closed at once.
         self.accepted = 0
         self.cuts = 0
@@ -80,10 +81,15 @@ class Proxy:
             there, back = await asyncio.open_connection("127.0.0.1", self.target)
             with self._kept(back):
                 left = [self._chance.randrange(1, self.bytes_max) if self.bytes_max else 0]
-                await asyncio.gather(self._pump(reader, back, left), self._pump(there, writer, left))
+                pumps = self._pump(reader, back, left), self._pump(there, writer, left, is_answer=True)
+                await asyncio.gather(*pumps)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int]) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int], *, is_answer: bool = False
+    ) -> None:
         while data := await reader.read(_CHUNK_BYTES):
+            if self.mutes and is_answer:
+                continue
             if self.delay_seconds:
                 await asyncio.sleep(self._chance.random() * self.delay_seconds)
             if left[0]:

@@ -1,6 +1,7 @@
 """Calls that are sent twice happen once: by whatever door, on every backend, whatever was lost on the way."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
@@ -8,7 +9,9 @@ import pytest
 
 from holdfast.errors import HeadAdvanced, IdempotencyKeyReused, InvalidArgument
 from holdfast.kv import Database
-from holdfast.layers.once import once, sending
+from holdfast.layers import queues
+from holdfast.layers.once import Once, once, sending
+from holdfast.layers.queues import Leased, QueueKey
 from holdfast.limits import ONCE_KEY_BYTES_MAX, ONCE_PERIOD_SECONDS
 from holdfast.plane.groups import call_group
 from holdfast.plane.once import once_of
@@ -18,11 +21,21 @@ from holdfast.testing.clock import ManualClock
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.frames import Call
 from holdfast.wire.problems import error_of, problem_of
-from holdfast.wire.queues import GetQueueStats, NewMessage, PutMessages
+from holdfast.wire.queues import (
+    AckMessages,
+    Deliveries,
+    ExtendMessages,
+    GetQueueStats,
+    MessageLease,
+    NewMessage,
+    PutMessages,
+    ReceiveMessages,
+)
 from holdfast.wire.requests import Request
 from holdfast.wire.states import UpdateState
 from holdfast.wire.worlds import AppendEntries, CreateWorld
 
+PATIENCE_SECONDS = 30.0  # Far more than anything here takes.
 PERIOD_MS = ONCE_PERIOD_SECONDS * 1_000
 PUT = PutMessages("jobs", [NewMessage(b"a", attributes={"a": "1", "b": "2"})])
 
@@ -128,28 +141,227 @@ def test_a_key_that_was_reused_is_no_server_error() -> None:
     assert isinstance(error_of(problem), IdempotencyKeyReused)
 
 
+# Receives: what was leased and not heard of is told again.
+
+
+def receive(key: str = "r", *, max_messages: int = 10, **options: Any) -> tuple[ReceiveMessages, str]:
+    return ReceiveMessages("jobs", "ada", max_messages, **options), key
+
+
+def put(port: EmbeddedPort, *payloads: bytes) -> None:
+    port.call(PutMessages("jobs", [NewMessage(payload) for payload in payloads]))
+
+
+def leases_of(deliveries: Deliveries) -> list[MessageLease]:
+    return [MessageLease(each.id, each.lease_id, each.fence) for each in deliveries.messages]
+
+
+def counts(port: EmbeddedPort) -> tuple[int, int, int]:
+    stats = port.call(GetQueueStats("jobs"))
+    return stats.ready, stats.leased, stats.delivered_total
+
+
+def test_a_receive_that_is_sent_again_gets_the_same_leases(port: EmbeddedPort, clock: ManualClock) -> None:
+    put(port, b"a", bytes(2_000), bytes(16_000), b"not for this one")
+    first = send(port, *receive(max_messages=3), again=False)
+    clock.advance_ms(1_000)
+    assert send(port, *receive(max_messages=3)) == first
+    assert [each.payload for each in first.messages] == [b"a", bytes(2_000), bytes(16_000)]
+    assert counts(port) == (1, 3, 3)
+    outcomes = port.call(AckMessages("jobs", leases_of(first))).outcomes
+    assert [outcome.code for outcome in outcomes] == [None] * 3
+
+
+def test_what_is_not_leased_any_more_is_left_out_and_nothing_takes_its_place(
+    port: EmbeddedPort, clock: ManualClock
+) -> None:
+    put(port, b"a", b"b", b"c")
+    first = send(port, *receive(max_messages=2, visibility_seconds=5.0))
+    port.call(AckMessages("jobs", leases_of(first)[:1]))
+    assert send(port, *receive(max_messages=2, visibility_seconds=5.0)).messages == first.messages[1:]
+    clock.advance_ms(5_000)
+    assert send(port, *receive(max_messages=2, visibility_seconds=5.0)).messages == []
+    assert counts(port)[2] == 2
+    other = send(port, *receive("other"))
+    assert send(port, *receive(max_messages=2, visibility_seconds=5.0)).messages == []
+    assert [each.payload for each in other.messages] == [b"b", b"c"]
+
+
+def test_a_lease_that_was_extended_is_told_as_it_is_now(port: EmbeddedPort) -> None:
+    put(port, b"a")
+    first = send(port, *receive())
+    until_ms = port.call(ExtendMessages("jobs", leases_of(first), 600.0)).outcomes[0].expires_ms
+    assert send(port, *receive()).messages == [changed(first.messages[0], expires_ms=until_ms)]
+
+
+def test_a_receive_that_found_nothing_has_not_happened(port: EmbeddedPort) -> None:
+    assert send(port, *receive()).messages == []
+    put(port, b"a")
+    assert len(send(port, *receive()).messages) == 1
+
+
+def test_the_workflow_state_is_told_again_with_its_lease(port: EmbeddedPort) -> None:
+    put(port, b"a")
+    first = send(port, *receive(with_state=True))
+    assert send(port, *receive(with_state=True)) == first
+    state = first.messages[0].state
+    port.call(UpdateState(state.lease.key, b"\x01", state.lease))
+    again = send(port, *receive(with_state=True)).messages[0].state
+    assert (again.value, again.lease) == (b"\x01", state.lease)
+
+
+def test_a_key_of_another_receive_is_refused(port: EmbeddedPort) -> None:
+    put(port, b"a", b"b")
+    send(port, *receive(max_messages=1))
+    with pytest.raises(IdempotencyKeyReused):
+        send(port, *receive(max_messages=2))
+
+
+QUEUE = QueueKey("main", "jobs")
+
+
+def lease_once(port: EmbeddedPort, *, again: bool = True) -> tuple[Leased, Once]:
+    call = once_of(port, *receive(max_messages=1), again=again)
+    assert call is not None
+    return port.parts.database.transact(queues.lease_once, QUEUE, call=call, owner="ada", limit=1), call
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_what_is_given_back_was_never_leased(port: EmbeddedPort, again: bool) -> None:
+    """A server gives back what a receive has leased whose connection broke: sent again, it leases anew."""
+    put(port, b"a", b"b")
+    leased, call = lease_once(port, again=again)
+    port.parts.database.transact(queues.give_back_once, QUEUE, leased, call)
+    assert counts(port) == (2, 0, 1)
+    assert [each.fence for each in send(port, *receive(max_messages=1)).messages] == [2]
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_what_somebody_asked_for_again_is_not_given_back(port: EmbeddedPort, late: bool) -> None:
+    """The caller has come back on another connection before the server was done with the broken one. The receive that
+    was on the broken one may even be carried out after the one that was sent again."""
+    put(port, b"a", b"b")
+    early = once_of(port, *receive(max_messages=1), again=False)
+    assert early is not None
+    database = port.parts.database
+    if late:
+        answered = send(port, *receive(max_messages=1))
+        broken = database.transact(queues.lease_once, QUEUE, call=early, owner="ada", limit=1)
+    else:
+        broken = database.transact(queues.lease_once, QUEUE, call=early, owner="ada", limit=1)
+        answered = send(port, *receive(max_messages=1))
+    database.transact(queues.give_back_once, QUEUE, broken, early)
+    assert counts(port) == (1, 1, 1)
+    assert port.call(AckMessages("jobs", leases_of(answered))).outcomes[0].code is None
+
+
+async def standing(port: AsyncEmbeddedPort, line: int) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await port.call(GetQueueStats("jobs"))).waiting_consumers != line:
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def async_port(database: Database, clock: ManualClock) -> AsyncIterator[AsyncEmbeddedPort]:
+    port = AsyncEmbeddedPort(Parts(database, clock=clock))
+    yield port
+    await port.close()
+
+
+def sending_of(port: AsyncEmbeddedPort, request: Request[Any], key: str, *, again: bool = True) -> Any:
+    return asyncio.create_task(port.call(request, once_of(port, request, key, again=again)))
+
+
+async def test_a_receive_that_waits_twice_gets_the_same_leases(async_port: AsyncEmbeddedPort) -> None:
+    """A proxy may keep a connection open whose caller has given up and asks again on another one."""
+    port, asked = async_port, receive(wait_seconds=600.0)
+    tasks = []
+    for number in range(2):
+        tasks.append(sending_of(port, *asked, again=bool(number)))
+        await standing(port, number + 1)
+    other = sending_of(port, *receive("other", wait_seconds=600.0))
+    await standing(port, 3)
+    await port.call(PUT)
+    first, second = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_SECONDS)
+    assert first == second
+    await standing(port, 1)
+    # Whoever has something already does not stand behind those who wait.
+    assert await asyncio.wait_for(sending_of(port, *asked), PATIENCE_SECONDS) == first
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)
+
+
+async def test_a_first_sending_does_not_pass_those_who_wait(async_port: AsyncEmbeddedPort) -> None:
+    port, tasks = async_port, []
+    for number in range(3):
+        tasks.append(sending_of(port, *receive(f"r{number}", max_messages=1, wait_seconds=600.0), again=number == 1))
+        await standing(port, number + 1)
+    for number in range(3):
+        await port.call(PutMessages("jobs", [NewMessage(bytes([number]))]))
+        found = await asyncio.wait_for(tasks[number], PATIENCE_SECONDS)
+        assert [each.payload for each in found.messages] == [bytes([number])]
+
+
+@pytest.mark.parametrize("steps", range(0, 24, 2))
+async def test_a_receive_that_was_cancelled_is_sent_again(async_port: AsyncEmbeddedPort, steps: int) -> None:
+    """At whatever point its connection broke: the message is delivered by the next sending, and nothing has failed."""
+    port = async_port
+    await port.call(PUT)
+    first = sending_of(port, *receive(), again=False)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    first.cancel()
+    second = await sending_of(port, *receive())
+    await asyncio.gather(first, return_exceptions=True)
+    assert len(second.messages) == 1
+    outcomes = (await port.call(AckMessages("jobs", leases_of(second)))).outcomes
+    stats = await port.call(GetQueueStats("jobs"))
+    assert (outcomes[0].code, stats.acked_total, stats.failed_total) == (None, 1, 0)
+
+
 # Groups.
 
 
-async def test_a_group_remembers_each_of_its_calls(database: Database, clock: ManualClock) -> None:
-    port = AsyncEmbeddedPort(Parts(database, clock=clock))
+async def test_a_group_remembers_each_of_its_calls(async_port: AsyncEmbeddedPort) -> None:
+    port = async_port
     puts = [changed(PUT, queue=f"q{number}") for number in range(3)]
     first = await call_group(port, [Call(number, put, f"k{number}") for number, put in enumerate(puts)])
     puts[1] = changed(puts[1], messages=[NewMessage(b"b")])
     second = await call_group(port, [Call(number, put, f"k{number}", True) for number, put in enumerate(puts)])
     assert (second[0], type(second[1]), second[2]) == (first[0], IdempotencyKeyReused, first[2])
-    await port.close()
+
+
+async def test_a_group_that_is_late_does_not_do_again_what_was_sent_again(
+    async_port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first sending waited for its turn when its connection broke, and the second one had it before."""
+    port, database, turn = async_port, async_port.parts.database, asyncio.Event()
+    transact = database.transact_async
+    late = [True]
+
+    async def transact_async(*args: Any, **options: Any) -> Any:
+        if late and late.pop():
+            await turn.wait()
+        return await transact(*args, **options)
+
+    monkeypatch.setattr(database, "transact_async", transact_async)
+    first = asyncio.create_task(call_group(port, [Call(0, PUT, "k")]))
+    await asyncio.sleep(0)
+    second = await call_group(port, [Call(0, PUT, "k", True)])
+    turn.set()
+    assert await first == second
+    assert (await port.call(GetQueueStats("jobs"))).put_total == 1
 
 
 # The layer.
 
 
 def test_whoever_is_fresh_does_not_look(database: Database) -> None:
-    call = sending("k", PUT, fresh=True)
+    call = sending("k", PUT, lambda: True)
 
     def work(answer: int) -> int:
         return database.transact(once, call, lambda tx: answer, msgspec.msgpack.decode)
 
     assert (work(1), work(2)) == (1, 2)
-    call = call._replace(fresh=False)
+    call = call._replace(fresh=lambda: False)
     assert work(3) == 2

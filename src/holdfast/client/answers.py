@@ -8,17 +8,8 @@ from holdfast.wire.frames import AnyRequest
 from holdfast.wire.leases import AcquireLease, Granted, LeaseProof, ReleaseLease
 from holdfast.wire.queues import Deliveries, MessageLease, NackMessages, ReceiveMessages, RedriveMessages
 
-# These change nothing that could be doubled: sending them again needs no key.
-_HARMLESS: Final = (
-    "Get", "List", "Read", "Describe", "Scan", "Peek", "Find", "Check", "Log", "Receive", "Acquire", "Open",
-)  # fmt: skip
-
 # The server does these without looking at their keys. Done twice, they would count twice, or overwrite somebody else.
 _DOUBLES: Final = (WriteEntities, PutEntity, DeleteEntity, RedriveMessages)
-
-def is_harmless(request: Any) -> bool:
-    """Whether sending it twice does no harm, so that it needs no key."""
-    return type(request).__name__.startswith(_HARMLESS)
 
 
 def doubles(request: AnyRequest) -> bool:

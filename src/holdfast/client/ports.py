@@ -11,13 +11,13 @@ from typing import Any, Final, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from holdfast.client import bodies
-from holdfast.client.answers import is_harmless
 from holdfast.client.connection import Connection, TooLong
 from holdfast.client.keeper import RemoteKeeper
 from holdfast.errors import Closed, InvalidArgument, InvalidUrl, InvalidValue, NotEmbedded
 from holdfast.tiers import Tier
 from holdfast.wire.blobs import Body, GetBlob, OpenBlob, PutBlob, WriteBlob
 from holdfast.wire.frames import AnyRequest
+from holdfast.wire.repeats import takes_key
 from holdfast.wire.requests import Answer, Request
 
 Result = TypeVar("Result")
@@ -48,7 +48,7 @@ class AsyncRemotePort:
             return await asyncio.to_thread(self.carry, request)
         if type(request) not in _REQUESTS:
             raise NotEmbedded(f"{type(request).__name__} goes to the key space itself, which no server lets anybody do")
-        key = None if is_harmless(request) else uuid.uuid4().hex
+        key = uuid.uuid4().hex if takes_key(type(request)) else None
         try:
             answer: Answer = await self._connected().call(request, key=key)  # type: ignore[arg-type]
         except TooLong:

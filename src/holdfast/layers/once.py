@@ -29,15 +29,18 @@ _encode = msgspec.msgpack.Encoder().encode
 _encode_request = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
+Fresh = Callable[[], bool]  # Asked inside of the transaction.
+
+
 class Once(NamedTuple):
     """The sending of a call that has a key."""
 
     name: bytes  # The key.
     digest: bytes  # Tells a call that was sent again from another one under its key.
-    fresh: bool  # Nobody can have sent it before, which saves the look.
+    fresh: Fresh  # Whether nobody can have sent it before, which saves the look.
 
 
-def sending(key: str, request: Request[Any], *, fresh: bool) -> Once:
+def sending(key: str, request: Request[Any], fresh: Fresh) -> Once:
     """A call by its key.
 
     Raises:
@@ -72,8 +75,11 @@ def recall(tx: Transaction, call: Once) -> bytes | None:
     Raises:
         IdempotencyKeyReused: what was carried out under its key is another call.
     """
-    if call.fresh:
-        return None
+    return None if call.fresh() else recall_any(tx, call)
+
+
+def recall_any(tx: Transaction, call: Once) -> bytes | None:
+    """`recall`, also for whoever has remembered it themselves since."""
     period = tx.now_ms // _PERIOD_MS
     for each in (period, period - 1):
         before = tx.get(_place(each) + call.name)
@@ -89,6 +95,13 @@ def recall(tx: Transaction, call: Once) -> bytes | None:
 def remember(tx: Transaction, call: Once, answer: object) -> None:
     """Keep the answer of a call, or how far it came, for whoever sends it again."""
     tx.put(_place(tx.now_ms // _PERIOD_MS) + call.name, call.digest + _encode(answer))
+
+
+def forget_one(tx: Transaction, call: Once) -> None:
+    """Forget a call: what it did was undone."""
+    period = tx.now_ms // _PERIOD_MS
+    for each in (period, period - 1):
+        tx.delete(_place(each) + call.name)
 
 
 @lru_cache(maxsize=16)

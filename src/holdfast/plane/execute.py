@@ -124,7 +124,7 @@ OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
     ListLogs: Operation(serve=activity.files),
     EndSession: Operation(serve=activity.end),
     PutMessages: Operation(queues.put),
-    ReceiveMessages: Operation(serve=queues.receive),
+    ReceiveMessages: Operation(serve=queues.receive, keyed=True),
     AckMessages: Operation(queues.ack),
     NackMessages: Operation(queues.nack),
     RejectMessages: Operation(queues.reject),

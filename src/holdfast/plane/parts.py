@@ -14,6 +14,7 @@ from holdfast.keeping import Keeper
 from holdfast.kv import Database
 from holdfast.layers.queues import DUE, QueueKey, extend
 from holdfast.layers.tiering import LOG_KIND, LOOSE
+from holdfast.plane.once import Sendings
 from holdfast.runtime.activity import ActivityLog
 from holdfast.runtime.events import Events
 from holdfast.runtime.locktable import LockTable
@@ -48,6 +49,7 @@ class Parts:
         self.keeper = Keeper(self._extend)
         self.events = Events(self.log, self.session)
         self.shared = shared  # Other processes write to the same key space.
+        self.sendings = Sendings(shared=shared)
         self._sweeper: Sweeper | None = None
         self._logs_are_temporary = logs is None
         self._logs = logs or Path(tempfile.gettempdir()) / f"holdfast-activity-{uuid.uuid4().hex}"

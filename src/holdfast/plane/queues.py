@@ -9,6 +9,7 @@ import msgspec
 from holdfast.errors import BatchTooLarge, EmptyBatch, Fenced, InvalidArgument
 from holdfast.kv import Transaction
 from holdfast.layers import queues
+from holdfast.layers.once import Once
 from holdfast.layers.queues import QueueKey
 from holdfast.limits import MESSAGES_MAX, RECEIVE_WAIT_SECONDS_MAX, VISIBILITY_SECONDS_MAX
 from holdfast.names import checked_name
@@ -48,7 +49,7 @@ def put(tx: Transaction, request: PutMessages) -> Receipts:
     return Receipts(queues.put(tx, _queue(request), request.messages, tier=request.tier))
 
 
-def receive(port: Any, request: ReceiveMessages) -> Any:
+def receive(port: Any, request: ReceiveMessages, call: Once | None = None) -> Any:
     if not 0 <= request.wait_seconds <= RECEIVE_WAIT_SECONDS_MAX:
         raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; choose 0 to {RECEIVE_WAIT_SECONDS_MAX:.0f}")
     seconds = request.visibility_seconds
@@ -61,6 +62,7 @@ def receive(port: Any, request: ReceiveMessages) -> Any:
         visibility_ms=None if seconds is None else queues.visibility_ms(seconds),
         with_state=request.with_state,
         txn_id=request.txn_id,
+        call=call,
     )
 
 

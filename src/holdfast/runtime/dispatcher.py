@@ -21,6 +21,7 @@ from holdfast.clock import Clock, SystemClock, when_moved
 from holdfast.errors import Busy, LockTimeout, QueueBusy
 from holdfast.kv import Database
 from holdfast.layers import queues
+from holdfast.layers.once import Once
 from holdfast.layers.queues import Ahead, Leased, QueueKey
 from holdfast.runtime.cancelled import finish_or_undo_async
 from holdfast.runtime.locktable import LockTable
@@ -50,19 +51,29 @@ class AsyncDispatcher:
         self._lines = LockTable(("queue",), nested=False, waiters_max=waits.consumers_max)
         self._ahead: OrderedDict[QueueKey, Ahead] = OrderedDict()
 
-    async def receive(self, queue: QueueKey, *, wait_ms: int, tier: Tier, **options: Any) -> Leased:
-        """At least one message, unless `wait_ms` pass without any.
+    async def receive(
+        self, queue: QueueKey, *, wait_ms: int, tier: Tier, call: Once | None = None, **options: Any
+    ) -> Leased:
+        """At least one message, unless `wait_ms` pass without any, or what `call` has leased before.
 
         Raises:
             QueueBusy: as many consumers wait as may.
         """
+        if call is not None:
+            options["call"] = call
         if not wait_ms:
             return await self._lease(queue, tier, options)
         line = ["queue", "/".join(queue)]
         if not self._lines.line(line):
             leased = await self._lease(queue, tier, options)
-            if leased.messages:
+            if leased.messages or leased.repeated:
                 return leased
+        elif call is not None and not call.fresh():  # What it has already, it need not stand in line for.
+            before = await self._database.transact_async(
+                queues.leased_before, queue, call=call, with_state=options.get("with_state", False), tier=tier
+            )
+            if before is not None:
+                return before
         until_ms = self._clock.now_ms() + wait_ms
         try:
             place = await self._lines.acquire_async(line, timeout_seconds=wait_ms / 1_000)
@@ -86,7 +97,7 @@ class AsyncDispatcher:
                 while True:
                     leased = await self._lease(queue, tier, options)
                     left_ms = until_ms - self._clock.now_ms()
-                    if leased.messages or left_ms <= 0:
+                    if leased.messages or leased.repeated or left_ms <= 0:
                         return leased
                     pause_ms = min(left_ms, max(leased.again_in_ms, 1), self._waits.look_again_ms(self._jitter))
                     await watch.wait_async(pause_ms / 1_000)
@@ -99,19 +110,29 @@ class AsyncDispatcher:
             ahead = self._ahead[queue] = Ahead()
             if len(self._ahead) > _AHEAD_QUEUES:
                 self._ahead.popitem(last=False)
+        call = options.get("call")
+        lease = queues.lease_or_wait if call is None else queues.lease_once
         leased = await finish_or_undo_async(
-            self._database.transact_async(queues.lease_or_wait, queue, ahead=ahead, tier=tier, **options),
-            partial(self._give_back, queue),
+            self._database.transact_async(lease, queue, ahead=ahead, tier=tier, **options),
+            partial(self._give_back, queue, call),
         )
         if leased.notes:
             self._tell(leased.notes)
         return leased
 
-    async def give_back(self, queue: QueueKey, leased: Leased) -> None:
+    async def give_back(self, queue: QueueKey, leased: Leased, call: Once | None) -> None:
         """Give back what was leased and could not be delivered, uncounted."""
-        self._tell(await self._database.transact_async(queues.defer_all, queue, leased.messages))
+        if leased.messages:
+            self._tell(await self._database.transact_async(*_undoing(queue, leased, call)))
 
-    def _give_back(self, queue: QueueKey, leased: Leased) -> None:
+    def _give_back(self, queue: QueueKey, call: Once | None, leased: Leased) -> None:
         """Nobody waits for these any more: they were not delivered, and nothing has failed."""
         if leased.messages:
-            self._tell(self._database.transact(queues.defer_all, queue, leased.messages))
+            self._tell(self._database.transact(*_undoing(queue, leased, call)))
+
+
+def _undoing(queue: QueueKey, leased: Leased, call: Once | None) -> tuple[Any, ...]:
+    """What takes a delivery back: a function over a transaction, and its arguments."""
+    if call is None:
+        return queues.defer_all, queue, leased.messages
+    return queues.give_back_once, queue, leased, call

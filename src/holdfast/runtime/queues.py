@@ -9,6 +9,7 @@ import msgspec
 from holdfast.errors import HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import queues
+from holdfast.layers.once import Once
 from holdfast.layers.queues import QueueKey
 from holdfast.limits import MESSAGES_MAX, PAYLOAD_FETCH_BYTES_MAX
 from holdfast.runtime.blobs import AsyncBlobStore
@@ -28,9 +29,14 @@ class AsyncQueueStore:
         self._blobs = blobs
         self._tell = tell
 
-    async def receive(self, queue: QueueKey, *, wait_ms: int, tier: Tier, **options: Any) -> Deliveries:
-        """At least one message, unless `wait_ms` pass without any; with its payload, unless it is a large blob."""
-        leased = await self._dispatcher.receive(queue, wait_ms=wait_ms, tier=tier, **options)
+    async def receive(
+        self, queue: QueueKey, *, wait_ms: int, tier: Tier, call: Once | None = None, **options: Any
+    ) -> Deliveries:
+        """At least one message, unless `wait_ms` pass without any; with its payload, unless it is a large blob.
+
+        A `call` that has leased before is told again what it still leases.
+        """
+        leased = await self._dispatcher.receive(queue, wait_ms=wait_ms, tier=tier, call=call, **options)
         deliveries = queues.deliveries_of(leased)
         try:
             for index, delivery in enumerate(deliveries):
@@ -39,7 +45,7 @@ class AsyncQueueStore:
                         payload = await self._blobs.get(queue.universe, delivery.blob)
                         deliveries[index] = msgspec.structs.replace(delivery, payload=payload.data)
         except BaseException:  # Nobody waits for them any more: they were not delivered, and nothing has failed.
-            await self._dispatcher.give_back(queue, leased)
+            await self._dispatcher.give_back(queue, leased, call)
             raise
         return Deliveries(deliveries)
 

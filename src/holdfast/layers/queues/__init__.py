@@ -18,6 +18,7 @@ from holdfast.layers.queues.graves import redrive, redrive_and_tell
 from holdfast.layers.queues.looks import names, peek, purge, stats
 from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, set_policy, visibility_ms
 from holdfast.layers.queues.puts import put
+from holdfast.layers.queues.repeats import give_back_once, lease_once, leased_before
 from holdfast.layers.queues.rooms import QueueKey, Stored, delivery_of, room_of, text_of
 from holdfast.layers.queues.schedules import remove_schedule, schedules_of, set_schedule
 from holdfast.layers.queues.tallies import DUE, NEVER_MS
@@ -39,8 +40,11 @@ __all__ = [
     "delivery_of",
     "due_in",
     "extend",
+    "give_back_once",
     "lease",
+    "lease_once",
     "lease_or_wait",
+    "leased_before",
     "nack",
     "names",
     "next_due",

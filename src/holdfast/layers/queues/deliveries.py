@@ -55,6 +55,7 @@ class Leased(NamedTuple):
     again_in_ms: int
     states: list[SidecarState | None]
     notes: list[tuple[Any, ...]]  # What is to be told once it is committed.
+    repeated: bool = False  # They were leased before, by the same call.
 
 
 def lease(tx: Transaction, queue: QueueKey, *, owner: str, limit: int = 1, **options: Any) -> list[Stored]:

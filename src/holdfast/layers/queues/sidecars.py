@@ -6,8 +6,9 @@ any other, and one commit can do that and acknowledge the message.
 
 from holdfast.kv import Transaction
 from holdfast.layers import leases, states
-from holdfast.layers.leases import LeaseKey
+from holdfast.layers.leases import Grant, LeaseKey
 from holdfast.layers.queues.rooms import QueueKey, Stored, text_of
+from holdfast.layers.states import State
 from holdfast.wire.leases import LeaseProof
 from holdfast.wire.queues import SidecarState
 
@@ -24,8 +25,14 @@ def open(tx: Transaction, queue: QueueKey, message: Stored) -> SidecarState:
     grant = leases.acquire(
         tx, LeaseKey(queue.universe, key), owner=message.owner or "", ttl_ms=message.due_ms - tx.now_ms
     )
-    proof = LeaseProof(key, grant.lease_id, grant.fence, grant.txn_id, queue.universe)
-    return SidecarState(state.value, state.etag, proof, grant.expires_ms)
+    return _shown(queue, key, state, grant)
+
+
+def look(tx: Transaction, queue: QueueKey, message: Stored) -> SidecarState | None:
+    """The state of a message that is leased, with the lease that came with the message; None if one of them is gone."""
+    key = _key(queue, message)
+    state, grant = states.get(tx, queue.universe, key), leases.last_grant(tx, LeaseKey(queue.universe, key))
+    return None if state is None or grant is None else _shown(queue, key, state, grant)
 
 
 def keep(tx: Transaction, queue: QueueKey, message: Stored) -> None:
@@ -52,6 +59,11 @@ def move(tx: Transaction, source: QueueKey, target: QueueKey, message: Stored) -
     if message.stateful:
         leases.forget(tx, LeaseKey(source.universe, _key(source, message)))
         states.move(tx, source.universe, _key(source, message), _key(target, message))
+
+
+def _shown(queue: QueueKey, key: str, state: State, grant: Grant) -> SidecarState:
+    proof = LeaseProof(key, grant.lease_id, grant.fence, grant.txn_id, queue.universe)
+    return SidecarState(state.value, state.etag, proof, grant.expires_ms)
 
 
 def _key(queue: QueueKey, message: Stored) -> str:

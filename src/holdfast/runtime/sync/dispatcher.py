@@ -10,6 +10,7 @@ from holdfast.clock import Clock, SystemClock, when_moved
 from holdfast.errors import Busy, LockTimeout, QueueBusy
 from holdfast.kv import Database
 from holdfast.layers import queues
+from holdfast.layers.once import Once
 from holdfast.layers.queues import Ahead, Leased, QueueKey
 from holdfast.runtime.cancelled import finish_or_undo
 from holdfast.runtime.locktable import LockTable
@@ -39,19 +40,27 @@ class Dispatcher:
         self._lines = LockTable(("queue",), nested=False, waiters_max=waits.consumers_max)
         self._ahead: OrderedDict[QueueKey, Ahead] = OrderedDict()
 
-    def receive(self, queue: QueueKey, *, wait_ms: int, tier: Tier, **options: Any) -> Leased:
-        """At least one message, unless `wait_ms` pass without any.
+    def receive(self, queue: QueueKey, *, wait_ms: int, tier: Tier, call: Once | None = None, **options: Any) -> Leased:
+        """At least one message, unless `wait_ms` pass without any, or what `call` has leased before.
 
         Raises:
             QueueBusy: as many consumers wait as may.
         """
+        if call is not None:
+            options["call"] = call
         if not wait_ms:
             return self._lease(queue, tier, options)
         line = ["queue", "/".join(queue)]
         if not self._lines.line(line):
             leased = self._lease(queue, tier, options)
-            if leased.messages:
+            if leased.messages or leased.repeated:
                 return leased
+        elif call is not None and not call.fresh():  # What it has already, it need not stand in line for.
+            before = self._database.transact(
+                queues.leased_before, queue, call=call, with_state=options.get("with_state", False), tier=tier
+            )
+            if before is not None:
+                return before
         until_ms = self._clock.now_ms() + wait_ms
         try:
             place = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
@@ -75,7 +84,7 @@ class Dispatcher:
                 while True:
                     leased = self._lease(queue, tier, options)
                     left_ms = until_ms - self._clock.now_ms()
-                    if leased.messages or left_ms <= 0:
+                    if leased.messages or leased.repeated or left_ms <= 0:
                         return leased
                     pause_ms = min(left_ms, max(leased.again_in_ms, 1), self._waits.look_again_ms(self._jitter))
                     watch.wait(pause_ms / 1_000)
@@ -88,19 +97,29 @@ class Dispatcher:
             ahead = self._ahead[queue] = Ahead()
             if len(self._ahead) > _AHEAD_QUEUES:
                 self._ahead.popitem(last=False)
+        call = options.get("call")
+        lease = queues.lease_or_wait if call is None else queues.lease_once
         leased = finish_or_undo(
-            self._database.transact(queues.lease_or_wait, queue, ahead=ahead, tier=tier, **options),
-            partial(self._give_back, queue),
+            self._database.transact(lease, queue, ahead=ahead, tier=tier, **options),
+            partial(self._give_back, queue, call),
         )
         if leased.notes:
             self._tell(leased.notes)
         return leased
 
-    def give_back(self, queue: QueueKey, leased: Leased) -> None:
+    def give_back(self, queue: QueueKey, leased: Leased, call: Once | None) -> None:
         """Give back what was leased and could not be delivered, uncounted."""
-        self._tell(self._database.transact(queues.defer_all, queue, leased.messages))
+        if leased.messages:
+            self._tell(self._database.transact(*_undoing(queue, leased, call)))
 
-    def _give_back(self, queue: QueueKey, leased: Leased) -> None:
+    def _give_back(self, queue: QueueKey, call: Once | None, leased: Leased) -> None:
         """Nobody waits for these any more: they were not delivered, and nothing has failed."""
         if leased.messages:
-            self._tell(self._database.transact(queues.defer_all, queue, leased.messages))
+            self._tell(self._database.transact(*_undoing(queue, leased, call)))
+
+
+def _undoing(queue: QueueKey, leased: Leased, call: Once | None) -> tuple[Any, ...]:
+    """What takes a delivery back: a function over a transaction, and its arguments."""
+    if call is None:
+        return queues.defer_all, queue, leased.messages
+    return queues.give_back_once, queue, leased, call

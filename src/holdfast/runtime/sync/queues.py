@@ -9,6 +9,7 @@ import msgspec
 from holdfast.errors import HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import queues
+from holdfast.layers.once import Once
 from holdfast.layers.queues import QueueKey
 from holdfast.limits import MESSAGES_MAX, PAYLOAD_FETCH_BYTES_MAX
 from holdfast.runtime.sync.blobs import BlobStore
@@ -28,9 +29,14 @@ class QueueStore:
         self._blobs = blobs
         self._tell = tell
 
-    def receive(self, queue: QueueKey, *, wait_ms: int, tier: Tier, **options: Any) -> Deliveries:
-        """At least one message, unless `wait_ms` pass without any; with its payload, unless it is a large blob."""
-        leased = self._dispatcher.receive(queue, wait_ms=wait_ms, tier=tier, **options)
+    def receive(
+        self, queue: QueueKey, *, wait_ms: int, tier: Tier, call: Once | None = None, **options: Any
+    ) -> Deliveries:
+        """At least one message, unless `wait_ms` pass without any; with its payload, unless it is a large blob.
+
+        A `call` that has leased before is told again what it still leases.
+        """
+        leased = self._dispatcher.receive(queue, wait_ms=wait_ms, tier=tier, call=call, **options)
         deliveries = queues.deliveries_of(leased)
         try:
             for index, delivery in enumerate(deliveries):
@@ -39,7 +45,7 @@ class QueueStore:
                         payload = self._blobs.get(queue.universe, delivery.blob)
                         deliveries[index] = msgspec.structs.replace(delivery, payload=payload.data)
         except BaseException:  # Nobody waits for them any more: they were not delivered, and nothing has failed.
-            self._dispatcher.give_back(queue, leased)
+            self._dispatcher.give_back(queue, leased, call)
             raise
         return Deliveries(deliveries)
 

@@ -83,7 +83,8 @@ async def leased(visit: Visit, request: ReceiveMessages) -> list[Delivery]:
             raise draining()
         deliveries = asking.result().messages
         if watching[0].done():
-            give_back(visit, request, deliveries)
+            if not visit.has_key:
+                give_back(visit, request, deliveries)
             return []
         return deliveries
     finally:

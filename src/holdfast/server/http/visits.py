@@ -53,6 +53,11 @@ class Visit:
         self.hall.credits.saw(request, answer)
         return answer
 
+    @property
+    def has_key(self) -> bool:
+        """Whether the caller will come again, with the same key, if it does not hear the answer."""
+        return "idempotency-key" in self.http.headers
+
     async def body(self) -> bytes:
         """The whole body, held in memory.
 

@@ -1,0 +1,100 @@
+"""The answer to a call is lost with its connection: the client sends it again, and it has happened once."""
+
+import runpy
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import Plane
+
+serving = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "serving.py"))["serving"]
+Proxy = runpy.run_path(str(Path(__file__).with_name("proxy.py")))["Proxy"]
+DEADLINE_SECONDS = 60.0
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.002)
+
+
+class Line:
+    """A client whose answers can get lost, and one beside it that looks."""
+
+    def __init__(self, proxy: Any, client: Plane, beside: Plane, threads: ThreadPoolExecutor) -> None:
+        self.client = client
+        self.beside = beside
+        self._proxy = proxy
+        self._threads = threads
+
+    def lose(self, work: Callable[[], Any], happened: Callable[[], Any]) -> Any:
+        """What `work` returns, whose first answer is lost after it has happened."""
+        self.client.queues()  # So that there is a connection.
+        self._proxy.mutes = True
+        waiting: Future[Any] = self._threads.submit(work)
+        until(happened)
+        time.sleep(0.02)  # So that the answer is on its way, and not only what it is about.
+        assert not waiting.done()
+        self._proxy.mutes = False
+        self._proxy.cut_all()
+        return waiting.result(DEADLINE_SECONDS)
+
+
+@contextmanager
+def line_to(url: str) -> Iterator[Line]:
+    with (
+        serving(url) as server,
+        Proxy(server.port) as proxy,
+        holdfast.connect(proxy.url, patience_seconds=DEADLINE_SECONDS) as client,
+        holdfast.connect(server.url) as beside,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        yield Line(proxy, client, beside, threads)
+
+
+@pytest.fixture
+def line(backend: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Line]:
+    """On every backend."""
+    if backend == "postgres":
+        url = request.getfixturevalue("postgres_url")
+    else:
+        url = "memory:" if backend == "memory" else f"dir:{tmp_path}"
+    with line_to(url) as line:
+        yield line
+
+
+def test_messages_whose_delivery_was_lost_are_delivered_again(line: Line) -> None:
+    """They would be nobody's until their leases end, and count as failed then."""
+    jobs, beside = line.client.queue("jobs"), line.beside.queue("jobs")
+    beside.put_many(range(5))
+    found = line.lose(lambda: jobs.receive_many(3, extend_for_seconds=0), lambda: beside.stats().leased)
+    assert [message.json() for message in found] == [0, 1, 2]
+    for message in found:
+        message.ack()
+    stats = beside.stats()
+    assert (stats.acked_total, stats.ready, stats.leased, stats.failed_total) == (3, 2, 0, 0)
+
+
+def test_a_message_that_was_waited_for_is_delivered_again(line: Line) -> None:
+    jobs, beside = line.client.queue("jobs"), line.beside.queue("jobs")
+
+    def wait() -> Any:
+        return jobs.receive(wait_seconds=DEADLINE_SECONDS, extend_for_seconds=0)
+
+    def put_and_see() -> bool:
+        if beside.stats().waiting_consumers and not beside.stats().put_total:
+            beside.put("late")
+        return beside.stats().leased == 1
+
+    message = line.lose(wait, put_and_see)
+    assert message.json() == "late"
+    message.ack()
+    stats = beside.stats()
+    assert (stats.acked_total, stats.ready, stats.leased, stats.failed_total) == (1, 0, 0, 0)
