@@ -564,6 +564,16 @@ def test_a_large_payload_goes_with_its_message(plane: Plane, name: str) -> None:
         assert b"".join(message.open()) == body
 
 
+def test_what_another_client_holds_is_settled_by_what_it_is_known_by(server: Any, plane: Plane, name: str) -> None:
+    plane.queue(name).put(1)
+    message = plane.queue(name).receive(extend_for_seconds=0)
+    lease = plane.lease(name).acquire("ada")
+    with holdfast.connect(server.url) as other:
+        other.queue(name).held(message.id, lease_id=message.lease.lease_id, fence=message.fence).ack()
+        assert other.lease(name).held(lease.id, fence=lease.fence).release() is True
+    assert plane.queue(name).stats().leased == 0
+
+
 # Whoever is cancelled.
 
 

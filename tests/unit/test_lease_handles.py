@@ -138,6 +138,30 @@ def test_a_keepalive_lasts_as_long_as_the_acquire_and_never_shortens(plane: Plan
     assert plane.lease("deploy").describe().lease.expires_ms == START_MS + 64_000
 
 
+def test_a_lease_that_was_acquired_elsewhere_is_used_by_what_it_is_known_by(plane: Plane, clock: ManualClock) -> None:
+    first = plane.lease("deploy").acquire("ada", ttl_seconds=10, txn_id="t-1")
+    held = plane.lease("Deploy").held(first.id, fence=first.fence, txn_id="t-1")
+    assert (held.key, held.proof, held.expires_ms) == ("deploy", first.proof, 0)
+    plane.state("deploy").update(1, lease=held)
+    held.keepalive()
+    assert held.expires_ms == clock.now_ms() + 30_000
+    assert held.release() is True
+    assert first.release() is False
+    second = plane.lease("deploy").acquire("bob")
+    with pytest.raises(Fenced):
+        held.keepalive()
+    for wrong in (("x", second.fence), (second.id, first.fence)):
+        with pytest.raises(Fenced):
+            plane.lease("deploy").held(wrong[0], fence=wrong[1]).keepalive()
+    assert plane.lease("deploy").describe().held
+
+
+async def test_a_lease_that_was_acquired_elsewhere_is_used_on_a_loop(url: str) -> None:
+    async with holdfast.open_async(url) as plane:
+        first = await plane.lease("deploy").acquire("ada")
+        assert await plane.lease("deploy").held(first.id, fence=first.fence).release() is True
+
+
 def test_a_keepalive_of_nothing_is_refused(plane: Plane) -> None:
     """Once broken: `keepalive(0)` means the time of the acquire, where DESIGN section 6 refuses to extend by zero."""
     lease = plane.lease("deploy").acquire("ada", ttl_seconds=10)
@@ -403,6 +427,20 @@ async def test_an_owner_that_gave_its_lease_back_stands_behind_those_who_wait(ur
             task.cancel()
         await asyncio.gather(waiter, again, return_exceptions=True)
         assert served == ["bob"]
+
+
+async def test_an_acquire_that_is_cancelled_holds_nothing(url: str, clock: ManualClock) -> None:
+    """At whatever point it is cancelled: a lease that was granted and that nobody has heard of is given back."""
+    async with holdfast.open_async(url, clock=clock) as plane:
+        for steps in range(30):
+            acquiring = asyncio.create_task(plane.lease("deploy").acquire("ada", ttl_seconds=600))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            acquiring.cancel()
+            (outcome,) = await asyncio.gather(acquiring, return_exceptions=True)
+            if not isinstance(outcome, asyncio.CancelledError):
+                await outcome.release()
+            assert not (await plane.lease("deploy").describe()).held, f"cancelled after {steps} steps"
 
 
 # What is listed and described.

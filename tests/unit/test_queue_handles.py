@@ -340,6 +340,58 @@ def test_settling_twice_is_fine_only_for_acks(jobs: Queue) -> None:
         acked.nack(intent="nonsense")
 
 
+@pytest.mark.parametrize("how", ["ack", "nack", "reject", "atomic"])
+def test_a_message_that_was_received_elsewhere_is_settled_by_what_it_is_known_by(
+    plane: Plane, jobs: Queue, how: str
+) -> None:
+    jobs.put(1)
+    received = jobs.receive(extend_for_seconds=0)
+    held = plane.queue("jobs").held(received.id, lease_id=received.lease.lease_id, fence=received.fence)
+    assert (held.id, held.fence, held.lease, held.queue) == (received.id, received.fence, received.lease, "jobs")
+    if how == "atomic":
+        plane.atomic().ack(held).commit()
+    else:
+        getattr(held, how)()
+    stats = jobs.stats()
+    settled = {"ack": (0, 0), "nack": (1, 0), "reject": (0, 1), "atomic": (0, 0)}[how]
+    assert (stats.ready, stats.dead, stats.leased) == (*settled, 0)
+
+
+def test_a_message_that_was_received_elsewhere_is_extended_from_here(jobs: Queue, clock: ManualClock) -> None:
+    jobs.put(1)
+    received = jobs.receive(visibility_seconds=5, extend_for_seconds=0)
+    held = jobs.held(received.id, lease_id=received.lease.lease_id, fence=received.fence)
+    assert held.extend() == clock.now_ms() + 30_000
+    assert held.extend(60) == held.expires_ms == clock.now_ms() + 60_000
+    clock.advance_ms(59_999)
+    assert jobs.receive() is None
+    clock.advance_ms(1)
+    with jobs.receive(), pytest.raises(QueueMessageLeaseMismatch):
+        held.ack()
+
+
+def test_a_message_that_was_received_elsewhere_has_its_payload_there(jobs: Queue) -> None:
+    jobs.put(1)
+    received = jobs.receive(extend_for_seconds=0)
+    held = jobs.held(received.id, lease_id=received.lease.lease_id, fence=received.fence)
+    assert held.payload is None
+    for look in (held.json, held.read, held.open):
+        with pytest.raises(InvalidArgument, match="elsewhere"):
+            look()
+    for wrong in ({"lease_id": "x", "fence": 1}, {"lease_id": received.lease.lease_id, "fence": 9}):
+        with pytest.raises(QueueMessageLeaseMismatch):
+            jobs.held(received.id, **wrong).ack()
+
+
+async def test_a_message_that_was_received_elsewhere_is_settled_on_a_loop(url: str) -> None:
+    async with holdfast.open_async(url) as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put(1)
+        received = await jobs.receive(extend_for_seconds=0)
+        await jobs.held(received.id, lease_id=received.lease.lease_id, fence=received.fence).ack()
+        assert (await jobs.stats()).leased == 0
+
+
 def test_a_lease_is_extended_but_not_by_nothing(jobs: Queue, clock: ManualClock) -> None:
     """Lesson 9: extending by zero expired the lease while the message stayed hidden."""
     jobs.put("a", visibility_seconds=7)

@@ -254,30 +254,7 @@ def _held(plane: Plane, name: str | None, id: str | None, lease_id: str | None, 
             'No message is named; run eval "$(holdfast queue get QUEUE)" first, '
             "or give QUEUE, --id, --lease-id and --fence"
         )
-    delivery = Delivery(
-        id=id,
-        payload=None,
-        blob=None,
-        size=0,
-        content_type="",
-        attributes={},
-        correlation_id="",
-        priority=0,
-        group=None,
-        created_ms=0,
-        attempts=0,
-        failure_attempts=0,
-        max_attempts=0,
-        last_error=None,
-        origin=None,
-        died_ms=0,
-        lease_id=lease_id,
-        fence=fence,
-        expires_ms=0,
-        visibility_ms=0,
-    )
-    queue = plane.queue(name).name
-    return Message(plane._port, plane.universe, queue, delivery, visibility_seconds=None, extend_for_seconds=0)
+    return plane.queue(name).held(id, lease_id=lease_id, fence=fence)
 
 
 def _settled(message: Message, outcome: str) -> dict[str, Any]:

@@ -122,8 +122,7 @@ def lease_of(
         raise InvalidArgument(
             'No lock is named; run eval "$(holdfast lock acquire NAME)" first, or give its name, --lease-id and --fence'
         )
-    granted = Granted(lock_key, lease_id, "", fence, 0, 0, txn_id)
-    return _lease(plane, granted, ttl_seconds)
+    return plane.lease(lock_key).held(lease_id, fence=fence, txn_id=txn_id, ttl_seconds=ttl_seconds)
 
 
 def _named(command: Any) -> Any:
@@ -219,7 +218,9 @@ def _required(plane: Plane, ttl_seconds: float, named: dict[str, Any]) -> Lease:
 
 
 def _lease(plane: Plane, granted: Granted, ttl_seconds: float) -> Lease:
-    return Lease(plane._port, plane.universe, granted, ttl_seconds)
+    return plane.lease(granted.key).held(
+        granted.lease_id, fence=granted.fence, txn_id=granted.txn_id, ttl_seconds=ttl_seconds
+    )
 
 
 def _variables(granted: Granted) -> dict[str, str]:

@@ -66,11 +66,12 @@ class AsyncMessage:
 
     @property
     def payload(self) -> bytes | None:
-        """What was put; None if it is so large that `read` or `open` must fetch it."""
+        """What was put; None if it is so large that `read` or `open` must fetch it, or was received elsewhere."""
         return self.delivery.payload
 
     def json(self) -> Any:
         """The payload, from JSON."""
+        self._check_here()
         if self.delivery.payload is None:
             raise rebuild("invalid_argument", "The payload is too large to have come along; read() it, or open() it")
         return msgspec.json.decode(self.delivery.payload)
@@ -107,12 +108,14 @@ class AsyncMessage:
 
     async def read(self) -> bytes:
         """The payload, whole, however large."""
+        self._check_here()
         if self.delivery.payload is not None or self.delivery.blob is None:
             return self.delivery.payload or b""
         return (await self._port.call(GetBlob(self.delivery.blob, self._universe))).data
 
     async def open(self) -> AsyncIterator[bytes]:
         """The payload as a stream, for what is too large for memory."""
+        self._check_here()
         if self.delivery.blob is None:
             return _single(self.delivery.payload or b"")
         return await self._port.receive(OpenBlob(self.delivery.blob, self._universe))
@@ -199,6 +202,10 @@ class AsyncMessage:
         if self._keeping is not None:
             self._keeping.stop()
 
+    def _check_here(self) -> None:
+        if not self.delivery.attempts:
+            raise rebuild("invalid_argument", "The message was received elsewhere, and its payload is there")
+
     async def _settle(self, request: Request[Outcomes]) -> None:
         _checked((await self._port.call(request)).outcomes[0])
         self.settle_elsewhere()
@@ -220,6 +227,32 @@ class AsyncMessage:
 
     def __repr__(self) -> str:
         return f"<message {self.id} of {self.queue}, attempt {self.attempts}, fence {self.fence}>"
+
+
+def elsewhere(id: str, lease_id: str, fence: int) -> Delivery:
+    """A delivery to somebody else, of which no more is known than what settles it."""
+    return Delivery(
+        id=id,
+        payload=None,
+        blob=None,
+        size=0,
+        content_type="",
+        attributes={},
+        correlation_id="",
+        priority=0,
+        group=None,
+        created_ms=0,
+        attempts=0,
+        failure_attempts=0,
+        max_attempts=0,
+        last_error=None,
+        origin=None,
+        died_ms=0,
+        lease_id=lease_id,
+        fence=fence,
+        expires_ms=0,
+        visibility_ms=0,
+    )
 
 
 def _checked(outcome: Outcome) -> Outcome:

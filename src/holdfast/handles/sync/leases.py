@@ -40,6 +40,17 @@ class LeaseKey:
         request = AcquireLease(self.key, owner, ttl_seconds, wait_seconds, txn_id, self._universe)
         return Lease(self._port, self._universe, self._port.call(request), ttl_seconds)
 
+    def held(
+        self, lease_id: str, *, fence: int, txn_id: str | None = None, ttl_seconds: float = LEASE_TTL_SECONDS
+    ) -> "Lease":
+        """The lease that was acquired elsewhere, by its id and its fence, to keep, to release, or to write under.
+
+        Nothing is asked of the plane before that. When it ends is not known here before `keepalive`; until then
+        `expires_ms` is 0. `ttl_seconds` is what `keepalive` asks for.
+        """
+        granted = Granted(self.key, lease_id, "", fence, 0, 0, txn_id)
+        return Lease(self._port, self._universe, granted, ttl_seconds)
+
     def describe(self) -> Described:
         """Who had it last, whether they still have it, and how many wait for it in the plane's process."""
         return self._port.call(DescribeLease(self.key, self._universe))

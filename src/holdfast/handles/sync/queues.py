@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import InvalidValue
-from holdfast.handles.sync.messages import Message
+from holdfast.handles.sync.messages import Message, elsewhere
 from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX, RECEIVE_WAIT_SECONDS_MAX
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
@@ -181,6 +181,29 @@ class Queue:
             )
             for delivery in deliveries
         ]
+
+    def held(
+        self,
+        id: str,
+        *,
+        lease_id: str,
+        fence: int,
+        visibility_seconds: float | None = None,
+        extend_for_seconds: float = 0.0,
+    ) -> Message:
+        """A message that was received elsewhere, by its id and its lease: to settle it, or to extend it, from here.
+
+        Nothing is asked of the plane before that, and its payload is where it was received. Its lease is extended by
+        itself only if `extend_for_seconds` says so.
+        """
+        return Message(
+            self._port,
+            self._universe,
+            self.name,
+            elsewhere(id, lease_id, fence),
+            visibility_seconds=QueuePolicy().visibility_seconds if visibility_seconds is None else visibility_seconds,
+            extend_for_seconds=extend_for_seconds,
+        )
 
     def subscribe(
         self,
