@@ -19,8 +19,9 @@ from holdfast.errors import InvalidArgument
 from holdfast.plane.execute import OPERATIONS, execute
 from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
-from holdfast.wire.blobs import PutBlob
-from holdfast.wire.pairs import GetPair, PutPair, ScanPairs, Value
+from holdfast.wire.blobs import OpenBlob, PutBlob, WriteBlob
+from holdfast.wire.frames import AnyRequest
+from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs, Value
 from holdfast.wire.requests import Committed, Request
 
 
@@ -68,6 +69,12 @@ def test_every_request_has_an_operation_and_every_operation_a_request() -> None:
 def test_no_two_requests_share_an_operation() -> None:
     functions = [operation.run or operation.serve or operation.at_once for operation in OPERATIONS.values()]
     assert len(set(functions)) == len(functions)
+
+
+def test_everything_may_be_asked_over_the_network_but_what_was_left_out_on_purpose() -> None:
+    """Raw writes could break any layer, and bodies go by HTTP."""
+    left_out = {PutPair, DeletePair, WriteBlob, OpenBlob}
+    assert set(get_args(AnyRequest)) == OPERATIONS.keys() - left_out
 
 
 def test_an_operation_is_a_transaction_or_more_than_one_or_none_at_all() -> None:
