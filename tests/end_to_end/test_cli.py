@@ -125,9 +125,11 @@ def test_a_shell_works_a_queue_off(environment: dict[str, str]) -> None:
     assert not Path("pwned").exists()
 
 
-def test_a_get_waits_for_a_put_of_another_process(hf: Hf, start: Callable[..., "subprocess.Popen[str]"]) -> None:
+def test_a_get_waits_for_a_put_of_another_process(
+    hf: Hf, start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
+) -> None:
     waiting = start("queue", "get", "jobs", "--wait", "forever", "--json")
-    time.sleep(0.5)
+    until((tmp_path / "data" / "kv" / "CURRENT").exists)  # It has made the directory, and looks for a message.
     id = hf("queue", "put", "jobs", "hello").stdout.strip()
     output, _ = waiting.communicate(timeout=20)
     found = json.loads(output)

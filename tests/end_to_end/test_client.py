@@ -22,6 +22,7 @@ from websockets.asyncio.client import ClientConnection
 
 import holdfast
 from holdfast import AsyncPlane, AsyncWorker, Plane, Worker
+from holdfast.client.connection import Connection
 from holdfast.client.ports import RemotePort
 from holdfast.errors import (
     BlobNotFound,
@@ -391,17 +392,43 @@ def test_a_call_outlasts_a_server_that_is_gone_for_a_while(server: Any, name: st
         assert plane.queue(name).stats().ready == 2
 
 
-def test_a_connection_that_lived_longer_than_patience_is_made_again(server: Any, name: str) -> None:
+def let_an_hour_pass(plane: Plane) -> None:
+    """For the connection of a client, and what it waits for."""
+    port: Any = plane._port
+
+    async def move() -> None:
+        connection = port._port._connection
+        connection._up_since -= 3_600.0
+        for waiting in (connection, "_gone_since"), *((each, "since") for each in connection._pending.values()):
+            setattr(*waiting, getattr(*waiting) - 3_600.0)
+
+    port._wait(move())
+
+
+def test_a_connection_that_lived_longer_than_patience_is_made_again(
+    server: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Patience begins when the server goes, not when it came."""
-    with Proxy(server.port) as proxy, holdfast.connect(proxy.url, patience_seconds=2.5) as plane:
-        jobs = plane.queue(name)
-        with ThreadPoolExecutor(1) as threads:
-            waiter = threads.submit(jobs.receive, wait_seconds=60, extend_for_seconds=0)
-            time.sleep(2.7)
-            proxy.cut_all()
-            until(lambda: waiter.done() or jobs.stats().waiting_consumers == 1)
-            jobs.put("a")
-            message = waiter.result(PATIENCE_SECONDS)
+    monkeypatch.setattr("holdfast.client.connection._LOOK_SECONDS_MAX", 0.005)
+    with (
+        Proxy(server.port) as proxy,
+        holdfast.connect(proxy.url, patience_seconds=PATIENCE_SECONDS) as plane,
+        holdfast.connect(server.url) as watching,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        jobs = watching.queue(name)
+        waiter = threads.submit(plane.queue(name).receive, wait_seconds=600, extend_for_seconds=0)
+        until(lambda: jobs.stats().waiting_consumers == 1)
+        let_an_hour_pass(plane)
+        proxy.refuses = True
+        proxy.cut_all()
+        refused = proxy.accepted
+        until(lambda: proxy.accepted > refused + 2)
+        assert not waiter.done()
+        proxy.refuses = False
+        until(lambda: waiter.done() or jobs.stats().waiting_consumers == 1)
+        jobs.put("a")
+        message = waiter.result(PATIENCE_SECONDS)
         assert message is not None
         assert message.json() == "a"
 
@@ -772,14 +799,25 @@ def test_what_a_client_leaves_behind_is_nothing(server: Any) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def test_a_server_that_drains_puts_calls_off_until_the_next_one(tmp_path: Path) -> None:
+def test_a_server_that_drains_puts_calls_off_until_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    deliver = Connection._deliver
+
+    def listening(self: Connection, reply: Any) -> None:
+        deliver(self, reply)
+        told.append(reply.problem and reply.problem.code)
+
+    monkeypatch.setattr(Connection, "_deliver", listening)
     with serving(f"dir:{tmp_path}") as first, Proxy(first.port) as proxy, holdfast.connect(proxy.url) as plane:
         plane.queue("jobs").put("a")
         first.drain()
         with ThreadPoolExecutor(1) as threads:
             until(lambda: isinstance(_outcome(first.url), HoldfastError))
+            told.clear()
             put = threads.submit(plane.queue("jobs").put, "b")
-            time.sleep(0.2)
+            until(lambda: told == ["shutdown_draining"])
             assert not put.done()
             first.process.terminate()
             first.process.wait(PATIENCE_SECONDS)
