@@ -98,3 +98,13 @@ def test_a_message_that_was_waited_for_is_delivered_again(line: Line) -> None:
     message.ack()
     stats = beside.stats()
     assert (stats.acked_total, stats.ready, stats.leased, stats.failed_total) == (1, 0, 0, 0)
+
+
+def test_a_lease_whose_grant_was_lost_is_the_same_lease(line: Line) -> None:
+    granted = line.lose(
+        lambda: line.client.lease("deploy").acquire("ada", ttl_seconds=600),
+        lambda: line.beside.lease("deploy").describe().held,
+    )
+    assert granted.fence == 1
+    assert line.beside.lease("deploy").describe().lease.fence == 1
+    assert granted.release()

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.errors import HeadAdvanced, IdempotencyKeyReused, InvalidArgument
+from holdfast.errors import HeadAdvanced, IdempotencyKeyReused, InvalidArgument, LeaseExpired, LeaseHeld
 from holdfast.kv import Database
-from holdfast.layers import queues
+from holdfast.layers import leases, queues
+from holdfast.layers.leases import LeaseKey
 from holdfast.layers.once import Once, once, sending
 from holdfast.layers.queues import Leased, QueueKey
 from holdfast.limits import ONCE_KEY_BYTES_MAX, ONCE_PERIOD_SECONDS
@@ -20,6 +21,15 @@ from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.frames import Call
+from holdfast.wire.leases import (
+    AcquireLease,
+    CheckLease,
+    DescribeLease,
+    Granted,
+    KeepLease,
+    LeaseProof,
+    ReleaseLease,
+)
 from holdfast.wire.problems import error_of, problem_of
 from holdfast.wire.queues import (
     AckMessages,
@@ -317,6 +327,120 @@ async def test_a_receive_that_was_cancelled_is_sent_again(async_port: AsyncEmbed
     outcomes = (await port.call(AckMessages("jobs", leases_of(second)))).outcomes
     stats = await port.call(GetQueueStats("jobs"))
     assert (outcomes[0].code, stats.acked_total, stats.failed_total) == (None, 1, 0)
+
+
+# Leases: what was granted and not heard of is told again.
+
+
+def acquire(key: str = "a", owner: str = "ada", **options: Any) -> tuple[AcquireLease, str]:
+    return AcquireLease("deploy", owner, 30.0, **options), key
+
+
+def proof_of(granted: Granted) -> LeaseProof:
+    return LeaseProof(granted.key, granted.lease_id, granted.fence)
+
+
+def test_an_acquire_that_is_sent_again_gets_the_same_fence(port: EmbeddedPort, clock: ManualClock) -> None:
+    first = send(port, *acquire(), again=False)
+    clock.advance_ms(1_000)
+    assert send(port, *acquire()) == first
+    kept = port.call(KeepLease(proof_of(first), 60.0))
+    assert send(port, *acquire()) == kept
+    port.call(CheckLease(proof_of(first)))
+    with pytest.raises(IdempotencyKeyReused):
+        send(port, *acquire(owner="bob"))
+
+
+def test_an_acquire_that_found_it_held_has_not_happened(port: EmbeddedPort) -> None:
+    held = port.call(AcquireLease("deploy", "bob"))
+    with pytest.raises(LeaseHeld):
+        send(port, *acquire())
+    port.call(ReleaseLease(proof_of(held)))
+    assert send(port, *acquire()).fence == held.fence + 1
+
+
+def test_one_call_acquires_once(port: EmbeddedPort, clock: ManualClock) -> None:
+    """A late copy of a call takes no lease that nobody will use, and nobody believes to have one that has ended."""
+    first = send(port, *acquire())
+    port.call(ReleaseLease(proof_of(first)))
+    with pytest.raises(LeaseExpired, match="anew"):
+        send(port, *acquire())
+    second = send(port, *acquire("b"))
+    clock.advance_ms(30_000)
+    with pytest.raises(LeaseExpired, match="anew"):
+        send(port, *acquire("b"))
+    third = send(port, *acquire("c", "bob"))
+    assert (first.fence, second.fence, third.fence) == (1, 2, 3)
+
+
+LEASE = LeaseKey("main", "deploy")
+
+
+@pytest.mark.parametrize("asked_again", [False, True])
+def test_a_lease_is_given_back_unless_somebody_has_asked_for_it_again(port: EmbeddedPort, asked_again: bool) -> None:
+    early = once_of(port, *acquire(), again=False)
+    assert early is not None
+    database = port.parts.database
+    grant, is_new = database.transact(leases.acquire_once, LEASE, early, owner="ada", ttl_ms=30_000)
+    if asked_again:
+        send(port, *acquire())
+    proof = LeaseProof("deploy", grant.lease_id, grant.fence)
+    assert database.transact(leases.release_once, proof, early) is not asked_again
+    assert is_new
+    again = send(port, *acquire())
+    assert (again.fence, again.lease_id == grant.lease_id) == ((1, True) if asked_again else (2, False))
+
+
+async def test_an_acquire_that_waits_twice_gets_the_same_fence(async_port: AsyncEmbeddedPort) -> None:
+    port = async_port
+    held = await port.call(AcquireLease("deploy", "bob", 600.0))
+    tasks = []
+
+    async def in_line(line: int) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (await port.call(DescribeLease("deploy"))).waiting != line:
+                await asyncio.sleep(0.001)
+
+    for number, (request, key) in enumerate(
+        [acquire(wait_seconds=600.0), acquire(wait_seconds=600.0), acquire("c", "eve", wait_seconds=600.0)]
+    ):
+        tasks.append(sending_of(port, request, key, again=number == 1))
+        await in_line(number + 1)
+    await port.call(ReleaseLease(proof_of(held)))
+    first, second = await asyncio.wait_for(asyncio.gather(*tasks[:2]), PATIENCE_SECONDS)
+    assert first == second
+    await in_line(1)
+    # Whoever has it already does not stand behind those who wait.
+    assert await asyncio.wait_for(sending_of(port, *acquire(wait_seconds=600.0)), PATIENCE_SECONDS) == first
+    await port.call(ReleaseLease(proof_of(first)))
+    assert (await asyncio.wait_for(tasks[2], PATIENCE_SECONDS)).owner == "eve"
+    # Nor does whoever had it.
+    other = sending_of(port, *acquire("d", "zoe", wait_seconds=600.0))
+    await in_line(1)
+    with pytest.raises(LeaseExpired):
+        await asyncio.wait_for(sending_of(port, *acquire(wait_seconds=600.0)), PATIENCE_SECONDS)
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)
+
+
+@pytest.mark.parametrize("steps", range(0, 24, 2))
+@pytest.mark.parametrize("keyed", [True, False])
+async def test_an_acquire_that_was_cancelled_holds_nothing(
+    async_port: AsyncEmbeddedPort, steps: int, keyed: bool
+) -> None:
+    port = async_port
+    request, key = acquire()
+    first = sending_of(port, request, key, again=False) if keyed else asyncio.create_task(port.call(request))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    first.cancel()
+    (outcome,) = await asyncio.gather(first, return_exceptions=True)
+    described = await port.call(DescribeLease("deploy"))
+    assert described.held == (not isinstance(outcome, asyncio.CancelledError))
+    if keyed:
+        again = await sending_of(port, request, key)
+        assert again == outcome or isinstance(outcome, asyncio.CancelledError)
+        await port.call(CheckLease(proof_of(again)))
 
 
 # Groups.

@@ -17,6 +17,7 @@ import msgspec
 
 from holdfast.errors import FencingMismatch, InvalidArgument, LeaseConflict, LeaseExpired, LeaseHeld, TxnMismatch
 from holdfast.kv import Subspace, Transaction
+from holdfast.layers.once import Once, forget_one, recall, recall_any, remember
 from holdfast.limits import NAMES_KNOWN_MAX, OWNER_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.wire.leases import Granted, LeaseProof
 
@@ -43,8 +44,17 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
         return not self.released and now_ms < self.expires_ms
 
 
+class _Taken(msgspec.Struct, frozen=True, array_like=True):
+    """What was granted under a key."""
+
+    lease_id: str
+    fence: int
+    asked_again: bool = False
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Grant).decode
+_decode_taken = msgspec.msgpack.Decoder(_Taken).decode
 _known_owners: set[object] = set()  # Those that were found to be short texts.
 
 
@@ -66,6 +76,50 @@ def acquire(tx: Transaction, lease: LeaseKey, *, owner: str, ttl_ms: int, txn_id
     # A renewal never shortens: whoever looked at the lease before may have promised somebody to wait that long.
     expires_ms = max(now_ms + ttl_ms, last.expires_ms)
     return _write(tx, lease, Grant(last.lease_id, owner, last.fence + 1, last.acquired_ms, expires_ms, txn_id))
+
+
+def acquire_once(
+    tx: Transaction, lease: LeaseKey, call: Once, *, owner: str, ttl_ms: int, txn_id: str | None = None
+) -> tuple[Grant, bool]:
+    """`acquire`, or the grant that the same call had before; and whether it is a new one.
+
+    Raises:
+        LeaseHeld: somebody else's lease has not expired.
+        LeaseExpired: the call had a grant, and that has ended since.
+    """
+    before = granted_before(tx, lease, call)
+    if before is not None:
+        return before, False
+    grant = acquire(tx, lease, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id)
+    remember(tx, call, _Taken(grant.lease_id, grant.fence))
+    return grant, True
+
+
+def granted_before(tx: Transaction, lease: LeaseKey, call: Once) -> Grant | None:
+    """What a call was granted before, as it is now; None if it was not.
+
+    Raises:
+        LeaseExpired: it was, and that has ended since.
+    """
+    before = recall(tx, call)
+    if before is None:
+        return None
+    taken, last = _decode_taken(before), last_grant(tx, lease)
+    if last is None or (last.lease_id, last.fence) != (taken.lease_id, taken.fence) or not last.holds_at(tx.now_ms):
+        raise LeaseExpired(f"The lease on {lease.key} was granted to this very call, and has ended since; acquire anew")
+    if not taken.asked_again:
+        remember(tx, call, msgspec.structs.replace(taken, asked_again=True))
+    return last
+
+
+def release_once(tx: Transaction, proof: LeaseProof, call: Once) -> bool:
+    """`release` what was granted to a caller that is gone, as if its call had never been; unless it has asked again,
+    on another connection, and has the lease now."""
+    before = recall_any(tx, call)
+    if before is None or _decode_taken(before).asked_again:
+        return False
+    forget_one(tx, call)
+    return release(tx, proof)
 
 
 def check(tx: Transaction, proof: LeaseProof) -> Grant:

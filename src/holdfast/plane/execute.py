@@ -104,7 +104,7 @@ OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
     PutItem: Operation(worlds.put_item),
     ReadInbox: Operation(worlds.read_inbox, reads_only=True),
     GetCursor: Operation(worlds.cursor, reads_only=True),
-    AcquireLease: Operation(serve=leases.acquire),
+    AcquireLease: Operation(serve=leases.acquire, keyed=True),
     KeepLease: Operation(leases.keepalive),
     ReleaseLease: Operation(leases.release),
     CheckLease: Operation(leases.check, reads_only=True),

@@ -6,6 +6,7 @@ from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
 from holdfast.layers import leases
 from holdfast.layers.leases import LeaseKey
+from holdfast.layers.once import Once
 from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX
 from holdfast.names import checked_key, checked_name
 from holdfast.wire.leases import (
@@ -66,13 +67,14 @@ def fenced(lease: Proven) -> Fence:
     return Fence(lease.proof)
 
 
-def acquire(parts: Any, request: AcquireLease) -> Any:
+def acquire(parts: Any, request: AcquireLease, call: Once | None = None) -> Any:
     return parts.leases.acquire(
         _lease(request),
         owner=request.owner,
         ttl_ms=_ttl_ms(request.ttl_seconds),
         wait_ms=_wait_ms(request.wait_seconds),
         txn_id=request.txn_id,
+        call=call,
     )
 
 

@@ -5,15 +5,20 @@ for the first. A line is in the memory of one process. Where several nodes share
 line race when a lease comes free.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from holdfast.clock import Clock, SystemClock, when_moved
 from holdfast.errors import LeaseHeld, LockTimeout
-from holdfast.kv import Database
+from holdfast.kv import Database, Transaction
 from holdfast.layers import leases
 from holdfast.layers.leases import Grant, LeaseKey
+from holdfast.layers.once import Once
+from holdfast.runtime.cancelled import finish_or_undo_async
 from holdfast.runtime.locktable import LockTable
-from holdfast.wire.leases import Described, Granted
+from holdfast.wire.leases import Described, Granted, LeaseProof
 
 
 class AsyncLeaseDesk:
@@ -25,36 +30,50 @@ class AsyncLeaseDesk:
         self._lines = LockTable(("lease",), nested=False)
 
     async def acquire(
-        self, lease: LeaseKey, *, owner: str, ttl_ms: int, wait_ms: int, txn_id: str | None = None
+        self,
+        lease: LeaseKey,
+        *,
+        owner: str,
+        ttl_ms: int,
+        wait_ms: int,
+        txn_id: str | None = None,
+        call: Once | None = None,
     ) -> Granted:
         """The lease, once it is free and everybody who came before has had it, or `wait_ms` have passed.
 
-        Always CRITICAL: a fence must be durable before its holder hears of it.
+        Always CRITICAL: a fence must be durable before its holder hears of it. A `call` that was granted the lease
+        before has it still. Whoever is cancelled has not acquired it.
 
         Raises:
             LeaseHeld: others had it all the time.
+            LeaseExpired: the call was granted it before, and that has ended.
         """
         until_ms = self._clock.now_ms() + wait_ms
+        attempt = partial(self._try, lease, call, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id)
         line = ["lease", "/".join(lease)]
         try:
             place = await self._lines.acquire_async(line, timeout_seconds=0)
         except LockTimeout:
             # Others are before us. Whoever renews what they hold need not stand behind those who wait for it.
+            if call is not None and not call.fresh():
+                before = await self._database.transact_async(leases.granted_before, lease, call)
+                if before is not None:
+                    return leases.granted(lease.key, before)
             holder, holds = await self._database.read_async(leases.look, lease)
             if holder is not None and holds and holder.owner == owner:
                 with suppress(LeaseHeld):  # It was lost just now: stand in line like everybody else.
-                    return await self._try(lease, owner, ttl_ms, txn_id)
+                    return await attempt()
             try:
                 place = await self._lines.acquire_async(line, timeout_seconds=wait_ms / 1_000)
             except LockTimeout:
                 raise _held(lease, holder, self._clock.now_ms()) from None
         with place:
             try:
-                return await self._try(lease, owner, ttl_ms, txn_id)
+                return await attempt()
             except LeaseHeld:
                 if not wait_ms:
                     raise
-            return await self._first_in_line(lease, owner, ttl_ms, until_ms, txn_id)
+            return await self._first_in_line(lease, until_ms, attempt)
 
     async def describe(self, lease: LeaseKey) -> Described:
         """Who has the lease, and how many wait here for it."""
@@ -63,15 +82,14 @@ class AsyncLeaseDesk:
         line = self._lines.line(["lease", "/".join(lease)])
         return Described(None if last is None else leases.granted(lease.key, last), held, line)
 
-    async def _first_in_line(
-        self, lease: LeaseKey, owner: str, ttl_ms: int, until_ms: int, txn_id: str | None
-    ) -> Granted:
+    async def _first_in_line(self, lease: LeaseKey, until_ms: int, attempt: Callable[[], Any]) -> Granted:
         with self._database.watch(leases.record_prefix(lease)) as watch:
             stop_listening = when_moved(self._clock, watch.fire)
             try:
                 while True:
                     try:
-                        return await self._try(lease, owner, ttl_ms, txn_id)
+                        granted: Granted = await attempt()
+                        return granted
                     except LeaseHeld as held:
                         left_ms = until_ms - self._clock.now_ms()
                         if left_ms <= 0:
@@ -80,9 +98,26 @@ class AsyncLeaseDesk:
             finally:
                 stop_listening()
 
-    async def _try(self, lease: LeaseKey, owner: str, ttl_ms: int, txn_id: str | None) -> Granted:
-        grant = await self._database.transact_async(leases.acquire, lease, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id)
+    async def _try(self, lease: LeaseKey, call: Once | None, **wishes: Any) -> Granted:
+        grant, _ = await finish_or_undo_async(
+            self._database.transact_async(_acquire, lease, call, **wishes), partial(self._give_back, lease, call)
+        )
         return leases.granted(lease.key, grant)
+
+    def _give_back(self, lease: LeaseKey, call: Once | None, outcome: tuple[Grant, bool]) -> None:
+        """Nobody has heard of this grant, and nobody will."""
+        grant, is_new = outcome
+        proof = LeaseProof(lease.key, grant.lease_id, grant.fence, grant.txn_id, lease.universe)
+        if call is None:
+            self._database.transact(leases.release, proof)
+        elif is_new:
+            self._database.transact(leases.release_once, proof, call)
+
+
+def _acquire(tx: Transaction, lease: LeaseKey, call: Once | None, **wishes: Any) -> tuple[Grant, bool]:
+    if call is None:
+        return leases.acquire(tx, lease, **wishes), True
+    return leases.acquire_once(tx, lease, call, **wishes)
 
 
 def _held(lease: LeaseKey, holder: Grant | None, now_ms: int) -> LeaseHeld:

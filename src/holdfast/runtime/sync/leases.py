@@ -1,14 +1,19 @@
 """Generated from runtime/leases.py by tools/make_twins.py; change that file instead."""
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from holdfast.clock import Clock, SystemClock, when_moved
 from holdfast.errors import LeaseHeld, LockTimeout
-from holdfast.kv import Database
+from holdfast.kv import Database, Transaction
 from holdfast.layers import leases
 from holdfast.layers.leases import Grant, LeaseKey
+from holdfast.layers.once import Once
+from holdfast.runtime.cancelled import finish_or_undo
 from holdfast.runtime.locktable import LockTable
-from holdfast.wire.leases import Described, Granted
+from holdfast.wire.leases import Described, Granted, LeaseProof
 
 
 class LeaseDesk:
@@ -19,35 +24,51 @@ class LeaseDesk:
         self._clock = clock or SystemClock()
         self._lines = LockTable(("lease",), nested=False)
 
-    def acquire(self, lease: LeaseKey, *, owner: str, ttl_ms: int, wait_ms: int, txn_id: str | None = None) -> Granted:
+    def acquire(
+        self,
+        lease: LeaseKey,
+        *,
+        owner: str,
+        ttl_ms: int,
+        wait_ms: int,
+        txn_id: str | None = None,
+        call: Once | None = None,
+    ) -> Granted:
         """The lease, once it is free and everybody who came before has had it, or `wait_ms` have passed.
 
-        Always CRITICAL: a fence must be durable before its holder hears of it.
+        Always CRITICAL: a fence must be durable before its holder hears of it. A `call` that was granted the lease
+        before has it still. Whoever is cancelled has not acquired it.
 
         Raises:
             LeaseHeld: others had it all the time.
+            LeaseExpired: the call was granted it before, and that has ended.
         """
         until_ms = self._clock.now_ms() + wait_ms
+        attempt = partial(self._try, lease, call, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id)
         line = ["lease", "/".join(lease)]
         try:
             place = self._lines.acquire(line, timeout_seconds=0)
         except LockTimeout:
             # Others are before us. Whoever renews what they hold need not stand behind those who wait for it.
+            if call is not None and not call.fresh():
+                before = self._database.transact(leases.granted_before, lease, call)
+                if before is not None:
+                    return leases.granted(lease.key, before)
             holder, holds = self._database.read(leases.look, lease)
             if holder is not None and holds and holder.owner == owner:
                 with suppress(LeaseHeld):  # It was lost just now: stand in line like everybody else.
-                    return self._try(lease, owner, ttl_ms, txn_id)
+                    return attempt()
             try:
                 place = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
             except LockTimeout:
                 raise _held(lease, holder, self._clock.now_ms()) from None
         with place:
             try:
-                return self._try(lease, owner, ttl_ms, txn_id)
+                return attempt()
             except LeaseHeld:
                 if not wait_ms:
                     raise
-            return self._first_in_line(lease, owner, ttl_ms, until_ms, txn_id)
+            return self._first_in_line(lease, until_ms, attempt)
 
     def describe(self, lease: LeaseKey) -> Described:
         """Who has the lease, and how many wait here for it."""
@@ -56,13 +77,14 @@ class LeaseDesk:
         line = self._lines.line(["lease", "/".join(lease)])
         return Described(None if last is None else leases.granted(lease.key, last), held, line)
 
-    def _first_in_line(self, lease: LeaseKey, owner: str, ttl_ms: int, until_ms: int, txn_id: str | None) -> Granted:
+    def _first_in_line(self, lease: LeaseKey, until_ms: int, attempt: Callable[[], Any]) -> Granted:
         with self._database.watch(leases.record_prefix(lease)) as watch:
             stop_listening = when_moved(self._clock, watch.fire)
             try:
                 while True:
                     try:
-                        return self._try(lease, owner, ttl_ms, txn_id)
+                        granted: Granted = attempt()
+                        return granted
                     except LeaseHeld as held:
                         left_ms = until_ms - self._clock.now_ms()
                         if left_ms <= 0:
@@ -71,9 +93,26 @@ class LeaseDesk:
             finally:
                 stop_listening()
 
-    def _try(self, lease: LeaseKey, owner: str, ttl_ms: int, txn_id: str | None) -> Granted:
-        grant = self._database.transact(leases.acquire, lease, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id)
+    def _try(self, lease: LeaseKey, call: Once | None, **wishes: Any) -> Granted:
+        grant, _ = finish_or_undo(
+            self._database.transact(_acquire, lease, call, **wishes), partial(self._give_back, lease, call)
+        )
         return leases.granted(lease.key, grant)
+
+    def _give_back(self, lease: LeaseKey, call: Once | None, outcome: tuple[Grant, bool]) -> None:
+        """Nobody has heard of this grant, and nobody will."""
+        grant, is_new = outcome
+        proof = LeaseProof(lease.key, grant.lease_id, grant.fence, grant.txn_id, lease.universe)
+        if call is None:
+            self._database.transact(leases.release, proof)
+        elif is_new:
+            self._database.transact(leases.release_once, proof, call)
+
+
+def _acquire(tx: Transaction, lease: LeaseKey, call: Once | None, **wishes: Any) -> tuple[Grant, bool]:
+    if call is None:
+        return leases.acquire(tx, lease, **wishes), True
+    return leases.acquire_once(tx, lease, call, **wishes)
 
 
 def _held(lease: LeaseKey, holder: Grant | None, now_ms: int) -> LeaseHeld:
