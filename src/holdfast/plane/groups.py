@@ -15,7 +15,7 @@ from holdfast.errors import Closed, HoldfastError
 from holdfast.kv import Transaction
 from holdfast.kv.groups import Work, run_group
 from holdfast.kv.transact import check_tier
-from holdfast.layers.once import once, sending
+from holdfast.layers.once import Fresh, once, sending
 from holdfast.limits import GROUP_ANSWERS_BYTES
 from holdfast.plane.atomic import carry_out
 from holdfast.plane.execute import operation_of
@@ -44,9 +44,12 @@ async def call_group(port: Any, calls: Sequence[Call], wanted: Callable[[], bool
     Whoever has more calls than answers asks again with the rest. Only for calls that `is_groupable` says can share.
     They are not begun if they are not `wanted` any more when their turn comes: whoever sent them sends them again.
     """
+    sendings = port.parts.sendings
+    later = sendings.heard(again=any(call.again for call in calls))
+    fresh = sendings.heard(again=False), later
     works: list[Work] = []
     answers: _Answers | None = None
-    tier, writes, shared = _IMPORTANT, False, port.parts.shared
+    tier, writes = _IMPORTANT, False
     for call in calls:
         request: Request[Any] = call.request
         if request.tier is _CRITICAL:
@@ -65,7 +68,7 @@ async def call_group(port: Any, calls: Sequence[Call], wanted: Callable[[], bool
         else:
             assert isinstance(request, CommitAtomic), "the caller has asked is_groupable"
             work = partial(carry_out, request=request), port.parts
-        works.append(work if call.key is None else _keyed(work, call, shared))
+        works.append(work if call.key is None else _keyed(work, call, fresh[call.again]))
     database, notes = port.parts.database, []
     outcomes: list[Any]
     try:
@@ -107,15 +110,13 @@ def _refuse(tx: Transaction, tier: Tier) -> None:
     check_tier(tier)
 
 
-def _keyed(work: Work, call: Call, shared: bool) -> Work:
+def _keyed(work: Work, call: Call, fresh: Fresh) -> Work:
     """The work, carried out once."""
     run, given = work
-    # Where several servers share the key space, another one may be at work on the first sending of a call.
-    key, fresh = call.key, not call.again and not shared
-    request, decode = call.request, decoder_of(call.request)
+    key, request, decode = call.key, call.request, decoder_of(call.request)
 
     def run_once(tx: Transaction, given: Any) -> Any:
-        return once(tx, sending(key, request, fresh=fresh), lambda tx: run(tx, given), decode)
+        return once(tx, sending(key, request, fresh), lambda tx: run(tx, given), decode)
 
     return run_once, given
 

@@ -19,6 +19,7 @@ import msgspec
 from holdfast.errors import HoldfastError, ShutdownDraining
 from holdfast.limits import CALLS_MAX, FRAME_BYTES_MAX, UNSENT_BYTES_MAX
 from holdfast.plane.groups import call_group, is_groupable
+from holdfast.plane.once import once_of
 from holdfast.server.guards import Guard
 from holdfast.server.logs import correlation_id
 from holdfast.wire.frames import PROTOCOL, Call, Hello, Reply, decode_calls, decode_hello, encode
@@ -169,7 +170,7 @@ class Stream:
             if is_groupable(call.request):
                 together.append(self._keyed(call))
             else:
-                self._idle.add(self._start(self._one(call)))
+                self._idle.add(self._start(self._one(self._keyed(call))))
         if together:
             self._start(self._all(together))
         if refused:
@@ -224,8 +225,10 @@ class Stream:
 
     async def _one(self, call: Call) -> None:
         id = _name([call])
+        port = self._streams.port
         try:
-            reply = Reply(call.number, await self._streams.port.call(call.request))
+            once = once_of(port, call.request, call.key, again=call.again)
+            reply = Reply(call.number, await port.call(call.request, once))
         except HoldfastError as error:
             reply = Reply(call.number, None, problem_of(error, id))
         except Exception:
