@@ -139,3 +139,19 @@ EVENTS_MAX: Final = 65_536  # Events that may wait for that in memory.
 DUE_BATCH: Final = 64  # Messages whose time has come that one transaction attends to.
 ATOMIC_OPERATIONS_MAX: Final = 256  # In one atomic list.
 SCHEDULES_MAX: Final = 1_000  # Of one queue.
+
+# Mail.
+MAIL_BYTES_MAX: Final = 65_536  # Of an envelope's body.
+MAIL_TTL_SECONDS: Final = 7 * 86_400.0
+MAIL_TTL_SECONDS_MAX: Final = 10 * 365 * 86_400.0
+MAIL_ID_CHARACTERS_MAX: Final = 64
+MAIL_BATCH_MAX: Final = 256  # Mails in one send, read or confirmation.
+MAIL_WAIT_SECONDS_MAX: Final = 20.0
+MAILBOX_MAX: Final = 1_000  # Mails that wait in one mailbox, unless its universe's policy says otherwise.
+MAILBOX_MAX_MAX: Final = 1_000_000
+MAIL_SWEEP_SECONDS: Final = 300.0
+MAIL_SWEEP_BATCH: Final = 256  # Keys that one transaction of a sweep removes.
+RECEIPTS_MAX: Final = 10_000  # Receipts that are kept for a sender; the oldest are forgotten first.
+BLOCKS_MAX: Final = 1_000  # Senders that one mailbox blocks.
+AGENT_KEY_BYTES: Final = 32
+CONTENT_TYPE_CHARACTERS_MAX: Final = 256

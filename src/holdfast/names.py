@@ -44,3 +44,17 @@ def checked_key(kind: str, key: object) -> str:
         f"{key!r} is no key of a {kind}; join names of 1 to 128 of a-z, 0-9, '.', '_' and '-' by '/', "
         f"{KEY_NAME_CHARACTERS_MAX} characters in all"
     )
+
+
+def checked_agent(address: object, universe: str) -> str:
+    """The agent that an address names, in lower case: `agent-7`, or `agent-7@universe`.
+
+    Raises:
+        InvalidName: it is no address, or one of another universe. Mail does not leave its universe.
+    """
+    if not isinstance(address, str) or "@" not in address:
+        return checked_name("agent", address)
+    agent, _, home = address.partition("@")
+    if checked_name("universe", home) != universe:
+        raise InvalidName(f"{address} is in another universe than {universe}, and mail does not leave its universe")
+    return checked_name("agent", agent)

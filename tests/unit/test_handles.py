@@ -22,7 +22,7 @@ ASYNC = [
     for name, handle in vars(importlib.import_module(f"holdfast.handles.{module.name}")).items()
     if name.startswith("Async") and handle.__module__ == f"holdfast.handles.{module.name}"
 ]
-FOR_ASYNCIO = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
+FOR_ASYNCIO = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__"}
 
 every_handle = pytest.mark.parametrize("handle", ASYNC, ids=lambda handle: handle.__name__)
 
@@ -31,6 +31,11 @@ every_handle = pytest.mark.parametrize("handle", ASYNC, ids=lambda handle: handl
 WAITS_FOR_NOTHING = {
     "AsyncAtomic._add",
     "AsyncAtomic.ack",
+    "AsyncAtomic.confirm",
+    "AsyncAtomic.send",
+    "AsyncMailbox.__iter__",
+    "AsyncMailbox.subscribe",
+    "AsyncPlane.mailbox",
     "AsyncAtomic.append",
     "AsyncAtomic.check",
     "AsyncAtomic.deliver",

@@ -7,18 +7,20 @@ HoldfastError
 │   ├── NestedTransaction, TransactionEnded, ReadOnlyTransaction, UnsupportedTier, NotSynchronous, NotEmbedded
 │   └── LockOrderViolation
 ├── NotAllowed            the token does not allow it
+│   └── SenderBlocked
 ├── NotFound              what was named is not there
 │   └── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound, MessageNotFound
 ├── Conflict              somebody else was first; read again, then decide
 │   ├── TransactionConflict, ObjectExists, ObjectChanged
 │   ├── WorldExists, WorldNotActive, HeadAdvanced, CursorAdvanced
 │   ├── SnapshotExists, BaselineRegressed, PromotionRefused, SegmentExists
-│   └── LeaseHeld, CasMismatch, VersionConflict
+│   ├── LeaseHeld, CasMismatch, VersionConflict
+│   └── MailboxTaken, AgentExists
 ├── Fenced                the lease that came with a write does not entitle to it
 │   ├── LeaseRequired, LeaseConflict, LeaseExpired, FencingMismatch, TxnMismatch
 │   └── QueueMessageLeaseMismatch
 ├── Busy                  a bound was reached; the same request may succeed later
-│   └── LockTimeout, QueueBusy, ShutdownDraining
+│   └── LockTimeout, QueueBusy, QueueFull, ShutdownDraining
 ├── Closed                the handle was closed
 ├── Corrupt               what is stored is damaged; never healed in silence
 │   ├── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject
@@ -53,6 +55,7 @@ from holdfast.errors.leases import (
     TxnMismatch,
     VersionConflict,
 )
+from holdfast.errors.mail import AgentExists, MailboxTaken, QueueFull, SenderBlocked
 from holdfast.errors.queues import MessageNotFound, QueueBusy, QueueMessageLeaseMismatch, ShutdownDraining
 from holdfast.errors.requests import (
     BatchTooLarge,
@@ -110,6 +113,7 @@ from holdfast.errors.worlds import (
 )
 
 __all__ = [
+    "AgentExists",
     "Backend",
     "BaselineRegressed",
     "BatchTooLarge",
@@ -145,6 +149,7 @@ __all__ = [
     "LeaseRequired",
     "LockOrderViolation",
     "LockTimeout",
+    "MailboxTaken",
     "MalformedSegment",
     "MessageNotFound",
     "MissingEntry",
@@ -161,11 +166,13 @@ __all__ = [
     "PayloadTooLarge",
     "PromotionRefused",
     "QueueBusy",
+    "QueueFull",
     "QueueMessageLeaseMismatch",
     "ReadOnlyTransaction",
     "Retry",
     "SchemaMismatch",
     "SegmentExists",
+    "SenderBlocked",
     "ShutdownDraining",
     "SizeMismatch",
     "SnapshotExists",

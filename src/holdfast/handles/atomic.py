@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.handles.leases import AsyncLease
+from holdfast.handles.mailboxes import AsyncMailbox
 from holdfast.handles.messages import AsyncMessage
 from holdfast.handles.queues import AsyncQueue, payload_of
 from holdfast.handles.states import AsyncState
@@ -18,6 +19,7 @@ from holdfast.wire.canonical import canonical
 from holdfast.wire.entities import EntityWrite, WriteEntities
 from holdfast.wire.inboxes import InboxItem
 from holdfast.wire.leases import CheckLease
+from holdfast.wire.mail import ConfirmMail, Envelope, NewMail, SendMail
 from holdfast.wire.queues import AckMessages, NackMessages, NewMessage, PutMessages, RejectMessages
 from holdfast.wire.states import RemoveState, UpdateState
 from holdfast.wire.worlds import AppendEntries, PutItem
@@ -56,6 +58,16 @@ class AsyncAtomic:
         """Send a message to the dead letters."""
         self._messages.append(message)
         return self._add(RejectMessages(message.queue, [message.lease], error, self._universe))
+
+    def send(self, mailbox: AsyncMailbox, to: str, body: Any, **options: Any) -> Self:
+        """Send a mail from a mailbox; `options` are those of a `NewMail`."""
+        payload, kind = payload_of(body)
+        mail = NewMail(to, payload, **{"content_type": kind, **options})
+        return self._add(SendMail(mailbox.agent, [mail], self._universe))
+
+    def confirm(self, mailbox: AsyncMailbox, mail: Envelope) -> Self:
+        """Confirm a mail: what it asked for is part of this commit."""
+        return self._add(ConfirmMail(mailbox.agent, [mail.id], self._universe))
 
     def append(self, world: AsyncWorld, entries: Sequence[Any], *, expected_head: int) -> Self:
         """Append entries to a world's journal."""

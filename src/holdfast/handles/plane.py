@@ -5,11 +5,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from holdfast.handles.activity import AsyncActivity
+from holdfast.handles.agents import AsyncAgents
 from holdfast.handles.atomic import AsyncAtomic
 from holdfast.handles.blobs import AsyncBlobs
 from holdfast.handles.entities import AsyncEntities
 from holdfast.handles.leases import AsyncLeaseKey
 from holdfast.handles.locks import AsyncLocks
+from holdfast.handles.mailboxes import AsyncMailbox
 from holdfast.handles.pairs import AsyncPairs
 from holdfast.handles.queues import AsyncQueue
 from holdfast.handles.states import AsyncState
@@ -19,6 +21,7 @@ from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncPort
 from holdfast.wire.leases import Leases, ListLeases
+from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
 from holdfast.wire.queues import ListQueues
 from holdfast.wire.worlds import ListWorlds
 
@@ -37,6 +40,7 @@ class AsyncPlane:
         self.locks = AsyncLocks(port, self.universe)
         self.activity = AsyncActivity(port, self.universe)
         self.tokens = AsyncTokens(port)
+        self.agents = AsyncAgents(port, self.universe)
 
     def world(self, name: str) -> AsyncWorld:
         """The world of that name; `create` it before its first use."""
@@ -54,8 +58,24 @@ class AsyncPlane:
         """At most `limit` names of queues, in order, the first one behind `after`."""
         return (await self._port.call(ListQueues(after, limit, self.universe))).names
 
+    def mailbox(self, agent: str) -> AsyncMailbox:
+        """The mailbox of an agent: `agent-7`, or `agent-7@universe`."""
+        return AsyncMailbox(self._port, self.universe, agent)
+
+    async def mailboxes(self, *, after: str = "", limit: int = 100) -> list[MailboxSize]:
+        """At most `limit` mailboxes with the number of mails that wait in each, in the order of their names."""
+        return (await self._port.call(ListMailboxes(after, limit, self.universe))).mailboxes
+
+    async def mail_policy(self) -> MailPolicy:
+        """How many mails a mailbox holds, and for how long."""
+        return await self._port.call(GetMailPolicy(self.universe))
+
+    async def set_mail_policy(self, policy: MailPolicy) -> MailPolicy:
+        """Let another policy hold for mail that is sent from now on."""
+        return await self._port.call(SetMailPolicy(policy, self.universe))
+
     def atomic(self) -> AsyncAtomic:
-        """A list of operations across queues, worlds, states, entities and leases that is committed as one."""
+        """A list of operations across queues, mail, worlds, states, entities and leases that is committed as one."""
         return AsyncAtomic(self._port, self.universe)
 
     def lease(self, key: str) -> AsyncLeaseKey:

@@ -8,11 +8,12 @@ from holdfast.errors.codes import rebuild
 from holdfast.kv import Transaction
 from holdfast.layers.once import Once, once
 from holdfast.limits import ATOMIC_OPERATIONS_MAX
-from holdfast.plane import entities, leases, queues, states, worlds
+from holdfast.plane import entities, leases, mail, queues, states, worlds
 from holdfast.wire.answers import decoder_of
 from holdfast.wire.atomic import Answers, CommitAtomic
 from holdfast.wire.entities import WriteEntities
 from holdfast.wire.leases import CheckLease, KeepLease, ReleaseLease
+from holdfast.wire.mail import ConfirmMail, SendMail, SentMails
 from holdfast.wire.queues import (
     AckMessages,
     CheckMessages,
@@ -39,6 +40,8 @@ _STEPS: Final[dict[type[Any], Any]] = {
     CheckLease: leases.check,
     KeepLease: leases.keepalive,
     ReleaseLease: leases.release,
+    SendMail: mail.send,
+    ConfirmMail: mail.confirm,
 }
 
 
@@ -65,8 +68,8 @@ def carry_out(tx: Transaction, parts: Any, request: CommitAtomic) -> Answers:
             answer: Any = entities.write_in(tx, step, parts.policy)
         else:
             answer = _STEPS[type(step)](tx, step)
-        if isinstance(answer, Outcomes):
-            for outcome in answer.outcomes:
+        if isinstance(answer, Outcomes | SentMails):
+            for outcome in answer.outcomes if isinstance(answer, Outcomes) else answer.mails:
                 if outcome.code is not None:
                     raise rebuild(outcome.code, outcome.detail or outcome.code)
         answers.append(answer)

@@ -14,12 +14,41 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.plane import activity, atomic, blobs, entities, leases, pairs, queues, states, tokens, worlds
+from holdfast.plane import (
+    activity,
+    agents,
+    atomic,
+    blobs,
+    entities,
+    leases,
+    mail,
+    pairs,
+    queues,
+    states,
+    tokens,
+    worlds,
+)
 from holdfast.wire.activity import EndSession, ListLogs, LogRecords, ReadLog
+from holdfast.wire.agents import GetAgent, ListAgents, RegisterAgent
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
 from holdfast.wire.entities import DeleteEntity, GetEntity, PutEntity, ReadChanges, ScanEntities, WriteEntities
 from holdfast.wire.leases import AcquireLease, CheckLease, DescribeLease, KeepLease, ListLeases, ReleaseLease
+from holdfast.wire.mail import (
+    BlockSender,
+    ConfirmMail,
+    CountMail,
+    GetMailPolicy,
+    JoinMailbox,
+    LeaveMailbox,
+    ListBlocks,
+    ListMailboxes,
+    ReadMail,
+    ReadReceipts,
+    SeeReceipts,
+    SendMail,
+    SetMailPolicy,
+)
 from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs
 from holdfast.wire.queues import (
     AckMessages,
@@ -145,6 +174,22 @@ OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
     CreateToken: Operation(tokens.create),
     ListTokens: Operation(tokens.page, reads_only=True),
     RevokeToken: Operation(tokens.revoke),
+    SendMail: Operation(mail.send),
+    JoinMailbox: Operation(mail.join),
+    LeaveMailbox: Operation(mail.leave),
+    ReadMail: Operation(serve=mail.read),
+    ConfirmMail: Operation(mail.confirm),
+    CountMail: Operation(mail.count, reads_only=True),
+    ReadReceipts: Operation(serve=mail.receipts),
+    SeeReceipts: Operation(mail.see),
+    BlockSender: Operation(mail.block),
+    ListBlocks: Operation(mail.blocks, reads_only=True),
+    ListMailboxes: Operation(mail.names, reads_only=True),
+    GetMailPolicy: Operation(mail.get_policy, reads_only=True),
+    SetMailPolicy: Operation(mail.set_policy),
+    RegisterAgent: Operation(agents.register),
+    GetAgent: Operation(agents.get, reads_only=True),
+    ListAgents: Operation(agents.page, reads_only=True),
 }
 
 

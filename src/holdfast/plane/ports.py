@@ -16,11 +16,13 @@ from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.dispatcher import AsyncDispatcher
 from holdfast.runtime.entities import AsyncEntityStore
 from holdfast.runtime.leases import AsyncLeaseDesk
+from holdfast.runtime.mailrooms import AsyncMailroom
 from holdfast.runtime.queues import AsyncQueueStore
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.dispatcher import Dispatcher
 from holdfast.runtime.sync.entities import EntityStore
 from holdfast.runtime.sync.leases import LeaseDesk
+from holdfast.runtime.sync.mailrooms import Mailroom
 from holdfast.runtime.sync.queues import QueueStore
 from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.runtime.worlds import AsyncWorldStore
@@ -42,6 +44,7 @@ class EmbeddedPort:
         self.entities = EntityStore(parts.database, parts.locks, parts.log, parts.policy, parts.session)
         dispatcher = Dispatcher(parts.database, parts.clock, parts.waits, parts.tell)
         self.queues = QueueStore(parts.database, dispatcher, self.blobs, parts.tell)
+        self.mail = Mailroom(parts.database, parts.clock, parts.waits, parts.tell)
         self._transact = parts.database.transact
         self._read = parts.database.read
 
@@ -99,6 +102,7 @@ class AsyncEmbeddedPort:
         self.entities = AsyncEntityStore(parts.database, parts.locks, parts.log, parts.policy, parts.session)
         dispatcher = AsyncDispatcher(parts.database, parts.clock, parts.waits, parts.tell)
         self.queues = AsyncQueueStore(parts.database, dispatcher, self.blobs, parts.tell)
+        self.mail = AsyncMailroom(parts.database, parts.clock, parts.waits, parts.tell)
         self._transact = parts.database.transact_async
         self._read = parts.database.read_async
         self._gatherings: dict[asyncio.AbstractEventLoop, Gathering] = {}  # There is rarely more than one event loop.

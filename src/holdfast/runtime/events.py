@@ -12,11 +12,13 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import Closed
+from holdfast.layers.mailboxes.rooms import MAIL_EVENTS
 from holdfast.layers.queues import text_of
 from holdfast.limits import EVENTS_EVERY_SECONDS, EVENTS_MAX
 from holdfast.runtime.activity import ActivityLog
 
 LOG_KIND = "queues"  # What the session logs of queues are called.
+MAIL_KIND = "mail"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -27,6 +29,16 @@ class QueueEvent(msgspec.Struct, frozen=True):
     queue: str
     id: str
     correlation_id: str
+    at_ms: int
+
+
+class MailEvent(msgspec.Struct, frozen=True):
+    """What session logs say of a mail."""
+
+    event: str
+    to: str
+    id: str
+    sender: str
     at_ms: int
 
 
@@ -51,17 +63,21 @@ class Events:
 
     def write(self) -> None:
         """Bring what has gathered into the session logs."""
-        by_universe: dict[str, list[bytes]] = {}
+        by_log: dict[tuple[str, str], list[bytes]] = {}
         with self._lock:  # One at a time, so that the order is kept.
             for _ in range(len(self._waiting)):
-                event, (universe, queue), id, correlation_id, at_ms = self._waiting.popleft()
-                record = _encode(QueueEvent(event, queue, text_of(id), correlation_id, at_ms))
-                if universe in by_universe:
-                    by_universe[universe].append(record)
+                event, (universe, name), id, other, at_ms = self._waiting.popleft()
+                if id.__class__ is bytes:
+                    kind, record = LOG_KIND, _encode(QueueEvent(event, name, text_of(id), other, at_ms))
                 else:
-                    by_universe[universe] = [record]
-            for universe, records in by_universe.items():
-                self._log().session(universe, self._session, LOG_KIND).accept(records)
+                    what = event.removeprefix(MAIL_EVENTS)
+                    kind, record = MAIL_KIND, _encode(MailEvent(what, f"{name}@{universe}", id, other, at_ms))
+                if (universe, kind) in by_log:
+                    by_log[universe, kind].append(record)
+                else:
+                    by_log[universe, kind] = [record]
+            for (universe, kind), records in by_log.items():
+                self._log().session(universe, self._session, kind).accept(records)
 
     def close(self) -> None:
         """Write what is left, and end."""

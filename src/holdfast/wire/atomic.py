@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.wire.entities import WriteEntities
 from holdfast.wire.leases import CheckLease, KeepLease, ReleaseLease
+from holdfast.wire.mail import ConfirmMail, SendMail
 from holdfast.wire.queues import AckMessages, CheckMessages, ExtendMessages, NackMessages, PutMessages, RejectMessages
 from holdfast.wire.requests import Request
 from holdfast.wire.states import RemoveState, UpdateState
@@ -26,6 +27,8 @@ Step = (
     | CheckLease
     | KeepLease
     | ReleaseLease
+    | SendMail
+    | ConfirmMail
 )
 
 

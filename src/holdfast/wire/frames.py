@@ -13,10 +13,26 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.wire.activity import EndSession, ListLogs, LogRecords, ReadLog
+from holdfast.wire.agents import GetAgent, ListAgents, RegisterAgent
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.blobs import FindBlob, GetBlob, PutBlob
 from holdfast.wire.entities import DeleteEntity, GetEntity, PutEntity, ReadChanges, ScanEntities, WriteEntities
 from holdfast.wire.leases import AcquireLease, CheckLease, DescribeLease, KeepLease, ListLeases, ReleaseLease
+from holdfast.wire.mail import (
+    BlockSender,
+    ConfirmMail,
+    CountMail,
+    GetMailPolicy,
+    JoinMailbox,
+    LeaveMailbox,
+    ListBlocks,
+    ListMailboxes,
+    ReadMail,
+    ReadReceipts,
+    SeeReceipts,
+    SendMail,
+    SetMailPolicy,
+)
 from holdfast.wire.pairs import GetPair, ScanPairs
 from holdfast.wire.problems import Problem
 from holdfast.wire.queues import (
@@ -77,6 +93,9 @@ AnyRequest = (
     | DrainInbox | PutItem | ReadInbox | GetCursor
     | GetPair | ScanPairs | CommitAtomic
     | CreateToken | ListTokens | RevokeToken
+    | SendMail | JoinMailbox | LeaveMailbox | ReadMail | ConfirmMail | CountMail | ReadReceipts | SeeReceipts
+    | BlockSender | ListBlocks | ListMailboxes | GetMailPolicy | SetMailPolicy
+    | RegisterAgent | GetAgent | ListAgents
 )  # fmt: skip
 
 PROTOCOL: Final = 1

@@ -10,9 +10,18 @@ A request that is in neither list has a key, so one that somebody forgets to sor
 from typing import Any, Final
 
 from holdfast.wire.activity import EndSession, ListLogs, ReadLog
+from holdfast.wire.agents import GetAgent, ListAgents
 from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
 from holdfast.wire.entities import GetEntity, ReadChanges, ScanEntities
 from holdfast.wire.leases import CheckLease, DescribeLease, ListLeases
+from holdfast.wire.mail import (
+    CountMail,
+    GetMailPolicy,
+    ListBlocks,
+    ListMailboxes,
+    ReadMail,
+    ReadReceipts,
+)
 from holdfast.wire.pairs import GetPair, ScanPairs
 from holdfast.wire.queues import CheckMessages, GetQueuePolicy, GetQueueStats, ListQueues, ListSchedules, PeekMessages
 from holdfast.wire.requests import Request
@@ -37,6 +46,7 @@ READS: Final[frozenset[type[Request[Any]]]] = frozenset(
         DescribeWorld, ListWorlds, ReadJournal, GetBaseline, ListSnapshots, ListSegments, ReadInbox, GetCursor,
         CheckLease, DescribeLease, ListLeases, CheckMessages, PeekMessages, GetQueueStats, ListQueues,
         GetQueuePolicy, ListSchedules, ListTokens, ReadLog, ListLogs,
+        CountMail, ReadReceipts, ListBlocks, ListMailboxes, GetMailPolicy, GetAgent, ListAgents,
     }
 )  # fmt: skip
 
@@ -46,6 +56,7 @@ SAME_TWICE: Final[dict[type[Request[Any]], str]] = {
     DeleteWorld: "a deleted world stays deleted, and its name taken",
     CompactWorld: "what was moved is not moved again; only the answer differs",
     EndSession: "a file that was closed stays closed",
+    ReadMail: "reading removes nothing, and a sender is told once that its mail was delivered",
 }
 
 

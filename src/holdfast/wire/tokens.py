@@ -28,10 +28,12 @@ METRICS: Final = "metrics:read"  # What the door of the metrics asks for; no req
 
 _NOUNS: Final = {
     "activity": "activity",
+    "agents": "agent",
     "atomic": "atomic",
     "blobs": "blob",
     "entities": "entity",
     "leases": "lease",
+    "mail": "mail",
     "pairs": "pair",
     "queues": "queue",
     "states": "state",

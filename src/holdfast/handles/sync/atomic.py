@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.handles.sync.leases import Lease
+from holdfast.handles.sync.mailboxes import Mailbox
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.queues import Queue, payload_of
 from holdfast.handles.sync.states import State
@@ -18,6 +19,7 @@ from holdfast.wire.canonical import canonical
 from holdfast.wire.entities import EntityWrite, WriteEntities
 from holdfast.wire.inboxes import InboxItem
 from holdfast.wire.leases import CheckLease
+from holdfast.wire.mail import ConfirmMail, Envelope, NewMail, SendMail
 from holdfast.wire.queues import AckMessages, NackMessages, NewMessage, PutMessages, RejectMessages
 from holdfast.wire.states import RemoveState, UpdateState
 from holdfast.wire.worlds import AppendEntries, PutItem
@@ -56,6 +58,16 @@ class Atomic:
         """Send a message to the dead letters."""
         self._messages.append(message)
         return self._add(RejectMessages(message.queue, [message.lease], error, self._universe))
+
+    def send(self, mailbox: Mailbox, to: str, body: Any, **options: Any) -> Self:
+        """Send a mail from a mailbox; `options` are those of a `NewMail`."""
+        payload, kind = payload_of(body)
+        mail = NewMail(to, payload, **{"content_type": kind, **options})
+        return self._add(SendMail(mailbox.agent, [mail], self._universe))
+
+    def confirm(self, mailbox: Mailbox, mail: Envelope) -> Self:
+        """Confirm a mail: what it asked for is part of this commit."""
+        return self._add(ConfirmMail(mailbox.agent, [mail.id], self._universe))
 
     def append(self, world: World, entries: Sequence[Any], *, expected_head: int) -> Self:
         """Append entries to a world's journal."""

@@ -5,11 +5,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from holdfast.handles.sync.activity import Activity
+from holdfast.handles.sync.agents import Agents
 from holdfast.handles.sync.atomic import Atomic
 from holdfast.handles.sync.blobs import Blobs
 from holdfast.handles.sync.entities import Entities
 from holdfast.handles.sync.leases import LeaseKey
 from holdfast.handles.sync.locks import Locks
+from holdfast.handles.sync.mailboxes import Mailbox
 from holdfast.handles.sync.pairs import Pairs
 from holdfast.handles.sync.queues import Queue
 from holdfast.handles.sync.states import State
@@ -19,6 +21,7 @@ from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
 from holdfast.wire import Port
 from holdfast.wire.leases import Leases, ListLeases
+from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
 from holdfast.wire.queues import ListQueues
 from holdfast.wire.worlds import ListWorlds
 
@@ -37,6 +40,7 @@ class Plane:
         self.locks = Locks(port, self.universe)
         self.activity = Activity(port, self.universe)
         self.tokens = Tokens(port)
+        self.agents = Agents(port, self.universe)
 
     def world(self, name: str) -> World:
         """The world of that name; `create` it before its first use."""
@@ -54,8 +58,24 @@ class Plane:
         """At most `limit` names of queues, in order, the first one behind `after`."""
         return (self._port.call(ListQueues(after, limit, self.universe))).names
 
+    def mailbox(self, agent: str) -> Mailbox:
+        """The mailbox of an agent: `agent-7`, or `agent-7@universe`."""
+        return Mailbox(self._port, self.universe, agent)
+
+    def mailboxes(self, *, after: str = "", limit: int = 100) -> list[MailboxSize]:
+        """At most `limit` mailboxes with the number of mails that wait in each, in the order of their names."""
+        return (self._port.call(ListMailboxes(after, limit, self.universe))).mailboxes
+
+    def mail_policy(self) -> MailPolicy:
+        """How many mails a mailbox holds, and for how long."""
+        return self._port.call(GetMailPolicy(self.universe))
+
+    def set_mail_policy(self, policy: MailPolicy) -> MailPolicy:
+        """Let another policy hold for mail that is sent from now on."""
+        return self._port.call(SetMailPolicy(policy, self.universe))
+
     def atomic(self) -> Atomic:
-        """A list of operations across queues, worlds, states, entities and leases that is committed as one."""
+        """A list of operations across queues, mail, worlds, states, entities and leases that is committed as one."""
         return Atomic(self._port, self.universe)
 
     def lease(self, key: str) -> LeaseKey:

@@ -1,0 +1,29 @@
+"""Mail and mailboxes."""
+
+from holdfast.errors.families import Busy, Conflict, NotAllowed, Retry
+
+
+class QueueFull(Busy):
+    """The mailbox holds as many mails as it may; nothing was stored."""
+
+    code = "queue_full"
+
+
+class SenderBlocked(NotAllowed):
+    """The recipient does not want mail of this sender; nothing was stored."""
+
+    code = "sender_blocked"
+
+
+class MailboxTaken(Conflict):
+    """Somebody else reads this mailbox now: whoever joined it last does."""
+
+    code = "mailbox_taken"
+    retry = Retry.NEVER
+
+
+class AgentExists(Conflict):
+    """The agent is registered with another key."""
+
+    code = "agent_exists"
+    retry = Retry.NEVER

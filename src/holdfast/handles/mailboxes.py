@@ -1,0 +1,138 @@
+"""Mailboxes: mail that waits until its recipient says that it has arrived."""
+
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from holdfast.errors.codes import rebuild
+from holdfast.handles.queues import payload_of
+from holdfast.limits import MAIL_WAIT_SECONDS_MAX
+from holdfast.names import checked_agent
+from holdfast.tiers import Tier
+from holdfast.wire import AsyncPort
+from holdfast.wire.mail import (
+    BlockSender,
+    ConfirmMail,
+    CountMail,
+    Envelope,
+    JoinMailbox,
+    LeaveMailbox,
+    ListBlocks,
+    MailCount,
+    MailReceipt,
+    NewMail,
+    ReadMail,
+    ReadReceipts,
+    SendMail,
+    SentMail,
+)
+
+
+class AsyncMailbox:
+    """The mailbox of one agent: what it sends, and what was sent to it.
+
+    Mail is stored before `send` returns and stays until its recipient confirms it, so it may come twice and is never
+    lost. It comes in the order in which it was stored.
+    """
+
+    def __init__(self, port: AsyncPort, universe: str, agent: str) -> None:
+        self.agent = checked_agent(agent, universe)
+        self.address = f"{self.agent}@{universe}"
+        self._port = port
+        self._universe = universe
+
+    async def send(
+        self,
+        to: str,
+        body: Any,
+        *,
+        id: str | None = None,
+        content_type: str | None = None,
+        correlation_id: str | None = None,
+        tier: Tier = Tier.CRITICAL,
+    ) -> SentMail:
+        """Send a mail: bytes as they are, anything else as JSON.
+
+        Sent again under the same `id` while it waits, it is not stored again; `duplicate` says so.
+
+        Raises:
+            QueueFull: the recipient's mailbox holds as many mails as it may.
+            SenderBlocked: the recipient does not want mail of this agent.
+        """
+        payload, kind = payload_of(body)
+        mail = NewMail(to, payload, id, content_type or kind, correlation_id)
+        sent = (await self.send_many([mail], tier=tier))[0]
+        if sent.code is not None:
+            raise rebuild(sent.code, sent.detail or sent.code)
+        return sent
+
+    async def send_many(self, mails: Iterable[NewMail], *, tier: Tier = Tier.CRITICAL) -> list[SentMail]:
+        """Send up to 256 mails as one commit; the outcome of each. One that is refused does not stop the others."""
+        return (await self._port.call(SendMail(self.agent, list(mails), self._universe, tier=tier))).mails
+
+    async def read(
+        self, *, after: int = -1, limit: int = 50, wait_seconds: float = 0.0, peek: bool = False
+    ) -> list[Envelope]:
+        """At most `limit` mails behind the sequence `after`, in order. They stay until they are confirmed.
+
+        Their senders are told that they were delivered, unless this is only a `peek`.
+        """
+        request = ReadMail(self.agent, after, limit, wait_seconds, None, peek, self._universe)
+        return (await self._port.call(request)).mails
+
+    async def confirm(self, mails: Iterable[Envelope | str], *, tier: Tier = Tier.CRITICAL) -> int:
+        """These mails, or the mails of these ids, have arrived for good; how many of them were still there."""
+        ids = [mail if isinstance(mail, str) else mail.id for mail in mails]
+        return (await self._port.call(ConfirmMail(self.agent, ids, self._universe, tier=tier))).count
+
+    def __aiter__(self) -> AsyncIterator[Envelope]:
+        return self.subscribe()
+
+    async def subscribe(self, *, wait_seconds: float | None = None) -> AsyncIterator[Envelope]:
+        """Mail as it comes, the oldest first. Each is confirmed when the next one is asked for.
+
+        One whose loop was left, or that made its loop fail, is not confirmed and comes again. Ends when nothing came
+        for `wait_seconds`, or never. Whoever subscribes last is the only reader.
+
+        Raises:
+            MailboxTaken: somebody else subscribed.
+        """
+        session, after = uuid.uuid4().hex, -1
+        patience = MAIL_WAIT_SECONDS_MAX if wait_seconds is None else wait_seconds
+        await self._port.call(JoinMailbox(self.agent, session, self._universe))
+        try:
+            while True:
+                request = ReadMail(self.agent, after, wait_seconds=patience, session=session, universe=self._universe)
+                mails = (await self._port.call(request)).mails
+                if not mails and wait_seconds is not None:
+                    return
+                for mail in mails:
+                    after = mail.sequence
+                    yield mail
+                    await self.confirm([mail])
+        finally:
+            await self._port.call(LeaveMailbox(self.agent, session, self._universe))
+
+    async def count(self) -> int:
+        """How many mails wait for their confirmation."""
+        return (await self.stats()).pending
+
+    async def stats(self) -> MailCount:
+        """How many mails wait, how many may, since when the oldest does, and whether anybody reads."""
+        return await self._port.call(CountMail(self.agent, self._universe))
+
+    async def receipts(self, *, after: int = -1, limit: int = 100, wait_seconds: float = 0.0) -> list[MailReceipt]:
+        """What became of the mail that this agent has sent, in order, behind the sequence `after`."""
+        return (await self._port.call(ReadReceipts(self.agent, after, limit, wait_seconds, self._universe))).receipts
+
+    async def block(self, sender: str) -> None:
+        """Refuse what `sender` sends from now on."""
+        await self._port.call(BlockSender(self.agent, sender, True, self._universe))
+
+    async def unblock(self, sender: str) -> None:
+        """Accept what `sender` sends again."""
+        await self._port.call(BlockSender(self.agent, sender, False, self._universe))
+
+    async def blocked(self, *, after: str = "", limit: int = 100) -> list[str]:
+        """At most `limit` addresses whose mail is refused, in order."""
+        return (await self._port.call(ListBlocks(self.agent, after, limit, self._universe))).addresses

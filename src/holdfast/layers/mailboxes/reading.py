@@ -1,0 +1,154 @@
+"""Reading: who reads a mailbox, what it is given, and how mail leaves it."""
+
+from collections.abc import Sequence
+
+from holdfast.errors import BatchTooLarge, InvalidArgument, MailboxTaken
+from holdfast.kv import Subspace, Transaction
+from holdfast.layers.mailboxes import receipts
+from holdfast.layers.mailboxes.rooms import (
+    SEQUENCE_BYTES,
+    Address,
+    Box,
+    Mail,
+    address_of,
+    box_of,
+    decode_mail,
+    encode,
+    outgoing_of,
+    remove,
+    room_of,
+    save_behind_the_first,
+    tell,
+)
+from holdfast.layers.mailboxes.sending import check_id
+from holdfast.layers.worlds import first_elements
+from holdfast.limits import MAIL_BATCH_MAX
+from holdfast.wire.mail import CONFIRMED, DELIVERED, Envelope
+
+
+def join(tx: Transaction, address: Address, session: str) -> tuple[int, int]:
+    """Make `session` the mailbox's only reader: how many mails wait for it, and up to where it has seen receipts."""
+    check_id(session)
+    room = room_of(address)
+    box = box_of(tx, room)
+    box.session, box.live_from = session, None
+    tx.put(room.box, encode(box))
+    return box.count, outgoing_of(tx, room).seen
+
+
+def leave(tx: Transaction, address: Address, session: str) -> None:
+    """Stop being the reader; of no effect if somebody else is."""
+    room = room_of(address)
+    box = box_of(tx, room)
+    if box.session == session:
+        box.session = box.live_from = None
+        tx.put(room.box, encode(box))
+
+
+def deliver(
+    tx: Transaction, address: Address, *, after: int, limit: int, session: str | None = None
+) -> tuple[list[Envelope], int | None]:
+    """At most `limit` mails behind the sequence `after`, and from which sequence on they are live, if they are.
+
+    Senders are told when their mail is delivered for the first time.
+
+    Raises:
+        MailboxTaken: `session` does not read this mailbox any more.
+    """
+    room = room_of(address)
+    box = box_of(tx, room)
+    if session is not None and box.session != session:
+        raise MailboxTaken(f"Somebody else reads the mailbox of {address} now; stop, or join it again")
+    found = _read(tx, address, box, after=after, limit=limit)
+    changed = False
+    if found and found[-1].sequence >= box.delivered:
+        for envelope in found:
+            if envelope.sequence >= box.delivered:
+                receipts.write(tx, address_of(envelope.sender), envelope.id, to=envelope.to, state=DELIVERED)
+                tell(tx, "delivered", address, envelope.id, envelope.sender)
+        box.delivered, changed = found[-1].sequence + 1, True
+    if session is not None and box.live_from is None and len(found) < limit:
+        box.live_from, changed = box.next, True
+    if changed:
+        tx.put(room.box, encode(box))
+    return found, None if session is None else box.live_from
+
+
+def peek(tx: Transaction, address: Address, *, after: int, limit: int) -> list[Envelope]:
+    """At most `limit` mails behind the sequence `after`; nobody is told."""
+    return _read(tx, address, box_of(tx, room_of(address)), after=after, limit=limit)
+
+
+def confirm(tx: Transaction, address: Address, ids: Sequence[str]) -> int:
+    """Remove mails that have arrived, and tell their senders; how many of them were still there.
+
+    Raises:
+        BatchTooLarge, InvalidArgument: there are too many, or one is no id.
+    """
+    if len(ids) > MAIL_BATCH_MAX:
+        raise BatchTooLarge(f"One confirmation names at most {MAIL_BATCH_MAX} mails, not {len(ids)}; split it")
+    for id in ids:
+        check_id(id)
+    room = room_of(address)
+    box, to, removed = box_of(tx, room), str(address), 0
+    for id in ids:
+        place = tx.get(room.id_key(id))
+        stored = None if place is None else tx.get(room.mail + place)
+        if place is None or stored is None:
+            continue
+        mail, sequence = decode_mail(stored), int.from_bytes(place, "big")
+        remove(tx, room, box, sequence, mail)
+        was_stored = box.live_from is None or sequence < box.live_from
+        receipts.write(tx, address_of(mail.sender), id, to=to, state=CONFIRMED, was_stored=was_stored)
+        tell(tx, "confirmed", address, id, mail.sender)
+        removed += 1
+    if removed:
+        save_behind_the_first(tx, room, box)
+    return removed
+
+
+def count(tx: Transaction, address: Address) -> tuple[Box, int | None]:
+    """What is known of a mailbox, and when its oldest mail came."""
+    room = room_of(address)
+    box = box_of(tx, room)
+    first = tx.scan(*room.mails_from(box.first), limit=1) if box.count else []
+    return box, decode_mail(first[0][1]).sent_ms if first else None
+
+
+def mailboxes(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tuple[str, int]]:
+    """At most `limit` agents that ever sent or got mail, in the order of their names, and how much waits for each."""
+    if not 0 < limit <= MAIL_BATCH_MAX:
+        raise InvalidArgument(f"A page has 1 to {MAIL_BATCH_MAX} mailboxes, not {limit}")
+    names = first_elements(tx, Subspace("u", universe, "mail"), after, limit)
+    return [(agent, box_of(tx, room_of(Address(universe, agent))).count) for agent in names]
+
+
+def _read(tx: Transaction, address: Address, box: Box, *, after: int, limit: int) -> list[Envelope]:
+    if not 0 < limit <= MAIL_BATCH_MAX:
+        raise InvalidArgument(f"A read takes 1 to {MAIL_BATCH_MAX} mails, not {limit}")
+    if not -1 <= after < 1 << 62:
+        raise InvalidArgument(f"{after} is no mail's sequence; read behind one that was returned, or behind -1")
+    room, to, now_ms = room_of(address), str(address), tx.now_ms
+    found: list[Envelope] = []
+    sequence = max(after + 1, box.first) - 1
+    # What is over and not swept yet is passed over, so one scan may leave less than was asked for and more behind it.
+    while len(found) < limit and (pairs := tx.scan(*room.mails_from(sequence + 1), limit=limit - len(found))):
+        for key, value in pairs:
+            mail, sequence = decode_mail(value), int.from_bytes(key[-SEQUENCE_BYTES:], "big")
+            if mail.expires_ms > now_ms:
+                found.append(_envelope(sequence, to, mail))
+    return found
+
+
+def _envelope(sequence: int, to: str, mail: Mail) -> Envelope:
+    return Envelope(
+        sequence,
+        mail.id,
+        mail.sender,
+        to,
+        mail.body,
+        mail.content_type,
+        mail.correlation_id,
+        mail.sent_ms,
+        mail.expires_ms,
+    )

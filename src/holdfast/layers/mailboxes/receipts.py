@@ -1,0 +1,50 @@
+"""Receipts: what became of the mail that an agent has sent, in order, for as long as mail is kept.
+
+A receipt is written in the commit that it tells of, whether its sender is there or not. So a sender that comes back
+asks for what follows the last receipt that it has seen, and misses none. Of those that a sender never asks for, the
+oldest are forgotten.
+"""
+
+import msgspec
+
+from holdfast.errors import InvalidArgument
+from holdfast.kv import Transaction
+from holdfast.layers.mailboxes.rooms import Address, encode, note_due, outgoing_of, policy_of, room_of
+from holdfast.limits import READ_ENTRIES_MAX, RECEIPTS_MAX
+from holdfast.wire.mail import MailReceipt
+
+decode = msgspec.msgpack.Decoder(MailReceipt).decode
+
+
+def write(tx: Transaction, sender: Address, id: str, *, to: str, state: str, was_stored: bool = False) -> None:
+    """Tell a sender what became of a mail."""
+    room = room_of(sender)
+    outgoing = outgoing_of(tx, room)
+    receipt = MailReceipt(outgoing.next, id, to, state, tx.now_ms, was_stored)
+    tx.put(room.receipt_key(outgoing.next), encode(receipt))
+    outgoing.next += 1
+    if outgoing.next - outgoing.first > RECEIPTS_MAX:
+        tx.delete(room.receipt_key(outgoing.first))
+        outgoing.first += 1
+    tx.put(room.outgoing, encode(outgoing))
+    note_due(tx, room, tx.now_ms + round(policy_of(tx, sender.universe).ttl_seconds * 1_000))
+
+
+def receipts(tx: Transaction, address: Address, *, after: int, limit: int) -> list[MailReceipt]:
+    """At most `limit` receipts for what the agent has sent, behind the sequence `after`."""
+    if not 0 < limit <= READ_ENTRIES_MAX:
+        raise InvalidArgument(f"A read takes 1 to {READ_ENTRIES_MAX} receipts, not {limit}")
+    if not -1 <= after < 1 << 62:
+        raise InvalidArgument(f"{after} is no receipt's sequence; read behind one that was returned, or behind -1")
+    room = room_of(address)
+    begin = max(after + 1, outgoing_of(tx, room).first)
+    return [decode(value) for _, value in tx.scan(*room.receipts_from(begin), limit=limit)]
+
+
+def see_receipts(tx: Transaction, address: Address, sequence: int) -> None:
+    """Remember that the agent has seen its receipts up to `sequence`."""
+    room = room_of(address)
+    outgoing = outgoing_of(tx, room)
+    if outgoing.seen < sequence < outgoing.next:
+        outgoing.seen = sequence
+        tx.put(room.outgoing, encode(outgoing))

@@ -1,0 +1,194 @@
+"""Where mail is kept: its keys, and the records behind them.
+
+    (u, universe, "mail", agent, …)
+      "box"            how many mails wait, where they begin and end, and who reads them
+      "m" | sequence   a mail
+      "i" | id         its sequence, so that a mail which is sent again under the same id is stored once
+      "out"            where the agent's receipts begin and end, and up to where it has seen them
+      "r" | sequence   what became of a mail that the agent has sent
+      "x" | sender     somebody whose mail is refused
+    (u, universe, "mail-policy")               how much, and for how long
+    (u, universe, "mail-due") | slot | agent   whose room has something that is over by the end of the slot
+
+Behind `|` stand plain bytes. Nothing is below `first` of a box, so a scan does not walk over what was removed.
+"""
+
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import msgspec
+
+from holdfast.errors import InvalidArgument
+from holdfast.kv import Subspace, Transaction
+from holdfast.limits import MAIL_SWEEP_SECONDS, MAIL_TTL_SECONDS_MAX, MAILBOX_MAX_MAX
+from holdfast.wire.mail import MailPolicy
+
+SLOT_MS: Final = int(MAIL_SWEEP_SECONDS * 1_000)
+SEQUENCE_BYTES: Final = 8
+MAIL_EVENTS: Final = "mail."  # What the names of events of mail begin with, among those of queues.
+
+_DEFAULT: Final = MailPolicy()
+
+
+class Address(NamedTuple):
+    """Whose mailbox."""
+
+    universe: str
+    agent: str
+
+    def __str__(self) -> str:
+        return f"{self.agent}@{self.universe}"
+
+
+class Box(msgspec.Struct, array_like=True):
+    """What is known of a mailbox without looking into it. Not frozen: a transaction changes it and writes it once."""
+
+    count: int = 0
+    first: int = 0  # No mail has a lower sequence.
+    next: int = 0
+    delivered: int = 0  # Mail below was delivered, and its senders were told.
+    session: str | None = None  # Of its reader.
+    live_from: int | None = None
+
+
+class Outgoing(msgspec.Struct, array_like=True):
+    """Where the receipts of a sender are."""
+
+    first: int = 0
+    next: int = 0
+    seen: int = -1
+
+
+class Mail(msgspec.Struct, frozen=True, array_like=True):
+    """A mail as it is stored."""
+
+    id: str
+    sender: str
+    body: bytes
+    content_type: str
+    correlation_id: str
+    sent_ms: int
+    expires_ms: int
+
+
+class Room:
+    """The keys of one agent."""
+
+    __slots__ = ("blocks", "box", "due", "id", "mail", "name", "outgoing", "prefix", "receipt")
+
+    def __init__(self, address: Address) -> None:
+        room = Subspace("u", address.universe, "mail", address.agent)
+        self.prefix = room.prefix
+        self.box = room.key("box")
+        self.outgoing = room.key("out")
+        self.mail = room.key("m")
+        self.id = room.key("i")
+        self.receipt = room.key("r")
+        self.blocks = room.key("x")
+        self.due = due_prefix(address.universe)
+        self.name = address.agent.encode()
+
+    def mail_key(self, sequence: int) -> bytes:
+        return self.mail + sequence.to_bytes(SEQUENCE_BYTES, "big")
+
+    def id_key(self, id: str) -> bytes:
+        return self.id + id.encode()
+
+    def receipt_key(self, sequence: int) -> bytes:
+        return self.receipt + sequence.to_bytes(SEQUENCE_BYTES, "big")
+
+    def block_key(self, sender: Address) -> bytes:
+        return self.blocks + str(sender).encode()
+
+    def mails_from(self, sequence: int) -> tuple[bytes, bytes]:
+        """Where mail is, from a sequence on."""
+        return self.mail_key(sequence), self.mail + b"\xff" * (SEQUENCE_BYTES + 1)
+
+    def receipts_from(self, sequence: int) -> tuple[bytes, bytes]:
+        """Where receipts are, from a sequence on."""
+        return self.receipt_key(sequence), self.receipt + b"\xff" * (SEQUENCE_BYTES + 1)
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_mail = msgspec.msgpack.Decoder(Mail).decode
+_decode_box = msgspec.msgpack.Decoder(Box).decode
+_decode_outgoing = msgspec.msgpack.Decoder(Outgoing).decode
+_decode_policy = msgspec.msgpack.Decoder(MailPolicy).decode
+
+
+@lru_cache(maxsize=4_096)
+def room_of(address: Address) -> Room:
+    """The keys of an agent."""
+    return Room(address)
+
+
+def due_prefix(universe: str) -> bytes:
+    """Where the moments are at which something is over."""
+    return Subspace("u", universe, "mail-due").prefix
+
+
+def box_of(tx: Transaction, room: Room) -> Box:
+    """The mailbox as it stands; the caller writes what it changed."""
+    stored = tx.get(room.box)
+    return Box() if stored is None else _decode_box(stored)
+
+
+def outgoing_of(tx: Transaction, room: Room) -> Outgoing:
+    """Where the agent's receipts are."""
+    stored = tx.get(room.outgoing)
+    return Outgoing() if stored is None else _decode_outgoing(stored)
+
+
+def address_of(text: str) -> Address:
+    """An address that was written down by `str`."""
+    agent, _, universe = text.partition("@")
+    return Address(universe, agent)
+
+
+def remove(tx: Transaction, room: Room, box: Box, sequence: int, mail: Mail) -> None:
+    """Take a mail out of its box, which the caller saves with `save_behind_the_first`."""
+    tx.delete(room.mail_key(sequence))
+    tx.delete(room.id_key(mail.id))
+    box.count -= 1
+
+
+def save_behind_the_first(tx: Transaction, room: Room, box: Box) -> None:
+    """Write a box from which mail was removed, with its beginning moved up to what is left."""
+    left = tx.scan(*room.mails_from(box.first), limit=1) if box.count else []
+    box.first = int.from_bytes(left[0][0][-SEQUENCE_BYTES:], "big") if left else box.next
+    tx.put(room.box, encode(box))
+
+
+def note_due(tx: Transaction, room: Room, at_ms: int) -> None:
+    """Something in the room will be over at that moment."""
+    tx.put(room.due + (at_ms // SLOT_MS).to_bytes(8, "big") + room.name, b"")
+
+
+def tell(tx: Transaction, what: str, address: Address, id: str, sender: str) -> None:
+    """Have it told that something happened to a mail."""
+    tx.note(MAIL_EVENTS + what, address, id, sender, tx.now_ms)
+
+
+def policy_of(tx: Transaction, universe: str) -> MailPolicy:
+    """What holds for the mailboxes of a universe."""
+    stored = tx.get(_policy_key(universe))
+    return _DEFAULT if stored is None else _decode_policy(stored)
+
+
+def set_policy(tx: Transaction, universe: str, policy: MailPolicy) -> MailPolicy:
+    """Give a universe another policy; it holds for mail that is sent from now on.
+
+    Raises:
+        InvalidArgument: a value is out of its range.
+    """
+    if policy.pending_max.__class__ is not int or not 1 <= policy.pending_max <= MAILBOX_MAX_MAX:
+        raise InvalidArgument(f"pending_max is {policy.pending_max}; choose 1 to {MAILBOX_MAX_MAX}")
+    if policy.ttl_seconds.__class__ not in (int, float) or not 1 <= policy.ttl_seconds <= MAIL_TTL_SECONDS_MAX:
+        raise InvalidArgument(f"ttl_seconds is {policy.ttl_seconds}; choose 1 to {MAIL_TTL_SECONDS_MAX:.0f}")
+    tx.put(_policy_key(universe), encode(policy))
+    return policy
+
+
+@lru_cache(maxsize=256)
+def _policy_key(universe: str) -> bytes:
+    return Subspace("u", universe).key("mail-policy")

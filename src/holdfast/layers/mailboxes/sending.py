@@ -1,0 +1,129 @@
+"""Sending: what is checked before a mail is stored, and who is refused."""
+
+from holdfast.errors import InvalidArgument, PayloadTooLarge, QueueFull, SenderBlocked
+from holdfast.kv import Transaction
+from holdfast.layers import agents
+from holdfast.layers.mailboxes import receipts
+from holdfast.layers.mailboxes.rooms import (
+    Address,
+    Mail,
+    box_of,
+    encode,
+    note_due,
+    policy_of,
+    room_of,
+    tell,
+)
+from holdfast.layers.mailboxes.sweeps import expire
+from holdfast.layers.states import check_correlation_id
+from holdfast.limits import BLOCKS_MAX, CONTENT_TYPE_CHARACTERS_MAX, MAIL_BYTES_MAX, MAIL_ID_CHARACTERS_MAX
+from holdfast.wire.mail import CONFIRMED, STORED, NewMail
+
+
+def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[str, bool]:
+    """Store a mail; its id, and whether it had been stored under that id before.
+
+    Mail for an agent that is bound to a world enters the world's inbox instead, and has arrived there.
+
+    Raises:
+        QueueFull: the mailbox holds as many mails as it may.
+        SenderBlocked: the recipient does not want it.
+        PayloadTooLarge, InvalidArgument: it is no mail.
+    """
+    check(new)
+    room, policy, author = room_of(to), policy_of(tx, to.universe), str(sender)
+    id = new.id or str(tx.new_id())
+    if tx.get(room.block_key(sender)) is not None:
+        tell(tx, "rejected", to, id, author)
+        raise SenderBlocked(f"{to} does not want mail of {sender}; nothing was stored")
+    if tx.get(room.id_key(id)) is not None:
+        return id, True
+    correlation_id = new.correlation_id or id
+    world = agents.world_of(tx, to.universe, to.agent)
+    if world is not None:
+        agents.enter(tx, world, new, sender=author, id=id, correlation_id=correlation_id)
+        receipts.write(tx, sender, id, to=str(to), state=CONFIRMED)
+        tell(tx, "confirmed", to, id, author)
+        return id, False
+    box = box_of(tx, room)
+    if box.count >= policy.pending_max:
+        expire(tx, to, room, box)
+    if box.count >= policy.pending_max:
+        tell(tx, "rejected", to, id, author)
+        raise QueueFull(
+            f"The mailbox of {to} holds {box.count} mails, as many as it may (pending_max of its universe's mail "
+            "policy); nothing was stored. Send it again when some of them are confirmed"
+        )
+    expires_ms = tx.now_ms + round(policy.ttl_seconds * 1_000)
+    mail = Mail(id, author, new.body, new.content_type, correlation_id, tx.now_ms, expires_ms)
+    tx.put(room.mail_key(box.next), encode(mail))
+    tx.put(room.id_key(id), box.next.to_bytes(8, "big"))
+    box.next += 1
+    box.count += 1
+    tx.put(room.box, encode(box))
+    note_due(tx, room, expires_ms)
+    receipts.write(tx, sender, id, to=str(to), state=STORED)
+    tell(tx, "stored", to, id, author)
+    return id, False
+
+
+def block(tx: Transaction, address: Address, sender: Address, *, blocked: bool = True) -> None:
+    """Refuse what `sender` sends from now on, or accept it again.
+
+    Raises:
+        InvalidArgument: the mailbox blocks as many senders as it may.
+    """
+    room = room_of(address)
+    key = room.block_key(sender)
+    if not blocked:
+        tx.delete(key)
+        return
+    if tx.get(key) is None and len(tx.scan(room.blocks, room.blocks + b"\xff", limit=BLOCKS_MAX)) >= BLOCKS_MAX:
+        raise InvalidArgument(f"{address} blocks {BLOCKS_MAX} senders, as many as it may; accept some of them again")
+    tx.put(key, tx.now_ms.to_bytes(8, "big"))
+
+
+def blocks(tx: Transaction, address: Address, *, after: str, limit: int) -> list[str]:
+    """At most `limit` senders whose mail is refused, in order, the first one behind `after`."""
+    if not 0 < limit <= BLOCKS_MAX:
+        raise InvalidArgument(f"A page has 1 to {BLOCKS_MAX} senders, not {limit}")
+    prefix = room_of(address).blocks
+    pairs = tx.scan(prefix + after.encode(errors="replace") + b"\x00", prefix + b"\xff", limit=limit)
+    return [key[len(prefix) :].decode() for key, _ in pairs]
+
+
+def check(new: NewMail) -> None:
+    """Refuse what is no mail, or could not be read again.
+
+    Raises:
+        PayloadTooLarge: its body is longer than one may be.
+        InvalidArgument: another part of it is not what it should be.
+    """
+    if new.body.__class__ is not bytes:
+        raise InvalidArgument(f"A mail's body is bytes, not {type(new.body).__name__}; encode it")
+    if len(new.body) > MAIL_BYTES_MAX:
+        raise PayloadTooLarge(
+            f"A mail's body has at most {MAIL_BYTES_MAX} bytes, not {len(new.body)}; store a blob and send its hash"
+        )
+    if new.id is not None:
+        check_id(new.id)
+    if (
+        new.content_type.__class__ is not str
+        or not new.content_type.isascii()
+        or not new.content_type.isprintable()
+        or len(new.content_type) > CONTENT_TYPE_CHARACTERS_MAX
+    ):
+        raise InvalidArgument(f"{new.content_type!r} is no content type; use one like application/json")
+    check_correlation_id(new.correlation_id)
+
+
+def check_id(id: object) -> None:
+    """Refuse what cannot be the id of a mail.
+
+    Raises:
+        InvalidArgument: it is empty, too long, or not printable ASCII.
+    """
+    if not isinstance(id, str) or not 0 < len(id) <= MAIL_ID_CHARACTERS_MAX or not id.isascii() or not id.isprintable():
+        raise InvalidArgument(
+            f"{id!r} is no id of a mail; use 1 to {MAIL_ID_CHARACTERS_MAX} printable ASCII characters, best a UUIDv7"
+        )

@@ -1,0 +1,28 @@
+"""Agents: what a request asks of those who are known by name."""
+
+from holdfast.kv import Transaction
+from holdfast.layers import agents
+from holdfast.names import checked_agent, checked_name
+from holdfast.wire.agents import Agent, AgentsPage, FoundAgent, GetAgent, ListAgents, RegisterAgent
+
+
+def register(tx: Transaction, request: RegisterAgent) -> Agent:
+    universe = checked_name("universe", request.universe)
+    return agents.register(
+        tx,
+        universe,
+        checked_agent(request.name, universe),
+        public_key=request.public_key,
+        world=None if request.world is None else checked_name("world", request.world),
+        replace=request.replace,
+    )
+
+
+def get(tx: Transaction, request: GetAgent) -> FoundAgent:
+    universe = checked_name("universe", request.universe)
+    return FoundAgent(agents.find(tx, universe, checked_agent(request.name, universe)))
+
+
+def page(tx: Transaction, request: ListAgents) -> AgentsPage:
+    after = checked_name("agent", request.after) if request.after else ""
+    return AgentsPage(agents.page(tx, checked_name("universe", request.universe), after=after, limit=request.limit))

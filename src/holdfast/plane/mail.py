@@ -1,0 +1,151 @@
+"""Mail: what a request asks of mailboxes. A batch is answered mail by mail."""
+
+from typing import Any
+
+from holdfast.errors import (
+    BatchTooLarge,
+    Busy,
+    EmptyBatch,
+    InvalidArgument,
+    NotAllowed,
+    Validation,
+    WorldNotActive,
+)
+from holdfast.kv import Transaction
+from holdfast.layers import mailboxes
+from holdfast.layers.mailboxes import Address
+from holdfast.limits import MAIL_BATCH_MAX, MAIL_WAIT_SECONDS_MAX
+from holdfast.names import checked_agent, checked_name
+from holdfast.wire.mail import (
+    Addresses,
+    BlockSender,
+    Confirmed,
+    ConfirmMail,
+    CountMail,
+    GetMailPolicy,
+    Joined,
+    JoinMailbox,
+    LeaveMailbox,
+    ListBlocks,
+    ListMailboxes,
+    Mailboxes,
+    MailboxSize,
+    MailCount,
+    MailPolicy,
+    NewMail,
+    ReadMail,
+    ReadReceipts,
+    SeeReceipts,
+    SendMail,
+    SentMail,
+    SentMails,
+    SetMailPolicy,
+)
+from holdfast.wire.requests import Committed
+
+
+def send(tx: Transaction, request: SendMail) -> SentMails:
+    if not request.mails:
+        raise EmptyBatch("There is nothing to send; an empty batch is a mistake of its caller")
+    if len(request.mails) > MAIL_BATCH_MAX:
+        raise BatchTooLarge(f"One batch sends at most {MAIL_BATCH_MAX} mails, not {len(request.mails)}; split it")
+    universe = checked_name("universe", request.universe)
+    sender = Address(universe, checked_agent(request.sender, universe))
+    return SentMails([_send_one(tx, sender, mail, request) for mail in request.mails])
+
+
+def _send_one(tx: Transaction, sender: Address, mail: NewMail, request: SendMail) -> SentMail:
+    """A layer checks before it writes, so a mail that is refused has written nothing."""
+    try:
+        to = Address(sender.universe, checked_agent(mail.to, sender.universe))
+        id, duplicate = mailboxes.send(tx, sender, to, mail)
+    except (Validation, Busy, NotAllowed, WorldNotActive) as error:
+        return SentMail(mail.id or "", request.tier, code=error.code, detail=str(error))
+    return SentMail(id, request.tier, duplicate)
+
+
+def join(tx: Transaction, request: JoinMailbox) -> Joined:
+    return Joined(*mailboxes.join(tx, _address(request), request.session))
+
+
+def leave(tx: Transaction, request: LeaveMailbox) -> Committed:
+    mailboxes.leave(tx, _address(request), request.session)
+    return Committed(request.tier)
+
+
+def read(port: Any, request: ReadMail) -> Any:
+    return port.mail.read(
+        _address(request),
+        after=request.after,
+        limit=request.limit,
+        wait_ms=_wait_ms(request.wait_seconds),
+        session=request.session,
+        peek=request.peek,
+        tier=request.tier,
+    )
+
+
+def confirm(tx: Transaction, request: ConfirmMail) -> Confirmed:
+    if not request.ids:
+        raise EmptyBatch("There is nothing to confirm; an empty batch is a mistake of its caller")
+    return Confirmed(mailboxes.confirm(tx, _address(request), request.ids))
+
+
+def count(tx: Transaction, request: CountMail) -> MailCount:
+    address = _address(request)
+    box, oldest_ms = mailboxes.count(tx, address)
+    return MailCount(
+        box.count, mailboxes.policy_of(tx, address.universe).pending_max, oldest_ms, box.session is not None
+    )
+
+
+def receipts(port: Any, request: ReadReceipts) -> Any:
+    return port.mail.receipts(
+        _address(request),
+        after=request.after,
+        limit=request.limit,
+        wait_ms=_wait_ms(request.wait_seconds),
+        tier=request.tier,
+    )
+
+
+def see(tx: Transaction, request: SeeReceipts) -> Committed:
+    mailboxes.see_receipts(tx, _address(request), request.sequence)
+    return Committed(request.tier)
+
+
+def block(tx: Transaction, request: BlockSender) -> Committed:
+    address = _address(request)
+    sender = Address(address.universe, checked_agent(request.sender, address.universe))
+    mailboxes.block(tx, address, sender, blocked=request.blocked)
+    return Committed(request.tier)
+
+
+def blocks(tx: Transaction, request: ListBlocks) -> Addresses:
+    return Addresses(mailboxes.blocks(tx, _address(request), after=request.after, limit=request.limit))
+
+
+def names(tx: Transaction, request: ListMailboxes) -> Mailboxes:
+    universe = checked_name("universe", request.universe)
+    after = checked_name("agent", request.after) if request.after else ""
+    found = mailboxes.mailboxes(tx, universe, after=after, limit=request.limit)
+    return Mailboxes([MailboxSize(agent, pending) for agent, pending in found])
+
+
+def get_policy(tx: Transaction, request: GetMailPolicy) -> MailPolicy:
+    return mailboxes.policy_of(tx, checked_name("universe", request.universe))
+
+
+def set_policy(tx: Transaction, request: SetMailPolicy) -> MailPolicy:
+    return mailboxes.set_policy(tx, checked_name("universe", request.universe), request.policy)
+
+
+def _address(request: Any) -> Address:
+    universe = checked_name("universe", request.universe)
+    return Address(universe, checked_agent(request.agent, universe))
+
+
+def _wait_ms(seconds: float) -> int:
+    if not 0 <= seconds <= MAIL_WAIT_SECONDS_MAX:
+        raise InvalidArgument(f"wait_seconds is {seconds}; choose 0 (do not wait) to {MAIL_WAIT_SECONDS_MAX:.0f}")
+    return round(seconds * 1_000)

@@ -1,0 +1,48 @@
+"""Agents: who is known by name, and what proves it."""
+
+import msgspec
+
+from holdfast.names import UNIVERSE
+from holdfast.wire.requests import Request
+
+
+class Agent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An agent that is known by name: the key that it signs with, and the world that its mail goes to."""
+
+    name: str
+    public_key: bytes | None = None  # Ed25519, 32 bytes.
+    world: str | None = None
+    registered_ms: int = 0
+
+
+class AgentsPage(msgspec.Struct, frozen=True):
+    """Agents in the order of their names."""
+
+    agents: list[Agent]
+
+
+class FoundAgent(msgspec.Struct, frozen=True):
+    """The agent of that name, if there is one."""
+
+    agent: Agent | None
+
+
+class RegisterAgent(Request[Agent], frozen=True, tag="agents.register"):
+    """Know an agent by name. One that has a key keeps it, unless `replace` is said."""
+
+    name: str
+    public_key: bytes | None = None
+    world: str | None = None
+    replace: bool = False
+    universe: str = UNIVERSE
+
+
+class GetAgent(Request[FoundAgent], frozen=True, tag="agents.get"):
+    name: str
+    universe: str = UNIVERSE
+
+
+class ListAgents(Request[AgentsPage], frozen=True, tag="agents.list"):
+    after: str = ""
+    limit: int = 100
+    universe: str = UNIVERSE
