@@ -53,7 +53,7 @@ demo: $(READY)
 # Resolve pyproject.toml anew, in an environment of its own, and pin what came out.
 lock:
 	rm -rf .lock-venv && $(PYTHON) -m venv .lock-venv
-	.lock-venv/bin/python -m pip install --quiet --upgrade '.[postgres,spark,bench,dev]'
+	.lock-venv/bin/python -m pip install --quiet --upgrade '.[postgres,seal,spark,bench,dev]'
 	.lock-venv/bin/python -m pip freeze --exclude holdfast --exclude pip --exclude setuptools > requirements.lock
 	rm -rf .lock-venv
 

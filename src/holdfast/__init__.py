@@ -16,10 +16,12 @@ from holdfast.handles import AsyncPlane, AsyncWorker, Opening, Plane, Worker
 from holdfast.kv import Subspace, Transaction
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.plane import Options, fenced, open_plane, open_plane_async
+from holdfast.sealing import AgentKey
 from holdfast.tiers import Tier, TierPolicy
 
 __version__ = "0.1.0"
 __all__ = [
+    "AgentKey",
     "AsyncPlane",
     "AsyncWorker",
     "HoldfastError",

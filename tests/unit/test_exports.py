@@ -9,6 +9,7 @@ import pytest
 import holdfast
 
 PROMISED = [
+    "AgentKey",
     "AsyncPlane",
     "AsyncWorker",
     "HoldfastError",

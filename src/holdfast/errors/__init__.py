@@ -24,7 +24,7 @@ HoldfastError
 ├── Closed                the handle was closed
 ├── Corrupt               what is stored is damaged; never healed in silence
 │   ├── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject
-│   └── MissingEntry, ChecksumMismatch, MalformedSegment
+│   └── MissingEntry, ChecksumMismatch, MalformedSegment, SealBroken
 └── Backend               what lies below failed
     ├── DirectoryInUse, PathUnusable, Unreachable, DiskFull, DatabaseFailed, SchemaMismatch, Unsupported
     └── CommitUnknown     the answer was lost: the write may or may not be there
@@ -55,7 +55,7 @@ from holdfast.errors.leases import (
     TxnMismatch,
     VersionConflict,
 )
-from holdfast.errors.mail import AgentExists, MailboxTaken, QueueFull, SenderBlocked
+from holdfast.errors.mail import AgentExists, MailboxTaken, QueueFull, SealBroken, SenderBlocked
 from holdfast.errors.queues import MessageNotFound, QueueBusy, QueueMessageLeaseMismatch, ShutdownDraining
 from holdfast.errors.requests import (
     BatchTooLarge,
@@ -171,6 +171,7 @@ __all__ = [
     "ReadOnlyTransaction",
     "Retry",
     "SchemaMismatch",
+    "SealBroken",
     "SegmentExists",
     "SenderBlocked",
     "ShutdownDraining",

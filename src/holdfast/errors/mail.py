@@ -1,6 +1,6 @@
 """Mail and mailboxes."""
 
-from holdfast.errors.families import Busy, Conflict, NotAllowed, Retry
+from holdfast.errors.families import Busy, Conflict, Corrupt, NotAllowed, Retry
 
 
 class QueueFull(Busy):
@@ -27,3 +27,9 @@ class AgentExists(Conflict):
 
     code = "agent_exists"
     retry = Retry.NEVER
+
+
+class SealBroken(Corrupt):
+    """A sealed mail was not sealed by its sender for this key, or was changed on its way."""
+
+    code = "seal_broken"

@@ -1,15 +1,20 @@
 """Mailboxes: mail that waits until its recipient says that it has arrived."""
 
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
+from holdfast.errors import InvalidArgument
 from holdfast.errors.codes import rebuild
 from holdfast.handles.queues import payload_of
 from holdfast.limits import MAIL_WAIT_SECONDS_MAX
 from holdfast.names import checked_agent
+from holdfast.sealing import SEALED, AgentKey
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncPort
+from holdfast.wire.agents import GetAgent
 from holdfast.wire.mail import (
     BlockSender,
     ConfirmMail,
@@ -35,11 +40,23 @@ class AsyncMailbox:
     lost. It comes in the order in which it was stored.
     """
 
-    def __init__(self, port: AsyncPort, universe: str, agent: str) -> None:
+    def __init__(
+        self,
+        port: AsyncPort,
+        universe: str,
+        agent: str,
+        *,
+        key: AgentKey | None = None,
+        contacts: Mapping[str, bytes] | None = None,
+    ) -> None:
         self.agent = checked_agent(agent, universe)
         self.address = f"{self.agent}@{universe}"
         self._port = port
         self._universe = universe
+        self._key = key
+        self._contacts = (
+            None if contacts is None else {checked_agent(name, universe): contacts[name] for name in contacts}
+        )
 
     async def send(
         self,
@@ -49,18 +66,24 @@ class AsyncMailbox:
         id: str | None = None,
         content_type: str | None = None,
         correlation_id: str | None = None,
+        seal: bool = False,
         tier: Tier = Tier.CRITICAL,
     ) -> SentMail:
         """Send a mail: bytes as they are, anything else as JSON.
 
-        Sent again under the same `id` while it waits, it is not stored again; `duplicate` says so.
+        Sent again under the same `id` while it waits, it is not stored again; `duplicate` says so. With `seal` only the
+        recipient can read it; the mailbox must have been opened with the agent's `key`.
 
         Raises:
             QueueFull: the recipient's mailbox holds as many mails as it may.
             SenderBlocked: the recipient does not want mail of this agent.
         """
         payload, kind = payload_of(body)
-        mail = NewMail(to, payload, id, content_type or kind, correlation_id)
+        kind = content_type or kind
+        if seal:
+            payload = self._own_key().seal(payload, kind, recipient=await self._public_key(to))
+            kind = SEALED
+        mail = NewMail(to, payload, id, kind, correlation_id)
         sent = (await self.send_many([mail], tier=tier))[0]
         if sent.code is not None:
             raise rebuild(sent.code, sent.detail or sent.code)
@@ -112,6 +135,33 @@ class AsyncMailbox:
                     await self.confirm([mail])
         finally:
             await self._port.call(LeaveMailbox(self.agent, session, self._universe))
+
+    async def unseal(self, mail: Envelope) -> Envelope:
+        """A mail that was sealed for this agent, opened; one that was not is returned as it is.
+
+        Raises:
+            SealBroken: its sender did not seal it for this agent's key, or it was changed on its way.
+        """
+        if mail.content_type != SEALED:
+            return mail
+        body, kind = self._own_key().open(mail.body, sender=await self._public_key(mail.sender))
+        return msgspec.structs.replace(mail, body=body, content_type=kind)
+
+    def _own_key(self) -> AgentKey:
+        if self._key is None:
+            raise InvalidArgument("Sealing takes the agent's key; open the mailbox with key=")
+        return self._key
+
+    async def _public_key(self, address: str) -> bytes:
+        agent = checked_agent(address, self._universe)
+        if self._contacts is not None:
+            found = self._contacts.get(agent)
+        else:
+            known = (await self._port.call(GetAgent(agent, self._universe))).agent
+            found = None if known is None else known.public_key
+        if found is None:
+            raise InvalidArgument(f"No public key of {agent} is known; have it registered, or give it in contacts=")
+        return found
 
     async def count(self) -> int:
         """How many mails wait for their confirmation."""

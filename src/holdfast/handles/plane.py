@@ -1,6 +1,6 @@
 """The plane: where every other handle comes from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -18,6 +18,7 @@ from holdfast.handles.states import AsyncState
 from holdfast.handles.tokens import AsyncTokens
 from holdfast.handles.worlds import AsyncWorld
 from holdfast.names import UNIVERSE, checked_name
+from holdfast.sealing import AgentKey
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncPort
 from holdfast.wire.leases import Leases, ListLeases
@@ -58,9 +59,16 @@ class AsyncPlane:
         """At most `limit` names of queues, in order, the first one behind `after`."""
         return (await self._port.call(ListQueues(after, limit, self.universe))).names
 
-    def mailbox(self, agent: str) -> AsyncMailbox:
-        """The mailbox of an agent: `agent-7`, or `agent-7@universe`."""
-        return AsyncMailbox(self._port, self.universe, agent)
+    def mailbox(
+        self, agent: str, *, key: AgentKey | None = None, contacts: Mapping[str, bytes] | None = None
+    ) -> AsyncMailbox:
+        """The mailbox of an agent: `agent-7`, or `agent-7@universe`.
+
+        Args:
+            key: seals and opens mail end to end.
+            contacts: the public keys of other agents; without it those that are registered are believed.
+        """
+        return AsyncMailbox(self._port, self.universe, agent, key=key, contacts=contacts)
 
     async def mailboxes(self, *, after: str = "", limit: int = 100) -> list[MailboxSize]:
         """At most `limit` mailboxes with the number of mails that wait in each, in the order of their names."""

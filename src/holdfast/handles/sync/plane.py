@@ -1,6 +1,6 @@
 """Generated from handles/plane.py by tools/make_twins.py; change that file instead."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -18,6 +18,7 @@ from holdfast.handles.sync.states import State
 from holdfast.handles.sync.tokens import Tokens
 from holdfast.handles.sync.worlds import World
 from holdfast.names import UNIVERSE, checked_name
+from holdfast.sealing import AgentKey
 from holdfast.tiers import Tier
 from holdfast.wire import Port
 from holdfast.wire.leases import Leases, ListLeases
@@ -58,9 +59,16 @@ class Plane:
         """At most `limit` names of queues, in order, the first one behind `after`."""
         return (self._port.call(ListQueues(after, limit, self.universe))).names
 
-    def mailbox(self, agent: str) -> Mailbox:
-        """The mailbox of an agent: `agent-7`, or `agent-7@universe`."""
-        return Mailbox(self._port, self.universe, agent)
+    def mailbox(
+        self, agent: str, *, key: AgentKey | None = None, contacts: Mapping[str, bytes] | None = None
+    ) -> Mailbox:
+        """The mailbox of an agent: `agent-7`, or `agent-7@universe`.
+
+        Args:
+            key: seals and opens mail end to end.
+            contacts: the public keys of other agents; without it those that are registered are believed.
+        """
+        return Mailbox(self._port, self.universe, agent, key=key, contacts=contacts)
 
     def mailboxes(self, *, after: str = "", limit: int = 100) -> list[MailboxSize]:
         """At most `limit` mailboxes with the number of mails that wait in each, in the order of their names."""
