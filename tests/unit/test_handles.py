@@ -34,6 +34,7 @@ WAITS_FOR_NOTHING = {
     "AsyncAtomic.confirm",
     "AsyncAtomic.send",
     "AsyncMailbox.__iter__",
+    "AsyncMailbox._own_key",
     "AsyncMailbox.subscribe",
     "AsyncPlane.mailbox",
     "AsyncAtomic.append",
