@@ -3,8 +3,10 @@
 import asyncio
 import io
 import logging
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,14 +19,18 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from holdfast.backends.memory import MemoryDatabase
+from holdfast.backends.objects import open_objects
 from holdfast.errors import Closed, Fenced, HoldfastError, NotAllowed
 from holdfast.handles.plane import AsyncPlane
+from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort
 from holdfast.server import logs, tracing
 from holdfast.server.doors import Open
 from holdfast.server.health import Health
-from holdfast.server.metrics import Histogram, MeasuredPort, Metrics, metrics_route
+from holdfast.server.histograms import Histogram
+from holdfast.server.metrics import MeasuredPort, Metrics, metrics_route
+from holdfast.testing.clock import ManualClock
 from holdfast.wire.frames import Call
 from holdfast.wire.leases import AcquireLease
 from holdfast.wire.queues import AckMessages, MessageLease, NewMessage, PutMessages, ReceiveMessages
@@ -36,14 +42,14 @@ PUT = PutMessages("jobs", [NewMessage(b"1")])
 class Server:
     """A plane in memory, measured."""
 
-    def __init__(self, queues_max: int = 100) -> None:
-        self.port = AsyncEmbeddedPort(Parts(MemoryDatabase()))
+    def __init__(self, queues_max: int = 100, clock: ManualClock | None = None) -> None:
+        self.port = AsyncEmbeddedPort(Parts(MemoryDatabase(clock=clock), open_objects("memory:"), clock=clock))
         self.metrics = Metrics(queues_max=queues_max, streams=lambda: 7)
         self.measured = MeasuredPort(self.port, self.metrics)
         self.plane = AsyncPlane(self.measured)
 
     async def samples(self) -> dict[str, float]:
-        self.metrics._queues_at = float("-inf")  # Whoever moves on in no time wants to see it.
+        self.metrics._queues_at = self.metrics._lag_at = float("-inf")  # Whoever moves on in no time wants to see it.
         text = (await self.metrics.body(self.port)).decode()
         return {
             sample.name + "".join(f" {name}={value}" for name, value in sorted(sample.labels.items())): sample.value
@@ -137,6 +143,78 @@ async def test_queues_are_told_of_by_state(server: Server) -> None:
 
 
 STATES = ("ready", "delayed", "leased", "dead")
+
+
+async def test_how_long_messages_wait_for_their_first_delivery_is_told() -> None:
+    clock = ManualClock()
+    server = Server(queues_max=2, clock=clock)
+    jobs, at = server.plane.queue("jobs"), "queue=jobs universe=main"
+    await jobs.put_many([b"1", b"2"])
+    clock.advance_ms(2_000)
+    message = await jobs.receive(visibility_seconds=7, extend_for_seconds=0)
+    clock.advance_ms(1_000)
+    await server.measured.call(ReceiveMessages("JOBS", "ada", universe="MAIN"))
+    await message.nack()
+    for _ in range(2):
+        message = await jobs.receive(extend_for_seconds=0)
+        assert message is not None
+        await message.nack(intent="defer")
+    samples = await server.samples()
+    assert samples[f"holdfast_queue_dwell_seconds_count {at}"] == 2
+    assert samples[f"holdfast_queue_dwell_seconds_sum {at}"] == 5
+    assert samples[f"holdfast_queue_dwell_seconds_bucket le=1.0 {at}"] == 0
+    assert samples[f"holdfast_queue_dwell_seconds_bucket le=5.0 {at}"] == 2
+    assert samples[f"holdfast_queue_redelivered_total {at}"] == 2
+    assert await jobs.receive() is not None
+    assert (await server.samples())[f"holdfast_queue_delivered_total {at}"] == 5
+    await server.port.close()
+
+
+async def test_only_so_many_queues_have_a_histogram() -> None:
+    server = Server(queues_max=2)
+    for name in ("a", "b", "c", "d"):
+        await server.plane.queue(name).put(b"1")
+        assert await server.plane.queue(name).receive(extend_for_seconds=0) is not None
+    samples = await server.samples()
+    counts = {name.partition(" ")[2]: value for name, value in samples.items() if "dwell_seconds_count" in name}
+    assert counts == {"queue=a universe=main": 1, "queue=b universe=main": 1, "queue= universe=": 2}
+    await server.port.close()
+
+
+async def test_journals_that_nobody_compacts_are_told_of() -> None:
+    server = Server()
+    for name, universe in (("ada", "main"), ("bob", "beta"), ("gone", "main")):
+        world = AsyncPlane(server.measured, universe).world(name)
+        await world.create()
+        for start in range(0, 1_100, 220):
+            await world.append(list(range(220)), expected_head=start)
+        whole = {"receipt_horizon_height": 1_100, "manifest_hash": NO_MANIFEST}
+        await world.snapshots.commit({}, height=1_100, promote=True, **whole)
+    gone = server.plane.world("gone")
+    await gone.archive()
+    await gone.delete()
+    samples = await server.samples()
+    assert (samples["holdfast_journal_compaction_lag_records"], samples["holdfast_worlds_cut"]) == (2_048, 0)
+    await server.plane.world("ada").compact()
+    assert (await server.samples())["holdfast_journal_compaction_lag_records"] == 1_024
+    server.metrics._worlds_max = 1
+    assert (await server.samples())["holdfast_worlds_cut"] == 1
+    await server.port.close()
+
+
+async def test_worlds_are_looked_at_more_rarely(server: Server) -> None:
+    await server.metrics.body(server.port)
+    looked_at = server.metrics._lag_at
+    server.metrics._queues_at = float("-inf")
+    await server.metrics.body(server.port)
+    assert server.metrics._lag_at == looked_at
+
+
+async def test_every_metric_is_documented(server: Server) -> None:
+    document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    told = {family.name: family.type for family in server.metrics.collect()}
+    listed = dict(re.findall(r"^\| `(holdfast_\w+)` \| (\w+)", document, re.MULTILINE))
+    assert listed == {f"{name}_total" if kind == "counter" else name: kind for name, kind in told.items()}
 
 
 async def test_only_so_many_queues_are_told_of() -> None:

@@ -47,6 +47,24 @@ def everything(database: Database, objects: ObjectStore) -> list[Any]:
     return store_of(database, objects).read(ADA, 0, 10_000).records
 
 
+@pytest.mark.parametrize(("baseline", "behind"), [(650, 600), (640, 600), (639, 500), (140, 100), (139, 0), (1, 0)])
+def test_how_far_a_journal_is_behind_is_what_a_compaction_removes(
+    database: Database, objects: ObjectStore, baseline: int, behind: int
+) -> None:
+    fill(database, 700, baseline=baseline)
+    assert database.read(segments.lag, ADA, entries=100, margin=40) == behind
+    assert store_of(database, objects).compact(ADA, entries=100, margin=40).records == behind
+    assert database.read(segments.lag, ADA, entries=100, margin=40) == 0
+
+
+def test_what_is_in_a_segment_and_still_hot_is_behind_too(database: Database, objects: ObjectStore) -> None:
+    fill(database, 700, baseline=650)
+    store_of(database, objects)._export(ADA, 0, 99, 40)
+    assert database.read(segments.lag, ADA, entries=100, margin=40) == 600
+    database.transact(segments.trim, ADA, 30)
+    assert database.read(segments.lag, ADA, entries=100, margin=40) == 570
+
+
 def test_a_journal_reads_the_same_before_and_after_compaction(database: Database, objects: ObjectStore) -> None:
     fill(database, 700, baseline=650)
     before = everything(database, objects)

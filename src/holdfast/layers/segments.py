@@ -49,6 +49,14 @@ def next_range(
     return (start, end) if end < snapshots.baseline(tx, world).height - margin else None
 
 
+def lag(tx: Transaction, world: World, *, entries: int = SEGMENT_ENTRIES, margin: int = SEGMENT_MARGIN) -> int:
+    """How many hot records a compaction would remove: those that segments have, and those that would fill new ones."""
+    last = latest(tx, world)
+    start = 0 if last is None else last.end + 1
+    below = max(snapshots.baseline(tx, world).height - margin - start, 0)
+    return start - journals.first_hot(tx, world) + below // entries * entries
+
+
 def index(tx: Transaction, world: World, record: SegmentRecord, *, margin: int = SEGMENT_MARGIN) -> None:
     """Note a segment whose body is stored. The identical record again changes nothing.
 

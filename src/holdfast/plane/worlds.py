@@ -66,6 +66,17 @@ def names(tx: Transaction, request: ListWorlds) -> Names:
     return Names(worlds.names(tx, universe, after=after, limit=request.limit))
 
 
+def lag(tx: Transaction, universe: str, *, after: str, limit: int) -> tuple[list[str], int]:
+    """A page of names of worlds, and how many of their records a compaction would move; for a server's metrics."""
+    names = worlds.names(tx, universe, after=after, limit=limit)
+    behind = 0
+    for name in names:
+        world = World(universe, name)
+        if worlds.describe(tx, world).state not in (WorldState.DELETING, WorldState.DELETED):
+            behind += segments.lag(tx, world)
+    return names, behind
+
+
 def append(tx: Transaction, request: AppendEntries) -> Height:
     batch = [records.entry(value) for value in request.entries]
     return Height(journals.append(tx, _world(request), batch, expected_head=request.expected_head))

@@ -7,7 +7,6 @@ somebody asks: at a hundred thousand calls a second, a counter with a lock for e
 import asyncio
 import logging
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
@@ -24,46 +23,27 @@ from starlette.routing import Route
 
 from holdfast.errors import Fenced, HoldfastError, NotAllowed
 from holdfast.errors.codes import rebuild
-from holdfast.kv import Result, Subspace
-from holdfast.kv.keys import unpack
+from holdfast.kv import Result
 from holdfast.plane.groups import call_group
 from holdfast.server import health, tracing
+from holdfast.server.depths import read_lag, read_queues
 from holdfast.server.doors import Guards
+from holdfast.server.histograms import DWELL_SECONDS, SECONDS, SIZES, Histogram
 from holdfast.server.http.refusals import Refusal, problem_response
 from holdfast.server.logs import correlation_id
 from holdfast.tiers import Tier
 from holdfast.wire.frames import Call
 from holdfast.wire.leases import AcquireLease
-from holdfast.wire.pairs import ScanPairs
 from holdfast.wire.problems import problem_of
-from holdfast.wire.queues import GetQueueStats, ListQueues, Outcomes, QueueStats
+from holdfast.wire.queues import Deliveries, Outcomes, QueueStats, ReceiveMessages
 from holdfast.wire.requests import Answer, Request
 from holdfast.wire.tokens import METRICS
 
 _log = logging.getLogger("holdfast.calls")
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-_SECONDS: Final = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    10.0,
-    30.0,
-)
-_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 4_096)
 _QUEUES_FRESH_SECONDS: Final = 1.0  # Whoever asks more often gets the same depths again.
-_PAGE: Final = 100
+_LAG_FRESH_SECONDS: Final = 15.0  # A look at every world costs more, and what it finds moves slowly.
 _STATES: Final = ("ready", "delayed", "leased", "blocked", "dead")
 _TOTALS: Final = {
     "holdfast_queue_put": ("put_total", "Messages that were put."),
@@ -75,29 +55,6 @@ _TOTALS: Final = {
 }
 
 
-class Histogram:
-    """Counts by size. One thread at a time."""
-
-    __slots__ = ("bounds", "counts", "sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.sum += value * times
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Running totals by upper bound, as Prometheus wants them."""
-        total, rows = 0, []
-        for bound, count in zip((*map(float, self.bounds), float("inf")), self.counts, strict=True):
-            total += count
-            rows.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
-        return rows
-
-
 class Metrics(Collector):
     """What a server counts. Make one for a server, and give it to everything that has something to tell."""
 
@@ -105,6 +62,7 @@ class Metrics(Collector):
         self,
         *,
         queues_max: int = 100,
+        worlds_max: int = 1_000,
         streams: Callable[[], int] = lambda: 0,
         exchanges: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -115,15 +73,20 @@ class Metrics(Collector):
         self.fenced = 0
         self.in_flight = 0
         self.waiting = 0  # Of those in flight: waiting for something to come.
-        self.lock_wait = Histogram(_SECONDS)
-        self.group_size = Histogram(_SIZES)
-        self.sync = Histogram(_SECONDS)
+        self.lock_wait = Histogram(SECONDS)
+        self.group_size = Histogram(SIZES)
+        self.sync = Histogram(SECONDS)
+        self.dwell: dict[tuple[str, str], Histogram] = {}  # By universe and queue.
+        self.redelivered: Counter[tuple[str, str]] = Counter()
         self._streams = streams
         self._exchanges = exchanges
         self._queues_max = queues_max
         self._queues: list[tuple[str, QueueStats]] = []
         self._queues_cut = False
         self._queues_at = float("-inf")
+        self._worlds_max = worlds_max
+        self._lag, self._worlds_cut = 0, False
+        self._lag_at = float("-inf")
         self._reading = asyncio.Lock()
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
@@ -158,15 +121,17 @@ class Metrics(Collector):
         self.group_size.observe(len(calls))
 
     async def body(self, port: Any) -> bytes:
-        """What `/metrics` answers; looks at the queues of `port` at most once a second."""
+        """What `/metrics` answers; looks at the queues of `port` once a second at most, at its worlds more rarely."""
         async with self._reading:
-            if time.monotonic() - self._queues_at > _QUEUES_FRESH_SECONDS:
-                try:
+            try:
+                if time.monotonic() - self._queues_at > _QUEUES_FRESH_SECONDS:
+                    self._queues, self._queues_at = [], time.monotonic()
                     self._queues, self._queues_cut = await read_queues(port, self._queues_max)
-                except HoldfastError as error:
-                    _log.warning("the metrics have no queues, because they cannot be read: %s", error)
-                    self._queues = []
-                self._queues_at = time.monotonic()
+                if time.monotonic() - self._lag_at > _LAG_FRESH_SECONDS:
+                    self._lag_at = time.monotonic()
+                    self._lag, self._worlds_cut = await read_lag(port, self._worlds_max)
+            except HoldfastError as error:
+                _log.warning("the metrics lack what is in the key space, because it cannot be read: %s", error)
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -192,6 +157,24 @@ class Metrics(Collector):
         requests_in_flight = "HTTP requests that are being answered, without those that only wait."
         yield GaugeMetricFamily("holdfast_http_requests_in_flight", requests_in_flight, value=self._exchanges())
         yield from self._collect_queues()
+        yield from self._collect_deliveries()
+        behind = "Records of journals that a compaction would move into segments, or has and not yet removed."
+        yield GaugeMetricFamily("holdfast_journal_compaction_lag_records", behind, value=self._lag)
+        cut = "1 if there are more worlds than metrics_worlds_max, and some are not told of."
+        yield GaugeMetricFamily("holdfast_worlds_cut", cut, value=self._worlds_cut)
+
+    def _collect_deliveries(self) -> Iterator[Metric]:
+        labels = ("universe", "queue")
+        text = "How long messages were there, from the put to their first delivery."
+        dwell = HistogramMetricFamily("holdfast_queue_dwell_seconds", text, labels=labels)
+        for at, histogram in sorted(self.dwell.items()):
+            dwell.add_metric(at, histogram.buckets(), histogram.sum)
+        yield dwell
+        text = "Deliveries of messages that had been delivered before."
+        redelivered = CounterMetricFamily("holdfast_queue_redelivered", text, labels=labels)
+        for at, count in sorted(self.redelivered.items()):
+            redelivered.add_metric(at, count)
+        yield redelivered
 
     def _collect_queues(self) -> Iterator[Metric]:
         labels = ("universe", "queue")
@@ -214,7 +197,7 @@ class Metrics(Collector):
     def _seconds_of(self, op: str) -> Histogram:
         histogram = self.seconds.get(op)
         if histogram is None:
-            histogram = self.seconds[op] = Histogram(_SECONDS)
+            histogram = self.seconds[op] = Histogram(SECONDS)
         return histogram
 
     def _note(self, request: Request[Any], outcome: Any, seconds: float) -> None:
@@ -222,8 +205,24 @@ class Metrics(Collector):
             self.fenced += sum(each.code is not None and _is_fenced(each.code) for each in outcome.outcomes)
         elif isinstance(outcome, Fenced):
             self.fenced += 1
+        elif isinstance(outcome, Deliveries) and isinstance(request, ReceiveMessages):
+            self._note_deliveries(request, outcome)
         if isinstance(request, AcquireLease) and request.wait_seconds:
             self.lock_wait.observe(seconds)
+
+    def _note_deliveries(self, request: ReceiveMessages, answer: Deliveries) -> None:
+        at = (request.universe.lower(), request.queue.lower())
+        if at not in self.dwell and len(self.dwell) >= self._queues_max:
+            at = ("", "")  # All the queues that there is no room for.
+        for message in answer.messages:
+            if at not in self.dwell:
+                self.dwell[at] = Histogram(DWELL_SECONDS)
+            if message.attempts > 1:
+                self.redelivered[at] += 1
+                continue
+            given = request.visibility_seconds
+            leased_ms = message.expires_ms - (message.visibility_ms if given is None else given * 1_000)
+            self.dwell[at].observe(max(leased_ms - message.created_ms, 0.0) / 1_000)
 
 
 class MeasuredPort:
@@ -308,37 +307,6 @@ def metrics_route(metrics: Metrics, port: Any, guards: Guards) -> Route:
         return Response(await metrics.body(port), media_type=CONTENT_TYPE)
 
     return Route("/metrics", answer, methods=["GET"])
-
-
-async def read_queues(port: Any, most: int) -> tuple[list[tuple[str, QueueStats]], bool]:
-    """The counts of at most `most` queues, in order, and whether there are more."""
-    found: list[tuple[str, QueueStats]] = []
-    async for universe, queue in _queues(port):
-        if len(found) >= most:
-            return found, True
-        found.append((universe, await port.call(GetQueueStats(queue, universe, tier=Tier.IMPORTANT))))
-        await asyncio.sleep(0)  # A scrape holds up nobody's calls.
-    return found, False
-
-
-async def _queues(port: Any) -> AsyncIterator[tuple[str, str]]:
-    async for universe in _universes(port):
-        after = ""
-        while names := (await port.call(ListQueues(after, _PAGE, universe, tier=Tier.IMPORTANT))).names:
-            after = names[-1]
-            for name in names:
-                yield universe, name
-
-
-async def _universes(port: Any) -> AsyncIterator[str]:
-    """Every universe: the second element of all keys that begin with "u"; one look jumps over all keys of one."""
-    rooms = Subspace("u")
-    begin, end = rooms.range()
-    while pairs := (await port.call(ScanPairs(begin, end, 1, tier=Tier.IMPORTANT))).pairs:
-        name, ending, _ = pairs[0][0][len(rooms.prefix) :].partition(b"\x00")  # Names have no zero byte.
-        (universe,) = unpack(name + ending)
-        yield universe
-        begin = rooms.key(universe) + b"\xff"
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:

@@ -82,6 +82,7 @@ class Serving:
         self.health = Health(port)
         self.metrics = Metrics(
             queues_max=settings.metrics_queues_max,
+            worlds_max=settings.metrics_worlds_max,
             streams=lambda: len(self.doors.streams.open),
             exchanges=lambda: self.health.under_way,
         )

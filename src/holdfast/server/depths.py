@@ -1,0 +1,67 @@
+"""What metrics look up in the key space: how full queues are, and how far journals are behind their compaction."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from holdfast.kv import Subspace
+from holdfast.kv.keys import unpack
+from holdfast.plane import worlds
+from holdfast.tiers import Tier
+from holdfast.wire.pairs import ScanPairs
+from holdfast.wire.queues import GetQueueStats, ListQueues, QueueStats
+
+_PAGE: Final = 100
+_WORLDS_PAGE: Final = 20  # One look at a world is several reads, and the event loop waits for a page.
+
+
+async def read_queues(port: Any, most: int) -> tuple[list[tuple[str, QueueStats]], bool]:
+    """The counts of at most `most` queues, in order, and whether there are more."""
+    found: list[tuple[str, QueueStats]] = []
+    async for universe, queue in _queues(port):
+        if len(found) >= most:
+            return found, True
+        found.append((universe, await port.call(GetQueueStats(queue, universe, tier=Tier.IMPORTANT))))
+        await asyncio.sleep(0)  # A scrape holds up nobody's calls.
+    return found, False
+
+
+async def read_lag(port: Any, most: int) -> tuple[int, bool]:
+    """How many records of at most `most` worlds a compaction would move, and whether there are more worlds."""
+    looked_at, behind = 0, 0
+    async for universe in _universes(port):
+        after = ""
+        while True:
+            limit = min(_WORLDS_PAGE, most - looked_at + 1)
+            names, records = await port.parts.database.read_async(
+                worlds.lag, universe, after=after, limit=limit, tier=Tier.IMPORTANT
+            )
+            looked_at += len(names)
+            behind += records
+            if looked_at > most:  # By one, which shows that there are more.
+                return behind, True
+            if len(names) < limit:
+                break
+            after = names[-1]
+            await asyncio.sleep(0)  # A scrape holds up nobody's calls.
+    return behind, False
+
+
+async def _queues(port: Any) -> AsyncIterator[tuple[str, str]]:
+    async for universe in _universes(port):
+        after = ""
+        while names := (await port.call(ListQueues(after, _PAGE, universe, tier=Tier.IMPORTANT))).names:
+            after = names[-1]
+            for name in names:
+                yield universe, name
+
+
+async def _universes(port: Any) -> AsyncIterator[str]:
+    """Every universe: the second element of all keys that begin with "u"; one look jumps over all keys of one."""
+    rooms = Subspace("u")
+    begin, end = rooms.range()
+    while pairs := (await port.call(ScanPairs(begin, end, 1, tier=Tier.IMPORTANT))).pairs:
+        name, ending, _ = pairs[0][0][len(rooms.prefix) :].partition(b"\x00")  # Names have no zero byte.
+        (universe,) = unpack(name + ending)
+        yield universe
+        begin = rooms.key(universe) + b"\xff"

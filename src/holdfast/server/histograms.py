@@ -1,0 +1,66 @@
+"""Histograms: counts by size, cheap enough for every call."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+SECONDS: Final = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    10.0,
+    30.0,
+)
+DWELL_SECONDS: Final = (
+    0.001,
+    0.005,
+    0.01,
+    0.05,
+    0.1,
+    0.5,
+    1.0,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+    900.0,
+    3_600.0,
+    21_600.0,
+    86_400.0,
+)
+SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 4_096)
+
+
+class Histogram:
+    """Counts by size. One thread at a time."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Running totals by upper bound, as Prometheus wants them."""
+        total, rows = 0, []
+        for bound, count in zip((*map(float, self.bounds), float("inf")), self.counts, strict=True):
+            total += count
+            rows.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
+        return rows
