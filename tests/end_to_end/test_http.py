@@ -953,7 +953,7 @@ class TestStreamDoor:
         assert first[1] == second[1]
 
     @pytest.mark.parametrize(
-        "frame", [[[0, {"op": "nothing"}]], [[0, {"op": "queues.list", "x": 1}]], [0], {"a": 1}, "text"], ids=range(5)
+        "frame", [[[0, {"op": "nothing"}]], [[0, {"op": "queues.list", "x": 1}]], ["0"], {"a": 1}, "text"], ids=range(5)
     )
     def test_a_frame_that_is_none_ends_the_connection(self, server: Any, frame: Any) -> None:
         with self.open(server) as socket, pytest.raises(ConnectionClosed) as closed:

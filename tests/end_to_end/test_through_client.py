@@ -45,7 +45,6 @@ MODULES = (
 TRANSACT = "a function cannot run in another process: plane.transact and message.complete are for embedded planes"
 LOCKS = "plane.locks is between the threads of one process"
 INSIDE = "looks into the plane that is in another process"
-CANCEL = "BUG: the stream has no way to say that a call was cancelled, so it stands in line on the server to its end"
 RAW = "no server lets anybody write to the key space itself"
 
 SKIPPED = {
@@ -87,8 +86,6 @@ SKIPPED = {
         RAW,
     ),
     "test_a_holder_that_loses_its_lease_while_it_renews_waits_as_it_was_asked_to": INSIDE,
-    "test_a_task_that_gives_up_leaves_the_line_to_the_others": CANCEL,
-    "test_a_waiter_that_is_cancelled_leaves_the_line": CANCEL,
 }
 
 

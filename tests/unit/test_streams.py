@@ -18,11 +18,12 @@ from holdfast.tiers import Tier
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.canonical import canonical
 from holdfast.wire.frames import PROTOCOL, Call, Hello, decode_hello, encode
-from holdfast.wire.queues import GetQueueStats, NewMessage, PutMessages
+from holdfast.wire.queues import GetQueueStats, NewMessage, PutMessages, ReceiveMessages
 from holdfast.wire.states import FoundState, GetState, UpdateState
 
 DEADLINE_SECONDS = 30.0
 PUT = PutMessages("jobs", [NewMessage(b"1")])
+RECEIVE = ReceiveMessages("jobs", "ada", wait_seconds=600)
 decode = msgspec.msgpack.Decoder().decode
 
 
@@ -237,3 +238,48 @@ async def test_long_answers_end_a_group_and_the_order_stays(
     assert [len(group) for group in groups] == ([3, 4, 2] if writes else [3, 3, 2])
     values = [found.state.value[-1:] for group in groups for found in group if isinstance(found, FoundState)]
     assert values == ([b"x"] * 4 + [b"y"] * 4 if writes else [b"x"] * 8)
+
+
+# Callers that go.
+
+
+async def standing(port: AsyncEmbeddedPort, line: int) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while (await port.call(GetQueueStats("jobs"))).waiting_consumers != line:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_call_that_is_cancelled_leaves_its_line_and_is_answered(
+    streams: Streams, port: AsyncEmbeddedPort
+) -> None:
+    async with Peer(streams) as peer:
+        peer.send([Call(number, RECEIVE) for number in range(3)])
+        await standing(port, 3)
+        peer.send([1, 7, 0, 1])  # One of them twice, and one that there is not.
+        assert [await peer.problem(number) for number in (0, 1)] == ["closed", "closed"]
+        await standing(port, 1)
+        await port.call(PUT)
+        assert len((await peer.answer(2))["messages"]) == 1
+        assert len(peer.replies) == 3
+
+
+async def test_a_call_that_is_cancelled_before_it_began_is_answered_too(
+    streams: Streams, port: AsyncEmbeddedPort
+) -> None:
+    async with Peer(streams) as peer:
+        peer.send([Call(0, RECEIVE), 0, Call(1, PUT), 1])
+        assert await peer.problem(0) == "closed"
+        assert len((await peer.answer(1))["receipts"]) == 1, "what does not wait is done"
+        await standing(port, 0)
+
+
+async def test_calls_that_were_cancelled_make_room_for_others(
+    streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.server.streams.CALLS_MAX", 4)
+    async with Peer(streams) as peer:
+        for first in range(0, 30, 3):
+            numbers = range(first, first + 3)
+            peer.send([Call(number, RECEIVE) for number in numbers])
+            peer.send(list(numbers))
+            assert {await peer.problem(number) for number in numbers} == {"closed"}

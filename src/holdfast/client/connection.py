@@ -322,7 +322,7 @@ class Connection:
     # Calls whose callers have gone.
 
     async def _abandon(self, pending: Pending) -> None:
-        """Give back what a call has leased whose caller was cancelled; wait for it if that will not take long."""
+        """Cancel a call whose caller was, and give back what it has leased already."""
         undo = undo_of(pending.request)
         if undo is None or not pending.sent or self._error is not None:
             return
@@ -330,8 +330,13 @@ class Connection:
             pending.abandoned = True
             pending.future = asyncio.get_running_loop().create_future()
         giving_back = self._spawn(self._give_back(pending, undo), self._tasks)
-        if not getattr(pending.request, "wait_seconds", 0):
-            await asyncio.wait({giving_back}, timeout=_GIVE_BACK_SECONDS)
+        if pending.abandoned and self._socket is not None:
+            self._spawn(self._cancel(self._socket, pending.number), self._tasks)
+        await asyncio.wait({giving_back}, timeout=_GIVE_BACK_SECONDS)
+
+    async def _cancel(self, socket: ClientConnection, number: int) -> None:
+        with suppress(websockets.ConnectionClosed):  # Then the server cancels it by itself.
+            await socket.send(encode([number]))
 
     async def _give_back(self, pending: Pending, undo: Callable[[Any], AnyRequest | None]) -> None:
         try:

@@ -2,6 +2,7 @@
 
     frame ──► calls ──► those that are one transaction: together, one commit, one frame of replies
                    └──► the others (waiting, object stores): each a task, and a reply of its own
+          numbers ──► whichever of those tasks their callers do not wait for any more: cancelled
 
 A connection has a bounded number of calls under way; when it is reached, the server stops reading from it, so neither a
 fast sender nor a slow reader makes it grow. A new connection of the same client takes over: what the old one had sent
@@ -16,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import HoldfastError, ShutdownDraining
+from holdfast.errors import Closed, HoldfastError, ShutdownDraining
 from holdfast.limits import CALLS_MAX, FRAME_BYTES_MAX, UNSENT_BYTES_MAX
 from holdfast.plane.groups import call_group, is_groupable
 from holdfast.plane.once import once_of
@@ -89,7 +90,8 @@ class Stream:
         self._room = asyncio.Event()
         self._room.set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._idle: set[asyncio.Task[None]] = set()  # Of these: those that may be cancelled at any time.
+        self._ones: dict[int, asyncio.Task[None]] = {}  # Calls that run by themselves, by their numbers.
+        self._replying: set[asyncio.Task[None]] = set()
 
     @property
     def caller(self) -> str:
@@ -106,7 +108,7 @@ class Stream:
         """Another connection of the same client has come: begin nothing more. Commits that were begun are finished."""
         self._dropped = True
         mine = asyncio.current_task()
-        for task in self._idle:
+        for task in (*self._ones.values(), *self._replying):
             if task is not mine:  # Whoever cuts the connection off has still to say so.
                 task.cancel()
 
@@ -158,10 +160,13 @@ class Stream:
             _log.warning("a frame of %s bytes was not understood: %s", len(data), error)
             await self._close(_PROTOCOL_ERROR, "The frame is no list of calls")
             return
-        self._under_way += len(calls)
         together: list[Call] = []
         refused: list[Reply] = []
         for call in calls:
+            if isinstance(call, int):
+                self._cancel(call)
+                continue
+            self._under_way += 1
             try:
                 self._check(call)
             except HoldfastError as error:
@@ -170,7 +175,7 @@ class Stream:
             if is_groupable(call.request):
                 together.append(self._keyed(call))
             else:
-                self._idle.add(self._start(self._one(self._keyed(call))))
+                self._ones[call.number] = self._start(self._one(self._keyed(call)))
         if together:
             self._start(self._all(together))
         if refused:
@@ -178,6 +183,19 @@ class Stream:
         if self._under_way >= CALLS_MAX:
             self._room.clear()
             await self._room.wait()
+
+    def _cancel(self, number: int) -> None:
+        """Nobody waits for this call any more. One that is done is answered, and its caller takes it back."""
+        task = self._ones.pop(number, None)
+        if task is not None:
+            task.cancel()
+            self._start(self._tell_cancelled(number, task))
+
+    async def _tell_cancelled(self, number: int, task: "asyncio.Task[None]") -> None:
+        await asyncio.wait({task})  # What it has leased is given back by then.
+        if task.cancelled():
+            problem = problem_of(Closed("The call was cancelled by its caller"), correlation_id.get())
+            await self._reply([Reply(number, None, problem)])
 
     def _check(self, call: Call) -> None:
         if self._streams.draining:
@@ -194,12 +212,8 @@ class Stream:
     def _start(self, work: Any) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._end)
+        task.add_done_callback(self._tasks.discard)
         return task
-
-    def _end(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        self._idle.discard(task)
 
     def _is_wanted(self) -> bool:
         return not self._dropped
@@ -234,6 +248,8 @@ class Stream:
         except Exception:
             _log.exception("a call failed in a way that nobody thought of")
             reply = Reply(call.number, None, problem_of(_unexpected(), id))
+        finally:
+            self._ones.pop(call.number, None)  # What is done is answered, and not cancelled any more.
         await self._reply([reply])
 
     async def _reply(self, replies: list[Reply]) -> None:
@@ -241,7 +257,7 @@ class Stream:
             return
         task = asyncio.current_task()
         assert task is not None
-        self._idle.add(task)
+        self._replying.add(task)
         frame = encode(replies)
         self._unsent += len(frame)
         try:
@@ -252,6 +268,7 @@ class Stream:
         except Exception as error:  # The connection is gone, in one of a server's many ways.
             _log.debug("replies could not be sent: %s", error)
         finally:
+            self._replying.discard(task)
             self._unsent -= len(frame)
             self._under_way -= len(replies)
             if self._under_way < CALLS_MAX:

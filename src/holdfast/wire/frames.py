@@ -1,7 +1,7 @@
 """Frames of the stream: many calls in one, many answers in one.
 
     client ──►  [hello]                 which client this is, and what it may do
-    client ──►  [call, call, …]         each with a number of its own
+    client ──►  [call, call, …]         each with a number of its own; a bare number cancels the call that has it
     server ──►  [reply, reply, …]       in any order; what was committed in one group is answered in one frame
 
 A frame is one binary WebSocket message, MessagePack. A call has a key if its outcome must not be doubled: a client that
@@ -137,5 +137,5 @@ class ReplyOnTheWay(msgspec.Struct, frozen=True, array_like=True):
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
 decode_hello = msgspec.msgpack.Decoder(Hello).decode
-decode_calls = msgspec.msgpack.Decoder(list[Call]).decode
+decode_calls = msgspec.msgpack.Decoder(list[Call | int]).decode  # A bare number cancels the call that has it.
 decode_replies = msgspec.msgpack.Decoder(list[ReplyOnTheWay]).decode
