@@ -16,6 +16,8 @@ from holdfast.cli.commands import Globals, Noun, Verb, global_options
 _COMMANDS: Final = {
     "serve": "serving:serve",
     "queue": "queues:queue",
+    "mail": "mail:mail",
+    "agent": "agents:agent",
     "lock": "leases:lock",
     "state": "states:state",
     "world": "worlds:world",

@@ -10,6 +10,7 @@ from holdfast.server.http import (
     enqueues,
     entities,
     leases,
+    mail,
     queues,
     settlements,
     states,
@@ -31,6 +32,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *states.ENDPOINTS,
     *entities.ENDPOINTS,
     *worlds.ENDPOINTS,
+    *mail.ENDPOINTS,
     *activity.ENDPOINTS,
     *blobs.ENDPOINTS,
 )
