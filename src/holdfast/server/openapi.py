@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any, Final
 
@@ -11,10 +11,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from holdfast.server.bounds import bound
 from holdfast.server.http import dialect
 from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, sentence_of
+from holdfast.server.http.events import SSE
 from holdfast.server.http.forms import MessageView
-from holdfast.server.http.refusals import JSON, PROBLEM
+from holdfast.server.http.refusals import JSON, MSGPACK, PROBLEM
 from holdfast.wire.problems import Problem
 from holdfast.wire.queues import Delivery
 
@@ -25,6 +27,8 @@ _NOUNS: Final = {
     "calls": "Any request, and lists of them.",
     "messages": "Work queues: leased, fenced, at least once.",
     "queues": "Looking at queues and running them.",
+    "mail": "Mail between agents, kept until it has arrived.",
+    "agents": "Who is known by name, and by which key.",
     "leases": "Who may write, until when, and the proof of it.",
     "states": "One value a key, guarded by leases and ETags.",
     "entities": "Records whose fields have tiers.",
@@ -37,6 +41,7 @@ _EVERYWHERE: Final = (
     Parameter("X-Correlation-Id", "header", about="1 to 128 printable ASCII characters; given back with the answer."),
     Parameter("traceparent", "header", about="W3C trace context; given back with the answer."),
 )
+_UNIVERSE: Final = Parameter("universe", "query", about="The universe, where the body names none.")
 _IDEMPOTENCY: Final = Parameter(
     "Idempotency-Key",
     "header",
@@ -51,6 +56,7 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFS)
     names = {id(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
     _translate(components)
+    _bound(endpoints, names, components)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         path = _PATH_TYPE.sub(r"{\1}", endpoint.path)
@@ -61,7 +67,7 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
             "title": "Holdfast",
             "version": "1",
             "summary": "A durable plane for fleets of agents.",
-            "description": "Queues, leases, state, entities, worlds, blobs and activity over one key space. "
+            "description": "Queues, mail, leases, state, entities, worlds, blobs and activity over one key space. "
             "Errors are problem+json (RFC 9457) with a stable `code`.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
@@ -70,11 +76,13 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": dict(sorted(components.items())),
-            "parameters": {_key(each): _parameter(each, {}) for each in (*_EVERYWHERE, _IDEMPOTENCY)},
+            "parameters": {_key(each): _parameter(each, {}) for each in (*_EVERYWHERE, _UNIVERSE, _IDEMPOTENCY)},
             "responses": {
                 "Problem": {
                     "description": "What went wrong, and what to do about it.",
-                    "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+                    "content": {
+                        media: {"schema": {"$ref": "#/components/schemas/Problem"}} for media in (PROBLEM, MSGPACK)
+                    },
                 }
             },
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -125,6 +133,8 @@ def _kinds(endpoints: Sequence[Endpoint]) -> list[Any]:
 def _operation(endpoint: Endpoint, names: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
     writes = endpoint.method != "GET"
     shared = [*_EVERYWHERE, *([_IDEMPOTENCY] if writes else [])]
+    if _UNIVERSE.name not in (each.name for each in endpoint.parameters):
+        shared.append(_UNIVERSE)
     spoken: dict[str, Any] = {
         "operationId": endpoint.name,
         "tags": [endpoint.noun],
@@ -136,9 +146,12 @@ def _operation(endpoint: Endpoint, names: dict[int, Any], components: dict[str, 
         "responses": {
             str(endpoint.status): {
                 "description": _about(endpoint),
-                "content": {media: {"schema": _answer(kind, names)} for media, kind in endpoint.answers.items()},
+                "content": _content(endpoint, names, components),
             },
-            **{str(status): _other(status, about, endpoint, names) for status, about in endpoint.others.items()},
+            **{
+                str(status): _other(status, about, _content(endpoint, names, components))
+                for status, about in endpoint.others.items()
+            },
             "default": {"$ref": "#/components/responses/Problem"},
         },
     }
@@ -146,17 +159,37 @@ def _operation(endpoint: Endpoint, names: dict[int, Any], components: dict[str, 
         spoken["requestBody"] = {
             "required": endpoint.body_required,
             "content": {
-                media: {"schema": _body(endpoint, kind, names, components)} for media, kind in endpoint.takes.items()
+                media: _parts(kind, components)
+                if media.startswith("multipart/")
+                else {"schema": _body(endpoint, kind, names, components)}
+                for media, kind in endpoint.takes.items()
             },
         }
     return spoken
 
 
-def _other(status: int, about: str, endpoint: Endpoint, names: dict[int, Any]) -> dict[str, Any]:
-    spoken: dict[str, Any] = {"description": about}
-    if status not in (204, 304):  # These have no body.
-        spoken["content"] = {media: {"schema": _answer(kind, names)} for media, kind in endpoint.answers.items()}
-    return spoken
+def _content(endpoint: Endpoint, names: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
+    content = {media: {"schema": _answer(kind, names)} for media, kind in endpoint.answers.items()}
+    if SSE in content:
+        content[SSE] = {"schema": _event(content[SSE]["schema"], components)}
+    return content
+
+
+def _event(lines: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a server-sent event: what is an object in a line is text in the `data` of an event."""
+    events = []
+    for line in lines["anyOf"]:
+        schema = components[line["$ref"].rpartition("/")[2]]
+        fields = schema["properties"]
+        if fields["data"] != {"type": "null"}:  # That is a comment.
+            data = {"type": "string", "contentMediaType": JSON, "contentSchema": fields["data"]}
+            properties = {"event": fields["event"], "data": data, "id": {"type": "string"}}
+            events.append({"type": "object", "properties": properties, "required": ["event", "data"]})
+    return {"anyOf": events}
+
+
+def _other(status: int, about: str, content: dict[str, Any]) -> dict[str, Any]:
+    return {"description": about} | ({} if status in (204, 304) else {"content": content})  # Those have no body.
 
 
 def _about(endpoint: Endpoint) -> str:
@@ -188,6 +221,17 @@ def _body(endpoint: Endpoint, kind: Any, names: dict[int, Any], components: dict
     return {name: each for name, each in whole.items() if each != []}
 
 
+def _parts(kind: Any, components: dict[str, Any]) -> dict[str, Any]:
+    """A multipart body: structs are parts of JSON, and bytes are as they are."""
+    schema = components.get(kind.__name__, {})
+    fields = {
+        name: {"type": "string", "format": "binary"} if "contentEncoding" in each else each
+        for name, each in schema["properties"].items()
+    }
+    encoding = {name: {"contentType": JSON} for name, each in fields.items() if "$ref" in each}
+    return {"schema": {**schema, "properties": fields}, "encoding": encoding}
+
+
 def _is_tagged(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__struct_config__.tag is not None
 
@@ -201,6 +245,33 @@ def _translate(components: dict[str, Any]) -> None:
     for kind, form in {**dialect.FORMS, Delivery: MessageView}.items():
         if (component := _name_of(kind, components)) is not None:
             components[component] = {"$ref": _REFS.format(name=form.__name__)}
+
+
+def _bound(endpoints: Sequence[Endpoint], names: dict[int, Any], components: dict[str, Any]) -> None:
+    """Say of everything that a body may have what it is bound by."""
+    left = [names[id(kind)] for endpoint in endpoints for kind in endpoint.takes.values() if kind is not BYTES]
+    seen: set[str] = set()
+    while left:
+        for name in _references(left.pop()):
+            if name not in seen:
+                seen.add(name)
+                schema = components[name]
+                left.append(schema)
+                if "properties" in schema:
+                    schema["additionalProperties"] = False  # The dialect refuses what it does not know.
+                for field, each in schema.get("properties", {}).items():
+                    schema["properties"][field] = bound(each, name, field)
+
+
+def _references(value: Any) -> Iterator[str]:
+    """The components that a schema names."""
+    if isinstance(value, dict):
+        if isinstance(reference := value.get("$ref"), str):
+            yield reference.rpartition("/")[2]
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _references(each)
 
 
 def _name_of(kind: type, components: dict[str, Any]) -> str | None:
@@ -218,7 +289,7 @@ def _shaped(shape: dialect.Shape, value: dict[str, str]) -> dict[str, Any]:
 
 
 def _parameter(parameter: Parameter, names: dict[int, Any]) -> dict[str, Any]:
-    schema = names.get(id(parameter.type)) or {"type": "string"}
+    schema = bound(names.get(id(parameter.type)) or {"type": "string"}, parameter.place, parameter.name)
     spoken: dict[str, Any] = {"name": parameter.name, "in": parameter.place, "schema": schema}
     if parameter.required:
         spoken["required"] = True
