@@ -4,20 +4,26 @@ import holdfast
 
 with holdfast.open("dir:./data") as plane:
     plane.transact(work)
+
+What a name needs is loaded when it is first used: whoever connects to a server does not wait for a key space to load,
+nor whoever opens one for a client.
 """
 
-import os
-import ssl
+from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.client.ports import AsyncRemotePort, RemotePort
-from holdfast.clock import Clock
-from holdfast.errors import HoldfastError, InvalidUrl
-from holdfast.handles import AsyncPlane, AsyncWorker, Opening, Plane, Worker
-from holdfast.kv import Subspace, Transaction
 from holdfast.names import UNIVERSE, checked_name
-from holdfast.plane import Options, fenced, open_plane, open_plane_async
-from holdfast.sealing import AgentKey
-from holdfast.tiers import Tier, TierPolicy
+
+if TYPE_CHECKING:
+    import os
+    import ssl
+
+    from holdfast.clock import Clock
+    from holdfast.errors import HoldfastError
+    from holdfast.handles import AsyncPlane, AsyncWorker, Opening, Plane, Worker
+    from holdfast.kv import Subspace, Transaction
+    from holdfast.plane import fenced
+    from holdfast.sealing import AgentKey
+    from holdfast.tiers import Tier, TierPolicy
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,6 +44,33 @@ __all__ = [
     "open_async",
 ]
 
+_HOMES: Final = {
+    "AgentKey": "holdfast.sealing",
+    "AsyncPlane": "holdfast.handles",
+    "AsyncWorker": "holdfast.handles",
+    "HoldfastError": "holdfast.errors",
+    "Plane": "holdfast.handles",
+    "Subspace": "holdfast.kv",
+    "Tier": "holdfast.tiers",
+    "TierPolicy": "holdfast.tiers",
+    "Transaction": "holdfast.kv",
+    "Worker": "holdfast.handles",
+    "fenced": "holdfast.plane",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
 
 def open(
     url: str,
@@ -45,11 +78,11 @@ def open(
     universe: str = UNIVERSE,
     objects: str | None = None,
     activity: str | None = None,
-    tiers: TierPolicy | str | os.PathLike[str] | None = None,
+    tiers: "TierPolicy | str | os.PathLike[str] | None" = None,
     verify_blobs: str = "always",
     compact_every_seconds: float | None = None,
-    clock: Clock | None = None,
-) -> Plane:
+    clock: "Clock | None" = None,
+) -> "Plane":
     """The plane at `url`, running in this process: `memory:`, `dir:PATH` or `postgresql://...`.
 
     Args:
@@ -61,6 +94,9 @@ def open(
         compact_every_seconds: moves the cold ends of journals to `objects` in the background; off by default.
         clock: replaces the wall clock, for tests.
     """
+    from holdfast.handles import Plane
+    from holdfast.plane import Options, open_plane
+
     universe = checked_name("universe", universe)
     options = Options(
         objects=objects,
@@ -79,12 +115,15 @@ def open_async(
     universe: str = UNIVERSE,
     objects: str | None = None,
     activity: str | None = None,
-    tiers: TierPolicy | str | os.PathLike[str] | None = None,
+    tiers: "TierPolicy | str | os.PathLike[str] | None" = None,
     verify_blobs: str = "always",
     compact_every_seconds: float | None = None,
-    clock: Clock | None = None,
-) -> Opening:
+    clock: "Clock | None" = None,
+) -> "Opening":
     """`open` for asyncio: await it, or enter it with `async with`."""
+    from holdfast.handles import AsyncPlane, Opening
+    from holdfast.plane import Options, open_plane_async
+
     universe = checked_name("universe", universe)
     options = Options(
         objects=objects,
@@ -106,9 +145,9 @@ def connect(
     *,
     token: str | None = None,
     universe: str = UNIVERSE,
-    tls: ssl.SSLContext | None = None,
+    tls: "ssl.SSLContext | None" = None,
     patience_seconds: float = 30.0,
-) -> Plane:
+) -> "Plane":
     """The plane of the server at `url`, as in `http://127.0.0.1:9440`: the same handles as those of `open`.
 
     Args:
@@ -117,6 +156,9 @@ def connect(
         patience_seconds: how long calls wait for a server that is gone before they raise Unreachable. They are sent
             again when it is back, and happen once.
     """
+    from holdfast.client.ports import RemotePort
+    from holdfast.handles import Plane
+
     universe = checked_name("universe", universe)
     return Plane(RemotePort(_server(url), token=token, tls=tls, patience_seconds=patience_seconds), universe)
 
@@ -126,10 +168,13 @@ def connect_async(
     *,
     token: str | None = None,
     universe: str = UNIVERSE,
-    tls: ssl.SSLContext | None = None,
+    tls: "ssl.SSLContext | None" = None,
     patience_seconds: float = 30.0,
-) -> Opening:
+) -> "Opening":
     """`connect` for asyncio: await it, or enter it with `async with`."""
+    from holdfast.client.ports import AsyncRemotePort
+    from holdfast.handles import AsyncPlane, Opening
+
     universe = checked_name("universe", universe)
     url = _server(url)
 
@@ -143,4 +188,6 @@ def connect_async(
 def _server(url: object) -> str:
     if isinstance(url, str) and url.startswith(("http://", "https://")):
         return url
+    from holdfast.errors import InvalidUrl
+
     raise InvalidUrl(f"{url!r} is no server; write http://HOST:PORT, or open a folder with holdfast.open")

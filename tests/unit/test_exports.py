@@ -33,12 +33,12 @@ def test_exactly_the_promised_names_are_exported() -> None:
 
 @pytest.mark.parametrize("name", PROMISED)
 def test_a_public_name_says_what_it_is(name: str) -> None:
-    assert (vars(holdfast)[name].__doc__ or "").strip()
+    assert (getattr(holdfast, name).__doc__ or "").strip()
 
 
-@pytest.mark.parametrize("name", [name for name in PROMISED if inspect.isclass(vars(holdfast)[name])])
+@pytest.mark.parametrize("name", [name for name in PROMISED if inspect.isclass(getattr(holdfast, name))])
 def test_a_public_method_says_what_it_gives(name: str) -> None:
-    methods = {key: part for key, part in vars(vars(holdfast)[name]).items() if not key.startswith("_")}
+    methods = {key: part for key, part in vars(getattr(holdfast, name)).items() if not key.startswith("_")}
     silent = [
         key
         for key, part in methods.items()
@@ -54,6 +54,52 @@ def run(code: str) -> str:
 @pytest.mark.parametrize("module", ["psycopg", "pyspark", "pytest", "hypothesis", "holdfast.testing"])
 def test_importing_holdfast_leaves_optional_and_slow_parts_out(module: str) -> None:
     assert run(f"import sys, holdfast; print({module!r} in sys.modules)") == "False"
+
+
+# What each way to a plane needs, and what it must not wait for.
+CLIENT = ("websockets", "http.client", "holdfast.client")
+KEY_SPACE = ("rocksdict", "obstore", "holdfast.plane", "holdfast.runtime", "holdfast.layers", "holdfast.backends")
+SERVER = ("uvicorn", "starlette", "prometheus_client", "holdfast.server", "click", "rich", "holdfast.cli")
+
+
+@pytest.mark.parametrize(
+    ("code", "left_out"),
+    [
+        ("", (*CLIENT, *KEY_SPACE, *SERVER, "asyncio", "msgspec", "holdfast.handles")),
+        ("holdfast.open('memory:').close()", (*CLIENT, *SERVER, "holdfast.handles.plane")),
+        ("holdfast.connect('http://127.0.0.1:1').close()", (*KEY_SPACE, *SERVER, "holdfast.handles.plane")),
+        ("holdfast.Worker", (*CLIENT, *KEY_SPACE, *SERVER)),
+        ("import holdfast.cli.main", (*CLIENT, *KEY_SPACE, "holdfast.server", "holdfast.handles")),
+        (
+            "import asyncio; asyncio.run(holdfast.connect_async('http://127.0.0.1:1').__aenter__())",
+            (*KEY_SPACE, *SERVER, "holdfast.handles.sync"),
+        ),
+    ],
+    ids=["import", "open", "connect", "worker", "cli", "connect_async"],
+)
+def test_nothing_is_loaded_that_is_not_needed(code: str, left_out: tuple[str, ...]) -> None:
+    loaded = run(f"import sys, holdfast\n{code}\nprint(*sys.modules)").split()
+    assert [name for name in left_out if name in loaded] == []
+
+
+def test_names_are_listed_before_they_are_loaded() -> None:
+    assert run("import holdfast; print(sorted(set(holdfast.__all__) - set(dir(holdfast))))") == "[]"
+    assert run("from holdfast import handles; print(sorted(set(handles.__all__) - set(dir(handles))))") == "[]"
+
+
+def test_what_there_is_not_is_no_attribute() -> None:
+    for module in (holdfast, holdfast.handles):
+        assert not hasattr(module, "nothing")
+    with pytest.raises(ImportError, match="nothing"):
+        from holdfast import nothing  # noqa: F401
+
+
+def test_a_name_is_the_one_of_its_home() -> None:
+    from holdfast.handles.sync.plane import Plane
+    from holdfast.tiers import Tier
+
+    assert holdfast.Tier is Tier
+    assert holdfast.Plane is holdfast.handles.Plane is Plane
 
 
 def test_a_star_import_takes_the_promised_names_and_no_more() -> None:

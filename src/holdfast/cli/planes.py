@@ -18,11 +18,9 @@ import msgspec
 
 from holdfast.cli import contexts
 from holdfast.cli.commands import given
-from holdfast.client.ports import RemotePort
 from holdfast.errors import DirectoryInUse, InvalidArgument, PathUnusable
 from holdfast.handles import Plane
 from holdfast.names import UNIVERSE, checked_name
-from holdfast.plane import Options, open_plane
 from holdfast.wire import Port
 
 PATIENCE_SECONDS: Final = 5.0
@@ -88,8 +86,13 @@ def opened(place: Target | None = None) -> Iterator[Plane]:
 
 def open_port(place: Target) -> Port:
     """The port of a plane; a directory that somebody else has open is tried for as long as the caller is patient."""
+    # Loaded here: whoever asks a server does not wait for a key space to load, nor the other way round.
     if place.is_server:
+        from holdfast.client.ports import RemotePort
+
         return RemotePort(place.url, token=place.token, tls=place.tls(), patience_seconds=place.patience_seconds)
+    from holdfast.plane import Options, open_plane
+
     return patiently(lambda: open_plane(place.url, Options(objects=place.objects)), place.patience_seconds)
 
 
