@@ -24,7 +24,7 @@ from holdfast.kv import Subspace, Transaction
 from holdfast.layers import journals, records
 from holdfast.layers.worlds import World, describe, require_active, require_reachable, room
 from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, INBOX_ITEM_BYTES_MAX, READ_ENTRIES_MAX
-from holdfast.wire.inboxes import KINDS, InboxItem, fault_of
+from holdfast.wire.inboxes import KINDS, InboxItem, excess_of, fault_of
 
 _SEQUENCE_BYTES: Final = 8
 _SEQUENCES: Final = 1 << 63
@@ -177,9 +177,10 @@ def _checked(now_ms: int, item: InboxItem) -> bytes:
         _decode(encoded)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidValue(f"This {type(item).__name__} has a field of the wrong type ({error})") from error
-    fault = fault_of(item)
-    if fault is not None:
-        raise PayloadTooLarge(f"This item is not taken: {fault}")
+    if (fault := fault_of(item)) is not None:
+        raise InvalidArgument(f"This item is not taken: {fault}")
+    if (excess := excess_of(item)) is not None:
+        raise PayloadTooLarge(f"This item is not taken: {excess}")
     # Its record will be about as long, and a batch has room for several of the longest.
     if len(encoded) > INBOX_ITEM_BYTES_MAX:
         raise PayloadTooLarge(f"This item has over {INBOX_ITEM_BYTES_MAX} bytes in all; send several")

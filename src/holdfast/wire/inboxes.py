@@ -80,6 +80,13 @@ def fault_of(item: InboxItem) -> str | None:
         return "it has a payload and a blob; give one of them"
     if item.payload_blob is not None and not _HASH.fullmatch(item.payload_blob):
         return "its payload_blob is no blob's name; use the 64 hex digits that put returned"
+    if any(not 0 <= timer.deliver_at_ns < 1 << 63 for timer in item.timers):
+        return "a timer is due before 1970 or after 2262; nanoseconds since the epoch are wanted"
+    return None
+
+
+def excess_of(item: InboxItem) -> str | None:
+    """What an item has too much of, in words; None if of nothing."""
     if len(item.payload) > INBOX_INLINE_BYTES_MAX:
         return f"its payload has {len(item.payload)} bytes and may have {INBOX_INLINE_BYTES_MAX}; store it as a blob"
     for field in item.__struct_fields__:
@@ -95,6 +102,4 @@ def fault_of(item: InboxItem) -> str | None:
     longest = max(map(len, hashes), default=0)
     if longest > INTENT_HASH_BYTES_MAX:
         return f"an intent hash has {longest} bytes and may have {INTENT_HASH_BYTES_MAX}"
-    if any(not 0 <= timer.deliver_at_ns < 1 << 63 for timer in item.timers):
-        return "a timer is due before 1970 or after 2262; nanoseconds since the epoch are wanted"
     return None

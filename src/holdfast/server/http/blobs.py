@@ -94,6 +94,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
             handle=_put,
             parameters=(_UNIVERSE,),
             takes={OCTETS: BYTES},
+            body_required=False,  # No bytes are a blob too.
             answers={JSON: Stored},
             status=201,
         )

@@ -75,9 +75,14 @@ def decoded(kind: Any, value: Any, *, universe: str) -> Any:
 def checked(value: Any, kind: Any) -> Any:
     """A value of that type, made from what JSON gave."""
     try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise invalid_body(str(error)) from None
+        made = msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        try:
+            made = msgspec.convert(_whole(kind, value), kind)
+        except msgspec.ValidationError as error:
+            raise invalid_body(str(error)) from None
+    _check_numbers(made)
+    return made
 
 
 def encoded(answer: Any) -> bytes:
@@ -179,6 +184,39 @@ def _struct_for(kind: Any, value: dict[str, Any], path: str) -> type[msgspec.Str
         hint = f"did you mean {near[0]}?" if near else "/docs lists those that there are"
         raise Refusal(400, "invalid_body", f"{path}.{field} is {str(tag)[:80]!r}, which is none; {hint}")
     return found
+
+
+def _whole(kind: Any, value: Any) -> Any:
+    """What JSON gave, with 3.0 as 3 where a whole number is wanted: JSON has one kind of numbers only."""
+    if isinstance(value, float):
+        kinds = (kind, *get_args(kind))
+        return int(value) if int in kinds and float not in kinds and value.is_integer() else value
+    if isinstance(value, dict):
+        structs = _structs(kind)
+        fields = _fields(structs[0]) if len(structs) == 1 else {}
+        return {name: _whole(fields[name][0], each) if name in fields else each for name, each in value.items()}
+    if isinstance(value, list) and (part := _part_of(kind)) is not None:
+        return [_whole(part, each) for each in value]
+    return value
+
+
+def _check_numbers(value: Any) -> None:
+    """Refuse integers of more than 64 bits: no other door takes them, and no answer could carry them."""
+    if isinstance(value, msgspec.Struct):
+        for name in _typed(type(value)):
+            each = getattr(value, name)
+            if isinstance(each, int) and not -(1 << 63) <= each < 1 << 63:
+                raise Refusal(400, "invalid_body", f"{name} has more than 64 bits; give a smaller number")
+            _check_numbers(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _check_numbers(each)
+
+
+@lru_cache(maxsize=1_024)
+def _typed(kind: type[msgspec.Struct]) -> list[str]:
+    """The fields that are not any JSON."""
+    return [field.name for field in msgspec.structs.fields(kind) if field.type is not Any]
 
 
 @lru_cache(maxsize=1_024)

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -102,7 +102,7 @@ def noun(
             given = await _object(visit)
             for name in elsewhere & given.keys():
                 raise Refusal(400, "invalid_body", f"{name} does not belong into the body of {path}; leave it out")
-        _query(visit, fields, in_query, given)
+        _query(visit, fields, given)
         given = {**defaults, **given, **fixed}
         given.update(visit.http.path_params)
         if fill is not None:
@@ -151,9 +151,15 @@ def routes(hall: Hall, endpoints: Sequence[Endpoint]) -> list[Route]:
 
 
 def _served(hall: Hall, methods: Mapping[str, Endpoint]) -> Callable[[HttpRequest], Awaitable[Response]]:
+    asked_in_query = {
+        method: {"universe", *(each.name for each in endpoint.parameters if each.place == "query")}
+        for method, endpoint in methods.items()
+    }
+
     async def serve(request: HttpRequest) -> Response:
         guard = admitted(hall.doors, request.headers, request.client.host if request.client else "")
         endpoint = methods.get(request.method) or methods["GET"]  # Whoever takes GET takes HEAD.
+        _check_query(request, asked_in_query[endpoint.method])
         media = chosen(request.headers, list(endpoint.answers))
         return await endpoint.handle(Visit(hall, request, guard, media))
 
@@ -167,15 +173,24 @@ async def _object(visit: Visit) -> dict[str, Any]:
     return given
 
 
-def _query(visit: Visit, fields: Mapping[str, Any], names: Sequence[str], given: dict[str, Any]) -> None:
-    """Put what the query says into `given`."""
-    for name, text in visit.http.query_params.multi_items():
+def _check_query(request: HttpRequest, names: Collection[str]) -> None:
+    """Refuse a query that says what nobody asks for, or something twice: of two universes one would be wrong."""
+    seen = set()
+    for name, _ in request.query_params.multi_items():
         if name not in names:
             raise Refusal(400, "invalid_query", f"There is no {name[:80]!r} here; it knows {', '.join(sorted(names))}")
-        if name in given or name not in fields:  # The body comes first; a lease has its universe inside.
+        if name in seen:
+            raise Refusal(400, "invalid_query", f"{name} is given twice; give it once")
+        seen.add(name)
+
+
+def _query(visit: Visit, fields: Mapping[str, Any], given: dict[str, Any]) -> None:
+    """Put what the query says into `given`. The body comes first; a lease has its universe inside."""
+    for name, text in visit.http.query_params.items():
+        if name not in fields:
             continue
         try:
-            given[name] = msgspec.convert(text, fields[name].type, strict=False)
+            given.setdefault(name, msgspec.convert(text, fields[name].type, strict=False))
         except msgspec.ValidationError as error:
             raise Refusal(400, "invalid_query", f"{name} is {text[:80]!r}: {error}") from None
 

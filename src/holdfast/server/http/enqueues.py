@@ -42,10 +42,10 @@ class EnqueueMeta(MessageForm, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class EnqueueParts(msgspec.Struct, frozen=True):
-    """A multipart enqueue: two parts, in this order."""
+    """A multipart enqueue: two parts, in this order. A message without the second has no payload."""
 
     meta: EnqueueMeta
-    payload: bytes
+    payload: bytes = b""
 
 
 class ReceiptsView(msgspec.Struct, frozen=True):
@@ -174,7 +174,8 @@ def universe_of(visit: Visit, body: Any) -> str:
     """The universe that a body names, as `universe` or as the original's `namespace`."""
     if body.namespace is not None and body.universe is not None and body.namespace != body.universe:
         raise Refusal(400, "invalid_body", "namespace and universe are the same thing and differ; give one of them")
-    return (body.universe or body.namespace or visit.universe).lower()
+    named = body.namespace if body.universe is None else body.universe
+    return (visit.universe if named is None else named).lower()
 
 
 def _form_of(body: Any) -> MessageForm:

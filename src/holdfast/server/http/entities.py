@@ -5,6 +5,7 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
+from holdfast.names import UNIVERSE
 from holdfast.server.http.conditions import (
     IF_MATCH,
     IF_NONE_MATCH,
@@ -17,6 +18,7 @@ from holdfast.server.http.conditions import (
 from holdfast.server.http.endpoints import Endpoint, noun, rendered
 from holdfast.server.http.refusals import Refusal
 from holdfast.server.http.visits import Visit
+from holdfast.tiers import Tier
 from holdfast.wire.entities import (
     DeleteEntity,
     EntityRecord,
@@ -38,6 +40,8 @@ class PatchBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fields: dict[str, Any] = {}
     removed: list[str] = []
     session: str | None = None
+    tier: Tier = Tier.CRITICAL
+    universe: str = UNIVERSE
 
 
 def _found(visit: Visit, answer: FoundEntity) -> Response:
@@ -69,18 +73,21 @@ def _replace(visit: Visit, given: dict[str, Any]) -> None:
     version = version_of(if_match(visit.http.headers))
     if version is None and if_absent(visit.http.headers):
         version = 0
-    if version is not None:
-        given["expected_version"] = version
-    elif "expected_version" not in given:
+    _expect(given, version)
+    if "expected_version" not in given:
         raise Refusal(
             428, "precondition_required", 'Say which version this replaces: If-Match: "3", or If-None-Match: * for none'
         )
 
 
 def _delete(visit: Visit, given: dict[str, Any]) -> None:
-    version = version_of(if_match(visit.http.headers))
-    if version is not None:
-        given["expected_version"] = version
+    _expect(given, version_of(if_match(visit.http.headers)))
+
+
+def _expect(given: dict[str, Any], version: int | None) -> None:
+    """Whoever names two versions has not made up their mind which one to replace."""
+    if version is not None and given.setdefault("expected_version", version) != version:
+        raise Refusal(400, "invalid_etag", "expected_version is another one than that of the header; give one of them")
 
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (

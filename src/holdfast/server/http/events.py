@@ -1,6 +1,6 @@
 """Answers that go on: events for browsers (server-sent events), lines of JSON for programs (NDJSON)."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Final, Literal
 
 import msgspec
@@ -66,9 +66,11 @@ class Events:
 class EventStream(StreamingResponse):
     """An answer that goes on until its end, or until the caller hangs up."""
 
-    def __init__(self, content: AsyncIterator[bytes], media: str) -> None:
-        super().__init__(content, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, media_type=media)
-        self._content = content
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], media: str) -> None:
+        """`first` was made already, so that what is wrong with a request is a problem and not an event."""
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(_joined(first, rest), headers=headers, media_type=media)
+        self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -77,4 +79,10 @@ class EventStream(StreamingResponse):
             else:
                 await super().__call__(scope, receive, send)
         finally:
-            await self._content.aclose()  # type: ignore[attr-defined]
+            await self._rest.aclose()
+
+
+async def _joined(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    yield first
+    async for each in rest:
+        yield each

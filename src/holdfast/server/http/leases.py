@@ -2,8 +2,10 @@
 
 from typing import Any, Final
 
+from holdfast.limits import LEASE_TTL_SECONDS
 from holdfast.server.http.endpoints import Endpoint, noun
 from holdfast.server.http.visits import Visit
+from holdfast.tiers import Tier
 from holdfast.wire.leases import (
     AcquireLease,
     CheckLease,
@@ -24,10 +26,16 @@ def nest_lease(visit: Visit, given: dict[str, Any]) -> None:
         given["lease"] = {name: given.pop(name) for name in _PROOF if name in given}
 
 
-class KeepBody(LeaseProof, frozen=True, kw_only=True):
+class ProofBody(LeaseProof, frozen=True, kw_only=True):
+    """A lease that the caller holds."""
+
+    tier: Tier = Tier.CRITICAL
+
+
+class KeepBody(ProofBody, frozen=True, kw_only=True):
     """A lease, and how long it shall last from now."""
 
-    ttl_seconds: float = 30.0
+    ttl_seconds: float = LEASE_TTL_SECONDS
 
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
@@ -41,7 +49,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         fill=nest_lease,
         takes=KeepBody,
     ),
-    noun("POST", "/v1/lock/release", ReleaseLease, "Give a lease back", of="leases", fill=nest_lease, takes=LeaseProof),
+    noun("POST", "/v1/lock/release", ReleaseLease, "Give a lease back", of="leases", fill=nest_lease, takes=ProofBody),
     noun(
         "POST",
         "/v1/lock/check",
@@ -49,7 +57,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "See whether a lease holds",
         of="leases",
         fill=nest_lease,
-        takes=LeaseProof,
+        takes=ProofBody,
     ),
     noun("POST", "/v1/lock/describe", DescribeLease, "Who holds a lease, and how many wait", of="leases"),
     noun("GET", "/v1/locks", ListLeases, "Leases that are held", of="leases"),

@@ -51,6 +51,8 @@ def _conditions(visit: Visit, given: dict[str, Any]) -> None:
     if etag is not None:
         given["if_match"] = etag
     lease_id = asked.get("x-lease-id")
+    if lease_id is None and ("x-fencing-token" in asked or "x-txn-id" in asked):
+        raise InvalidArgument("X-Fencing-Token and X-Txn-Id are parts of a lease; give X-Lease-Id too")
     if lease_id is not None:
         fence = asked.get("x-fencing-token", "")
         if not fence.isdecimal() or len(fence) > 18:

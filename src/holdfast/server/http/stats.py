@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Final, Literal
 
 import msgspec
@@ -92,10 +92,11 @@ async def _watch(visit: Visit) -> Response:
         raise Refusal(
             503, "queue_busy", f"{hall.limits.watches_max} watches are open already; come back later", retry=Retry.LATER
         )
-    return EventStream(_events(visit, universe, first), visit.media)
+    events = _events(visit, universe, first)
+    return EventStream(await anext(events), events, visit.media)
 
 
-async def _events(visit: Visit, universe: str, stats: QueueStats) -> AsyncIterator[bytes]:
+async def _events(visit: Visit, universe: str, stats: QueueStats) -> AsyncGenerator[bytes, None]:
     hall, events = visit.hall, Events(visit.media)
     request = GetQueueStats(stats.queue, universe, tier=Tier.IMPORTANT)  # The newest, though not yet synced.
     started = spoken = time.monotonic()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Final, Literal
 
 import msgspec
@@ -54,17 +54,25 @@ class _Subscription:
         self._body = body
         self._events = Events(visit.media)
         self._request = receiving(visit, body, with_state=with_state, most=body.credit, wait_seconds=0.0)
-        visit.guard.allow(self._request)
         self._unsent: list[Delivery] = []
 
-    async def run(self) -> AsyncIterator[bytes]:
+    async def run(self) -> AsyncGenerator[bytes, None]:
+        """The lines of the answer. What is wrong with the request is raised before the first of them."""
         hall = self._visit.hall
         account = hall.credits.open(self._body.credit)
         started = last = time.monotonic()
         drained = hall.spawn(hall.draining())
+        begun = False
         try:
+            self._unsent = (await self._visit.ask(self._request, keyed=False)).messages
+            begun = True
             yield self._events.heartbeat()
             while True:
+                while self._unsent:
+                    delivery = self._unsent[0]
+                    account.hold(delivery.lease_id, delivery.expires_ms)
+                    yield self._line(delivery)
+                    del self._unsent[0]
                 if drained.done():
                     yield self._events.event("end", End("shutdown_draining"))
                     return
@@ -80,12 +88,9 @@ class _Subscription:
                     return
                 else:
                     yield self._events.heartbeat()
-                while self._unsent:
-                    delivery = self._unsent[0]
-                    account.hold(delivery.lease_id, delivery.expires_ms)
-                    yield self._line(delivery)
-                    del self._unsent[0]
         except HoldfastError as error:
+            if not begun:
+                raise
             yield self._events.event("problem", problem_for(error, self._visit.correlation_id)[0])
         finally:
             drained.cancel()
@@ -126,7 +131,8 @@ _LINES: Final = (MessageLine, *LINES)
 def _subscribe(with_state: bool) -> Any:
     async def handle(visit: Visit) -> Response:
         body: SubscribeBody = dialect.checked(await visit.json(), SubscribeBody)
-        return EventStream(_Subscription(visit, body, with_state=with_state).run(), visit.media)
+        lines = _Subscription(visit, body, with_state=with_state).run()
+        return EventStream(await anext(lines), lines, visit.media)
 
     return handle
 

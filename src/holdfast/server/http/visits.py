@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from holdfast.names import UNIVERSE
+from holdfast.names import UNIVERSE, checked_name
 from holdfast.plane.once import once_of
 from holdfast.server.guards import Guard
 from holdfast.server.http.halls import Hall
@@ -31,9 +31,11 @@ class Visit:
         self.guard = guard
         self.media = media  # What the caller wants to hear.
         self.correlation_id: str = request.scope["state"]["correlation_id"]
-        self.universe = (
-            request.query_params.get("universe") or request.headers.get("x-holdfast-universe") or UNIVERSE
-        ).lower()
+        named = (request.query_params.get("universe"), request.headers.get("x-holdfast-universe"))
+        # One that is empty is a mistake, and no way to say main.
+        checked = [checked_name("universe", each) for each in named if each is not None]
+        self.universe = checked[0] if checked else UNIVERSE
+        _check_key(request.headers.get("idempotency-key"))
 
     async def ask(
         self, request: Request[Answer], *, allowed: bool = False, keyed: bool = True, like: Request[Any] | None = None
@@ -134,12 +136,6 @@ class Visit:
         given = self.http.headers.get("idempotency-key")
         if given is None:
             return None
-        if not 0 < len(given) <= IDEMPOTENCY_KEY_CHARACTERS_MAX:
-            raise Refusal(
-                400,
-                "invalid_idempotency_key",
-                f"An Idempotency-Key has 1 to {IDEMPOTENCY_KEY_CHARACTERS_MAX} characters; use a UUID",
-            )
         about = [type(request).__name__, *(str(getattr(request, name, "")) for name in _TARGETS), given]
         return f"{self.guard.name}/{hashlib.sha256(chr(0).join(about).encode()).hexdigest()}"
 
@@ -154,6 +150,15 @@ def parsed(data: bytes) -> Any:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Refusal(400, "invalid_body", f"The body is not JSON ({error}); encode it again") from None
+
+
+def _check_key(given: str | None) -> None:
+    if given is not None and not 0 < len(given) <= IDEMPOTENCY_KEY_CHARACTERS_MAX:
+        raise Refusal(
+            400,
+            "invalid_idempotency_key",
+            f"An Idempotency-Key has 1 to {IDEMPOTENCY_KEY_CHARACTERS_MAX} characters; use a UUID",
+        )
 
 
 def wrong_media(found: str, wanted: str) -> Refusal:

@@ -1,0 +1,135 @@
+"""Bounds for readers of the OpenAPI document: what may stand in a field, beyond its type.
+
+The plane checks all of this itself, each in the layer that it belongs to; here it is only told, so that callers and the
+programs that are made from the document need not find out by being refused. A bound never says less than what is taken.
+"""
+
+from typing import Any, Final
+
+from holdfast import limits
+from holdfast.server.http.limits import IDEMPOTENCY_KEY_CHARACTERS_MAX, PAGE_SIZE_MAX
+
+
+def _between(least: float, most: float) -> dict[str, Any]:
+    return {"minimum": least, "maximum": most}
+
+
+def _text(most: int) -> dict[str, Any]:
+    return {"minLength": 1, "maxLength": most}
+
+
+_NAME: Final = {"pattern": "^[A-Za-z0-9._-]{1,128}$"}
+_KEY: Final = {
+    "pattern": "^[A-Za-z0-9._-]{1,128}(/[A-Za-z0-9._-]{1,128})*$",
+    "maxLength": limits.KEY_NAME_CHARACTERS_MAX,
+}
+_HASH: Final = {"pattern": "^[0-9a-f]{64}$"}
+_COUNT: Final = {"minimum": 0}
+_VISIBILITY: Final = _between(0.001, limits.VISIBILITY_SECONDS_MAX)
+_RETENTION: Final = _between(0.001, limits.TTL_SECONDS_MAX)
+_BATCH: Final = {"minItems": 1, "maxItems": limits.MESSAGES_MAX}
+_BASE64: Final = {"pattern": "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"}
+
+# What a field of that name is bound by, wherever a request has it.
+_FIELDS: Final[dict[str, dict[str, Any]]] = {
+    "universe": _NAME,
+    "namespace": _NAME,
+    "world": _NAME,
+    "target": _NAME,
+    "queue": _NAME,
+    "dead_letter_queue": _NAME,
+    "group": _NAME,
+    "session": _NAME,
+    "key": _KEY,
+    "hash": _HASH,
+    "secret_sha256": _HASH,
+    "payload_blob": _HASH,
+    "owner": _text(limits.OWNER_BYTES_MAX),
+    "txn_id": _text(limits.OWNER_BYTES_MAX),
+    "correlation_id": {"pattern": f"^[ -~]{{1,{limits.CORRELATION_ID_CHARACTERS_MAX}}}$"},
+    "idempotency_key": _text(limits.IDEMPOTENCY_KEY_BYTES_MAX),
+    "payload_content_type": {"pattern": "^[!-~][ -~]{0,254}$"},
+    "intent": {"enum": ["failure", "defer"]},
+    "priority": _between(0, limits.PRIORITY_MAX),
+    "max_attempts": _between(1, limits.MAX_ATTEMPTS_MAX),
+    "delay_seconds": _between(0, limits.DELAY_SECONDS_MAX),
+    "visibility_seconds": _VISIBILITY,
+    "visibility_timeout_seconds": _VISIBILITY,
+    "extend_by_seconds": _VISIBILITY,
+    "retention_seconds": _RETENTION,
+    "dead_letter_retention_seconds": _RETENTION,
+    "credit": _between(1, PAGE_SIZE_MAX),
+    "page_size": _between(1, PAGE_SIZE_MAX),
+    "max_messages": _between(1, limits.MESSAGES_MAX),
+    "limit": _between(1, limits.READ_ENTRIES_MAX),
+    "leases": _BATCH,
+}
+# And what those are bound by that have another meaning in one place.
+_EXCEPTIONS: Final[dict[tuple[str, str], dict[str, Any]]] = {
+    **{(kind, "kind"): _NAME for kind in ("DeleteEntity", "EntityWrite", "GetEntity", "PutEntity", "ReadChanges")},
+    **{(kind, "id"): _NAME for kind in ("DeleteEntity", "EntityWrite", "GetEntity", "PutEntity", "ReadChanges")},
+    **{(kind, "kind"): _NAME for kind in ("LogRecords", "EndSession", "ScanEntities", "SeenEntity")},
+    **{(kind, "ttl_seconds"): _RETENTION for kind in ("EnqueueBody", "EnqueueMeta", "MessageForm")},
+    **{
+        (kind, "ttl_seconds"): _between(0.001, limits.LEASE_TTL_SECONDS_MAX)
+        for kind in ("AcquireLease", "KeepBody", "KeepLease")
+    },
+    ("AcquireLease", "wait_seconds"): _between(0, limits.LEASE_WAIT_SECONDS_MAX),
+    ("ReceiveMessages", "wait_seconds"): _between(0, limits.RECEIVE_WAIT_SECONDS_MAX),
+    ("ExtendMessages", "seconds"): _VISIBILITY,
+    ("QueuePolicy", "rate_per_second"): _between(0.001, 1_000_000),
+    ("AppendEntries", "entries"): {"minItems": 1, "maxItems": limits.BATCH_ENTRIES_MAX},
+    ("AppendEntries", "expected_head"): _COUNT,
+    ("PutMessages", "messages"): _BATCH,
+    ("EnqueueBody", "messages"): _BATCH,
+    ("WriteEntities", "writes"): {"minItems": 1, "maxItems": limits.ENTITY_WRITES_MAX},
+    ("CommitAtomic", "operations"): {"minItems": 1, "maxItems": limits.ATOMIC_OPERATIONS_MAX},
+    ("RedriveMessages", "limit"): {"minimum": 1},
+    ("DrainInbox", "limit"): _between(1, limits.BATCH_ENTRIES_MAX),
+    **{(kind, "fields"): {"propertyNames": _NAME} for kind in ("EntityWrite", "PutEntity", "PatchBody")},
+    ("ReadJournal", "start"): _COUNT,
+    ("CompactWorld", "entries"): {"minimum": 1},
+    ("CompactWorld", "margin"): _COUNT,
+    ("CommitSnapshot", "height"): _COUNT,
+    ("ForkWorld", "height"): _COUNT,
+    ("SetSchedule", "name"): _NAME,
+    ("RemoveSchedule", "name"): _NAME,
+    ("CreateToken", "name"): _NAME,
+    ("ChangeWorld", "state"): {"enum": ["active", "paused", "archived"]},
+    # These are bytes.
+    ("DomainEvent", "key"): {},
+    ("GetPair", "key"): {},
+    # Outside of bodies.
+    ("path", "kind"): _NAME,
+    ("path", "id"): _NAME,
+    ("path", "name"): _NAME,
+    ("path", "hash"): {"pattern": "^[0-9A-Fa-f]{64}$"},
+    ("header", "X-Holdfast-Universe"): _NAME,
+    ("header", "Idempotency-Key"): _text(IDEMPOTENCY_KEY_CHARACTERS_MAX),
+    ("header", "X-Fencing-Token"): {"minimum": 0},
+}
+_RANGE: Final = ("minimum", "maximum")
+_WORDS: Final = {
+    "string": ("pattern", "enum", "minLength", "maxLength"),
+    "array": ("minItems", "maxItems"),
+    "object": ("propertyNames",),
+    "integer": _RANGE,
+    "number": _RANGE,
+}
+
+
+def bound(schema: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
+    """The schema of a field, with what it is bound by. `kind` is the struct that it is a field of, or path, query or
+    header."""
+    return _merged(schema, _EXCEPTIONS.get((kind, name), _FIELDS.get(name, {})))
+
+
+def _merged(schema: dict[str, Any], bounds: dict[str, Any]) -> dict[str, Any]:
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [_merged(each, bounds) for each in schema["anyOf"]]}
+    kind = schema.get("type")
+    if kind == "string" and "contentEncoding" in schema:
+        return {**schema, **_BASE64}
+    if kind == "integer":
+        schema = {**schema, "format": "int64"}
+    return {**schema, **{word: value for word, value in bounds.items() if word in _WORDS.get(str(kind), ())}}
