@@ -1,7 +1,7 @@
 """The OpenAPI document says what the server does: every route, every answer, and what answers really look like."""
 
-import importlib.util
 import html
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
