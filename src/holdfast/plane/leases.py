@@ -2,6 +2,8 @@
 
 from typing import Any, Protocol
 
+import msgspec
+
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
 from holdfast.layers import leases
@@ -79,15 +81,16 @@ def acquire(parts: Any, request: AcquireLease, call: Once | None = None) -> Any:
 
 
 def keepalive(tx: Transaction, request: KeepLease) -> Granted:
-    return leases.granted(request.lease.key, leases.keepalive(tx, request.lease, ttl_ms=_ttl_ms(request.ttl_seconds)))
+    proof = _proof(request.lease)
+    return leases.granted(proof.key, leases.keepalive(tx, proof, ttl_ms=_ttl_ms(request.ttl_seconds)))
 
 
 def release(tx: Transaction, request: ReleaseLease) -> Released:
-    return Released(leases.release(tx, request.lease))
+    return Released(leases.release(tx, _proof(request.lease)))
 
 
 def check(tx: Transaction, request: CheckLease) -> Committed:
-    leases.check(tx, request.lease)
+    leases.check(tx, _proof(request.lease))
     return Committed(request.tier)
 
 
@@ -105,6 +108,14 @@ def page(tx: Transaction, request: ListLeases) -> Leases:
 
 def _lease(request: _OfKey) -> LeaseKey:
     return LeaseKey(checked_name("universe", request.universe), checked_key("lease", request.key))
+
+
+def _proof(shown: LeaseProof) -> LeaseProof:
+    """The proof with names as they are kept; a lease is shown under any spelling of its key."""
+    lease = _lease(shown)
+    if (lease.universe, lease.key) == (shown.universe, shown.key):
+        return shown
+    return msgspec.structs.replace(shown, universe=lease.universe, key=lease.key)
 
 
 def _ttl_ms(seconds: float) -> int:
