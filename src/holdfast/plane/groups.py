@@ -68,7 +68,7 @@ async def call_group(port: Any, calls: Sequence[Call], wanted: Callable[[], bool
         else:
             assert isinstance(request, CommitAtomic), "the caller has asked is_groupable"
             work = partial(carry_out, request=request), port.parts
-        works.append(work if call.key is None else _keyed(work, call, fresh[call.again]))
+        works.append(work if call.key is None else _keyed(work, request, call.key, fresh[call.again]))
     database, notes = port.parts.database, []
     outcomes: list[Any]
     try:
@@ -110,10 +110,10 @@ def _refuse(tx: Transaction, tier: Tier) -> None:
     check_tier(tier)
 
 
-def _keyed(work: Work, call: Call, fresh: Fresh) -> Work:
+def _keyed(work: Work, request: Request[Any], key: str, fresh: Fresh) -> Work:
     """The work, carried out once."""
     run, given = work
-    key, request, decode = call.key, call.request, decoder_of(call.request)
+    decode = decoder_of(request)
 
     def run_once(tx: Transaction, given: Any) -> Any:
         return once(tx, sending(key, request, fresh), lambda tx: run(tx, given), decode)
