@@ -68,8 +68,10 @@ TRIM_ENTRIES: Final = 1_024  # Hot records that one transaction of a compaction 
 ONCE_PERIOD_SECONDS: Final = 600  # A key of a call is remembered for one to two of these.
 ONCE_KEY_BYTES_MAX: Final = 256
 FRAME_BYTES_MAX: Final = 4_194_304  # One message of a stream.
-UNSENT_BYTES_MAX: Final = 16_777_216  # Replies that a connection may leave unread before it is cut off.
 CALLS_MAX: Final = 4_096  # Calls of one connection that are under way.
+READS_MAX: Final = 32  # Groups and single calls of one connection whose long answers may be in memory.
+UNSENT_BYTES_MAX: Final = 1_048_576  # Replies that a connection may leave unread before nothing more is heard from it.
+UNREAD_SECONDS_MAX: Final = 60.0  # A connection that takes nothing of what waits for it for so long is cut.
 GROUP_ANSWERS_BYTES: Final = 1_048_576  # Answers to reads after which a group ends, and the rest is the next one's.
 
 # The object store.

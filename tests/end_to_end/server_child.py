@@ -11,11 +11,13 @@ import msgspec
 import uvicorn
 
 from holdfast.errors import NotAllowed
+from holdfast.limits import UNREAD_SECONDS_MAX
 from holdfast.plane import Options, open_plane_async
 from holdfast.server.app import make_app
 from holdfast.server.doors import Doors
 from holdfast.server.guards import Guard
 from holdfast.server.http.limits import HttpLimits
+from holdfast.server.sockets import BoundedSocket
 from holdfast.wire.pairs import GetPair
 from holdfast.wire.requests import Request
 
@@ -56,10 +58,11 @@ class Broken:
 
 async def main(url: str, options: dict[str, Any]) -> None:
     port = await open_plane_async(url, Options())
+    socket_class = type("Socket", (BoundedSocket,), {"seconds": options.pop("unread_seconds", UNREAD_SECONDS_MAX)})
     doors = Doors(Broken(port), Keys() if options.pop("tokens", False) else None)
     app = make_app(doors, msgspec.convert(options, HttpLimits))
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", ws="websockets-sansio", timeout_graceful_shutdown=2
+        app, log_level="warning", access_log=False, lifespan="off", ws=socket_class, timeout_graceful_shutdown=2
     )
     server = uvicorn.Server(config)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, doors.streams.drain)

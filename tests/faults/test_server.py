@@ -5,6 +5,7 @@ import base64
 import os
 import random
 import runpy
+import select
 import socket
 import struct
 import threading
@@ -25,13 +26,14 @@ from holdfast import Plane, Worker
 from holdfast.errors import CommitUnknown, HoldfastError
 from holdfast.limits import FRAME_BYTES_MAX
 from holdfast.wire.frames import PROTOCOL, Call, Hello, encode
-from holdfast.wire.queues import NewMessage, PeekMessages, PutMessages
+from holdfast.wire.queues import NewMessage, PeekMessages, PutMessages, ReceiveMessages
 
 HERE = Path(__file__).parent
 serving = runpy.run_path(str(HERE.parent / "end_to_end" / "serving.py"))[
     "serving"
 ]  # Test files cannot import each other.
 Proxy = runpy.run_path(str(HERE / "proxy.py"))["Proxy"]
+WAIT = ReceiveMessages("line", "deaf", wait_seconds=600)
 DEADLINE_SECONDS = 60.0  # Far more than anything here takes; whoever waits for a condition must end some day.
 SEED = int(os.environ.get("HOLDFAST_SEED", random.SystemRandom().randrange(1 << 32)))
 
@@ -252,16 +254,17 @@ def resident_bytes(server: Any) -> int:
 
 
 @contextmanager
-def deaf_consumer(server: Any, plane: Plane, *, calls: int) -> Iterator[None]:
-    """Somebody who asks for a lot and reads nothing."""
-    plane.queue("big").put_many([os.urandom(1_000) for _ in range(100)])
+def deaf_consumer(server: Any, plane: Plane, *, calls: int, waiting: int = 0) -> Iterator[Raw]:
+    """Somebody who asks for a lot and reads nothing. Everything that is asked for has 2 MB."""
+    plane.queue("big").put_many([os.urandom(8_000) for _ in range(256)])
     raw = Raw(server.port, "deaf")
     raw.socket.settimeout(1.0)
     with raw.socket:
+        raw.send(encode([Call(-1 - number, WAIT) for number in range(waiting)]))
         with suppress(TimeoutError):
             for first in range(0, calls, 64):
-                raw.send(encode([Call(first + number, PeekMessages("big", 100)) for number in range(64)]))
-        yield
+                raw.send(encode([Call(first + number, PeekMessages("big", 256)) for number in range(64)]))
+        yield raw
 
 
 def test_a_consumer_that_stops_reading_is_noticed_by_nobody() -> None:
@@ -273,13 +276,30 @@ def test_a_consumer_that_stops_reading_is_noticed_by_nobody() -> None:
         plane.queue("jobs").put("after")
 
 
-def test_a_consumer_that_stops_reading_does_not_make_the_server_grow() -> None:
-    with serving("memory:") as server, holdfast.connect(server.url) as plane:
+@pytest.mark.parametrize("backend", ["memory", "postgres"])
+def test_a_consumer_that_stops_reading_does_not_make_the_server_grow(
+    backend: str, request: pytest.FixtureRequest
+) -> None:
+    """Neither where reads are done at once, nor where many can be under way."""
+    url = "memory:" if backend == "memory" else request.getfixturevalue("postgres_url")
+    with serving(url) as server, holdfast.connect(server.url) as plane:
         plane.queue("big").stats()
         before = resident_bytes(server)
         with deaf_consumer(server, plane, calls=1_024):
-            plane.queue("jobs").put("a")
-            assert resident_bytes(server) - before < 64 << 20
+            for number in range(100):
+                plane.queue("jobs").put(number)
+            assert resident_bytes(server) - before < 160 << 20
+
+
+def test_a_consumer_that_never_reads_again_is_cut_and_leaves_the_line() -> None:
+    with serving("memory:", unread_seconds=0.5) as server, holdfast.connect(server.url) as plane:
+        with deaf_consumer(server, plane, calls=1_024, waiting=8) as raw:
+            poll = select.poll()
+            poll.register(raw.socket, select.POLLHUP)
+            until(lambda: poll.poll(0), "that it was cut")
+            until(lambda: plane.queue("line").stats().waiting_consumers == 0, "that it left the line")
+        plane.queue("line").put("for somebody who reads")
+        assert plane.queue("line").receive(wait_seconds=DEADLINE_SECONDS) is not None
 
 
 def good_frame() -> bytes:

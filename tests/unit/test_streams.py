@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.errors import Closed
+from holdfast.limits import CALLS_MAX, READS_MAX, UNSENT_BYTES_MAX
 from holdfast.plane import Options, open_plane_async
 from holdfast.plane.groups import call_group
 from holdfast.plane.ports import AsyncEmbeddedPort
@@ -18,8 +19,9 @@ from holdfast.tiers import Tier
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.canonical import canonical
 from holdfast.wire.frames import PROTOCOL, Call, Hello, decode_hello, encode
-from holdfast.wire.queues import GetQueueStats, NewMessage, PutMessages, ReceiveMessages
+from holdfast.wire.queues import GetQueueStats, NewMessage, PeekMessages, PutMessages, ReceiveMessages
 from holdfast.wire.states import FoundState, GetState, UpdateState
+from holdfast.wire.worlds import ReadJournal
 
 DEADLINE_SECONDS = 30.0
 PUT = PutMessages("jobs", [NewMessage(b"1")])
@@ -163,7 +165,7 @@ async def test_a_put_that_stood_in_line_while_its_client_sent_it_again_happens_o
         old.send([Call(0, PUT, "key")])
         await held.free_the_turn()
         async with Peer(streams) as new:
-            assert old.closed == 4001
+            await until(lambda: old.closed == 4001)
             new.send([Call(0, PUT, "key", True)])
             receipt = await new.answer(0)
             held.go_on.set()  # What the old connection sent has its turn only now.
@@ -283,3 +285,129 @@ async def test_calls_that_were_cancelled_make_room_for_others(
             peer.send([Call(number, RECEIVE) for number in numbers])
             peer.send(list(numbers))
             assert {await peer.problem(number) for number in numbers} == {"closed"}
+
+
+# Replies that are not read.
+
+
+def fill(port: AsyncEmbeddedPort, messages: int = 100) -> Any:
+    return port.call(PutMessages("jobs", [NewMessage(b"x" * 1_000) for _ in range(messages)]))
+
+
+async def settled(peer: Peer) -> int:
+    """How many frames the server has heard once it hears no more."""
+    heard, looks = -1, 0
+    while looks < 20:
+        await asyncio.sleep(0.001)
+        heard, looks = (heard, looks + 1) if heard == peer.heard else (peer.heard, 0)
+    return heard
+
+
+async def test_nothing_more_is_heard_from_a_connection_that_does_not_read(
+    streams: Streams, port: AsyncEmbeddedPort
+) -> None:
+    await fill(port)
+    frames, each = 100, 20
+    async with Peer(streams) as deaf, Peer(streams, "other") as other:
+        deaf.reading.clear()
+        for first in range(0, frames * each, each):
+            deaf.send([Call(first + number, PeekMessages("jobs", 100)) for number in range(each)])
+        assert await settled(deaf) < 10
+        assert UNSENT_BYTES_MAX <= sum(stream._replies.unsent for stream in streams.open.values()) < 4 << 20
+        other.send([Call(0, PUT)])
+        await other.answer(0)
+        deaf.reading.set()
+        await until(lambda: len(deaf.replies) == frames * each)
+        assert max(map(len, deaf.frames)) < 2 << 20, "they were answered as they were read"
+
+
+@pytest.mark.parametrize(
+    "request_", [PeekMessages("jobs", 100), ReadJournal("ada", 0, 100), ReceiveMessages("jobs", "a")]
+)
+async def test_only_so_many_long_answers_are_in_memory(
+    streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch, request_: Any
+) -> None:
+    """On a store that is asked from threads, many calls can be under way before the first answer is not read."""
+    under_way, most, go_on = 0, 0, asyncio.Event()
+
+    async def slowly(*args: Any, **kwargs: Any) -> Any:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await go_on.wait()
+        under_way -= 1
+        return [[]] if args and isinstance(args[0], list) else []
+
+    monkeypatch.setattr(port, "call", slowly)
+    monkeypatch.setattr(streams, "call_group", slowly)
+    async with Peer(streams) as peer:
+        for number in range(100):
+            peer.send([Call(number, request_)])
+        await settled(peer)
+        go_on.set()
+        await until(lambda: len(peer.replies) == 100)
+    assert most == READS_MAX
+
+
+async def test_a_connection_that_does_not_read_holds_up_neither_its_successor_nor_a_cut(
+    streams: Streams, port: AsyncEmbeddedPort
+) -> None:
+    await fill(port)
+    async with Peer(streams) as deaf, Peer(streams, "other") as other:
+        for peer in (deaf, other):
+            peer.reading.clear()
+            peer.send([Call(number, PeekMessages("jobs", 100)) for number in range(20)])
+        await until(lambda: unsent_of(streams, "s") and unsent_of(streams, "other"))
+        async with Peer(streams) as new:
+            new.send([Call(0, PUT)])
+            await new.answer(0)
+            await asyncio.wait_for(streams.cut("anybody"), DEADLINE_SECONDS)
+            await until(lambda: new.closed == 4003)
+        for peer in (deaf, other):
+            peer.end()
+
+
+def unsent_of(streams: Streams, session: str) -> int:
+    return streams.open[f"anybody/{session}"]._replies.unsent
+
+
+async def test_replies_are_split_into_frames(
+    streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.server.replies.FRAME_BYTES_MAX", 1_500)
+    await fill(port, 2)
+    async with Peer(streams) as peer:
+        peer.send([*(Call(number, PUT) for number in range(64)), Call(64, PeekMessages("jobs", 2))])
+        await until(lambda: len(peer.replies) == 65)
+        assert len((await peer.answer(64))["messages"]) == 2
+        assert len(peer.frames) > 5
+        assert sum(len(frame) > 1_500 for frame in peer.frames) == 1, "only the one that is so long by itself"
+
+
+async def test_an_answer_that_cannot_be_encoded_is_a_problem_of_its_call_alone(
+    streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(streams, "call_group", lambda calls, wanted: asyncio.sleep(0, [1, 1 << 70, 3]))
+    async with Peer(streams) as peer:
+        peer.send([Call(number, PUT) for number in range(3)])
+        assert (await peer.answer(0), await peer.problem(1), await peer.answer(2)) == (1, "error", 3)
+    assert "cannot be encoded" in caplog.text
+
+
+# Frames that are none.
+
+
+async def test_a_frame_has_a_bounded_number_of_calls(streams: Streams) -> None:
+    async with Peer(streams) as peer:
+        peer.send(list(range(CALLS_MAX + 1)))
+        await until(lambda: peer.closed)
+        assert peer.closed == 1002
+
+
+async def test_who_hangs_up_before_saying_hello_is_told_nothing(streams: Streams) -> None:
+    peer = Peer(streams)
+    peer._inbox.put_nowait({"type": "websocket.connect"})
+    await until(lambda: peer.heard == 2)
+    peer.end()
+    await asyncio.wait_for(peer.serving, DEADLINE_SECONDS)
+    assert peer.frames == []

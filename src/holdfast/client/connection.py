@@ -25,6 +25,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from holdfast.client.answers import doubles, undo_of
 from holdfast.client.reasons import told
+from holdfast.client.sockets import Socket
 from holdfast.errors import (
     Closed,
     CommitUnknown,
@@ -100,6 +101,7 @@ class Connection:
         self._options: dict[str, Any] = {
             "additional_headers": {"Authorization": f"Bearer {token}"} if token else {},
             "compression": None,
+            "create_connection": Socket,
             "max_size": None,
             "max_queue": 64,
             "open_timeout": _OPEN_SECONDS_MAX,

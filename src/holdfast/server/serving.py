@@ -32,6 +32,7 @@ from holdfast.server.health import Health
 from holdfast.server.logs import Sparing
 from holdfast.server.metrics import MeasuredPort, Metrics, metrics_route
 from holdfast.server.settings import Settings
+from holdfast.server.sockets import BoundedSocket
 from holdfast.server.tokens import TokenGuards, check_bind, choose_guards
 
 _log = logging.getLogger("holdfast.server")
@@ -165,7 +166,7 @@ class Serving:
         return uvicorn.Config(
             self.app,
             http=type("Http", (BoundedHttp,), bounds),
-            ws="websockets-sansio",
+            ws=BoundedSocket,
             ws_max_size=FRAME_BYTES_MAX + _FRAME_SLACK_BYTES,
             ws_per_message_deflate=False,  # Frames of small calls grow by it, and it takes more time than the calls.
             lifespan="off",

@@ -4,34 +4,37 @@
                    └──► the others (waiting, object stores): each a task, and a reply of its own
           numbers ──► whichever of those tasks their callers do not wait for any more: cancelled
 
-A connection has a bounded number of calls under way; when it is reached, the server stops reading from it, so neither a
-fast sender nor a slow reader makes it grow. A new connection of the same client takes over: what the old one had sent
-and was not begun is dropped, because the client will send it again.
+A connection has a bounded number of calls under way, of long answers in memory, and of bytes that it has not read. At
+a bound, the server begins nothing more or stops reading from it, so neither a fast sender nor a slow reader makes it
+grow; one that takes nothing at all is cut after a while (`sockets.py`). A new connection of the same client takes over:
+what the old one had sent and was not begun is dropped, because the client will send it again.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import msgspec
 
 from holdfast.errors import Closed, HoldfastError, ShutdownDraining
-from holdfast.limits import CALLS_MAX, FRAME_BYTES_MAX, UNSENT_BYTES_MAX
+from holdfast.limits import CALLS_MAX, FRAME_BYTES_MAX, READS_MAX, UNSENT_BYTES_MAX
 from holdfast.plane.groups import call_group, is_groupable
 from holdfast.plane.once import once_of
 from holdfast.server.guards import Guard
 from holdfast.server.logs import correlation_id
+from holdfast.server.replies import Replies, Send, unexpected
 from holdfast.wire.frames import PROTOCOL, Call, Hello, Reply, decode_calls, decode_hello, encode
 from holdfast.wire.problems import problem_of
+from holdfast.wire.queues import ReceiveMessages
+from holdfast.wire.repeats import READS
+from holdfast.wire.requests import Request
 
 _log = logging.getLogger("holdfast.stream")
-_PROTOCOL_ERROR, _TOO_BIG, _TAKEN_OVER, _NOT_ALLOWED, _TOO_SLOW = 1002, 1009, 4001, 4003, 4008
+_PROTOCOL_ERROR, _TOO_BIG, _TAKEN_OVER, _NOT_ALLOWED = 1002, 1009, 4001, 4003
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 class Streams:
@@ -41,6 +44,7 @@ class Streams:
         self.port = port
         self.open: dict[str, Stream] = {}
         self.draining = False
+        self._tasks: set[asyncio.Task[None]] = set()  # What outlives its connection.
 
     async def serve(self, guard: Guard, receive: Receive, send: Send) -> None:
         """Serve one connection to its end."""
@@ -51,12 +55,18 @@ class Streams:
             if self.open.get(stream.session) is stream:
                 del self.open[stream.session]
 
-    async def take_over(self, stream: "Stream") -> None:
+    def take_over(self, stream: "Stream") -> None:
         """Of one client only the newest connection counts."""
         old = self.open.get(stream.session)
         self.open[stream.session] = stream
         if old is not None:
-            await old.cut(_TAKEN_OVER, "Another connection of this client has taken over")
+            old.cut(_TAKEN_OVER, "Another connection of this client has taken over")
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that no connection waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def call_group(self, calls: list[Call], wanted: Callable[[], bool]) -> list[Any]:
         """The outcomes of the first of the calls, by a port that measures groups if it does."""
@@ -68,7 +78,7 @@ class Streams:
     async def cut(self, name: str) -> None:
         """Close the streams of a caller who may not come in any more."""
         for stream in [each for each in self.open.values() if each.caller == name]:
-            await stream.cut(_NOT_ALLOWED, "not_allowed")
+            stream.cut(_NOT_ALLOWED, "not_allowed")
 
     def drain(self) -> None:
         """Begin no new call; those under way are answered."""
@@ -86,7 +96,8 @@ class Stream:
         self._send = send
         self._dropped = False
         self._under_way = 0
-        self._unsent = 0  # Bytes of replies that the other end has not taken yet.
+        self._replies = Replies(send)
+        self._reads = asyncio.Semaphore(READS_MAX)
         self._room = asyncio.Event()
         self._room.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,19 +109,17 @@ class Stream:
         """Who is at the other end, as the guard knows them."""
         return self._guard.name
 
-    async def cut(self, code: int, reason: str) -> None:
-        """End the connection: begin nothing more, and say why."""
+    def cut(self, code: int, reason: str) -> None:
+        """End the connection: begin nothing more, and say why. Nobody waits until the other end has heard it."""
         self.drop()
-        with suppress(Exception):  # It may be gone already, in one of a server's many ways.
-            await self._close(code, reason)
+        self._streams.spawn(self._say_goodbye(code, reason))
 
     def drop(self) -> None:
-        """Another connection of the same client has come: begin nothing more. Commits that were begun are finished."""
+        """The connection is gone, or has a successor: begin nothing more. Commits that were begun are finished."""
         self._dropped = True
-        mine = asyncio.current_task()
         for task in (*self._ones.values(), *self._replying):
-            if task is not mine:  # Whoever cuts the connection off has still to say so.
-                task.cancel()
+            task.cancel()
+        self._room.set()
 
     async def run(self) -> None:
         await self._receive()  # The request to connect.
@@ -126,8 +135,10 @@ class Stream:
 
     async def _greet(self) -> bool:
         data = await self._frame()
+        if data is None:  # It was told why, or has ended.
+            return False
         try:
-            hello = decode_hello(data or b"")
+            hello = decode_hello(data)
         except (msgspec.MsgspecError, ValueError):
             await self._close(_PROTOCOL_ERROR, "The first frame is a hello")
             return False
@@ -135,7 +146,7 @@ class Stream:
             await self._close(_PROTOCOL_ERROR, f"This server speaks protocol {PROTOCOL}")
             return False
         self.session = f"{self._guard.name}/{hello.session}"
-        await self._streams.take_over(self)
+        self._streams.take_over(self)
         await self._send({"type": "websocket.send", "bytes": encode(Hello(PROTOCOL, hello.session, CALLS_MAX))})
         return True
 
@@ -160,6 +171,9 @@ class Stream:
             _log.warning("a frame of %s bytes was not understood: %s", len(data), error)
             await self._close(_PROTOCOL_ERROR, "The frame is no list of calls")
             return
+        if len(calls) > CALLS_MAX:
+            await self._close(_PROTOCOL_ERROR, f"A frame has at most {CALLS_MAX} calls")
+            return
         together: list[Call] = []
         refused: list[Reply] = []
         for call in calls:
@@ -180,9 +194,13 @@ class Stream:
             self._start(self._all(together))
         if refused:
             self._start(self._reply(refused))
-        if self._under_way >= CALLS_MAX:
+        await asyncio.sleep(0)  # So that what can be answered at once is, and counts if it is not read.
+        while self._is_full() and not self._dropped:
             self._room.clear()
             await self._room.wait()
+
+    def _is_full(self) -> bool:
+        return self._under_way >= CALLS_MAX or self._replies.unsent >= UNSENT_BYTES_MAX
 
     def _cancel(self, number: int) -> None:
         """Nobody waits for this call any more. One that is done is answered, and its caller takes it back."""
@@ -221,23 +239,29 @@ class Stream:
     async def _all(self, calls: list[Call]) -> None:
         """Carry calls out in order, a group at a time: its answers are on their way before the next one begins."""
         id = _name(calls)
-        while calls and not self._dropped:
-            try:
-                outcomes = await self._streams.call_group(calls, self._is_wanted)
-            except Exception:
-                _log.exception("a group of calls failed in a way that nobody thought of")
-                outcomes = [_unexpected() for _ in calls]
-            await self._reply(
-                [
-                    Reply(call.number, None, problem_of(outcome, id))
-                    if isinstance(outcome, HoldfastError)
-                    else Reply(call.number, outcome)
-                    for call, outcome in zip(calls, outcomes, strict=False)
-                ]
-            )
-            calls = calls[len(outcomes) :]
+        reads = any(type(call.request) in READS for call in calls)
+        async with self._reads if reads else nullcontext():
+            while calls and not self._dropped:
+                try:
+                    outcomes = await self._streams.call_group(calls, self._is_wanted)
+                except Exception:
+                    _log.exception("a group of calls failed in a way that nobody thought of")
+                    outcomes = [unexpected() for _ in calls]
+                await self._reply(
+                    [
+                        Reply(call.number, None, problem_of(outcome, id))
+                        if isinstance(outcome, HoldfastError)
+                        else Reply(call.number, outcome)
+                        for call, outcome in zip(calls, outcomes, strict=False)
+                    ]
+                )
+                calls = calls[len(outcomes) :]
 
     async def _one(self, call: Call) -> None:
+        async with self._reads if _answers_long(call.request) else nullcontext():
+            await self._answer(call)
+
+    async def _answer(self, call: Call) -> None:
         id = _name([call])
         port = self._streams.port
         try:
@@ -247,7 +271,7 @@ class Stream:
             reply = Reply(call.number, None, problem_of(error, id))
         except Exception:
             _log.exception("a call failed in a way that nobody thought of")
-            reply = Reply(call.number, None, problem_of(_unexpected(), id))
+            reply = Reply(call.number, None, problem_of(unexpected(), id))
         finally:
             self._ones.pop(call.number, None)  # What is done is answered, and not cancelled any more.
         await self._reply([reply])
@@ -258,25 +282,31 @@ class Stream:
         task = asyncio.current_task()
         assert task is not None
         self._replying.add(task)
-        frame = encode(replies)
-        self._unsent += len(frame)
         try:
-            if self._unsent - len(frame) > UNSENT_BYTES_MAX:  # One answer may be as large as it is.
-                await self.cut(_TOO_SLOW, "Replies were not read in time; connect again and read them")
-            else:
-                await self._send({"type": "websocket.send", "bytes": frame})
+            await self._replies.send(replies)
         except Exception as error:  # The connection is gone, in one of a server's many ways.
             _log.debug("replies could not be sent: %s", error)
+            self._replying.discard(task)
+            self.drop()
         finally:
             self._replying.discard(task)
-            self._unsent -= len(frame)
             self._under_way -= len(replies)
-            if self._under_way < CALLS_MAX:
+            if not self._is_full():
                 self._room.set()
+
+    async def _say_goodbye(self, code: int, reason: str) -> None:
+        with suppress(Exception):  # It may be gone already, in one of a server's many ways.
+            await self._close(code, reason)
 
     async def _close(self, code: int, reason: str) -> None:
         self._dropped = True
         await self._send({"type": "websocket.close", "code": code, "reason": reason})
+
+
+def _answers_long(request: Request[Any]) -> bool:
+    """Whether an answer may be long, and comes without a wait."""
+    reads = type(request) in READS or isinstance(request, ReceiveMessages)
+    return reads and not getattr(request, "wait_seconds", 0)
 
 
 def _name(calls: list[Call]) -> str:
@@ -289,8 +319,3 @@ def _name(calls: list[Call]) -> str:
 
 def _draining() -> HoldfastError:
     return ShutdownDraining("The server is shutting down; connect again in a moment")
-
-
-def _unexpected() -> HoldfastError:
-    """No stack trace leaves the server: what happened is in its log."""
-    return HoldfastError("The server failed in a way that nobody thought of; its log says how")
