@@ -12,6 +12,8 @@ import pytest
 
 import holdfast
 from holdfast import Plane
+from holdfast.client import bodies, connection
+from holdfast.errors import CommitUnknown, Unreachable
 
 serving = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "serving.py"))["serving"]
 Proxy = runpy.run_path(str(Path(__file__).with_name("proxy.py")))["Proxy"]
@@ -34,25 +36,25 @@ class Line:
         self._proxy = proxy
         self._threads = threads
 
-    def lose(self, work: Callable[[], Any], happened: Callable[[], Any]) -> Any:
-        """What `work` returns, whose first answer is lost after it has happened."""
+    def lose(self, work: Callable[[], Any], happened: Callable[[], Any], *, for_good: bool = False) -> Any:
+        """What `work` returns, whose first answer is lost after it has happened; and all others, if `for_good`."""
         self.client.queues()  # So that there is a connection.
         self._proxy.mutes = True
         waiting: Future[Any] = self._threads.submit(work)
-        until(happened)
+        until(lambda: waiting.done() or happened())
         time.sleep(0.02)  # So that the answer is on its way, and not only what it is about.
         assert not waiting.done()
-        self._proxy.mutes = False
+        self._proxy.refuses, self._proxy.mutes = for_good, False
         self._proxy.cut_all()
         return waiting.result(DEADLINE_SECONDS)
 
 
 @contextmanager
-def line_to(url: str) -> Iterator[Line]:
+def line_to(url: str, patience_seconds: float = DEADLINE_SECONDS) -> Iterator[Line]:
     with (
         serving(url) as server,
         Proxy(server.port) as proxy,
-        holdfast.connect(proxy.url, patience_seconds=DEADLINE_SECONDS) as client,
+        holdfast.connect(proxy.url, patience_seconds=patience_seconds) as client,
         holdfast.connect(server.url) as beside,
         ThreadPoolExecutor(2) as threads,
     ):
@@ -108,3 +110,55 @@ def test_a_lease_whose_grant_was_lost_is_the_same_lease(line: Line) -> None:
     assert granted.fence == 1
     assert line.beside.lease("deploy").describe().lease.fence == 1
     assert granted.release()
+
+
+def test_writes_of_more_than_a_commit_happen_once(line: Line) -> None:
+    """Each of them would count twice, or be refused by what it has done itself."""
+    client, beside = line.client, line.beside
+    entities = beside.entities
+    written = line.lose(
+        lambda: client.entities.put_if_version("task", "one", {"n": 1}, expected_version=0),
+        lambda: entities.get("task", "one"),
+    )
+    assert written.versions == [1]
+    assert line.lose(lambda: client.entities.delete("task", "one"), lambda: not entities.get("task", "one"))
+    assert [change.deleted for change in entities.history("task", "one")] == [False, True]
+
+    def died() -> int:
+        return beside.queue("jobs").stats().dead
+
+    beside.queue("jobs").put_many(range(4))
+    for message in beside.queue("jobs").receive_many(4, extend_for_seconds=0):
+        message.reject()
+    assert line.lose(lambda: client.queue("jobs").redrive(limit=2), lambda: died() == 2) == 2
+    assert died() == 2
+    beside.world("w").create()
+    beside.world("w").append(["a", "b"], expected_head=0)
+    copy = line.lose(lambda: client.world("w").fork("copy", height=2), lambda: "copy" in beside.worlds())
+    assert (copy.name, beside.world("copy").head()) == ("copy", 2)
+    line.lose(lambda: client.activity.log("s", {"n": 1}), lambda: beside.activity.read(session="s").records)
+    assert len(beside.activity.read(session="s").records) == 1
+
+
+def test_nobody_is_told_that_a_write_has_not_happened_that_may_have() -> None:
+    with line_to("memory:", patience_seconds=0.3) as line:
+        jobs = line.client.queue("jobs")
+        with pytest.raises(CommitUnknown, match="PutMessages"):
+            line.lose(lambda: jobs.put("a"), lambda: line.beside.queue("jobs").stats().ready, for_good=True)
+        with pytest.raises(Unreachable):
+            jobs.put("b")  # It was never sent.
+        with pytest.raises(Unreachable):
+            jobs.stats()
+        assert line.beside.queue("jobs").stats().put_total == 1
+
+
+@pytest.mark.parametrize("messages", [[b"x"], [bytes(16_384)] * 256], ids=["in a frame", "too long for one"])
+def test_a_key_that_nobody_remembers_is_not_relied_on(monkeypatch: pytest.MonkeyPatch, messages: list[bytes]) -> None:
+    """Servers remember keys for ten minutes. A client that is more patient than that does not send a write again."""
+    for module in (connection, bodies):
+        monkeypatch.setattr(module, "_KEYS_SECONDS", -1.0)
+    with line_to("memory:") as line:
+        jobs = line.client.queue("jobs")
+        with pytest.raises(CommitUnknown, match="PutMessages"):
+            line.lose(lambda: jobs.put_many(messages), lambda: line.beside.queue("jobs").stats().ready)
+        assert line.beside.queue("jobs").stats().put_total == len(messages)

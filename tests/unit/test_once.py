@@ -7,19 +7,31 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.errors import HeadAdvanced, IdempotencyKeyReused, InvalidArgument, LeaseExpired, LeaseHeld
+from holdfast.errors import (
+    HeadAdvanced,
+    IdempotencyKeyReused,
+    InvalidArgument,
+    InvalidName,
+    LeaseExpired,
+    LeaseHeld,
+    VersionConflict,
+)
 from holdfast.kv import Database
 from holdfast.layers import leases, queues
 from holdfast.layers.leases import LeaseKey
 from holdfast.layers.once import Once, once, sending
-from holdfast.layers.queues import Leased, QueueKey
-from holdfast.limits import ONCE_KEY_BYTES_MAX, ONCE_PERIOD_SECONDS
+from holdfast.layers.queues import Leased, Purged, QueueKey, Redriven
+from holdfast.limits import MESSAGES_MAX, ONCE_KEY_BYTES_MAX, ONCE_PERIOD_SECONDS
 from holdfast.plane.groups import call_group
 from holdfast.plane.once import once_of
 from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
+from holdfast.runtime.recent import Recent
 from holdfast.testing.clock import ManualClock
+from holdfast.tiers import Tier, TierPolicy
+from holdfast.wire.activity import LogRecords, ReadLog
 from holdfast.wire.atomic import CommitAtomic
+from holdfast.wire.entities import EntityWrite, PutEntity, WriteEntities
 from holdfast.wire.frames import Call
 from holdfast.wire.leases import (
     AcquireLease,
@@ -37,9 +49,13 @@ from holdfast.wire.queues import (
     ExtendMessages,
     GetQueueStats,
     MessageLease,
+    Moved,
     NewMessage,
+    PurgeQueue,
     PutMessages,
     ReceiveMessages,
+    RedriveMessages,
+    RejectMessages,
 )
 from holdfast.wire.requests import Request
 from holdfast.wire.states import UpdateState
@@ -441,6 +457,109 @@ async def test_an_acquire_that_was_cancelled_holds_nothing(
         again = await sending_of(port, request, key)
         assert again == outcome or isinstance(outcome, asyncio.CancelledError)
         await port.call(CheckLease(proof_of(again)))
+
+
+# What is more than one commit goes on where it was.
+
+
+def dead_letters(port: EmbeddedPort, count: int) -> None:
+    for first in range(0, count, 100):
+        port.call(PutMessages("jobs", [NewMessage(b"x") for _ in range(first, min(first + 100, count))]))
+        found = port.call(ReceiveMessages("jobs", "ada", 100))
+        port.call(RejectMessages("jobs", leases_of(found)))
+
+
+@pytest.mark.parametrize("parts_done", [0, 1, 2])
+def test_a_redrive_that_was_interrupted_moves_no_more_than_it_was_asked_to(port: EmbeddedPort, parts_done: int) -> None:
+    dead_letters(port, MESSAGES_MAX + 50)
+    request = RedriveMessages("jobs", limit=MESSAGES_MAX + 10)
+    call = once_of(port, request, "r", again=False)
+    so_far = Redriven()
+    for _ in range(parts_done):  # Then the connection broke.
+        options = {"ids": None, "limit": request.limit}
+        so_far, _ = port.parts.database.transact(queues.redrive_on, QUEUE, so_far, call, **options)
+    assert send(port, request, "r") == Moved(MESSAGES_MAX + 10)
+    assert send(port, request, "r") == Moved(MESSAGES_MAX + 10)
+    stats = port.call(GetQueueStats("jobs"))
+    assert (stats.ready, stats.dead) == (MESSAGES_MAX + 10, 40)
+
+
+def test_a_purge_that_was_interrupted_goes_on(port: EmbeddedPort) -> None:
+    for _ in range(3):
+        port.call(PutMessages("jobs", [NewMessage(b"x") for _ in range(100)]))
+    call = once_of(port, PurgeQueue("jobs"), "p", again=False)
+    so_far = port.parts.database.transact(queues.purge_on, QUEUE, Purged(), call)
+    assert so_far.count == MESSAGES_MAX
+    assert send(port, PurgeQueue("jobs"), "p") == Moved(300)
+    put(port, b"later")
+    assert send(port, PurgeQueue("jobs"), "p") == Moved(300)
+    assert counts(port)[0] == 1
+
+
+def test_redriving_nothing_moves_nothing(port: EmbeddedPort) -> None:
+    assert send(port, RedriveMessages("jobs", ids=[]), "r") == Moved(0)
+    assert port.call(RedriveMessages("jobs", ids=[])) == Moved(0)
+
+
+# Entities: a commit, then a log.
+
+
+def logged(port: EmbeddedPort, session: str = "s") -> list[bytes]:
+    port.parts.log().flush()
+    return [each.record for each in port.call(ReadLog(session)).records]
+
+
+def test_best_effort_fields_are_logged_once(port: EmbeddedPort) -> None:
+    for fields in ({"title": b"\x01", "debug_x": b"\x01"}, {"debug_x": b"\x02"}):
+        request = WriteEntities([EntityWrite("task", "one", fields)], session="s")
+        key = str(len(fields))
+        first = send(port, request, key)
+        assert send(port, request, key) == first
+    assert len(logged(port)) == 2
+    with pytest.raises(IdempotencyKeyReused):
+        send(port, changed(request, session="t"), key)
+
+
+def test_a_put_that_was_critical_is_answered_as_such(database: Database, clock: ManualClock) -> None:
+    policy = TierPolicy({"task.title": Tier.CRITICAL})
+    port = EmbeddedPort(Parts(database, clock=clock, policy=policy))
+    port.call(PutEntity("task", "one", {"title": b"\x01"}, 0))
+    request = PutEntity("task", "one", {"note": b"\x01"}, 1)  # Removes a CRITICAL field.
+    first = send(port, request)
+    assert (first.versions, first.durability) == ([2], Tier.CRITICAL)
+    assert send(port, request) == first
+    port.close()
+
+
+def test_a_version_that_has_moved_is_refused_again(port: EmbeddedPort) -> None:
+    """What failed has not happened, and may succeed later."""
+    request = PutEntity("task", "one", {"note": b"\x01"}, 1)
+    for _ in range(2):
+        with pytest.raises(VersionConflict):
+            send(port, request)
+    port.call(PutEntity("task", "one", {"note": b"\x00"}, 0))
+    assert send(port, request) == send(port, request)
+
+
+# What is remembered in memory.
+
+
+def test_only_the_latest_calls_are_remembered_in_memory() -> None:
+    recent = Recent(2)
+    calls = [sending(key, PUT, lambda: False) for key in "abc"]
+    for call in calls:
+        assert not recent.knows(call)
+        recent.add(call)
+    assert [recent.knows(call) for call in calls] == [False, True, True]
+
+
+def test_a_record_that_was_refused_may_be_sent_again(port: EmbeddedPort) -> None:
+    """Lesson 1: what remembers a key before its work is done loses the work."""
+    with pytest.raises(InvalidName):
+        send(port, LogRecords("no/session", [b"{}"]), "l")
+    send(port, LogRecords("s", [b"{}"]), "l")
+    send(port, LogRecords("s", [b"{}"]), "l")
+    assert logged(port) == [b"{}"]
 
 
 # Groups.

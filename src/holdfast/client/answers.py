@@ -1,20 +1,11 @@
-"""What is known of a request before it is sent: what to do if nobody hears its answer."""
+"""What to do with an answer that nobody hears."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
-from holdfast.wire.entities import DeleteEntity, PutEntity, WriteEntities
 from holdfast.wire.frames import AnyRequest
 from holdfast.wire.leases import AcquireLease, Granted, LeaseProof, ReleaseLease
-from holdfast.wire.queues import Deliveries, MessageLease, NackMessages, ReceiveMessages, RedriveMessages
-
-# The server does these without looking at their keys. Done twice, they would count twice, or overwrite somebody else.
-_DOUBLES: Final = (WriteEntities, PutEntity, DeleteEntity, RedriveMessages)
-
-
-def doubles(request: AnyRequest) -> bool:
-    """Whether it could happen twice if it were sent twice, whatever its key."""
-    return isinstance(request, _DOUBLES)
+from holdfast.wire.queues import Deliveries, MessageLease, NackMessages, ReceiveMessages
 
 
 def undo_of(request: AnyRequest) -> Callable[[Any], AnyRequest | None] | None:

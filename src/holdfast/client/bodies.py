@@ -17,10 +17,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.client.answers import doubles
-from holdfast.client.reasons import told
+from holdfast.client.reasons import told, unknown
 from holdfast.errors import (
-    CommitUnknown,
     HashMismatch,
     HoldfastError,
     InvalidArgument,
@@ -28,13 +26,14 @@ from holdfast.errors import (
     ShutdownDraining,
     Unreachable,
 )
-from holdfast.limits import BLOB_PART_BYTES
+from holdfast.limits import BLOB_PART_BYTES, ONCE_PERIOD_SECONDS
 from holdfast.wire.answers import decoder_of
 from holdfast.wire.blobs import OpenBlob, Stored
 from holdfast.wire.problems import Problem, error_of
 
 _TIMEOUT_SECONDS_MAX: Final = 60.0
 _PAUSE_SECONDS: Final = 0.1
+_KEYS_SECONDS: Final = ONCE_PERIOD_SECONDS - 60.0
 _MSGPACK: Final = "application/msgpack"
 _OFFSET_MAX: Final = 10**18 - 1  # No blob is so long, and what is longer is no number to a server.
 _BROKEN: Final = (OSError, http.client.HTTPException)
@@ -296,37 +295,43 @@ def post(server: Server, request: Any, key: str | None) -> Any:
     if key is not None:
         said["Idempotency-Key"] = key
 
+    was_sent = False
+
     def once() -> Any:
+        nonlocal was_sent
         connection = connect(server)
         try:
             connection.connect()
-            try:
-                with suppress(ConnectionError):
-                    connection.request("POST", path(server, "/v1/call"), body, said)
-                response = connection.getresponse()
-                data = response.read()
-            except _BROKEN as error:
-                if doubles(request):
-                    raise CommitUnknown(f"The answer was lost ({error}); look before you do it again") from error
-                raise
+            was_sent = True
+            with suppress(ConnectionError):
+                connection.request("POST", path(server, "/v1/call"), body, said)
+            response = connection.getresponse()
+            data = response.read()
         finally:
             connection.close()
         if response.status != http.client.OK:
             raise _problem(data)
         return decoder_of(request)(data)
 
-    return _patiently(server, once)
+    def give_up(error: BaseException) -> HoldfastError:
+        why = told(server.url, error)
+        return unknown(request, why) if was_sent and key is not None else why
+
+    return _patiently(server, once, give_up)
 
 
-def _patiently(server: Server, work: Callable[[], Result]) -> Result:
-    """Try again for as long as the client is patient."""
-    deadline = time.monotonic() + server.patience_seconds
+def _patiently(
+    server: Server, work: Callable[[], Result], give_up: Callable[[BaseException], HoldfastError] | None = None
+) -> Result:
+    """Try again for as long as the client is patient; what needs its key, no longer than a server remembers it."""
+    seconds = server.patience_seconds if give_up is None else min(server.patience_seconds, _KEYS_SECONDS)
+    deadline = time.monotonic() + seconds
     while True:
         try:
             return work()
         except (*_BROKEN, ShutdownDraining) as error:
             if time.monotonic() > deadline:
-                raise told(server.url, error) from error
+                raise (told(server.url, error) if give_up is None else give_up(error)) from error
         time.sleep(_PAUSE_SECONDS)
 
 

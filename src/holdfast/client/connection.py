@@ -5,7 +5,7 @@
 
 A connection that breaks is made again, with pauses that double up to a few seconds. Calls that were not answered are
 sent again: one that writes has a key, so that it happens once even if only its answer was lost. A call fails when there
-was no server for as long as the client is patient.
+was no server for as long as the client is patient, or for longer than a server remembers keys.
 
 Whoever is cancelled while a call is under way will not hear its answer. What such a call has leased is given back.
 """
@@ -23,12 +23,11 @@ import msgspec
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
-from holdfast.client.answers import doubles, undo_of
-from holdfast.client.reasons import told
+from holdfast.client.answers import undo_of
+from holdfast.client.reasons import told, unknown
 from holdfast.client.sockets import Socket
 from holdfast.errors import (
     Closed,
-    CommitUnknown,
     HoldfastError,
     InvalidArgument,
     NotAllowed,
@@ -36,7 +35,7 @@ from holdfast.errors import (
     Unreachable,
     Unsupported,
 )
-from holdfast.limits import CALLS_MAX, CONNECT_PAUSE_MS_MAX, FRAME_BYTES_MAX
+from holdfast.limits import CALLS_MAX, CONNECT_PAUSE_MS_MAX, FRAME_BYTES_MAX, ONCE_PERIOD_SECONDS
 from holdfast.wire.answers import decoder_of
 from holdfast.wire.frames import (
     PROTOCOL,
@@ -60,6 +59,7 @@ _OPEN_SECONDS_MAX: Final = 5.0
 _PING_SECONDS_MAX: Final = 20.0
 _FLEETING_SECONDS: Final = 2.0  # A connection that ended sooner and brought no answer is as good as none.
 _LOOK_SECONDS_MAX: Final = 0.25  # How often calls that wait for a server are looked at.
+_KEYS_SECONDS: Final = ONCE_PERIOD_SECONDS - 60.0  # How long keys are remembered, less what it takes to notice a loss.
 _GIVE_BACK_SECONDS: Final = 5.0  # How long whoever was cancelled, or closes, waits for leases to be given back.
 
 
@@ -70,7 +70,7 @@ class TooLong(Exception):
 class Pending:
     """A call that waits for its answer."""
 
-    __slots__ = ("abandoned", "data", "decode", "future", "key", "number", "request", "sent", "since")
+    __slots__ = ("abandoned", "data", "decode", "future", "key", "lost_at", "number", "request", "sent", "since")
 
     def __init__(self, number: int, request: AnyRequest, key: str | None, loop: asyncio.AbstractEventLoop) -> None:
         self.number = number
@@ -81,6 +81,7 @@ class Pending:
         self.future: asyncio.Future[Any] = loop.create_future()
         self.since = loop.time()
         self.sent = False
+        self.lost_at: float | None = None  # When the connection ended on which it was sent first.
         self.abandoned = False
 
     def fail(self, error: HoldfastError) -> None:
@@ -137,7 +138,7 @@ class Connection:
 
         Raises:
             Unreachable: there was no server for as long as the client is patient.
-            CommitUnknown: the answer was lost, and asking again could do it twice.
+            CommitUnknown: it was sent, and there was no answer for as long as the client is patient.
             TooLong: it does not fit a frame; nothing was sent.
         """
         loop = asyncio.get_running_loop()
@@ -228,6 +229,7 @@ class Connection:
                 except Exception as error:  # Whatever it is, whoever waits must not wait for ever.
                     self._reason = error
                 self._socket = None
+                self._note_lost(loop.time())
                 if self._heard or (self._up_since is not None and loop.time() - self._up_since > _FLEETING_SECONDS):
                     failures, self._gone_since = 0, loop.time()
                 failures += 1
@@ -259,8 +261,8 @@ class Connection:
         for _, pending in sorted(self._pending.items()):
             if pending.abandoned:
                 pending.fail(Unreachable("The connection broke, and what waited there was cancelled with it"))
-            elif pending.sent and doubles(pending.request):
-                pending.fail(_unknown(pending.request))
+            elif pending.lost_at is not None and self._up_since - pending.lost_at > _KEYS_SECONDS and pending.key:
+                pending.fail(unknown(pending.request, "the server remembers it no longer"))
             else:
                 if pending.sent:
                     pending.mark_again()
@@ -300,7 +302,14 @@ class Connection:
                 latest = loop.time() - self._patience_seconds
                 for pending in list(self._pending.values()):
                     if max(pending.since, self._gone_since) <= latest:
-                        pending.fail(told(self._url, self._reason))
+                        error = told(self._url, self._reason)
+                        pending.fail(unknown(pending.request, error) if pending.sent and pending.key else error)
+
+    def _note_lost(self, now: float) -> None:
+        """The connection has ended: whatever was sent and not answered may have happened."""
+        for pending in self._pending.values():
+            if pending.sent and pending.lost_at is None:
+                pending.lost_at = now
 
     def _sift(self, reason: str) -> None:
         """The server could make nothing of a frame: find the call that was wrong, or it would be sent for ever."""
@@ -378,13 +387,6 @@ def _wrong_with(data: bytes) -> Exception | None:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         return error
     return None
-
-
-def _unknown(request: AnyRequest) -> CommitUnknown:
-    return CommitUnknown(
-        f"The answer to {type(request).__name__} was lost with the connection; look whether it happened before you "
-        "do it again"
-    )
 
 
 def _bytes(data: "str | bytes") -> bytes:

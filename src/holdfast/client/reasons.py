@@ -5,7 +5,7 @@ import ssl
 
 import websockets
 
-from holdfast.errors import HoldfastError, Unreachable
+from holdfast.errors import CommitUnknown, HoldfastError, Unreachable
 
 
 def told(url: str, reason: BaseException | None) -> HoldfastError:
@@ -13,6 +13,13 @@ def told(url: str, reason: BaseException | None) -> HoldfastError:
     if isinstance(reason, HoldfastError):
         return reason
     return Unreachable(f"{url} does not answer: {_why(reason)}")
+
+
+def unknown(request: object, why: object) -> CommitUnknown:
+    """What to raise when a write was sent, and nobody will say what became of it."""
+    return CommitUnknown(
+        f"The answer to {type(request).__name__} was lost ({why}); look whether it happened before you do it again"
+    )
 
 
 def _why(reason: BaseException | None) -> str:

@@ -85,11 +85,15 @@ def recall_any(tx: Transaction, call: Once) -> bytes | None:
         before = tx.get(_place(each) + call.name)
         if before is not None:
             if before[:_DIGEST_BYTES] != call.digest:
-                raise IdempotencyKeyReused(
-                    "Another call was made with this idempotency key; give every call that is not sent again its own"
-                )
+                raise reused()
             return before[_DIGEST_BYTES:]
     return None
+
+
+def reused() -> IdempotencyKeyReused:
+    return IdempotencyKeyReused(
+        "Another call was made with this idempotency key; give every call that is not sent again its own"
+    )
 
 
 def remember(tx: Transaction, call: Once, answer: object) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from holdfast.errors import InvalidArgument
+from holdfast.layers.once import Once
 from holdfast.names import checked_name
 from holdfast.runtime.activity import ActivityLog, Position
 from holdfast.wire.activity import (
@@ -19,8 +20,13 @@ from holdfast.wire.activity import (
 from holdfast.wire.requests import Committed
 
 
-def log(port: Any, request: LogRecords) -> Committed:
-    port.parts.log().log_encoded(request.universe, request.session, request.kind, request.records)
+def log(port: Any, request: LogRecords, call: Once | None = None) -> Committed:
+    logs: ActivityLog = port.parts.log()
+    if call is not None and logs.recent.knows(call):
+        return ACCEPTED
+    logs.log_encoded(request.universe, request.session, request.kind, request.records)
+    if call is not None:
+        logs.recent.add(call)
     return ACCEPTED
 
 

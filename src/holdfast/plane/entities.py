@@ -4,6 +4,7 @@ from typing import Any
 
 from holdfast.kv import Transaction
 from holdfast.layers import entities, tiering
+from holdfast.layers.once import Once
 from holdfast.names import checked_name
 from holdfast.runtime import loglines
 from holdfast.tiers import TierPolicy
@@ -38,8 +39,8 @@ def history(tx: Transaction, request: ReadChanges) -> Changes:
     return Changes(entities.history(tx, key, after=request.after, limit=request.limit))
 
 
-def write(parts: Any, request: WriteEntities) -> Any:
-    return parts.entities.write(request)
+def write(parts: Any, request: WriteEntities, call: Once | None = None) -> Any:
+    return parts.entities.write(request, call)
 
 
 def write_in(tx: Transaction, request: WriteEntities, policy: TierPolicy) -> Written:
@@ -56,9 +57,9 @@ def write_in(tx: Transaction, request: WriteEntities, policy: TierPolicy) -> Wri
     return Written(versions, request.tier)
 
 
-def put(parts: Any, request: PutEntity) -> Any:
-    return parts.entities.put(request)
+def put(parts: Any, request: PutEntity, call: Once | None = None) -> Any:
+    return parts.entities.put(request, call)
 
 
-def delete(parts: Any, request: DeleteEntity) -> Any:
-    return parts.entities.delete(request)
+def delete(parts: Any, request: DeleteEntity, call: Once | None = None) -> Any:
+    return parts.entities.delete(request, call)

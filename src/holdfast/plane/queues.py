@@ -133,14 +133,14 @@ def names(tx: Transaction, request: ListQueues) -> QueueNames:
     return QueueNames(queues.names(tx, universe, after=after, limit=request.limit))
 
 
-def purge(port: Any, request: PurgeQueue) -> Any:
-    return port.queues.purge(_queue(request))
+def purge(port: Any, request: PurgeQueue, call: Once | None = None) -> Any:
+    return port.queues.purge(_queue(request), call)
 
 
-def redrive(port: Any, request: RedriveMessages) -> Any:
+def redrive(port: Any, request: RedriveMessages, call: Once | None = None) -> Any:
     if request.limit < 1:
         raise InvalidArgument(f"limit is {request.limit}; put back at least 1 dead letter")
-    return port.queues.redrive(_queue(request), request.ids, request.limit)
+    return port.queues.redrive(_queue(request), request.ids, request.limit, call)
 
 
 def get_policy(tx: Transaction, request: GetQueuePolicy) -> QueuePolicy:

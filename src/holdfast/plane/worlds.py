@@ -7,6 +7,7 @@ import msgspec
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
 from holdfast.layers import inboxes, journals, records, segments, snapshots, worlds
+from holdfast.layers.once import Once
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.names import checked_name
@@ -107,10 +108,10 @@ def set_manifest(tx: Transaction, request: SetManifest) -> Height:
     return Height(height)
 
 
-def commit_snapshot(parts: Any, request: CommitSnapshot) -> Any:
+def commit_snapshot(parts: Any, request: CommitSnapshot, call: Once | None = None) -> Any:
     time_ns = snapshots.NOW if request.logical_time_ns is None else request.logical_time_ns
     draft = SnapshotRecord("", request.height, time_ns, request.receipt_horizon_height, request.manifest_hash)
-    return parts.worlds.snapshot(_world(request), request.data, draft, promote=request.promote)
+    return parts.worlds.snapshot(_world(request), request.data, draft, promote=request.promote, call=call)
 
 
 def baseline(tx: Transaction, request: GetBaseline) -> Snapshot:
@@ -145,9 +146,10 @@ def delete(parts: Any, request: DeleteWorld) -> Any:
     return parts.worlds.delete(_world(request))
 
 
-def fork(parts: Any, request: ForkWorld) -> Any:
+def fork(parts: Any, request: ForkWorld, call: Once | None = None) -> Any:
     source = _world(request)
-    return parts.worlds.fork(source, World(source.universe, checked_name("world", request.target)), request.height)
+    target = World(source.universe, checked_name("world", request.target))
+    return parts.worlds.fork(source, target, request.height, call)
 
 
 def _described(tx: Transaction, world: World) -> Described:

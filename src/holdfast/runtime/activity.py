@@ -27,6 +27,7 @@ from holdfast.errors import Busy, Closed, InvalidArgument, ObjectNotFound
 from holdfast.kv.forks import forget_in_children
 from holdfast.runtime import loglines, rotation
 from holdfast.runtime.loglines import LogFile, LoggedRecord, Position
+from holdfast.runtime.recent import Recent
 from holdfast.runtime.rotation import Failures, Rotation
 from holdfast.runtime.sessionlogs import Common, Labels, SessionLog
 
@@ -79,6 +80,7 @@ class ActivityLog:
         )
         self._rotation = self._common.rotation
         self._sessions: dict[Labels, SessionLog] = {}
+        self.recent = Recent()  # So that what is sent twice is logged once.
         self._past: Counter[str] = Counter()  # The counts of sessions that have ended.
         self._skipped = 0
         self._swept_ms = self._common.now_ms()

@@ -11,10 +11,12 @@ business, between processes too.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+
+import msgspec
 
 from holdfast.kv import Database, Transaction
 from holdfast.layers import entities, tiering
+from holdfast.layers.once import Once, recall, remember
 from holdfast.layers.tiering import CriticalFieldRemoved, Part
 from holdfast.names import checked_name
 from holdfast.runtime.activity import ActivityLog
@@ -22,6 +24,8 @@ from holdfast.runtime.locktable import LockTable
 from holdfast.runtime.loglines import encoded
 from holdfast.tiers import Tier, TierPolicy, strongest
 from holdfast.wire.entities import DeleteEntity, PutEntity, WriteEntities, Written
+
+_decode = msgspec.msgpack.Decoder(Written).decode
 
 
 class AsyncEntityStore:
@@ -41,8 +45,8 @@ class AsyncEntityStore:
         self._policy = policy
         self._session = session
 
-    async def write(self, request: WriteEntities) -> Written:
-        """Change entities, all or none.
+    async def write(self, request: WriteEntities, call: Once | None = None) -> Written:
+        """Change entities, all or none; once for each `call`.
 
         Raises:
             VersionConflict: one of `seen` has another version by now.
@@ -52,14 +56,17 @@ class AsyncEntityStore:
         parts = tiering.parts_of(self._policy, universe, request.writes)
         tier = parts[0].tier if len(parts) == 1 else strongest(part.tier for part in parts)
         log = self._ready_to_log(universe, request.session, parts)
-        versions: list[int | None] = [None] * len(parts)
-        if tier is not Tier.BEST_EFFORT or request.seen:
-            at_least = Tier.CRITICAL if tier is Tier.CRITICAL else Tier.IMPORTANT
-            versions = await self._commit(parts, at_least, tiering.write, parts, request.seen, universe, tier=at_least)
-        log()
-        return Written(versions, tier)
+        if tier is Tier.BEST_EFFORT and not request.seen:
+            self._log_once(log, call)
+            return Written([None] * len(parts), tier)
+        at_least = Tier.CRITICAL if tier is Tier.CRITICAL else Tier.IMPORTANT
 
-    async def put(self, request: PutEntity) -> Written:
+        def work(tx: Transaction) -> Written:
+            return Written(tiering.write(tx, parts, request.seen, universe, tier=at_least), tier)
+
+        return await self._commit(parts, at_least, work, call, log)
+
+    async def put(self, request: PutEntity, call: Once | None = None) -> Written:
         """Replace an entity if it has the version that the caller saw.
 
         Raises:
@@ -69,49 +76,77 @@ class AsyncEntityStore:
         key = tiering.entity_key(universe, request.kind, request.id)
         part = tiering.part_of(self._policy, key, request.fields)
         tier = strongest((part.tier, Tier.IMPORTANT))
-        expected = request.expected_version
         log = self._ready_to_log(universe, request.session, [part])
+        put = partial(self._put, part, request.expected_version, call=call, log=log)
         try:
-            version = await self._put(part, tier, expected)
+            return await put(tier)
         except CriticalFieldRemoved:
-            tier = Tier.CRITICAL
-            version = await self._put(part, tier, expected)
-        log()
-        return Written([version], tier)
+            return await put(Tier.CRITICAL)
 
-    async def delete(self, request: DeleteEntity) -> Written:
+    async def delete(self, request: DeleteEntity, call: Once | None = None) -> Written:
         """Delete an entity."""
         universe = checked_name("universe", request.universe)
         part = Part(tiering.entity_key(universe, request.kind, request.id), {}, [], {}, Tier.CRITICAL)
-        expected = request.expected_version
-        version = await self._commit([part], Tier.CRITICAL, entities.delete, part.key, expected_version=expected)
-        return Written([version], Tier.CRITICAL)
 
-    async def _put(self, part: Part, tier: Tier, expected: int) -> int:
-        version: int = await self._commit(
-            [part._replace(tier=tier)], tier, tiering.put, part, self._policy, expected_version=expected, tier=tier
-        )
-        return version
+        def work(tx: Transaction) -> Written:
+            version = entities.delete(tx, part.key, expected_version=request.expected_version)
+            return Written([version], Tier.CRITICAL)
 
-    async def _commit(self, parts: Sequence[Part], promise: Tier, work: Any, *args: Any, **kwargs: Any) -> Any:
+        return await self._commit([part], Tier.CRITICAL, work, call, _nothing)
+
+    async def _put(
+        self, part: Part, expected: int, tier: Tier, *, call: Once | None, log: Callable[[], None]
+    ) -> Written:
+        def work(tx: Transaction) -> Written:
+            return Written([tiering.put(tx, part, self._policy, expected_version=expected, tier=tier)], tier)
+
+        return await self._commit([part._replace(tier=tier)], tier, work, call, log)
+
+    async def _commit(
+        self,
+        parts: Sequence[Part],
+        promise: Tier,
+        work: Callable[[Transaction], Written],
+        call: Once | None,
+        log: Callable[[], None],
+    ) -> Written:
         rows = [["record_id", f"{part.key.kind}/{part.key.id}"] for part in parts if part.tier is Tier.CRITICAL]
         if not rows:
-            return await self._transact(promise, work, args, kwargs, None)
-        with await self._locks(parts[0].key.universe).acquire_all_async(rows) as held:
-            return await self._transact(promise, work, args, kwargs, held.release)
+            written, is_new = await self._transact(promise, work, call, None)
+        else:
+            with await self._locks(parts[0].key.universe).acquire_all_async(rows) as held:
+                written, is_new = await self._transact(promise, work, call, held.release)
+        if is_new:
+            log()
+        elif written.durability is Tier.CRITICAL and promise is not Tier.CRITICAL:
+            # It was promised more before than was asked for now: see to it that this holds.
+            await self._database.read_async(_look, tier=Tier.CRITICAL)
+        return written
 
     async def _transact(
-        self, promise: Tier, work: Any, args: tuple[Any, ...], kwargs: dict[str, Any], done: Callable[[], None] | None
-    ) -> Any:
-        def and_let_go(tx: Transaction) -> Any:
-            result = work(tx, *args, **kwargs)
+        self, promise: Tier, work: Callable[[Transaction], Written], call: Once | None, done: Callable[[], None] | None
+    ) -> tuple[Written, bool]:
+        def and_let_go(tx: Transaction) -> tuple[Written, bool]:
+            before = None if call is None else recall(tx, call)
+            written = work(tx) if before is None else _decode(before)
+            if call is not None and before is None:
+                remember(tx, call, written)
             # The next writer of a row runs after this commit, and so will its sync: there is no need to keep the row
             # locked while the disk works, and all that wait for one row can share one sync.
             if done is not None:
                 done()
-            return result
+            return written, before is None
 
         return await self._database.transact_async(and_let_go, tier=promise)
+
+    def _log_once(self, log: Callable[[], None], call: Once | None) -> None:
+        if call is None:
+            log()
+            return
+        recent = self._activity().recent
+        if not recent.knows(call):
+            log()
+            recent.add(call)
 
     def _ready_to_log(self, universe: str, session: str | None, parts: Sequence[Part]) -> Callable[[], None]:
         """Logs the BEST_EFFORT sides. What a log would refuse is refused here, before anything is committed."""
@@ -124,3 +159,8 @@ class AsyncEntityStore:
 
 def _nothing() -> None:
     """There is nothing to log."""
+
+
+def _look(tx: Transaction) -> None:
+    """Whoever looks waits for the sync of what is there."""
+    tx.get(b"once")

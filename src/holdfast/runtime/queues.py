@@ -10,8 +10,8 @@ from holdfast.errors import HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import queues
 from holdfast.layers.once import Once
-from holdfast.layers.queues import QueueKey
-from holdfast.limits import MESSAGES_MAX, PAYLOAD_FETCH_BYTES_MAX
+from holdfast.layers.queues import Purged, QueueKey, Redriven
+from holdfast.limits import PAYLOAD_FETCH_BYTES_MAX
 from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.dispatcher import AsyncDispatcher
 from holdfast.tiers import Tier
@@ -54,27 +54,19 @@ class AsyncQueueStore:
         found = await self._database.read_async(queues.stats, queue, tier=tier)
         return msgspec.structs.replace(found, waiting_consumers=self._dispatcher.waiting(queue))
 
-    async def purge(self, queue: QueueKey) -> Moved:
-        """Remove every message that nobody holds, a bounded number a transaction."""
-        removed, after = 0, b""
-        while True:
-            count, following = await self._database.transact_async(queues.purge, queue, after=after, limit=MESSAGES_MAX)
-            removed += count
-            if following is None:
-                return Moved(removed)
-            after = following
+    async def purge(self, queue: QueueKey, call: Once | None = None) -> Moved:
+        """Remove every message that nobody holds, a bounded number a transaction; once for each `call`."""
+        so_far = Purged()
+        while so_far.after is not None:
+            so_far = await self._database.transact_async(queues.purge_on, queue, so_far, call)
+        return Moved(so_far.count)
 
-    async def redrive(self, queue: QueueKey, ids: Sequence[str] | None, limit: int) -> Moved:
-        """Put dead letters back, a bounded number a transaction."""
-        moved = tried = 0
-        asked = limit if ids is None else len(ids)
-        while tried < asked:
-            size = min(MESSAGES_MAX, asked - tried)
-            batch = None if ids is None else ids[tried : tried + size]
-            count, notes = await self._database.transact_async(queues.redrive_and_tell, queue, ids=batch, limit=size)
+    async def redrive(self, queue: QueueKey, ids: Sequence[str] | None, limit: int, call: Once | None = None) -> Moved:
+        """Put dead letters back, a bounded number a transaction; once for each `call`."""
+        so_far = Redriven()
+        while not so_far.is_over:
+            so_far, notes = await self._database.transact_async(
+                queues.redrive_on, queue, so_far, call, ids=ids, limit=limit
+            )
             self._tell(notes)
-            moved += count
-            tried += size
-            if ids is None and count < size:
-                break
-        return Moved(moved)
+        return Moved(so_far.count)

@@ -21,8 +21,9 @@ import msgspec
 from holdfast import limits
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import InvalidArgument, MissingObject, ObjectNotFound, Unsupported
-from holdfast.kv import Database
+from holdfast.kv import Database, Transaction
 from holdfast.layers import forks, inboxes, journals, records, segments, snapshots, worlds
+from holdfast.layers.once import Once, once, recall
 from holdfast.layers.records import Kind, split
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
@@ -30,6 +31,9 @@ from holdfast.layers.worlds import World, WorldState
 from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.tiers import Tier
 from holdfast.wire.worlds import Compacted, Described, Record, Records, Snapshot
+
+_decode_snapshot = msgspec.msgpack.Decoder(SnapshotRecord).decode
+_decode_described = msgspec.msgpack.Decoder(Described).decode
 
 
 class AsyncWorldStore:
@@ -65,14 +69,16 @@ class AsyncWorldStore:
                 break
         return Records(found)
 
-    async def snapshot(self, world: World, data: bytes, draft: SnapshotRecord, *, promote: bool) -> Snapshot:
+    async def snapshot(
+        self, world: World, data: bytes, draft: SnapshotRecord, *, promote: bool, call: Once | None = None
+    ) -> Snapshot:
         """Store a snapshot and note it; make it the baseline if asked to and if it qualifies.
 
         `draft` is what to note of it; where its bytes are, and when it was taken if it does not say, is filled in.
         """
         stored = await self._blobs.put(world.universe, data)
         draft = msgspec.structs.replace(draft, snapshot_ref=stored.hash)
-        record = await self._database.transact_async(snapshots.commit, world, draft, promote=promote)
+        record = await self._database.transact_async(_commit_snapshot, world, draft, promote, call)
         return Snapshot(*msgspec.structs.astuple(record))
 
     async def compact(self, world: World, *, entries: int, margin: int) -> Compacted:
@@ -91,20 +97,22 @@ class AsyncWorldStore:
             pass
         return Compacted(exported, exported * entries)
 
-    async def fork(self, source: World, target: World, height: int) -> Described:
+    async def fork(self, source: World, target: World, height: int, call: Once | None = None) -> Described:
         """A new world with the records of `source` below `height`, and none of its pending effects and timers.
 
-        Interrupted, it goes on where it stopped when it is called again.
+        Interrupted, it goes on where it stopped when it is called again. What a `call` has done before stays as others
+        have left it since.
         """
-        await self._database.transact_async(forks.begin, source, target, height)
+        before = await self._database.transact_async(_begin_fork, source, target, height, call)
+        if before is not None:
+            return before
         copied = await self._database.read_async(journals.head, target)
         while copied < height:
             page = (await self.read(source, copied, min(limits.BATCH_ENTRIES_MAX, height - copied))).records
             batch = [records.join(Kind[record.kind.upper()], record.value) for record in page]
             await self._database.transact_async(journals.write_at, target, batch, copied)
             copied += len(batch)
-        meta, head = await self._database.transact_async(forks.end, target)
-        return Described(target.name, meta.state, meta.created_ms, head)
+        return await self._database.transact_async(_end_fork, target, call)
 
     async def delete(self, world: World) -> Described:
         """Remove everything an archived world has but its name, and what others share."""
@@ -171,3 +179,29 @@ class AsyncWorldStore:
         if self._objects is None:
             raise Unsupported("Segments need an object store that all nodes reach; name one with objects=...")
         return self._objects
+
+
+def _commit_snapshot(
+    tx: Transaction, world: World, draft: SnapshotRecord, promote: bool, call: Once | None
+) -> SnapshotRecord:
+    def commit(tx: Transaction) -> SnapshotRecord:
+        return snapshots.commit(tx, world, draft, promote=promote)
+
+    return commit(tx) if call is None else once(tx, call, commit, _decode_snapshot)
+
+
+def _begin_fork(tx: Transaction, source: World, target: World, height: int, call: Once | None) -> Described | None:
+    """Begin to copy; what was answered, if it was done before."""
+    before = None if call is None else recall(tx, call)
+    if before is not None:
+        return _decode_described(before)
+    forks.begin(tx, source, target, height)
+    return None
+
+
+def _end_fork(tx: Transaction, target: World, call: Once | None) -> Described:
+    def end(tx: Transaction) -> Described:
+        meta, head = forks.end(tx, target)
+        return Described(target.name, meta.state, meta.created_ms, head)
+
+    return end(tx) if call is None else once(tx, call, end, _decode_described)

@@ -14,11 +14,19 @@ from holdfast.layers.queues.deliveries import (
     reject,
 )
 from holdfast.layers.queues.dues import attend_and_tell, attend_to, due_in, next_due
-from holdfast.layers.queues.graves import redrive, redrive_and_tell
+from holdfast.layers.queues.graves import redrive
 from holdfast.layers.queues.looks import names, peek, purge, stats
 from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, set_policy, visibility_ms
 from holdfast.layers.queues.puts import put
-from holdfast.layers.queues.repeats import give_back_once, lease_once, leased_before
+from holdfast.layers.queues.repeats import (
+    Purged,
+    Redriven,
+    give_back_once,
+    lease_once,
+    leased_before,
+    purge_on,
+    redrive_on,
+)
 from holdfast.layers.queues.rooms import QueueKey, Stored, delivery_of, room_of, text_of
 from holdfast.layers.queues.schedules import remove_schedule, schedules_of, set_schedule
 from holdfast.layers.queues.tallies import DUE, NEVER_MS
@@ -28,7 +36,9 @@ __all__ = [
     "NEVER_MS",
     "Ahead",
     "Leased",
+    "Purged",
     "QueueKey",
+    "Redriven",
     "Stored",
     "ack",
     "attend_and_tell",
@@ -51,10 +61,11 @@ __all__ = [
     "peek",
     "policy_of",
     "purge",
+    "purge_on",
     "put",
     "queue_name",
     "redrive",
-    "redrive_and_tell",
+    "redrive_on",
     "reject",
     "remove_schedule",
     "room_of",

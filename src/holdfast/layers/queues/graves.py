@@ -6,7 +6,6 @@ ready there for whoever looks after dead letters, and never dies a second time.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
@@ -85,11 +84,6 @@ def redrive(tx: Transaction, queue: QueueKey, *, ids: Sequence[str] | None = Non
     dead.save()
     book.save()
     return len(letters)
-
-
-def redrive_and_tell(tx: Transaction, queue: QueueKey, **options: Any) -> tuple[int, list[tuple[Any, ...]]]:
-    """`redrive`, and what is to be told of it once it is committed."""
-    return redrive(tx, queue, **options), tx.notes
 
 
 def _move(source: Book, target: Book, message: Stored) -> None:

@@ -1,11 +1,13 @@
-"""Receives that are sent again: a consumer that did not hear which messages are its own is told so once more.
+"""What is remembered of calls that are sent again, where that is more than an answer.
 
-    key  ->  the ids and fences of what was leased under it, and whether anybody has asked for them again
+    receive          the ids and fences of what was leased, and whether anybody has asked for them again
+    purge, redrive   how far it came: these are many commits, and go on where the last one ended
 
-It gets what it still leases, by the same tokens. What it has lost in the meantime, or has settled, is left out, and
-nothing is leased in its place: one call leases once.
+A consumer that did not hear which messages are its own gets what it still leases, by the same tokens. What it has lost
+in the meantime, or has settled, is left out, and nothing is leased in its place: one call leases once.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,8 +16,11 @@ from holdfast.kv import Transaction
 from holdfast.layers.once import Once, forget_one, recall, recall_any, remember
 from holdfast.layers.queues import sidecars
 from holdfast.layers.queues.deliveries import Leased, defer_all, lease_or_wait
+from holdfast.layers.queues.graves import redrive
+from holdfast.layers.queues.looks import purge
 from holdfast.layers.queues.rooms import QueueKey, Stored, decode, room_of
 from holdfast.layers.queues.tallies import NEVER_MS
+from holdfast.limits import MESSAGES_MAX
 
 
 class _Taken(msgspec.Struct, frozen=True, array_like=True):
@@ -60,6 +65,57 @@ def give_back_once(tx: Transaction, queue: QueueKey, leased: Leased, call: Once)
         return []
     forget_one(tx, call)
     return defer_all(tx, queue, leased.messages)
+
+
+class Purged(msgspec.Struct, frozen=True, array_like=True):
+    """How far a purge came, and where it goes on; None at its end."""
+
+    count: int = 0
+    after: bytes | None = b""
+
+
+class Redriven(msgspec.Struct, frozen=True, array_like=True):
+    """How far a redrive came: how many letters were put back, and how many it has looked for."""
+
+    count: int = 0
+    tried: int = 0
+    is_over: bool = False
+
+
+_decode_purged = msgspec.msgpack.Decoder(Purged).decode
+_decode_redriven = msgspec.msgpack.Decoder(Redriven).decode
+
+
+def purge_on(tx: Transaction, queue: QueueKey, so_far: Purged, call: Once | None) -> Purged:
+    """The next part of a purge that came `so_far`, or as far as is remembered of it."""
+    before = None if call is None else recall(tx, call)
+    so_far = so_far if before is None else _decode_purged(before)
+    if so_far.after is None:
+        return so_far
+    count, after = purge(tx, queue, after=so_far.after, limit=MESSAGES_MAX)
+    so_far = Purged(so_far.count + count, after)
+    if call is not None:
+        remember(tx, call, so_far)
+    return so_far
+
+
+def redrive_on(
+    tx: Transaction, queue: QueueKey, so_far: Redriven, call: Once | None, *, ids: Sequence[str] | None, limit: int
+) -> tuple[Redriven, list[tuple[Any, ...]]]:
+    """The next part of a redrive that came `so_far`, or as far as is remembered of it; and what is to be told of it."""
+    before = None if call is None else recall(tx, call)
+    so_far = so_far if before is None else _decode_redriven(before)
+    asked = limit if ids is None else len(ids)
+    size = min(MESSAGES_MAX, asked - so_far.tried)
+    if so_far.is_over or size < 1:
+        return msgspec.structs.replace(so_far, is_over=True), []
+    batch = None if ids is None else ids[so_far.tried : so_far.tried + size]
+    count = redrive(tx, queue, ids=batch, limit=size)
+    tried = so_far.tried + size
+    so_far = Redriven(so_far.count + count, tried, tried >= asked or (ids is None and count < size))
+    if call is not None:
+        remember(tx, call, so_far)
+    return so_far, tx.notes
 
 
 def _still_leased(tx: Transaction, queue: QueueKey, id: bytes, fence: int) -> Stored | None:

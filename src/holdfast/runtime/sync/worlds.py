@@ -11,8 +11,9 @@ import msgspec
 from holdfast import limits
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import InvalidArgument, MissingObject, ObjectNotFound, Unsupported
-from holdfast.kv import Database
+from holdfast.kv import Database, Transaction
 from holdfast.layers import forks, inboxes, journals, records, segments, snapshots, worlds
+from holdfast.layers.once import Once, once, recall
 from holdfast.layers.records import Kind, split
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
@@ -20,6 +21,9 @@ from holdfast.layers.worlds import World, WorldState
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.tiers import Tier
 from holdfast.wire.worlds import Compacted, Described, Record, Records, Snapshot
+
+_decode_snapshot = msgspec.msgpack.Decoder(SnapshotRecord).decode
+_decode_described = msgspec.msgpack.Decoder(Described).decode
 
 
 class WorldStore:
@@ -55,14 +59,16 @@ class WorldStore:
                 break
         return Records(found)
 
-    def snapshot(self, world: World, data: bytes, draft: SnapshotRecord, *, promote: bool) -> Snapshot:
+    def snapshot(
+        self, world: World, data: bytes, draft: SnapshotRecord, *, promote: bool, call: Once | None = None
+    ) -> Snapshot:
         """Store a snapshot and note it; make it the baseline if asked to and if it qualifies.
 
         `draft` is what to note of it; where its bytes are, and when it was taken if it does not say, is filled in.
         """
         stored = self._blobs.put(world.universe, data)
         draft = msgspec.structs.replace(draft, snapshot_ref=stored.hash)
-        record = self._database.transact(snapshots.commit, world, draft, promote=promote)
+        record = self._database.transact(_commit_snapshot, world, draft, promote, call)
         return Snapshot(*msgspec.structs.astuple(record))
 
     def compact(self, world: World, *, entries: int, margin: int) -> Compacted:
@@ -79,20 +85,22 @@ class WorldStore:
             pass
         return Compacted(exported, exported * entries)
 
-    def fork(self, source: World, target: World, height: int) -> Described:
+    def fork(self, source: World, target: World, height: int, call: Once | None = None) -> Described:
         """A new world with the records of `source` below `height`, and none of its pending effects and timers.
 
-        Interrupted, it goes on where it stopped when it is called again.
+        Interrupted, it goes on where it stopped when it is called again. What a `call` has done before stays as others
+        have left it since.
         """
-        self._database.transact(forks.begin, source, target, height)
+        before = self._database.transact(_begin_fork, source, target, height, call)
+        if before is not None:
+            return before
         copied = self._database.read(journals.head, target)
         while copied < height:
             page = (self.read(source, copied, min(limits.BATCH_ENTRIES_MAX, height - copied))).records
             batch = [records.join(Kind[record.kind.upper()], record.value) for record in page]
             self._database.transact(journals.write_at, target, batch, copied)
             copied += len(batch)
-        meta, head = self._database.transact(forks.end, target)
-        return Described(target.name, meta.state, meta.created_ms, head)
+        return self._database.transact(_end_fork, target, call)
 
     def delete(self, world: World) -> Described:
         """Remove everything an archived world has but its name, and what others share."""
@@ -159,3 +167,29 @@ class WorldStore:
         if self._objects is None:
             raise Unsupported("Segments need an object store that all nodes reach; name one with objects=...")
         return self._objects
+
+
+def _commit_snapshot(
+    tx: Transaction, world: World, draft: SnapshotRecord, promote: bool, call: Once | None
+) -> SnapshotRecord:
+    def commit(tx: Transaction) -> SnapshotRecord:
+        return snapshots.commit(tx, world, draft, promote=promote)
+
+    return commit(tx) if call is None else once(tx, call, commit, _decode_snapshot)
+
+
+def _begin_fork(tx: Transaction, source: World, target: World, height: int, call: Once | None) -> Described | None:
+    """Begin to copy; what was answered, if it was done before."""
+    before = None if call is None else recall(tx, call)
+    if before is not None:
+        return _decode_described(before)
+    forks.begin(tx, source, target, height)
+    return None
+
+
+def _end_fork(tx: Transaction, target: World, call: Once | None) -> Described:
+    def end(tx: Transaction) -> Described:
+        meta, head = forks.end(tx, target)
+        return Described(target.name, meta.state, meta.created_ms, head)
+
+    return end(tx) if call is None else once(tx, call, end, _decode_described)
