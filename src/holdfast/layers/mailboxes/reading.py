@@ -54,21 +54,25 @@ def deliver(
 
     Raises:
         MailboxTaken: `session` does not read this mailbox any more.
+        InvalidArgument: no mail ever had the sequence `after`.
     """
     room = room_of(address)
     box = box_of(tx, room)
     if session is not None and box.session != session:
         raise MailboxTaken(f"Somebody else reads the mailbox of {address} now; stop, or join it again")
     found = _read(tx, address, box, after=after, limit=limit)
+    behind = found[-1].sequence + 1 if found else 0
     changed = False
-    if found and found[-1].sequence >= box.delivered:
+    if behind > box.delivered:
         for envelope in found:
             if envelope.sequence >= box.delivered:
                 receipts.write(tx, address_of(envelope.sender), envelope.id, to=envelope.to, state=DELIVERED)
                 tell(tx, "delivered", address, envelope.id, envelope.sender)
-        box.delivered, changed = found[-1].sequence + 1, True
+        box.delivered, changed = behind, True
     if session is not None and box.live_from is None and len(found) < limit:
         box.live_from, changed = box.next, True
+    elif session is not None and box.live_from is not None and behind > box.live_to:
+        box.live_to, changed = behind, True
     if changed:
         tx.put(room.box, encode(box))
     return found, None if session is None else box.live_from
@@ -98,7 +102,7 @@ def confirm(tx: Transaction, address: Address, ids: Sequence[str]) -> int:
             continue
         mail, sequence = decode_mail(stored), int.from_bytes(place, "big")
         remove(tx, room, box, sequence, mail)
-        was_stored = box.live_from is None or sequence < box.live_from
+        was_stored = box.live_from is None or not box.live_from <= sequence < box.live_to
         receipts.write(tx, address_of(mail.sender), id, to=to, state=CONFIRMED, was_stored=was_stored)
         tell(tx, "confirmed", address, id, mail.sender)
         removed += 1
@@ -124,19 +128,24 @@ def mailboxes(tx: Transaction, universe: str, *, after: str, limit: int) -> list
 
 
 def _read(tx: Transaction, address: Address, box: Box, *, after: int, limit: int) -> list[Envelope]:
-    if not 0 < limit <= MAIL_BATCH_MAX:
-        raise InvalidArgument(f"A read takes 1 to {MAIL_BATCH_MAX} mails, not {limit}")
-    if not -1 <= after < 1 << 62:
-        raise InvalidArgument(f"{after} is no mail's sequence; read behind one that was returned, or behind -1")
+    if limit.__class__ is not int or not 0 < limit <= MAIL_BATCH_MAX:
+        raise InvalidArgument(f"A read takes 1 to {MAIL_BATCH_MAX} mails, not {limit!r}")
+    if after.__class__ is not int or not -1 <= after < box.next:
+        raise InvalidArgument(f"{after!r} is no mail's sequence; read behind one that was returned, or behind -1")
     room, to, now_ms = room_of(address), str(address), tx.now_ms
     found: list[Envelope] = []
-    sequence = max(after + 1, box.first) - 1
+    sequence, batch = max(after + 1, box.first) - 1, limit
     # What is over and not swept yet is passed over, so one scan may leave less than was asked for and more behind it.
-    while len(found) < limit and (pairs := tx.scan(*room.mails_from(sequence + 1), limit=limit - len(found))):
+    while pairs := tx.scan(*room.mails_from(sequence + 1), limit=batch):
         for key, value in pairs:
             mail, sequence = decode_mail(value), int.from_bytes(key[-SEQUENCE_BYTES:], "big")
             if mail.expires_ms > now_ms:
                 found.append(_envelope(sequence, to, mail))
+                if len(found) == limit:
+                    return found
+        if len(pairs) < batch:
+            break
+        batch = MAIL_BATCH_MAX
     return found
 
 

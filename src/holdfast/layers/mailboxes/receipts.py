@@ -31,20 +31,31 @@ def write(tx: Transaction, sender: Address, id: str, *, to: str, state: str, was
 
 
 def receipts(tx: Transaction, address: Address, *, after: int, limit: int) -> list[MailReceipt]:
-    """At most `limit` receipts for what the agent has sent, behind the sequence `after`."""
-    if not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"A read takes 1 to {READ_ENTRIES_MAX} receipts, not {limit}")
-    if not -1 <= after < 1 << 62:
-        raise InvalidArgument(f"{after} is no receipt's sequence; read behind one that was returned, or behind -1")
+    """At most `limit` receipts for what the agent has sent, behind the sequence `after`.
+
+    Raises:
+        InvalidArgument: no receipt ever had the sequence `after`.
+    """
+    if limit.__class__ is not int or not 0 < limit <= READ_ENTRIES_MAX:
+        raise InvalidArgument(f"A read takes 1 to {READ_ENTRIES_MAX} receipts, not {limit!r}")
     room = room_of(address)
-    begin = max(after + 1, outgoing_of(tx, room).first)
+    outgoing = outgoing_of(tx, room)
+    if after.__class__ is not int or not -1 <= after < outgoing.next:
+        raise InvalidArgument(f"{after!r} is no receipt's sequence; read behind one that was returned, or behind -1")
+    begin = max(after + 1, outgoing.first)
     return [decode(value) for _, value in tx.scan(*room.receipts_from(begin), limit=limit)]
 
 
 def see_receipts(tx: Transaction, address: Address, sequence: int) -> None:
-    """Remember that the agent has seen its receipts up to `sequence`."""
+    """Remember that the agent has seen its receipts up to `sequence`; that it has seen fewer changes nothing.
+
+    Raises:
+        InvalidArgument: no receipt ever had that sequence.
+    """
     room = room_of(address)
     outgoing = outgoing_of(tx, room)
-    if outgoing.seen < sequence < outgoing.next:
+    if sequence.__class__ is not int or not -1 <= sequence < outgoing.next:
+        raise InvalidArgument(f"{sequence!r} is no receipt's sequence; name the last one that was seen")
+    if sequence > outgoing.seen:
         outgoing.seen = sequence
         tx.put(room.outgoing, encode(outgoing))

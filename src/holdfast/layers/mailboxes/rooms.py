@@ -4,13 +4,16 @@
       "box"            how many mails wait, where they begin and end, and who reads them
       "m" | sequence   a mail
       "i" | id         its sequence, so that a mail which is sent again under the same id is stored once
+      "e" | expiry | sequence   a mail that is over before one which came earlier
       "out"            where the agent's receipts begin and end, and up to where it has seen them
       "r" | sequence   what became of a mail that the agent has sent
       "x" | sender     somebody whose mail is refused
     (u, universe, "mail-policy")               how much, and for how long
     (u, universe, "mail-due") | slot | agent   whose room has something that is over by the end of the slot
 
-Behind `|` stand plain bytes. Nothing is below `first` of a box, so a scan does not walk over what was removed.
+Behind `|` stand plain bytes. Nothing is below `first` of a box, so a scan does not walk over what was removed. What
+is over stands at the beginning of a box, because later mail is over later; where it is not, since a policy was changed
+or a clock was set back, "e" has it.
 """
 
 from functools import lru_cache
@@ -49,6 +52,8 @@ class Box(msgspec.Struct, array_like=True):
     delivered: int = 0  # Mail below was delivered, and its senders were told.
     session: str | None = None  # Of its reader.
     live_from: int | None = None
+    live_to: int = 0  # Mail from `live_from` up to here was delivered to its reader while it was there.
+    latest_ms: int = 0  # When the last of its mail will be over.
 
 
 class Outgoing(msgspec.Struct, array_like=True):
@@ -69,12 +74,13 @@ class Mail(msgspec.Struct, frozen=True, array_like=True):
     correlation_id: str
     sent_ms: int
     expires_ms: int
+    early: bool = False  # It is over before one which came earlier.
 
 
 class Room:
     """The keys of one agent."""
 
-    __slots__ = ("blocks", "box", "due", "id", "mail", "name", "outgoing", "prefix", "receipt")
+    __slots__ = ("blocks", "box", "due", "early", "id", "mail", "name", "outgoing", "prefix", "receipt")
 
     def __init__(self, address: Address) -> None:
         room = Subspace("u", address.universe, "mail", address.agent)
@@ -83,6 +89,7 @@ class Room:
         self.outgoing = room.key("out")
         self.mail = room.key("m")
         self.id = room.key("i")
+        self.early = room.key("e")
         self.receipt = room.key("r")
         self.blocks = room.key("x")
         self.due = due_prefix(address.universe)
@@ -93,6 +100,9 @@ class Room:
 
     def id_key(self, id: str) -> bytes:
         return self.id + id.encode()
+
+    def early_key(self, expires_ms: int, sequence: int) -> bytes:
+        return self.early + expires_ms.to_bytes(8, "big") + sequence.to_bytes(SEQUENCE_BYTES, "big")
 
     def receipt_key(self, sequence: int) -> bytes:
         return self.receipt + sequence.to_bytes(SEQUENCE_BYTES, "big")
@@ -145,10 +155,19 @@ def address_of(text: str) -> Address:
     return Address(universe, agent)
 
 
+def mail_at(tx: Transaction, room: Room, sequence: int) -> Mail:
+    """The mail that stands there."""
+    stored = tx.get(room.mail_key(sequence))
+    assert stored is not None, "whatever names a mail is removed with it"
+    return decode_mail(stored)
+
+
 def remove(tx: Transaction, room: Room, box: Box, sequence: int, mail: Mail) -> None:
     """Take a mail out of its box, which the caller saves with `save_behind_the_first`."""
     tx.delete(room.mail_key(sequence))
     tx.delete(room.id_key(mail.id))
+    if mail.early:
+        tx.delete(room.early_key(mail.expires_ms, sequence))
     box.count -= 1
 
 
@@ -156,6 +175,7 @@ def save_behind_the_first(tx: Transaction, room: Room, box: Box) -> None:
     """Write a box from which mail was removed, with its beginning moved up to what is left."""
     left = tx.scan(*room.mails_from(box.first), limit=1) if box.count else []
     box.first = int.from_bytes(left[0][0][-SEQUENCE_BYTES:], "big") if left else box.next
+    box.latest_ms = box.latest_ms if left else 0
     tx.put(room.box, encode(box))
 
 

@@ -5,16 +5,21 @@ from holdfast.kv import Transaction
 from holdfast.layers import agents
 from holdfast.layers.mailboxes import receipts
 from holdfast.layers.mailboxes.rooms import (
+    SEQUENCE_BYTES,
     Address,
+    Box,
     Mail,
+    Room,
     box_of,
     encode,
+    mail_at,
     note_due,
     policy_of,
     room_of,
+    save_behind_the_first,
     tell,
 )
-from holdfast.layers.mailboxes.sweeps import expire
+from holdfast.layers.mailboxes.sweeps import expire, forget
 from holdfast.layers.states import check_correlation_id
 from holdfast.limits import BLOCKS_MAX, CONTENT_TYPE_CHARACTERS_MAX, MAIL_BYTES_MAX, MAIL_ID_CHARACTERS_MAX
 from holdfast.wire.mail import CONFIRMED, STORED, NewMail
@@ -28,7 +33,7 @@ def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[s
     Raises:
         QueueFull: the mailbox holds as many mails as it may.
         SenderBlocked: the recipient does not want it.
-        PayloadTooLarge, InvalidArgument: it is no mail.
+        PayloadTooLarge, InvalidArgument: it is no mail, or another sender's has its id.
     """
     check(new)
     room, policy, author = room_of(to), policy_of(tx, to.universe), str(sender)
@@ -36,7 +41,8 @@ def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[s
     if tx.get(room.block_key(sender)) is not None:
         tell(tx, "rejected", to, id, author)
         raise SenderBlocked(f"{to} does not want mail of {sender}; nothing was stored")
-    if tx.get(room.id_key(id)) is not None:
+    box = box_of(tx, room)
+    if (place := tx.get(room.id_key(id))) is not None and _waits(tx, to, box, place, author):
         return id, True
     correlation_id = new.correlation_id or id
     world = agents.world_of(tx, to.universe, to.agent)
@@ -45,7 +51,6 @@ def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[s
         receipts.write(tx, sender, id, to=str(to), state=CONFIRMED)
         tell(tx, "confirmed", to, id, author)
         return id, False
-    box = box_of(tx, room)
     if box.count >= policy.pending_max:
         expire(tx, to, room, box)
     if box.count >= policy.pending_max:
@@ -55,16 +60,41 @@ def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[s
             "policy); nothing was stored. Send it again when some of them are confirmed"
         )
     expires_ms = tx.now_ms + round(policy.ttl_seconds * 1_000)
-    mail = Mail(id, author, new.body, new.content_type, correlation_id, tx.now_ms, expires_ms)
-    tx.put(room.mail_key(box.next), encode(mail))
-    tx.put(room.id_key(id), box.next.to_bytes(8, "big"))
-    box.next += 1
-    box.count += 1
-    tx.put(room.box, encode(box))
-    note_due(tx, room, expires_ms)
+    early = expires_ms < box.latest_ms
+    _store(tx, room, box, Mail(id, author, new.body, new.content_type, correlation_id, tx.now_ms, expires_ms, early))
     receipts.write(tx, sender, id, to=str(to), state=STORED)
     tell(tx, "stored", to, id, author)
     return id, False
+
+
+def _waits(tx: Transaction, to: Address, box: Box, place: bytes, author: str) -> bool:
+    """Whether the mail at that place is its author's and still waits; if its time is over it makes room."""
+    room, sequence = room_of(to), int.from_bytes(place, "big")
+    known = mail_at(tx, room, sequence)
+    if known.expires_ms <= tx.now_ms:
+        forget(tx, to, box, sequence, known)
+        save_behind_the_first(tx, room, box)
+        return False
+    if known.sender != author:
+        tell(tx, "rejected", to, known.id, author)
+        raise InvalidArgument(
+            f"{known.id!r} is the id of somebody else's mail that waits for {to}; nothing was stored. "
+            "Choose another one, best a UUIDv7"
+        )
+    return True
+
+
+def _store(tx: Transaction, room: Room, box: Box, mail: Mail) -> None:
+    tx.put(room.mail_key(box.next), encode(mail))
+    tx.put(room.id_key(mail.id), box.next.to_bytes(SEQUENCE_BYTES, "big"))
+    if mail.early:
+        tx.put(room.early_key(mail.expires_ms, box.next), b"")
+    else:
+        box.latest_ms = mail.expires_ms
+    box.next += 1
+    box.count += 1
+    tx.put(room.box, encode(box))
+    note_due(tx, room, mail.expires_ms)
 
 
 def block(tx: Transaction, address: Address, sender: Address, *, blocked: bool = True) -> None:

@@ -7,11 +7,14 @@ from holdfast.layers.mailboxes.rooms import (
     SLOT_MS,
     Address,
     Box,
+    Mail,
     Room,
     box_of,
     decode_mail,
     due_prefix,
     encode,
+    mail_at,
+    note_due,
     outgoing_of,
     policy_of,
     remove,
@@ -19,48 +22,64 @@ from holdfast.layers.mailboxes.rooms import (
     save_behind_the_first,
     tell,
 )
-from holdfast.limits import MAIL_SWEEP_BATCH
+from holdfast.limits import MAIL_SWEEP_BATCH, MAIL_SWEEP_ROOMS
 
 
 def sweep(tx: Transaction, universe: str) -> tuple[dict[str, int], bool]:
-    """Forget what is over in one room; how much mail of which agent, and whether there may be more to do.
+    """Forget what is over in a few rooms; how much mail of which agent, and whether there may be more to do.
 
     Mail expires in silence: its sender was told that it is stored, and is never told that it arrived.
     """
-    due = due_prefix(universe)
-    found = tx.scan(due, due + (tx.now_ms // SLOT_MS).to_bytes(8, "big"), limit=1)
-    if not found:
-        return {}, False
-    address = Address(universe, found[0][0][len(due) + 8 :].decode())
-    room = room_of(address)
-    expired = expire(tx, address, room, box_of(tx, room))
-    forgotten = _forget_receipts(tx, address, room)
-    if max(expired, forgotten) < MAIL_SWEEP_BATCH:
-        tx.delete(found[0][0])
-    return {address.agent: expired} if expired else {}, True
+    due, counts, left = due_prefix(universe), dict[str, int](), MAIL_SWEEP_BATCH
+    found = tx.scan(due, due + (tx.now_ms // SLOT_MS).to_bytes(8, "big"), limit=MAIL_SWEEP_ROOMS)
+    for key, _ in found:
+        address = Address(universe, key[len(due) + 8 :].decode())
+        room = room_of(address)
+        expired = expire(tx, address, room, box_of(tx, room), limit=left)
+        forgotten = _forget_receipts(tx, address, room, limit=left)
+        if expired:
+            counts[address.agent] = counts.get(address.agent, 0) + expired
+        left -= max(expired, forgotten)
+        if not left:  # There may be more in this room.
+            break
+        tx.delete(key)
+    return counts, bool(found)
 
 
-def expire(tx: Transaction, address: Address, room: Room, box: Box) -> int:
-    """Remove the first mails of a box if their time is over, a bounded number; how many there were."""
+def expire(tx: Transaction, address: Address, room: Room, box: Box, *, limit: int = MAIL_SWEEP_BATCH) -> int:
+    """Remove at most `limit` mails of a box whose time is over; how many there were."""
     expired = 0
-    for key, value in tx.scan(*room.mails_from(box.first), limit=MAIL_SWEEP_BATCH):
+    for key, value in tx.scan(*room.mails_from(box.first), limit=limit) if box.count else ():
         mail = decode_mail(value)
         if mail.expires_ms > tx.now_ms:
             break
-        remove(tx, room, box, int.from_bytes(key[-SEQUENCE_BYTES:], "big"), mail)
-        tell(tx, "expired", address, mail.id, mail.sender)
+        forget(tx, address, box, int.from_bytes(key[-SEQUENCE_BYTES:], "big"), mail)
         expired += 1
+    if box.count and expired < limit:
+        over = room.early + (tx.now_ms + 1).to_bytes(8, "big")
+        for key, _ in tx.scan(room.early, over, limit=limit - expired):
+            sequence = int.from_bytes(key[-SEQUENCE_BYTES:], "big")
+            forget(tx, address, box, sequence, mail_at(tx, room, sequence))
+            expired += 1
     if expired:
         save_behind_the_first(tx, room, box)
     return expired
 
 
-def _forget_receipts(tx: Transaction, address: Address, room: Room) -> int:
+def forget(tx: Transaction, address: Address, box: Box, sequence: int, mail: Mail) -> None:
+    """Remove a mail whose time is over; the caller saves its box with `save_behind_the_first`."""
+    remove(tx, room_of(address), box, sequence, mail)
+    tell(tx, "expired", address, mail.id, mail.sender)
+
+
+def _forget_receipts(tx: Transaction, address: Address, room: Room, *, limit: int) -> int:
     outgoing = outgoing_of(tx, room)
-    over_ms = tx.now_ms - round(policy_of(tx, address.universe).ttl_seconds * 1_000)
+    ttl_ms = round(policy_of(tx, address.universe).ttl_seconds * 1_000)
     forgotten = 0
-    for key, value in tx.scan(*room.receipts_from(outgoing.first), limit=MAIL_SWEEP_BATCH):
-        if receipts.decode(value).at_ms > over_ms:
+    for key, value in tx.scan(*room.receipts_from(outgoing.first), limit=limit):
+        at_ms = receipts.decode(value).at_ms
+        if at_ms + ttl_ms > tx.now_ms:
+            note_due(tx, room, at_ms + ttl_ms)  # The policy may have been another one when it was noted before.
             break
         tx.delete(key)
         forgotten += 1
