@@ -845,6 +845,106 @@ class TestIdempotency:
             sent = [pool.submit(server.post, "/v1/queue/enqueue", body, Idempotency_Key="race") for _ in range(16)]
             assert len({each.result().json()["message_id"] for each in sent}) == 1
 
+    def test_a_dequeue_is_told_its_leases_again(self, server: Any, name: str) -> None:
+        for payload in range(3):
+            server.post("/v1/queue/enqueue", {"queue": name, "payload": payload})
+        body = {"queue": name, "owner": "ada", "wait_seconds": -1, "page_size": 2}
+        first, second = (server.post("/v1/queue/dequeue", body, Idempotency_Key="d").json() for _ in range(2))
+        assert [message["payload"] for message in first["messages"]] == [0, 1]
+        assert first == second
+        assert server.post("/v1/queue/ack", lease(first["messages"][0])).status == 200
+        third = server.post("/v1/queue/dequeue", body, Idempotency_Key="d").json()["messages"]
+        assert [message["payload"] for message in third] == [1]
+        assert server.get(f"/v1/queues/{name}").json()["delivered_total"] == 2
+        other = server.post("/v1/queue/dequeue", {**body, "page_size": 3}, Idempotency_Key="d")
+        assert (other.status, other.code) == (422, "idempotency_key_reused")
+
+    def test_a_dequeue_that_waits_is_told_its_leases_again(self, server: Any, name: str) -> None:
+        body = {"queue": name, "owner": "ada", "wait_seconds": 20}
+        with ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(server.post, "/v1/queue/dequeue", body, Idempotency_Key="d") for _ in range(2)]
+            deadline = time.monotonic() + 20
+            while server.get(f"/v1/queues/{name}").json()["waiting_consumers"] < 2:
+                assert time.monotonic() < deadline, "they never waited"
+            server.post("/v1/queue/enqueue", {"queue": name, "payload": 1})
+            first, second = (each.result(30).json()["messages"] for each in waiting)
+        assert first == second
+        assert server.post("/v1/queue/ack", lease(first[0])).status == 200
+
+    def test_a_subscription_has_no_key(self, server: Any, name: str) -> None:
+        """It leases again and again: under one key it would get its first messages for ever."""
+        for payload in range(3):
+            server.post("/v1/queue/enqueue", {"queue": name, "payload": payload})
+        body = {"queue": name, "owner": "ada", "wait_seconds": 0.1, "credit": 4}
+        lines = server.post("/v1/queue/subscribe", body, Idempotency_Key="s").body.splitlines()
+        found = [json.loads(line) for line in lines]
+        assert [each["data"]["payload"] for each in found if each["event"] == "message"] == [0, 1, 2]
+
+    def test_a_lock_that_was_acquired_is_the_same_lock(self, server: Any, name: str) -> None:
+        body = {"key": name, "owner": "ada", "ttl_seconds": 60}
+        first, second = (server.post("/v1/lock/acquire", body, Idempotency_Key="l").json() for _ in range(2))
+        assert first == second
+        assert server.post("/v1/lock/acquire", body).json()["fencing_token"] == 2
+        assert server.post("/v1/lock/acquire", body, Idempotency_Key="l").code == "lease_expired"
+
+    def test_entities_are_written_once(self, server: Any, name: str) -> None:
+        path, said = f"/v1/entities/task/{name}", {"Idempotency-Key": "e"}
+        for _ in range(2):
+            put = server.ask("PUT", path, {"fields": {"n": 1}}, If_None_Match="*", **said)
+            assert put.json()["versions"] == [1]
+        for _ in range(2):
+            assert server.ask("PATCH", path, {"fields": {"n": 2}}, **said).json()["versions"] == [2]
+        body = {"writes": [{"kind": "task", "id": name, "fields": {"n": 3}}]}
+        for _ in range(2):
+            assert server.post("/v1/entities/transaction", body, Idempotency_Key=f"t-{name}").json()["versions"] == [3]
+        for _ in range(2):
+            assert server.ask("DELETE", path, **said).json()["versions"] == [4]
+        assert len(server.get(path + "/history").json()["changes"]) == 4
+        assert server.ask("PATCH", path, {"fields": {"n": 5}}, **said).code == "idempotency_key_reused"
+
+    def test_a_list_is_committed_once_and_answered_alike(self, server: Any, name: str) -> None:
+        server.post("/v1/worlds", {"world": name})
+        operations = [
+            {"op": "queues.put", "queue": name, "messages": [{"payload": {"n": 1}}]},
+            {"op": "worlds.append", "world": name, "entries": [{"n": 1}], "expected_head": 0},
+            {"op": "states.update", "key": name, "value": {"n": 1}},
+        ]
+        first, second = (server.post("/v1/atomic", operations, Idempotency_Key=f"a-{name}") for _ in range(2))
+        assert (first.status, first.json()) == (200, second.json())
+        assert server.get(f"/v1/queues/{name}").json()["put_total"] == 1
+        assert server.post("/v1/atomic", operations).code == "head_advanced"
+
+    def test_what_is_many_commits_is_done_once(self, server: Any, name: str) -> None:
+        for _ in range(2):
+            server.post("/v1/queue/enqueue", {"queue": name, "payload": 1})
+            message = server.post("/v1/queue/dequeue", {"queue": name, "owner": "ada"}).json()["messages"][0]
+            server.post("/v1/queue/reject", lease(message))
+        said = {"Idempotency-Key": "m"}
+        for _ in range(2):
+            assert server.post(f"/v1/queues/{name}/redrive", {"limit": 1}, **said).json() == {"count": 1}
+        for _ in range(2):
+            assert server.post(f"/v1/queues/{name}/purge", **said).json() == {"count": 1}
+        assert server.get(f"/v1/queues/{name}").json()["dead"] == 1
+        server.post("/v1/worlds", {"world": name})
+        server.post(f"/v1/worlds/{name}/entries", {"entries": [1], "expected_head": 0})
+        fork, snapshot = {"target": f"{name}-copy", "height": 1}, {"data": {"n": 1}, "height": 1}
+        for path, body in (("fork", fork), ("snapshots", snapshot)):
+            first, second = (server.post(f"/v1/worlds/{name}/{path}", body, **said) for _ in range(2))
+            assert (first.status, first.json()) == (201, second.json())
+        server.post(f"/v1/worlds/{name}/archive")
+        assert server.post(f"/v1/worlds/{name}/snapshots", snapshot, **said).json() == first.json()
+
+    @pytest.mark.parametrize("op", ["queues.receive", "leases.acquire", "queues.put"])
+    def test_any_request_has_a_key(self, server: Any, name: str, op: str) -> None:
+        body = {
+            "queues.receive": {"queue": name, "owner": "ada"},
+            "leases.acquire": {"key": name, "owner": "ada"},
+            "queues.put": {"queue": name, "messages": [{"payload": 1}]},
+        }[op]
+        server.post("/v1/queue/enqueue", {"queue": name, "payload": 1})
+        first, second = (server.post("/v1/call", {"op": op, **body}, Idempotency_Key="c").json() for _ in range(2))
+        assert first == second
+
     def test_a_key_that_is_none_is_refused(self, server: Any, name: str) -> None:
         body = {"queue": name, "payload": 1}
         assert server.post("/v1/queue/enqueue", body, Idempotency_Key="").code == "invalid_idempotency_key"

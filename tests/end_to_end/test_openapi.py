@@ -76,6 +76,33 @@ def test_every_reference_leads_somewhere() -> None:
         assert at(reference) is not None
 
 
+def test_a_key_is_told_of_where_it_is_heeded() -> None:
+    """Reads pay no heed to one, nor what is the same twice, nor subscriptions, which lease again and again."""
+    key = {"$ref": "#/components/parameters/idempotency_key"}
+    without = {param.id for param in OPERATIONS if key not in param.values[2]["parameters"]}
+    assert {
+        "POST /v1/queue/subscribe",
+        "POST /v1/queue/stats",
+        "POST /v1/lock/check",
+        "POST /v1/state/get",
+        "PUT /v1/blobs",
+        "POST /v1/worlds/{world}/compact",
+    } <= without
+    with_key = {param.id for param in OPERATIONS} - without
+    assert not any(id.startswith("GET ") for id in with_key)
+    assert {
+        "POST /v1/queue/enqueue",
+        "POST /v1/queue/dequeue",
+        "POST /v1/queue/ack",
+        "POST /v1/lock/acquire",
+        "POST /v1/call",
+        "POST /v1/atomic",
+        "PUT /v1/state/{key}",
+        "PATCH /v1/entities/{kind}/{id}",
+        "POST /v1/queues/{queue}/redrive",
+    } <= with_key
+
+
 def test_operations_have_names_of_their_own() -> None:
     names = [param.values[2]["operationId"] for param in OPERATIONS]
     assert len(set(names)) == len(names)

@@ -131,8 +131,7 @@ def _kinds(endpoints: Sequence[Endpoint]) -> list[Any]:
 
 
 def _operation(endpoint: Endpoint, names: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
-    writes = endpoint.method != "GET"
-    shared = [*_EVERYWHERE, *([_IDEMPOTENCY] if writes else [])]
+    shared = [*_EVERYWHERE, *([_IDEMPOTENCY] if endpoint.keyed else [])]
     if _UNIVERSE.name not in (each.name for each in endpoint.parameters):
         shared.append(_UNIVERSE)
     spoken: dict[str, Any] = {

@@ -53,6 +53,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         handle=_call,
         takes={JSON: AnyRequest, MSGPACK: AnyRequest},
         answers={JSON: Any, MSGPACK: Any},
+        keyed=True,
     ),
     Endpoint(
         method="POST",
@@ -62,5 +63,6 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         handle=_atomic,
         takes={JSON: list[Step]},
         answers={JSON: Answers},
+        keyed=True,
     ),
 )

@@ -161,6 +161,7 @@ def _row(path: str, summary: str, *, with_state: bool) -> Endpoint:
         takes={JSON: DequeueBody},
         answers={JSON: MessagesView, RELATED: BYTES},
         others={204: "No message came in time, for callers that want multipart/related."},
+        keyed=True,
     )
 
 

@@ -17,6 +17,7 @@ from holdfast.server.http.halls import Hall
 from holdfast.server.http.media import chosen
 from holdfast.server.http.refusals import JSON, Refusal
 from holdfast.server.http.visits import Visit
+from holdfast.wire.repeats import takes_key
 from holdfast.wire.requests import Request, answer_type
 
 Handle = Callable[[Visit], Awaitable[Response]]
@@ -54,6 +55,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     answers: Mapping[str, Any]  # The type, or types, of the answer for each media type.
     status: int = 200
     others: Mapping[int, str] = {}  # Further statuses that are no errors, and what they mean.
+    keyed: bool = False  # It heeds an Idempotency-Key.
 
     @property
     def name(self) -> str:
@@ -134,6 +136,7 @@ def noun(
         answers={JSON: shows or answer_type(request)},
         status=status,
         others=others or {},
+        keyed=takes_key(request),
     )
 
 

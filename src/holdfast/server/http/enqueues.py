@@ -190,4 +190,5 @@ ENQUEUE: Final = Endpoint(
     handle=_enqueue,
     takes={JSON: EnqueueBody, "multipart/form-data": EnqueueParts},
     answers={JSON: (ReceiptView, ReceiptsView)},
+    keyed=True,
 )

@@ -167,6 +167,7 @@ def _row(path: str, summary: str, kind: type[SettleBody], make: Any) -> Endpoint
         handle=_settling(kind, make),
         takes={JSON: kind},
         answers={JSON: (Settled, SettledAll)},
+        keyed=True,
     )
 
 

@@ -105,6 +105,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         takes={JSON: Any},
         answers={JSON: UpdatedState},
         others={201: "It is the first version."},
+        keyed=True,
     ),
     noun(
         "DELETE",
