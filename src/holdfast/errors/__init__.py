@@ -9,7 +9,7 @@ HoldfastError
 ├── NotAllowed            the token does not allow it
 │   └── SenderBlocked
 ├── NotFound              what was named is not there
-│   └── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound, MessageNotFound
+│   └── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound, MessageNotFound, MailNotFound
 ├── Conflict              somebody else was first; read again, then decide
 │   ├── TransactionConflict, ObjectExists, ObjectChanged
 │   ├── WorldExists, WorldNotActive, HeadAdvanced, CursorAdvanced
@@ -55,7 +55,7 @@ from holdfast.errors.leases import (
     TxnMismatch,
     VersionConflict,
 )
-from holdfast.errors.mail import AgentExists, MailboxTaken, QueueFull, SealBroken, SenderBlocked
+from holdfast.errors.mail import AgentExists, MailboxTaken, MailNotFound, QueueFull, SealBroken, SenderBlocked
 from holdfast.errors.queues import MessageNotFound, QueueBusy, QueueMessageLeaseMismatch, ShutdownDraining
 from holdfast.errors.requests import (
     BatchTooLarge,
@@ -149,6 +149,7 @@ __all__ = [
     "LeaseRequired",
     "LockOrderViolation",
     "LockTimeout",
+    "MailNotFound",
     "MailboxTaken",
     "MalformedSegment",
     "MessageNotFound",

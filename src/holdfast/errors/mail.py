@@ -1,6 +1,6 @@
 """Mail and mailboxes."""
 
-from holdfast.errors.families import Busy, Conflict, Corrupt, NotAllowed, Retry
+from holdfast.errors.families import Busy, Conflict, Corrupt, NotAllowed, NotFound, Retry
 
 
 class QueueFull(Busy):
@@ -13,6 +13,12 @@ class SenderBlocked(NotAllowed):
     """The recipient does not want mail of this sender; nothing was stored."""
 
     code = "sender_blocked"
+
+
+class MailNotFound(NotFound):
+    """A mail that was to be confirmed as part of a commit is gone: confirmed before, or its time is over."""
+
+    code = "mail_not_found"
 
 
 class MailboxTaken(Conflict):

@@ -66,7 +66,7 @@ class AsyncAtomic:
         return self._add(SendMail(mailbox.agent, [mail], self._universe))
 
     def confirm(self, mailbox: AsyncMailbox, mail: Envelope) -> Self:
-        """Confirm a mail: what it asked for is part of this commit."""
+        """Confirm a mail: what it asked for is part of this commit, which fails if the mail is gone already."""
         return self._add(ConfirmMail(mailbox.agent, [mail.id], self._universe))
 
     def append(self, world: AsyncWorld, entries: Sequence[Any], *, expected_head: int) -> Self:

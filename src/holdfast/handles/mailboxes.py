@@ -2,11 +2,12 @@
 
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
+from holdfast.errors import HoldfastError, InvalidArgument
 from holdfast.errors.codes import rebuild
 from holdfast.handles.queues import payload_of
 from holdfast.limits import MAIL_WAIT_SECONDS_MAX
@@ -103,9 +104,10 @@ class AsyncMailbox:
         request = ReadMail(self.agent, after, limit, wait_seconds, None, peek, self._universe)
         return (await self._port.call(request)).mails
 
-    async def confirm(self, mails: Iterable[Envelope | str], *, tier: Tier = Tier.CRITICAL) -> int:
+    async def confirm(self, mails: Envelope | str | Iterable[Envelope | str], *, tier: Tier = Tier.CRITICAL) -> int:
         """These mails, or the mails of these ids, have arrived for good; how many of them were still there."""
-        ids = [mail if isinstance(mail, str) else mail.id for mail in mails]
+        some = [mails] if isinstance(mails, Envelope | str) else mails
+        ids = [mail.id if isinstance(mail, Envelope) else mail for mail in some]
         return (await self._port.call(ConfirmMail(self.agent, ids, self._universe, tier=tier))).count
 
     def __aiter__(self) -> AsyncIterator[Envelope]:
@@ -134,7 +136,8 @@ class AsyncMailbox:
                     yield mail
                     await self.confirm([mail])
         finally:
-            await self._port.call(LeaveMailbox(self.agent, session, self._universe))
+            with suppress(HoldfastError):  # Whoever joins next does without, and the plane may be closed by now.
+                await self._port.call(LeaveMailbox(self.agent, session, self._universe))
 
     async def unseal(self, mail: Envelope) -> Envelope:
         """A mail that was sealed for this agent, opened; one that was not is returned as it is.

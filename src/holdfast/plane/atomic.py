@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any, Final
 
-from holdfast.errors import BatchTooLarge, EmptyBatch
+from holdfast.errors import BatchTooLarge, EmptyBatch, MailNotFound
 from holdfast.errors.codes import rebuild
 from holdfast.kv import Transaction
 from holdfast.layers.once import Once, once
@@ -72,5 +72,8 @@ def carry_out(tx: Transaction, parts: Any, request: CommitAtomic) -> Answers:
             for outcome in answer.outcomes if isinstance(answer, Outcomes) else answer.mails:
                 if outcome.code is not None:
                     raise rebuild(outcome.code, outcome.detail or outcome.code)
+        elif isinstance(step, ConfirmMail) and answer.count < len(set(step.ids)):
+            # Whoever confirmed it has done what it asked for; the rest of this list would do it again.
+            raise MailNotFound(f"Mail of {step.agent} was confirmed before, or its time is over; nothing was committed")
         answers.append(answer)
     return Answers(answers)

@@ -8,6 +8,7 @@ from holdfast.errors import (
     EmptyBatch,
     InvalidArgument,
     NotAllowed,
+    TransactionTooLarge,
     Validation,
     WorldNotActive,
 )
@@ -55,12 +56,17 @@ def send(tx: Transaction, request: SendMail) -> SentMails:
 
 
 def _send_one(tx: Transaction, sender: Address, mail: NewMail, request: SendMail) -> SentMail:
-    """A layer checks before it writes, so a mail that is refused has written nothing."""
+    """A layer checks before it stores, so nothing is left of a mail that is refused."""
+    if not isinstance(mail, NewMail):
+        raise InvalidArgument(f"A batch sends mails, not {type(mail).__name__}; make each a NewMail")
     try:
         to = Address(sender.universe, checked_agent(mail.to, sender.universe))
         id, duplicate = mailboxes.send(tx, sender, to, mail)
+    except TransactionTooLarge:  # It may have come in the middle of storing, and is the fault of the whole batch.
+        raise
     except (Validation, Busy, NotAllowed, WorldNotActive) as error:
-        return SentMail(mail.id or "", request.tier, code=error.code, detail=str(error))
+        given = mail.id if isinstance(mail.id, str) else ""
+        return SentMail(given, request.tier, code=error.code, detail=str(error))
     return SentMail(id, request.tier, duplicate)
 
 

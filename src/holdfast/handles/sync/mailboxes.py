@@ -2,11 +2,12 @@
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
+from holdfast.errors import HoldfastError, InvalidArgument
 from holdfast.errors.codes import rebuild
 from holdfast.handles.sync.queues import payload_of
 from holdfast.limits import MAIL_WAIT_SECONDS_MAX
@@ -103,9 +104,10 @@ class Mailbox:
         request = ReadMail(self.agent, after, limit, wait_seconds, None, peek, self._universe)
         return (self._port.call(request)).mails
 
-    def confirm(self, mails: Iterable[Envelope | str], *, tier: Tier = Tier.CRITICAL) -> int:
+    def confirm(self, mails: Envelope | str | Iterable[Envelope | str], *, tier: Tier = Tier.CRITICAL) -> int:
         """These mails, or the mails of these ids, have arrived for good; how many of them were still there."""
-        ids = [mail if isinstance(mail, str) else mail.id for mail in mails]
+        some = [mails] if isinstance(mails, Envelope | str) else mails
+        ids = [mail.id if isinstance(mail, Envelope) else mail for mail in some]
         return (self._port.call(ConfirmMail(self.agent, ids, self._universe, tier=tier))).count
 
     def __iter__(self) -> Iterator[Envelope]:
@@ -134,7 +136,8 @@ class Mailbox:
                     yield mail
                     self.confirm([mail])
         finally:
-            self._port.call(LeaveMailbox(self.agent, session, self._universe))
+            with suppress(HoldfastError):  # Whoever joins next does without, and the plane may be closed by now.
+                self._port.call(LeaveMailbox(self.agent, session, self._universe))
 
     def unseal(self, mail: Envelope) -> Envelope:
         """A mail that was sealed for this agent, opened; one that was not is returned as it is.

@@ -1,0 +1,617 @@
+"""Mailboxes as users have them: sending, waiting, loops, atomic lists, and what is told of it all."""
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import msgspec
+import pytest
+
+import holdfast
+from holdfast import Plane, Tier
+from holdfast.errors import (
+    AgentExists,
+    BatchTooLarge,
+    EmptyBatch,
+    HoldfastError,
+    InvalidArgument,
+    InvalidName,
+    InvalidValue,
+    MailboxTaken,
+    MailNotFound,
+    PayloadTooLarge,
+    QueueFull,
+    SenderBlocked,
+    TransactionTooLarge,
+    WorldNotActive,
+    WorldNotFound,
+)
+from holdfast.handles.sync.mailboxes import Mailbox
+from holdfast.testing.clock import START_MS, ManualClock
+from holdfast.wire.mail import MailPolicy, NewMail
+
+PATIENCE_SECONDS = 30.0  # Far more than anything here takes; whoever waits for a condition must end some day.
+WAIT = 20.0  # Seconds that nobody sits out: the clock is moved, or something else happens first.
+WEEK_MS = 7 * 86_400_000
+
+
+class OnPurpose(Exception):
+    """What goes wrong in a loop."""
+
+
+@pytest.fixture(params=["memory", "dir", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
+    return "memory:" if request.param == "memory" else f"dir:{tmp_path / 'plane'}"
+
+
+@pytest.fixture
+def plane(url: str, clock: ManualClock, tmp_path: Path) -> Iterator[Plane]:
+    with holdfast.open(url, clock=clock, activity=f"dir:{tmp_path / 'activity'}") as plane:
+        yield plane
+
+
+@pytest.fixture
+def ada(plane: Plane) -> Mailbox:
+    return plane.mailbox("ada")
+
+
+@pytest.fixture
+def bob(plane: Plane) -> Mailbox:
+    return plane.mailbox("bob")
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for another thread to get somewhere."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.001)
+
+
+def everything(plane: Plane) -> list[tuple[bytes, bytes]]:
+    return plane.transact(lambda tx: tx.scan(b"", b"\xff" * 8, limit=10_000))
+
+
+def bodies(mailbox: Mailbox, **options: Any) -> list[Any]:
+    return [mail.json() for mail in mailbox.read(peek=True, **options)]
+
+
+def records(plane: Plane) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(each.record) for each in plane.activity.read(kind="mail").records]
+
+
+# Sending and reading.
+
+
+def test_a_body_is_json_unless_it_is_bytes(ada: Mailbox, bob: Mailbox) -> None:
+    ada.send("bob", {"n": 1})
+    ada.send("bob@main", b"\x00")
+    ada.send("BOB", "text", content_type="text/x", id="Own", correlation_id="because")
+    one, two, three = bob.read()
+    assert (one.json(), one.content_type) == ({"n": 1}, "application/json")
+    assert (two.body, two.content_type) == (b"\x00", "application/octet-stream")
+    assert (three.id, three.content_type, three.correlation_id) == ("Own", "text/x", "because")
+    assert {mail.sender for mail in (one, two, three)} == {"ada@main"}
+    assert {mail.to for mail in (one, two, three)} == {bob.address}
+
+
+def test_an_answer_says_which_promise_it_carries_and_whether_it_is_a_repetition(ada: Mailbox) -> None:
+    sent = ada.send("bob", 1, id="x", tier=Tier.IMPORTANT)
+    assert (sent.id, sent.durability, sent.duplicate, sent.code) == ("x", Tier.IMPORTANT, False, None)
+    assert ada.send("bob", 1, id="x").duplicate
+    assert ada.send("bob", 1).durability is Tier.CRITICAL
+
+
+def test_mail_is_confirmed_by_itself_or_by_its_id_one_or_many(ada: Mailbox, bob: Mailbox) -> None:
+    for id in "abcdef":
+        ada.send("bob", id, id=id)
+    mails = bob.read()
+    assert bob.confirm(mails[0]) == 1
+    assert bob.confirm("b") == 1, "one id is not taken for a list of letters"
+    assert bob.confirm([mails[2], "d"]) == 2
+    assert bob.confirm(mail for mail in mails[:5]) == 1
+    assert (bob.count(), bodies(bob)) == (1, ["f"])
+    assert [receipt.id for receipt in ada.receipts() if receipt.state == "confirmed"] == list("abcde")
+
+
+def test_stats_say_how_much_waits_how_much_may_since_when_and_whether_anybody_reads(
+    plane: Plane, ada: Mailbox, bob: Mailbox, clock: ManualClock
+) -> None:
+    plane.set_mail_policy(MailPolicy(pending_max=7, ttl_seconds=60))
+    assert plane.mail_policy() == MailPolicy(7, 60)
+    stats = bob.stats()
+    assert (stats.pending, stats.pending_max, stats.oldest_ms, stats.joined) == (0, 7, None, False)
+    ada.send("bob", 1)
+    clock.advance_ms(5)
+    ada.send("bob", 2)
+    for _ in bob:
+        stats = bob.stats()
+        assert (stats.pending, stats.oldest_ms, stats.joined) == (2, START_MS, True)
+        break
+    gc.collect()
+    assert not bob.stats().joined
+    assert [(each.agent, each.pending) for each in plane.mailboxes()] == [("ada", 0), ("bob", 2)]
+    clock.advance_ms(60_000)
+    assert bob.read() == []
+
+
+def test_a_full_mailbox_is_told_to_the_sender_and_nothing_is_stored(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
+    plane.set_mail_policy(MailPolicy(pending_max=1))
+    ada.send("bob", 1)
+    before = everything(plane)
+    with pytest.raises(QueueFull, match="pending_max"):
+        ada.send("bob", 2)
+    assert everything(plane) == before
+    bob.confirm(bob.read())
+    ada.send("bob", 3)
+
+
+def test_what_is_too_large_is_told_to_the_sender_and_nothing_is_stored(plane: Plane, ada: Mailbox) -> None:
+    """Lesson 24: an oversized envelope vanished without a word."""
+    ada.send("bob", b"x" * 65_536)
+    before = everything(plane)
+    with pytest.raises(PayloadTooLarge, match="65537"):
+        ada.send("bob", b"x" * 65_537)
+    assert everything(plane) == before
+
+
+def test_a_sender_that_is_blocked_is_told(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
+    bob.block("Ada@main")
+    assert bob.blocked() == ["ada@main"]
+    before = everything(plane)
+    with pytest.raises(SenderBlocked):
+        ada.send("bob", 1)
+    assert everything(plane) == before
+    bob.unblock("ada")
+    ada.send("bob", 1)
+    assert bob.blocked() == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (lambda plane: plane.mailbox(""), InvalidName),
+        (lambda plane: plane.mailbox("a b"), InvalidName),
+        (lambda plane: plane.mailbox("ada@elsewhere"), InvalidName),
+        (lambda plane: plane.mailbox(5), InvalidName),
+        (lambda plane: plane.mailbox("ada").send("", 1), InvalidName),
+        (lambda plane: plane.mailbox("ada").send("bob@", 1), InvalidName),
+        (lambda plane: plane.mailbox("ada").send("@main", 1), InvalidName),
+        (lambda plane: plane.mailbox("ada").send("bob@main@main", 1), InvalidName),
+        (lambda plane: plane.mailbox("ada").send("bob@elsewhere", 1), InvalidName),
+        (lambda plane: plane.mailbox("ada").send(None, 1), InvalidName),
+        (lambda plane: plane.mailbox("ada").send("bob", object()), InvalidValue),
+        (lambda plane: plane.mailbox("ada").send("bob", 1, id=""), InvalidArgument),
+        (lambda plane: plane.mailbox("ada").send("bob", 1, id=5), InvalidArgument),
+        (lambda plane: plane.mailbox("ada").send("bob", 1, content_type="ü"), InvalidArgument),
+        (lambda plane: plane.mailbox("ada").send("bob", 1, correlation_id=""), InvalidArgument),
+        (lambda plane: plane.mailbox("ada").send_many([]), EmptyBatch),
+        (lambda plane: plane.mailbox("ada").send_many([NewMail("bob")] * 257), BatchTooLarge),
+        (lambda plane: plane.mailbox("ada").send_many(["bob"]), InvalidArgument),
+        (lambda plane: plane.mailbox("ada").confirm([]), EmptyBatch),
+        (lambda plane: plane.mailbox("ada").confirm(["x"] * 257), BatchTooLarge),
+        (lambda plane: plane.mailbox("ada").confirm([None]), InvalidArgument),
+        (lambda plane: plane.mailbox("ada").read(limit=0), InvalidArgument),
+        (lambda plane: plane.mailbox("ada").read(limit=257), InvalidArgument),
+        (lambda plane: plane.mailbox("ada").read(after=0), InvalidArgument),
+        (lambda plane: plane.mailbox("ada").read(peek=True, after="x"), InvalidArgument),
+        (lambda plane: plane.mailbox("ada").read(wait_seconds=21), InvalidArgument),
+        (lambda plane: plane.mailbox("ada").read(wait_seconds=-1), InvalidArgument),
+        (lambda plane: plane.mailbox("ada").read(wait_seconds=float("nan")), InvalidArgument),
+        (lambda plane: plane.mailbox("ada").receipts(limit=0), InvalidArgument),
+        (lambda plane: plane.mailbox("ada").receipts(after=7), InvalidArgument),
+        (lambda plane: plane.mailbox("ada").block("bob@elsewhere"), InvalidName),
+        (lambda plane: plane.mailbox("ada").blocked(limit=0), InvalidArgument),
+        (lambda plane: plane.mailboxes(limit=257), InvalidArgument),
+        (lambda plane: plane.mailboxes(after="a b"), InvalidName),
+        (lambda plane: plane.set_mail_policy(MailPolicy(0)), InvalidArgument),
+        (lambda plane: plane.agents.register("ada", public_key=b"short"), InvalidArgument),
+        (lambda plane: plane.agents.register("ada", world="nowhere"), WorldNotFound),
+        (lambda plane: plane.agents.register("ada@elsewhere"), InvalidName),
+        (lambda plane: plane.agents.known(limit=0), InvalidArgument),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_name_and_nothing_is_written(
+    plane: Plane, wrong: Callable[[Plane], Any], error: type[HoldfastError]
+) -> None:
+    with pytest.raises(error) as caught:
+        wrong(plane)
+    assert type(caught.value) is error
+    assert everything(plane) == []
+
+
+# Batches.
+
+
+def test_a_batch_is_answered_mail_by_mail_and_one_that_is_refused_does_not_stop_the_others(
+    plane: Plane, ada: Mailbox, bob: Mailbox
+) -> None:
+    plane.set_mail_policy(MailPolicy(pending_max=2))
+    plane.mailbox("eve").block("ada")
+    sent = ada.send_many(
+        [
+            NewMail("bob", b"1", "x"),
+            NewMail("a b", b"2"),
+            NewMail("bob", b"x" * 65_537),
+            NewMail("bob", b"3", "x"),
+            NewMail("eve", b"4"),
+            NewMail("bob", b"5", "y"),
+            NewMail("bob", b"6", "z"),
+            NewMail("bob@elsewhere", b"7"),
+            NewMail("carl", b"8"),
+        ]
+    )
+    codes = [
+        None,
+        "invalid_name",
+        "payload_too_large",
+        None,
+        "sender_blocked",
+        None,
+        "queue_full",
+        "invalid_name",
+        None,
+    ]
+    assert [each.code for each in sent] == codes
+    assert [each.duplicate for each in sent] == [False, False, False, True, False, False, False, False, False]
+    assert all(bool(each.detail) == (each.code is not None) for each in sent)
+    assert [each.id for each in sent][:8] == ["x", "", "", "x", "", "y", "z", ""]
+    assert [mail.body for mail in bob.read()] == [b"1", b"5"]
+    assert [(receipt.to, receipt.state) for receipt in ada.receipts(limit=3)] == [
+        ("bob@main", "stored"),
+        ("bob@main", "stored"),
+        ("carl@main", "stored"),
+    ]
+    assert plane.mailbox("eve").count() == 0
+
+
+def test_a_batch_that_is_too_large_for_one_commit_is_refused_as_a_whole(
+    plane: Plane, ada: Mailbox, bob: Mailbox
+) -> None:
+    """It is found out in the middle of storing one, of which nothing may stay."""
+    ada.send("bob", "before")
+    before = everything(plane)
+    with pytest.raises(TransactionTooLarge):
+        ada.send_many([NewMail("bob", b"x" * 65_536)] * 256)
+    assert everything(plane) == before
+    ada.send("bob", "after")
+    assert bodies(bob) == ["before", "after"]
+
+
+async def test_of_many_that_send_at_once_as_many_as_fit_are_stored_and_the_others_told(
+    url: str, tmp_path: Path
+) -> None:
+    async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
+        await plane.set_mail_policy(MailPolicy(pending_max=20))
+        senders = [plane.mailbox(f"agent-{number}") for number in range(50)]
+        outcomes = await asyncio.gather(*(each.send("bob", each.agent) for each in senders), return_exceptions=True)
+        stored = [
+            each.agent for each, outcome in zip(senders, outcomes, strict=True) if not isinstance(outcome, QueueFull)
+        ]
+        assert len(stored) == 20
+        mails = await plane.mailbox("bob").read()
+        assert sorted(mail.json() for mail in mails) == sorted(stored)
+        assert await plane.mailbox("bob").count() == 20
+
+
+# Waiting.
+
+
+def test_a_reader_is_woken_by_what_is_sent(
+    plane: Plane, ada: Mailbox, bob: Mailbox, threads: ThreadPoolExecutor
+) -> None:
+    reading = threads.submit(bob.read, wait_seconds=WAIT)
+    told = threads.submit(ada.receipts, wait_seconds=WAIT)
+    ada.send("bob", 1)
+    assert [mail.json() for mail in reading.result(PATIENCE_SECONDS)] == [1]
+    assert told.result(PATIENCE_SECONDS)[0].state == "stored"
+    later = threads.submit(bob.read, after=0, wait_seconds=WAIT)
+    confirmed = threads.submit(ada.receipts, after=1, wait_seconds=WAIT)
+    bob.confirm(bob.read(peek=True))
+    assert [(each.state, each.was_stored) for each in confirmed.result(PATIENCE_SECONDS)] == [("confirmed", True)]
+    ada.send("bob", 2)
+    assert [mail.json() for mail in later.result(PATIENCE_SECONDS)] == [2]
+
+
+def test_a_wait_ends_with_its_time(bob: Mailbox, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
+    reading = threads.submit(bob.read, wait_seconds=WAIT)
+    told = threads.submit(bob.receipts, wait_seconds=WAIT)
+
+    def over() -> bool:
+        clock.advance_ms(1_000)
+        return reading.done() and told.done()
+
+    until(over)
+    assert (reading.result(), told.result()) == ([], [])
+
+
+def test_a_reader_that_waits_is_told_when_somebody_else_joins(
+    bob: Mailbox, plane: Plane, threads: ThreadPoolExecutor
+) -> None:
+    first = bob.subscribe()
+    waiting = threads.submit(next, first)
+    until(lambda: bob.stats().joined)
+    plane.mailbox("ada").send("bob", "for the second", id="x")
+    assert waiting.result(PATIENCE_SECONDS).id == "x"
+    second = plane.mailbox("bob").subscribe()
+    assert next(second).id == "x", "it was not confirmed"
+    with pytest.raises(MailboxTaken):
+        next(first)
+    assert bob.count() == 0, "what was handed over has arrived, whoever reads now"
+    second.close()
+
+
+async def test_tasks_wait_too(url: str, tmp_path: Path) -> None:
+    async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
+        ada, bob = plane.mailbox("ada"), plane.mailbox("bob")
+        reading = asyncio.create_task(bob.read(wait_seconds=WAIT))
+        told = asyncio.create_task(ada.receipts(wait_seconds=WAIT))
+        await asyncio.sleep(0)
+        await ada.send("bob", 1)
+        assert [mail.json() for mail in await asyncio.wait_for(reading, PATIENCE_SECONDS)] == [1]
+        assert (await asyncio.wait_for(told, PATIENCE_SECONDS))[0].state == "stored"
+
+
+# Loops.
+
+
+def test_a_loop_confirms_what_it_has_done(ada: Mailbox, bob: Mailbox) -> None:
+    for number in range(120):
+        ada.send("bob", number)
+    seen = []
+    for mail in bob.subscribe(wait_seconds=0):
+        assert bob.count() == 120 - len(seen), "it is confirmed when the next one is asked for"
+        seen.append(mail.json())
+    assert seen == list(range(120))
+    assert bob.count() == 0
+    states = [each.state for each in ada.receipts(limit=1_000)]
+    assert (states.count("stored"), states.count("delivered"), states.count("confirmed")) == (120, 120, 120)
+    assert not bob.stats().joined
+
+
+def test_a_loop_that_is_left_leaves_what_it_had(ada: Mailbox, bob: Mailbox) -> None:
+    for number in range(3):
+        ada.send("bob", number)
+    for mail in bob:
+        if mail.json() == 1:
+            break
+    assert bodies(bob) == [1, 2]
+    gc.collect()
+    assert not bob.stats().joined
+    assert [mail.json() for mail in bob.subscribe(wait_seconds=0)] == [1, 2]
+
+
+def test_a_loop_that_fails_leaves_what_it_failed_on(ada: Mailbox, bob: Mailbox) -> None:
+    for number in range(3):
+        ada.send("bob", number)
+    with pytest.raises(OnPurpose):
+        for mail in bob.subscribe(wait_seconds=0):
+            if mail.json() == 1:
+                raise OnPurpose
+    assert bodies(bob) == [1, 2]
+
+
+def test_what_comes_while_a_loop_runs_is_live(ada: Mailbox, bob: Mailbox) -> None:
+    """Lesson 22: `was_stored` was never set by anyone."""
+    ada.send("bob", "waited", id="waited")
+    for mail in bob.subscribe(wait_seconds=0):
+        if mail.id == "waited":
+            ada.send("bob", "came while there was stored mail", id="live")
+    confirmed = {each.id: each.was_stored for each in ada.receipts() if each.state == "confirmed"}
+    assert confirmed == {"waited": True, "live": False}
+
+
+def test_a_loop_that_outlives_its_plane_makes_no_noise(url: str, tmp_path: Path) -> None:
+    with holdfast.open(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
+        plane.mailbox("ada").send("bob", 1)
+        mails = iter(plane.mailbox("bob"))
+        next(mails)
+    mails.close()
+
+
+async def test_a_loop_of_a_task_confirms_what_it_has_done_and_nothing_else(url: str, tmp_path: Path) -> None:
+    async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
+        ada, bob = plane.mailbox("ada"), plane.mailbox("bob")
+        for number in range(6):
+            await ada.send("bob", number)
+
+        async def waiting() -> list[Any]:
+            return [mail.json() for mail in await bob.read(peek=True)]
+
+        async for mail in bob:
+            if mail.json() == 2:
+                break
+        assert await waiting() == [2, 3, 4, 5]
+        with pytest.raises(OnPurpose):
+            async for mail in bob:
+                if mail.json() == 4:
+                    raise OnPurpose
+        assert await waiting() == [4, 5]
+        assert [mail.json() async for mail in bob.subscribe(wait_seconds=0)] == [4, 5]
+        assert await waiting() == []
+
+
+async def test_a_task_that_is_cancelled_in_its_loop_leaves_what_it_had(url: str, tmp_path: Path) -> None:
+    async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
+        ada, bob = plane.mailbox("ada"), plane.mailbox("bob")
+        await ada.send("bob", 1)
+        working = asyncio.Event()
+
+        async def work() -> None:
+            async for _ in bob:
+                working.set()
+                await asyncio.sleep(PATIENCE_SECONDS)
+
+        task = asyncio.create_task(work())
+        await asyncio.wait_for(working.wait(), PATIENCE_SECONDS)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await bob.count() == 1
+        task = asyncio.create_task(anext(aiter(bob.subscribe())))
+        await asyncio.wait_for(task, PATIENCE_SECONDS)
+        waiting = asyncio.create_task(plane.mailbox("carl").subscribe().__anext__())
+        while not (await plane.mailbox("carl").stats()).joined:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not (await plane.mailbox("carl").stats()).joined
+
+
+# With other things, in one commit.
+
+
+def test_a_mail_is_sent_with_everything_else_or_not_at_all(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
+    jobs = plane.queue("jobs")
+    plane.atomic().put(jobs, 1).send(ada, "bob", {"n": 1}, id="x").commit()
+    assert (bodies(bob), jobs.stats().ready) == ([{"n": 1}], 1)
+    plane.mailbox("eve").block("ada")
+    before = everything(plane)
+    for wrong, error in (("eve", SenderBlocked), ("a b", InvalidName), ("bob@elsewhere", InvalidName)):
+        with pytest.raises(error):
+            plane.atomic().put(jobs, 2).send(ada, "bob", 2).send(ada, wrong, 3).commit()
+        assert everything(plane) == before
+    with pytest.raises(PayloadTooLarge):
+        plane.atomic().send(ada, "bob", b"x" * 65_537).commit()
+    plane.set_mail_policy(MailPolicy(pending_max=2))
+    before = everything(plane)
+    with pytest.raises(QueueFull):
+        plane.atomic().put(jobs, 2).send(ada, "bob", 2).send(ada, "bob", 3).commit()
+    assert everything(plane) == before
+    answer = plane.atomic().send(ada, "bob", 2).commit(tier=Tier.IMPORTANT)[0]
+    assert answer.mails[0].durability is Tier.IMPORTANT
+
+
+def test_a_mail_is_confirmed_with_what_it_asked_for_or_not_at_all(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
+    ada.send("bob", 1)
+    (mail,) = bob.read()
+    world = plane.world("w")
+    world.create()
+    before = everything(plane)
+    with pytest.raises(HoldfastError):
+        plane.atomic().confirm(bob, mail).append(world, [1], expected_head=5).commit()
+    assert everything(plane) == before
+    plane.atomic().append(world, [1], expected_head=0).confirm(bob, mail).send(bob, "ada", "done").commit()
+    assert (bob.count(), world.head(), bodies(ada)) == (0, 1, ["done"])
+
+
+def test_a_mail_that_is_gone_is_not_done_again(plane: Plane, ada: Mailbox, bob: Mailbox, clock: ManualClock) -> None:
+    """Another reader took the mailbox over, and has done already what the mail asked for."""
+    jobs = plane.queue("jobs")
+    ada.send("bob", 1)
+    (mail,) = bob.read()
+    plane.atomic().confirm(plane.mailbox("bob"), mail).put(jobs, "once").commit()
+    before = everything(plane)
+    with pytest.raises(MailNotFound, match="nothing was committed"):
+        plane.atomic().confirm(bob, mail).put(jobs, "twice").commit()
+    assert everything(plane) == before
+    assert bob.confirm(mail) == 0
+
+
+# Agents and worlds.
+
+
+def test_agents_are_known_by_name_and_keep_what_is_not_said_again(plane: Plane, clock: ManualClock) -> None:
+    key, other = bytes(range(32)), bytes(range(1, 33))
+    assert plane.agents.get("ada") is None
+    known = plane.agents.register("Ada", public_key=key)
+    assert (known.name, known.public_key, known.world, known.registered_ms) == ("ada", key, None, START_MS)
+    plane.world("w").create()
+    clock.advance_ms(5)
+    bound = plane.agents.register("ada@main", world="W")
+    assert (bound.public_key, bound.world, bound.registered_ms) == (key, "w", START_MS)
+    assert plane.agents.register("ada", public_key=key) == bound
+    with pytest.raises(AgentExists, match="replace"):
+        plane.agents.register("ada", public_key=other)
+    assert plane.agents.get("ada") == bound
+    assert plane.agents.register("ada", public_key=other, replace=True).public_key == other
+    plane.agents.register("bob")
+    assert [agent.name for agent in plane.agents.known()] == ["ada", "bob"]
+    assert [agent.name for agent in plane.agents.known(after="ada")] == ["bob"]
+    assert [agent.name for agent in plane.agents.known(limit=1)] == ["ada"]
+
+
+def test_mail_for_a_world_is_in_its_journal_once_it_is_drained(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
+    world = plane.world("w")
+    world.create()
+    plane.agents.register("bob", world="w")
+    sent = ada.send("bob", {"n": 1}, correlation_id="because")
+    assert bob.count() == 0
+    assert world.drain() == [0]
+    (record,) = world.read()
+    assert record.kind == "ingress"
+    said = repr(cbor2.loads(record.value))
+    for part in ("ada@main", sent.id, "because", "application/json", '{"n":1}'):
+        assert part in said
+    (receipt,) = ada.receipts()
+    assert (receipt.id, receipt.state, receipt.was_stored) == (sent.id, "confirmed", False)
+    world.pause()
+    ada.send("bob", "while it rests")
+    world.archive()
+    with pytest.raises(WorldNotActive):
+        ada.send("bob", "too late")
+    assert [each["event"] for each in records(plane)] == ["confirmed"] * 2
+
+
+# What is told of it.
+
+
+def test_whatever_happens_to_mail_is_told_in_the_session_log(
+    plane: Plane, ada: Mailbox, bob: Mailbox, clock: ManualClock
+) -> None:
+    plane.set_mail_policy(MailPolicy(pending_max=2))
+    ada.send("bob", 1, id="x")
+    ada.send("bob", 1, id="x")
+    bob.read()
+    bob.read()
+    bob.confirm(["x", "y"])
+    bob.block("eve")
+    with pytest.raises(SenderBlocked):
+        plane.mailbox("eve").send("bob", 1, id="from-eve")
+    ada.send("bob", 1, id="y")
+    ada.send("bob", 1, id="z")
+    with pytest.raises(QueueFull):
+        ada.send("bob", 1, id="too-many")
+    clock.advance_ms(WEEK_MS)
+    ada.send("bob", 1, id="new")
+    told = records(plane)
+    assert [(each["event"], each["id"], each["sender"]) for each in told] == [
+        ("stored", "x", "ada@main"),
+        ("delivered", "x", "ada@main"),
+        ("confirmed", "x", "ada@main"),
+        ("rejected", "from-eve", "eve@main"),
+        ("stored", "y", "ada@main"),
+        ("stored", "z", "ada@main"),
+        ("rejected", "too-many", "ada@main"),
+        ("expired", "y", "ada@main"),
+        ("expired", "z", "ada@main"),
+        ("stored", "new", "ada@main"),
+    ]
+    assert {each["to"] for each in told} == {"bob@main"}
+    assert [each["at_ms"] for each in told[-4:]] == [START_MS] + [START_MS + WEEK_MS] * 3
+    assert plane.activity.read(kind="queues").records == []
+
+
+async def test_it_is_told_of_tasks_too(url: str, tmp_path: Path) -> None:
+    async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
+        ada, bob = plane.mailbox("ada"), plane.mailbox("bob")
+        await asyncio.gather(*(ada.send("bob", number) for number in range(5)))
+        async for _ in bob.subscribe(wait_seconds=0):
+            pass
+        found = (await plane.activity.read(kind="mail")).records
+        events = [msgspec.json.decode(each.record)["event"] for each in found]
+        assert [events.count(event) for event in ("stored", "delivered", "confirmed")] == [5, 5, 5]
