@@ -178,3 +178,16 @@ def test_everybody_who_waits_learns_that_a_watch_was_closed(watches: Watches) ->
     for _ in range(3):
         with pytest.raises(Closed):
             watch.wait(0)
+
+
+def test_whoever_hears_everything_is_told_when_nobody_knows_what_changed(watches: Watches) -> None:
+    ranges: list[Range] = []
+    stop = watches.hear(lambda keys, cleared: ranges.extend(cleared))
+    watches.fire_all()
+    [(begin, end)] = ranges
+    assert begin <= b"any" < end
+    assert watches.count == 1
+    stop()
+    stop()
+    watches.fire_all()
+    assert (len(ranges), watches.count) == (1, 0)

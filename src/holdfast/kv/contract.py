@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from holdfast.errors import Unsupported
-from holdfast.kv.watches import Watch
+from holdfast.kv.watches import Told, Watch
 from holdfast.tiers import Tier
 
 Result = TypeVar("Result")
@@ -60,6 +60,15 @@ class Database(ABC):
     @abstractmethod
     def watch(self, prefix: bytes) -> Watch:
         """A watch that wakes when a key that starts with `prefix` may have changed. Close it after use."""
+
+    @abstractmethod
+    def hear(self, told: Told) -> Callable[[], None]:
+        """Have `told` called with the keys and ranges that each commit may have changed, of other processes too, until
+        the function that this returns is called.
+
+        It is called on whatever thread hears of the commit, before the commit is durable; it must be quick, and must
+        neither call the database nor keep what it is given.
+        """
 
     @abstractmethod
     def sync(self) -> None:

@@ -12,7 +12,7 @@ Read snapshots take no turn at all.
 import asyncio
 import threading
 from abc import abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +23,7 @@ from holdfast.kv.contract import Database, Result, View, Work
 from holdfast.kv.forks import forget_in_children
 from holdfast.kv.transact import check_tier, nested, run
 from holdfast.kv.transactions import Transaction
-from holdfast.kv.watches import Watch, Watches
+from holdfast.kv.watches import Told, Watch, Watches
 from holdfast.tiers import Tier
 
 
@@ -129,6 +129,11 @@ class SerialDatabase(Database):
         if self._closed:
             raise _closed()
         return self._watches.open(prefix)
+
+    def hear(self, told: Told) -> Callable[[], None]:
+        if self._closed:
+            raise _closed()
+        return self._watches.hear(told)
 
     def sync(self) -> None:
         if self._closed:

@@ -2,18 +2,25 @@
 
 A wake-up is a hint and is kept until somebody takes it, so the safe loop is: open the watch, read, and if
 there was nothing to do, wait. A write between the read and the wait has already set the hint.
+
+Whoever waits on behalf of thousands hears every commit instead, and learns which keys it wrote.
 """
 
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from holdfast import limits
 from holdfast.errors import Busy, Closed, InvalidKey
+
+Range = tuple[bytes, bytes]
+Told = Callable[[Collection[bytes], Collection[Range]], None]  # Of the keys and ranges that may have changed.
+
+_EVERYTHING: Final = (b"", b"\xff" * (limits.KEY_BYTES_MAX + 1))
 
 
 class Watch:
@@ -92,7 +99,8 @@ class Watches:
         self._lock = threading.Lock()
         self._by_prefix: dict[bytes, set[Watch]] = {}
         self._lengths: Counter[int] = Counter()
-        self.count = 0  # How many are open. While there are none, a commit need not ask.
+        self._hearers: tuple[Told, ...] = ()
+        self.count = 0  # How many are open, with those who hear every commit. While there are none, none need be told.
 
     def open(self, prefix: bytes) -> Watch:
         if prefix.__class__ is not bytes:
@@ -119,10 +127,26 @@ class Watches:
             if not self._lengths[len(watch.prefix)]:
                 del self._lengths[len(watch.prefix)]
 
-    def notify(self, keys: Iterable[bytes], cleared: Collection[tuple[bytes, bytes]] = ()) -> None:
+    def hear(self, told: Told) -> Callable[[], None]:
+        """Have `told` called with what each commit may have changed, until the function that this returns is called."""
+        with self._lock:
+            self._hearers += (told,)
+            self.count += 1
+
+        def stop() -> None:
+            with self._lock:
+                if told in self._hearers:
+                    self._hearers = tuple(each for each in self._hearers if each is not told)
+                    self.count -= 1
+
+        return stop
+
+    def notify(self, keys: Collection[bytes], cleared: Collection[Range] = ()) -> None:
         """Fire the watches that these written keys and deleted ranges may concern."""
         if not self.count:
             return
+        for told in self._hearers:
+            told(keys, cleared)
         with self._lock:
             # There are few distinct prefix lengths, so a key is looked up a few times however many watches there are.
             hit = {prefix for key in keys for length in self._lengths if (prefix := key[:length]) in self._by_prefix}
@@ -134,6 +158,8 @@ class Watches:
 
     def fire_all(self) -> None:
         """Fire every watch: something changed, nobody knows what."""
+        for told in self._hearers:
+            told((), (_EVERYTHING,))
         with self._lock:
             fired = [watch for watches in self._by_prefix.values() for watch in watches]
         for watch in fired:

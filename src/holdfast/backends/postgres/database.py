@@ -8,7 +8,7 @@ nodes agree on what has expired.
 import asyncio
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from random import Random
@@ -20,7 +20,7 @@ from holdfast.backends.postgres.listener import Listener
 from holdfast.backends.postgres.sessions import Session, insist, prepare_schema
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, Closed
-from holdfast.kv import Database, Result, Transaction, Watch, Watches, Work
+from holdfast.kv import Database, Result, Told, Transaction, Watch, Watches, Work
 from holdfast.kv.forks import forget_in_children
 from holdfast.kv.transact import check_tier, nested, run
 from holdfast.tiers import Tier
@@ -91,6 +91,16 @@ class PostgresDatabase(Database):
             watch.close()
             raise
         return watch
+
+    def hear(self, told: Told) -> Callable[[], None]:
+        self._check_usable()
+        stop = self._watches.hear(told)
+        try:
+            self._listener.ensure_listening()
+        except BaseException:
+            stop()
+            raise
+        return stop
 
     def sync(self) -> None:
         # A synced commit syncs everything before it, whoever wrote it.

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from holdfast.errors import (
     Closed,
@@ -70,3 +70,25 @@ def check_a_closed_watch_says_so(database: Database) -> None:
     raises(Closed, lambda: watch.wait(0))
     raises(Closed, lambda: asyncio.run(watch.wait_async(0)))
     raises(InvalidKey, lambda: database.watch("text"))  # type: ignore[arg-type]
+
+
+def check_whoever_hears_every_commit_learns_what_it_wrote(database: Database) -> None:
+    room = clear_room(database)
+    heard: set[bytes] = set()
+    cleared: list[tuple[bytes, bytes]] = []
+
+    def told(keys: Collection[bytes], ranges: Collection[tuple[bytes, bytes]]) -> None:
+        heard.update(keys)
+        cleared.extend(ranges)
+
+    stop = database.hear(told)
+    database.transact(put, room.key("a", 1), b"")
+    database.transact(lambda tx: tx.delete(room.key("a", 2)))
+    assert {room.key("a", 1), room.key("a", 2)} <= heard
+    begin, end = room.range("b")
+    database.transact(lambda tx: tx.delete_range(begin, end))
+    assert any(first <= begin and end <= past for first, past in cleared)
+    stop()
+    stop()
+    database.transact(put, room.key("a", 3), b"")
+    assert room.key("a", 3) not in heard
