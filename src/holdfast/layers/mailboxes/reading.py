@@ -1,12 +1,12 @@
 """Reading: who reads a mailbox, what it is given, and how mail leaves it."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from holdfast.errors import BatchTooLarge, InvalidArgument, MailboxTaken
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers.mailboxes import receipts
 from holdfast.layers.mailboxes.rooms import (
-    SEQUENCE_BYTES,
     Address,
     Box,
     Mail,
@@ -18,12 +18,15 @@ from holdfast.layers.mailboxes.rooms import (
     remove,
     room_of,
     save_behind_the_first,
+    stored_from,
     tell,
 )
 from holdfast.layers.mailboxes.sending import check_id
 from holdfast.layers.worlds import first_elements
 from holdfast.limits import MAIL_BATCH_MAX
 from holdfast.wire.mail import CONFIRMED, DELIVERED, Envelope
+
+_NO_BOUND: Final = 1 << 62
 
 
 def join(tx: Transaction, address: Address, session: str) -> tuple[int, int]:
@@ -33,6 +36,7 @@ def join(tx: Transaction, address: Address, session: str) -> tuple[int, int]:
     box = box_of(tx, room)
     box.session, box.live_from = session, None
     tx.put(room.box, encode(box))
+    tx.put(room.reader, session.encode())
     return box.count, outgoing_of(tx, room).seen
 
 
@@ -43,14 +47,22 @@ def leave(tx: Transaction, address: Address, session: str) -> None:
     if box.session == session:
         box.session = box.live_from = None
         tx.put(room.box, encode(box))
+        tx.delete(room.reader)
 
 
 def deliver(
-    tx: Transaction, address: Address, *, after: int, limit: int, session: str | None = None
+    tx: Transaction,
+    address: Address,
+    *,
+    after: int,
+    limit: int,
+    session: str | None = None,
+    bytes_max: int | None = None,
 ) -> tuple[list[Envelope], int | None]:
     """At most `limit` mails behind the sequence `after`, and from which sequence on they are live, if they are.
 
-    Senders are told when their mail is delivered for the first time.
+    With `bytes_max` there are no more of them once their bodies have so many bytes. Senders are told when their mail is
+    delivered for the first time.
 
     Raises:
         MailboxTaken: `session` does not read this mailbox any more.
@@ -60,7 +72,7 @@ def deliver(
     box = box_of(tx, room)
     if session is not None and box.session != session:
         raise MailboxTaken(f"Somebody else reads the mailbox of {address} now; stop, or join it again")
-    found = _read(tx, address, box, after=after, limit=limit)
+    found, is_all = _read(tx, address, box, after=after, limit=limit, bytes_max=bytes_max)
     behind = found[-1].sequence + 1 if found else 0
     changed = False
     if behind > box.delivered:
@@ -69,7 +81,7 @@ def deliver(
                 receipts.write(tx, address_of(envelope.sender), envelope.id, to=envelope.to, state=DELIVERED)
                 tell(tx, "delivered", address, envelope.id, envelope.sender)
         box.delivered, changed = behind, True
-    if session is not None and box.live_from is None and len(found) < limit:
+    if session is not None and box.live_from is None and is_all:
         box.live_from, changed = box.next, True
     elif session is not None and box.live_from is not None and behind > box.live_to:
         box.live_to, changed = behind, True
@@ -80,7 +92,7 @@ def deliver(
 
 def peek(tx: Transaction, address: Address, *, after: int, limit: int) -> list[Envelope]:
     """At most `limit` mails behind the sequence `after`; nobody is told."""
-    return _read(tx, address, box_of(tx, room_of(address)), after=after, limit=limit)
+    return _read(tx, address, box_of(tx, room_of(address)), after=after, limit=limit)[0]
 
 
 def confirm(tx: Transaction, address: Address, ids: Sequence[str]) -> int:
@@ -127,26 +139,30 @@ def mailboxes(tx: Transaction, universe: str, *, after: str, limit: int) -> list
     return [(agent, box_of(tx, room_of(Address(universe, agent))).count) for agent in names]
 
 
-def _read(tx: Transaction, address: Address, box: Box, *, after: int, limit: int) -> list[Envelope]:
+def _read(
+    tx: Transaction, address: Address, box: Box, *, after: int, limit: int, bytes_max: int | None = None
+) -> tuple[list[Envelope], bool]:
+    """Mails behind a sequence, and whether that is certain to be all of them."""
     if limit.__class__ is not int or not 0 < limit <= MAIL_BATCH_MAX:
         raise InvalidArgument(f"A read takes 1 to {MAIL_BATCH_MAX} mails, not {limit!r}")
     if after.__class__ is not int or not -1 <= after < box.next:
         raise InvalidArgument(f"{after!r} is no mail's sequence; read behind one that was returned, or behind -1")
     room, to, now_ms = room_of(address), str(address), tx.now_ms
     found: list[Envelope] = []
-    sequence, batch = max(after + 1, box.first) - 1, limit
-    # What is over and not swept yet is passed over, so one scan may leave less than was asked for and more behind it.
-    while pairs := tx.scan(*room.mails_from(sequence + 1), limit=batch):
-        for key, value in pairs:
-            mail, sequence = decode_mail(value), int.from_bytes(key[-SEQUENCE_BYTES:], "big")
+    begin, batch, left = max(after + 1, box.first), limit, _NO_BOUND if bytes_max is None else bytes_max
+    # What is over and not swept yet is passed over, so one look may leave less than was asked for and more behind it.
+    while begin < box.next and (stored := stored_from(tx, room.mail, begin, box.next, limit=batch)):
+        for sequence, value in stored:
+            mail = decode_mail(value)
             if mail.expires_ms > now_ms:
                 found.append(_envelope(sequence, to, mail))
-                if len(found) == limit:
-                    return found
-        if len(pairs) < batch:
+                left -= len(mail.body)
+                if len(found) == limit or left <= 0:
+                    return found, False
+        if len(stored) < batch:
             break
-        batch = MAIL_BATCH_MAX
-    return found
+        begin, batch = stored[-1][0] + 1, MAIL_BATCH_MAX
+    return found, True
 
 
 def _envelope(sequence: int, to: str, mail: Mail) -> Envelope:

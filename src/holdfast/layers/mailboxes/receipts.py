@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.layers.mailboxes.rooms import Address, encode, note_due, outgoing_of, policy_of, room_of
+from holdfast.layers.mailboxes.rooms import Address, encode, note_due, outgoing_of, policy_of, room_of, stored_from
 from holdfast.limits import READ_ENTRIES_MAX, RECEIPTS_MAX
 from holdfast.wire.mail import MailReceipt
 
@@ -43,7 +43,7 @@ def receipts(tx: Transaction, address: Address, *, after: int, limit: int) -> li
     if after.__class__ is not int or not -1 <= after < outgoing.next:
         raise InvalidArgument(f"{after!r} is no receipt's sequence; read behind one that was returned, or behind -1")
     begin = max(after + 1, outgoing.first)
-    return [decode(value) for _, value in tx.scan(*room.receipts_from(begin), limit=limit)]
+    return [decode(value) for _, value in stored_from(tx, room.receipt, begin, outgoing.next, limit=limit)]
 
 
 def see_receipts(tx: Transaction, address: Address, sequence: int) -> None:

@@ -2,6 +2,7 @@
 
     (u, universe, "mail", agent, …)
       "box"            how many mails wait, where they begin and end, and who reads them
+      "by"             who reads them, again: whoever watches it hears of a new reader, and of nothing else
       "m" | sequence   a mail
       "i" | id         its sequence, so that a mail which is sent again under the same id is stored once
       "e" | expiry | sequence   a mail that is over before one which came earlier
@@ -31,6 +32,7 @@ SEQUENCE_BYTES: Final = 8
 MAIL_EVENTS: Final = "mail."  # What the names of events of mail begin with, among those of queues.
 
 _DEFAULT: Final = MailPolicy()
+_FEW: Final = 4  # On PostgreSQL each of them is a round trip, and a scan is one.
 
 
 class Address(NamedTuple):
@@ -80,12 +82,13 @@ class Mail(msgspec.Struct, frozen=True, array_like=True):
 class Room:
     """The keys of one agent."""
 
-    __slots__ = ("blocks", "box", "due", "early", "id", "mail", "name", "outgoing", "prefix", "receipt")
+    __slots__ = ("blocks", "box", "due", "early", "id", "mail", "name", "outgoing", "prefix", "reader", "receipt")
 
     def __init__(self, address: Address) -> None:
         room = Subspace("u", address.universe, "mail", address.agent)
         self.prefix = room.prefix
         self.box = room.key("box")
+        self.reader = room.key("by")
         self.outgoing = room.key("out")
         self.mail = room.key("m")
         self.id = room.key("i")
@@ -173,10 +176,32 @@ def remove(tx: Transaction, room: Room, box: Box, sequence: int, mail: Mail) -> 
 
 def save_behind_the_first(tx: Transaction, room: Room, box: Box) -> None:
     """Write a box from which mail was removed, with its beginning moved up to what is left."""
-    left = tx.scan(*room.mails_from(box.first), limit=1) if box.count else []
-    box.first = int.from_bytes(left[0][0][-SEQUENCE_BYTES:], "big") if left else box.next
-    box.latest_ms = box.latest_ms if left else 0
+    if box.count:
+        [(box.first, _)] = stored_from(tx, room.mail, box.first, box.next, limit=1)
+    else:
+        box.first, box.latest_ms = box.next, 0
     tx.put(room.box, encode(box))
+
+
+def stored_from(tx: Transaction, place: bytes, begin: int, end: int, *, limit: int) -> list[tuple[int, bytes]]:
+    """At most `limit` of what is stored in a place, from one sequence on and before another, in order.
+
+    A scan costs the more the more its transaction has written, and many share one: so what can be one of a few is
+    asked for by its key.
+    """
+    found: list[tuple[int, bytes]] = []
+    near = min(begin + _FEW, end) if limit == 1 or end - begin <= _FEW else begin
+    for sequence in range(begin, near):
+        value = tx.get(place + sequence.to_bytes(SEQUENCE_BYTES, "big"))
+        if value is not None:
+            found.append((sequence, value))
+            if len(found) == limit:
+                return found
+    if near < end:
+        bounds = (place + sequence.to_bytes(SEQUENCE_BYTES, "big") for sequence in (near, end))
+        pairs = tx.scan(*bounds, limit=limit - len(found))
+        found += [(int.from_bytes(key[-SEQUENCE_BYTES:], "big"), value) for key, value in pairs]
+    return found
 
 
 def note_due(tx: Transaction, room: Room, at_ms: int) -> None:
