@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 from holdfast.client import bodies
 from holdfast.client.connection import Connection, TooLong
 from holdfast.client.keeper import RemoteKeeper
+from holdfast.client.merging import MERGED, Merging
+from holdfast.client.transfers import STREAMED, Transfer
 from holdfast.errors import Closed, InvalidArgument, InvalidUrl, InvalidValue, NotEmbedded
 from holdfast.tiers import Tier
 from holdfast.wire.blobs import Body, GetBlob, OpenBlob, PutBlob, WriteBlob
@@ -40,6 +42,7 @@ class AsyncRemotePort:
         self.patience_seconds = patience_seconds
         self.keeper = RemoteKeeper(self)
         self._connection: Connection | None = None
+        self._merging = Merging(self._ask)
         self._uploads = ThreadPoolExecutor(_UPLOADS_MAX, "holdfast-upload")
         self._closed = False
 
@@ -48,6 +51,12 @@ class AsyncRemotePort:
             return await asyncio.to_thread(self.carry, request)
         if type(request) not in _REQUESTS:
             raise NotEmbedded(f"{type(request).__name__} goes to the key space itself, which no server lets anybody do")
+        if isinstance(request, MERGED):
+            merged: Answer = await self._merging.call(request)
+            return merged
+        return await self._ask(request)
+
+    async def _ask(self, request: Request[Answer]) -> Answer:
         key = uuid.uuid4().hex if takes_key(type(request)) else None
         try:
             answer: Answer = await self._connected().call(request, key=key)  # type: ignore[arg-type]
@@ -60,7 +69,7 @@ class AsyncRemotePort:
         self._check_open()
         if isinstance(request, PutBlob):
             return bodies.put(self, request.universe, request.data)
-        return Body(b"".join(bodies.receive(self, OpenBlob(request.hash, request.universe))))
+        return Body(b"".join(bodies.receive(bodies.Download(self, OpenBlob(request.hash, request.universe)))))
 
     async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:
         self._check_open()
@@ -69,7 +78,7 @@ class AsyncRemotePort:
 
     async def receive(self, request: Request[Answer]) -> AsyncIterator[bytes]:
         self._check_open()
-        return await bodies.receive_async(self, _opened(request))
+        return bodies.receive_async(await asyncio.to_thread(_download, self, request))
 
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
         del work, args, tier, kwargs
@@ -128,7 +137,7 @@ class RemotePort:
 
     def receive(self, request: Request[Answer]) -> Iterator[bytes]:
         self._check_open()
-        return bodies.receive(self._port, _opened(request))
+        return bodies.receive(_download(self._port, request))
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
         del work, args, tier, kwargs
@@ -202,9 +211,11 @@ def _written(request: Request[Any]) -> WriteBlob:
     raise InvalidArgument(f"{type(request).__name__} has no body to send")
 
 
-def _opened(request: Request[Any]) -> OpenBlob:
+def _download(server: bodies.Server, request: Request[Any]) -> bodies.Parts:
     if isinstance(request, OpenBlob):
-        return request
+        return bodies.Download(server, request)
+    if isinstance(request, STREAMED):
+        return Transfer(server, request)
     raise InvalidArgument(f"{type(request).__name__} has no body to receive")
 
 
