@@ -22,6 +22,7 @@ NOT_TWINNED = {  # These serve threads and event loops alike.
         "lockmodes",
         "locktable",
         "loglines",
+        "mailsweeper",
         "recent",
         "rotation",
         "sessionlogs",

@@ -141,8 +141,9 @@ def _open(url: str, options: Options) -> Parts:
     except BaseException:
         database.close()
         raise
-    if url != "memory:":  # There may be queues, with something due since the last time.
+    if url != "memory:":  # There may be queues and mailboxes, with something due since the last time.
         parts.start_sweeping()
+        parts.start_sweeping_mail()
     if every_seconds is not None:
         store = WorldStore(database, parts.objects, BlobStore(database, parts.objects))
         parts.upkeep = Upkeep(database, store, every_seconds)

@@ -12,12 +12,14 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.clock import Clock, SystemClock
 from holdfast.keeping import Keeper
 from holdfast.kv import Database
+from holdfast.layers.mailboxes.rooms import MAIL_EVENTS
 from holdfast.layers.queues import DUE, QueueKey, extend
 from holdfast.layers.tiering import LOG_KIND, LOOSE
 from holdfast.plane.once import Sendings
 from holdfast.runtime.activity import ActivityLog
 from holdfast.runtime.events import Events
 from holdfast.runtime.locktable import LockTable
+from holdfast.runtime.mailsweeper import MailSweeper
 from holdfast.runtime.sweeper import Sweeper
 from holdfast.runtime.upkeep import Upkeep
 from holdfast.runtime.waits import Waits
@@ -51,6 +53,7 @@ class Parts:
         self.shared = shared  # Other processes write to the same key space.
         self.sendings = Sendings(shared=shared)
         self._sweeper: Sweeper | None = None
+        self._mail_sweeper: MailSweeper | None = None
         self._logs_are_temporary = logs is None
         self._logs = logs or Path(tempfile.gettempdir()) / f"holdfast-activity-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
@@ -89,6 +92,8 @@ class Parts:
                 events.append(note)
         if events:
             self.events.add(events)
+            if self._mail_sweeper is None and events[0][0].startswith(MAIL_EVENTS):
+                self.start_sweeping_mail()
 
     def _expect(self, queue: QueueKey, in_ms: int) -> None:
         sweeper = self._sweeper or self.start_sweeping()
@@ -104,6 +109,14 @@ class Parts:
                 self._sweeper = Sweeper(self.database, self.waits, self.tell, shared=self.shared)
             return self._sweeper
 
+    def start_sweeping_mail(self) -> None:
+        """Forget mail whose time is over, from now on."""
+        if self.clock is not None:
+            return
+        with self._lock:
+            if self._mail_sweeper is None and not self._stopped:
+                self._mail_sweeper = MailSweeper(self.database, self.tell, shared=self.shared)
+
     def _extend(self, universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
         key = QueueKey(universe, queue)
         return self.database.transact(extend, key, lease, by_ms=round(seconds * 1_000)).due_ms
@@ -115,6 +128,8 @@ class Parts:
         self.keeper.close()
         if self._sweeper is not None:
             self._sweeper.stop()
+        if self._mail_sweeper is not None:
+            self._mail_sweeper.stop()
         if self.upkeep is not None:
             self.upkeep.stop()
         self.events.close()

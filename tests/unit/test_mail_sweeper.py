@@ -1,0 +1,333 @@
+"""The mail sweeper: mail whose time is over goes although nobody reads it. Time is moved, never slept."""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.backends.memory import MemoryDatabase
+from holdfast.backends.postgres import PostgresDatabase
+from holdfast.clock import SystemClock
+from holdfast.errors import Closed, Unreachable
+from holdfast.kv import Transaction
+from holdfast.layers import mailboxes
+from holdfast.layers.mailboxes import Address, sweeps
+from holdfast.runtime import mailsweeper
+from holdfast.runtime.mailsweeper import MailSweeper
+from holdfast.testing.clock import ManualClock
+from holdfast.wire.mail import MailPolicy, NewMail
+
+DEADLINE_SECONDS = 30.0  # Nothing here takes long; a thread that does not do what it should must fail the test.
+EVERY = 300.0
+TTL_MS = 7 * 86_400_000
+ADA, BOB = Address("main", "ada"), Address("main", "bob")
+
+
+class Rest:
+    """An event that a thread waits for until the test lets time pass; `rests` has how long it meant to."""
+
+    def __init__(self) -> None:
+        self.rests: SimpleQueue[float] = SimpleQueue()
+        self._set = threading.Event()
+        self._over = threading.Semaphore(0)
+
+    def set(self) -> None:
+        self._set.set()
+        self._over.release()
+
+    def is_set(self) -> bool:
+        return self._set.is_set()
+
+    def end(self) -> None:
+        self._over.release()
+
+    def wait(self, seconds: float) -> bool:
+        if seconds:
+            self.rests.put(seconds)
+            assert self._over.acquire(timeout=DEADLINE_SECONDS)
+        return self.is_set()
+
+
+class WatchedDatabase(MemoryDatabase):
+    """Counts sweeps by universe, and fails where it is told to."""
+
+    def __init__(self, clock: Any) -> None:
+        super().__init__(clock=clock)
+        self.sweeps: Counter[str] = Counter()
+        self.errors: dict[str, Exception] = {}
+
+    def transact(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        if work is mailsweeper._sweep:
+            (universe,) = args
+            self.sweeps[universe] += 1
+            if universe in self.errors:
+                raise self.errors[universe]
+        return super().transact(work, *args, **kwargs)
+
+
+class Day:
+    """The sweeper, its time, and its database."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = ManualClock()
+        self.rest = Rest()
+        self.told: list[tuple[Any, ...]] = []
+        self.database = WatchedDatabase(self.clock)
+        self.sweeper: MailSweeper | None = None
+        threads = SimpleNamespace(Event=lambda: self.rest, Thread=threading.Thread)
+        monkeypatch.setattr(mailsweeper, "threading", threads)
+
+    def start(self, *, shared: bool = False) -> float:
+        """Start the sweeper; how long it means to rest when it has swept everything."""
+        self.sweeper = MailSweeper(self.database, self.told.extend, shared=shared)
+        return self.rest.rests.get(timeout=DEADLINE_SECONDS)
+
+    def advance(self, milliseconds: int) -> float:
+        """Let time pass until the sweeper has swept once more; how long it means to rest then."""
+        self.clock.advance_ms(milliseconds)
+        self.rest.end()
+        return self.rest.rests.get(timeout=DEADLINE_SECONDS)
+
+    def send(self, to: Address = BOB, count: int = 1) -> None:
+        def work(tx: Transaction) -> None:
+            for _ in range(count):
+                mailboxes.send(tx, Address(to.universe, "ada"), to, NewMail(str(to)))
+
+        self.database.transact(work)
+
+    def count(self, of: Address = BOB) -> int:
+        return self.database.read(mailboxes.count, of)[0].count
+
+
+@pytest.fixture
+def day(monkeypatch: pytest.MonkeyPatch) -> Iterator[Day]:
+    day = Day(monkeypatch)
+    yield day
+    if day.sweeper is not None:
+        day.sweeper.stop()
+    day.database.close()
+
+
+def is_running() -> bool:
+    return any(thread.name == "holdfast-mail-sweeper" for thread in threading.enumerate())
+
+
+def test_what_is_over_goes_every_five_minutes_although_nobody_reads_it(day: Day) -> None:
+    day.send(count=3)
+    assert day.start() == EVERY
+    assert day.advance(TTL_MS - 1) == EVERY
+    assert day.count() == 3
+    day.send()
+    day.advance(300_001)
+    assert day.count() == 1
+    day.advance(TTL_MS)
+    assert day.count() == 0
+    assert [note[0] for note in day.told] == ["mail.expired"] * 4
+
+
+def test_what_was_over_before_it_started_goes_at_once(day: Day) -> None:
+    day.send()
+    day.clock.advance_ms(TTL_MS + 300_000)
+    day.start()
+    assert day.count() == 0
+
+
+def test_it_says_how_much_of_whose_it_cleaned(day: Day, caplog: pytest.LogCaptureFixture) -> None:
+    day.send(Address("main", "agent-7"), 12)
+    day.send(Address("main", "agent-8"))
+    day.send(Address("other", "agent-7"), 300)
+    day.clock.advance_ms(TTL_MS + 300_000)
+    with caplog.at_level(logging.INFO, "holdfast.mail"):
+        day.start()
+    assert [record.getMessage() for record in caplog.records] == [
+        "cleaned 12 expired mails for agent-7@main",
+        "cleaned 1 expired mail for agent-8@main",
+        "cleaned 300 expired mails for agent-7@other",
+    ]
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "holdfast.mail"):
+        day.advance(300_000)
+    assert caplog.records == []
+
+
+def test_every_universe_is_swept(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailsweeper, "_PAGE", 2)
+    everybody = [Address(f"universe-{number}", "bob") for number in range(5)]
+    for agent in everybody:
+        day.send(agent)
+    day.clock.advance_ms(TTL_MS + 300_000)
+    day.start()
+    assert [day.count(agent) for agent in everybody] == [0] * 5
+
+
+def test_a_universe_takes_a_bounded_number_of_transactions_at_a_time(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "MAIL_SWEEP_BATCH", 10)
+    monkeypatch.setattr(mailsweeper, "MAIL_SWEEPS_MAX", 9)
+    other = Address("other", "bob")
+    day.send(count=60)
+    day.send(other)
+    day.clock.advance_ms(TTL_MS + 300_000)
+    day.start()
+    assert day.database.sweeps["main"] == 9
+    assert 0 < day.count() < 60
+    assert day.count(other) == 0, "the next one has its turn"
+    for _ in range(3):
+        day.advance(300_000)
+    assert day.count() == 0
+
+
+def test_one_universe_that_fails_does_not_keep_others_from_being_swept(
+    day: Day, caplog: pytest.LogCaptureFixture
+) -> None:
+    everybody = [Address(f"universe-{number}", "bob") for number in range(3)]
+    for agent in everybody:
+        day.send(agent)
+    day.clock.advance_ms(TTL_MS + 300_000)
+    day.database.errors = {"universe-0": Unreachable("PostgreSQL is away"), "universe-1": ValueError("damaged")}
+    with caplog.at_level(logging.WARNING, "holdfast.mail"):
+        day.start()
+    assert [day.count(agent) for agent in everybody] == [1, 1, 0]
+    assert "PostgreSQL is away" in caplog.text
+    assert "damaged" in caplog.text
+    day.database.errors = {}
+    day.advance(300_000)
+    assert [day.count(agent) for agent in everybody] == [0, 0, 0]
+
+
+def test_a_key_space_that_is_away_is_asked_again_the_next_time(
+    day: Day, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    day.send()
+    day.clock.advance_ms(TTL_MS + 300_000)
+
+    def read(*args: Any, **options: Any) -> Any:
+        raise Unreachable("away")
+
+    monkeypatch.setattr(day.database, "read", read)
+    with caplog.at_level(logging.WARNING, "holdfast.mail"):
+        day.start()
+    assert "will be in 300 s: away" in caplog.text
+    monkeypatch.undo()
+    day.advance(300_000)
+    assert day.count() == 0
+
+
+def test_a_database_that_was_closed_is_its_end(day: Day) -> None:
+    day.send()
+    day.start()
+    day.database.errors = {"main": Closed("closed")}
+    day.rest.end()
+    assert day.sweeper is not None
+    day.sweeper._thread.join(DEADLINE_SECONDS)
+    assert not is_running()
+
+
+def test_it_stops_out_of_its_rest_and_between_two_transactions(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "MAIL_SWEEP_BATCH", 1)
+    day.send(count=50)
+    day.start()
+    assert day.sweeper is not None
+    sweeper, entered, leave = day.sweeper, threading.Event(), threading.Event()
+
+    def told(notes: list[tuple[Any, ...]]) -> None:
+        entered.set()
+        assert leave.wait(DEADLINE_SECONDS)
+
+    sweeper._tell = told
+    day.database.sweeps.clear()
+    day.clock.advance_ms(TTL_MS + 300_000)
+    day.rest.end()
+    assert entered.wait(DEADLINE_SECONDS)
+    stopping = threading.Thread(target=sweeper.stop)
+    stopping.start()
+    while not day.rest.is_set():
+        time.sleep(0)
+    leave.set()
+    stopping.join(DEADLINE_SECONDS)
+    assert not is_running()
+    assert day.database.sweeps["main"] == 1
+
+
+def test_where_several_nodes_sweep_they_do_not_all_sweep_at_the_same_moment(day: Day) -> None:
+    rests = {day.start(shared=True), *(day.advance(1) for _ in range(5))}
+    assert len(rests) > 1
+    assert all(EVERY <= seconds <= 1.1 * EVERY for seconds in rests)
+
+
+def test_several_nodes_that_sweep_at_once_forget_everything_once(postgres_url: str) -> None:
+    """While others send and read: nothing that is not over goes, and no count is wrong."""
+    clock = ManualClock()
+    nodes = [PostgresDatabase(postgres_url, clock=clock) for _ in range(3)]
+    everybody = [Address("main", f"agent-{number}") for number in range(8)]
+
+    def some(tx: Transaction, prefix: str) -> None:
+        for agent in everybody:
+            for number in range(10):
+                mailboxes.send(tx, ADA, agent, NewMail(str(agent), b"", f"{prefix}-{number}"))
+
+    def sweep(node: PostgresDatabase) -> Counter[str]:
+        cleaned: Counter[str] = Counter()
+        for _ in range(100):
+            counts, more = node.transact(mailboxes.sweep, "main")
+            cleaned.update(counts)
+            if not more:
+                break
+        return cleaned
+
+    try:
+        nodes[0].transact(some, "old")
+        clock.advance_ms(TTL_MS + 300_000)
+        with ThreadPoolExecutor(4) as threads:
+            sending = threads.submit(nodes[0].transact, some, "new")
+            cleaned = list(threads.map(sweep, nodes))
+            sending.result(DEADLINE_SECONDS)
+        assert sum(cleaned, Counter()) == Counter({agent.agent: 10 for agent in everybody})
+        for agent in everybody:
+            assert nodes[1].read(mailboxes.count, agent)[0].count == 10
+            mails = nodes[2].read(mailboxes.peek, agent, after=-1, limit=256)
+            assert [mail.id for mail in mails] == [f"new-{number}" for number in range(10)]
+    finally:
+        for node in nodes:
+            node.close()
+
+
+def test_a_plane_that_is_opened_again_forgets_what_is_over_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nobody sending or reading: the sweeper starts with the plane."""
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        plane.set_mail_policy(MailPolicy(ttl_seconds=60))
+        plane.mailbox("ada").send("bob", 1)
+    monkeypatch.setattr(SystemClock, "now_ms", lambda self: time.time_ns() // 1_000_000 + 700_000)
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while plane.mailbox("bob").count():
+            assert time.monotonic() < deadline, "it is still there"
+            time.sleep(0.01)
+        assert is_running()
+    assert not is_running()
+
+
+def test_a_plane_in_memory_begins_to_sweep_with_the_first_mail() -> None:
+    with holdfast.open("memory:") as plane:
+        plane.queue("jobs").put(1)
+        assert not is_running()
+        plane.mailbox("ada").send("bob", 1)
+        assert is_running()
+    assert not is_running()
+
+
+def test_a_clock_that_a_test_moves_has_no_hand_of_its_own(tmp_path: Path) -> None:
+    for url in ("memory:", f"dir:{tmp_path}"):
+        with holdfast.open(url, clock=ManualClock()) as plane:
+            plane.mailbox("ada").send("bob", 1)
+            assert not is_running()
