@@ -19,7 +19,7 @@ from holdfast.tiers import Tier
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.canonical import canonical
 from holdfast.wire.frames import PROTOCOL, Call, Hello, decode_hello, encode
-from holdfast.wire.queues import GetQueueStats, NewMessage, PeekMessages, PutMessages, ReceiveMessages
+from holdfast.wire.queues import Deliveries, GetQueueStats, NewMessage, PeekMessages, PutMessages, ReceiveMessages
 from holdfast.wire.states import FoundState, GetState, UpdateState
 from holdfast.wire.worlds import ReadJournal
 
@@ -336,7 +336,7 @@ async def test_only_so_many_long_answers_are_in_memory(
         most = max(most, under_way)
         await go_on.wait()
         under_way -= 1
-        return [[]] if args and isinstance(args[0], list) else []
+        return [None] if isinstance(args[0], list) else Deliveries([])
 
     monkeypatch.setattr(port, "call", slowly)
     monkeypatch.setattr(streams, "call_group", slowly)
@@ -392,6 +392,114 @@ async def test_an_answer_that_cannot_be_encoded_is_a_problem_of_its_call_alone(
         peer.send([Call(number, PUT) for number in range(3)])
         assert (await peer.answer(0), await peer.problem(1), await peer.answer(2)) == (1, "error", 3)
     assert "cannot be encoded" in caplog.text
+
+
+# Answers that do not arrive.
+
+
+async def leased(port: AsyncEmbeddedPort) -> tuple[int, int]:
+    """How many messages somebody has, and how many are there for anybody."""
+    stats = await port.call(GetQueueStats("jobs"))
+    return stats.leased, stats.ready
+
+
+async def given_back(port: AsyncEmbeddedPort, ready: int) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while await leased(port) != (0, ready):
+            await asyncio.sleep(0.001)
+    found = (await port.call(PeekMessages("jobs", 1))).messages[0]
+    assert found.failure_attempts == 0, "it was nobody's failure"
+
+
+@pytest.mark.parametrize("key", [None, "key"])
+@pytest.mark.parametrize("ending", ["gone", "cut", "taken over"])
+async def test_messages_that_could_not_be_sent_are_given_back_at_once(
+    streams: Streams, port: AsyncEmbeddedPort, key: str | None, ending: str
+) -> None:
+    await fill(port, 3)
+    async with Peer(streams) as peer:
+        peer.reading.clear()
+        peer.send([Call(0, ReceiveMessages("jobs", "ada", 2), key)])
+        await until(lambda: unsent_of(streams, "s"))
+        assert await leased(port) == (2, 1)
+        if ending == "gone":
+            peer.end()
+        elif ending == "cut":
+            await streams.cut("anybody")
+        else:
+            async with Peer(streams):
+                pass
+        await given_back(port, 3)
+        peer.end()
+
+
+async def test_a_consumer_that_asks_again_has_what_its_old_connection_could_not_tell(
+    streams: Streams, port: AsyncEmbeddedPort
+) -> None:
+    await fill(port, 2)
+    async with Peer(streams) as old:
+        old.reading.clear()
+        old.send([Call(0, RECEIVE, "key")])
+        await until(lambda: unsent_of(streams, "s"))
+        async with Peer(streams) as new:
+            new.send([Call(0, RECEIVE, "key", True)])
+            assert len((await new.answer(0))["messages"]) == 1
+            assert await leased(port) == (1, 1)
+        old.end()
+
+
+async def test_a_consumer_is_told_of_as_many_messages_as_fit_a_reply(
+    streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.server.replies.ANSWER_BYTES_MAX", 20_000)
+    monkeypatch.setattr("holdfast.server.streams._FEW", 1)
+    await fill(port, 60)
+    async with Peer(streams) as peer:
+        peer.send([Call(0, ReceiveMessages("jobs", "ada", 60), "key")])
+        found = (await peer.answer(0))["messages"]
+        assert 7 <= len(found) < 20
+        await until(lambda: not streams._tasks)
+        assert await leased(port) == (len(found), 60 - len(found))
+        first = (await port.call(PeekMessages("jobs", 60))).messages
+        assert len(found) + len(first) == 60
+
+
+async def test_an_answer_that_no_reply_carries_is_a_problem_that_says_so(
+    streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.server.replies.FRAME_BYTES_MAX", 20_000)
+    monkeypatch.setattr("holdfast.server.replies.ANSWER_BYTES_MAX", 20_000)
+    await fill(port, 60)
+    async with Peer(streams) as peer:
+        peer.send([Call(0, PeekMessages("jobs", 60)), Call(1, PUT), Call(2, PeekMessages("jobs", 10))])
+        assert await peer.problem(0) == "answer_too_large"
+        assert len((await peer.answer(1))["receipts"]) == 1
+        assert len((await peer.answer(2))["messages"]) == 10
+        assert peer.closed is None
+
+
+async def test_consumers_that_waited_while_nobody_reads_get_nothing(
+    streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they are told is kept for them only up to a bound; the messages are for those who read."""
+    monkeypatch.setattr("holdfast.server.replies.ANSWER_BYTES_MAX", 5_000)
+    async with Peer(streams) as deaf, Peer(streams, "other") as other:
+        deaf.send([Call(number, RECEIVE) for number in range(50)])
+        await standing(port, 50)
+        deaf.reading.clear()
+        await fill(port, 60)
+        await standing(port, 0)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while (await leased(port))[0] >= 10:
+                await asyncio.sleep(0.001)
+        await until(lambda: not streams._tasks)
+        kept, free = await leased(port)
+        assert (free, kept < 10) == (60 - kept, True)
+        other.send([Call(0, ReceiveMessages("jobs", "bob", 2))])
+        assert len((await other.answer(0))["messages"]) == 2
+        deaf.reading.set()
+        await until(lambda: len(deaf.replies) == 50)
+        assert sum(reply[2] is None for reply in deaf.replies.values()) == kept
 
 
 # Frames that are none.

@@ -3,7 +3,7 @@
 HoldfastError
 ├── Validation            the request is wrong; nothing was written
 │   ├── InvalidUrl, InvalidName, InvalidKey, InvalidValue, InvalidArgument, IdempotencyKeyReused
-│   ├── KeyTooLarge, ValueTooLarge, TransactionTooLarge, EmptyBatch, BatchTooLarge, PayloadTooLarge
+│   ├── KeyTooLarge, ValueTooLarge, TransactionTooLarge, EmptyBatch, BatchTooLarge, PayloadTooLarge, AnswerTooLarge
 │   ├── NestedTransaction, TransactionEnded, ReadOnlyTransaction, UnsupportedTier, NotSynchronous, NotEmbedded
 │   └── LockOrderViolation
 ├── NotAllowed            the token does not allow it
@@ -58,6 +58,7 @@ from holdfast.errors.leases import (
 from holdfast.errors.mail import AgentExists, MailboxTaken, MailNotFound, QueueFull, SealBroken, SenderBlocked
 from holdfast.errors.queues import MessageNotFound, QueueBusy, QueueMessageLeaseMismatch, ShutdownDraining
 from holdfast.errors.requests import (
+    AnswerTooLarge,
     BatchTooLarge,
     EmptyBatch,
     IdempotencyKeyReused,
@@ -116,6 +117,7 @@ __all__ = [
     "AgentExists",
     "Backend",
     "BaselineRegressed",
+    "AnswerTooLarge",
     "BatchTooLarge",
     "BlobNotFound",
     "Busy",

@@ -75,6 +75,12 @@ class PayloadTooLarge(Validation):
     code = "payload_too_large"
 
 
+class AnswerTooLarge(Validation):
+    """The answer is longer than a stream carries; ask for less at a time, or for a blob over HTTP."""
+
+    code = "answer_too_large"
+
+
 class NestedTransaction(Validation):
     """`transact` was called from inside a transaction of the same database."""
 

@@ -1,15 +1,15 @@
 """Replies on their way out: how they become frames, and how many of them a connection has not taken yet.
 
-A frame of replies is no longer than one of calls, unless a single reply is. One that cannot be encoded is a problem
-instead: whoever waits for it hears of it.
+A frame of replies is no longer than one of calls, unless a single reply is. One that is longer than any may be is a
+problem instead, and so is one that cannot be encoded: whoever waits for it hears why.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from holdfast.errors import HoldfastError
-from holdfast.limits import FRAME_BYTES_MAX
+from holdfast.errors import AnswerTooLarge, HoldfastError
+from holdfast.limits import ANSWER_BYTES_MAX, FRAME_BYTES_MAX
 from holdfast.server.logs import correlation_id
 from holdfast.wire.frames import Reply, encode
 from holdfast.wire.problems import problem_of
@@ -26,26 +26,40 @@ class Replies:
         self._send = send
         self.unsent = 0  # Bytes that the other end has not taken yet.
 
-    async def send(self, replies: Sequence[Reply]) -> None:
-        """Hand replies over, waiting until the other end takes them.
+    @property
+    def are_unread(self) -> bool:
+        """Whether the other end has left so much that no further long answer is kept for it."""
+        return self.unsent > ANSWER_BYTES_MAX
+
+    async def send(self, replies: Sequence[Reply]) -> bool:
+        """Hand replies over, waiting until the other end takes them; whether it was told all of them as they are.
 
         Raises:
             Exception: the connection is gone, in one of a server's many ways.
         """
         frame = _encoded(replies)
         if len(replies) > 1 and (frame is None or len(frame) > FRAME_BYTES_MAX):
-            del frame
             half = len(replies) // 2
-            await self.send(replies[:half])
-            await self.send(replies[half:])
-            return
-        if frame is None:
-            frame = encode([Reply(replies[0].number, None, problem_of(unexpected(), correlation_id.get()))])
+            del frame
+            first = await self.send(replies[:half])
+            return await self.send(replies[half:]) and first
+        whole = frame is not None and len(frame) <= ANSWER_BYTES_MAX
+        if not whole:
+            error = unexpected() if frame is None else _too_large(len(frame))
+            frame = encode([Reply(replies[0].number, None, problem_of(error, correlation_id.get()))])
+        assert frame is not None
         self.unsent += len(frame)
         try:
             await self._send({"type": "websocket.send", "bytes": frame})
         finally:
             self.unsent -= len(frame)
+        return whole
+
+
+def fits(reply: Reply) -> bool:
+    """Whether the other end can be told a reply as it is."""
+    frame = _encoded([reply])
+    return frame is not None and len(frame) <= ANSWER_BYTES_MAX
 
 
 def unexpected() -> HoldfastError:
@@ -60,3 +74,10 @@ def _encoded(replies: Sequence[Reply]) -> bytes | None:
         if len(replies) == 1:
             _log.exception("an answer cannot be encoded")
         return None
+
+
+def _too_large(size: int) -> AnswerTooLarge:
+    return AnswerTooLarge(
+        f"The answer has {size} bytes, and over a stream it may have {ANSWER_BYTES_MAX}; "
+        "ask for less at a time, or for a blob over HTTP"
+    )

@@ -18,20 +18,29 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import Closed, HoldfastError, ShutdownDraining
-from holdfast.limits import CALLS_MAX, FRAME_BYTES_MAX, READS_MAX, UNSENT_BYTES_MAX
+from holdfast.errors import Busy, Closed, HoldfastError, ShutdownDraining
+from holdfast.limits import (
+    ANSWER_BYTES_MAX,
+    CALLS_MAX,
+    FRAME_BYTES_MAX,
+    PAYLOAD_FETCH_BYTES_MAX,
+    READS_MAX,
+    UNSENT_BYTES_MAX,
+)
 from holdfast.plane.groups import call_group, is_groupable
 from holdfast.plane.once import once_of
+from holdfast.plane.undelivered import give_back
 from holdfast.server.guards import Guard
 from holdfast.server.logs import correlation_id
-from holdfast.server.replies import Replies, Send, unexpected
+from holdfast.server.replies import Replies, Send, fits, unexpected
 from holdfast.wire.frames import PROTOCOL, Call, Hello, Reply, decode_calls, decode_hello, encode
 from holdfast.wire.problems import problem_of
-from holdfast.wire.queues import ReceiveMessages
+from holdfast.wire.queues import Deliveries, Delivery, ReceiveMessages
 from holdfast.wire.repeats import READS
 from holdfast.wire.requests import Request
 
 _log = logging.getLogger("holdfast.stream")
+_FEW = ANSWER_BYTES_MAX // (2 * PAYLOAD_FETCH_BYTES_MAX)  # So many messages fit a reply, however large they are.
 _PROTOCOL_ERROR, _TOO_BIG, _TAKEN_OVER, _NOT_ALLOWED = 1002, 1009, 4001, 4003
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -264,6 +273,7 @@ class Stream:
     async def _answer(self, call: Call) -> None:
         id = _name([call])
         port = self._streams.port
+        once = None
         try:
             once = once_of(port, call.request, call.key, again=call.again)
             reply = Reply(call.number, await port.call(call.request, once))
@@ -274,20 +284,49 @@ class Stream:
             reply = Reply(call.number, None, problem_of(unexpected(), id))
         finally:
             self._ones.pop(call.number, None)  # What is done is answered, and not cancelled any more.
-        await self._reply([reply])
+        if isinstance(call.request, ReceiveMessages) and reply.problem is None:
+            await self._deliver(call.request, reply, once)
+        elif type(call.request) in READS and self._replies.are_unread:
+            await self._reply([Reply(call.number, None, problem_of(_unread(), id))])
+        else:
+            await self._reply([reply])
 
-    async def _reply(self, replies: list[Reply]) -> None:
-        if self._dropped:
+    async def _deliver(self, request: ReceiveMessages, reply: Reply, once: Any) -> None:
+        """Tell a consumer of its messages; those that it is not told of are given back at once."""
+        messages, told = reply.answer.messages, False
+        if self._replies.are_unread:  # It has waited among many others, and nobody reads what they were told.
+            self._give_back(request, messages, once)
+            await self._reply([Reply(reply.number, None, problem_of(_unread(), correlation_id.get()))])
             return
+        count = len(messages)
+        while count > _FEW and not fits(Reply(reply.number, Deliveries(messages[:count]))):
+            count //= 2
+        try:
+            told = await self._reply([Reply(reply.number, Deliveries(messages[:count]))])
+        finally:
+            if told:
+                self._give_back(request, messages[count:], None)
+            else:
+                self._give_back(request, messages, once)
+
+    def _give_back(self, request: ReceiveMessages, messages: list[Delivery], once: Any) -> None:
+        if messages:
+            self._streams.spawn(_quietly(give_back(self._streams.port, request, messages, once)))
+
+    async def _reply(self, replies: list[Reply]) -> bool:
+        """Whether the other end is told these replies as they are."""
+        if self._dropped:
+            return False
         task = asyncio.current_task()
         assert task is not None
         self._replying.add(task)
         try:
-            await self._replies.send(replies)
+            return await self._replies.send(replies)
         except Exception as error:  # The connection is gone, in one of a server's many ways.
             _log.debug("replies could not be sent: %s", error)
             self._replying.discard(task)
             self.drop()
+            return False
         finally:
             self._replying.discard(task)
             self._under_way -= len(replies)
@@ -315,6 +354,15 @@ def _name(calls: list[Call]) -> str:
     id = f"{correlation_id.get() or '-'}/{first}" + (f"-{last}" if len(calls) > 1 else "")
     correlation_id.set(id)
     return id
+
+
+async def _quietly(work: Awaitable[None]) -> None:
+    with suppress(HoldfastError):  # Then their leases end by themselves.
+        await work
+
+
+def _unread() -> HoldfastError:
+    return Busy("The replies before this one were not read; read them, then ask again")
 
 
 def _draining() -> HoldfastError:

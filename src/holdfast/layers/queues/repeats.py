@@ -60,11 +60,16 @@ def leased_before(tx: Transaction, queue: QueueKey, *, call: Once, with_state: b
 def give_back_once(tx: Transaction, queue: QueueKey, leased: Leased, call: Once) -> list[tuple[Any, ...]]:
     """`defer_all` what was leased for a consumer that is gone, as if its call had never been; unless it has asked
     again, on another connection, and has these messages now. What is to be told of it once it is committed."""
+    return [] if leased.repeated or not give_up(tx, call) else defer_all(tx, queue, leased.messages)
+
+
+def give_up(tx: Transaction, call: Once) -> bool:
+    """Forget a receive whose consumer is gone, as if it had never been; whether it is, and has not asked again."""
     before = recall_any(tx, call)
-    if leased.repeated or before is None or _decode(before).asked_again:
-        return []
+    if before is None or _decode(before).asked_again:
+        return False
     forget_one(tx, call)
-    return defer_all(tx, queue, leased.messages)
+    return True
 
 
 class Purged(msgspec.Struct, frozen=True, array_like=True):
