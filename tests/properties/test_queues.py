@@ -167,7 +167,7 @@ class Model:
 
     def fail(self, pile: Pile, message: Known, error: str | None, *, delay_ms: int) -> None:
         message.failures += 1
-        message.last_error = error
+        message.last_error = message.last_error if error is None else error
         if message.origin is None and message.failures >= message.max_attempts:
             self.die(pile, message)
         else:
@@ -177,7 +177,7 @@ class Model:
         """It dies at once; a dead letter, which cannot die again, has failed once more."""
         if message.origin is None:
             message.failures += 1
-            message.last_error = error
+            message.last_error = message.last_error if error is None else error
             self.die(pile, message)
         else:
             self.fail(pile, message, error, delay_ms=0)

@@ -902,6 +902,20 @@ def test_a_crash_on_the_way_to_the_dead_letters_leaves_the_message_in_one_place(
     assert stats(database).dead_total == 1
 
 
+@pytest.mark.parametrize("end", ["nack", "reject"])
+def test_whoever_says_nothing_leaves_the_last_error_standing(database: Database, end: str) -> None:
+    """Lesson 11: the move to the dead letters overwrote it."""
+    put(database, b"a", max_attempts=2)
+    nack(database, lease_one(database), error="boom")
+    message = lease_one(database)
+    assert message.last_error == "boom"
+    database.transact(getattr(queues, end), JOBS, proof(message))
+    (letter,) = peek(database, DEAD)
+    assert (letter.last_error, letter.failures) == ("boom", 2)
+    database.transact(queues.reject, DEAD, proof(lease_one(database, queue=DEAD)))
+    assert [each.last_error for each in peek(database, DEAD)] == ["boom"]
+
+
 def test_the_last_error_goes_to_the_dead_letters(database: Database) -> None:
     """Lesson 11: the DLQ move overwrote the last error."""
     put(database, b"a", max_attempts=2)

@@ -151,7 +151,8 @@ def nack(
 ) -> str:
     """Give a message back, to be delivered again after the delay; its correlation id.
 
-    With `counts` it is a failure, and the last one that a message may have makes it a dead letter.
+    With `counts` it is a failure, and the last one that a message may have makes it a dead letter. Whoever has no
+    `error` to tell of leaves the last one standing.
 
     Raises:
         QueueMessageLeaseMismatch: somebody else has it by now.
@@ -162,9 +163,7 @@ def nack(
     book = Book(tx, queue)
     book.unpark(message)
     if counts:
-        message.failures += 1
-        message.last_error = _cut(error)
-        book.tally.failed += 1
+        _note_failure(book, message, error)
     book.tell("nacked" if counts else "deferred", message)
     if counts and graves.is_due(message):
         graves.bury(book, message)
@@ -191,9 +190,7 @@ def reject(tx: Transaction, queue: QueueKey, proof: MessageLease, *, error: str 
     message = _require(tx, queue, proof)
     book = Book(tx, queue)
     book.unpark(message)
-    message.failures += 1
-    message.last_error = _cut(error)
-    book.tally.failed += 1
+    _note_failure(book, message, error)
     if message.origin is None:
         graves.bury(book, message)
     else:  # Nothing dies twice.
@@ -328,8 +325,11 @@ def _within_rate(book: Book, policy: QueuePolicy, limit: int) -> int:
     return min(limit, int(tally.budget))
 
 
-def _cut(error: str | None) -> str | None:
-    return None if error is None else error.encode(errors="replace")[:LAST_ERROR_BYTES_MAX].decode(errors="ignore")
+def _note_failure(book: Book, message: Stored, error: str | None) -> None:
+    message.failures += 1
+    book.tally.failed += 1
+    if error is not None:  # What went wrong before says more than nothing.
+        message.last_error = error.encode(errors="replace")[:LAST_ERROR_BYTES_MAX].decode(errors="ignore")
 
 
 def _mismatch(proof: MessageLease) -> QueueMessageLeaseMismatch:
