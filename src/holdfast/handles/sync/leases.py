@@ -89,9 +89,13 @@ class Lease:
         self.expires_ms = granted.expires_ms
         return self.expires_at
 
-    def release(self) -> bool:
-        """Give it back; whether it was held until now. Giving back twice is fine."""
-        return (self._port.call(ReleaseLease(self.proof))).released
+    def release(self, *, tier: Tier = Tier.IMPORTANT) -> bool:
+        """Give it back; whether it was held until now. Giving back twice is fine.
+
+        A release need not be synced to be safe: one that a power failure takes back ends by itself when its time is
+        over, and whoever acquires the lease before that waits for a sync that covers both.
+        """
+        return (self._port.call(ReleaseLease(self.proof, tier=tier))).released
 
     def __enter__(self) -> Self:
         return self
