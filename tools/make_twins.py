@@ -18,6 +18,8 @@ NOT_TWINNED = {  # These serve threads and event loops alike.
         "__init__",
         "activity",
         "cancelled",
+        "checkpoints",
+        "checkups",
         "events",
         "lockmodes",
         "locktable",
@@ -29,6 +31,7 @@ NOT_TWINNED = {  # These serve threads and event loops alike.
         "sweeper",
         "upkeep",
         "waits",
+        "walks",
     ),
 }
 

@@ -100,6 +100,12 @@ LOCK_WAIT_SECONDS: Final = 5.0  # How long to wait for a row unless a caller say
 LOCK_BULK_WAIT_SECONDS: Final = 10.0  # And for a table or everything, which many may hold.
 LOCK_NAME_CHARACTERS_MAX: Final = 512
 
+# Backups of a plane that goes on.
+CHECKPOINTS_MAX: Final = 4  # Each holds on to disk that the key space would have given back.
+CHECKPOINT_IDLE_SECONDS: Final = 3_600  # Then nobody will come back for it.
+LINES_MAX: Final = 1_000  # Of a list that is streamed, at a time,
+LINES_SECONDS_MAX: Final = 0.5  # and how long they may be gathered: whoever waits sees that there is life.
+
 # Session logs.
 ACTIVITY_FLUSH_SECONDS: Final = 0.2  # How long a record may stay in memory.
 ACTIVITY_BUFFER_BYTES_MAX: Final = 1_048_576  # Above this the caller writes the session's records itself.

@@ -695,7 +695,7 @@ def test_a_sound_directory_is_found_sound(hf: Hf, data: Path) -> None:
 def test_a_directory_that_is_none_is_not_made_by_looking(hf: Hf, tmp_path: Path) -> None:
     hf("doctor", str(tmp_path / "none"), code=4)
     assert not (tmp_path / "none").exists()
-    hf("--url", "http://127.0.0.1:1", "doctor", code=9)
+    hf("--url", "http://127.0.0.1:1", "--patience", "0.1", "doctor", code=9)
     hf("--url", "memory:", "doctor", code=2)
 
 
@@ -839,7 +839,8 @@ def test_where_a_backup_goes_is_checked(hf: Hf, data: Path, tmp_path: Path) -> N
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("x")
     hf("backup", str(tmp_path / "full"), code=5)
-    assert "stop `holdfast serve`" in hf("--url", "http://127.0.0.1:1", "backup", str(tmp_path / "b"), code=9).stderr
+    nobody = ("--url", "http://127.0.0.1:1", "--patience", "0.1")
+    assert "does not answer" in hf(*nobody, "backup", str(tmp_path / "b"), code=9).stderr
     assert "pg_dump" in hf("--url", "postgresql://x@y/z", "backup", str(tmp_path / "b"), code=9).stderr
     with holdfast.open(f"dir:{data}"):
         hf("--patience", "0.1", "backup", str(tmp_path / "b"), code=9)

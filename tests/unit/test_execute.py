@@ -19,7 +19,9 @@ from holdfast.errors import InvalidArgument
 from holdfast.plane.execute import OPERATIONS, execute
 from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
+from holdfast.wire.backups import ListBackup, OpenBackup
 from holdfast.wire.blobs import OpenBlob, PutBlob, WriteBlob
+from holdfast.wire.checkups import RunCheckups
 from holdfast.wire.frames import AnyRequest
 from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs, Value
 from holdfast.wire.requests import Committed, Request
@@ -73,7 +75,7 @@ def test_no_two_requests_share_an_operation() -> None:
 
 def test_everything_may_be_asked_over_the_network_but_what_was_left_out_on_purpose() -> None:
     """Raw writes could break any layer, and bodies go by HTTP."""
-    left_out = {PutPair, DeletePair, WriteBlob, OpenBlob}
+    left_out = {PutPair, DeletePair, WriteBlob, OpenBlob, ListBackup, OpenBackup, RunCheckups}
     assert set(get_args(AnyRequest)) == OPERATIONS.keys() - left_out
 
 

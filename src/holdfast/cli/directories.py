@@ -1,6 +1,5 @@
-"""A data directory as `doctor` and `backup` see it: opened as it is, never made, with nothing running on it."""
+"""A data directory as `doctor` and `backup` see it without a server: opened as it is, never made, nothing running."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,7 @@ from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.cli.planes import Target, patiently
 from holdfast.errors import InvalidUrl, NotFound, PathUnusable, SchemaMismatch, Unsupported
-from holdfast.kv import Database, Pair, Subspace
-from holdfast.layers.worlds import first_elements
-from holdfast.limits import PAGE_ITEMS
-from holdfast.plane.open import FORMAT
+from holdfast.plane.formats import FORMAT
 
 MARKER = "holdfast.json"
 
@@ -22,17 +18,12 @@ def path_of(place: Target, *, what_for: str) -> Path:
     """The folder of a `dir:` URL.
 
     Raises:
-        Unsupported: it is a server, or a PostgreSQL.
+        Unsupported: it is a PostgreSQL.
     """
-    if place.is_server:
-        raise Unsupported(
-            f"A {what_for} over the network is not there yet. On the server's machine: stop `holdfast serve`, run "
-            f"holdfast --url dir:PATH {what_for} … on its data directory, and start it again"
-        )
     if not place.url.startswith("dir:"):
         if place.url.startswith("postgres"):
             raise Unsupported(f"PostgreSQL has its own tools for a {what_for} (pg_dump, amcheck); use those")
-        raise InvalidUrl(f"A {what_for} is for a data directory; give --url dir:PATH")
+        raise InvalidUrl(f"A {what_for} is for a data directory or a server; give --url dir:PATH, or http://HOST:PORT")
     return Path(place.url.removeprefix("dir:")).expanduser()
 
 
@@ -70,23 +61,3 @@ def objects_of(path: Path, place: Target) -> ObjectStore | None:
         return open_objects(place.objects)
     folder = path / "objects"
     return open_objects(f"dir:{folder}") if folder.is_dir() else None
-
-
-def walk(database: Database, begin: bytes, end: bytes) -> Iterator[Pair]:
-    """Every pair of a range, in bounded memory; nobody else writes meanwhile."""
-    while page := database.read(lambda tx, begin=begin: tx.scan(begin, end, limit=PAGE_ITEMS)):
-        yield from page
-        begin = page[-1][0] + b"\x00"
-
-
-def universes(database: Database) -> Iterator[str]:
-    """The names of all universes."""
-    return names(database, Subspace("u"))
-
-
-def names(database: Database, rooms: Subspace) -> Iterator[str]:
-    """The names of what has rooms of its own in a subspace, as worlds and queues do."""
-    after = ""
-    while page := database.read(lambda tx, after=after: first_elements(tx, rooms, after, PAGE_ITEMS)):
-        yield from page
-        after = page[-1]

@@ -18,11 +18,11 @@ from obstore.store import LocalStore
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.cli import planes, printing
-from holdfast.cli.backups import BACKUP_FORMAT, FINISHED, MANIFEST, Finished, Line
 from holdfast.cli.commands import Verb
+from holdfast.cli.copies import BACKUP_FORMAT, FINISHED, MANIFEST, Finished, Line
 from holdfast.cli.directories import MARKER
 from holdfast.errors import Conflict, HashMismatch, MissingObject, NotFound, ObjectNotFound, SchemaMismatch
-from holdfast.plane.open import FORMAT
+from holdfast.plane.formats import FORMAT
 
 _PLACES: Final = {"keyspace": "kv", "objects": "objects", "activity": "activity"}  # Where each part of a backup goes.
 

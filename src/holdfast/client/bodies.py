@@ -79,7 +79,7 @@ def headers(server: Server, **others: str) -> dict[str, str]:
 def put(server: Server, universe: str, data: bytes) -> Stored:
     """Store bytes that are at hand; sent again if the connection breaks, which stores them once."""
     pieces = range(0, len(data), BLOB_PART_BYTES)
-    return _patiently(server, lambda: _upload(server, universe, (data[at : at + BLOB_PART_BYTES] for at in pieces)))
+    return patiently(server, lambda: _upload(server, universe, (data[at : at + BLOB_PART_BYTES] for at in pieces)))
 
 
 def send(server: Server, universe: str, chunks: Iterable[bytes]) -> Stored:
@@ -162,11 +162,21 @@ def _upload(server: Server, universe: str, pieces: Iterator[bytes]) -> Stored:
     finally:
         connection.close()
     if response.status >= http.client.BAD_REQUEST:
-        raise _problem(data)
+        raise problem_in(data)
     return msgspec.json.decode(data, type=Stored)
 
 
 # Down.
+
+
+class Parts(Protocol):
+    """Something that comes one part after the other."""
+
+    def read(self) -> bytes:
+        """The next part; nothing at the end."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Download:
@@ -186,7 +196,7 @@ class Download:
         self._whole = True
         self._done = False
         self._connection: http.client.HTTPConnection | None = None
-        self._response = _patiently(server, self._open)
+        self._response = patiently(server, self._open)
 
     def read(self) -> bytes:
         """The next part; nothing at the end.
@@ -197,7 +207,7 @@ class Download:
         """
         if self._done:
             return b""
-        part = _patiently(self._server, self._part)
+        part = patiently(self._server, self._part)
         self._sha.update(part)
         self._place += len(part)
         if not part:
@@ -242,7 +252,7 @@ class Download:
             response = connection.getresponse()
             is_behind = response.status == http.client.REQUESTED_RANGE_NOT_SATISFIABLE
             if response.status >= http.client.BAD_REQUEST and not is_behind:
-                raise _problem(response.read())
+                raise problem_in(response.read())
             if begin and response.status == http.client.OK:
                 raise Unreachable(
                     f"{self._server.url} was asked for a part and sends all; something between cuts Range"
@@ -257,9 +267,8 @@ class Download:
         return response
 
 
-def receive(server: Server, request: OpenBlob) -> Iterator[bytes]:
-    """The parts of a blob. Asking for it is done at once, so that what is wrong is said here."""
-    download = Download(server, request)
+def receive(download: Parts) -> Iterator[bytes]:
+    """The parts of a download. It was begun by whoever made it, so what is wrong was said there."""
 
     def parts() -> Iterator[bytes]:
         try:
@@ -271,9 +280,8 @@ def receive(server: Server, request: OpenBlob) -> Iterator[bytes]:
     return parts()
 
 
-async def receive_async(server: Server, request: OpenBlob) -> AsyncIterator[bytes]:
+def receive_async(download: Parts) -> AsyncIterator[bytes]:
     """`receive` for an event loop."""
-    download = await asyncio.to_thread(Download, server, request)
 
     async def parts() -> AsyncIterator[bytes]:
         try:
@@ -310,17 +318,17 @@ def post(server: Server, request: Any, key: str | None) -> Any:
         finally:
             connection.close()
         if response.status != http.client.OK:
-            raise _problem(data)
+            raise problem_in(data)
         return decoder_of(request)(data)
 
     def give_up(error: BaseException) -> HoldfastError:
         why = told(server.url, error)
         return unknown(request, why) if was_sent and key is not None else why
 
-    return _patiently(server, once, give_up)
+    return patiently(server, once, give_up)
 
 
-def _patiently(
+def patiently(
     server: Server, work: Callable[[], Result], give_up: Callable[[BaseException], HoldfastError] | None = None
 ) -> Result:
     """Try again for as long as the client is patient; what needs its key, no longer than a server remembers it."""
@@ -335,7 +343,7 @@ def _patiently(
         time.sleep(_PAUSE_SECONDS)
 
 
-def _problem(data: bytes) -> HoldfastError:
+def problem_in(data: bytes) -> HoldfastError:
     """The problem in an answer, in whichever of both forms."""
     for decode in (msgspec.json.decode, msgspec.msgpack.decode):
         try:

@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar
 from holdfast.handles.activity import AsyncActivity
 from holdfast.handles.agents import AsyncAgents
 from holdfast.handles.atomic import AsyncAtomic
+from holdfast.handles.backups import AsyncBackups
 from holdfast.handles.blobs import AsyncBlobs
 from holdfast.handles.entities import AsyncEntities
 from holdfast.handles.leases import AsyncLeaseKey
@@ -41,6 +42,7 @@ class AsyncPlane:
         self.locks = AsyncLocks(port, self.universe)
         self.activity = AsyncActivity(port, self.universe)
         self.tokens = AsyncTokens(port)
+        self.backups = AsyncBackups(port)
         self.agents = AsyncAgents(port, self.universe)
 
     def world(self, name: str) -> AsyncWorld:

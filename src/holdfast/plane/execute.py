@@ -18,6 +18,7 @@ from holdfast.plane import (
     activity,
     agents,
     atomic,
+    backups,
     blobs,
     entities,
     leases,
@@ -31,7 +32,9 @@ from holdfast.plane import (
 from holdfast.wire.activity import EndSession, ListLogs, LogRecords, ReadLog
 from holdfast.wire.agents import GetAgent, ListAgents, RegisterAgent
 from holdfast.wire.atomic import CommitAtomic
+from holdfast.wire.backups import BeginBackup, EndBackup, ListBackup, OpenBackup
 from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
+from holdfast.wire.checkups import RunCheckups
 from holdfast.wire.entities import DeleteEntity, GetEntity, PutEntity, ReadChanges, ScanEntities, WriteEntities
 from holdfast.wire.leases import AcquireLease, CheckLease, DescribeLease, KeepLease, ListLeases, ReleaseLease
 from holdfast.wire.mail import (
@@ -174,6 +177,11 @@ OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
     CreateToken: Operation(tokens.create),
     ListTokens: Operation(tokens.page, reads_only=True),
     RevokeToken: Operation(tokens.revoke),
+    BeginBackup: Operation(serve=backups.begin),
+    ListBackup: Operation(serve=backups.files),
+    OpenBackup: Operation(serve=backups.open),
+    EndBackup: Operation(serve=backups.end),
+    RunCheckups: Operation(serve=backups.examine),
     SendMail: Operation(mail.send),
     JoinMailbox: Operation(mail.join),
     LeaveMailbox: Operation(mail.leave),

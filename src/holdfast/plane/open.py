@@ -21,6 +21,7 @@ from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable, SchemaMis
 from holdfast.kv import Database
 from holdfast.kv.serial import SerialDatabase
 from holdfast.layers.blobs import Verify
+from holdfast.plane.formats import FORMAT
 from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
 from holdfast.runtime.sync.blobs import BlobStore
@@ -29,7 +30,6 @@ from holdfast.runtime.upkeep import Upkeep
 from holdfast.runtime.waits import Waits
 from holdfast.tiers import TierPolicy
 
-FORMAT: Final = 1
 _KNOWN: Final = "memory:, dir:PATH or postgresql://user@host/database"
 
 

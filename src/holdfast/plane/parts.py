@@ -63,6 +63,11 @@ class Parts:
         if self._logs.is_dir():  # What a process that is gone has left there is to be rotated.
             self.log()
 
+    @property
+    def logs(self) -> Path:
+        """The folder of session logs that are not in the object store yet."""
+        return self._logs
+
     def locks(self, universe: str) -> LockTable:
         """The lock table of a universe."""
         table = self._locks.get(universe)

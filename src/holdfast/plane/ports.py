@@ -4,20 +4,25 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
+from holdfast import __version__
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Result, Transaction
 from holdfast.layers.blobs import Verify
 from holdfast.layers.once import Once
 from holdfast.plane.execute import Operation, execute, operation_of
+from holdfast.plane.formats import FORMAT
 from holdfast.plane.gathering import Gathering
 from holdfast.plane.once import only_once
 from holdfast.plane.parts import Parts
+from holdfast.runtime.backups import AsyncBackupStore
 from holdfast.runtime.blobs import AsyncBlobStore
+from holdfast.runtime.checkpoints import Checkpoints
 from holdfast.runtime.dispatcher import AsyncDispatcher
 from holdfast.runtime.entities import AsyncEntityStore
 from holdfast.runtime.leases import AsyncLeaseDesk
 from holdfast.runtime.mailrooms import AsyncMailroom
 from holdfast.runtime.queues import AsyncQueueStore
+from holdfast.runtime.sync.backups import BackupStore
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.dispatcher import Dispatcher
 from holdfast.runtime.sync.entities import EntityStore
@@ -45,6 +50,7 @@ class EmbeddedPort:
         dispatcher = Dispatcher(parts.database, parts.clock, parts.waits, parts.tell)
         self.queues = QueueStore(parts.database, dispatcher, self.blobs, parts.tell)
         self.mail = Mailroom(parts.database, parts.clock, parts.waits, parts.tell)
+        self.backups = BackupStore(_checkpoints(parts), parts.objects, self.aside)
         self._transact = parts.database.transact
         self._read = parts.database.read
 
@@ -103,6 +109,7 @@ class AsyncEmbeddedPort:
         dispatcher = AsyncDispatcher(parts.database, parts.clock, parts.waits, parts.tell)
         self.queues = AsyncQueueStore(parts.database, dispatcher, self.blobs, parts.tell)
         self.mail = AsyncMailroom(parts.database, parts.clock, parts.waits, parts.tell)
+        self.backups = AsyncBackupStore(_checkpoints(parts), parts.objects, self.aside)
         self._transact = parts.database.transact_async
         self._read = parts.database.read_async
         self._gatherings: dict[asyncio.AbstractEventLoop, Gathering] = {}  # There is rarely more than one event loop.
@@ -158,6 +165,10 @@ class AsyncEmbeddedPort:
     async def close(self) -> None:
         # Closing syncs and waits for threads, which an event loop must not.
         await asyncio.to_thread(self.parts.stop)
+
+
+def _checkpoints(parts: Parts) -> Checkpoints:
+    return Checkpoints(parts.database, parts.objects, parts.logs, written_by=(FORMAT, __version__))
 
 
 def _noting(

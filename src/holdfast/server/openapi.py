@@ -35,6 +35,7 @@ _NOUNS: Final = {
     "worlds": "Event-sourced agents: journals, inboxes, snapshots.",
     "activity": "Session logs.",
     "blobs": "Bytes that are named by what they are.",
+    "backups": "Copies of everything, and whether it is sound.",
 }
 _EVERYWHERE: Final = (
     Parameter("X-Holdfast-Universe", "header", about="The universe, where neither body nor query names one."),

@@ -15,6 +15,7 @@ import msgspec
 from holdfast.wire.activity import EndSession, ListLogs, LogRecords, ReadLog
 from holdfast.wire.agents import GetAgent, ListAgents, RegisterAgent
 from holdfast.wire.atomic import CommitAtomic
+from holdfast.wire.backups import BeginBackup, EndBackup
 from holdfast.wire.blobs import FindBlob, GetBlob, PutBlob
 from holdfast.wire.entities import DeleteEntity, GetEntity, PutEntity, ReadChanges, ScanEntities, WriteEntities
 from holdfast.wire.leases import AcquireLease, CheckLease, DescribeLease, KeepLease, ListLeases, ReleaseLease
@@ -93,6 +94,7 @@ AnyRequest = (
     | DrainInbox | PutItem | ReadInbox | GetCursor
     | GetPair | ScanPairs | CommitAtomic
     | CreateToken | ListTokens | RevokeToken
+    | BeginBackup | EndBackup
     | SendMail | JoinMailbox | LeaveMailbox | ReadMail | ConfirmMail | CountMail | ReadReceipts | SeeReceipts
     | BlockSender | ListBlocks | ListMailboxes | GetMailPolicy | SetMailPolicy
     | RegisterAgent | GetAgent | ListAgents

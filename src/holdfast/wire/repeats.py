@@ -11,7 +11,9 @@ from typing import Any, Final
 
 from holdfast.wire.activity import EndSession, ListLogs, ReadLog
 from holdfast.wire.agents import GetAgent, ListAgents
+from holdfast.wire.backups import BeginBackup, EndBackup, ListBackup, OpenBackup
 from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
+from holdfast.wire.checkups import RunCheckups
 from holdfast.wire.entities import GetEntity, ReadChanges, ScanEntities
 from holdfast.wire.leases import CheckLease, DescribeLease, ListLeases
 from holdfast.wire.mail import (
@@ -47,6 +49,7 @@ READS: Final[frozenset[type[Request[Any]]]] = frozenset(
         CheckLease, DescribeLease, ListLeases, CheckMessages, PeekMessages, GetQueueStats, ListQueues,
         GetQueuePolicy, ListSchedules, ListTokens, ReadLog, ListLogs,
         CountMail, ReadReceipts, ListBlocks, ListMailboxes, GetMailPolicy, GetAgent, ListAgents,
+        ListBackup, OpenBackup, RunCheckups,
     }
 )  # fmt: skip
 
@@ -56,6 +59,8 @@ SAME_TWICE: Final[dict[type[Request[Any]], str]] = {
     DeleteWorld: "a deleted world stays deleted, and its name taken",
     CompactWorld: "what was moved is not moved again; only the answer differs",
     EndSession: "a file that was closed stays closed",
+    BeginBackup: "a checkpoint that nobody uses goes by itself",
+    EndBackup: "a backup that has ended stays so; only the answer differs",
     ReadMail: "reading removes nothing, and a sender is told once that its mail was delivered",
 }
 

@@ -73,6 +73,11 @@ class RocksDatabase(SerialDatabase):
             raise translated(error, path) from error
 
     @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._path
+
+    @property
     def on_sync(self) -> Callable[[float], None] | None:
         """Whom to tell how long each sync of the log took."""
         return self._log.on_sync

@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar
 from holdfast.handles.sync.activity import Activity
 from holdfast.handles.sync.agents import Agents
 from holdfast.handles.sync.atomic import Atomic
+from holdfast.handles.sync.backups import Backups
 from holdfast.handles.sync.blobs import Blobs
 from holdfast.handles.sync.entities import Entities
 from holdfast.handles.sync.leases import LeaseKey
@@ -41,6 +42,7 @@ class Plane:
         self.locks = Locks(port, self.universe)
         self.activity = Activity(port, self.universe)
         self.tokens = Tokens(port)
+        self.backups = Backups(port)
         self.agents = Agents(port, self.universe)
 
     def world(self, name: str) -> World:

@@ -4,6 +4,7 @@ from typing import Final
 
 from holdfast.server.http import (
     activity,
+    backups,
     blobs,
     calls,
     deliveries,
@@ -35,4 +36,5 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *mail.ENDPOINTS,
     *activity.ENDPOINTS,
     *blobs.ENDPOINTS,
+    *backups.ENDPOINTS,
 )

@@ -1,19 +1,19 @@
 """What a healthy data directory looks like, looked at piece by piece.
 
-Every function walks over one kind of thing and gives a finding for each that is not as it should be. Damage that stops
-a walk is a finding too. Nothing is repaired: Holdfast never heals damage in silence.
+Every function walks over one kind of thing. It gives a number for each of them that it has looked at, 0 where that
+takes long, and a finding for each that is not as it should be. Damage that stops a walk is a finding too. Nothing is
+repaired: Holdfast never heals damage in silence.
 """
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Generator, Iterator
+from typing import Final, TypeAlias
 
 import cbor2
 import msgspec
 
 from holdfast.backends.objects import ObjectStore
-from holdfast.cli.directories import names, universes, walk
 from holdfast.errors import Corrupt, HoldfastError, ObjectNotFound
 from holdfast.kv import Database, Subspace, prefix_range
 from holdfast.layers import blobs, inboxes, journals, records, segments, snapshots, worlds
@@ -24,50 +24,56 @@ from holdfast.layers.queues.tallies import Tally
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import PRIORITY_MAX
+from holdfast.runtime.walks import names, universes, walk
+from holdfast.wire.checkups import Finding
 
 SAMPLED_FIRST: Final = 64  # So many large blobs are hashed in any case,
 SAMPLED_OF_REST: Final = 0.05  # and of the others this part, unless all are asked for.
-_RESTORE: Final = "restore it from a backup"
 _GONE: Final = (WorldState.DELETING, WorldState.DELETED)
 
-Seen = Callable[[int], None]
+Looked: TypeAlias = Iterator[int | Finding]
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """Something that is not as it should be, and what to do about it."""
+def every(
+    database: Database, objects: ObjectStore | None, *, deep: bool, live: Database | None = None
+) -> dict[str, Callable[[], Looked]]:
+    """All the ways to look at a data directory, by what they look at; `live` is what `database` may be a copy of."""
+    return {
+        "keys": lambda: key_space(database),
+        "blobs": lambda: all_blobs(database, objects, deep=deep),
+        "worlds": lambda: all_worlds(database, objects, live),
+        "messages": lambda: all_queues(database),
+    }
 
-    where: str
-    what: str
-    advice: str = _RESTORE
 
-
-def key_space(database: Database, seen: Seen) -> Iterator[Finding]:
+def key_space(database: Database) -> Looked:
     """Read every key and value once, so that every checksum below them was looked at."""
     try:
         for _ in walk(database, *prefix_range(b"")):
-            seen(1)
+            yield 1
     except Corrupt as error:
         yield Finding("key space", f"it cannot be read to its end ({error})")
 
 
-def all_blobs(database: Database, objects: ObjectStore | None, seen: Seen, *, deep: bool) -> Iterator[Finding]:
+def all_blobs(database: Database, objects: ObjectStore | None, *, deep: bool) -> Looked:
     """Every blob is there with its size; some are hashed again, or all."""
     sample, large = random.Random(0), 0
     for universe in universes(database):
         room = Subspace("u", universe, "cas")
         for key, value in walk(database, *room.range()):
-            seen(1)
+            yield 1
             digest = room.unpack(key)[0]
             blob = msgspec.msgpack.decode(value, type=Blob)
             large += blob.inline is None
             is_hashed = deep or blob.inline is not None or large <= SAMPLED_FIRST or sample.random() < SAMPLED_OF_REST
-            if what := _fault_of_blob(objects, universe, digest, blob, is_hashed=is_hashed):
+            what = yield from _fault_of_blob(objects, universe, digest, blob, is_hashed=is_hashed)
+            if what is not None:
                 yield Finding(f"blob {digest.hex()} of {universe}", what)
 
 
 def _fault_of_blob(
     objects: ObjectStore | None, universe: str, digest: bytes, blob: Blob, *, is_hashed: bool
-) -> str | None:
+) -> Generator[int, None, str | None]:
     if blob.inline is not None:
         is_right = len(blob.inline) == blob.size and hashlib.sha256(blob.inline).digest() == digest
         return None if is_right else "its bytes have another hash"
@@ -82,6 +88,7 @@ def _fault_of_blob(
             sha = hashlib.sha256()
             for part in objects.open(path):
                 sha.update(part)
+                yield 0
             if sha.digest() != digest:
                 return "its bytes have another hash"
     except ObjectNotFound:
@@ -91,25 +98,37 @@ def _fault_of_blob(
     return None
 
 
-def all_worlds(database: Database, objects: ObjectStore | None, seen: Seen) -> Iterator[Finding]:
+def all_worlds(database: Database, objects: ObjectStore | None, live: Database | None = None) -> Looked:
     """Journals have no hole, segments their checksums, snapshots their bytes, inboxes their items."""
     for universe in universes(database):
         for name in names(database, Subspace("u", universe, "w")):
-            seen(1)
+            yield 1
             world = World(universe, name)
-            try:
-                if database.read(worlds.describe, world).state not in _GONE:
-                    for check in (_segments, _journal, _snapshots, _inbox):
-                        yield from check(database, objects, world)
-            except HoldfastError as error:
-                yield Finding(f"world {name} of {universe}", f"it cannot be read ({error})")
+            for found in _world(database, objects, world):
+                if isinstance(found, Finding) and live is not None and _is_gone(live, world):
+                    break  # It was deleted since, and its segments with it.
+                yield found
 
 
-def _journal(database: Database, _objects: ObjectStore | None, world: World) -> Iterator[Finding]:
+def _world(database: Database, objects: ObjectStore | None, world: World) -> Looked:
+    try:
+        if not _is_gone(database, world):
+            for check in (_segments, _journal, _snapshots, _inbox):
+                yield from check(database, objects, world)
+    except HoldfastError as error:
+        yield Finding(f"world {world.name} of {world.universe}", f"it cannot be read ({error})")
+
+
+def _is_gone(database: Database, world: World) -> bool:
+    return database.read(worlds.describe, world).state in _GONE
+
+
+def _journal(database: Database, _objects: ObjectStore | None, world: World) -> Looked:
     where = f"world {world.name} of {world.universe}"
     head, expected = database.read(lambda tx: (journals.head(tx, world), journals.first_hot(tx, world)))
     prefix = worlds.room(world).key("journal", "e")
     for key, record in walk(database, *prefix_range(prefix)):
+        yield 0
         height = int.from_bytes(key[len(prefix) :], "big")
         if height < expected:
             continue  # A compaction that was interrupted left it; a segment has it.
@@ -128,10 +147,11 @@ def _journal(database: Database, _objects: ObjectStore | None, world: World) -> 
         yield Finding(where, f"its journal has records up to {expected - 1}, beyond its head {head}")
 
 
-def _segments(database: Database, objects: ObjectStore | None, world: World) -> Iterator[Finding]:
+def _segments(database: Database, objects: ObjectStore | None, world: World) -> Looked:
     where = f"world {world.name} of {world.universe}"
     expected = 0
     for _, value in walk(database, *Subspace("u", world.universe, "segments", world.name).range()):
+        yield 0
         segment = msgspec.msgpack.decode(value, type=SegmentRecord)
         if segment.start != expected:
             yield Finding(where, f"its segments skip record {_span(expected, segment.start - 1)}")
@@ -149,7 +169,7 @@ def _segments(database: Database, objects: ObjectStore | None, world: World) -> 
         yield Finding(where, f"record {_span(expected, hot - 1)} is neither hot nor in a segment")
 
 
-def _snapshots(database: Database, _objects: ObjectStore | None, world: World) -> Iterator[Finding]:
+def _snapshots(database: Database, _objects: ObjectStore | None, world: World) -> Looked:
     where = f"world {world.name} of {world.universe}"
     head = database.read(journals.head, world)
     start = 0
@@ -165,7 +185,7 @@ def _snapshots(database: Database, _objects: ObjectStore | None, world: World) -
         yield Finding(where, f"its baseline is not the snapshot at {baseline.height}")
 
 
-def _inbox(database: Database, _objects: ObjectStore | None, world: World) -> Iterator[Finding]:
+def _inbox(database: Database, _objects: ObjectStore | None, world: World) -> Looked:
     where = f"world {world.name} of {world.universe}"
     following = database.read(inboxes.next_sequence, world)
     cursor = database.read(inboxes.cursor, world)
@@ -175,6 +195,7 @@ def _inbox(database: Database, _objects: ObjectStore | None, world: World) -> It
     first = database.read(lambda tx: int.from_bytes(tx.get(worlds.room(world).key("inbox", "first")) or b"", "big"))
     expected = first
     for key, _ in walk(database, *prefix_range(prefix)):
+        yield 0
         sequence = int.from_bytes(key[len(prefix) :], "big")
         if sequence != expected:
             yield Finding(where, f"its inbox has no item {_span(expected, sequence - 1)}")
@@ -183,24 +204,25 @@ def _inbox(database: Database, _objects: ObjectStore | None, world: World) -> It
         yield Finding(where, f"its inbox has no item {_span(expected, following - 1)}")
 
 
-def all_queues(database: Database, seen: Seen) -> Iterator[Finding]:
+def all_queues(database: Database) -> Looked:
     """Tallies equal a count, and every message can be delivered."""
     for universe in universes(database):
         for name in names(database, Subspace("u", universe, "q")):
             queue = QueueKey(universe, name)
             where = f"queue {name} of {universe}"
             try:
-                yield from (Finding(where, what) for what in _faults_of_queue(database, queue, seen))
+                for found in _faults_of_queue(database, queue):
+                    yield Finding(where, found) if isinstance(found, str) else found
             except (HoldfastError, msgspec.MsgspecError) as error:
                 yield Finding(where, f"it cannot be read ({error})")
 
 
-def _faults_of_queue(database: Database, queue: QueueKey, seen: Seen) -> Iterator[str]:
+def _faults_of_queue(database: Database, queue: QueueKey) -> Iterator[int | str]:
     room = rooms.room_of(queue)
     tally: Tally = database.read(tallies.total, room)
     counted = Tally()
     for key, value in walk(database, *room.ready_range()):
-        seen(1)
+        yield 1
         message = rooms.decode(value)
         counted.ready[message.priority] = counted.ready.get(message.priority, 0) + 1
         yield from _faults_of_message(database, queue, message)
@@ -209,7 +231,7 @@ def _faults_of_queue(database: Database, queue: QueueKey, seen: Seen) -> Iterato
         if message.id < tally.fronts.get(message.priority, b""):
             yield f"message {rooms.text_of(message.id)} is ready and would never be delivered"
     for _, value in walk(database, *prefix_range(room.parked)):
-        seen(1)
+        yield 1
         message = rooms.decode(value)
         if message.owner is None:
             counted.delayed += 1
@@ -221,7 +243,7 @@ def _faults_of_queue(database: Database, queue: QueueKey, seen: Seen) -> Iterato
         if message.due_ms < tally.next_due_ms:
             yield f"message {rooms.text_of(message.id)} is due before the queue looks for it"
     for _, value in walk(database, *room.waiting.range()):
-        seen(1)
+        yield 1
         counted.blocked += 1
         yield from _faults_of_message(database, queue, rooms.decode(value))
     yield from _miscounts(tally, counted)

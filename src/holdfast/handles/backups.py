@@ -1,0 +1,94 @@
+"""Backups of a plane that goes on, and what is found by looking at it."""
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from holdfast.errors import Unreachable
+from holdfast.wire import AsyncPort
+from holdfast.wire.backups import (
+    BackupBegun,
+    BackupFile,
+    BeginBackup,
+    EndBackup,
+    Line,
+    ListBackup,
+    OpenBackup,
+)
+from holdfast.wire.checkups import RunCheckups, Seen
+from holdfast.wire.problems import error_of
+
+_decode = msgspec.json.Decoder(Line).decode
+
+
+class AsyncBackups:
+    """The backups of a whole plane, every universe of it. `holdfast backup` makes one; this is what it is made of."""
+
+    def __init__(self, port: AsyncPort) -> None:
+        self._port = port
+
+    async def begin(self) -> BackupBegun:
+        """Make a checkpoint: the plane at this moment. It stays until `end`, or until nobody has used it for an hour.
+
+        Raises:
+            Unsupported: the plane is not in a directory.
+            Busy: as many are under way as may.
+        """
+        return await self._port.call(BeginBackup())
+
+    async def files(self, id: str) -> AsyncIterator[BackupFile]:
+        """Every file that belongs to it: the key space, the objects that it names, and session logs.
+
+        Raises:
+            NotFound: there is no such checkpoint.
+        """
+        return _files(await self._port.receive(ListBackup(id)))
+
+    async def open(self, id: str, path: str, *, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """The bytes of one of its files, or some of them.
+
+        Raises:
+            NotFound: there is no such checkpoint, or no such file any more.
+        """
+        return await self._port.receive(OpenBackup(id, path, start, length))
+
+    async def end(self, id: str) -> bool:
+        """Remove a checkpoint; whether it was there. Ending it twice is fine."""
+        return (await self._port.call(EndBackup(id))).ended
+
+    async def examine(self, *, deep: bool = False) -> AsyncIterator[Seen]:
+        """Look at everything that the plane keeps, as it is at this moment, and tell what is seen.
+
+        `deep` hashes every blob, not a sample of the large ones. Nothing is repaired.
+
+        Raises:
+            Unsupported: the plane is not in a directory.
+        """
+        return _seen(await self._port.receive(RunCheckups(deep)))
+
+
+async def _files(chunks: AsyncIterator[bytes]) -> AsyncIterator[BackupFile]:
+    async for line in _lines(chunks):
+        if line.file is not None:
+            yield line.file
+
+
+async def _seen(chunks: AsyncIterator[bytes]) -> AsyncIterator[Seen]:
+    async for line in _lines(chunks):
+        if line.seen is not None:
+            yield line.seen
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[Line]:
+    """The lines of a list, which says itself where it ends."""
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for encoded in lines:
+            line = _decode(encoded)
+            if line.problem is not None:
+                raise error_of(line.problem)
+            if line.end:
+                return
+            yield line
+    raise Unreachable("The list ended before its end; ask for it again")

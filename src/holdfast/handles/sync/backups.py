@@ -1,0 +1,94 @@
+"""Generated from handles/backups.py by tools/make_twins.py; change that file instead."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from holdfast.errors import Unreachable
+from holdfast.wire import Port
+from holdfast.wire.backups import (
+    BackupBegun,
+    BackupFile,
+    BeginBackup,
+    EndBackup,
+    Line,
+    ListBackup,
+    OpenBackup,
+)
+from holdfast.wire.checkups import RunCheckups, Seen
+from holdfast.wire.problems import error_of
+
+_decode = msgspec.json.Decoder(Line).decode
+
+
+class Backups:
+    """The backups of a whole plane, every universe of it. `holdfast backup` makes one; this is what it is made of."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+
+    def begin(self) -> BackupBegun:
+        """Make a checkpoint: the plane at this moment. It stays until `end`, or until nobody has used it for an hour.
+
+        Raises:
+            Unsupported: the plane is not in a directory.
+            Busy: as many are under way as may.
+        """
+        return self._port.call(BeginBackup())
+
+    def files(self, id: str) -> Iterator[BackupFile]:
+        """Every file that belongs to it: the key space, the objects that it names, and session logs.
+
+        Raises:
+            NotFound: there is no such checkpoint.
+        """
+        return _files(self._port.receive(ListBackup(id)))
+
+    def open(self, id: str, path: str, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """The bytes of one of its files, or some of them.
+
+        Raises:
+            NotFound: there is no such checkpoint, or no such file any more.
+        """
+        return self._port.receive(OpenBackup(id, path, start, length))
+
+    def end(self, id: str) -> bool:
+        """Remove a checkpoint; whether it was there. Ending it twice is fine."""
+        return (self._port.call(EndBackup(id))).ended
+
+    def examine(self, *, deep: bool = False) -> Iterator[Seen]:
+        """Look at everything that the plane keeps, as it is at this moment, and tell what is seen.
+
+        `deep` hashes every blob, not a sample of the large ones. Nothing is repaired.
+
+        Raises:
+            Unsupported: the plane is not in a directory.
+        """
+        return _seen(self._port.receive(RunCheckups(deep)))
+
+
+def _files(chunks: Iterator[bytes]) -> Iterator[BackupFile]:
+    for line in _lines(chunks):
+        if line.file is not None:
+            yield line.file
+
+
+def _seen(chunks: Iterator[bytes]) -> Iterator[Seen]:
+    for line in _lines(chunks):
+        if line.seen is not None:
+            yield line.seen
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[Line]:
+    """The lines of a list, which says itself where it ends."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for encoded in lines:
+            line = _decode(encoded)
+            if line.problem is not None:
+                raise error_of(line.problem)
+            if line.end:
+                return
+            yield line
+    raise Unreachable("The list ended before its end; ask for it again")

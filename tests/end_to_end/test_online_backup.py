@@ -1,0 +1,288 @@
+"""A server that runs is backed up and looked at over the network, while others write to it."""
+
+import hashlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import holdfast
+from holdfast.cli import exits
+from holdfast.cli.main import root
+from holdfast.errors import NotAllowed
+
+_tests = Path(__file__).parents[1]  # Test files cannot import each other.
+Server = runpy.run_path(str(_tests / "end_to_end" / "processes.py"))["Server"]
+Proxy = runpy.run_path(str(_tests / "faults" / "proxy.py"))["Proxy"]
+
+LARGE = b"large" * 10_000
+Hf = Callable[..., Result]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Any]:
+    running = Server(tmp_path)
+    yield running
+    running.kill()
+
+
+@pytest.fixture
+def hf(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
+    """Runs a command line against the server."""
+    for name in list(os.environ):
+        if name.startswith("HOLDFAST_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOLDFAST_URL", server.url)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+    def run(*words: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(root, words)
+        assert result.exit_code == code, (words, result.exit_code, result.output)
+        return result
+
+    return run
+
+
+def fill(server: Any) -> None:
+    """Something of everything."""
+    with server.plane() as plane:
+        world = plane.world("ada")
+        world.create()
+        world.append(list(range(100)), expected_head=0)
+        whole = {"receipt_horizon_height": 100, "manifest_hash": world.snapshots.baseline().manifest_hash}
+        world.snapshots.commit({"n": 1}, height=100, promote=True, **whole)
+        assert world.compact(entries=16, margin=10).segments == 5
+        plane.blobs.put(LARGE)
+        plane.queue("jobs").put_many(range(5))
+        plane.activity.log("s", {"a": 1})
+        plane.state("k").update({"n": 1})
+
+
+def left(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "data").glob(".checkpoint-*"))
+
+
+def test_a_server_is_backed_up_while_others_write_to_it(server: Any, hf: Hf, tmp_path: Path) -> None:
+    fill(server)
+    stop, acknowledged = threading.Event(), [0]
+
+    def write() -> None:
+        with server.plane() as plane:
+            while not stop.is_set():
+                number = acknowledged[0]
+                blob = plane.blobs.put(b"%d " % number * 20_000)
+                plane.atomic().put(plane.queue("numbers"), number).update(plane.state("last"), blob).commit()
+                acknowledged[0] += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        while acknowledged[0] < 20:
+            time.sleep(0.01)
+        before = acknowledged[0]
+        made = json.loads(hf("backup", str(tmp_path / "backup"), "--json").stdout)
+        after = acknowledged[0]
+    finally:
+        stop.set()
+        writer.join()
+    assert made["version"] == holdfast.__version__
+    assert left(tmp_path) == []
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    assert json.loads(hf("doctor", str(tmp_path / "again"), "--deep", "--json").stdout)["sound"]
+    with holdfast.open(f"dir:{tmp_path / 'again'}") as plane:
+        numbers = [int(each.payload or b"") for each in plane.queue("numbers").peek(10_000)]
+        assert numbers == list(range(len(numbers)))
+        assert before <= len(numbers) <= after + 1
+        blob = plane.state("last").get().value
+        assert blob == hashlib.sha256(b"%d " % numbers[-1] * 20_000).hexdigest()  # One commit, both or neither.
+        assert plane.blobs.get(blob) == b"%d " % numbers[-1] * 20_000
+        assert plane.world("ada").read(0, limit=200)[-1].height == plane.world("ada").head() - 1
+        assert plane.blobs.get(hashlib.sha256(LARGE).hexdigest()) == LARGE
+        assert plane.queue("jobs").stats().ready == 5
+        assert [json.loads(each.record)["a"] for each in plane.activity.read(session="s").records] == [1]
+
+
+def test_a_backup_whose_connection_breaks_goes_on(server: Any, hf: Hf, tmp_path: Path) -> None:
+    with server.plane() as plane:
+        body = os.urandom(9_000_000)
+        hash = plane.blobs.put(body)
+    with Proxy(server.address[1], seed=1) as proxy:
+        proxy.bytes_max = 4_000_000
+        hf("--url", proxy.url, "backup", str(tmp_path / "backup"))
+        assert proxy.cuts
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    with holdfast.open(f"dir:{tmp_path / 'again'}") as plane:
+        assert plane.blobs.get(hash) == body
+
+
+def test_a_backup_that_was_interrupted_goes_on_with_its_moment(server: Any, hf: Hf, tmp_path: Path) -> None:
+    fill(server)
+    body = tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()
+    body.write_bytes(LARGE[::-1])
+    assert "is damaged" in hf("backup", str(tmp_path / "backup"), code=exits.DAMAGED).stderr
+    assert len(left(tmp_path)) == 1
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=4)
+    body.write_bytes(LARGE)
+    hf("queue", "put", "later", "x")  # After the moment that the backup is of.
+    hf("backup", str(tmp_path / "backup"))
+    assert left(tmp_path) == []
+    hf("backup", str(tmp_path / "backup"), code=5)
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    with holdfast.open(f"dir:{tmp_path / 'again'}") as plane:
+        assert plane.queues() == ["jobs"]
+
+
+def test_a_backup_whose_checkpoint_is_gone_begins_again(server: Any, hf: Hf, tmp_path: Path) -> None:
+    fill(server)
+    body = tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()
+    body.write_bytes(LARGE[::-1])
+    hf("backup", str(tmp_path / "backup"), code=exits.DAMAGED)
+    body.write_bytes(LARGE)
+    with server.plane() as plane:
+        assert plane.backups.end(left(tmp_path)[0].name.removeprefix(".checkpoint-"))
+    hf("queue", "put", "later", "x")
+    hf("backup", str(tmp_path / "backup"))
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    with holdfast.open(f"dir:{tmp_path / 'again'}") as plane:
+        assert plane.queues() == ["jobs", "later"]
+
+
+def test_an_object_that_is_gone_for_good_is_no_whole_backup(server: Any, hf: Hf, tmp_path: Path) -> None:
+    fill(server)
+    (tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()).unlink()
+    assert "no whole backup" in hf("backup", str(tmp_path / "backup"), code=exits.DAMAGED).stderr
+    assert left(tmp_path) == []
+    assert not (tmp_path / "backup" / "backup.json").exists()
+
+
+def test_a_world_that_is_deleted_meanwhile_does_not_stop_a_backup(
+    server: Any, hf: Hf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(server)
+    from holdfast.cli import online
+
+    copied = online._copied
+
+    def deleting(plane: Any, *rest: Any) -> Any:
+        monkeypatch.setattr(online, "_copied", copied)
+        plane.world("ada").archive()
+        plane.world("ada").delete()
+        return copied(plane, *rest)
+
+    monkeypatch.setattr(online, "_copied", deleting)
+    hf("backup", str(tmp_path / "backup"))
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    assert json.loads(hf("doctor", str(tmp_path / "again"), "--deep", "--json").stdout)["sound"]
+
+
+def test_a_backup_survives_the_end_of_its_server(server: Any, hf: Hf, tmp_path: Path) -> None:
+    fill(server)
+    with server.plane() as plane:
+        begun = plane.backups.begin()
+        files = [file.path for file in plane.backups.files(begun.id) if "activity" not in file.path]
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+    again = Server(tmp_path)
+    try:
+        with again.plane() as plane:
+            found = [file.path for file in plane.backups.files(begun.id) if "activity" not in file.path]
+            assert found == files
+    finally:
+        again.kill()
+
+
+def test_where_a_backup_goes_is_checked(hf: Hf, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("x")
+    hf("backup", str(tmp_path / "full"), code=5)
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "started.json").write_text('{"source": "http://other:1", "checkpoint": "{}", "at": ""}')
+    assert "http://other:1" in hf("backup", str(tmp_path / "begun"), code=5).stderr
+    assert left(tmp_path) == []
+
+
+def test_a_token_must_be_for_backups_of_everything(tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        make = plane.tokens.create
+        saver = make("saver", universes="*", verbs="backup:*").token
+        doctor = make("doctor", universes="*", verbs="doctor:run").token
+        tenant = make("tenant", universes="main", verbs="*").token
+    server = Server(tmp_path, tokens=True)
+    try:
+        with server.plane(saver) as plane:
+            begun = plane.backups.begin()
+            assert list(plane.backups.files(begun.id))
+            with pytest.raises(NotAllowed, match="doctor:run"):
+                plane.backups.examine()
+        with server.plane(doctor) as plane:
+            assert list(plane.backups.examine())
+            for refused in (plane.backups.begin, lambda: plane.backups.files(begun.id)):
+                with pytest.raises(NotAllowed):
+                    refused()
+        with server.plane(tenant) as plane:
+            for refused in (
+                plane.backups.begin,
+                plane.backups.examine,
+                lambda: plane.backups.files(begun.id),
+                lambda: plane.backups.open(begun.id, "keyspace/CURRENT"),
+                lambda: plane.backups.end(begun.id),
+            ):
+                with pytest.raises(NotAllowed, match="is not for every universe"):
+                    refused()
+    finally:
+        server.kill()
+
+
+def test_the_doctor_asks_a_server_for_its_own_checks(server: Any, hf: Hf, tmp_path: Path) -> None:
+    fill(server)
+    report = json.loads(hf("doctor", "--deep", "--json").stdout)
+    assert report["sound"]
+    assert report["path"] == server.url
+    assert report["looked_at"]["messages"] == 5
+    assert report["looked_at"]["worlds"] == 1
+    assert f"{server.url} is sound" in hf("doctor").stdout
+    body = tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()
+    body.write_bytes(LARGE[::-1])
+    report = json.loads(hf("doctor", "--json", code=exits.DAMAGED).stdout)
+    assert [each["what"] for each in report["findings"]] == ["its bytes have another hash"]
+    said = hf("doctor", code=exits.DAMAGED).stdout
+    assert "✗ blobs" in said
+    assert "✓ messages: 5 looked at" in said
+    assert left(tmp_path) == []
+
+
+def test_a_server_without_a_directory_says_so(tmp_path: Path) -> None:
+    server = Server(tmp_path, data="memory:")
+    try:
+        for words in (["backup", str(tmp_path / "b")], ["doctor"]):
+            result = CliRunner().invoke(root, ["--url", server.url, *words])
+            assert result.exit_code == 9, result.output
+            assert "pg_dump" in result.stderr
+    finally:
+        server.kill()
+
+
+def test_an_interrupt_leaves_a_backup_that_goes_on(server: Any, hf: Hf, tmp_path: Path) -> None:
+    with server.plane() as plane:
+        plane.blobs.write(os.urandom(1_000_000) for _ in range(60))
+    words = [sys.executable, "-m", "holdfast.cli", "--url", server.url, "backup", str(tmp_path / "backup")]
+    backup = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (tmp_path / "backup" / "started.json").exists() and backup.poll() is None:
+        time.sleep(0.005)
+    backup.send_signal(signal.SIGINT)
+    backup.wait(20)
+    if backup.returncode != 0:  # It may have been too fast.
+        assert len(left(tmp_path)) == 1
+        hf("backup", str(tmp_path / "backup"))
+    assert left(tmp_path) == []
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
