@@ -167,3 +167,27 @@ RECEIPTS_MAX: Final = 10_000  # Receipts that are kept for a sender; the oldest 
 BLOCKS_MAX: Final = 1_000  # Senders that one mailbox blocks.
 AGENT_KEY_BYTES: Final = 32
 CONTENT_TYPE_CHARACTERS_MAX: Final = 256
+
+# Ingress.
+INGRESS_QUEUE_MAX: Final = 4_096  # Accepted pushes that wait for the writer.
+INGRESS_QUEUE_BYTES_MAX: Final = 67_108_864  # And all their bodies, since few large ones take as much as many small.
+INGRESS_WAIT_SECONDS: Final = 0.02  # How long a push waits for room before it is refused as Busy.
+INGRESS_BATCH_MAX: Final = 256  # Pushes of one commit.
+INGRESS_BATCH_BYTES_MAX: Final = 2_097_152  # And all their bodies: half of what one group of works may write.
+INGRESS_FLUSH_SECONDS: Final = 0.2  # How long the first push of a batch waits for others.
+INGRESS_STORE_SECONDS: Final = 2.0  # A batch that is not committed by then is given up.
+INGRESS_LAG_SECONDS: Final = 1.0  # A writer that is further behind says so.
+INGRESS_SAY_SECONDS: Final = 1.0  # How often the same is logged while it lasts.
+INGRESS_FULL_SECONDS: Final = 1.0  # How long a mailbox that was full is taken to be full still.
+DEDUPE_SECONDS: Final = 7 * 86_400.0  # How long the key of a push is remembered.
+DEDUPE_MAX: Final = 10_000  # Keys that are remembered; the oldest are forgotten first.
+DEDUPE_PRUNE_SECONDS: Final = 1.0  # How often keys whose time is over are looked for.
+DEDUPE_SNAPSHOT_SECONDS: Final = 5.0  # How often keys are written down, if there are new ones.
+PUSHES_PER_MINUTE: Final = 120  # Of one peer, unless the settings say otherwise.
+PUSHES_PER_MINUTE_MAX: Final = 100_000_000
+PUSH_PEERS_MAX: Final = 10_000  # Peers whose pushes are counted; whoever was quiet longest makes room.
+PUSH_PAYLOAD_BYTES_MAX: Final = 131_072  # Before base64, which makes 174,763 characters of it.
+PUSH_TEXT_CHARACTERS_MAX: Final = 256  # Of a topic, a key, a session or what is replied to.
+RPC_BYTES_MAX: Final = 262_144  # One JSON-RPC request, or one batch of them.
+RPC_BATCH_MAX: Final = 64  # Calls of one JSON-RPC batch.
+

@@ -20,7 +20,7 @@ HoldfastError
 │   ├── LeaseRequired, LeaseConflict, LeaseExpired, FencingMismatch, TxnMismatch
 │   └── QueueMessageLeaseMismatch
 ├── Busy                  a bound was reached; the same request may succeed later
-│   └── LockTimeout, QueueBusy, QueueFull, ShutdownDraining
+│   └── LockTimeout, QueueBusy, QueueFull, RateLimited, ShutdownDraining
 ├── Closed                the handle was closed
 ├── Corrupt               what is stored is damaged; never healed in silence
 │   ├── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject
@@ -55,7 +55,15 @@ from holdfast.errors.leases import (
     TxnMismatch,
     VersionConflict,
 )
-from holdfast.errors.mail import AgentExists, MailboxTaken, MailNotFound, QueueFull, SealBroken, SenderBlocked
+from holdfast.errors.mail import (
+    AgentExists,
+    MailboxTaken,
+    MailNotFound,
+    QueueFull,
+    RateLimited,
+    SealBroken,
+    SenderBlocked,
+)
 from holdfast.errors.queues import MessageNotFound, QueueBusy, QueueMessageLeaseMismatch, ShutdownDraining
 from holdfast.errors.requests import (
     AnswerTooLarge,
@@ -172,6 +180,7 @@ __all__ = [
     "QueueFull",
     "QueueMessageLeaseMismatch",
     "ReadOnlyTransaction",
+    "RateLimited",
     "Retry",
     "SchemaMismatch",
     "SealBroken",

@@ -9,6 +9,12 @@ class QueueFull(Busy):
     code = "queue_full"
 
 
+class RateLimited(Busy):
+    """The sender has sent as much as it may in this time; nothing was stored."""
+
+    code = "rate_limited"
+
+
 class SenderBlocked(NotAllowed):
     """The recipient does not want mail of this sender; nothing was stored."""
 
