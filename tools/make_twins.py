@@ -30,6 +30,7 @@ NOT_TWINNED = {  # These serve threads and event loops alike.
         "loglines",
         "mailsweeper",
         "recent",
+        "sendings",
         "pushes",
         "pushwriter",
         "rates",

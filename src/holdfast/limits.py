@@ -67,6 +67,7 @@ TRIM_ENTRIES: Final = 1_024  # Hot records that one transaction of a compaction 
 # Calls over the network.
 ONCE_PERIOD_SECONDS: Final = 600  # A key of a call is remembered for one to two of these.
 ONCE_KEY_BYTES_MAX: Final = 256
+ONCE_FORGET_BATCH: Final = 1_000  # Keys that one transaction forgets where several servers share the key space.
 ONCE_RECENT_MAX: Final = 65_536  # Keys of calls to session logs, which are remembered in memory: some 10 MiB.
 FRAME_BYTES_MAX: Final = 4_194_304  # One message of a stream.
 CALLS_MAX: Final = 4_096  # Calls of one connection that are under way.

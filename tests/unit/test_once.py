@@ -14,10 +14,12 @@ from holdfast.errors import (
     InvalidName,
     LeaseExpired,
     LeaseHeld,
+    Unreachable,
     VersionConflict,
 )
-from holdfast.kv import Database
+from holdfast.kv import Database, Subspace, Transaction
 from holdfast.layers import leases, queues
+from holdfast.layers import once as once_module
 from holdfast.layers.leases import LeaseKey
 from holdfast.layers.once import Once, once, sending
 from holdfast.layers.queues import Leased, Purged, QueueKey, Redriven
@@ -110,6 +112,54 @@ def test_a_key_is_forgotten_after_two_periods(port: EmbeddedPort, clock: ManualC
     clock.advance_ms(2 * PERIOD_MS)
     send(port, PUT)
     assert put_total(port) == 2
+
+
+def remembered(port: EmbeddedPort) -> int:
+    begin, end = Subspace("once").range()
+    return len(port.parts.database.read(Transaction.scan, begin, end, limit=1_000))
+
+
+def test_what_is_remembered_does_not_pile_up(
+    port: EmbeddedPort, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once broken: nobody ever forgot a key."""
+    monkeypatch.setattr(once_module, "ONCE_FORGET_BATCH", 3)
+    for number in range(10):
+        send(port, PUT, f"k{number}")
+    port.parts.sendings.stop()
+    clock.advance_ms(PERIOD_MS)
+    send(port, PUT, "later")
+    port.parts.sendings.stop()
+    assert remembered(port) == 11
+    clock.advance_ms(PERIOD_MS)
+    send(port, PUT, "latest")
+    port.parts.sendings.stop()
+    assert remembered(port) == 2
+    assert send(port, PUT, "later") != send(port, PUT, "latest")
+    assert put_total(port) == 12
+
+
+def test_what_cannot_be_forgotten_now_is_forgotten_later(
+    port: EmbeddedPort, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = port.parts.database
+    send(port, PUT)
+    port.parts.sendings.stop()
+    clock.advance_ms(2 * PERIOD_MS)
+    with monkeypatch.context() as patch:
+
+        def refuse(*args: Any, **options: Any) -> Any:
+            raise Unreachable("on purpose")
+
+        patch.setattr(database, "read", refuse)
+        send(port, PUT)
+        port.parts.sendings.stop()
+    assert "on purpose" in caplog.text
+    assert remembered(port) == 2
+    clock.advance_ms(PERIOD_MS)
+    send(port, PUT, "other")
+    port.parts.sendings.stop()
+    assert remembered(port) == 2
 
 
 def test_a_list_that_is_sent_again_is_answered_with_the_same_types(port: EmbeddedPort) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.errors import IdempotencyKeyReused, InvalidArgument
 from holdfast.kv import Subspace, Transaction
-from holdfast.limits import ONCE_KEY_BYTES_MAX, ONCE_PERIOD_SECONDS
+from holdfast.limits import ONCE_FORGET_BATCH, ONCE_KEY_BYTES_MAX, ONCE_PERIOD_SECONDS
 from holdfast.wire.requests import Request
 
 Answer = TypeVar("Answer")
@@ -80,7 +80,7 @@ def recall(tx: Transaction, call: Once) -> bytes | None:
 
 def recall_any(tx: Transaction, call: Once) -> bytes | None:
     """`recall`, also for whoever has remembered it themselves since."""
-    period = tx.now_ms // _PERIOD_MS
+    period = period_of(tx.now_ms)
     for each in (period, period - 1):
         before = tx.get(_place(each) + call.name)
         if before is not None:
@@ -98,12 +98,12 @@ def reused() -> IdempotencyKeyReused:
 
 def remember(tx: Transaction, call: Once, answer: object) -> None:
     """Keep the answer of a call, or how far it came, for whoever sends it again."""
-    tx.put(_place(tx.now_ms // _PERIOD_MS) + call.name, call.digest + _encode(answer))
+    tx.put(_place(period_of(tx.now_ms)) + call.name, call.digest + _encode(answer))
 
 
 def forget_one(tx: Transaction, call: Once) -> None:
     """Forget a call: what it did was undone."""
-    period = tx.now_ms // _PERIOD_MS
+    period = period_of(tx.now_ms)
     for each in (period, period - 1):
         tx.delete(_place(each) + call.name)
 
@@ -114,6 +114,24 @@ def _place(period: int) -> bytes:
     return _ROOM.key(period)
 
 
+def period_of(now_ms: int) -> int:
+    """The period in which keys are remembered together."""
+    return now_ms // _PERIOD_MS
+
+
+def any_forgotten(tx: Transaction) -> bool:
+    """Whether there are keys of periods that are over."""
+    return bool(tx.scan(*_over(tx), limit=1))
+
+
 def forget(tx: Transaction) -> None:
-    """Forget the keys of periods that are over."""
-    tx.delete_range(_ROOM.range()[0], _ROOM.key(tx.now_ms // _PERIOD_MS - 1))
+    """Forget the keys of periods that are over; where several processes write, only as many as hold up nobody."""
+    begin, end = _over(tx)
+    if tx.writer:
+        pairs = tx.scan(begin, end, limit=ONCE_FORGET_BATCH)
+        end = pairs[-1][0] + b"\x00" if pairs else begin
+    tx.delete_range(begin, end)
+
+
+def _over(tx: Transaction) -> tuple[bytes, bytes]:
+    return _ROOM.range()[0], _ROOM.key(period_of(tx.now_ms) - 1)

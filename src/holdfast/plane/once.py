@@ -4,35 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.kv import Transaction
-from holdfast.layers.once import Fresh, Once, once, sending
+from holdfast.layers.once import Once, once, sending
 from holdfast.wire.answers import decoder_of
 from holdfast.wire.repeats import takes_key
 from holdfast.wire.requests import Request
-
-
-class Sendings:
-    """Tells the first sendings of calls from later ones: what is sent for the first time need not be looked for.
-
-    The first sending of a call may still wait for its turn while the call is sent again, and be carried out after it.
-    So nothing that came before a call that is sent again counts as the first from then on.
-    """
-
-    def __init__(self, *, shared: bool) -> None:
-        """Where several servers share the key space, another one may have heard the call: there nothing is fresh."""
-        self._shared = shared
-        self._again = 0
-
-    def heard(self, *, again: bool) -> Fresh:
-        """A call has come; says later whether it is the first of its kind."""
-        self._again += again
-        if again or self._shared:
-            return _never
-        before = self._again
-        return lambda: self._again == before
-
-
-def _never() -> bool:
-    return False
 
 
 def once_of(

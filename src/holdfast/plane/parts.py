@@ -15,11 +15,11 @@ from holdfast.kv import Database
 from holdfast.layers.mailboxes.rooms import MAIL_EVENTS
 from holdfast.layers.queues import DUE, QueueKey, extend
 from holdfast.layers.tiering import LOG_KIND, LOOSE
-from holdfast.plane.once import Sendings
 from holdfast.runtime.activity import ActivityLog
 from holdfast.runtime.events import Events
 from holdfast.runtime.locktable import LockTable
 from holdfast.runtime.mailsweeper import MailSweeper
+from holdfast.runtime.sendings import Sendings
 from holdfast.runtime.sweeper import Sweeper
 from holdfast.runtime.upkeep import Upkeep
 from holdfast.runtime.waits import Waits
@@ -51,7 +51,7 @@ class Parts:
         self.keeper = Keeper(self._extend)
         self.events = Events(self.log, self.session)
         self.shared = shared  # Other processes write to the same key space.
-        self.sendings = Sendings(shared=shared)
+        self.sendings = Sendings(database, (clock or SystemClock()).now_ms, shared=shared)
         self._sweeper: Sweeper | None = None
         self._mail_sweeper: MailSweeper | None = None
         self._logs_are_temporary = logs is None
@@ -131,6 +131,7 @@ class Parts:
         with self._lock:
             self._stopped = True
         self.keeper.close()
+        self.sendings.stop()
         if self._sweeper is not None:
             self._sweeper.stop()
         if self._mail_sweeper is not None:
