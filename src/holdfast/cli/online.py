@@ -9,6 +9,7 @@ names may go while it is copied, if somebody deletes a world; then another one i
 
 import hashlib
 import tempfile
+from collections.abc import Iterator
 from typing import IO, Final
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from holdfast.backends.objects import ObjectStore
 from holdfast.cli import copies, planes, printing
 from holdfast.cli.copies import Finished, Line, Written
+from holdfast.cli.printing import Advance
 from holdfast.errors import MissingObject, NotFound
 from holdfast.handles import Plane
 from holdfast.wire.backups import BackupBegun, BackupFile
@@ -87,8 +89,10 @@ def _copied(plane: Plane, begun: BackupBegun, target: ObjectStore, listed: IO[by
         written = Written(manifest)
         for line in listed:
             file = msgspec.json.decode(line, type=BackupFile)
-            written.add(_known(file, target) or _sent(plane, begun, file, target))
-            advance(file.size)
+            known = _known(file, target)
+            if known is not None:
+                advance(file.size)
+            written.add(known or _sent(plane, begun, file, target, advance))
         return copies.finish(target, manifest, written, data_format=begun.data_format, version=begun.version)
 
 
@@ -104,10 +108,14 @@ def _known(file: BackupFile, target: ObjectStore) -> Line | None:
     return Line(file.path, file.size, sha.hexdigest())
 
 
-def _sent(plane: Plane, begun: BackupBegun, file: BackupFile, target: ObjectStore) -> Line:
+def _sent(plane: Plane, begun: BackupBegun, file: BackupFile, target: ObjectStore, advance: Advance) -> Line:
+    def pieces() -> Iterator[bytes]:
+        for piece in plane.backups.open(begun.id, file.path, length=file.size):  # Session logs may have grown since.
+            yield piece
+            advance(len(piece))
+
     try:
-        # Session logs grow: what was listed is what counts.
-        line = copies.copy(file, lambda: plane.backups.open(begun.id, file.path, length=file.size), target)
+        line = copies.copy(file, pieces, target)
     except NotFound as error:
         raise copies.missing(file.path) from error
     if line.size != file.size:

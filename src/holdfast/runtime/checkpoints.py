@@ -84,10 +84,13 @@ class Checkpoints:
         return ObjectStore(LocalStore(self._folder(id)))
 
     def end(self, id: str) -> bool:
-        """Remove a checkpoint; whether it was there."""
-        try:
-            folder = self._folder(id)
-        except NotFound:
+        """Remove a checkpoint; whether it was there.
+
+        Raises:
+            NotFound: there never was one of that id, because it is none.
+        """
+        folder = self._place(id)
+        if not folder.is_dir():
             return False
         shutil.rmtree(folder, ignore_errors=True)
         return True
@@ -108,11 +111,16 @@ class Checkpoints:
         return self._database.path.parent
 
     def _folder(self, id: str) -> Path:
-        folder = self._data() / f"{_PREFIX}{id}"
-        if not _ID.fullmatch(id) or not folder.is_dir():
-            raise NotFound(f"There is no backup {id[:32]!r}: it ended, or nobody used it for long; begin another")
+        folder = self._place(id)
+        if not folder.is_dir():
+            raise NotFound(f"There is no backup {id}: it ended, or nobody used it for long; begin another")
         os.utime(folder)
         return folder
+
+    def _place(self, id: str) -> Path:
+        if not _ID.fullmatch(id):
+            raise NotFound(f"{id[:32]!r} is no backup; begin another")
+        return self._data() / f"{_PREFIX}{id}"
 
     def _sweep(self, data: Path) -> None:
         for folder in data.glob(f"{_PREFIX}*"):
