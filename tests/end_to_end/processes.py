@@ -23,6 +23,7 @@ from holdfast.handles.sync.plane import Plane
 CHILD = """
 import json, resource, sys
 import msgspec
+from holdfast.server.connections import BoundedHttp
 from holdfast.server.serving import run
 from holdfast.server.settings import Settings
 
@@ -31,7 +32,11 @@ class Bounded(Settings, frozen=True, kw_only=True):
     def http_limits(self):
         return msgspec.structs.replace(super().http_limits, **json.loads(sys.argv[2]))
 
-resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+given = json.loads(sys.argv[3])
+if files := given.pop("files_max", None):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+for name, value in given.items():
+    setattr(BoundedHttp, name, value)
 sys.exit(run(Bounded.load(json.loads(sys.argv[1]))))
 """
 SECONDS_MAX = 20.0
@@ -40,15 +45,25 @@ SECONDS_MAX = 20.0
 class Server:
     """A server process on a free port of the loopback address."""
 
-    def __init__(self, folder: Path, *, limits: dict[str, Any] | None = None, **flags: Any) -> None:
-        """`flags` are those of `holdfast serve`; `limits` are bounds of the HTTP door that it has no flags for."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        limits: dict[str, Any] | None = None,
+        process: dict[str, Any] | None = None,
+        **flags: Any,
+    ) -> None:
+        """`flags` are those of `holdfast serve`. For bounds that it has no flags for, there are `limits`, of the HTTP
+        door, and `process`: attributes of its connections, and `files_max`."""
         self.data = f"dir:{folder / 'data'}"
         self._log = folder / "server.log"
+        self._log_read = 0
         given = {"data": self.data, "port": 0, "log_format": "json", **flags}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-c", CHILD, json.dumps(given), json.dumps(limits or {})],
+                [sys.executable, "-W", "error", "-c", CHILD, json.dumps(given)]
+                + [json.dumps(each or {}) for each in (limits, process)],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -82,7 +97,11 @@ class Server:
         return next(int(line.split()[1]) * 1_024 for line in lines if line.startswith(name))
 
     def log(self) -> str:
-        return self._log.read_text()
+        """What it has logged since `forget_log`."""
+        return self._log.read_bytes()[self._log_read :].decode()
+
+    def forget_log(self) -> None:
+        self._log_read = self._log.stat().st_size
 
     def said(self, *words: str) -> bool:
         """Whether one line of the log has all of these words, now or in a moment."""

@@ -424,7 +424,7 @@ def test_heads_have_a_size_and_a_time(start: Callable[..., Any]) -> None:
     head, _, body = raw(server, get + b"X-A: " + b"a" * 5_000 + b"\r\n\r\n").partition(b"\r\n\r\n")
     id = json.loads(body)["correlation_id"]
     assert f"x-correlation-id: {id}".encode() in head
-    assert server.said("refused: the head", f'"correlation_id":"{id}"')
+    assert server.said("refused: request_head_too_large", f'"correlation_id":"{id}"')
     assert server.get("/readyz")[0] == 200
 
 

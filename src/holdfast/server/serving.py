@@ -8,25 +8,24 @@ a second one ──► the same, without waiting for what is under way
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-import httptools
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from holdfast.errors import InvalidArgument, PathUnusable
 from holdfast.limits import FRAME_BYTES_MAX
 from holdfast.plane.open import open_plane_async
 from holdfast.server import logs
 from holdfast.server.app import make_app
+from holdfast.server.connections import BoundedHttp
 from holdfast.server.doors import Doors
 from holdfast.server.health import Health
 from holdfast.server.logs import Sparing
@@ -43,6 +42,7 @@ _uvicorn.addFilter(lambda record: "returned without completing" not in str(recor
 
 _FRAME_SLACK_BYTES: Final = 1_024  # So that a frame that is a little too large hears so from us, by its name.
 _BACKLOG: Final = 2_048
+_FILES_BESIDE: Final = 1_024  # Of the key space, session logs and blobs on their way.
 _CLOSE_SECONDS: Final = 1  # How long connections may take to close once nothing is under way.
 _CALM_SECONDS: Final = 0.05
 _CALM_LOOKS: Final = 3  # So often in a row nothing was under way: replies are out, and nobody was between two calls.
@@ -56,6 +56,7 @@ def run(settings: Settings) -> int:
         HoldfastError: as `holdfast.open`.
     """
     logs.configure(settings.log_format, settings.log_level)
+    _open_more_files(settings.connections_max)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings))
     return 0
@@ -162,7 +163,11 @@ class Serving:
 
     def _config(self, tls: ssl.SSLContext | None) -> uvicorn.Config:
         settings = self.settings
-        bounds = {"bytes_max": settings.header_bytes_max, "seconds": settings.header_seconds}
+        bounds = {
+            "bytes_max": settings.header_bytes_max,
+            "seconds": settings.header_seconds,
+            "connections_max": settings.connections_max,
+        }
         return uvicorn.Config(
             self.app,
             http=type("Http", (BoundedHttp,), bounds),
@@ -176,85 +181,10 @@ class Serving:
             proxy_headers=False,  # Nobody says in a header who they are.
             server_header=False,
             backlog=_BACKLOG,
-            limit_concurrency=settings.connections_max,
             timeout_keep_alive=settings.keep_alive_seconds,
             timeout_graceful_shutdown=_CLOSE_SECONDS,
             ssl_context_factory=None if tls is None else lambda config, default: tls,  # noqa: ARG005
         )
-
-
-class BoundedHttp(HttpToolsProtocol):
-    """HTTP whose heads have a bounded size and arrive in a bounded time; uvicorn bounds neither."""
-
-    bytes_max = 32_768
-    seconds = 10.0
-
-    _head_bytes = 0
-    _in_head = True
-    _too_large = False
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._timer = self.loop.call_later(self.seconds, self._give_up)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > self.bytes_max and not self.transport.is_closing():
-            self._too_large = True
-            self.send_400_response("")
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._in_head = True
-        if self._timer is None:  # The first head of a connection has its timer already.
-            self._timer = self.loop.call_later(self.seconds, self._give_up)
-
-    def on_headers_complete(self) -> None:
-        self._stop_timer()
-        self._in_head, self._head_bytes = False, 0
-        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.bytes_max:
-            self._too_large = True
-            raise httptools.HttpParserError("the head is too large")
-        super().on_headers_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        if not self._too_large:
-            super().send_400_response(msg)
-            return
-        self._refuse(431, "Request Header Fields Too Large", f"A head has at most {self.bytes_max} bytes; shorten it")
-
-    def _give_up(self) -> None:
-        self._timer = None
-        if not self.transport.is_closing():
-            self._refuse(408, "Request Timeout", f"The head of a request did not arrive within {self.seconds:g} s")
-
-    def _refuse(self, status: int, title: str, detail: str) -> None:
-        code = "request_head_too_large" if status == 431 else "request_timeout"
-        id = uuid.uuid4().hex  # What the caller calls it stands in a head that was not read.
-        with logs.correlated(id):
-            # Debug for those that were silent: whoever keeps a connection in reserve does that.
-            _log.log(logging.WARNING if status == 431 else logging.DEBUG, "refused: the head of a request. %s", detail)
-        body = (
-            f'{{"code":"{code}","title":"{title}","status":{status},"detail":"{detail}",'
-            f'"type":"urn:holdfast:error:{code}","correlation_id":"{id}"}}'
-        )
-        self.transport.write(
-            f"HTTP/1.1 {status} {title}\r\ncontent-type: application/problem+json\r\nx-correlation-id: {id}\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode()
-        )
-        self.transport.close()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 class _Server(uvicorn.Server):
@@ -271,6 +201,17 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self._ready()
+
+
+def _open_more_files(connections: int) -> None:
+    """Let the process have as many files open as it needs for so many connections, as far as it may."""
+    needed = connections + _FILES_BESIDE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        _log.warning("%s files may be open, too few for connections_max=%s; raise ulimit -n", allowed, connections)
 
 
 @contextmanager

@@ -183,6 +183,12 @@ class Stream:
         if len(calls) > CALLS_MAX:
             await self._close(_PROTOCOL_ERROR, f"A frame has at most {CALLS_MAX} calls")
             return
+        numbers = [call.number for call in calls if not isinstance(call, int)]
+        if len(set(numbers)) < len(numbers) or not self._ones.keys().isdisjoint(numbers):
+            # Of two calls that wait under one number only one could be cancelled, and the other would wait for nobody.
+            _log.warning("a frame of %s bytes has a number that another call has", len(data))
+            await self._close(_PROTOCOL_ERROR, "Two calls have the same number")
+            return
         together: list[Call] = []
         refused: list[Reply] = []
         for call in calls:

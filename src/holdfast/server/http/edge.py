@@ -28,9 +28,12 @@ from holdfast.server.http.refusals import (
     problem_for,
     problem_response,
 )
-from holdfast.server.logs import correlated, correlation_id_of
+from holdfast.server.logs import Sparing, correlated, correlation_id_of
 
 _log = logging.getLogger("holdfast.http")
+_refusals = logging.getLogger("holdfast.http.refusals")
+_refusals.addFilter(Sparing(per_second=20))  # Whoever sends nonsense must not fill the disk with what we say about it.
+_WRONG: Final = frozenset((400, 408, 411, 413, 414, 415, 431))  # No program that works sends what is answered so.
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _CONDITIONS: Final = ("if-match", "if-none-match")
 
@@ -139,6 +142,9 @@ def _note(error: Exception, scope: Scope) -> None:
     if isinstance(error, Corrupt):
         _log.error("%s: %s: %s", where, error.code, error)
     elif isinstance(error, HoldfastError | Refusal | Unauthenticated | HTTPException):
-        _log.debug("%s: %s", where, error)
+        status = problem_for(error, "")[0].status
+        _refusals.log(
+            logging.WARNING if status in _WRONG else logging.DEBUG, "refused: %s: %s %s", where, status, error
+        )
     else:
         _log.error("%s failed", where, exc_info=error)

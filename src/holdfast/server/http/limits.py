@@ -21,6 +21,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     stream_bytes_max: int = 5_368_709_120  # A body that is streamed to the object store; S3 copies up to this at once.
     body_seconds_max: float = 30.0  # For all of a body that is held in memory.
     pause_seconds_max: float = 15.0  # Between two pieces of a body that is streamed.
+    stream_bytes_per_second_min: int = 1_024  # Beyond that pause; whoever is slower may hold a connection for years.
     wait_seconds_max: float = 20.0  # Proxies in between give up on answers that take much longer.
     subscribe_seconds_max: float = 3_600.0  # Then the client connects again, perhaps to another server.
     heartbeat_seconds: float = 15.0  # Proxies in between close connections that are silent for a minute.

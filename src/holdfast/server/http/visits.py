@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -80,17 +81,23 @@ class Visit:
         """The body a piece at a time.
 
         Raises:
-            Refusal: it is too long, or the next piece does not come.
+            Refusal: it is too long, the next piece does not come, or so little at a time that it never ends.
         """
-        async with aclosing(self._pieces(self.hall.limits.stream_bytes_max)) as pieces:
+        limits = self.hall.limits
+        size, waited = 0, 0.0
+        async with aclosing(self._pieces(limits.stream_bytes_max)) as pieces:
             while True:
+                left = limits.pause_seconds_max + size / limits.stream_bytes_per_second_min - waited
+                began = time.monotonic()
                 try:
-                    async with asyncio.timeout(self.hall.limits.pause_seconds_max):
+                    async with asyncio.timeout(min(left, limits.pause_seconds_max)):
                         piece = await anext(pieces)
                 except StopAsyncIteration:
                     return
                 except TimeoutError:
                     raise _too_slow() from None
+                waited += time.monotonic() - began
+                size += len(piece)
                 yield piece
 
     async def json(self, *, or_nothing: bool = False) -> Any:

@@ -1,0 +1,825 @@
+"""What nobody should send: each gets a problem or the end of its connection, and a line in the log; the server's memory
+stays bounded, its files stay where they belong, and nothing is seen or changed in another universe."""
+
+import hashlib
+import http.client
+import json
+import random
+import runpy
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection
+from websockets.sync.client import connect as connect_stream
+
+import holdfast
+from holdfast.limits import FRAME_BYTES_MAX
+from holdfast.wire.blobs import FindBlob, GetBlob
+from holdfast.wire.entities import GetEntity, PutEntity
+from holdfast.wire.frames import PROTOCOL, Call, Hello, encode
+from holdfast.wire.leases import AcquireLease, CheckLease, LeaseProof, ListLeases
+from holdfast.wire.queues import ListQueues, NewMessage, PeekMessages, PurgeQueue, PutMessages, ReceiveMessages
+from holdfast.wire.states import GetState, UpdateState
+from holdfast.wire.worlds import AppendEntries, ListWorlds, ReadJournal
+
+_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
+Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
+SEED = 20_261_115
+MIB = 1 << 20
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    with ExitStack() as running:
+
+        def one(**flags: Any) -> Any:
+            server = Server(tmp_path, **flags)
+            running.callback(server.kill)
+            return server
+
+        yield one
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    limits = {"stream_bytes_max": 16 * MIB, "pause_seconds_max": 0.5, "stream_bytes_per_second_min": 1_000}
+    server = Server(tmp_path_factory.mktemp("shared"), header_seconds=0.5, limits=limits)
+    try:
+        server.get("/readyz")
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def server(shared: Any) -> Any:
+    """A server that others have used before."""
+    shared.forget_log()
+    return shared
+
+
+class Answer:
+    """What came back over a bare connection: one answer at most, and then the end."""
+
+    def __init__(self, data: bytes) -> None:
+        self.head, _, self.body = data.partition(b"\r\n\r\n")
+        self.status = int(self.head.split(b" ")[1]) if self.head else 0
+
+    @property
+    def code(self) -> str:
+        """The code of the problem that this is."""
+        packed = b"content-type: application/msgpack" in self.head
+        assert packed or b"application/problem+json" in self.head, self.head
+        problem = msgspec.msgpack.decode(self.body) if packed else json.loads(self.body)
+        assert problem["status"] == self.status
+        assert problem["correlation_id"].encode() in self.head
+        assert problem["detail"]
+        return str(problem["code"])
+
+
+def answer(connection: socket.socket) -> Answer:
+    """Everything that comes until the connection ends."""
+    data = b""
+    with suppress(ConnectionError):
+        while piece := connection.recv(65_536):
+            data += piece
+    return Answer(data)
+
+
+def raw(server: Any, data: bytes) -> Answer:
+    with socket.create_connection(server.address, timeout=SECONDS_MAX) as connection:
+        with suppress(OSError):
+            connection.sendall(data)
+        return answer(connection)
+
+
+@contextmanager
+def dribbling(server: Any, first: bytes, piece: bytes, seconds: float = 0.02) -> Iterator[socket.socket]:
+    """A connection over which one more piece comes every moment, until it ends."""
+    with socket.create_connection(server.address, timeout=SECONDS_MAX) as connection:
+        stopping = threading.Event()
+
+        def dribble() -> None:
+            with suppress(OSError):
+                connection.sendall(first)
+                while not stopping.wait(seconds):
+                    connection.sendall(piece)
+
+        thread = threading.Thread(target=dribble)
+        thread.start()
+        try:
+            yield connection
+        finally:
+            stopping.set()
+            thread.join()
+
+
+def ask(server: Any, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    """The status and the JSON of an answer."""
+    connection = http.client.HTTPConnection(*server.address, timeout=SECONDS_MAX)
+    said = {name.replace("_", "-"): value for name, value in headers.items()}
+    if body is not None and not isinstance(body, bytes):
+        body = json.dumps(body).encode()
+        said.setdefault("content-type", "application/json")
+    try:
+        connection.request(method, path, body, said)
+        response = connection.getresponse()
+        data = response.read()
+        kind = response.headers.get("content-type", "")
+        return response.status, json.loads(data) if kind in ("application/json", "application/problem+json") else data
+    finally:
+        connection.close()
+
+
+def is_logged(server: Any, act: Callable[[], Any], *words: str) -> bool:
+    """Whether the log tells of something that is done again until it does: of many refusals only some are told."""
+    until = time.monotonic() + SECONDS_MAX
+    while time.monotonic() < until:
+        act()
+        if any(all(word in line for word in words) for line in server.log().splitlines()):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# Heads, and what is no HTTP.
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x00\xff\x01",
+        b"NONSENSE\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost : x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: \x00\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n",
+    ],
+)
+def test_what_is_no_http_is_a_problem(server: Any, data: bytes) -> None:
+    found = raw(server, data)
+    assert (found.status, found.code) == (400, "malformed_request")
+    assert is_logged(server, lambda: raw(server, data), "refused: malformed_request")
+    assert server.get("/readyz")[0] == 200
+
+
+def test_a_head_that_dribbles_is_given_up(server: Any) -> None:
+    with dribbling(server, b"GET /healthz HTTP/1.1\r\n", b"X-A: a\r\n") as connection:
+        found = answer(connection)
+    assert (found.status, found.code) == (408, "request_timeout")
+    assert server.said("refused: request_timeout")
+
+
+@pytest.mark.parametrize("head", [b"GET /healthz", b"POST /v1/call", b"POST /v1/blobs", b"PUT /nowhere"])
+@pytest.mark.parametrize("piece", [b"X-A: aaaaaaaa\r\n" * 500, b"X-A: " + b"a" * 8_000], ids=["many", "one"])
+def test_trailers_have_a_size(server: Any, head: bytes, piece: bytes) -> None:
+    before = server.resident_bytes
+    begin = head + b" HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
+    with dribbling(server, begin, piece, 0.0) as connection:
+        assert answer(connection).status in (0, 200, 404, 415, 431)  # Some are answered before their end.
+    assert server.said("refused: request_head_too_large")
+    assert server.resident_bytes - before < 16 * MIB
+
+
+def test_trailers_say_nothing(server: Any) -> None:
+    """A header that comes behind the body has been looked at by nobody in between."""
+    ask(server, "PUT", "/v1/state/k", "main")
+    ask(server, "PUT", "/v1/state/k", "other", X_Holdfast_Universe="other")
+    body = b'{"key":"k"}'
+    found = raw(
+        server,
+        b"POST /v1/state/get HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\nX-Holdfast-Universe: other\r\n\r\n" % (len(body), body),
+    )
+    assert json.loads(found.body.split(b"\r\n")[-1])["state"]["value"] == "main"
+
+
+def test_a_server_has_so_many_connections_and_no_more(start: Callable[..., Any]) -> None:
+    server = start(connections_max=8)
+    stream = server.url.replace("http", "ws", 1) + "/v1/stream"
+    with ExitStack() as held:
+        for number in range(8):
+            if number % 2:
+                held.enter_context(socket.create_connection(server.address))
+            else:
+                held.enter_context(connect_stream(stream, compression=None))
+        found = raw(server, b"GET /v1/queues HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (found.status, found.code) == (503, "too_many_connections")
+        assert b"retry-after: 1" in found.head
+        with pytest.raises(InvalidStatus, match="503"), connect_stream(stream, compression=None):
+            pass
+        assert server.said("refused: too_many_connections")
+    until = time.monotonic() + SECONDS_MAX
+    while server.get("/v1/queues")[0] != 200:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_server_that_may_open_no_more_files_goes_on_when_it_may_again(start: Callable[..., Any]) -> None:
+    server = start(process={"files_max": 200})
+    assert server.said("files may be open", "ulimit -n")
+    with server.plane() as plane:
+        plane.queue("jobs").put(b"before")
+        with ExitStack() as held:
+            for _ in range(400):
+                held.enter_context(socket.create_connection(server.address, timeout=SECONDS_MAX))
+            plane.queue("jobs").put(b"meanwhile")  # Its connection is one of those that there are.
+        until = time.monotonic() + SECONDS_MAX
+        with suppress(OSError):
+            while server.get("/readyz")[0] != 200:
+                assert time.monotonic() < until
+        plane.queue("jobs").put(b"after")
+    with server.plane() as plane:
+        assert plane.queue("jobs").stats().ready == 3
+    assert len(server.log()) < MIB
+
+
+UPGRADE = b"Host: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+KEY = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /v1/stream HTTP/1.1\r\n" + UPGRADE + KEY + b"A: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"GET /v1/stream HTTP/1.1\r\n" + UPGRADE + KEY + b"A: a\r\n" * 200 + b"\r\n",
+        b"GET /v1/stream?" + b"a" * 20_000 + b" HTTP/1.1\r\n" + UPGRADE + KEY + b"\r\n",
+        b"POST /v1/stream HTTP/1.1\r\n" + UPGRADE + KEY + b"\r\n",
+        b"GET /v1/stream HTTP/1.1\r\nContent-Length: 5\r\n" + UPGRADE + KEY + b"\r\nhello",
+        b"GET /v1/stream HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + UPGRADE + KEY + b"\r\n0\r\n\r\n",
+        b"GET /v1/stream HTTP/1.1\r\n" + UPGRADE + b"\r\n",
+        b"GET /v1/stream HTTP/1.1\r\n" + UPGRADE + KEY.replace(b"13", b"8") + b"\r\n",
+        b"GET /v1/stream HTTP/1.1\r\n" + UPGRADE + KEY.replace(b"==", b"") + b"\r\n",
+        b"GET /v1/stream HTTP/1.1\r\n" + UPGRADE.replace(b"websocket", b"h2c") + KEY + b"\r\n",
+        b"GET /v1/nowhere HTTP/1.1\r\n" + UPGRADE + KEY + b"\r\n",
+        b"GET /v1/queues HTTP/1.1\r\n" + UPGRADE + KEY + b"\r\n",
+    ],
+    ids=range(12),
+)
+def test_whoever_asks_wrongly_for_a_stream_is_answered(server: Any, data: bytes) -> None:
+    with socket.create_connection(server.address, timeout=SECONDS_MAX) as connection:
+        connection.sendall(data)
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 4")
+    assert server.get("/readyz")[0] == 200
+    assert b"holdfast_open_streams 0.0" in server.get("/metrics")[2]
+
+
+# Bodies.
+
+
+def test_a_body_that_nobody_reads_does_not_hold_its_connection(server: Any) -> None:
+    begin = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n"
+    with dribbling(server, begin, b"a") as connection:
+        assert answer(connection).status == 200
+
+
+def test_a_body_that_dribbles_into_a_blob_is_given_up(server: Any) -> None:
+    begin = b"POST /v1/blobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000\r\n\r\n"
+    with dribbling(server, begin, b"a") as connection:  # 50 bytes a second.
+        found = answer(connection)
+    assert (found.status, found.code) == (408, "body_timeout")
+    assert server.said("refused: POST '/v1/blobs': 408")
+    assert ask(server, "POST", "/v1/blobs", bytes(2 * MIB))[0] == 201
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "piece"),
+    [
+        ("/v1/call", "application/json", b'{"op":' + b" " * 65_536),
+        ("/v1/call", "application/msgpack", b"\x91" * 65_536),
+        ("/v1/queue/enqueue", "application/json", b"[" * 65_536),
+        ("/v1/queue/enqueue", "multipart/form-data; boundary=b", b"--b\r\nA: " + b"a" * 65_536),
+        ("/v1/state/get", "application/json", b"1" * 65_536),
+        ("/v1/blobs", "application/octet-stream", bytes(65_536)),
+    ],
+)
+def test_a_body_without_an_end_is_refused(server: Any, path: str, kind: str, piece: bytes) -> None:
+    server.forget_peak()
+    before = server.resident_bytes
+    begin = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunk = b"%x\r\n%s\r\n" % (len(piece), piece)
+    with dribbling(server, begin.encode(), chunk, 0.0) as connection:
+        found = answer(connection)
+    if found.status:  # Otherwise the connection was reset under what was still on its way.
+        assert (found.status, found.code) in ((413, "body_too_large"), (400, "invalid_body"))
+    assert server.said(f"refused: POST '{path}': 4")
+    assert server.peak_bytes - before < 64 * MIB
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 200_000,
+        b'{"a":' * 200_000,
+        b'{"key":"k","value":' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+        b'{"key":"k","value":' + b"9" * 5_000 + b"}",
+        b'{"key":"k","value":1e999}',
+        b'{"key":"k","value":NaN}',
+        b'{"key":"k","value":"\xff\xfe"}',
+        b'{"key":"k","value":"\xc0\xaf"}',
+        b'{"key":"k","value":"\\ud800"}',
+        b'{"key":"\\u0000","value":1}',
+        b'{"key":"k","value":1}{"key":"k","value":1}',
+        b"\xef\xbb\xbf{}",
+        b"\x1f\x8b\x08\x00",
+        b"null",
+        b"",
+    ],
+    ids=range(15),
+)
+def test_json_that_is_none_or_too_much_is_refused(server: Any, body: bytes) -> None:
+
+    def update() -> None:
+        status, problem = ask(server, "POST", "/v1/state/update", body, content_type="application/json")
+        assert (status, problem["status"]) == (400, 400)
+        assert problem["code"] in ("invalid_body", "invalid_value", "invalid_name", "missing_fields")
+
+    assert is_logged(server, update, "refused: POST '/v1/state/update': 400")
+
+
+def test_an_answer_that_nobody_reads_is_cut(start: Callable[..., Any]) -> None:
+    server = start(process={"unread_seconds": 0.3})
+    hash = ask(server, "POST", "/v1/blobs", bytes(32 * MIB))[1]["hash"]
+    before = server.resident_bytes
+    with ExitStack() as held:
+        for _ in range(8):
+            connection = held.enter_context(socket.create_connection(server.address, timeout=SECONDS_MAX))
+            connection.sendall(f"GET /v1/blobs/{hash} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert server.said("cut:", "not read")
+        assert ask(server, "GET", f"/v1/blobs/{hash}")[0] == 200
+        assert server.resident_bytes - before < 64 * MIB
+
+
+# Names.
+
+TRICKS = [
+    "%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+    "..%2f..%2fetc%2fpasswd",
+    "..%5c..%5cetc",
+    "%252e%252e%252f",
+    "%00",
+    "a%00b",
+    "a%0d%0aSet-Cookie:%20a=b",
+    "a%0ab",
+    "%c0%ae%c0%ae%c0%af",  # Overlong UTF-8 of ../
+    "%e0%80%ae",
+    "%ff%fe",
+    "%ed%a0%80",  # Half of a surrogate pair.
+    "%f4%90%80%80",  # Beyond Unicode.
+    "%e2%80%ae",  # Right to left.
+    "%ef%bc%8e%ef%bc%8e%ef%bc%8f",  # Full-width ../
+    "a%20b",
+    "~root",
+    "%24%7bjndi:ldap:%2f%2fx%7d",
+    "'%20or%201=1--",
+    "%3cscript%3e",
+    "a" * 129,
+    "a" * 20_000,
+    "%25" * 3_000,
+]
+PLACES: list[tuple[str, str, Any]] = [
+    ("GET", "/v1/worlds/{}", None),
+    ("PUT", "/v1/worlds/{}", {}),
+    ("GET", "/v1/queues/{}", None),
+    ("PUT", "/v1/queues/{}/policy", {}),
+    ("PUT", "/v1/queues/q/schedules/{}", {"cron": "0 3 * * *", "message": {}}),
+    ("GET", "/v1/entities/{}/a", None),
+    ("PATCH", "/v1/entities/a/{}", {"fields": {"a": 1}}),
+    ("GET", "/v1/blobs/{}", None),
+    ("GET", "/v1/worlds?universe={}", None),
+    ("POST", "/v1/blobs?universe={}", b"x" * 20_000),
+    ("GET", "/v1/activity?session={}", None),
+    ("GET", "/v1/activity?universe={}", None),
+    ("GET", "/v1/activity/files?universe={}", None),
+    ("GET", "/v1/queue/watch?queue={}", None),
+]
+
+
+def files_of(folder: Path) -> set[str]:
+    """Every file and folder but those of the key space, which come and go."""
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    return {path for path in found if not path.startswith("data/kv/")}
+
+
+def test_names_lead_nowhere(start: Callable[..., Any], tmp_path: Path) -> None:
+    """In paths and queries."""
+    server = start(header_bytes_max=65_536)
+    ask(server, "POST", "/v1/activity", {"session": "s", "records": [{"a": 1}]})
+    ask(server, "POST", "/v1/activity/end", {"session": "s"})
+    ask(server, "POST", "/v1/blobs", b"x" * 20_000)
+    before = files_of(tmp_path)
+    for trick in TRICKS:
+        for method, path, body in PLACES:
+            status, problem = ask(server, method, path.format(trick), body)
+            if status == 200 and "session=" in path:
+                assert problem == {"records": [], "next": None}  # Such a session has no records.
+                continue
+            assert 400 <= status < 500, (method, path, trick, status)
+            assert problem["code"] in ("invalid_name", "invalid_argument", "not_found", "method_not_allowed"), problem
+    assert files_of(tmp_path) == before
+    assert '"level":"error"' not in server.log()
+    assert server.said("refused:", "400")
+    assert ask(server, "GET", "/v1/worlds") == (200, {"names": []})
+
+
+BODIES: list[tuple[str, Callable[[str], Any]]] = [
+    ("/v1/queue/enqueue", lambda name: {"queue": name, "payload": 1}),
+    ("/v1/queue/enqueue", lambda name: {"queue": "q", "payload": 1, "universe": name}),
+    ("/v1/queue/enqueue", lambda name: {"queue": "q", "payload": 1, "namespace": name}),
+    ("/v1/queue/enqueue", lambda name: {"queue": "q", "payload": 1, "group": name}),
+    ("/v1/queue/enqueue", lambda name: {"queue": "q", "payload_blob": name}),
+    ("/v1/queue/dequeue", lambda name: {"queue": name, "owner": "a", "wait_seconds": -1}),
+    ("/v1/queue/subscribe", lambda name: {"queue": name, "owner": "a", "wait_seconds": -1}),
+    ("/v1/lock/acquire", lambda name: {"key": name, "owner": "a"}),
+    ("/v1/lock/release", lambda name: {"key": name, "lease_id": "a", "fencing_token": 1}),
+    ("/v1/lock/release", lambda name: {"key": "a", "lease_id": "a", "fencing_token": 1, "universe": name}),
+    ("/v1/state/update", lambda name: {"key": name, "value": 1}),
+    ("/v1/activity", lambda name: {"session": name, "records": [{}]}),
+    ("/v1/activity", lambda name: {"session": "s", "kind": name, "records": [{}]}),
+    ("/v1/activity", lambda name: {"session": "s", "records": [{}], "universe": name}),
+    ("/v1/worlds", lambda name: {"world": name}),
+    ("/v1/worlds", lambda name: {"world": "w", "universe": name}),
+    ("/v1/call", lambda name: {"op": "blobs.put", "data": "YQ==", "universe": name}),
+    ("/v1/call", lambda name: {"op": "blobs.get", "hash": name}),
+    ("/v1/atomic", lambda name: [{"op": "states.update", "key": name, "value": 1}]),
+]
+NAMES = [
+    "",
+    "../x",
+    "..\\x",
+    "/etc/passwd",
+    "a\x00b",
+    "a\nb",
+    "a b",
+    "\u202e",
+    "\uff0e\uff0e\uff0fx",
+    "x" * 129,
+    "x/" * 9,
+]
+
+
+def test_names_in_bodies_lead_nowhere(start: Callable[..., Any], tmp_path: Path) -> None:
+    server = start()
+    ask(server, "POST", "/v1/activity", {"session": "s", "records": [{"a": 1}]})
+    ask(server, "POST", "/v1/activity/end", {"session": "s"})
+    before = files_of(tmp_path)
+    keys = ("/v1/lock/", "/v1/state/", "/v1/atomic")  # Their names may have slashes and dots.
+    for name in NAMES:
+        for path, body in BODIES:
+            if name in ("../x",) and path.startswith(keys):
+                continue
+            status, problem = ask(server, "POST", path, body(name))
+            assert 400 <= status < 500, (path, body(name), status, problem)
+            assert problem["code"], problem
+    assert files_of(tmp_path) == before
+    assert '"level":"error"' not in server.log()
+
+
+def test_two_dots_are_no_universe_for_files(start: Callable[..., Any], tmp_path: Path) -> None:
+    server = start()
+    for universe in (".", "..", "..."):
+        ask(server, "POST", f"/v1/blobs?universe={universe}", b"x" * 20_000)
+        ask(server, "POST", f"/v1/activity?universe={universe}", {"session": universe, "records": [{"a": 1}]})
+        ask(server, "POST", f"/v1/activity/end?universe={universe}", {"session": universe})
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "server.log"}
+    assert {path.name for path in (tmp_path / "data").iterdir()} <= {
+        "kv",
+        "objects",
+        "activity",
+        "holdfast.json",
+        "LOCK",
+    }
+
+
+# Requests that contradict themselves.
+
+
+def test_a_universe_is_named_or_not(server: Any) -> None:
+    ask(server, "PUT", "/v1/state/k", "main")
+    for path, body, headers in (
+        ("/v1/state/get?universe=", {"key": "k"}, {}),
+        ("/v1/state/get?universe=a&universe=main", {"key": "k"}, {}),
+        ("/v1/state/get", {"key": "k", "universe": ""}, {}),
+        ("/v1/state/get", {"key": "k"}, {"X-Holdfast-Universe": ""}),
+        ("/v1/state/get?universe=main", {"key": "k"}, {"X-Holdfast-Universe": "../x"}),
+        ("/v1/queue/stats", {"queue": "q", "namespace": ""}, {}),
+        ("/v1/queue/stats", {"queue": "q", "namespace": "a", "universe": "b"}, {}),
+        ("/v1/queue/enqueue?unknown=1", {"queue": "q", "payload": 1}, {}),
+    ):
+        status, problem = ask(server, "POST", path, body, **headers)
+        assert (status, problem["code"] in ("invalid_name", "invalid_query", "invalid_body")) == (400, True), path
+
+
+def test_what_is_said_twice_is_said_alike(server: Any) -> None:
+    written = ask(server, "PUT", "/v1/entities/task/t", {"fields": {"status": 1}, "expected_version": 0})
+    assert written[0] == 200
+    for body, headers in (
+        ({"expected_version": 5}, {"If-Match": '"1"'}),
+        ({"expected_version": 1}, {"If-None-Match": "*"}),
+    ):
+        status, problem = ask(server, "PUT", "/v1/entities/task/t", {"fields": {"status": 2}, **body}, **headers)
+        assert (status, problem["code"]) == (400, "invalid_etag")
+    for name in ("X-Fencing-Token", "X-Txn-Id"):
+        status, problem = ask(server, "PUT", "/v1/state/k", 1, **{name: "1"})
+        assert (status, problem["code"]) == (400, "invalid_argument")
+
+
+@pytest.mark.parametrize("key", ["", "k" * 256])
+def test_a_subscription_that_is_wrong_is_a_problem_and_not_an_event(server: Any, key: str) -> None:
+    right = {"queue": "q", "owner": "ada", "wait_seconds": -1}
+    for path in ("/v1/queue/subscribe", "/v1/queue/subscribeWithState"):
+        assert ask(server, "POST", path, right | {"queue": "no such name"})[0] == 400
+        assert ask(server, "POST", path, right | {"tier": "best_effort"})[0] == 400
+        assert ask(server, "POST", path, right, Idempotency_Key=key)[1]["code"] == "invalid_idempotency_key"
+        assert ask(server, "POST", path, right)[0] == 200
+
+
+def test_numbers_are_numbers(server: Any) -> None:
+    ask(server, "POST", "/v1/worlds", {"world": "w"})
+    status, problem = ask(server, "POST", "/v1/worlds/w/fork", {"target": "v", "height": 1 << 70}, Idempotency_Key="k")
+    assert (status, problem["code"]) == (400, "invalid_body")
+    entries = {"entries": [1.0, 1 << 70], "expected_head": 0.0}
+    assert ask(server, "POST", "/v1/worlds/w/entries", entries)[0] == 201
+    records = ask(server, "GET", "/v1/worlds/w/entries")[1]["records"]
+    assert [record["value"] for record in records] == [1.0, 1 << 70]  # Values are any JSON.
+    assert ask(server, "POST", "/v1/worlds/w/entries", entries | {"expected_head": 2.5})[0] == 400
+
+
+# Tokens, and universes that are not theirs.
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict[str, str]]]:
+    """A server with tokens of two tenants, and something of everything in the universe of the second."""
+    folder = tmp_path_factory.mktemp("guarded")
+    with holdfast.open(f"dir:{folder / 'data'}", universe="beta") as plane:
+        plane.queue("jobs").put({"secret": "beta"})
+        plane.state("doc").update({"secret": "beta"})
+        plane.world("w").create()
+        plane.world("w").append([{"secret": "beta"}], expected_head=0)
+        plane.entities.update("task", "t", lambda _: {"status": "secret of beta"})
+        plane.blobs.put(b"secret of beta" * 10_000)
+        make = plane.tokens.create
+        tokens = {name: make(name, universes=name, verbs="*").token for name in ("alpha", "beta")}
+    server = Server(folder, tokens=True)
+    try:
+        yield server, tokens
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def tenants(guarded: tuple[Any, dict[str, str]]) -> tuple[Any, dict[str, str]]:
+    guarded[0].forget_log()
+    return guarded
+
+
+def beta_now(server: Any, token: str) -> Any:
+    with server.plane(token, "beta") as plane:
+        return (
+            plane.queue("jobs").stats().ready,
+            plane.state("doc").get().value,
+            plane.world("w").head(),
+            plane.entities.get("task", "t").fields,
+            plane.queues(),
+        )
+
+
+WRONG_TOKENS = [
+    None,
+    "",
+    "Bearer",
+    "Bearer ",
+    "Basic YTpi",
+    "Bearer hft_",
+    "Bearer hft_00000000000000000000000000000000_x",
+    "Bearer {}x",
+    "Bearer {} {}",
+    "Bearer x{}",
+    "Bearer " + "a" * 20_000,
+    "Bearer \xff\xfe",
+]
+
+
+def test_a_wrong_token_is_refused_everywhere(tenants: tuple[Any, dict[str, str]]) -> None:
+    server, tokens = tenants
+    secret = tokens["beta"]
+    stream = server.url.replace("http", "ws", 1) + "/v1/stream"
+    for shown in WRONG_TOKENS:
+        headers = {} if shown is None else {"Authorization": shown.replace("{}", secret)}
+        for method, path, body in (
+            ("GET", "/v1/queues", None),
+            ("POST", "/v1/call", {"op": "queues.list"}),
+            ("POST", "/v1/queue/enqueue", {"queue": "jobs", "payload": 1}),
+            ("POST", "/v1/blobs", b"x"),
+            ("GET", "/v1/queue/watch?queue=jobs", None),
+        ):
+            status, problem = ask(server, method, path, body, **headers)
+            assert (status, problem["code"]) == (401, "not_allowed"), (path, shown, problem)
+        with pytest.raises(InvalidStatus, match=r"40[03]"), connect_stream(stream, additional_headers=headers):
+            pass
+    assert is_logged(server, lambda: server.get("/v1/queues", token="x"), "refused", '"reason":"token"')
+    assert secret.rpartition("_")[2] not in server.log()
+
+
+def test_a_token_of_another_universe_sees_and_changes_nothing(tenants: tuple[Any, dict[str, str]]) -> None:
+    server, tokens = tenants
+    before = beta_now(server, tokens["beta"])
+    mine = {"Authorization": f"Bearer {tokens['alpha']}"}
+    lease = {"key": "doc", "lease_id": "a", "fencing_token": 1, "universe": "beta"}
+    blob = hashlib.sha256(b"secret of beta" * 10_000).hexdigest()
+    told: list[tuple[str, str, Any, dict[str, str]]] = [
+        ("GET", "/v1/queues?universe=beta", None, {}),
+        ("GET", "/v1/queues?universe=BETA", None, {}),
+        ("GET", "/v1/queues?universe=%62eta", None, {}),
+        ("GET", "/v1/queues", None, {"X-Holdfast-Universe": "beta"}),
+        ("GET", "/v1/queues", None, {}),  # Of main, which is not alpha's either.
+        ("GET", "/v1/queues/jobs/peek?universe=beta", None, {}),
+        ("POST", "/v1/queue/enqueue", {"queue": "jobs", "payload": 1, "universe": "beta"}, {}),
+        ("POST", "/v1/queue/enqueue", {"queue": "jobs", "payload": 1, "namespace": "beta"}, {}),
+        ("POST", "/v1/queue/enqueue?universe=alpha", {"queue": "jobs", "payload": 1, "namespace": "beta"}, {}),
+        ("POST", "/v1/queue/dequeue", {"queue": "jobs", "owner": "x", "namespace": "beta"}, {}),
+        ("POST", "/v1/queue/subscribe", {"queue": "jobs", "owner": "x", "namespace": "beta"}, {}),
+        ("GET", "/v1/queue/watch?queue=jobs&namespace=beta", None, {}),
+        ("POST", "/v1/queues/jobs/purge?universe=beta", None, {}),
+        ("POST", "/v1/queues/jobs/purge?universe=alpha", {"universe": "beta"}, {}),
+        ("PUT", "/v1/state/doc?universe=beta", 1, {}),
+        ("PUT", "/v1/state/doc", 1, {"X-Holdfast-Universe": "beta"}),
+        ("DELETE", "/v1/state/doc?universe=beta", None, {}),
+        ("POST", "/v1/state/update?universe=alpha", {"key": "doc", "value": 1, "universe": "beta"}, {}),
+        ("POST", "/v1/state/update?universe=alpha", {"key": "doc", "value": 1, "lease": lease}, {}),
+        ("POST", "/v1/lock/check?universe=alpha", lease, {}),
+        ("POST", "/v1/lock/release", {"lease": lease}, {}),
+        ("POST", "/v1/worlds/w/entries?universe=beta", {"entries": [1], "expected_head": 1}, {}),
+        ("POST", "/v1/worlds/w/fork?universe=beta", {"target": "v", "height": 1}, {}),
+        ("DELETE", "/v1/entities/task/t?universe=beta", None, {}),
+        ("GET", f"/v1/blobs/{blob}?universe=beta", None, {}),
+        ("POST", "/v1/blobs?universe=beta", b"x", {}),
+        ("GET", "/v1/activity?universe=beta", None, {}),
+        ("POST", "/v1/call?universe=alpha", {"op": "queues.list", "universe": "beta"}, {}),
+        ("POST", "/v1/call?universe=alpha", {"op": "pairs.scan", "begin": "", "end": "/w=="}, {}),
+        ("POST", "/v1/call?universe=alpha", {"op": "tokens.list"}, {}),
+        (
+            "POST",
+            "/v1/atomic?universe=alpha",
+            [
+                {"op": "states.update", "key": "a", "value": 1},
+                {"op": "states.update", "key": "doc", "value": 1, "universe": "beta"},
+            ],
+            {},
+        ),
+    ]
+    for method, path, body, headers in told:
+        status, problem = ask(server, method, path, body, **mine, **headers)
+        assert (status, problem["code"]) == (403, "not_allowed"), (method, path, body, status, problem)
+        assert "secret" not in json.dumps(problem)
+    # In its own universe the names of the other one's things mean nothing.
+    for method, path, body in (
+        ("GET", f"/v1/blobs/{blob}?universe=alpha", None),
+        ("POST", "/v1/queue/enqueue?universe=alpha", {"queue": "jobs", "payload_blob": blob}),
+        ("GET", "/v1/worlds/w?universe=alpha", None),
+        ("GET", "/v1/state/doc?universe=alpha", None),
+        ("GET", "/v1/entities/task/t?universe=alpha", None),
+    ):
+        assert ask(server, method, path, body, **mine)[0] == 404, path
+    assert ask(server, "GET", "/v1/queues?universe=alpha", **mine) == (200, {"names": []})
+    assert beta_now(server, tokens["beta"]) == before
+
+    def see_beta() -> None:
+        ask(server, "GET", "/v1/queues?universe=beta", **mine)
+
+    assert is_logged(server, see_beta, "refused", '"code":"not_allowed"', "beta")
+
+
+@contextmanager
+def stream_of(server: Any, token: str | None = None, session: str = "s") -> Iterator[ClientConnection]:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    url = server.url.replace("http", "ws", 1) + "/v1/stream"
+    with connect_stream(url, compression=None, additional_headers=headers, max_size=None) as stream:
+        stream.send(encode(Hello(PROTOCOL, session)))
+        stream.recv(SECONDS_MAX)
+        yield stream
+
+
+def replies(stream: ClientConnection, count: int) -> dict[int, Any]:
+    found: dict[int, Any] = {}
+    while len(found) < count:
+        for number, *rest in msgspec.msgpack.decode(stream.recv(SECONDS_MAX)):
+            found[number] = rest
+    return found
+
+
+def test_a_stream_of_another_universe_sees_and_changes_nothing(tenants: tuple[Any, dict[str, str]]) -> None:
+    server, tokens = tenants
+    before = beta_now(server, tokens["beta"])
+    proof = LeaseProof("doc", "a", 1, universe="beta")
+    requests = [
+        ListQueues(universe="beta"),
+        ListQueues(universe="Beta"),
+        ListQueues(),
+        PeekMessages("jobs", universe="beta"),
+        ReceiveMessages("jobs", "x", universe="beta"),
+        PutMessages("jobs", [NewMessage(b"1")], universe="beta"),
+        PurgeQueue("jobs", universe="beta"),
+        GetState("doc", universe="beta"),
+        UpdateState("doc", b"\x01", universe="beta"),
+        UpdateState("doc", b"\x01", lease=proof, universe="alpha"),
+        CheckLease(proof),
+        AcquireLease("doc", "x", universe="beta"),
+        ListLeases(universe="beta"),
+        ListWorlds(universe="beta"),
+        ReadJournal("w", 0, universe="beta"),
+        AppendEntries("w", [b"\x01"], 1, universe="beta"),
+        GetEntity("task", "t", universe="beta"),
+        PutEntity("task", "t", {"status": b"\x01"}, 1, universe="beta"),
+        FindBlob("0" * 64, universe="beta"),
+        GetBlob("0" * 64, universe="beta"),
+    ]
+    with stream_of(server, tokens["alpha"]) as stream:
+        stream.send(encode([Call(number, request) for number, request in enumerate(requests)]))
+        for number, rest in replies(stream, len(requests)).items():
+            assert rest[0] is None, requests[number]
+            assert rest[1]["code"] == "not_allowed", requests[number]
+    assert beta_now(server, tokens["beta"]) == before
+
+
+def test_tenants_with_the_same_session_and_keys_do_not_meet(tenants: tuple[Any, dict[str, str]]) -> None:
+    server, tokens = tenants
+    with stream_of(server, tokens["alpha"], "same") as alpha, stream_of(server, tokens["beta"], "same") as beta:
+        for stream, universe in ((alpha, "alpha"), (beta, "beta")):
+            put = PutMessages("jobs", [NewMessage(universe.encode())], universe=universe)
+            stream.send(encode([Call(0, put, "the same key", True)]))
+            assert replies(stream, 1)[0][1] is None
+        alpha.send(encode([Call(1, PeekMessages("jobs", universe="alpha"))]))
+        assert [each["payload"] for each in replies(alpha, 1)[1][0]["messages"]] == [b"alpha"]
+
+
+# Frames.
+
+
+def frames(chance: random.Random) -> Iterator[bytes]:
+    good = encode([Call(number, PutMessages("q", [NewMessage(b"x" * 100)]), f"k{number}") for number in range(5)])
+    for _ in range(150):
+        yield chance.randbytes(chance.randrange(1, 2_000))
+        yield good[: chance.randrange(1, len(good))]
+        place = chance.randrange(len(good))
+        yield good[:place] + chance.randbytes(3) + good[place + 1 :]
+    for opening in (b"\x91", b"\x81\xa1a", b"\xdc\x00\x01", b"\x91\x94\x00\x81\xa2op"):
+        yield opening * (FRAME_BYTES_MAX // len(opening) - 1)
+    for head in (b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"):
+        yield head + b"\xff" * 4
+        yield b"\x91\x94\x00" + head + b"\xff" * 4
+        yield head + b"\xff" * 4 + bytes(FRAME_BYTES_MAX - 8)
+    yield b"\xdc\xff\xff" + b"\xc0" * 65_535
+    yield b"\xdd\x00\x3f\xff\xf0" + b"\x00" * 0x3FFFF0  # Four million cancellations.
+    yield bytes(FRAME_BYTES_MAX)
+
+
+def test_fuzzed_frames_are_logged_and_leave_nothing_in_memory(server: Any) -> None:
+    print(f"seed {SEED}")
+    with stream_of(server) as stream:  # What is used later in any case, is.
+        stream.send(encode([Call(0, PutMessages("q", [NewMessage(b"x")]))]))
+        replies(stream, 1)
+    before = server.resident_bytes
+    for frame in frames(random.Random(SEED)):
+        with stream_of(server) as stream, suppress(ConnectionClosed, TimeoutError):
+            stream.send(frame)
+            stream.recv(0.05)
+    grown = server.resident_bytes - before
+    print(f"grown by {grown / MIB:.1f} MiB")
+    assert grown < 64 * MIB
+    assert server.said("was not understood")
+    assert '"level":"error"' not in server.log()
+    assert server.get("/readyz")[0] == 200
+
+
+@pytest.mark.parametrize("frames", [[[7, 7]], [[7], [7]], [[7], [8, 9, 7]]], ids=str)
+def test_two_calls_of_one_number_end_the_connection(server: Any, frames: list[list[int]]) -> None:
+    """Otherwise only one of them could be cancelled, and the other would wait for a caller that has gone."""
+    with stream_of(server) as stream, pytest.raises(ConnectionClosed) as closed:
+        for frame in frames:
+            stream.send(encode([Call(number, ReceiveMessages("numbers", "ada", wait_seconds=600)) for number in frame]))
+        stream.recv(SECONDS_MAX)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1002
+    assert server.said("a number that another call has")
+    with server.plane() as plane:
+        until = time.monotonic() + SECONDS_MAX
+        while plane.queue("numbers").stats().waiting_consumers:
+            assert time.monotonic() < until, "somebody still waits for a caller that has gone"
+            time.sleep(0.02)
+        plane.queue("numbers").put(b"1")
+        with plane.queue("numbers").receive() as message:
+            assert message.payload == b"1"
