@@ -62,8 +62,11 @@ def line_to(url: str, patience_seconds: float = DEADLINE_SECONDS) -> Iterator[Li
 
 
 @pytest.fixture
-def line(backend: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Line]:
+def line(
+    backend: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Line]:
     """On every backend."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # Where session logs are beside a PostgreSQL.
     if backend == "postgres":
         url = request.getfixturevalue("postgres_url")
     else:
