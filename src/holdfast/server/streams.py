@@ -37,7 +37,6 @@ from holdfast.wire.frames import PROTOCOL, Call, Hello, Reply, decode_calls, dec
 from holdfast.wire.problems import problem_of
 from holdfast.wire.queues import Deliveries, Delivery, ReceiveMessages
 from holdfast.wire.repeats import READS
-from holdfast.wire.requests import Request
 
 _log = logging.getLogger("holdfast.stream")
 _FEW = ANSWER_BYTES_MAX // (2 * PAYLOAD_FETCH_BYTES_MAX)  # So many messages fit a reply, however large they are.
@@ -273,7 +272,8 @@ class Stream:
                 calls = calls[len(outcomes) :]
 
     async def _one(self, call: Call) -> None:
-        async with self._reads if _answers_long(call.request) else nullcontext():
+        reads = type(call.request) in READS and not getattr(call.request, "wait_seconds", 0)
+        async with self._reads if reads else nullcontext():  # Who receives much and reads little gives it back.
             await self._answer(call)
 
     async def _answer(self, call: Call) -> None:
@@ -346,12 +346,6 @@ class Stream:
     async def _close(self, code: int, reason: str) -> None:
         self._dropped = True
         await self._send({"type": "websocket.close", "code": code, "reason": reason})
-
-
-def _answers_long(request: Request[Any]) -> bool:
-    """Whether an answer may be long, and comes without a wait."""
-    reads = type(request) in READS or isinstance(request, ReceiveMessages)
-    return reads and not getattr(request, "wait_seconds", 0)
 
 
 def _name(calls: list[Call]) -> str:
