@@ -18,7 +18,7 @@ from typing import Any
 import click
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import holdfast
 from holdfast import errors
@@ -31,24 +31,6 @@ from holdfast.layers.queues.tallies import load
 from holdfast.layers.worlds import World, room
 
 Hf = Callable[..., Result]
-
-
-@pytest.fixture
-def hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
-    """Runs a command line on a data directory of the test's own."""
-    for name in list(os.environ):
-        if name.startswith("HOLDFAST_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOLDFAST_URL", f"dir:{tmp_path / 'data'}")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    runner = CliRunner()
-
-    def run(*words: str, input: str | bytes | None = None, code: int = 0) -> Result:
-        result = runner.invoke(root, words, input=input)
-        assert result.exit_code == code, (words, result.exit_code, result.output)
-        return result
-
-    return run
 
 
 def parsed(result: Result) -> Any:

@@ -1,0 +1,144 @@
+"""`holdfast mail` and `holdfast agent`, in this process."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+Hf = Callable[..., Result]
+
+
+def parsed(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+def pending(hf: Hf, agent: str) -> int:
+    return int(parsed(hf("mail", "count", agent, "--json"))["pending"])
+
+
+def test_mail_is_read_in_order_and_stays_until_it_is_confirmed(hf: Hf) -> None:
+    first = hf("mail", "send", "ada", "bob", '{"n": 1}').stdout.strip()
+    hf("mail", "send", "ada", "bob", "-", input="plain text")
+    found = parsed(hf("mail", "read", "bob", "--json"))
+    assert [each["payload"] for each in found] == [{"n": 1}, "plain text"]
+    assert {each["from"] for each in found} == {"ada@main"}
+    assert pending(hf, "bob") == 2
+    assert parsed(hf("mail", "confirm", "bob", first, "--json"))["count"] == 1
+    assert [each["payload"] for each in parsed(hf("mail", "read", "bob", "--confirm", "--json"))] == ["plain text"]
+    assert pending(hf, "bob") == 0
+    assert "no mail" in hf("mail", "read", "bob").stderr
+
+
+def test_watching_confirms_what_was_printed_unless_it_is_told_to_keep_it(hf: Hf) -> None:
+    for body in "abc":
+        hf("mail", "send", "ada", "bob", body)
+    assert hf("mail", "watch", "bob", "-n", "1", "--keep").stdout.endswith(" ada@main a\n")
+    assert pending(hf, "bob") == 3
+    lines = hf("mail", "watch", "bob", "-n", "2", "--json").stdout.splitlines()
+    assert [json.loads(line)["payload"] for line in lines] == ["a", "b"]
+    assert pending(hf, "bob") == 1
+
+
+def test_receipts_tell_what_became_of_it_from_a_sequence_on(hf: Hf) -> None:
+    hf("mail", "send", "ada", "bob", "x", "--id", "m-1")
+    hf("mail", "read", "bob", "--confirm")
+    found = parsed(hf("mail", "receipts", "ada", "--json"))
+    assert [(each["id"], each["state"]) for each in found] == [
+        ("m-1", "stored"),
+        ("m-1", "delivered"),
+        ("m-1", "confirmed"),
+    ]
+    later = parsed(hf("mail", "receipts", "ada", "--after", str(found[1]["sequence"]), "--json"))
+    assert [each["state"] for each in later] == ["confirmed"]
+
+
+def test_a_peek_tells_nobody(hf: Hf) -> None:
+    hf("mail", "send", "ada", "bob", "x")
+    hf("mail", "read", "bob", "--peek")
+    assert [each["state"] for each in parsed(hf("mail", "receipts", "ada", "--json"))] == ["stored"]
+
+
+def test_the_same_id_is_stored_once(hf: Hf) -> None:
+    hf("mail", "send", "ada", "bob", "x", "--id", "m-1")
+    again = hf("mail", "send", "ada", "bob", "x", "--id", "m-1", "--json")
+    assert parsed(again)["duplicate"] is True
+    assert "not stored again" in again.stderr
+    assert pending(hf, "bob") == 1
+
+
+def test_a_full_mailbox_and_a_block_are_refusals_with_exit_codes(hf: Hf) -> None:
+    assert parsed(hf("mail", "policy", "--max", "1", "--ttl", "1d", "--json")) == {
+        "pending_max": 1,
+        "ttl_seconds": 86_400.0,
+    }
+    hf("mail", "send", "ada", "bob", "x")
+    full = hf("mail", "send", "ada", "bob", "y", "--json", code=7)
+    assert json.loads(full.stderr)["code"] == "queue_full"
+    hf("mail", "block", "bob", "ada")
+    blocked = hf("mail", "send", "ada", "bob", "y", "--json", code=8)
+    assert json.loads(blocked.stderr)["code"] == "sender_blocked"
+    assert parsed(hf("mail", "block", "bob", "--json")) == [{"sender": "ada@main"}]
+    hf("mail", "block", "bob", "ada", "--off")
+    assert parsed(hf("mail", "block", "bob", "--json")) == []
+
+
+def test_boxes_are_listed_with_what_waits_in_them(hf: Hf) -> None:
+    hf("mail", "send", "ada", "bob", "x")
+    assert parsed(hf("mail", "list", "--json")) == [{"agent": "ada", "pending": 0}, {"agent": "bob", "pending": 1}]
+
+
+def test_agents_are_registered_with_a_key_that_is_made_and_kept(hf: Hf, tmp_path: Path) -> None:
+    key = tmp_path / "ada.key"
+    made = hf("agent", "register", "ada", "--key", str(key), "--json")
+    assert str(key) in made.stderr
+    public = parsed(made)["public_key"]
+    assert parsed(hf("agent", "register", "ada", "--key", str(key), "--json"))["public_key"] == public
+    assert parsed(hf("agent", "show", "ada", "--json"))["public_key"] == public
+    assert [each["name"] for each in parsed(hf("agent", "list", "--json"))] == ["ada"]
+    other = "11" * 32
+    refused = hf("agent", "register", "ada", "--public-key", other, "--json", code=5)
+    assert json.loads(refused.stderr)["code"] == "agent_exists"
+    hf("agent", "register", "ada", "--public-key", other, "--replace")
+    assert parsed(hf("agent", "show", "ada", "--json"))["public_key"] == other
+    hf("agent", "show", "nobody", code=4)
+    hf("agent", "register", "ada", "--public-key", "zz", code=2)
+
+
+def test_sealed_mail_is_read_with_the_recipients_key_alone(hf: Hf, tmp_path: Path) -> None:
+    ada, bob, eve = (str(tmp_path / f"{name}.key") for name in ("ada", "bob", "eve"))
+    for name, key in (("ada", ada), ("bob", bob), ("eve", eve)):
+        hf("agent", "register", name, "--key", key)
+    hf("mail", "send", "ada", "bob", "meet at nine", "--seal", "--key", ada)
+    [sealed] = parsed(hf("mail", "read", "bob", "--json"))
+    assert sealed["content_type"] == "application/vnd.holdfast.sealed"
+    assert "payload" not in sealed
+    [opened] = parsed(hf("mail", "read", "bob", "--key", bob, "--json"))
+    assert (opened["payload"], opened["content_type"]) == ("meet at nine", "text/plain; charset=utf-8")
+    assert json.loads(hf("mail", "read", "bob", "--key", eve, "--json", code=10).stderr)["code"] == "seal_broken"
+
+
+def test_mail_for_an_agent_of_a_world_enters_its_inbox(hf: Hf) -> None:
+    hf("world", "create", "plans")
+    hf("agent", "register", "planner", "--world", "plans")
+    hf("mail", "send", "ada", "planner", "think")
+    assert pending(hf, "planner") == 0
+    assert [each["state"] for each in parsed(hf("mail", "receipts", "ada", "--json"))] == ["confirmed"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("mail", "send", "ada", "bob@elsewhere", "x"),
+        ("mail", "send", "A B", "bob", "x"),
+        ("mail", "send", "ada", "bob", "x", "--id", "\n"),
+        ("mail", "send", "ada", "bob", "x" * 65_537),
+        ("mail", "read", "bob", "--key", "/nowhere"),
+        ("mail", "policy", "--max", "0"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_stored(hf: Hf, words: tuple[str, ...]) -> None:
+    assert hf(*words, code=2).stderr.startswith("holdfast: ")
+    assert pending(hf, "bob") == 0
