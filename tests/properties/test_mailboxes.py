@@ -67,7 +67,7 @@ class Box:
     next: int = 0
     told_up_to: int = 0  # Mail below was delivered to somebody.
     reader: tuple[str, int] | None = None  # Its session, and which join of all that was.
-    live: bool = False
+    live_from: int | None = None  # Mail that comes from here on comes to somebody who has read everything.
     blocked: set[str] = field(default_factory=set)
     receipts: list[MailReceipt] = field(default_factory=list)  # Of what the agent has sent.
     receipts_next: int = 0
@@ -122,7 +122,7 @@ class Model:
 
     def store(self, sender: str, to: str, id: str, body: bytes) -> None:
         box, expires_ms = self.boxes[to], self.now_ms + self.ttl_ms
-        live_for = box.reader if box.live else None
+        live_for = box.reader if box.live_from is not None else None
         box.mails.append(Known(box.next, id, self.address(sender), body, self.now_ms, expires_ms, live_for))
         box.next += 1
         self.due.add((expires_ms // SLOT_MS, to))
@@ -137,12 +137,12 @@ class Model:
 
     def join(self, agent: str, session: str) -> None:
         box = self.boxes[agent]
-        box.reader, box.live = (session, next(self.joins)), False
+        box.reader, box.live_from = (session, next(self.joins)), None
 
     def leave(self, agent: str, session: str) -> None:
         box = self.boxes[agent]
         if box.reader is not None and box.reader[0] == session:
-            box.reader, box.live = None, False
+            box.reader = box.live_from = None
 
     def read(self, agent: str, after: int, limit: int) -> list[Known]:
         box = self.boxes[agent]
@@ -163,8 +163,8 @@ class Model:
                 box.told_up_to = mail.sequence + 1
             if session and mail.live_for is not None and mail.live_for == box.reader:
                 mail.reached = True
-        if session and is_all:
-            box.live = True
+        if session and is_all and box.live_from is None:
+            box.live_from = box.next
         return found
 
     def confirm(self, agent: str, ids: list[str]) -> int:
@@ -364,12 +364,11 @@ class Mailboxes(RuleBasedStateMachine):
                 deliver()
             self.readers.remove(reader)
             return
-        was_live = box.live
         expected = self.model.deliver(reader.agent, reader.after, limit, session=True, bytes_max=bytes_max)
         found, live_from = deliver()
         assert found == [self.envelope(reader.agent, mail) for mail in expected]
-        assert (live_from is not None) == box.live
-        assert was_live is False or live_from == reader.live_from, "it is live from one moment on"
+        assert live_from == box.live_from
+        assert reader.live_from in (None, live_from), "it is live from one moment on"
         reader.live_from = live_from
         for mail in found:
             self.reader_is_given(reader, mail)
@@ -542,7 +541,7 @@ class Mailboxes(RuleBasedStateMachine):
             assert box.first <= min([mail.sequence for mail in known.mails], default=box.next)
             assert oldest_ms == (known.mails[0].sent_ms if known.mails else None)
             assert box.session == (None if known.reader is None else known.reader[0])
-            assert (box.live_from is not None) == known.live
+            assert box.live_from == known.live_from
         listed = self.database.read(mailboxes.mailboxes, self.universe, after="", limit=10)
         assert [each for each in listed if each[1]] == [
             (agent, len(known.mails)) for agent, known in self.model.boxes.items() if known.mails
@@ -576,7 +575,7 @@ class Mailboxes(RuleBasedStateMachine):
                 self.database.transact(mailboxes.join, self.address(agent), reader.session)
                 self.model.join(agent, reader.session)
                 self.readers = [reader]
-                while not known.live:
+                while known.live_from is None:
                     self.a_reader_reads_on(pick=0, limit=3, bytes_max=None)
                 assert reader.seen == [mail.sequence for mail in known.mails if not self.model.is_over(mail)]
                 self.database.transact(mailboxes.leave, self.address(agent), reader.session)

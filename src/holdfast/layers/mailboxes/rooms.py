@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
+from holdfast.errors import DamagedDatabase, InvalidArgument
 from holdfast.kv import Subspace, Transaction
 from holdfast.limits import MAIL_SWEEP_SECONDS, MAIL_TTL_SECONDS_MAX, MAILBOX_MAX_MAX
 from holdfast.wire.mail import MailPolicy
@@ -161,7 +161,8 @@ def address_of(text: str) -> Address:
 def mail_at(tx: Transaction, room: Room, sequence: int) -> Mail:
     """The mail that stands there."""
     stored = tx.get(room.mail_key(sequence))
-    assert stored is not None, "whatever names a mail is removed with it"
+    if stored is None:
+        raise _damaged(room)
     return decode_mail(stored)
 
 
@@ -177,7 +178,10 @@ def remove(tx: Transaction, room: Room, box: Box, sequence: int, mail: Mail) -> 
 def save_behind_the_first(tx: Transaction, room: Room, box: Box) -> None:
     """Write a box from which mail was removed, with its beginning moved up to what is left."""
     if box.count:
-        [(box.first, _)] = stored_from(tx, room.mail, box.first, box.next, limit=1)
+        found = stored_from(tx, room.mail, box.first, box.next, limit=1)
+        if not found:
+            raise _damaged(room)
+        box.first = found[0][0]
     else:
         box.first, box.latest_ms = box.next, 0
     tx.put(room.box, encode(box))
@@ -232,6 +236,10 @@ def set_policy(tx: Transaction, universe: str, policy: MailPolicy) -> MailPolicy
         raise InvalidArgument(f"ttl_seconds is {policy.ttl_seconds}; choose 1 to {MAIL_TTL_SECONDS_MAX:.0f}")
     tx.put(_policy_key(universe), encode(policy))
     return policy
+
+
+def _damaged(room: Room) -> DamagedDatabase:
+    return DamagedDatabase(f"The mailbox of {room.name.decode()} lacks a mail that it counts; restore it from a backup")
 
 
 @lru_cache(maxsize=256)
