@@ -383,6 +383,29 @@ class Mailboxes(RuleBasedStateMachine):
         reader.seen.append(mail.sequence)
         reader.after = mail.sequence
 
+    @rule(
+        agent=agents,
+        some=st.lists(st.tuples(agents, bodies), min_size=1, max_size=3),
+        limit=limits,
+        stays=st.booleans(),
+    )
+    def a_reader_waits_until_mail_comes(
+        self, agent: str, some: list[tuple[str, bytes]], limit: int, stays: bool
+    ) -> None:
+        """And confirms what it is given, unless it is gone before."""
+        self.somebody_joins(agent)
+        place, box = len(self.readers) - 1, self.model.boxes[agent]
+        while box.live_from is None:
+            self.a_reader_reads_on(place, limit, None)
+        for sender, body in some:
+            self.mail_is_sent(sender, agent, None, body)
+        self.a_reader_reads_on(place, 50, None)
+        given = self.readers[place].seen
+        if not stays:
+            self.a_reader_is_gone(place, "crashes")
+        there = {mail.sequence: mail.id for mail in box.mails}
+        self.confirm(agent, [there[sequence] for sequence in given if sequence in there] or ["never-was"])
+
     @precondition(lambda self: self.readers)
     @rule(pick=picks, how=st.sampled_from(("leaves", "crashes")))
     def a_reader_is_gone(self, pick: int, how: str) -> None:

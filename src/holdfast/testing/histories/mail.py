@@ -10,7 +10,7 @@
     receipts  [after, limit]            -> [[[sequence, id, to, state, at_ms, was_stored], ...], now_ms]
 
 A session reads from -1 on, each time behind the last mail that it was told of. The moments in milliseconds are the
-database's own, and do not go back.
+database's own, and do not go back; when a mail was sent may be None, if its id is sent once.
 """
 
 from collections import defaultdict
@@ -70,7 +70,7 @@ class _Box:
             self.places.setdefault(place.sequence, place)
         for sequence, place in self.places.items():
             for send in self.sends[place.id]:
-                if send.outcome is Outcome.OK and send.result[2] == place.sent_ms:
+                if send.outcome is Outcome.OK and send.result[2] in (place.sent_ms, None):
                     self.known[sequence] = min(send.returned, self.known.get(sequence, NEVER))
 
     def _note(self, place: Place, read: Operation) -> None:
@@ -245,7 +245,9 @@ def _check_nothing_lost(box: _Box, left: Collection[Place], over_ms: int) -> Non
     there = {place.id for place in left}
     for id, sends in box.sends.items():
         for send in sends:
-            if send.outcome is not Outcome.OK or id in there or send.result[2] <= over_ms:
+            if send.outcome is not Outcome.OK or id in there:
+                continue
+            if send.result[2] is not None and send.result[2] <= over_ms:
                 continue
             confirms = [each for each in box.confirms[id] if each.outcome is not Outcome.FAILED]
             if not any(each.returned > send.invoked for each in confirms):

@@ -1,0 +1,338 @@
+"""The checkers of mail pass what correct mailboxes may answer, and find each kind of lie."""
+
+from typing import Any
+
+import pytest
+
+from holdfast.testing.histories import History, Operation, Violation
+from holdfast.testing.histories.mail import Place, check_mailbox, check_receipts, check_was_stored
+
+TTL_MS = 1_000
+
+
+@pytest.fixture
+def history() -> History:
+    return History()
+
+
+def done(history: History, kind: str, argument: Any, result: Any = None, key: str = "bob") -> Operation:
+    """An operation that returned before anything else was invoked."""
+    return history.ok(history.invoke("ada", kind, key, argument), result)
+
+
+def send(history: History, id: str = "m", sent_ms: int | None = 0, *, duplicate: bool = False) -> Operation:
+    return done(history, "send", {"id": id, "from": "ada"}, [id, duplicate, sent_ms])
+
+
+def send_lost(history: History, id: str = "m") -> Operation:
+    return history.unknown(history.invoke("ada", "send", "bob", {"id": id, "from": "ada"}))
+
+
+def mails(*numbers: int, sent_ms: int = 0) -> list[list[Any]]:
+    """Mails that are called m0, m1 and so on, at those sequences."""
+    return [[number, f"m{number}", sent_ms, sent_ms + TTL_MS] for number in numbers]
+
+
+def read(
+    history: History,
+    found: list[list[Any]],
+    *,
+    session: str | None = "s",
+    after: int = -1,
+    limit: int = 10,
+    live_from: int | None = None,
+    now_ms: int = 1,
+) -> Operation:
+    return done(history, "read", [session, after, limit], [found, live_from, now_ms])
+
+
+def confirm(history: History, *ids: str) -> Operation:
+    return done(history, "confirm", list(ids), len(ids))
+
+
+def check(history: History, *left: Place, end_ms: int = 1) -> dict[int, Place]:
+    return check_mailbox(history, "bob", left=left, end_ms=end_ms, ttl_ms=TTL_MS)
+
+
+def place(number: int) -> Place:
+    return Place(*mails(number)[0])
+
+
+# What correct mailboxes may answer.
+
+
+def test_nothing_happened(history: History) -> None:
+    assert check(history) == {}
+
+
+def test_mail_that_is_read_and_confirmed(history: History) -> None:
+    for number in range(3):
+        send(history, f"m{number}")
+    done(history, "join", "s")
+    read(history, mails(0, 1), limit=2)
+    read(history, mails(2), limit=2, after=1, live_from=3)
+    confirm(history, "m2", "m0", "m1")
+    assert sorted(check(history)) == [0, 1, 2]
+
+
+def test_mail_that_is_still_there_or_over(history: History) -> None:
+    send(history, "m0", 100)
+    send(history, "m1")
+    check(history, place(0), end_ms=TTL_MS)
+
+
+def test_mail_whose_sender_has_no_answer_may_be_there_or_not(history: History) -> None:
+    send_lost(history, "m0")
+    check(history)
+    read(history, mails(0))
+    check(history, place(0))
+
+
+def test_mail_may_be_sent_again_after_it_was_confirmed(history: History) -> None:
+    send_lost(history, "m")
+    read(history, [[0, "m", 0, TTL_MS]])
+    confirm(history, "m")
+    send(history, "m", 5)
+    read(history, [[1, "m", 5, 5 + TTL_MS]], now_ms=6)
+    confirm(history, "m")
+    check(history)
+
+
+def test_mail_that_may_be_gone_need_not_be_read(history: History) -> None:
+    send(history, "m0")
+    send(history, "m1")
+    history.unknown(history.invoke("ada", "confirm", "bob", ["m0"]))
+    read(history, mails(1), live_from=2)
+    check(history, place(1))
+
+
+def test_mail_that_is_sent_at_the_same_time_need_not_be_read(history: History) -> None:
+    sending = history.invoke("ada", "send", "bob", {"id": "m0", "from": "ada"})
+    read(history, [], live_from=0)
+    history.ok(sending, ["m0", False, 0])
+    read(history, mails(0), live_from=0)
+    check(history, place(0))
+
+
+def test_a_reader_whose_answer_was_lost_reads_again(history: History) -> None:
+    send(history, "m0")
+    send(history, "m1")
+    history.unknown(history.invoke("bob", "read", "bob", ["s", -1, 10]))
+    read(history, mails(0), limit=1, live_from=2)
+    read(history, mails(1), limit=1, after=0, live_from=2)
+    check(history, place(0), place(1))
+
+
+# What they may not.
+
+
+def test_a_lost_mail(history: History) -> None:
+    send(history)
+    with pytest.raises(Violation, match="m was acknowledged to its sender and is lost"):
+        check(history)
+
+
+@pytest.mark.parametrize("sent_ms", [0, None])
+def test_a_mail_that_is_gone_because_it_was_delivered(history: History, sent_ms: int | None) -> None:
+    send(history, "m0", sent_ms)
+    read(history, mails(0))
+    with pytest.raises(Violation, match="is lost"):
+        check(history)
+
+
+def test_a_mail_of_nobody(history: History) -> None:
+    read(history, mails(0))
+    with pytest.raises(Violation, match="sent 0 times"):
+        check(history, place(0))
+
+
+def test_a_mail_that_was_refused_and_is_there(history: History) -> None:
+    history.failed(history.invoke("ada", "send", "bob", {"id": "m0", "from": "ada"}))
+    with pytest.raises(Violation, match="sent 0 times"):
+        check(history, place(0))
+
+
+def test_a_mail_that_is_there_twice(history: History) -> None:
+    send_lost(history, "m")
+    send(history, "m", 3, duplicate=True)
+    read(history, [[0, "m", 0, TTL_MS]], limit=1)
+    read(history, [[1, "m", 3, TTL_MS]], limit=1, after=0)
+    check(history, Place(1, "m", 3, TTL_MS))
+    with pytest.raises(Violation, match="Two mails of one id"):
+        check(history, Place(0, "m", 0, TTL_MS), Place(1, "m", 3, TTL_MS))
+
+
+def test_a_sequence_of_two_mails(history: History) -> None:
+    send(history, "m0")
+    send(history, "other")
+    read(history, mails(0))
+    read(history, [[0, "other", 0, TTL_MS]], session="t")
+    with pytest.raises(Violation, match="was given to m0 and other"):
+        check(history)
+
+
+@pytest.mark.parametrize(("found", "after"), [((1, 0), -1), ((0, 0), -1), ((0, 1), 0)])
+def test_mail_out_of_order(history: History, found: tuple[int, ...], after: int) -> None:
+    send(history, "m0")
+    send(history, "m1")
+    read(history, mails(*found), after=after)
+    with pytest.raises(Violation, match="out of order"):
+        check(history, place(0), place(1))
+
+
+def test_an_older_mail_that_is_passed_over(history: History) -> None:
+    for number in range(3):
+        send(history, f"m{number}")
+    read(history, mails(0, 2), limit=2)
+    with pytest.raises(Violation, match="m1 was passed over"):
+        check(history, *map(place, range(3)))
+
+
+def test_a_stranded_mail(history: History) -> None:
+    send(history, "m0")
+    read(history, [], live_from=1)
+    with pytest.raises(Violation, match="did not find it"):
+        check(history, place(0))
+
+
+def test_a_mail_that_comes_again(history: History) -> None:
+    send(history, "m0")
+    read(history, mails(0))
+    confirm(history, "m0")
+    read(history, mails(0), session="t")
+    with pytest.raises(Violation, match="read again after it was confirmed"):
+        check(history)
+
+
+def test_a_mail_that_was_over(history: History) -> None:
+    send(history, "m0")
+    read(history, mails(0), now_ms=TTL_MS)
+    with pytest.raises(Violation, match="was over at 1000"):
+        check(history, end_ms=TTL_MS)
+
+
+def test_a_reader_that_is_live_before_it_has_read_everything(history: History) -> None:
+    send(history, "m0")
+    send(history, "m1")
+    read(history, mails(0), limit=1, live_from=2)
+    with pytest.raises(Violation, match="live from 2 on and has not read m1"):
+        check(history, place(0), place(1))
+
+
+def test_a_reader_that_is_live_from_another_moment_on(history: History) -> None:
+    send(history, "m0")
+    read(history, mails(0), live_from=1)
+    read(history, [], after=0, live_from=2)
+    with pytest.raises(Violation, match="live from 1, and then from 2"):
+        check(history, place(0))
+
+
+def test_a_reader_that_reads_on_although_another_one_joined(history: History) -> None:
+    done(history, "join", "s")
+    done(history, "join", "t")
+    read(history, [])
+    with pytest.raises(Violation, match="although another one joined"):
+        check(history)
+
+
+# Whether mail had to wait.
+
+
+def wait_for_it(history: History, *, live: bool, leaves: bool = False, joins: bool = False) -> None:
+    done(history, "join", "s")
+    if live:
+        read(history, [], live_from=0)
+    send(history, "m0")
+    read(history, mails(0), live_from=0 if live else 1)
+    if leaves:
+        done(history, "leave", "s")
+    if joins:
+        done(history, "join", "t")
+    confirm(history, "m0")
+
+
+def test_mail_that_came_to_somebody_who_was_live_did_not_wait(history: History) -> None:
+    wait_for_it(history, live=True)
+    check_was_stored(history, "bob", {"m0": False})
+    with pytest.raises(Violation, match="says that it waited, and s was live"):
+        check_was_stored(history, "bob", {"m0": True})
+
+
+def test_mail_that_came_to_nobody_waited(history: History) -> None:
+    wait_for_it(history, live=False)
+    check_was_stored(history, "bob", {"m0": True})
+    with pytest.raises(Violation, match="nobody was live"):
+        check_was_stored(history, "bob", {"m0": False})
+
+
+@pytest.mark.parametrize("how", [{"leaves": True}, {"joins": True}])
+def test_mail_whose_reader_did_not_stay_may_say_either(history: History, how: dict[str, bool]) -> None:
+    wait_for_it(history, live=True, **how)
+    check_was_stored(history, "bob", {"m0": True})
+    check_was_stored(history, "bob", {"m0": False})
+
+
+# Receipts.
+
+
+def told(
+    history: History, *sequences: int, after: int = -1, limit: int = 10, state: str = "stored", now_ms: int = 1
+) -> None:
+    receipts = [[number, f"m{number}", "bob", state, 0, False] for number in sequences]
+    done(history, "receipts", [after, limit], [receipts, now_ms], key="ada")
+
+
+def told_of(history: History, *states: str) -> None:
+    receipts = [[number, "m", "bob", state, 0, False] for number, state in enumerate(states)]
+    done(history, "receipts", [-1, 10], [receipts, 1], key="ada")
+
+
+def check_told(history: History) -> list[int]:
+    return list(check_receipts(history, "ada", ttl_ms=TTL_MS))
+
+
+def test_receipts_in_order(history: History) -> None:
+    told(history, 0, 1, limit=2)
+    told(history, 2, after=1)
+    told(history, after=2)
+    assert check_told(history) == [0, 1, 2]
+
+
+def test_the_oldest_receipts_may_be_forgotten(history: History) -> None:
+    told(history, 0, 1)
+    told(history, 1, now_ms=TTL_MS)
+    assert check_told(history) == [0, 1]
+
+
+@pytest.mark.parametrize("second", [(0, 2), (1, 2), ()])
+def test_a_receipt_that_is_missing(history: History, second: tuple[int, ...]) -> None:
+    told(history, 0, 1, 2)
+    told(history, *second)
+    with pytest.raises(Violation, match=r"missing behind -1|came as"):
+        check_told(history)
+
+
+def test_a_receipt_that_comes_again(history: History) -> None:
+    told(history, 0, 1, after=0)
+    with pytest.raises(Violation, match="came as"):
+        check_told(history)
+
+
+def test_a_receipt_that_was_another_one(history: History) -> None:
+    told(history, 0)
+    told(history, 0, state="confirmed")
+    with pytest.raises(Violation, match="another one before"):
+        check_told(history)
+
+
+@pytest.mark.parametrize("states", [("stored", "delivered", "confirmed", "stored", "confirmed"), ("confirmed",)])
+def test_what_may_happen_to_a_mail(history: History, states: tuple[str, ...]) -> None:
+    told_of(history, *states)
+    check_told(history)
+
+
+@pytest.mark.parametrize("states", [("delivered", "delivered"), ("confirmed", "delivered"), ("confirmed", "confirmed")])
+def test_what_may_not(history: History, states: tuple[str, ...]) -> None:
+    told_of(history, "stored", *states)
+    with pytest.raises(Violation, match="as one before it did"):
+        check_told(history)
