@@ -1,0 +1,108 @@
+"""SIGKILL in the middle of storing, reading and confirming: acknowledged mail arrives, confirmed mail stays gone."""
+
+import random
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import Plane
+from holdfast.limits import MAIL_TTL_SECONDS
+from holdfast.testing.histories import History, Outcome
+from holdfast.testing.histories.mail import Place, check_mailbox
+
+CHILD = Path(__file__).parent / "mail_child.py"
+SAID: Any = runpy.run_path(str(CHILD))  # Test files cannot import each other.
+MAILS = 400  # Of each of three senders, if nobody kills them before.
+
+
+def kill_after(folder: Path, run: int, lines: int) -> list[bytes]:
+    """Run the child and kill it once it has said that many lines; everything that it said."""
+    command = [sys.executable, str(CHILD), f"dir:{folder}", f"run{run}", str(MAILS)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        said = [child.stdout.readline() for _ in range(lines)]
+        child.send_signal(signal.SIGKILL)
+        said += child.stdout.readlines()
+    return [line for line in said if line.endswith(b"\n")]
+
+
+def waiting(plane: Plane, agent: str) -> list[Place]:
+    """What is in a mailbox, which is as much as it says."""
+    places: list[Place] = []
+    while mails := plane.mailbox(agent).read(after=places[-1].sequence if places else -1, limit=256, peek=True):
+        places += [Place(mail.sequence, mail.id, mail.sent_ms, mail.expires_ms) for mail in mails]
+    assert plane.mailbox(agent).count() == len(places)
+    return places
+
+
+def check(plane: Plane, history: History) -> int:
+    """Every promise was kept, and whoever comes next is given what is left, in order; how much that was."""
+    now_ms, total = time.time_ns() // 1_000_000, 0
+    for agent in SAID["READERS"]:
+        left = waiting(plane, agent)
+        check_mailbox(history, agent, left=left, end_ms=now_ms, ttl_ms=round(MAIL_TTL_SECONDS * 1_000))
+        read = [Place(mail.sequence, mail.id, mail.sent_ms, mail.expires_ms) for mail in subscribe(plane, agent)]
+        assert read == left
+        assert plane.mailbox(agent).count() == 0
+        total += len(left)
+    return total
+
+
+def subscribe(plane: Plane, agent: str) -> Any:
+    return plane.mailbox(agent).subscribe(wait_seconds=0)
+
+
+def check_told(plane: Plane, history: History) -> None:
+    """A sender was told of every mail what it was acknowledged, and what became of it."""
+    for sender in SAID["SENDERS"]:
+        told: list[Any] = []
+        while found := plane.mailbox(sender).receipts(after=told[-1].sequence if told else -1, limit=1_000):
+            told += found
+        assert [receipt.sequence for receipt in told] == list(range(len(told)))
+        known = {(receipt.state, receipt.id) for receipt in told}
+        mine = {
+            each.argument["id"]
+            for each in history.operations
+            if each.kind == "send" and each.argument["from"] == sender
+        }
+        for each in history.operations:
+            if each.outcome is not Outcome.OK:
+                continue
+            if each.kind == "send" and each.argument["from"] == sender:
+                assert ("stored", each.argument["id"]) in known
+                assert ("confirmed", each.argument["id"]) in known, "by now everything was read"
+            elif each.kind == "read":
+                assert all(("delivered", id) in known for _, id, *_ in each.result[0] if id in mine)
+        stored = [receipt.id for receipt in told if receipt.state == "stored"]
+        assert len(set(stored)) == len(stored)
+
+
+def test_a_process_crash_loses_no_mail_and_brings_none_back(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Lesson 20: nothing is deleted before its reader confirmed it. Lesson 29: we sync before we acknowledge."""
+    kills = max(1, request.config.getoption("--kills") // 6)
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    said: list[bytes] = []
+    for run in range(kills):
+        said += kill_after(tmp_path, run, chance.randrange(1, 1_500))
+    history = SAID["history_of"](said)
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        left = check(plane, history)
+        check_told(plane, history)
+    errors = SAID["errors_of"](said)
+    assert set(errors) <= {"queue_full"}, errors
+    counts = {
+        kind: sum(each.kind == kind and each.outcome is Outcome.OK for each in history.operations)
+        for kind in ("send", "read", "confirm")
+    }
+    cut_off = {each.kind for each in history.operations if each.outcome is Outcome.UNKNOWN}
+    print(f"{kills} kills, {counts} acknowledged, {left} left; cut off in the middle: {sorted(cut_off)}; {errors}")
+    assert counts["send"] >= kills
