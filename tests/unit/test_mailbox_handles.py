@@ -339,14 +339,25 @@ def test_a_wait_ends_with_its_time(bob: Mailbox, clock: ManualClock, threads: Th
 
 
 def test_a_reader_that_waits_is_told_when_somebody_else_joins(
-    bob: Mailbox, plane: Plane, threads: ThreadPoolExecutor
+    plane: Plane, bob: Mailbox, clock: ManualClock, threads: ThreadPoolExecutor
 ) -> None:
-    first = bob.subscribe()
+    first = bob.subscribe(wait_seconds=WAIT)
     waiting = threads.submit(next, first)
-    until(lambda: bob.stats().joined)
-    plane.mailbox("ada").send("bob", "for the second", id="x")
-    assert waiting.result(PATIENCE_SECONDS).id == "x"
-    second = plane.mailbox("bob").subscribe()
+    try:
+        until(lambda: bob.stats().joined)
+        second = plane.mailbox("bob").subscribe(wait_seconds=0)
+        assert list(second) == []
+        with pytest.raises(MailboxTaken):
+            waiting.result(PATIENCE_SECONDS)
+    finally:
+        clock.advance_ms(round(WAIT * 1_000))  # Nobody waits for ever, whatever went wrong.
+
+
+def test_whoever_was_taken_over_has_still_confirmed_what_it_was_given(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
+    ada.send("bob", 1, id="x")
+    first = bob.subscribe(wait_seconds=0)
+    assert next(first).id == "x"
+    second = plane.mailbox("bob").subscribe(wait_seconds=0)
     assert next(second).id == "x", "it was not confirmed"
     with pytest.raises(MailboxTaken):
         next(first)
@@ -363,6 +374,36 @@ async def test_tasks_wait_too(url: str, tmp_path: Path) -> None:
         await ada.send("bob", 1)
         assert [mail.json() for mail in await asyncio.wait_for(reading, PATIENCE_SECONDS)] == [1]
         assert (await asyncio.wait_for(told, PATIENCE_SECONDS))[0].state == "stored"
+
+
+def test_nodes_that_share_a_key_space_share_its_mailboxes(
+    postgres_url: str, tmp_path: Path, threads: ThreadPoolExecutor
+) -> None:
+    """Whatever node mail is sent to, its reader is woken at another one, in one order, and one reader takes over."""
+    logs = f"dir:{tmp_path / 'activity'}"
+    with holdfast.open(postgres_url, activity=logs) as one, holdfast.open(postgres_url, activity=logs) as two:
+        reading = one.mailbox("bob").subscribe(wait_seconds=WAIT)
+
+        def send(node: Plane, sender: str) -> None:
+            for number in range(25):
+                node.mailbox(sender).send("bob", [sender, number])
+
+        sending = [threads.submit(send, (one, two)[number % 2], f"agent-{number}") for number in range(4)]
+        mails = [next(reading) for _ in range(100)]
+        for each in sending:
+            each.result(PATIENCE_SECONDS)
+        sequences = [mail.sequence for mail in mails]
+        assert sequences == list(range(100))
+        for number in range(4):
+            own = [mail.json()[1] for mail in mails if mail.sender == f"agent-{number}@main"]
+            assert own == list(range(25))
+        assert two.mailbox("bob").count() == 1, "the last one is confirmed when the next one is asked for"
+        second = two.mailbox("bob").subscribe(wait_seconds=WAIT)
+        assert next(second).sequence == 99
+        with pytest.raises(MailboxTaken):
+            next(reading)
+        assert one.mailbox("bob").count() == 0
+        second.close()
 
 
 # Loops.
