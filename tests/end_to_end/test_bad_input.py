@@ -276,6 +276,22 @@ def test_whoever_asks_wrongly_for_a_stream_is_answered(server: Any, data: bytes)
     assert b"holdfast_open_streams 0.0" in server.get("/metrics")[2]
 
 
+def test_requests_that_wait_behind_another_one_are_few(server: Any) -> None:
+    before = server.resident_bytes
+    with ExitStack() as held:
+        for _ in range(50):
+            connection = held.enter_context(socket.create_connection(server.address, timeout=SECONDS_MAX))
+            connection.sendall(b"GET /v1/queue/watch?queue=q HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+            with suppress(OSError):
+                connection.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10_000)
+                while connection.recv(65_536):
+                    pass
+    assert server.said("refused: too_many_pipelined")
+    assert server.resident_bytes - before < 32 * MIB
+    assert '"level":"error"' not in server.log()
+
+
 # Bodies.
 
 
@@ -354,12 +370,13 @@ def test_an_answer_that_nobody_reads_is_cut(start: Callable[..., Any]) -> None:
     hash = ask(server, "POST", "/v1/blobs", bytes(32 * MIB))[1]["hash"]
     before = server.resident_bytes
     with ExitStack() as held:
-        for _ in range(8):
-            connection = held.enter_context(socket.create_connection(server.address, timeout=SECONDS_MAX))
+        deaf = [held.enter_context(socket.create_connection(server.address, timeout=SECONDS_MAX)) for _ in range(8)]
+        for connection in deaf:
             connection.sendall(f"GET /v1/blobs/{hash} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         assert server.said("cut:", "not read")
         assert ask(server, "GET", f"/v1/blobs/{hash}")[0] == 200
         assert server.resident_bytes - before < 64 * MIB
+        assert [len(answer(connection).body) < 32 * MIB for connection in deaf] == [True] * 8
 
 
 # Names.

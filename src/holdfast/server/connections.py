@@ -4,6 +4,7 @@ head           at most so many bytes, within so many seconds         431, 408
 trailers       the same bytes; nobody reads them                     431
 after answers  the rest of a body that nobody reads: so many seconds  closed
 answers        whoever takes nothing of one for a minute is cut      closed
+requests       at most so many that wait behind an unfinished one   429
 connections    at most so many, streams among them                   503
 """
 
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from holdfast.errors import Retry
 from holdfast.limits import UNREAD_SECONDS_MAX
@@ -27,6 +28,7 @@ _log.addFilter(Sparing(per_second=20))  # Bad requests are others' to make.
 _TITLES: Final = {
     400: ("malformed_request", "Bad Request"),
     408: ("request_timeout", "Request Timeout"),
+    429: ("too_many_pipelined", "Too Many Requests"),
     431: ("request_head_too_large", "Request Header Fields Too Large"),
     503: ("too_many_connections", "Service Unavailable"),
 }
@@ -39,10 +41,12 @@ class BoundedHttp(HttpToolsProtocol):
     seconds = 10.0
     connections_max = 20_000
     unread_seconds = UNREAD_SECONDS_MAX
+    pipelined_max = 128  # One read may bring thousands, and each takes some kilobytes.
 
     _quiet_bytes = 0  # That have come since the last piece of a body: of heads, trailers and the like.
     _in_head = True
     _in_message = False
+    _answering: RequestResponseCycle | None = None
     _status = 400  # What is said to a request that is refused while it is parsed.
     _timer: asyncio.TimerHandle | None = None
     _looking: asyncio.TimerHandle | None = None
@@ -54,6 +58,9 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_looking()
+        if self._answering is not None:  # uvicorn tells the last request only, and behind this one others may wait.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -78,6 +85,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._quiet_bytes = 0
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.bytes_max:
             self._status = 431
+        elif len(self.pipeline) >= self.pipelined_max:
+            self._status = 429
         elif len(self.connections) > self.connections_max:
             self._status = 503
         else:
@@ -85,6 +94,10 @@ class BoundedHttp(HttpToolsProtocol):
             self._in_head = False
             return
         raise httptools.HttpParserError("the head is refused")
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def handle_websocket_upgrade(self) -> None:
         super().handle_websocket_upgrade()
@@ -124,6 +137,7 @@ class BoundedHttp(HttpToolsProtocol):
         details = {
             400: "This is no HTTP/1.1 request; send one",
             431: f"What stands around a body has at most {self.bytes_max} bytes; shorten it",
+            429: f"{self.pipelined_max} requests wait behind an unfinished one; wait for an answer",
             503: f"{self.connections_max} connections are open; come back later",
         }
         self._refuse(self._status, details[self._status])
@@ -135,7 +149,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _refuse(self, status: int, detail: str) -> None:
         code, title = _TITLES[status]
-        later = status == 503
+        later = status in (429, 503)
         id = uuid.uuid4().hex  # What the caller calls it stands in a head that was not read.
         with logs.correlated(id):
             # Debug for those that were silent: whoever keeps a connection in reserve does that.
