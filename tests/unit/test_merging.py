@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.merging import Merging
+from holdfast.client.merging import Merging, Small
+from holdfast.client.pendings import TooLong
 from holdfast.errors import InvalidArgument, Unreachable
 from holdfast.tiers import Tier
 from holdfast.wire.queues import (
@@ -21,29 +22,52 @@ from holdfast.wire.queues import (
 
 
 class Server:
-    """Answers puts and acks after a turn of the loop, and remembers what it was asked."""
+    """Answers what a frame brings a turn of the loop later, and remembers what it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.error: Exception | None = None
+        self.merging = Merging(self.send)
+        self._flushing = False
 
-    async def ask(self, request: Any) -> Any:
+    async def call(self, request: Any) -> Any:
+        """A call that leaves with all others of this turn of the loop."""
+        loop = asyncio.get_running_loop()
+        small = Small(request, loop.create_future())
+        self.merging.add(small)
+        if not self._flushing:
+            self._flushing = True
+            loop.call_soon(self._flush)
+        return await small.future
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self.merging.send()
+
+    def send(self, request: Any) -> "asyncio.Future[Any]":
         self.asked.append(request)
-        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        loop.call_soon(self._answer, request, future)
+        return future
+
+    def _answer(self, request: Any, future: "asyncio.Future[Any]") -> None:
         if self.error is not None:
-            raise self.error
-        if isinstance(request, AckMessages):
-            return Outcomes([Outcome(correlation_id=lease.id) for lease in request.leases])
-        if any(message.payload == b"wrong" for message in request.messages):
-            raise InvalidArgument("One of them is wrong; correct it")
-        return Receipts([Receipt(each.payload.decode(), request.tier, False, "") for each in request.messages])
+            future.set_exception(self.error)
+        elif isinstance(request, AckMessages):
+            future.set_result(Outcomes([Outcome(correlation_id=lease.id) for lease in request.leases]))
+        elif any(message.payload == b"wrong" for message in request.messages):
+            future.set_exception(InvalidArgument("One of them is wrong; correct it"))
+        else:
+            receipts = [Receipt(each.payload.decode(), request.tier, False, "") for each in request.messages]
+            future.set_result(Receipts(receipts))
 
     def sizes(self) -> list[int]:
         return [len(each.messages if isinstance(each, PutMessages) else each.leases) for each in self.asked]
 
 
 @pytest.fixture
-def server() -> Server:
+async def server() -> Server:
     return Server()
 
 
@@ -61,72 +85,80 @@ def ids(answer: Receipts) -> list[str]:
 
 async def test_a_call_that_is_alone_goes_at_once_as_it_is(server: Server) -> None:
     request = put("a")
-    assert ids(await Merging(server.ask).call(request)) == ["a"]
+    assert ids(await server.call(request)) == ["a"]
     assert server.asked == [request]
 
 
 async def test_puts_of_one_turn_travel_together_and_each_has_its_own_receipts(server: Server) -> None:
-    merging = Merging(server.ask)
-    answers = await asyncio.gather(*(merging.call(put(f"{n}", f"{n}'")) for n in range(5)))
+    answers = await asyncio.gather(*(server.call(put(f"{n}", f"{n}'")) for n in range(5)))
     assert [ids(answer) for answer in answers] == [[f"{n}", f"{n}'"] for n in range(5)]
-    assert server.sizes() == [2, 8]
+    assert server.sizes() == [10]
 
 
 async def test_acks_travel_together_and_apart_from_puts(server: Server) -> None:
-    merging = Merging(server.ask)
     await asyncio.gather(
-        merging.call(put("first")), *(merging.call(ack(f"{n}")) for n in range(3)), merging.call(put("x"))
+        server.call(put("first")), *(server.call(ack(f"{n}")) for n in range(3)), server.call(put("x"))
     )
-    assert sorted(server.sizes()) == [1, 1, 3]
+    assert sorted(server.sizes()) == [2, 3]
     assert {type(each) for each in server.asked} == {PutMessages, AckMessages}
 
 
 async def test_other_queues_tiers_and_universes_are_other_calls(server: Server) -> None:
-    merging = Merging(server.ask)
     other = PutMessages("jobs", [NewMessage(b"x")], "elsewhere")
     calls = [put("a"), put("b"), put("c", queue="mail"), put("d", tier=Tier.IMPORTANT), other]
-    await asyncio.gather(*(merging.call(each) for each in calls))
-    assert server.sizes() == [1] * 5
+    await asyncio.gather(*(server.call(each) for each in calls))
+    assert server.sizes() == [2, 1, 1, 1]
 
 
 async def test_one_that_is_wrong_fails_alone(server: Server) -> None:
-    merging = Merging(server.ask)
     bodies = ["first", "a", "wrong", "b"]
-    answers = await asyncio.gather(*(merging.call(put(body)) for body in bodies), return_exceptions=True)
+    answers = await asyncio.gather(*(server.call(put(body)) for body in bodies), return_exceptions=True)
     assert [type(answer) for answer in answers] == [Receipts, Receipts, InvalidArgument, Receipts]
-    assert server.sizes() == [1, 3, 1, 1, 1]
+    assert server.sizes() == [4, 1, 1, 1, 1]
 
 
 async def test_a_server_that_is_gone_is_gone_for_all(server: Server) -> None:
     server.error = Unreachable("Nobody is there")
-    merging = Merging(server.ask)
-    answers = await asyncio.gather(*(merging.call(put(f"{n}")) for n in range(4)), return_exceptions=True)
+    answers = await asyncio.gather(*(server.call(put(f"{n}")) for n in range(4)), return_exceptions=True)
     assert [type(answer) for answer in answers] == [Unreachable] * 4
-    assert server.sizes() == [1, 3], "what may have happened is not sent again by itself"
+    assert server.sizes() == [4], "what may have happened is not sent again by itself"
 
 
 async def test_no_call_has_more_messages_or_bytes_than_it_may(server: Server) -> None:
-    merging = Merging(server.ask)
-    await asyncio.gather(*(merging.call(put(f"{n}")) for n in range(600)))
-    assert server.sizes() == [1, 256, 256, 87]
+    await asyncio.gather(*(server.call(put(f"{n}")) for n in range(600)))
+    assert server.sizes() == [256, 256, 88]
     server.asked.clear()
-    await asyncio.gather(*(merging.call(put("x" * 100_000)) for _ in range(6)))
-    assert server.sizes() == [1, 2, 2, 1]
+    await asyncio.gather(*(server.call(put("x" * 100_000)) for _ in range(6)))
+    assert server.sizes() == [2, 2, 2]
 
 
 async def test_whoever_is_cancelled_disturbs_nobody(server: Server) -> None:
-    merging = Merging(server.ask)
-    tasks = [asyncio.ensure_future(merging.call(put(f"{n}"))) for n in range(4)]
+    tasks = [asyncio.ensure_future(server.call(put(f"{n}"))) for n in range(4)]
     await asyncio.sleep(0)
     tasks[2].cancel()
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(answer) for answer in answers] == [Receipts, Receipts, asyncio.CancelledError, Receipts]
-    assert server.sizes() == [1, 2]
+    assert server.sizes() == [3], "whoever has gone before it was sent is not sent"
 
 
-async def test_when_all_are_answered_the_next_one_is_alone_again(server: Server) -> None:
-    merging = Merging(server.ask)
-    await asyncio.gather(*(merging.call(put(f"{n}")) for n in range(3)))
-    request = put("x")
-    await merging.call(request)
-    assert server.asked[-1] is request
+async def test_many_callers_are_answered_in_two_halves_so_that_they_ask_in_two_frames(server: Server) -> None:
+    async def twice(number: int) -> None:
+        await server.call(put(f"{number}"))
+        await server.call(put(f"{number}'"))
+
+    await asyncio.gather(*(twice(number) for number in range(40)))
+    assert server.sizes() == [40, 20, 20]
+
+
+async def test_what_cannot_be_sent_fails_by_itself(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = server.send
+
+    def send(request: Any) -> Any:
+        if any(len(message.payload) > 10 for message in request.messages):
+            raise TooLong
+        return whole(request)
+
+    monkeypatch.setattr(server, "merging", Merging(send))
+    bodies = ["a", "x" * 11, "b"]
+    answers = await asyncio.gather(*(server.call(put(body)) for body in bodies), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [Receipts, TooLong, Receipts]

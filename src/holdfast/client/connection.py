@@ -24,6 +24,8 @@ import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
 from holdfast.client.answers import undo_of
+from holdfast.client.merging import MERGED, Merged, Merging, Small
+from holdfast.client.pendings import Pending
 from holdfast.client.reasons import told, unknown
 from holdfast.client.sockets import Socket
 from holdfast.errors import (
@@ -36,11 +38,9 @@ from holdfast.errors import (
     Unsupported,
 )
 from holdfast.limits import CALLS_MAX, CONNECT_PAUSE_MS_MAX, FRAME_BYTES_MAX, ONCE_PERIOD_SECONDS
-from holdfast.wire.answers import decoder_of
 from holdfast.wire.frames import (
     PROTOCOL,
     AnyRequest,
-    Call,
     Hello,
     ReplyOnTheWay,
     decode_calls,
@@ -54,43 +54,12 @@ _REFUSED: Final = (401, 403)
 _NOT_ALLOWED: Final = 4_003  # How a server closes the streams of a token that was revoked.
 _NOT_UNDERSTOOD: Final = (1002, 1007, 1009)  # The close codes of a server that could make nothing of a frame.
 _FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # Where a frame is full, and the next one begins.
-_CALL_BYTES_MAX: Final = FRAME_BYTES_MAX - 64  # A frame of one call has a few bytes more than the call.
 _OPEN_SECONDS_MAX: Final = 5.0
 _PING_SECONDS_MAX: Final = 20.0
 _FLEETING_SECONDS: Final = 2.0  # A connection that ended sooner and brought no answer is as good as none.
 _LOOK_SECONDS_MAX: Final = 0.25  # How often calls that wait for a server are looked at.
 _KEYS_SECONDS: Final = ONCE_PERIOD_SECONDS - 60.0  # How long keys are remembered, less what it takes to notice a loss.
 _GIVE_BACK_SECONDS: Final = 5.0  # How long whoever was cancelled, or closes, waits for leases to be given back.
-
-
-class TooLong(Exception):
-    """The call does not fit a frame."""
-
-
-class Pending:
-    """A call that waits for its answer."""
-
-    __slots__ = ("abandoned", "data", "decode", "future", "key", "lost_at", "number", "request", "sent", "since")
-
-    def __init__(self, number: int, request: AnyRequest, key: str | None, loop: asyncio.AbstractEventLoop) -> None:
-        self.number = number
-        self.request = request
-        self.key = key
-        self.data = _encoded(Call(number, request, key))
-        self.decode: Callable[[Any], Any] = decoder_of(request)
-        self.future: asyncio.Future[Any] = loop.create_future()
-        self.since = loop.time()
-        self.sent = False
-        self.lost_at: float | None = None  # When the connection ended on which it was sent first.
-        self.abandoned = False
-
-    def fail(self, error: HoldfastError) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-
-    def mark_again(self) -> None:
-        """It may have been carried out: let the server look before it does so again."""
-        self.data = encode(Call(self.number, self.request, self.key, True))
 
 
 class Connection:
@@ -118,6 +87,7 @@ class Connection:
         self._numbers = count()
         self._pending: dict[int, Pending] = {}
         self._outbox: list[Pending] = []
+        self._merging = Merging(self._send_merged)
         self._socket: ClientConnection | None = None
         self._runner: asyncio.Task[None] | None = None
         self._flushing = False
@@ -141,19 +111,12 @@ class Connection:
             CommitUnknown: it was sent, and there was no answer for as long as the client is patient.
             TooLong: it does not fit a frame; nothing was sent.
         """
-        loop = asyncio.get_running_loop()
         async with self._waiting_room if getattr(request, "wait_seconds", 0) else self._room:
             if self._error is not None:
                 raise self._error
-            pending = Pending(next(self._numbers), request, key, loop)
-            if self._runner is None:
-                self._gone_since = loop.time()
-                self._runner = loop.create_task(self._run())
-            self._pending[pending.number] = pending
-            self._outbox.append(pending)
-            if not self._flushing and self._socket is not None:
-                self._flushing = True
-                loop.call_soon(self._flush)
+            if isinstance(request, MERGED):
+                return await self._merged(request)
+            pending = self._submit(request, key)
             try:
                 return await pending.future
             except asyncio.CancelledError:
@@ -176,7 +139,40 @@ class Connection:
 
     # Sending.
 
+    async def _merged(self, request: Merged) -> Any:
+        if self._socket is None:  # There is no frame to share, and may be no server.
+            return await self._send_merged(request)
+        small = Small(request, asyncio.get_running_loop().create_future())
+        self._merging.add(small)
+        self._flush_soon()
+        return await small.future
+
+    def _send_merged(self, request: Merged) -> "asyncio.Future[Any]":
+        if self._error is not None:
+            raise self._error
+        pending = self._submit(request, uuid.uuid4().hex)
+        pending.future.add_done_callback(lambda _: self._pending.pop(pending.number, None))
+        return pending.future
+
+    def _submit(self, request: AnyRequest, key: str | None) -> Pending:
+        """Have a call sent with the next frame."""
+        loop = asyncio.get_running_loop()
+        pending = Pending(next(self._numbers), request, key, loop)
+        if self._runner is None:
+            self._gone_since = loop.time()
+            self._runner = loop.create_task(self._run())
+        self._pending[pending.number] = pending
+        self._outbox.append(pending)
+        self._flush_soon()
+        return pending
+
+    def _flush_soon(self) -> None:
+        if not self._flushing and self._socket is not None:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
     def _flush(self) -> None:
+        self._merging.send()
         self._flushing = False
         socket = self._socket
         if socket is None or not self._outbox:
@@ -369,16 +365,6 @@ class Connection:
         among.add(task)  # An event loop keeps only weak references to its tasks.
         task.add_done_callback(among.discard)
         return task
-
-
-def _encoded(call: Call) -> bytes:
-    try:
-        data = encode(call)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidArgument(f"{type(call.request).__name__} cannot be sent: {error}") from error
-    if len(data) > _CALL_BYTES_MAX:
-        raise TooLong
-    return data
 
 
 def _wrong_with(data: bytes) -> Exception | None:

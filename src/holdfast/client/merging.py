@@ -1,7 +1,6 @@
-"""Merging: small calls that are made at the same time become one.
+"""Merging: small calls that leave in one frame become one call.
 
-    alone:             call ──► the server, at once
-    others under way:  this turn's puts, or acks, of one queue ──► one call ──► to each caller its part of the answer
+    puts, and acks, of one queue ──► one call in the frame ──► to each caller its part of the answer
 
 A call has a price of its own at both ends, whatever is in it, and so has the key under which it happens once. Puts are
 taken all or none, so where one of them is wrong and nothing was written, each goes by itself. Acks are answered one by
@@ -9,8 +8,9 @@ one anyway.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -20,86 +20,100 @@ from holdfast.wire.queues import AckMessages, Outcomes, PutMessages, Receipts
 
 MERGED: Final = (PutMessages, AckMessages)
 
+_HALVED: Final = 16  # A call of so many callers is answered in two halves.
 _BYTES_MAX: Final = 262_144  # Of payloads in one call; larger ones have little to gain.
 
 Merged = PutMessages | AckMessages
-Ask = Callable[[Any], Awaitable[Any]]
 
 
-class _Waiting(NamedTuple):
+class Small(NamedTuple):
+    """A call that waits to be sent, and whoever waits for its answer."""
+
     request: Merged
     future: "asyncio.Future[Any]"
 
 
+class Send(Protocol):
+    """Puts a call into the frame that is being made; its answer."""
+
+    def __call__(self, request: Merged) -> "asyncio.Future[Any]": ...
+
+
 class Merging:
-    """The puts and acks of one event loop that are under way."""
+    """The puts and acks that go into the next frame of one connection."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
-        self._under_way = 0
-        self._waiting: dict[tuple[Any, ...], list[_Waiting]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()  # An event loop keeps only weak references to its tasks.
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._waiting: dict[tuple[Any, ...], list[Small]] = {}
 
-    async def call(self, request: Merged) -> Any:
-        """The answer to `request`, which may have travelled with others."""
-        self._under_way += 1
-        try:
-            if self._under_way == 1:
-                return await self._ask(request)
-            loop = asyncio.get_running_loop()
-            waiting = _Waiting(request, loop.create_future())
-            kind = (type(request), request.queue, request.universe, request.tier)
-            if not self._waiting:
-                loop.call_soon(self._start)
-            if kind in self._waiting:
-                self._waiting[kind].append(waiting)
-            else:
-                self._waiting[kind] = [waiting]
-            return await waiting.future
-        finally:
-            self._under_way -= 1
-
-    def _start(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for calls in waiting.values():
-            for batch in _batches([each for each in calls if not each.future.done()]):
-                task = asyncio.get_running_loop().create_task(self._carry(batch))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-
-    async def _carry(self, batch: Sequence[_Waiting]) -> None:
-        try:
-            if len(batch) == 1:
-                _tell(batch[0].future, await self._ask(batch[0].request))
-                return
-            answer = await self._ask(_together(batch))
-        except Validation as error:
-            if len(batch) == 1:
-                _fail(batch, error)
-            else:  # One of them is wrong, and nothing was written.
-                await asyncio.gather(*(self._carry([each]) for each in batch))
-        except HoldfastError as error:
-            _fail(batch, error)
-        except BaseException as error:
-            _fail(batch, error)
-            raise
+    def add(self, small: Small) -> None:
+        """Have a call in the next frame."""
+        request = small.request
+        kind = (type(request), request.queue, request.universe, request.tier)
+        if kind in self._waiting:
+            self._waiting[kind].append(small)
         else:
-            _share(batch, answer)
+            self._waiting[kind] = [small]
+
+    def send(self) -> None:
+        """Put what waits into the frame."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, {}
+        for smalls in waiting.values():
+            for batch in _batches([each for each in smalls if not each.future.done()]):
+                self._carry(batch)
+
+    def _carry(self, batch: Sequence[Small]) -> None:
+        try:
+            answer = self._send(batch[0].request if len(batch) == 1 else _together(batch))
+        except Exception as error:  # It does not fit a frame, or cannot be encoded.
+            self._fail(batch, error)
+        else:
+            answer.add_done_callback(partial(self._answered, batch))
+
+    def _answered(self, batch: Sequence[Small], answer: "asyncio.Future[Any]") -> None:
+        if answer.cancelled():
+            for each in batch:
+                each.future.cancel()
+        elif (error := answer.exception()) is not None:
+            self._fail(batch, error)
+        elif len(batch) == 1:
+            _tell(batch[0].future, answer.result())
+        elif len(batch) < _HALVED:
+            _share(batch, answer.result(), 0)
+        else:
+            # Whoever is answered asks again, most likely. Told in two halves, they ask in two frames, and while the
+            # server is at one of them this process is at the other; told at once, both would wait for each other.
+            half = len(batch) // 2
+            start = _share(batch[:half], answer.result(), 0)
+            asyncio.get_running_loop().call_soon(_share, batch[half:], answer.result(), start)
+
+    def _fail(self, batch: Sequence[Small], error: BaseException) -> None:
+        wrong = isinstance(error, Validation) or not isinstance(error, HoldfastError)
+        if wrong and len(batch) > 1:  # One of them is, and nothing was written.
+            for each in batch:
+                if not each.future.done():
+                    self._carry([each])
+            return
+        for each in batch:
+            if not each.future.done():
+                each.future.set_exception(error)
 
 
-def _batches(calls: list[_Waiting]) -> list[list[_Waiting]]:
-    batches: list[list[_Waiting]] = []
+def _batches(smalls: Sequence[Small]) -> list[list[Small]]:
+    batches: list[list[Small]] = []
     count = size = 0
-    for call in calls:
-        items = _items(call.request)
-        length = (
-            sum(len(each.payload) for each in call.request.messages) if isinstance(call.request, PutMessages) else 0
-        )
-        if not batches or count + len(items) > MESSAGES_MAX or size + length > _BYTES_MAX:
+    for small in smalls:
+        request, length = small.request, 0
+        if isinstance(request, PutMessages):
+            length = sum([len(each.payload) for each in request.messages])
+        items = len(_items(request))
+        if not batches or count + items > MESSAGES_MAX or size + length > _BYTES_MAX:
             batches.append([])
             count = size = 0
-        batches[-1].append(call)
-        count, size = count + len(items), size + length
+        batches[-1].append(small)
+        count, size = count + items, size + length
     return batches
 
 
@@ -107,7 +121,7 @@ def _items(request: Merged) -> list[Any]:
     return request.messages if isinstance(request, PutMessages) else request.leases
 
 
-def _together(batch: Sequence[_Waiting]) -> Merged:
+def _together(batch: Sequence[Small]) -> Merged:
     first = batch[0].request
     items = [item for each in batch for item in _items(each.request)]
     if isinstance(first, PutMessages):
@@ -115,9 +129,8 @@ def _together(batch: Sequence[_Waiting]) -> Merged:
     return msgspec.structs.replace(first, leases=items)
 
 
-def _share(batch: Sequence[_Waiting], answer: Receipts | Outcomes) -> None:
-    """Give each caller the part of the answer that is its own."""
-    start = 0
+def _share(batch: Sequence[Small], answer: Receipts | Outcomes, start: int) -> int:
+    """Give each caller the part of the answer that is its own, from the item `start` on; where the next one's is."""
     for request, future in batch:
         end = start + len(_items(request))
         if isinstance(answer, Receipts):
@@ -125,14 +138,9 @@ def _share(batch: Sequence[_Waiting], answer: Receipts | Outcomes) -> None:
         else:
             _tell(future, Outcomes(answer.outcomes[start:end]))
         start = end
+    return start
 
 
 def _tell(future: "asyncio.Future[Any]", answer: Any) -> None:
     if not future.done():  # Otherwise whoever asked was cancelled, and what they asked for has happened.
         future.set_result(answer)
-
-
-def _fail(batch: Sequence[_Waiting], error: BaseException) -> None:
-    for each in batch:
-        if not each.future.done():
-            each.future.set_exception(error)

@@ -11,9 +11,10 @@ from typing import Any, Final, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from holdfast.client import bodies
-from holdfast.client.connection import Connection, TooLong
+from holdfast.client.connection import Connection
 from holdfast.client.keeper import RemoteKeeper
-from holdfast.client.merging import MERGED, Merging
+from holdfast.client.merging import MERGED
+from holdfast.client.pendings import TooLong
 from holdfast.client.transfers import STREAMED, Transfer
 from holdfast.errors import Closed, InvalidArgument, InvalidUrl, InvalidValue, NotEmbedded
 from holdfast.tiers import Tier
@@ -42,7 +43,6 @@ class AsyncRemotePort:
         self.patience_seconds = patience_seconds
         self.keeper = RemoteKeeper(self)
         self._connection: Connection | None = None
-        self._merging = Merging(self._ask)
         self._uploads = ThreadPoolExecutor(_UPLOADS_MAX, "holdfast-upload")
         self._closed = False
 
@@ -51,16 +51,11 @@ class AsyncRemotePort:
             return await asyncio.to_thread(self.carry, request)
         if type(request) not in _REQUESTS:
             raise NotEmbedded(f"{type(request).__name__} goes to the key space itself, which no server lets anybody do")
-        if isinstance(request, MERGED):
-            merged: Answer = await self._merging.call(request)
-            return merged
-        return await self._ask(request)
-
-    async def _ask(self, request: Request[Answer]) -> Answer:
-        key = uuid.uuid4().hex if takes_key(type(request)) else None
+        key = uuid.uuid4().hex if takes_key(type(request)) and not isinstance(request, MERGED) else None
         try:
             answer: Answer = await self._connected().call(request, key=key)  # type: ignore[arg-type]
         except TooLong:
+            key = uuid.uuid4().hex if isinstance(request, MERGED) else key
             answer = await asyncio.to_thread(bodies.post, self, request, key)
         return answer
 
