@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from holdfast.errors import Retry
 from holdfast.limits import UNREAD_SECONDS_MAX
 from holdfast.server import logs
+from holdfast.server.http.limits import PIPELINED_MAX
 from holdfast.server.logs import Sparing
 from holdfast.wire.problems import RETRY_AFTER_SECONDS, Problem
 
@@ -41,7 +42,7 @@ class BoundedHttp(HttpToolsProtocol):
     seconds = 10.0
     connections_max = 20_000
     unread_seconds = UNREAD_SECONDS_MAX
-    pipelined_max = 128  # One read may bring thousands, and each takes some kilobytes.
+    pipelined_max = PIPELINED_MAX
 
     _quiet_bytes = 0  # That have come since the last piece of a body: of heads, trailers and the like.
     _in_head = True

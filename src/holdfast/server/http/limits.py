@@ -10,6 +10,7 @@ PART_HEADER_BYTES_MAX: Final = 4_096
 PAGE_SIZE_MAX: Final = 64  # Messages of one dequeue.
 CREDIT: Final = 16  # Unsettled messages of a subscription that names no other number.
 IDEMPOTENCY_KEY_CHARACTERS_MAX: Final = 255
+PIPELINED_MAX: Final = 128  # Requests that wait behind another one; a read may bring thousands, some kilobytes each.
 DRAIN_LOOK_SECONDS: Final = 0.1  # How soon those who wait hear that the server is about to stop.
 LINGER_SECONDS: Final = 1.0  # How long the rest of a body that is too large is read, so that its sender hears why.
 
