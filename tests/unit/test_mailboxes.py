@@ -372,6 +372,19 @@ def test_a_mailbox_holds_a_thousand_mails_unless_a_policy_says_otherwise(databas
     assert count(database) == 1_001
 
 
+def test_a_sender_that_is_refused_has_little_looked_at(database: Database) -> None:
+    """Mails are long, and whoever is refused asks again."""
+    set_policy(database, pending_max=300)
+    send_some(database, 300)
+    room = rooms.room_of(BOB)
+
+    def refused(tx: Any) -> None:
+        with pytest.raises(QueueFull):
+            mailboxes.send(tx, EVE, BOB, NewMail(str(BOB)))
+
+    assert len([key for key in touches(database, refused).keys if key.startswith(room.mail)]) == 1
+
+
 def test_a_mailbox_that_is_full_of_what_is_over_takes_new_mail(database: Database, clock: ManualClock) -> None:
     set_policy(database, pending_max=600)
     send_some(database, 600)

@@ -20,6 +20,7 @@ from holdfast.layers.mailboxes.rooms import (
     remove,
     room_of,
     save_behind_the_first,
+    stored_from,
     tell,
 )
 from holdfast.limits import MAIL_SWEEP_BATCH, MAIL_SWEEP_ROOMS
@@ -48,22 +49,36 @@ def sweep(tx: Transaction, universe: str) -> tuple[dict[str, int], bool]:
 
 def expire(tx: Transaction, address: Address, room: Room, box: Box, *, limit: int = MAIL_SWEEP_BATCH) -> int:
     """Remove at most `limit` mails of a box whose time is over; how many there were."""
-    expired = 0
-    for key, value in tx.scan(*room.mails_from(box.first), limit=limit) if box.count else ():
-        mail = decode_mail(value)
-        if mail.expires_ms > tx.now_ms:
-            break
-        forget(tx, address, box, int.from_bytes(key[-SEQUENCE_BYTES:], "big"), mail)
-        expired += 1
+    over = _first_over(tx, room, box, limit)
+    for sequence, mail in over:
+        forget(tx, address, box, sequence, mail)
+    expired = len(over)
     if box.count and expired < limit:
-        over = room.early + (tx.now_ms + 1).to_bytes(8, "big")
-        for key, _ in tx.scan(room.early, over, limit=limit - expired):
+        early = tx.scan(room.early, room.early + (tx.now_ms + 1).to_bytes(8, "big"), limit=limit - expired)
+        for key, _ in early:
             sequence = int.from_bytes(key[-SEQUENCE_BYTES:], "big")
             forget(tx, address, box, sequence, mail_at(tx, room, sequence))
             expired += 1
     if expired:
         save_behind_the_first(tx, room, box)
     return expired
+
+
+def _first_over(tx: Transaction, room: Room, box: Box, limit: int) -> list[tuple[int, Mail]]:
+    """At most `limit` mails whose time is over, as far as they stand first."""
+    found: list[tuple[int, Mail]] = []
+    begin, batch = box.first, 1  # Mails are long: many are read only if the first one is over.
+    while box.count and len(found) < limit:
+        stored = stored_from(tx, room.mail, begin, box.next, limit=min(batch, limit - len(found)))
+        for sequence, value in stored:
+            mail = decode_mail(value)
+            if mail.expires_ms > tx.now_ms:
+                return found
+            found.append((sequence, mail))
+        if not stored:
+            break
+        begin, batch = stored[-1][0] + 1, limit
+    return found
 
 
 def forget(tx: Transaction, address: Address, box: Box, sequence: int, mail: Mail) -> None:
