@@ -18,7 +18,7 @@ def checked_name(kind: str, name: object) -> str:
     Raises:
         InvalidName: it is no name.
     """
-    if isinstance(name, str):
+    if isinstance(name, str) and name.isascii():  # Or the kelvin sign would be a k.
         if name in _known:
             return name
         lowered = name.lower()
@@ -36,7 +36,7 @@ def checked_key(kind: str, key: object) -> str:
     Raises:
         InvalidName: it is no key.
     """
-    if isinstance(key, str) and len(key) <= KEY_NAME_CHARACTERS_MAX:
+    if isinstance(key, str) and key.isascii() and len(key) <= KEY_NAME_CHARACTERS_MAX:
         lowered = key.lower()
         if _NAME.match(lowered) or all(_NAME.match(part) for part in lowered.split("/")):
             return lowered

@@ -176,10 +176,12 @@ def test_what_is_no_http_is_a_problem(server: Any, data: bytes) -> None:
 
 
 def test_a_head_that_dribbles_is_given_up(server: Any) -> None:
-    with dribbling(server, b"GET /healthz HTTP/1.1\r\n", b"X-A: a\r\n") as connection:
-        found = answer(connection)
-    assert (found.status, found.code) == (408, "request_timeout")
-    assert server.said("refused: request_timeout")
+    def dribble() -> None:
+        with dribbling(server, b"GET /healthz HTTP/1.1\r\n", b"X-A: a\r\n") as connection:
+            found = answer(connection)
+        assert (found.status, found.code) == (408, "request_timeout")
+
+    assert is_logged(server, dribble, "refused: request_timeout")
 
 
 @pytest.mark.parametrize("head", [b"GET /healthz", b"POST /v1/call", b"POST /v1/blobs", b"PUT /nowhere"])
@@ -397,6 +399,7 @@ TRICKS = [
     "%f4%90%80%80",  # Beyond Unicode.
     "%e2%80%ae",  # Right to left.
     "%ef%bc%8e%ef%bc%8e%ef%bc%8f",  # Full-width ../
+    "%e2%84%aa",  # The kelvin sign, which is a k in lower case.
     "a%20b",
     "~root",
     "%24%7bjndi:ldap:%2f%2fx%7d",
@@ -420,6 +423,7 @@ PLACES: list[tuple[str, str, Any]] = [
     ("GET", "/v1/activity?session={}", None),
     ("GET", "/v1/activity?universe={}", None),
     ("GET", "/v1/activity/files?universe={}", None),
+    ("GET", "/v1/activity?after={}:%c2%b2", None),
     ("GET", "/v1/queue/watch?queue={}", None),
 ]
 

@@ -65,6 +65,6 @@ def _end(logs: ActivityLog, request: EndSession) -> Committed:
 
 def _position(text: str) -> Position:
     file, colon, number = text.rpartition(":")
-    if not colon or not number.isdigit():
+    if not colon or not (number.isascii() and number.isdigit()):
         raise InvalidArgument(f"{text!r} is no place in a log; give the `next` of the page before")
     return Position(file, int(number))
