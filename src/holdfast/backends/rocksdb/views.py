@@ -50,42 +50,52 @@ class RememberedPairs:
 
     The same few keys (a head, a tally, a policy) are read by one transaction after the other, and a look into RocksDB
     costs more than all else that is done with them. Only the turn's holder reads and writes here, so it is never stale.
+
+    There are two generations: when the younger one is full it becomes the older one, which is forgotten. What is read
+    again before that moves on, so keys that are written once and not read do not drive out those that are.
     """
 
-    __slots__ = ("_lately", "_look", "scan")
+    __slots__ = ("_before", "_lately", "_look", "scan")
 
     def __init__(self, pairs: CurrentPairs) -> None:
         self._look = pairs.get
         self.scan = pairs.scan
         self._lately: dict[bytes, bytes | None] = {}
+        self._before: dict[bytes, bytes | None] = {}  # What is in both is older here, and not looked at.
 
     def get(self, key: bytes) -> bytes | None:
         lately = self._lately
         if key in lately:
             return lately[key]
-        value = self._look(key)
-        if value is None or len(value) <= REMEMBERED_BYTES_MAX:
-            if len(lately) >= REMEMBERED_MAX:
-                lately.clear()
-            lately[key] = value
+        if key in self._before:
+            value = self._before[key]
+        else:
+            value = self._look(key)
+            if value is not None and len(value) > REMEMBERED_BYTES_MAX:
+                return value
+        lately[key] = value
+        if len(lately) >= REMEMBERED_MAX:
+            self._before, self._lately = lately, {}
         return value
 
     def committed(self, tx: Transaction) -> None:
         """Learn what a transaction has changed."""
+        if tx.cleared or len(tx.writes) > REMEMBERED_MAX:
+            self.forget()
+            return
         lately = self._lately
-        if tx.cleared or len(lately) + len(tx.writes) > REMEMBERED_MAX:
-            lately.clear()
         for key, value in tx.writes.items():
             if value is not None and len(value) > REMEMBERED_BYTES_MAX:
                 lately.pop(key, None)
+                self._before.pop(key, None)
             else:
                 lately[key] = value
-        if len(lately) > REMEMBERED_MAX:
-            lately.clear()
+        if len(lately) >= REMEMBERED_MAX:
+            self._before, self._lately = lately, {}
 
     def forget(self) -> None:
         """Nobody knows what is committed."""
-        self._lately.clear()
+        self._lately, self._before = {}, {}
 
 
 class Moved(Exception):
