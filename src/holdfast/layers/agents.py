@@ -6,6 +6,8 @@ An agent need not be registered to have a mailbox. One that is can prove who it 
 its mail put into the world's inbox, where it is drained into the journal like everything else from outside.
 """
 
+from functools import lru_cache
+
 import msgspec
 
 from holdfast.errors import AgentExists, InvalidArgument, PayloadTooLarge
@@ -95,5 +97,6 @@ def enter(tx: Transaction, world: World, new: NewMail, *, sender: str, id: str, 
     inboxes.enqueue(tx, world, Delivery(inbox_name=MAIL_INBOX, payload=new.body, headers=headers))
 
 
+@lru_cache(maxsize=4_096)
 def _key(universe: str, name: str) -> bytes:
     return Subspace("u", universe, "agents").key(name)

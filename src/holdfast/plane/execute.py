@@ -105,6 +105,7 @@ class Operation(msgspec.Struct, frozen=True):
     reads_only: bool = False  # A snapshot serves it, so it never waits for a writer.
     serve: Callable[..., Any] | None = None  # Called with the port; returns an awaitable on an event loop.
     at_once: Callable[..., Any] | None = None  # Called with the port; answers without waiting for anything.
+    now: Callable[[Transaction, Any], Any] | None = None  # Of `serve`: all there is to it if nobody is to wait.
     keyed: bool = False  # One of these two, and takes a third argument: what makes it happen once.
 
 
@@ -185,10 +186,10 @@ OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
     SendMail: Operation(mail.send),
     JoinMailbox: Operation(mail.join),
     LeaveMailbox: Operation(mail.leave),
-    ReadMail: Operation(serve=mail.read),
+    ReadMail: Operation(serve=mail.read, now=mail.read_now),
     ConfirmMail: Operation(mail.confirm),
     CountMail: Operation(mail.count, reads_only=True),
-    ReadReceipts: Operation(serve=mail.receipts),
+    ReadReceipts: Operation(serve=mail.receipts, now=mail.receipts_now),
     SeeReceipts: Operation(mail.see),
     BlockSender: Operation(mail.block),
     ListBlocks: Operation(mail.blocks, reads_only=True),

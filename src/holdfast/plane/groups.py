@@ -29,9 +29,12 @@ _CRITICAL = Tier.CRITICAL  # Looking a member up on its enumeration costs as muc
 _IMPORTANT = Tier.IMPORTANT
 
 
-def is_groupable(request: Request[Any]) -> bool:
+def is_groupable(request: Any) -> bool:
     """Whether a request is one transaction, and nothing else."""
-    return operation_of(request).run is not None or isinstance(request, CommitAtomic)
+    operation = operation_of(request)
+    if operation.run is not None:
+        return True
+    return isinstance(request, CommitAtomic) if operation.now is None else not request.wait_seconds
 
 
 def _always() -> bool:
@@ -63,6 +66,10 @@ async def call_group(port: Any, calls: Sequence[Call], wanted: Callable[[], bool
             works.append((answers.read, (operation.run, request)))
             continue
         writes = True
+        if operation.now is not None:
+            answers = answers or _Answers()
+            works.append((answers.read, (operation.now, request)))
+            continue
         if operation.run is not None:
             work: Work = operation.run, request
         else:

@@ -1,5 +1,6 @@
 """Mail: what a request asks of mailboxes. A batch is answered mail by mail."""
 
+from functools import lru_cache
 from typing import Any
 
 from holdfast.errors import (
@@ -7,6 +8,7 @@ from holdfast.errors import (
     Busy,
     EmptyBatch,
     InvalidArgument,
+    InvalidName,
     NotAllowed,
     TransactionTooLarge,
     Validation,
@@ -33,6 +35,8 @@ from holdfast.wire.mail import (
     MailboxSize,
     MailCount,
     MailPolicy,
+    MailReceipts,
+    Mails,
     NewMail,
     ReadMail,
     ReadReceipts,
@@ -50,8 +54,7 @@ def send(tx: Transaction, request: SendMail) -> SentMails:
         raise EmptyBatch("There is nothing to send; an empty batch is a mistake of its caller")
     if len(request.mails) > MAIL_BATCH_MAX:
         raise BatchTooLarge(f"One batch sends at most {MAIL_BATCH_MAX} mails, not {len(request.mails)}; split it")
-    universe = checked_name("universe", request.universe)
-    sender = Address(universe, checked_agent(request.sender, universe))
+    sender = _checked_address(request.sender, request.universe)
     return SentMails([_send_one(tx, sender, mail, request) for mail in request.mails])
 
 
@@ -60,7 +63,7 @@ def _send_one(tx: Transaction, sender: Address, mail: NewMail, request: SendMail
     if not isinstance(mail, NewMail):
         raise InvalidArgument(f"A batch sends mails, not {type(mail).__name__}; make each a NewMail")
     try:
-        to = Address(sender.universe, checked_agent(mail.to, sender.universe))
+        to = _checked_address(mail.to, sender.universe)
         id, duplicate = mailboxes.send(tx, sender, to, mail)
     except TransactionTooLarge:  # It may have come in the middle of storing, and is the fault of the whole batch.
         raise
@@ -87,7 +90,17 @@ def read(port: Any, request: ReadMail) -> Any:
         wait_ms=_wait_ms(request.wait_seconds),
         session=request.session,
         peek=request.peek,
+        bytes_max=request.bytes_max,
         tier=request.tier,
+    )
+
+
+def read_now(tx: Transaction, request: ReadMail) -> Mails:
+    address, after, limit = _address(request), request.after, request.limit
+    if request.peek:
+        return Mails(mailboxes.peek(tx, address, after=after, limit=limit))
+    return Mails(
+        *mailboxes.deliver(tx, address, after=after, limit=limit, session=request.session, bytes_max=request.bytes_max)
     )
 
 
@@ -113,6 +126,10 @@ def receipts(port: Any, request: ReadReceipts) -> Any:
         wait_ms=_wait_ms(request.wait_seconds),
         tier=request.tier,
     )
+
+
+def receipts_now(tx: Transaction, request: ReadReceipts) -> MailReceipts:
+    return MailReceipts(mailboxes.receipts(tx, _address(request), after=request.after, limit=request.limit))
 
 
 def see(tx: Transaction, request: SeeReceipts) -> Committed:
@@ -147,8 +164,19 @@ def set_policy(tx: Transaction, request: SetMailPolicy) -> MailPolicy:
 
 
 def _address(request: Any) -> Address:
-    universe = checked_name("universe", request.universe)
-    return Address(universe, checked_agent(request.agent, universe))
+    return _checked_address(request.agent, request.universe)
+
+
+def _checked_address(agent: str, universe: str) -> Address:
+    if agent.__class__ is not str or universe.__class__ is not str:  # Which a cache may not even look for.
+        raise InvalidName(f"{agent!r} of {universe!r} is no address; name an agent and a universe")
+    return _known_address(agent, universe)
+
+
+@lru_cache(maxsize=4_096)
+def _known_address(agent: str, universe: str) -> Address:
+    universe = checked_name("universe", universe)
+    return Address(universe, checked_agent(agent, universe))
 
 
 def _wait_ms(seconds: float) -> int:

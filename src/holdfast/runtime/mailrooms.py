@@ -34,7 +34,16 @@ class AsyncMailroom:
         self._jitter = Random()
 
     async def read(
-        self, address: Address, *, after: int, limit: int, wait_ms: int, session: str | None, peek: bool, tier: Tier
+        self,
+        address: Address,
+        *,
+        after: int,
+        limit: int,
+        wait_ms: int,
+        session: str | None,
+        peek: bool,
+        bytes_max: int | None = None,
+        tier: Tier,
     ) -> Mails:
         """At least one mail, unless `wait_ms` pass without any.
 
@@ -47,7 +56,7 @@ class AsyncMailroom:
                 found = await self._database.read_async(mailboxes.peek, address, after=after, limit=limit, tier=tier)
                 return Mails(found)
             found, live_from, notes = await self._database.transact_async(
-                _deliver, address, after=after, limit=limit, session=session, tier=tier
+                _deliver, address, after=after, limit=limit, session=session, bytes_max=bytes_max, tier=tier
             )
             if notes:
                 self._tell(notes)

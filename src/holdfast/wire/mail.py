@@ -169,6 +169,7 @@ class ReadMail(Request[Mails], frozen=True, tag="mail.read"):
     session: str | None = None
     peek: bool = False  # Nobody is told that the mail was delivered.
     universe: str = UNIVERSE
+    bytes_max: int | None = None  # No more once their bodies have so many bytes.
 
 
 class ConfirmMail(Request[Confirmed], frozen=True, tag="mail.confirm"):

@@ -9,7 +9,16 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.layers.mailboxes.rooms import Address, encode, note_due, outgoing_of, policy_of, room_of, stored_from
+from holdfast.layers.mailboxes.rooms import (
+    SLOT_MS,
+    Address,
+    encode,
+    note_due,
+    outgoing_of,
+    policy_of,
+    room_of,
+    stored_from,
+)
 from holdfast.limits import READ_ENTRIES_MAX, RECEIPTS_MAX
 from holdfast.wire.mail import MailReceipt
 
@@ -26,8 +35,10 @@ def write(tx: Transaction, sender: Address, id: str, *, to: str, state: str, was
     if outgoing.next - outgoing.first > RECEIPTS_MAX:
         tx.delete(room.receipt_key(outgoing.first))
         outgoing.first += 1
+    over_ms = tx.now_ms + round(policy_of(tx, sender.universe).ttl_seconds * 1_000)
+    if over_ms // SLOT_MS != outgoing.due_slot:
+        outgoing.due_slot = note_due(tx, room, over_ms)
     tx.put(room.outgoing, encode(outgoing))
-    note_due(tx, room, tx.now_ms + round(policy_of(tx, sender.universe).ttl_seconds * 1_000))
 
 
 def receipts(tx: Transaction, address: Address, *, after: int, limit: int) -> list[MailReceipt]:

@@ -32,7 +32,8 @@ SEQUENCE_BYTES: Final = 8
 MAIL_EVENTS: Final = "mail."  # What the names of events of mail begin with, among those of queues.
 
 _DEFAULT: Final = MailPolicy()
-_FEW: Final = 4  # On PostgreSQL each of them is a round trip, and a scan is one.
+_FEW: Final = 16
+_FEW_SHARED: Final = 1  # Where several processes write, there is a network: each get is a round trip, and so is a scan.
 
 
 class Address(NamedTuple):
@@ -64,6 +65,7 @@ class Outgoing(msgspec.Struct, array_like=True):
     first: int = 0
     next: int = 0
     seen: int = -1
+    due_slot: int = -1  # When the last receipt is over; it was noted.
 
 
 class Mail(msgspec.Struct, frozen=True, array_like=True):
@@ -194,7 +196,8 @@ def stored_from(tx: Transaction, place: bytes, begin: int, end: int, *, limit: i
     asked for by its key.
     """
     found: list[tuple[int, bytes]] = []
-    near = min(begin + _FEW, end) if limit == 1 or end - begin <= _FEW else begin
+    few = _FEW_SHARED if tx.writer else _FEW
+    near = min(begin + few, end) if limit == 1 or end - begin <= few else begin
     for sequence in range(begin, near):
         value = tx.get(place + sequence.to_bytes(SEQUENCE_BYTES, "big"))
         if value is not None:
@@ -208,9 +211,11 @@ def stored_from(tx: Transaction, place: bytes, begin: int, end: int, *, limit: i
     return found
 
 
-def note_due(tx: Transaction, room: Room, at_ms: int) -> None:
-    """Something in the room will be over at that moment."""
-    tx.put(room.due + (at_ms // SLOT_MS).to_bytes(8, "big") + room.name, b"")
+def note_due(tx: Transaction, room: Room, at_ms: int) -> int:
+    """Something in the room will be over at that moment; the slot that it is noted under."""
+    slot = at_ms // SLOT_MS
+    tx.put(room.due + slot.to_bytes(8, "big") + room.name, b"")
+    return slot
 
 
 def tell(tx: Transaction, what: str, address: Address, id: str, sender: str) -> None:

@@ -26,7 +26,16 @@ class Mailroom:
         self._jitter = Random()
 
     def read(
-        self, address: Address, *, after: int, limit: int, wait_ms: int, session: str | None, peek: bool, tier: Tier
+        self,
+        address: Address,
+        *,
+        after: int,
+        limit: int,
+        wait_ms: int,
+        session: str | None,
+        peek: bool,
+        bytes_max: int | None = None,
+        tier: Tier,
     ) -> Mails:
         """At least one mail, unless `wait_ms` pass without any.
 
@@ -39,7 +48,7 @@ class Mailroom:
                 found = self._database.read(mailboxes.peek, address, after=after, limit=limit, tier=tier)
                 return Mails(found)
             found, live_from, notes = self._database.transact(
-                _deliver, address, after=after, limit=limit, session=session, tier=tier
+                _deliver, address, after=after, limit=limit, session=session, bytes_max=bytes_max, tier=tier
             )
             if notes:
                 self._tell(notes)
