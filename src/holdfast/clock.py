@@ -29,6 +29,13 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
 
+class MonotonicClock:
+    """How much time passes. What it says means nothing outside of the process, and is never set back or forward."""
+
+    def now_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+
 def when_moved(clock: Clock | None, wake: Callable[[], None]) -> Callable[[], None]:
     """Have `wake` called whenever somebody moves the clock by hand, until the function that this returns is called.
 

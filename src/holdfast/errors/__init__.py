@@ -7,7 +7,7 @@ HoldfastError
 │   ├── NestedTransaction, TransactionEnded, ReadOnlyTransaction, UnsupportedTier, NotSynchronous, NotEmbedded
 │   └── LockOrderViolation
 ├── NotAllowed            the token does not allow it
-│   └── SenderBlocked
+│   └── SenderBlocked, SenderMismatch
 ├── NotFound              what was named is not there
 │   └── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound, MessageNotFound, MailNotFound
 ├── Conflict              somebody else was first; read again, then decide
@@ -63,6 +63,7 @@ from holdfast.errors.mail import (
     RateLimited,
     SealBroken,
     SenderBlocked,
+    SenderMismatch,
 )
 from holdfast.errors.queues import MessageNotFound, QueueBusy, QueueMessageLeaseMismatch, ShutdownDraining
 from holdfast.errors.requests import (
@@ -179,13 +180,14 @@ __all__ = [
     "QueueBusy",
     "QueueFull",
     "QueueMessageLeaseMismatch",
-    "ReadOnlyTransaction",
     "RateLimited",
+    "ReadOnlyTransaction",
     "Retry",
     "SchemaMismatch",
     "SealBroken",
     "SegmentExists",
     "SenderBlocked",
+    "SenderMismatch",
     "ShutdownDraining",
     "SizeMismatch",
     "SnapshotExists",

@@ -21,6 +21,12 @@ class SenderBlocked(NotAllowed):
     code = "sender_blocked"
 
 
+class SenderMismatch(NotAllowed):
+    """A mail says that it is from somebody else than whoever is connected; nothing was stored."""
+
+    code = "sender_mismatch"
+
+
 class MailNotFound(NotFound):
     """A mail that was to be confirmed as part of a commit is gone: confirmed before, or its time is over."""
 
