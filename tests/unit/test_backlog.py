@@ -1,7 +1,8 @@
 """The backlog: room for so many, a short line for the rest, and batches when they are due."""
 
 import asyncio
-from typing import NamedTuple
+from collections.abc import Awaitable
+from typing import NamedTuple, TypeVar
 
 import pytest
 
@@ -9,6 +10,9 @@ from holdfast import limits
 from holdfast.errors import Busy, Closed
 from holdfast.runtime.backlog import Backlog
 from holdfast.testing.clock import ManualClock
+
+SECONDS_MAX = 20.0
+Result = TypeVar("Result")
 
 
 class Item(NamedTuple):
@@ -26,6 +30,12 @@ def backlog(clock: ManualClock) -> Backlog[Item]:
 async def settle() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+async def soon(work: Awaitable[Result]) -> Result:
+    """What becomes of it. What is woken by nobody fails its test, instead of waiting for ever."""
+    async with asyncio.timeout(SECONDS_MAX):
+        return await work
 
 
 async def fill(backlog: Backlog[Item], clock: ManualClock, count: int, size: int = 1) -> None:
@@ -50,7 +60,7 @@ async def test_whoever_finds_no_room_is_refused_after_20_ms_and_not_before(
     assert not late.done()
     clock.advance_ms(1)
     with pytest.raises(Busy, match="2 pushes wait"):
-        await late
+        await soon(late)
 
 
 async def test_room_that_becomes_free_goes_to_those_in_line_in_order(
@@ -63,7 +73,7 @@ async def test_room_that_becomes_free_goes_to_those_in_line_in_order(
     await asyncio.gather(*line, return_exceptions=True)
     line = [asyncio.create_task(backlog.enter(1)) for _ in range(3)]
     await settle()
-    assert [item.name for item in await backlog.batch()] == ["0", "1"]
+    assert [item.name for item in await soon(backlog.batch())] == ["0", "1"]
     await settle()
     assert [task.done() for task in line] == [True, True, False]
     overtaking = asyncio.create_task(backlog.enter(1))
@@ -84,8 +94,8 @@ async def test_bytes_are_bounded_too(backlog: Backlog[Item], clock: ManualClock)
     assert not small.done()  # Nobody overtakes.
     clock.advance_ms(20)
     with pytest.raises(Busy):
-        await large
-    await small  # Whoever stood behind fits.
+        await soon(large)
+    await soon(small)  # Whoever stood behind fits.
 
 
 async def test_what_is_larger_than_all_room_enters_alone(backlog: Backlog[Item]) -> None:
@@ -98,7 +108,7 @@ async def test_room_shrinks_when_a_payload_became_a_blob(backlog: Backlog[Item])
     await settle()
     assert not waiting.done()
     backlog.shrink(50)
-    await waiting
+    await soon(waiting)
 
 
 async def test_a_wait_that_is_cancelled_leaves_no_trace(backlog: Backlog[Item], clock: ManualClock) -> None:
@@ -109,7 +119,7 @@ async def test_a_wait_that_is_cancelled_leaves_no_trace(backlog: Backlog[Item], 
     backlog.leave(1)  # It is granted its room,
     gone.cancel()  # and goes in the same moment.
     assert isinstance((await asyncio.gather(gone, return_exceptions=True))[0], asyncio.CancelledError)
-    await backlog.enter(1)
+    await soon(backlog.enter(1))
 
 
 async def test_a_batch_is_due_200_ms_after_its_first(backlog: Backlog[Item], clock: ManualClock) -> None:
@@ -121,7 +131,7 @@ async def test_a_batch_is_due_200_ms_after_its_first(backlog: Backlog[Item], clo
     await settle()
     assert not batch.done()
     clock.advance_ms(1)
-    assert len(await batch) == 2
+    assert len(await soon(batch)) == 2
 
 
 async def test_a_batch_is_due_when_it_is_full(clock: ManualClock) -> None:
@@ -131,18 +141,18 @@ async def test_a_batch_is_due_when_it_is_full(clock: ManualClock) -> None:
     await settle()
     assert not batch.done()
     await fill(backlog, clock, 2)
-    assert len(await batch) == 256
+    assert len(await soon(batch)) == 256
     rest = asyncio.create_task(backlog.batch())
     await settle()
     assert not rest.done()
     clock.advance_ms(200)
-    assert len(await rest) == 1
+    assert len(await soon(rest)) == 1
 
 
 async def test_a_batch_is_full_by_its_bytes_too(clock: ManualClock) -> None:
     backlog: Backlog[Item] = Backlog(clock)
     await fill(backlog, clock, 40, size=65_536)
-    assert len(await backlog.batch()) == limits.INGRESS_BATCH_BYTES_MAX // 65_536
+    assert len(await soon(backlog.batch())) == limits.INGRESS_BATCH_BYTES_MAX // 65_536
     assert len(backlog) == 8
 
 
@@ -150,24 +160,24 @@ async def test_what_is_left_over_waits_no_longer_than_it_would_have(clock: Manua
     backlog: Backlog[Item] = Backlog(clock)
     await fill(backlog, clock, 257)
     clock.advance_ms(150)
-    await backlog.batch()
+    await soon(backlog.batch())
     rest = asyncio.create_task(backlog.batch())
     await settle()
     clock.advance_ms(49)
     await settle()
     assert not rest.done()
     clock.advance_ms(1)
-    assert len(await rest) == 1
+    assert len(await soon(rest)) == 1
 
 
 async def test_whoever_waits_for_its_push_makes_it_due(backlog: Backlog[Item], clock: ManualClock) -> None:
     await fill(backlog, clock, 1)
     await backlog.enter(1)
     backlog.put(Item("now", hurries=True))
-    assert len(await backlog.batch()) == 2
+    assert len(await soon(backlog.batch())) == 2
     await fill(backlog, clock, 1)
     backlog.hurry()
-    assert len(await backlog.batch()) == 1
+    assert len(await soon(backlog.batch())) == 1
     backlog.hurry()  # There is nothing to hurry.
     await fill(backlog, clock, 1)
     batch = asyncio.create_task(backlog.batch())
@@ -183,11 +193,11 @@ async def test_closing_gives_the_reader_everything_at_once_and_refuses_everybody
     waiting = asyncio.create_task(backlog.enter(1))
     await settle()
     backlog.close()
-    assert len(await backlog.batch()) == 2
-    assert await backlog.batch() == []
+    assert len(await soon(backlog.batch())) == 2
+    assert await soon(backlog.batch()) == []
     for refused in (waiting, backlog.enter(1)):
         with pytest.raises(Closed, match="shutting down"):
-            await refused
+            await soon(refused)
     with pytest.raises(Closed):
         backlog.put(Item())
 

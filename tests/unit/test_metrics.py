@@ -29,6 +29,7 @@ from holdfast.server import logs, tracing
 from holdfast.server.doors import Open
 from holdfast.server.health import Health
 from holdfast.server.histograms import Histogram
+from holdfast.server.ingress import IngressMetrics
 from holdfast.server.metrics import MeasuredPort, Metrics, metrics_route
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.frames import Call
@@ -212,7 +213,8 @@ async def test_worlds_are_looked_at_more_rarely(server: Server) -> None:
 
 async def test_every_metric_is_documented(server: Server) -> None:
     document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    told = {family.name: family.type for family in server.metrics.collect()}
+    collectors = (server.metrics, IngressMetrics(server.port.ingress))
+    told = {family.name: family.type for collector in collectors for family in collector.collect()}
     listed = dict(re.findall(r"^\| `(holdfast_\w+)` \| (\w+)", document, re.MULTILINE))
     assert listed == {f"{name}_total" if kind == "counter" else name: kind for name, kind in told.items()}
 

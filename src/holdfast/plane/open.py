@@ -21,6 +21,7 @@ from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable, SchemaMis
 from holdfast.kv import Database
 from holdfast.kv.serial import SerialDatabase
 from holdfast.layers.blobs import Verify
+from holdfast.limits import PUSHES_PER_MINUTE
 from holdfast.plane.formats import FORMAT
 from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
@@ -50,6 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock | None = None
     ids: IdSource | None = None
     waits: Waits | None = None  # How long and how many consumers may wait.
+    pushes_per_minute: int = PUSHES_PER_MINUTE  # Of one peer, by `agent.data.push`; 0: as many as it likes.
 
 
 def open_plane(url: str, options: Options) -> EmbeddedPort:
@@ -137,6 +139,7 @@ def _open(url: str, options: Options) -> Parts:
             logs=_logs(url, options.activity),
             waits=options.waits,
             shared=not isinstance(database, SerialDatabase),
+            pushes_per_minute=options.pushes_per_minute,
         )
     except BaseException:
         database.close()

@@ -15,9 +15,10 @@ from holdfast.kv import Database
 from holdfast.layers.mailboxes.rooms import MAIL_EVENTS
 from holdfast.layers.queues import DUE, QueueKey, extend
 from holdfast.layers.tiering import LOG_KIND, LOOSE
+from holdfast.limits import PUSHES_PER_MINUTE
 from holdfast.runtime.activity import ActivityLog
 from holdfast.runtime.events import Events
-from holdfast.runtime.locktable import LockTable
+from holdfast.runtime.locktable import RESOURCE_LEVELS, LockTable
 from holdfast.runtime.mailsweeper import MailSweeper
 from holdfast.runtime.sendings import Sendings
 from holdfast.runtime.sweeper import Sweeper
@@ -40,6 +41,7 @@ class Parts:
         logs: Path | None = None,
         waits: Waits | None = None,
         shared: bool = False,
+        pushes_per_minute: int = PUSHES_PER_MINUTE,
     ) -> None:
         self.database = database
         self.objects = objects  # None on PostgreSQL until somebody names a store that all nodes reach.
@@ -48,6 +50,8 @@ class Parts:
         self.session = uuid.uuid4().hex[:12]  # Names this process in session logs, where nobody names another.
         self.upkeep: Upkeep | None = None
         self.waits = waits or Waits()
+        self.pushes_per_minute = pushes_per_minute
+        self.resources = LockTable(RESOURCE_LEVELS, nested=False)  # For what touches several of an agent's things.
         self.keeper = Keeper(self._extend)
         self.events = Events(self.log, self.session)
         self.shared = shared  # Other processes write to the same key space.

@@ -19,6 +19,7 @@ from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.checkpoints import Checkpoints
 from holdfast.runtime.dispatcher import AsyncDispatcher
 from holdfast.runtime.entities import AsyncEntityStore
+from holdfast.runtime.ingress import Ingress
 from holdfast.runtime.leases import AsyncLeaseDesk
 from holdfast.runtime.mailrooms import AsyncMailroom
 from holdfast.runtime.queues import AsyncQueueStore
@@ -109,6 +110,14 @@ class AsyncEmbeddedPort:
         dispatcher = AsyncDispatcher(parts.database, parts.clock, parts.waits, parts.tell)
         self.queues = AsyncQueueStore(parts.database, dispatcher, self.blobs, parts.tell)
         self.mail = AsyncMailroom(parts.database, parts.clock, parts.waits, parts.tell)
+        self.ingress = Ingress(
+            parts.database,
+            self.blobs,
+            parts.tell,
+            clock=parts.clock,
+            locks=parts.resources,
+            pushes_per_minute=parts.pushes_per_minute,
+        )
         self.backups = AsyncBackupStore(_checkpoints(parts), parts.objects, self.aside)
         self._transact = parts.database.transact_async
         self._read = parts.database.read_async
@@ -163,6 +172,7 @@ class AsyncEmbeddedPort:
         return await asyncio.to_thread(function, *args, **kwargs)
 
     async def close(self) -> None:
+        await self.ingress.close()  # What was accepted is stored first.
         # Closing syncs and waits for threads, which an event loop must not.
         await asyncio.to_thread(self.parts.stop)
 

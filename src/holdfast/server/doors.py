@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from holdfast.server.guards import Anybody, Guard
+from holdfast.server.rpc import Rpc
 from holdfast.server.streams import Streams
 
 
@@ -30,10 +31,12 @@ class Open:
 class Doors:
     """The parts that the doors of one server share."""
 
-    def __init__(self, port: Any, guards: Guards | None = None) -> None:
+    def __init__(self, port: Any, guards: Guards | None = None, *, agent: str | None = None) -> None:
+        """`agent` receives what is pushed to nobody in particular."""
         self.port = port
         self.guards = guards or Open()
         self.streams = Streams(port)
+        self.rpc = Rpc(port, agent=agent)
 
     @property
     def draining(self) -> bool:

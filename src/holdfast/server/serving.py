@@ -28,6 +28,7 @@ from holdfast.server.app import make_app
 from holdfast.server.connections import BoundedHttp
 from holdfast.server.doors import Doors
 from holdfast.server.health import Health
+from holdfast.server.ingress import IngressMetrics
 from holdfast.server.logs import Sparing
 from holdfast.server.metrics import MeasuredPort, Metrics, metrics_route
 from holdfast.server.settings import Settings
@@ -92,7 +93,8 @@ class Serving:
         self.guards = choose_guards(
             port, tokens_on=settings.tokens, rejected=self.metrics.rejected, ended=self._cut_streams_of
         )
-        self.doors = Doors(measured, self.guards)
+        self.doors = Doors(measured, self.guards, agent=settings.ingress_agent)
+        self.metrics.registry.register(IngressMetrics(port.ingress))
         app = make_app(self.doors, settings.http_limits)
         app.router.routes[:0] = [*self.health.routes(), metrics_route(self.metrics, port, self.guards)]
         self.app = self.health.gate(app)
@@ -112,6 +114,7 @@ class Serving:
             loop.add_signal_handler(number, self.stop)
         if isinstance(self.guards, TokenGuards):
             await self.guards.start()
+        await self.doors.port.ingress.start()
         try:
             await self._server.serve(sockets=[listening])
         finally:

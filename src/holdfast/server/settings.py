@@ -18,6 +18,8 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.errors import InvalidArgument, PathUnusable
+from holdfast.limits import PUSHES_PER_MINUTE, PUSHES_PER_MINUTE_MAX
+from holdfast.names import UNIVERSE, checked_name
 from holdfast.plane.open import Options
 from holdfast.runtime.waits import Waits
 from holdfast.server.http.limits import HttpLimits
@@ -64,6 +66,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     queue_poll_jitter_seconds: _SecondsOrZero = 0.5
     queue_resilient_poll_interval_seconds: _SecondsOrZero = 300.0  # 0: never.
 
+    ingress_agent: str | None = None  # Who receives what is pushed to nobody in particular.
+    ingress_pushes_per_minute: Annotated[int, Meta(ge=0, le=PUSHES_PER_MINUTE_MAX)] = PUSHES_PER_MINUTE  # 0: no limit.
+
     log_format: Literal["json", "text"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     metrics_queues_max: Annotated[int, Meta(ge=0, le=10_000)] = 100  # Queues whose depth the metrics tell.
@@ -89,6 +94,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 poll_jitter_seconds=self.queue_poll_jitter_seconds,
                 resilient_poll_seconds=self.queue_resilient_poll_interval_seconds,
             ),
+            pushes_per_minute=self.ingress_pushes_per_minute,
         )
 
     @property
@@ -126,6 +132,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidArgument("tls_client_ca needs tls_cert and tls_key; give them too")
         if not self.host:
             raise InvalidArgument("host is empty; name an address, as in 127.0.0.1")
+        if self.ingress_agent is not None:
+            agent, at, universe = self.ingress_agent.partition("@")
+            checked_name("agent", agent)
+            checked_name("universe", universe if at else UNIVERSE)
         return self
 
 

@@ -206,6 +206,11 @@ class TokenGuard:
         self.name = id
         self.client = client
         self._guards = guards
+    @property
+    def holder(self) -> str:
+        """The name of the token. Raises NotAllowed if it was revoked, or its time is over."""
+        return self._guards.check(self.name, self.client).token.name
+
 
     def allow(self, request: Request[Any]) -> None:
         """Return if the token allows this now.

@@ -1,0 +1,193 @@
+"""JSON-RPC against the server that people run: pushes over HTTP, who they are from, and what outlives the server."""
+
+import json
+import runpy
+import threading
+import time
+from base64 import urlsafe_b64encode
+from collections import Counter
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+
+Server = runpy.run_path(str(Path(__file__).with_name("processes.py")))["Server"]  # Test files cannot import each other.
+UNLIMITED = {"ingress_pushes_per_minute": 0, "ingress_agent": "bob"}
+BURST = 20_000
+SECONDS_MAX = 60.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Any]:
+    server = Server(tmp_path, **UNLIMITED)
+    yield server
+    server.kill()
+
+
+def push(key: str, id: Any = 1, **more: Any) -> dict[str, Any]:
+    params = {
+        "topic": "t",
+        "content_type": "text/plain",
+        "payload_base64": urlsafe_b64encode(key.encode()).decode().rstrip("="),
+        "idempotency_key": key,
+    }
+    return {"jsonrpc": "2.0", "id": id, "method": "agent.data.push", "params": params | more}
+
+
+def ask(server: Any, given: Any, *, token: str | None = None) -> Any:
+    status, _, body = server.get("/v1/rpc", body=json.dumps(given).encode(), token=token)
+    assert status == 200, body
+    return json.loads(body)
+
+
+def keys_in(plane: holdfast.Plane, agent: str) -> list[str]:
+    mailbox, keys, after = plane.mailbox(agent), [], -1
+    while mails := mailbox.read(after=after, limit=256):
+        keys += [mail.json()["idempotency_key"] for mail in mails]
+        after = mails[-1].sequence
+    return keys
+
+
+def until(reached: Any) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not reached():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_a_push_is_in_the_mailbox_soon_and_at_once_if_that_is_asked_for(server: Any) -> None:
+    answer = ask(server, push("1", durability="synced", **{"from": "ada"}))
+    assert answer["result"]["durability"] == "synced"
+    with server.plane() as plane:
+        (mail,) = plane.mailbox("bob").read(limit=10)
+        assert (mail.id, mail.sender, mail.json()["topic"]) == (answer["result"]["id"], "ada@main", "t")
+        assert ask(server, push("2", to="eve"))["result"]["durability"] == "accepted"
+        until(lambda: keys_in(plane, "eve") == ["2"])
+
+
+def test_http_says_little_and_json_rpc_the_rest(server: Any) -> None:
+    note = push("1")
+    del note["id"]
+    status, headers, body = server.get("/v1/rpc", body=json.dumps(note).encode())
+    assert (status, body) == (204, b"")
+    assert "x-correlation-id" in headers
+    calls = [{"jsonrpc": "2.0", "id": id, "method": method} for id, method in ((1, "agent.ping"), (2, "agent.pong"))]
+    answers = ask(server, calls)
+    assert [answer["id"] for answer in answers] == [1, 2]
+    assert answers[1]["error"]["message"] == "ERR_METHOD_NOT_FOUND"
+    assert ask(server, "nothing")["error"]["code"] == -32600
+    status, _, body = server.get("/v1/rpc", body=b"{")
+    assert (status, json.loads(body)["error"]["code"]) == (200, -32700)
+    status, _, body = server.get("/v1/rpc", body=b" " * 300_000)
+    assert (status, json.loads(body)["error"]["message"]) == (200, "ERR_PAYLOAD_TOO_LARGE")
+    connection = HTTPConnection(*server.address, timeout=20)
+    connection.request("POST", "/v1/rpc", b"{}", {"content-type": "text/plain"})
+    response = connection.getresponse()
+    assert (response.status, json.loads(response.read())["code"]) == (415, "invalid_content_type")
+    connection.close()
+
+
+def test_a_large_payload_arrives_as_a_blob(server: Any) -> None:
+    payload = bytes(range(256)) * 512
+    text = urlsafe_b64encode(payload).decode().rstrip("=")
+    assert "result" in ask(server, push("1", payload_base64=text, durability="synced"))
+    with server.plane() as plane:
+        pushed = plane.mailbox("bob").read(limit=1)[0].json()
+        assert plane.blobs.get(pushed["blob"]) == payload
+
+
+def test_a_peer_is_limited_and_told_when_to_come_again(tmp_path: Path) -> None:
+    server = Server(tmp_path, ingress_pushes_per_minute=2, ingress_agent="bob")
+    try:
+        assert [("error" in ask(server, push(key, **{"from": "ada"}))) for key in "123"] == [False, False, True]
+        data = json.dumps(push("3", **{"from": "ada"})).encode()
+        status, headers, body = server.get("/v1/rpc", body=data)
+        assert (status, headers["retry-after"], json.loads(body)["error"]["code"]) == (200, "1", -32006)
+        assert "result" in ask(server, push("3", **{"from": "eve"}))
+    finally:
+        server.kill()
+
+
+def test_a_token_pushes_by_its_name(tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        ada = plane.tokens.create("ada", universes=["main"], verbs=["mail:*"]).token
+        eve = plane.tokens.create("eve", universes=["main"], verbs=["queue:*"]).token
+    server = Server(tmp_path, tokens=True, **UNLIMITED)
+    try:
+        status, _, body = server.get("/v1/rpc", body=json.dumps(push("1")).encode())
+        assert (status, json.loads(body)["code"]) == (401, "not_allowed")
+        assert "result" in ask(server, push("1", durability="synced"), token=ada)
+        assert ask(server, push("2", **{"from": "eve"}), token=ada)["error"]["message"] == "ERR_PEER_ID_MISMATCH"
+        assert ask(server, push("2", to="bob@beta"), token=ada)["error"]["message"] == "ERR_METHOD_NOT_ALLOWED"
+        assert ask(server, push("2"), token=eve)["error"]["message"] == "ERR_METHOD_NOT_ALLOWED"
+        assert "result" in ask(server, {"jsonrpc": "2.0", "id": 1, "method": "agent.ping"}, token=eve)
+        with server.plane(token=ada) as plane:
+            assert [mail.sender for mail in plane.mailbox("bob").read(limit=10)] == ["ada@main"]
+    finally:
+        server.kill()
+
+
+def test_a_server_that_stops_stores_what_it_accepted_and_knows_its_keys_again(tmp_path: Path) -> None:
+    server = Server(tmp_path, **UNLIMITED)
+    answers = ask(server, [push(str(key), key) for key in range(50)])
+    assert all(answer["result"]["accepted"] for answer in answers)
+    code, _ = server.stop()
+    assert code == 0, server.log()
+    server.kill()
+    server = Server(tmp_path, **UNLIMITED)
+    try:
+        with server.plane() as plane:
+            assert keys_in(plane, "bob") == [str(key) for key in range(50)]
+            plane.mailbox("bob").confirm([mail.id for mail in plane.mailbox("bob").read(limit=100)])
+            answer = ask(server, push("7"))["result"]
+            assert (answer["deduped"], answer["durability"]) == (True, "synced")
+            assert plane.mailbox("bob").count() == 0
+    finally:
+        server.kill()
+
+
+def test_a_burst_of_20000_pushes_at_high_parallelism(server: Any) -> None:
+    """16 connections push 10,000 keys twice each, in batches. No key is there twice, and nobody waits for ever."""
+    answers: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def one_connection(number: int) -> None:
+        connection = HTTPConnection(*server.address, timeout=SECONDS_MAX)
+        keys = [str(key) for key in range(number % 8, BURST // 2, 8)]
+        while keys:
+            batch, keys = keys[:50], keys[50:]
+            calls = [push(key, key, to=f"r{int(key) % 20}", **{"from": "ada"}) for key in batch]
+            connection.request("POST", "/v1/rpc", json.dumps(calls), {"content-type": "application/json"})
+            response = connection.getresponse()
+            assert response.status == 200
+            for answer in json.loads(response.read()):
+                if "error" in answer:
+                    assert answer["error"]["message"] == "ERR_BUSY", answer
+                    keys.append(answer["id"])
+                    said = "busy"
+                else:
+                    said = "deduped" if answer["result"]["deduped"] else "accepted"
+                with lock:
+                    answers[said] += 1
+        connection.close()
+
+    with server.plane() as plane:
+        threads = [threading.Thread(target=one_connection, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SECONDS_MAX)
+        assert not any(thread.is_alive() for thread in threads)
+        assert answers["accepted"] == answers["deduped"] == BURST // 2
+        until(lambda: sum(plane.mailbox(f"r{number}").count() for number in range(20)) == BURST // 2)
+        found = Counter(key for number in range(20) for key in keys_in(plane, f"r{number}"))
+        assert found == Counter(str(key) for key in range(BURST // 2))
+    _, _, body = server.get("/metrics")
+    samples = dict(line.rsplit(" ", 1) for line in body.decode().splitlines() if not line.startswith("#"))
+    assert float(samples['holdfast_ingress_pushes_total{outcome="accepted"}']) == BURST // 2
+    assert float(samples["holdfast_ingress_depth"]) == 0
+    assert float(samples["holdfast_ingress_batch_size_sum"]) == BURST // 2

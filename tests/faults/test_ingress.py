@@ -1,0 +1,257 @@
+"""Bursts of pushes, writers that fail and processes that die: what is lost is what the contract says, and no key is
+stored twice."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from base64 import urlsafe_b64encode
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.backends.memory import MemoryDatabase
+from holdfast.backends.objects import open_objects
+from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.errors import Busy, HoldfastError
+from holdfast.kv import Database
+from holdfast.layers import mailboxes
+from holdfast.layers.mailboxes import Address
+from holdfast.limits import INGRESS_QUEUE_MAX
+from holdfast.runtime.blobs import AsyncBlobStore
+from holdfast.runtime.ingress import Ingress
+from holdfast.runtime.locktable import RESOURCE_LEVELS, LockTable
+from holdfast.testing.faults import FaultyDatabase, SeededFaults
+from holdfast.wire.mail import MailPolicy
+from holdfast.wire.pushes import NewPush, Pushed
+
+RECIPIENTS = [Address("main", f"r{number}") for number in range(20)]
+SENDER = Address("main", "ada")
+SECONDS_MAX = 60.0
+
+
+def new(key: str, *, synced: bool = False) -> NewPush:
+    return NewPush(
+        topic="t",
+        content_type="text/plain",
+        payload_base64=urlsafe_b64encode(key.encode()).decode().rstrip("="),
+        idempotency_key=key,
+        durability="synced" if synced else "accepted",
+    )
+
+
+def ingress_on(database: Database) -> Ingress:
+    return Ingress(
+        database,
+        AsyncBlobStore(database, open_objects("memory:")),
+        lambda _: None,
+        locks=LockTable(RESOURCE_LEVELS, nested=False),
+        pushes_per_minute=0,
+    )
+
+
+def recipient(key: str) -> Address:
+    return RECIPIENTS[int(key) % len(RECIPIENTS)]
+
+
+def stored(database: Database) -> Counter[str]:
+    """The keys of everything in the mailboxes, and how often each is there."""
+    found: Counter[str] = Counter()
+    for each in RECIPIENTS:
+        after = -1
+        while mails := database.read(mailboxes.peek, each, after=after, limit=256):
+            found.update(msgspec.json.decode(mail.body)["idempotency_key"] for mail in mails)
+            after = mails[-1].sequence
+    return found
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+async def test_a_burst_of_20000_pushes_stores_every_key_once(backend: str, tmp_path: Path) -> None:
+    """10,000 keys, each pushed twice at the same time by 500 senders; whoever is told to come again does."""
+    database: Database = MemoryDatabase() if backend == "memory" else RocksDatabase(tmp_path / "kv")
+    database.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=1_000_000))
+    ingress = ingress_on(database)
+    answers: Counter[str] = Counter()
+    firsts: Counter[str] = Counter()
+
+    async def push(key: str) -> None:
+        while True:
+            try:
+                pushed = await ingress.push(SENDER, recipient(key), new(key))
+            except Busy:
+                answers["busy"] += 1
+                await asyncio.sleep(0.001)
+            else:
+                answers["deduped" if pushed.deduped else "accepted"] += 1
+                firsts[key] += not pushed.deduped
+                return
+
+    async def sender(number: int) -> None:
+        for key in range(number, 10_000, 250):
+            await push(str(key))
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(SECONDS_MAX):
+        await asyncio.gather(*(sender(number % 250) for number in range(500)))
+        await ingress.close()
+    assert answers["accepted"] == answers["deduped"] == 10_000
+    assert set(firsts.values()) == {1}
+    assert stored(database) == Counter(map(str, range(10_000)))
+    assert not ingress.tallies.lost
+    database.close()
+
+
+class Stuck:
+    """A store that answers nothing until it is let go."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+        self.is_on = False
+
+    def at(self, point: str) -> None:
+        if self.is_on and point == "transact: begin":
+            self.let_go.wait(SECONDS_MAX)
+
+
+async def test_a_full_queue_is_busy_and_never_blocks() -> None:
+    """Everybody is answered, and the event loop goes on, while the store says nothing at all."""
+    stuck = Stuck()
+    inner = MemoryDatabase()
+    inner.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=1_000_000))
+    ingress = ingress_on(FaultyDatabase(inner, stuck))
+    await ingress.start()
+    stuck.is_on = True
+    beats = 0
+
+    async def beat() -> None:
+        nonlocal beats
+        while True:
+            beats += 1
+            await asyncio.sleep(0)
+
+    async def push(key: int) -> str:
+        try:
+            await ingress.push(SENDER, recipient(str(key)), new(str(key)))
+        except Busy as error:
+            return error.code
+        return "accepted"
+
+    heart = asyncio.create_task(beat())
+    answers = Counter(await asyncio.gather(*(push(key) for key in range(INGRESS_QUEUE_MAX * 2))))
+    assert beats > 1
+    # What the writer has in its hands has made room for others. It may have been given up meanwhile, as slow as we are.
+    assert answers["accepted"] >= INGRESS_QUEUE_MAX
+    assert answers["busy"] > 0
+    assert answers["busy"] == ingress.tallies.rejects["busy"]
+    heart.cancel()
+    stuck.let_go.set()
+    await ingress.close()
+    assert stored(inner).total() + ingress.tallies.lost.total() == answers["accepted"]
+    assert set(stored(inner).values()) == {1}
+    inner.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_failing_writer_loses_only_what_the_contract_says(seed: int) -> None:
+    """Every fifth commit is refused and every fifth answer is lost. Nobody who heard `synced` was deceived, what was
+    only accepted is stored or counted as lost, and whoever pushes again in the end has everything stored once."""
+    inner = MemoryDatabase()
+    inner.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=1_000_000))
+    ingress = ingress_on(FaultyDatabase(inner, SeededFaults(seed, refused=0.1, lost=0.2)))
+    outcomes: dict[str, Pushed | HoldfastError] = {}
+
+    async def push(key: str, *, synced: bool) -> None:
+        try:
+            outcomes[key] = await ingress.push(SENDER, recipient(key), new(key, synced=synced))
+        except Busy as error:
+            outcomes[key] = error
+
+    for begin in range(0, 3_000, 300):
+        keys = range(begin, begin + 300)
+        await asyncio.gather(*(push(str(key), synced=key % 3 == 0) for key in keys))
+        await push(str(begin + 10_000), synced=True)  # Until it is answered, so is everything before it.
+    there = stored(inner)
+    assert set(there.values()) == {1}
+    failed = [key for key, outcome in outcomes.items() if isinstance(outcome, Busy)]
+    synced = [
+        key for key, outcome in outcomes.items() if isinstance(outcome, Pushed) and outcome.durability == "synced"
+    ]
+    accepted = [key for key in outcomes if key not in failed and key not in synced]
+    assert failed
+    assert all(there[key] for key in synced)
+    missing = [key for key in accepted if not there[key]]
+    assert missing
+    # An answer that was lost counts as lost, though its commit is there.
+    assert len(missing) <= ingress.tallies.lost.total() <= len(accepted)
+
+    async def insist(key: str) -> Pushed:
+        while True:
+            try:
+                return await ingress.push(SENDER, recipient(key), new(key, synced=True))
+            except Busy:
+                continue
+
+    for key in [*failed, *accepted]:
+        assert (await insist(key)).durability == "synced"
+    await ingress.close()
+    assert stored(inner) == Counter(outcomes.keys())
+    inner.close()
+
+
+CHILD = """
+import asyncio, sys
+from holdfast.plane.open import Options, open_plane_async
+from holdfast.plane.pushes import push
+from holdfast.wire.mail import MailPolicy, SetMailPolicy
+from holdfast.wire.pushes import NewPush
+
+async def main() -> None:
+    port = await open_plane_async(sys.argv[1], Options(pushes_per_minute=0))
+    await port.call(SetMailPolicy(MailPolicy(pending_max=1_000_000)))
+    for number in range(1_000_000):
+        new = NewPush(
+            topic="t",
+            content_type="text/plain",
+            payload_base64="aGk",
+            idempotency_key=str(number),
+            durability="synced" if number % 100 == 99 else "accepted",
+        )
+        answer = await push(port, "ada", f"r{number % 20}", new, universe="main")
+        sys.stdout.write(f"{number} {answer.durability}\\n")
+        sys.stdout.flush()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("lines", [150, 777])
+async def test_a_process_that_is_killed_loses_only_what_was_not_stored_yet(tmp_path: Path, lines: int) -> None:
+    """What was synced is there, and what was accepted before it; of the rest a retry stores what is missing, once."""
+    url = f"dir:{tmp_path}"
+    child = subprocess.Popen([sys.executable, "-W", "error", "-c", CHILD, url], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    heard: list[tuple[str, str]] = []
+    for line in child.stdout:
+        key, durability = line.split()
+        heard.append((key, durability))
+        if len(heard) == lines:
+            os.kill(child.pid, signal.SIGKILL)
+            break
+    child.wait()
+    child.stdout.close()
+    last_synced = max(int(key) for key, durability in heard if durability == "synced")
+    with RocksDatabase(tmp_path / "kv") as database:
+        there = stored(database)
+        assert set(there.values()) == {1}
+        assert all(there[str(key)] for key in range(last_synced + 1))
+        ingress = ingress_on(database)
+        for key, _ in heard:
+            await ingress.push(SENDER, recipient(key), new(key))
+        await ingress.close()
+        there = stored(database)
+        assert set(there.values()) == {1}
+        assert all(there[key] for key, _ in heard)
