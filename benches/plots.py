@@ -39,6 +39,29 @@ def contention_over_time(axes: Axes, seconds: Sequence[float], percent: Mapping[
     _finish(axes, "Contention on each level", "those who had to wait (%)")
 
 
+def bars(
+    axes: Axes, rows: Mapping[str, Mapping[str, float]], title: str, x_label: str, *, logarithmic: bool = False
+) -> None:
+    """A group of bars for each row, the first one on top, each bar with its number."""
+    names = list(next(iter(rows.values())))
+    height = 0.8 / len(names)
+    for index, (name, color) in enumerate(zip(names, COLORS, strict=False)):
+        places = [row + index * height for row in range(len(rows))]
+        drawn = axes.barh(places, [row[name] for row in rows.values()], height * 0.9, label=name, color=color)
+        axes.bar_label(drawn, fmt="{:,.3g}" if logarithmic else "{:,.0f}", padding=3, fontsize=8)
+    axes.set_yticks([row + (0.8 - height) / 2 for row in range(len(rows))], list(rows), fontsize=8)
+    axes.invert_yaxis()
+    if logarithmic:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_xlabel(x_label)
+    axes.grid(alpha=0.3, axis="x", linewidth=0.5)
+    axes.margins(x=0.12)
+    if len(names) > 1:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, frameon=False)
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write the page as an image; its suffix says of which kind."""
     figure.savefig(path)

@@ -130,6 +130,19 @@ def test_what_several_have_written_down_is_put_together(database: Database) -> N
     assert database.read(written.load) == [(key(3), 3), (key(2), 4), (key(9), 5)]
 
 
+def test_what_is_over_is_not_written_down_again(database: Database) -> None:
+    database.transact(written.save, [(key(1), 1), (key(2), 2)], since_ms=0, most=10)
+    database.transact(written.save, [(key(3), 3)], since_ms=2, most=10)
+    assert database.read(written.load) == [(key(2), 2), (key(3), 3)]
+
+
+def test_of_too_many_keys_the_latest_are_written_down(database: Database) -> None:
+    """Lesson 2, in the key space."""
+    database.transact(written.save, [(key(1), 4), (key(2), 2)], since_ms=0, most=2)
+    database.transact(written.save, [(key(3), 3)], since_ms=0, most=2)
+    assert database.read(written.load) == [(key(3), 3), (key(1), 4)]
+
+
 def test_as_many_keys_as_are_remembered_fit_one_value(database: Database) -> None:
     entries = [(key(number), 1_700_000_000_000 + number) for number in range(DEDUPE_MAX)]
     database.transact(written.save, entries, since_ms=0, most=DEDUPE_MAX)

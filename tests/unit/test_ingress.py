@@ -27,6 +27,7 @@ from holdfast.errors import (
     SenderBlocked,
     Unreachable,
 )
+from holdfast.kv import Database
 from holdfast.layers import agents, dedupe, inboxes, mailboxes, worlds
 from holdfast.layers.mailboxes import Address
 from holdfast.limits import INGRESS_QUEUE_MAX, PUSH_PEERS_MAX
@@ -790,3 +791,25 @@ async def test_pushes_that_begin_at_once_begin_the_ingress_once(bench: Bench) ->
     assert all(each.accepted for each in pushed)
     await bench.flush()
     assert bench.flushes == [10]
+
+
+async def test_every_backend_stores_pushes_and_remembers_their_keys(database: Database) -> None:
+    def ingress_on_it() -> Ingress:
+        locks = LockTable(RESOURCE_LEVELS, nested=False)
+        blobs = AsyncBlobStore(database, open_objects("memory:"))
+        return Ingress(database, blobs, lambda _: None, locks=locks, pushes_per_minute=0)
+
+    first = ingress_on_it()
+    async with asyncio.timeout(SECONDS_MAX):
+        pushed = await asyncio.gather(
+            *(first.push(ADA, BOB, new(str(number), durability="synced")) for number in range(300))
+        )
+        assert {each.durability for each in pushed} == {"synced"}
+        await first.close()
+        second = ingress_on_it()
+        assert (await second.push(ADA, BOB, new("7"))).deduped
+        await second.push(ADA, BOB, new("300"))
+        await second.close()
+    mails = database.read(mailboxes.peek, BOB, after=-1, limit=256)
+    mails += database.read(mailboxes.peek, BOB, after=mails[-1].sequence, limit=256)
+    assert [msgspec.json.decode(mail.body)["idempotency_key"] for mail in mails] == [*map(str, range(301))]
