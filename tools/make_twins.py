@@ -12,7 +12,7 @@ import tokenize
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
-NOT_TWINNED = {  # These serve threads and event loops alike.
+NOT_TWINNED = {  # These serve threads and event loops alike, or one of them alone.
     "handles": ("__init__", "opening", "workers"),
     "runtime": (
         "__init__",
