@@ -18,7 +18,7 @@ from holdfast.errors import (
 )
 from holdfast.kv import Database, Transaction
 from holdfast.layers import agents, inboxes, journals, mailboxes, records, worlds
-from holdfast.layers.mailboxes import Address, Box, rooms, sending
+from holdfast.layers.mailboxes import Address, Box, rooms, sending, sweeps
 from holdfast.layers.worlds import World, WorldState
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.wire.inboxes import Delivery
@@ -489,6 +489,16 @@ def test_one_that_was_to_be_over_early_leaves_nothing_when_it_is_confirmed(
     assert [key for key, _ in everything(database) if key.startswith(room.prefix)] == [room.box]
 
 
+def test_mail_that_comes_into_an_empty_mailbox_is_over_before_nobody(database: Database) -> None:
+    """And needs no key of its own for that."""
+    send(database, id="long")
+    confirm(database, "long")
+    set_policy(database, ttl_seconds=60)
+    send(database)
+    early = rooms.room_of(BOB).early
+    assert not [key for key, _ in everything(database) if key.startswith(early)]
+
+
 # Sweeping.
 
 
@@ -502,6 +512,24 @@ def test_a_sweep_removes_a_bounded_number_in_one_transaction_and_ends(database: 
     assert count(database) == 0
     assert left(database, ADA, BOB) == []
     assert sweep(database) == ({}, False)
+
+
+def test_what_is_over_first_and_what_is_over_early_are_bounded_together(
+    database: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "MAIL_SWEEP_BATCH", 3)
+    set_policy(database, ttl_seconds=60)
+    send_some(database, 1)
+    set_policy(database)
+    send(database, b"long", sender=EVE)
+    set_policy(database, ttl_seconds=60)
+    send_some(database, 3)
+    clock.advance_ms(60_000 + SLOT_MS)
+    removed = []
+    while (found := sweep(database))[1]:
+        removed += found[0].values()
+    assert removed == [2, 2], "behind the fourth receipt of ada's"
+    assert bodies(database) == [b"long"]
 
 
 def test_a_sweep_looks_at_several_rooms_and_says_how_much_was_whose(database: Database, clock: ManualClock) -> None:
