@@ -38,7 +38,7 @@ from holdfast.testing.clock import ManualClock
 from holdfast.wire.mail import Envelope, MailPolicy, MailReceipt, NewMail, SendMail
 
 SLOT_MS = 300_000  # What is over within five minutes is swept when they are over.
-RECEIPTS_MAX = 25
+RECEIPTS_MAX = 8
 AGENTS = ("ada", "bob", "eve")
 
 

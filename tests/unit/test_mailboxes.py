@@ -647,6 +647,17 @@ def test_receipts_that_nobody_asks_for_are_bounded(database: Database, monkeypat
     assert len([key for key, _ in everything(database) if key.startswith(room.receipt)]) == 5
 
 
+def test_what_was_forgotten_does_not_count_among_the_receipts_that_are_kept(
+    database: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("holdfast.layers.mailboxes.receipts"), "RECEIPTS_MAX", 5)
+    send_some(database, 3)
+    clock.advance_ms(TTL_MS + SLOT_MS)
+    sweep_all(database)
+    send_some(database, 5)
+    assert [receipt.sequence for receipt in told(database)] == [3, 4, 5, 6, 7]
+
+
 def test_receipts_are_kept_as_long_as_mail_is(database: Database, clock: ManualClock) -> None:
     send(database, id="a")
     clock.advance_ms(SLOT_MS)
