@@ -26,7 +26,7 @@ from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort
 from holdfast.server import logs, tracing
-from holdfast.server.doors import Open
+from holdfast.server.guards import Open
 from holdfast.server.health import Health
 from holdfast.server.histograms import Histogram
 from holdfast.server.ingress import IngressMetrics

@@ -21,7 +21,7 @@ from holdfast.names import UNIVERSE
 from holdfast.plane.execute import OPERATIONS
 from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
-from holdfast.server.doors import Open
+from holdfast.server.guards import Open
 from holdfast.server.tokens import Loopback, TokenGuards, check_bind, choose_guards, is_loopback
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.atomic import CommitAtomic

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from holdfast.errors import NotAllowed
 from holdfast.server import openapi
 from holdfast.server.doors import Doors
+from holdfast.server.guards import Open
 from holdfast.server.http.edge import Edge, is_foreign
 from holdfast.server.http.endpoints import routes
 from holdfast.server.http.halls import Hall
@@ -32,9 +33,16 @@ def make_app(doors: Doors, limits: HttpLimits | None = None) -> Starlette:
         def __await__(self) -> Generator[Any, None, None]:
             return self._serving.__await__()
 
+    class RelayDoor(StreamDoor):
+        """`/v1/relay`, likewise."""
+
+        def __init__(self, scope: Any, receive: Any, send: Any) -> None:
+            self._serving = _serve_relay(doors, scope, receive, send)
+
     hall = Hall(doors, limits or HttpLimits())
     doors_of_all: list[BaseRoute] = [
         WebSocketRoute("/v1/stream", StreamDoor),
+        WebSocketRoute("/v1/relay", RelayDoor),
         *openapi.routes(ENDPOINTS),
         *routes(hall, ENDPOINTS),
     ]
@@ -66,3 +74,20 @@ async def _serve_stream(doors: Doors, scope: Any, receive: Any, send: Any) -> No
             await send({"type": "websocket.close", "code": 4003, "reason": "not_allowed"})  # Before accepting: a 403.
             return
         await doors.streams.serve(guard, receive, send)
+
+
+async def _serve_relay(doors: Doors, scope: Any, receive: Any, send: Any) -> None:
+    """Whoever comes in here is asked who they are before anything else, so nobody need show a token at the door."""
+    client = (scope.get("client") or ("", 0))[0]
+    asked = Headers(scope=scope)
+    with correlated(correlation_id_of(asked)):
+        try:
+            if is_foreign(asked):
+                raise NotAllowed("A page of another site may not open a relay's connection")
+            if isinstance(doors.guards, Open):
+                doors.guards.admit(asked, client)
+        except NotAllowed:
+            await receive()
+            await send({"type": "websocket.close", "code": 4003, "reason": "not_allowed"})  # Before accepting: a 403.
+            return
+        await doors.relay.serve(scope, receive, send)

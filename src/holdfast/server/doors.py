@@ -1,42 +1,42 @@
 """What every door of a server stands on: the plane, who may come in, and how much."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
 
-from holdfast.server.guards import Anybody, Guard
+from holdfast.server.guards import Guards, Open
+from holdfast.server.introductions import Introductions
+from holdfast.server.relay import Relay, RelayOptions
 from holdfast.server.rpc import Rpc
 from holdfast.server.streams import Streams
-
-
-class Guards(Protocol):
-    """Decides who stands behind a request's token."""
-
-    def admit(self, headers: Mapping[str, str], client: str) -> Guard:
-        """The guard for whoever sent these headers.
-
-        Raises:
-            NotAllowed: nobody is known by that token, or it was revoked or ran out.
-        """
-        ...
-
-
-class Open:
-    """Lets everybody in: for loopback addresses."""
-
-    def admit(self, headers: Mapping[str, str], client: str) -> Guard:
-        del headers, client
-        return Anybody()
 
 
 class Doors:
     """The parts that the doors of one server share."""
 
-    def __init__(self, port: Any, guards: Guards | None = None, *, agent: str | None = None) -> None:
-        """`agent` receives what is pushed to nobody in particular."""
+    def __init__(
+        self,
+        port: Any,
+        guards: Guards | None = None,
+        *,
+        agent: str | None = None,
+        relay: RelayOptions | None = None,
+        rejected: Callable[[str], None] | None = None,
+    ) -> None:
+        """`agent` receives what is pushed to nobody in particular; `rejected` is told why somebody was refused."""
         self.port = port
         self.guards = guards or Open()
         self.streams = Streams(port)
         self.rpc = Rpc(port, agent=agent)
+        self._relay = relay or RelayOptions()
+        self._rejected = rejected
+
+    @cached_property
+    def relay(self) -> Relay:
+        """The door of agents."""
+        tokens = None if isinstance(self.guards, Open) else self.guards
+        how = Introductions(self.port, tokens, registration=self._relay.registration, rejected=self._rejected)
+        return Relay(self.port, how, self.streams.call_group, self.rpc.answer, self._relay)
 
     @property
     def draining(self) -> bool:

@@ -27,7 +27,7 @@ from holdfast.kv import Result
 from holdfast.plane.groups import call_group
 from holdfast.server import health, tracing
 from holdfast.server.depths import read_lag, read_queues
-from holdfast.server.doors import Guards
+from holdfast.server.guards import Guards
 from holdfast.server.histograms import DWELL_SECONDS, SECONDS, SIZES, Histogram
 from holdfast.server.http.refusals import Refusal, problem_response
 from holdfast.server.logs import correlation_id
@@ -64,9 +64,11 @@ class Metrics(Collector):
         queues_max: int = 100,
         worlds_max: int = 1_000,
         streams: Callable[[], int] = lambda: 0,
+        sessions: Callable[[], int] = lambda: 0,
         exchanges: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`streams` tells how many are open, `exchanges` how many HTTP requests are being answered."""
+        """`streams` tells how many are open, `sessions` how many agents are connected to the relay, and `exchanges` how
+        many HTTP requests are being answered."""
         self.requests: Counter[tuple[str, str]] = Counter()  # By operation and outcome.
         self.seconds: dict[str, Histogram] = {}  # By operation.
         self.rejects: Counter[str] = Counter()  # By reason.
@@ -79,6 +81,7 @@ class Metrics(Collector):
         self.dwell: dict[tuple[str, str], Histogram] = {}  # By universe and queue.
         self.redelivered: Counter[tuple[str, str]] = Counter()
         self._streams = streams
+        self._sessions = sessions
         self._exchanges = exchanges
         self._queues_max = queues_max
         self._queues: list[tuple[str, QueueStats]] = []
@@ -154,6 +157,7 @@ class Metrics(Collector):
         yield GaugeMetricFamily("holdfast_calls_in_flight", "Calls under way.", value=self.in_flight)
         yield GaugeMetricFamily("holdfast_calls_waiting", "Of them: waiting for something to come.", value=self.waiting)
         yield GaugeMetricFamily("holdfast_open_streams", "Streams that are open.", value=self._streams())
+        yield GaugeMetricFamily("holdfast_relay_sessions", "Agents that are connected.", value=self._sessions())
         requests_in_flight = "HTTP requests that are being answered, without those that only wait."
         yield GaugeMetricFamily("holdfast_http_requests_in_flight", requests_in_flight, value=self._exchanges())
         yield from self._collect_queues()

@@ -18,7 +18,12 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.errors import InvalidArgument, PathUnusable
-from holdfast.limits import PUSHES_PER_MINUTE, PUSHES_PER_MINUTE_MAX
+from holdfast.limits import (
+    PUSHES_PER_MINUTE,
+    PUSHES_PER_MINUTE_MAX,
+    RELAY_AUTHENTICATE_SECONDS,
+    RELAY_BURST,
+)
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.plane.open import Options
 from holdfast.runtime.waits import Waits
@@ -65,6 +70,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     queue_poll_interval_seconds: _Seconds = 3.0
     queue_poll_jitter_seconds: _SecondsOrZero = 0.5
     queue_resilient_poll_interval_seconds: _SecondsOrZero = 300.0  # 0: never.
+
+    relay_host: str | None = None  # What agents call this server; if nothing is said, the address that they reach.
+    relay_registration: Literal["open", "closed"] | None = None  # Open on loopback without tokens if nothing is said.
+    relay_rate_per_second: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None  # 0: no limit, as on loopback.
+    relay_burst: Annotated[int, Meta(ge=1, le=1_000_000)] = RELAY_BURST
+    relay_authenticate_seconds: _Seconds = RELAY_AUTHENTICATE_SECONDS
 
     ingress_agent: str | None = None  # Who receives what is pushed to nobody in particular.
     ingress_pushes_per_minute: Annotated[int, Meta(ge=0, le=PUSHES_PER_MINUTE_MAX)] = PUSHES_PER_MINUTE  # 0: no limit.

@@ -76,7 +76,7 @@ class Streams:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def call_group(self, calls: list[Call], wanted: Callable[[], bool]) -> list[Any]:
+    async def call_group(self, calls: list[Call], wanted: Callable[[], bool] = lambda: True) -> list[Any]:
         """The outcomes of the first of the calls, by a port that measures groups if it does."""
         measured = getattr(self.port, "call_group", None)
         asked = call_group(self.port, calls, wanted) if measured is None else measured(calls, wanted)

@@ -22,8 +22,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import Busy, Closed, HoldfastError, InvalidArgument, NotAllowed, PayloadTooLarge
 from holdfast.plane import tokens
 from holdfast.plane.tokens import Token
-from holdfast.server.doors import Guards, Open
-from holdfast.server.guards import Guard
+from holdfast.server.guards import Guard, Guards, Open
 from holdfast.server.logs import Sparing
 from holdfast.tiers import Tier
 from holdfast.wire.atomic import CommitAtomic
@@ -206,11 +205,11 @@ class TokenGuard:
         self.name = id
         self.client = client
         self._guards = guards
+
     @property
     def holder(self) -> str:
         """The name of the token. Raises NotAllowed if it was revoked, or its time is over."""
         return self._guards.check(self.name, self.client).token.name
-
 
     def allow(self, request: Request[Any]) -> None:
         """Return if the token allows this now.

@@ -1,0 +1,273 @@
+"""The relay: `/v1/relay`, a WebSocket by which agents of any language send and get mail.
+
+    accepted ──► challenge ──► authenticate, in time ──► welcome ──► frames, both ways ──► closed; a code says why
+
+What a session holds and has done is `runtime/relay.py` and `runtime/rounds.py`, who is at its other end finds
+`introductions.py` out; here is the socket.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
+from typing import Any, Final, Literal
+
+import msgspec
+from starlette.datastructures import Headers
+
+from holdfast.errors import BatchTooLarge, HoldfastError, InvalidArgument, NotAllowed, PayloadTooLarge, Retry
+from holdfast.limits import FRAME_BYTES_MAX, RELAY_AUTHENTICATE_SECONDS, RELAY_FRAMES_MAX
+from holdfast.runtime.relay import NOT_ALLOWED, PROTOCOL_ERROR, STOPPING, TOO_BIG, TOO_SLOW, Session
+from holdfast.runtime.rounds import Commit, RelayHub
+from holdfast.server.introductions import Introduced, Introductions
+from holdfast.wire.mail import SendMail
+from holdfast.wire.relay import (
+    NONCE_BYTES,
+    PROTOCOL,
+    Authenticate,
+    Body,
+    Challenge,
+    Encoding,
+    Error,
+    Frame,
+    OfAgent,
+    Rpc,
+    decode,
+    encode,
+    signed_bytes,
+)
+
+_log = logging.getLogger("holdfast.relay")
+_LAST_WORDS_SECONDS: Final = 5.0  # How long whoever is closed may take to hear why.
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Answer = Callable[[str, bytes], Awaitable[bytes | None]]  # To a call of an agent, by its address.
+
+
+class RelayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be said about a relay."""
+
+    host: str | None = None  # What agents call this server; by the address that they reach it at if nothing is said.
+    registration: Literal["open", "closed"] = "closed"  # Whether an agent that nobody knows registers itself.
+    rate_per_second: float = 0.0  # Mails of one sender; 0: as many as it likes.
+    burst: int = 1
+    authenticate_seconds: float = RELAY_AUTHENTICATE_SECONDS
+
+
+class Relay:
+    """Every agent that is connected to a server."""
+
+    def __init__(self, port: Any, introductions: Introductions, commit: Commit, answer: Answer, options: RelayOptions):
+        """`commit` carries out calls together, `answer` those of JSON-RPC."""
+        rate, burst = options.rate_per_second, options.burst
+        self.hub = RelayHub(port.parts.database, commit, rate_per_second=rate, burst=burst)
+        self.introductions = introductions
+        self.answer = answer
+        self.options = options
+        self._callers: dict[Session, str] = {}  # By which token they came in.
+
+    def __len__(self) -> int:
+        return len(self.hub.sessions)
+
+    async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one connection to its end."""
+        await receive()  # The request to connect.
+        await send({"type": "websocket.accept"})
+        with suppress(OSError):  # It is gone, in one of a server's many ways.
+            await Connection(self, scope, receive, send).run()
+
+    async def join(self, introduced: Introduced, receipts_after: int | None) -> Session:
+        """The session of an agent that has proved who it is."""
+        universe, agent, allow, caller = introduced
+        session = await self.hub.join(universe, agent, allow, receipts_after=receipts_after)
+        self._callers[session] = caller
+        return session
+
+    def leave(self, session: Session) -> None:
+        """The connection of a session is gone."""
+        self._callers.pop(session, None)
+        self.hub.leave(session)
+
+    def cut(self, caller: str) -> None:
+        """Close the connections of a token that may not be used any more."""
+        for session in [each for each, name in self._callers.items() if name == caller]:
+            session.end(NOT_ALLOWED, "not_allowed")
+
+    def drain(self) -> None:
+        """Take no more mail."""
+        self.hub.drain()
+
+    async def close(self) -> None:
+        """Commit what agents have asked for, and leave their mailboxes."""
+        await self.hub.close()
+
+
+class Connection:
+    """One WebSocket of an agent."""
+
+    def __init__(self, relay: Relay, scope: Message, receive: Receive, send: Send) -> None:
+        self._relay = relay
+        self._receive = receive
+        self._send = send
+        self._client: str = (scope.get("client") or ("", 0))[0]
+        self._host = relay.options.host or _host(scope)
+        self._encoding: Encoding = "msgpack" if b"format=msgpack" in scope.get("query_string", b"") else "json"
+
+    async def run(self) -> None:
+        """Find out who it is, then carry frames until either end closes."""
+        session = await self._admit()
+        if session is None:
+            return
+        loop = asyncio.get_running_loop()
+        reading = loop.create_task(self._read(session))
+        writing = loop.create_task(self._write(session))
+        try:
+            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            session.end(STOPPING, "gone")
+            self._relay.leave(session)
+            await _stop(reading, seconds=0)
+            await _stop(writing, seconds=_LAST_WORDS_SECONDS)
+
+    async def _admit(self) -> Session | None:
+        nonce, seconds = os.urandom(NONCE_BYTES), self._relay.options.authenticate_seconds
+        await self._say([Challenge(Body(nonce), self._host, PROTOCOL)])
+        try:
+            async with asyncio.timeout(seconds):
+                frame = await self._first_frame()
+                if frame is None:
+                    return None
+                proof = signed_bytes(self._host, nonce)
+                introduced = await self._relay.introductions.introduce(frame, proof, self._client)
+                return await self._relay.join(introduced, frame.receipts_after)
+        except TimeoutError:
+            late = NotAllowed(f"The challenge was not answered within {seconds:g} s; connect again")
+            await self._refuse(late, TOO_SLOW)
+        except Unreadable as error:
+            await self._refuse(error.error, error.code)
+        except NotAllowed as error:
+            await self._refuse(error, NOT_ALLOWED)
+        except HoldfastError as error:
+            await self._refuse(error, PROTOCOL_ERROR if error.retry is Retry.NEVER else STOPPING)
+        return None
+
+    async def _first_frame(self) -> Authenticate | None:
+        frames = await self._frames()
+        if frames is None:
+            return None
+        if len(frames) != 1 or not isinstance(frames[0], Authenticate):
+            detail = f": {frames[0].detail}" if frames and isinstance(frames[0], Error) else ""
+            raise InvalidArgument(f"The first frame is an authenticate, and comes alone{detail}")
+        return frames[0]
+
+    async def _read(self, session: Session) -> None:
+        """Take what the agent sends, as long as there is room for it."""
+        while session.ended is None:
+            await session.room()
+            try:
+                frames = await self._frames()
+            except Unreadable as unreadable:
+                error = unreadable.error
+                session.end(unreadable.code, error.code, Error(error.code, str(error), error.retry))
+                return
+            if frames is None:
+                return
+            session.take(frame for frame in frames if not isinstance(frame, Rpc))
+            for frame in frames:
+                if isinstance(frame, Rpc):
+                    await self._answer(session, frame)
+
+    async def _answer(self, session: Session, call: Rpc) -> None:
+        try:
+            session.allow(SendMail(session.address.agent, [], session.address.universe))
+            answer = await self._relay.answer(session.name, msgspec.json.encode(call.body))
+        except HoldfastError as error:
+            session.refuse(error)
+        except (TypeError, ValueError, RecursionError) as error:  # MessagePack says things that JSON cannot.
+            session.refuse(InvalidArgument(f"The call is no JSON-RPC ({error}); send what JSON can say"))
+        else:
+            if answer is not None:
+                session.push(Rpc(msgspec.json.decode(answer)))
+
+    async def _frames(self) -> list[OfAgent | Error] | None:
+        """The frames of the next message; None when there are no more.
+
+        Raises:
+            Unreadable: it is none.
+        """
+        message = await self._receive()
+        if message["type"] != "websocket.receive":
+            return None
+        data = message.get("text" if self._encoding == "json" else "bytes")
+        if data is None:
+            raise Unreadable(PROTOCOL_ERROR, InvalidArgument(f"This connection speaks only {self._encoding}"))
+        if len(data) > FRAME_BYTES_MAX:
+            raise Unreadable(TOO_BIG, PayloadTooLarge(f"A message has at most {FRAME_BYTES_MAX} bytes; send several"))
+        try:
+            frames = decode(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            wrong = InvalidArgument(f"The message is not {self._encoding} ({error})")
+            raise Unreadable(PROTOCOL_ERROR, wrong) from None
+        if len(frames) > RELAY_FRAMES_MAX:
+            raise Unreadable(TOO_BIG, BatchTooLarge(f"A message has at most {RELAY_FRAMES_MAX} frames; send several"))
+        return frames
+
+    async def _write(self, session: Session) -> None:
+        """Send what the session has for the agent, and in the end why it is closed."""
+        try:
+            while (batch := await session.outgoing()) is not None:
+                frames, size = batch
+                await self._say(frames)
+                session.written(size)
+            assert session.ended is not None
+            await self._close(*session.ended)
+        except OSError as error:  # It is gone, in one of a server's many ways.
+            _log.debug("frames could not be sent: %s", error)
+
+    async def _say(self, frames: list[Frame]) -> None:
+        data = encode(frames, self._encoding)
+        await self._send({"type": "websocket.send", "text" if isinstance(data, str) else "bytes": data})
+
+    async def _refuse(self, error: HoldfastError, code: int) -> None:
+        await self._say([Error(error.code, str(error), error.retry)])
+        await self._close(code, error.code)
+
+    async def _close(self, code: int, reason: str) -> None:
+        await self._send({"type": "websocket.close", "code": code, "reason": reason})
+
+
+class Unreadable(Exception):
+    """A message that cannot be answered frame by frame: the connection is closed with `code`."""
+
+    def __init__(self, code: int, error: HoldfastError) -> None:
+        super().__init__(str(error))
+        self.code = code
+        self.error = error
+
+
+async def _stop(task: "asyncio.Task[None]", *, seconds: float) -> None:
+    """End a task, which may take a while to do so by itself."""
+    if seconds:
+        await asyncio.wait({task}, timeout=seconds)
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        pass
+    except Exception:
+        _log.exception("a connection failed in a way that nobody thought of")
+
+
+def _host(scope: Message) -> str:
+    """What an agent calls this server, if it is one of the names of the very socket that it has reached.
+
+    Anything else that stands in a header is for whoever sends it to choose: one that stands between an agent and its
+    server could have the agent's signature for itself passed on.
+    """
+    asked = Headers(scope=scope).get("host", "").lower()
+    address, port = scope.get("server") or ("", None)
+    place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return asked if asked in (place, f"localhost:{port}") else place

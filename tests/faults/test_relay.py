@@ -1,0 +1,326 @@
+"""The relay when servers are killed, networks cut and mailboxes move: what was acknowledged arrives, in order."""
+
+import asyncio
+import os
+import random
+import runpy
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import websockets
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from holdfast.wire.mail import NewMail
+
+HERE = Path(__file__).parent
+Server = runpy.run_path(str(HERE.parent / "end_to_end" / "processes.py"))[
+    "Server"
+]  # Test files cannot import each other.
+_client = runpy.run_path(str(HERE.parent / "end_to_end" / "relay_client.py"))
+Agent, Refused = _client["Agent"], _client["Refused"]
+Proxy = runpy.run_path(str(HERE / "proxy.py"))["Proxy"]
+DEADLINE_SECONDS = 60.0  # Far more than anything here takes; whoever waits for a condition must end some day.
+HOST = "relay.test"  # What agents call every server, so that one can take another's place.
+SEED = int(os.environ.get("HOLDFAST_SEED", random.SystemRandom().randrange(1 << 32)))
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    """What chance is drawn from; HOLDFAST_SEED repeats a run."""
+    print(f"HOLDFAST_SEED={SEED}")
+    return SEED
+
+
+@pytest.fixture(autouse=True)
+def logs_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    with ExitStack() as running:
+
+        def one(name: str = "one", **flags: Any) -> Any:
+            (tmp_path / name).mkdir(exist_ok=True)
+            server = Server(tmp_path / name, relay_host=HOST, **flags)
+            running.callback(server.kill)
+            return server
+
+        yield one
+
+
+async def until(condition: Callable[[], Any], what: str = "it") -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not await asyncio.to_thread(condition):
+            await asyncio.sleep(0.02)
+
+
+class Lasting:
+    """An agent that connects again whenever its connection ends, sends again what was not answered, and remembers."""
+
+    def __init__(self, url: Callable[[], str], name: str, *, confirms: bool = True) -> None:
+        self.url = url
+        self.name = name
+        self.key = Ed25519PrivateKey.generate()
+        self.acknowledged: list[str] = []
+        self.mails: list[dict[str, Any]] = []  # Everything that came, over all connections, repeated ones too.
+        self.by_connection: list[list[int]] = []
+        self.delivered: dict[str, bool] = {}  # What became of the agent's own mails: whether each was stored.
+        self.receipts_after: int | None = None
+        self.connections = 0
+        self._confirms = confirms
+        self._unsent: dict[str, tuple[str, bytes]] = {}
+        self._stopping = False
+        self._agent: Any = None
+        self._running = asyncio.create_task(self._run())
+
+    async def send(self, to: str, body: bytes, id: str) -> None:
+        """Return once the server has acknowledged it."""
+        self._unsent[id] = (to, body)
+        if self._agent is not None:
+            with suppress(websockets.ConnectionClosed):
+                await self._agent.post(to, body, message_id=id)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while id in self._unsent:
+                await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        self._stopping = True
+        if self._agent is not None:
+            await self._agent.close()
+        await asyncio.wait_for(self._running, DEADLINE_SECONDS)
+
+    @property
+    def ids(self) -> list[str]:
+        """What came, each once, in the order in which it came first."""
+        return list(dict.fromkeys(mail["message_id"] for mail in self.mails))
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            agent = Agent(
+                self.url(), self.name, key=self.key, host=HOST, receipts_after=self.receipts_after, open_timeout=5
+            )
+            try:
+                async with agent:
+                    self.connections += 1
+                    self.by_connection.append([])
+                    self._agent = agent
+                    for id, (to, body) in list(self._unsent.items()):
+                        await agent.post(to, body, message_id=id)
+                    await self._serve(agent)
+            except (OSError, websockets.WebSocketException, Refused, TimeoutError):
+                await asyncio.sleep(0.05)
+            finally:
+                self._agent = None
+
+    async def _serve(self, agent: Any) -> None:
+        done = 0
+        while agent.closed is None and not self._stopping:
+            async with agent._news:
+                await agent._news.wait_for(lambda: len(agent.frames) > done or agent.closed is not None)  # noqa: B023
+            frames, done = agent.frames[done:], len(agent.frames)
+            mails = [frame for frame in frames if frame["type"] == "mail"]
+            self.mails += mails
+            self.by_connection[-1] += [mail["sequence"] for mail in mails]
+            for frame in frames:
+                if frame["type"] == "sent" and self._unsent.pop(frame["message_id"], None) is not None:
+                    self.acknowledged.append(frame["message_id"])
+                elif frame["type"] == "delivery_confirm":
+                    self.delivered[frame["message_id"]] = frame["was_stored"]
+                    self.receipts_after = frame["sequence"]
+            if mails and self._confirms:
+                with suppress(websockets.ConnectionClosed):
+                    await agent.confirm(*mails)
+
+
+@asynccontextmanager
+async def lasting(url: Callable[[], str], *names: str) -> AsyncIterator[list[Lasting]]:
+    agents = [Lasting(url, name) for name in names]
+    try:
+        yield agents
+    finally:
+        await asyncio.gather(*(agent.stop() for agent in agents))
+
+
+def pending(server: Any, agent: str = "bob") -> int:
+    with server.plane() as plane:
+        return int(plane.mailbox(agent).count())
+
+
+# A server that is killed.
+
+
+async def test_a_server_that_is_killed_while_it_stores_and_flushes_loses_nothing(
+    start: Callable[..., Any], tmp_path: Path, seed: int
+) -> None:
+    """Every mail that was acknowledged arrives, and its sender hears that it did."""
+    chance = random.Random(seed)
+    server = start()
+    with Proxy(server.address[1], seed) as proxy:  # So that the next server has the same address.
+        async with lasting(lambda: proxy.url, "bob", "ada", "eve") as [bob, ada, eve]:
+            senders = (ada, eve)
+
+            async def send_all(sender: Lasting, count: int) -> None:
+                for first in range(0, count, 20):
+                    ids = [f"{sender.name}-{first + number}" for number in range(20)]
+                    await asyncio.gather(*(sender.send("bob", id.encode(), id) for id in ids))
+
+            sending = [asyncio.create_task(send_all(sender, 300)) for sender in senders]
+            for _ in range(4):
+                goal = len(bob.ids) + chance.randrange(20, 100)
+                await until(lambda goal=goal: len(bob.ids) >= min(goal, 600), "progress")
+                server.process.kill()
+                server.process.wait()
+                server = start()
+                proxy.target = server.address[1]
+            await asyncio.gather(*sending)
+            await until(lambda: len(bob.ids) == 600, "every mail to arrive")
+            assert set(bob.ids) == {*ada.acknowledged, *eve.acknowledged}
+            await until(lambda: pending(server) == 0, "every mail to be confirmed")
+            await until(lambda: len(ada.delivered) == len(eve.delivered) == 300, "every sender to hear of it")
+            for sequences in bob.by_connection:
+                assert sequences == sorted(set(sequences)), "in order, and none twice, on each connection"
+            assert bob.connections >= 5
+            print(f"{bob.connections} connections, {len(bob.mails) - 600} mails twice")
+
+
+async def test_a_server_that_is_killed_in_the_middle_of_a_flush_goes_on_with_it(
+    start: Callable[..., Any], seed: int
+) -> None:
+    chance = random.Random(seed)
+    server = start()
+    with server.plane() as plane:
+        for first in range(0, 1_000, 250):
+            mails = [NewMail("bob", b"x", f"m-{number}") for number in range(first, first + 250)]
+            plane.mailbox("ada").send_many(mails)
+    with Proxy(server.address[1], seed) as proxy:
+        async with lasting(lambda: proxy.url, "bob") as [bob]:
+            for kill in range(3):
+                await until(lambda: len(bob.ids) >= 200 * kill + chance.randrange(1, 200), "some of the flush")  # noqa: B023
+                server.process.kill()
+                server.process.wait()
+                server = start()
+                proxy.target = server.address[1]
+            await until(lambda: len(bob.ids) == 1_000, "the rest")
+            assert bob.ids == [f"m-{number}" for number in range(1_000)]
+            assert all(mail["stored"] for mail in bob.mails)
+            await until(lambda: pending(server) == 0, "every mail to be confirmed")
+            for sequences in bob.by_connection:
+                assert sequences == list(range(sequences[0], sequences[0] + len(sequences))) if sequences else True
+
+
+async def test_connections_that_are_cut_lose_nothing(start: Callable[..., Any], seed: int) -> None:
+    server = start()
+    with Proxy(server.address[1], seed) as proxy:
+        proxy.bytes_max = 30_000
+        proxy.delay_seconds = 0.002
+        async with lasting(lambda: proxy.url, "bob", "ada") as [bob, ada]:
+            for first in range(0, 300, 20):
+                ids = [f"m-{first + number}" for number in range(20)]
+                await asyncio.gather(*(ada.send("bob", id.encode(), id) for id in ids))
+            await until(lambda: len(bob.ids) == 300, "every mail to arrive")
+            await until(lambda: pending(server) == 0, "every mail to be confirmed")
+            proxy.bytes_max = 0
+            await until(lambda: len(ada.delivered) == 300, "the sender to hear of it")
+            assert bob.connections + ada.connections > 4
+            print(f"{bob.connections} and {ada.connections} connections, {len(bob.mails) - 300} mails twice")
+
+
+# Several servers.
+
+
+@pytest.fixture
+def two_servers(start: Callable[..., Any], postgres_url: str) -> tuple[Any, Any]:
+    return start("one", data=postgres_url), start("two", data=postgres_url)
+
+
+async def test_sender_and_recipient_are_on_different_servers(two_servers: tuple[Any, Any]) -> None:
+    one, two = two_servers
+    async with (
+        Agent(one.url, "ada", host=HOST) as ada,
+        Agent(two.url, "bob", host=HOST, auto=True) as bob,
+    ):
+        for number in range(100):
+            assert (await ada.send("bob", b"%d" % number))["type"] == "sent"
+        await bob.get(100)
+        assert bob.bodies() == [b"%d" % number for number in range(100)]
+        stored = [mail["stored"] for mail in bob.mails]
+        assert stored == sorted(stored, reverse=True), "the first may have come before bob was seen to be there"
+        assert not stored[-1]
+        await ada.until(lambda: len(ada.confirms) == 100)
+        assert [each["message_id"] for each in ada.confirms] == list(ada.sent)
+        ids = [await bob.post("ada", b"back") for _ in range(20)]
+        await ada.get(20)
+        assert [mail["message_id"] for mail in ada.mails] == ids
+
+
+async def test_a_mailbox_is_taken_over_from_another_server(two_servers: tuple[Any, Any]) -> None:
+    """Nothing is lost, and nothing that was confirmed comes again."""
+    one, two = two_servers
+    key = Ed25519PrivateKey.generate()
+    confirmed: list[str] = []
+    sent: list[str] = []
+    async with AsyncExitStack() as connected:
+        ada = await connected.enter_async_context(Agent(one.url, "ada", host=HOST))
+        before: Any = None
+        for turn in range(6):
+            bob = await connected.enter_async_context(Agent((one, two)[turn % 2].url, "bob", key=key, host=HOST))
+            if before is not None:
+                assert await before.until_closed() == (4001, "replaced")
+                assert before.frames[-1]["type"] == "replaced"
+            assert bob.pending == len(sent) - len(confirmed)
+            sent += [await ada.post("bob", b"x") for _ in range(20)]
+            await ada.answer(sent[-1])
+            new = await bob.get(len(sent) - len(confirmed))
+            assert [mail["message_id"] for mail in new] == [id for id in sent if id not in confirmed]
+            await bob.confirm(*new[:10])
+            confirmed += [mail["message_id"] for mail in new[:10]]
+            left = len(sent) - len(confirmed)
+            await until(lambda left=left: pending(one) == left, "the confirmations")
+            before = bob
+        await ada.until(lambda: len(ada.confirms) == len(confirmed))
+        assert [each["message_id"] for each in ada.confirms] == confirmed
+
+
+async def test_takeovers_under_load_lose_and_double_nothing(two_servers: tuple[Any, Any], seed: int) -> None:
+    chance = random.Random(seed)
+    urls = [server.url for server in two_servers]
+    async with lasting(lambda: chance.choice(urls), "bob", "ada") as [bob, ada]:
+        sending = asyncio.create_task(send_in_tens(ada, 200))
+        for _ in range(6):
+            goal = len(bob.ids) + 15
+            await until(lambda goal=goal: len(bob.ids) >= min(goal, 200), "progress")
+            usurper = Agent(chance.choice(urls), "bob", key=bob.key, host=HOST)
+            with suppress(Refused, OSError, websockets.WebSocketException):
+                async with usurper:
+                    pass
+        await sending
+        await until(lambda: len(bob.ids) == 200, "every mail to arrive")
+        assert set(bob.ids) == set(ada.acknowledged)
+        await until(lambda: pending(two_servers[0]) == 0, "every mail to be confirmed")
+        await until(lambda: len(ada.delivered) == 200, "the sender to hear of it")
+        for sequences in bob.by_connection:
+            assert sequences == sorted(set(sequences))
+
+
+async def test_a_server_that_is_killed_leaves_its_agents_to_the_other(two_servers: tuple[Any, Any]) -> None:
+    one, two = two_servers
+    alive = [one.url, two.url]
+    async with lasting(lambda: alive[0], "bob", "ada") as [bob, ada]:
+        await send_in_tens(ada, 50)
+        await until(lambda: len(bob.ids) >= 20, "some mail")
+        alive.reverse()
+        one.process.kill()
+        await send_in_tens(ada, 50, first=50)
+        await until(lambda: len(bob.ids) == 100, "every mail to arrive")
+        assert set(bob.ids) == set(ada.acknowledged)
+        await until(lambda: pending(two) == 0, "every mail to be confirmed")
+
+
+async def send_in_tens(sender: Lasting, count: int, *, first: int = 0) -> None:
+    for begin in range(first, first + count, 10):
+        ids = [f"{sender.name}-{begin + number}" for number in range(10)]
+        await asyncio.gather(*(sender.send("bob", id.encode(), id) for id in ids))
