@@ -161,7 +161,10 @@ def what_was_read_ahead_is_always_right(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def the_least_urgent_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deliveries, "max", min, raising=False)
+    def least_urgent(ready: dict[int, int]) -> int:
+        return min((priority for priority, count in ready.items() if count > 0), default=-1)
+
+    monkeypatch.setattr(deliveries, "_most_urgent", least_urgent)
 
 
 def fences_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:

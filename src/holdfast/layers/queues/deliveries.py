@@ -231,10 +231,7 @@ def _next(book: Book, limit: int, ahead: Ahead | None) -> Sequence[Stored]:
     tx, room, tally = book.tx, book.room, book.tally
     if tx.writer:
         return [decode(value) for _, value in tx.scan(*room.ready_range(), limit=limit)]
-    priority = -1
-    for each, count in tally.ready.items():
-        if count > 0 and each > priority:
-            priority = each
+    priority = _most_urgent(tally.ready)
     if priority < 0:
         return ()
     if ahead is not None:
@@ -252,6 +249,15 @@ def _next(book: Book, limit: int, ahead: Ahead | None) -> Sequence[Stored]:
         if ahead is not None:
             ahead.front = tally.fronts[priority]
     return [decode(value) for _, value in pairs]
+
+
+def _most_urgent(ready: dict[int, int]) -> int:
+    """The highest priority that has a message; -1 if none has."""
+    highest = -1
+    for priority, count in ready.items():
+        if count > 0 and priority > highest:
+            highest = priority
+    return highest
 
 
 def _from_ahead(tally: Tally, priority: int, limit: int, ahead: Ahead) -> list[Stored]:
