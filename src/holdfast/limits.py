@@ -205,6 +205,7 @@ RELAY_RECEIPTS_SECONDS: Final = 0.1  # How long those that others have written m
 RELAY_FRAMES_MAX: Final = 1_024  # In one message of an agent.
 RELAY_SENDS_MAX: Final = 256  # Mails of one connection that are not stored yet; then it is not read any further.
 RELAY_SENDS_BYTES_MAX: Final = 1_048_576
+RELAY_CONFIRMS_MAX: Final = 4_096  # Mails of one connection that it has confirmed and that are not removed yet.
 RELAY_ROUND_MAILS: Final = 256  # Sent, confirmed or read in one commit; more would hold up everybody else's.
 RELAY_ROUNDS_MAX: Final = 4  # Commits that are being synced while the next one is made.
 RELAY_RETRY_SECONDS: Final = 1.0  # How soon a key space that failed is asked again.

@@ -88,6 +88,12 @@ class Parts:
                     self._activity = ActivityLog(self._logs, self.objects, clock=self.clock)
         return self._activity
 
+    def flush_logs(self) -> None:
+        """Bring what is in memory for session logs into their files."""
+        self.events.write()
+        if self._activity is not None:
+            self._activity.flush()
+
     def tell(self, notes: Sequence[tuple[Any, ...]]) -> None:
         """Tell of what a committed transaction has noted: to the session log, and to whoever waits for a moment."""
         events = []

@@ -178,7 +178,9 @@ class AsyncEmbeddedPort:
 
 
 def _checkpoints(parts: Parts) -> Checkpoints:
-    return Checkpoints(parts.database, parts.objects, parts.logs, written_by=(FORMAT, __version__))
+    return Checkpoints(
+        parts.database, parts.objects, parts.logs, flush=parts.flush_logs, written_by=(FORMAT, __version__)
+    )
 
 
 def _noting(

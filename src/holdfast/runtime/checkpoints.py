@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -47,12 +47,19 @@ class Checkpoints:
     """The checkpoints of one plane."""
 
     def __init__(
-        self, database: Database, objects: ObjectStore | None, logs: Path, *, written_by: tuple[int, str]
+        self,
+        database: Database,
+        objects: ObjectStore | None,
+        logs: Path,
+        *,
+        flush: Callable[[], None],
+        written_by: tuple[int, str],
     ) -> None:
-        """`logs` is the folder of session logs, `written_by` the format of the data and the version of Holdfast."""
+        """`flush` brings session logs from memory into `logs`; `written_by` is the data's format, and our version."""
         self._database = database
         self._objects = objects
         self._logs = logs
+        self._flush = flush
         self._written_by = written_by
         self._lock = threading.Lock()
 
@@ -64,6 +71,7 @@ class Checkpoints:
             Busy: there are as many as there may be.
         """
         data = self._data()
+        self._flush()
         with self._lock:
             self._sweep(data)
             if len(list(data.glob(f"{_PREFIX}*"))) >= CHECKPOINTS_MAX:

@@ -17,6 +17,7 @@ from holdfast.layers.mailboxes import room_of
 from holdfast.runtime.relay import Session
 
 _SEQUENCE_BYTES: Final = 8
+_FEW: Final = 4  # Universes; of more it takes longer to tell whose a key may be than to look for whom it is.
 
 Range = tuple[bytes, bytes]
 OfSequence = Callable[[Session, int], None]
@@ -35,7 +36,7 @@ class Ears:
         self._readers: dict[bytes, Session] = {}
         self._rooms: dict[bytes, Session] = {}
         self._universes: Counter[bytes] = Counter()
-        self._prefixes: tuple[bytes, ...] = ()  # Of all mail that there is somebody for.
+        self._prefixes: tuple[bytes, ...] = ()  # What every key begins with that can concern somebody.
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
@@ -45,7 +46,7 @@ class Ears:
         self._mail[room.mail] = self._receipts[room.receipt] = session
         self._readers[room.reader] = self._rooms[room.prefix] = session
         self._universes[_universe(session)] += 1
-        self._prefixes = tuple(self._universes)
+        self._set_prefixes()
 
     def ignore(self, session: Session) -> None:
         """Tell this session nothing more."""
@@ -60,7 +61,10 @@ class Ears:
         self._universes[universe] -= 1
         if not self._universes[universe]:
             del self._universes[universe]
-            self._prefixes = tuple(self._universes)
+            self._set_prefixes()
+
+    def _set_prefixes(self) -> None:
+        self._prefixes = tuple(self._universes) if len(self._universes) <= _FEW else (Subspace("u").prefix,)
 
     def hear(self, keys: Collection[bytes], ranges: Collection[Range]) -> None:
         """What `Database.hear` calls, on any thread."""
@@ -92,13 +96,12 @@ class Ears:
 
     def _hear_notified(self, key: bytes) -> bool:
         """Whether no more need be done about a key that may have been cut short."""
-        prefix = next((each for each in self._prefixes if key.startswith(each)), None)
-        if prefix is None:
-            return not any(each.startswith(key) for each in self._prefixes)
-        name_end = key.find(b"\x00", len(prefix))
-        if name_end < 0:
-            return False
-        session = self._rooms.get(key[: name_end + 1])
+        end = -1
+        for _ in range(4):  # ("u", universe, "mail", agent): each ends with a zero, and has no other.
+            end = key.find(b"\x00", end + 1)
+            if end < 0:
+                return not any(each.startswith(key) or key.startswith(each) for each in self._universes)
+        session = self._rooms.get(key[: end + 1])
         if session is None:
             return True
         if key[:-_SEQUENCE_BYTES] in self._mail or key[:-_SEQUENCE_BYTES] in self._receipts or key in self._readers:

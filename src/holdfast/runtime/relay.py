@@ -18,12 +18,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError, InvalidArgument, InvalidName, SenderMismatch, ShutdownDraining
+from holdfast.errors import (
+    BatchTooLarge,
+    Busy,
+    HoldfastError,
+    InvalidArgument,
+    InvalidName,
+    SenderMismatch,
+    ShutdownDraining,
+)
 from holdfast.errors.codes import rebuild
 from holdfast.layers.mailboxes import Address
 from holdfast.layers.mailboxes.sending import check_id
 from holdfast.limits import (
     MAIL_BATCH_MAX,
+    RELAY_CONFIRMS_MAX,
     RELAY_FLUSH_BYTES,
     RELAY_FLUSH_MAILS,
     RELAY_IN_FLIGHT_MAX,
@@ -209,13 +218,14 @@ class Session:
         )
 
     def writes(self) -> list[Request[Any]]:
-        """What the agent has asked for since the last round, to be done in one commit."""
+        """What the agent has asked for first, as much of it as one commit should carry."""
         agent, universe = self.address.agent, self.address.universe
         requests: list[Request[Any]] = []
-        for first in range(0, len(self.sends), MAIL_BATCH_MAX):
-            requests.append(SendMail(agent, self.sends[first : first + MAIL_BATCH_MAX], universe))
-        self.sends, self.sends_bytes = [], 0
-        while self.confirms:
+        if self.sends:
+            now, self.sends = self.sends[:MAIL_BATCH_MAX], self.sends[MAIL_BATCH_MAX:]
+            self.sends_bytes = sum(len(mail.body) for mail in self.sends)
+            requests.append(SendMail(agent, now, universe))
+        if self.confirms:
             ids = [self.confirms.popleft() for _ in range(min(len(self.confirms), MAIL_BATCH_MAX))]
             requests.append(ConfirmMail(agent, ids, universe))
         if self.seen is not None:
@@ -300,7 +310,9 @@ class Session:
             self._send(frame)
         elif isinstance(frame, Confirm):
             if len(frame.message_ids) > MAIL_BATCH_MAX:
-                raise InvalidArgument(f"One confirm names at most {MAIL_BATCH_MAX} mails; split it")
+                raise BatchTooLarge(f"One confirm names at most {MAIL_BATCH_MAX} mails; split it")
+            if len(self.confirms) + len(frame.message_ids) > RELAY_CONFIRMS_MAX:
+                raise Busy(f"{RELAY_CONFIRMS_MAX} mails are being confirmed already; confirm these again in a moment")
             for id in frame.message_ids:
                 check_id(id)
             self.allow(ConfirmMail(self.address.agent, frame.message_ids, self.address.universe))

@@ -21,6 +21,7 @@ from holdfast.limits import FRAME_BYTES_MAX, RELAY_AUTHENTICATE_SECONDS, RELAY_F
 from holdfast.runtime.relay import NOT_ALLOWED, PROTOCOL_ERROR, STOPPING, TOO_BIG, TOO_SLOW, Session
 from holdfast.runtime.rounds import Commit, RelayHub
 from holdfast.server.introductions import Introduced, Introductions
+from holdfast.server.logs import correlation_id
 from holdfast.wire.mail import SendMail
 from holdfast.wire.relay import (
     NONCE_BYTES,
@@ -75,7 +76,8 @@ class Relay:
     async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one connection to its end."""
         await receive()  # The request to connect.
-        await send({"type": "websocket.accept"})
+        id = (correlation_id.get() or "").encode()
+        await send({"type": "websocket.accept", "headers": [(b"x-correlation-id", id)] if id else []})
         with suppress(OSError):  # It is gone, in one of a server's many ways.
             await Connection(self, scope, receive, send).run()
 

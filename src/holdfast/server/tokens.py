@@ -228,6 +228,19 @@ class TokenGuard:
             self._guards.refuse(error.code, error, self, verb_of(type(request)))
             raise
 
+    def check(self, request: Request[Any]) -> None:
+        """`allow`, for what is not done yet: it does not count as a call.
+
+        Raises:
+            NotAllowed: the token does not allow it, or was revoked, or its time is over.
+        """
+        held = self._guards.check(self.name, self.client)
+        try:
+            held.check(request)
+        except NotAllowed as error:
+            self._guards.refuse(error.code, error, self, verb_of(type(request)))
+            raise
+
     def allow_body(self, size: int) -> None:
         """Return if the token allows a body of so many bytes, beside the request that it came with or as all of it.
 
