@@ -234,6 +234,7 @@ async def test_tokens_stand_for_agents_of_their_universe(start: Start, tmp_path:
             "reader", universes="main", verbs="mail:join,mail:leave,mail:read,mail:confirm,mail:receipts"
         ).token
         other = make("other", universes="main", verbs="queue:*").token
+        slow = make("slow", universes="main", verbs="mail:*", rate_per_second=1).token
     server = start(tokens=True)
     async with Agent(server.url, "ada", token=mail) as ada, Agent(server.url, "bob", token=reader) as bob:
         assert (await ada.send("bob", b"x"))["type"] == "sent"
@@ -245,6 +246,8 @@ async def test_tokens_stand_for_agents_of_their_universe(start: Start, tmp_path:
             plane.tokens.revoke(mail)
         assert (await ada.until_closed())[0] == 4003
         assert bob.closed is None
+    async with Agent(server.url, "carol", token=slow) as carol:
+        assert (await carol.send("bob", b"x"))["code"] == "busy", "to come in was its one call of this second"
     for address, token in (("ada", other), ("ada@other", reader), ("ada", mail), ("ada", "nonsense")):
         with pytest.raises(Refused) as closed:
             async with Agent(server.url, address, token=token):

@@ -12,6 +12,7 @@ from holdfast.layers import mailboxes
 from holdfast.layers.mailboxes import Address, room_of
 from holdfast.limits import (
     MAIL_BATCH_MAX,
+    RELAY_CONFIRMS_MAX,
     RELAY_FLUSH_BYTES,
     RELAY_FLUSH_MAILS,
     RELAY_IN_FLIGHT_MAX,
@@ -288,6 +289,15 @@ async def test_more_sends_than_one_batch_takes_are_all_answered(port: AsyncEmbed
         await until(lambda: len(ada.all(Sent)) == len(ids))
         assert [sent.message_id for sent in ada.all(Sent)] == ids
         assert await pending(port) == len(ids)
+
+
+async def test_a_round_takes_a_bounded_number_of_one_agents_confirms(hub: RelayHub, commits: Commits) -> None:
+    async with Agent(hub, "bob") as bob:
+        ids = [f"x{number}" for number in range(MAIL_BATCH_MAX)]
+        bob.session.take([Confirm(ids)] * 20)
+        await until(lambda: commits.count(ConfirmMail) == RELAY_CONFIRMS_MAX // MAIL_BATCH_MAX)
+        assert max(sum(isinstance(each, ConfirmMail) for each in round) for round in commits.rounds) == 1
+        assert {error.code for error in bob.all(Error)} == {"busy"}
 
 
 async def test_a_sender_whose_round_is_held_up_is_not_overtaken_by_itself(
@@ -843,16 +853,23 @@ def test_the_table_of_senders_is_pruned_and_bounded(clock: ManualClock) -> None:
 # Ears.
 
 
-@pytest.fixture
-async def ears(hub: RelayHub) -> tuple[Ears, list[Any]]:
+@pytest.fixture(params=[0, 6], ids=["one universe", "many universes"])
+async def ears(hub: RelayHub, request: pytest.FixtureRequest) -> tuple[Ears, list[Any]]:
     told: list[Any] = []
+
+    def tell(session: Session, *what: Any) -> None:
+        if session.address.universe == "main":
+            told.append((session.address.agent, *what))
+
     ears = Ears(
-        lambda session, sequence: told.append((session.address.agent, "mail", sequence)),
-        lambda session, sequence: told.append((session.address.agent, "receipt", sequence)),
-        lambda session: told.append((session.address.agent, "look")),
+        lambda session, sequence: tell(session, "mail", sequence),
+        lambda session, sequence: tell(session, "receipt", sequence),
+        lambda session: tell(session, "look"),
     )
     for agent in ("bob", "bobby"):
         ears.listen_for(Session(hub, Address("main", agent), "s", lambda request: None))
+    for number in range(request.param):
+        ears.listen_for(Session(hub, Address(f"main-{number}", "bob"), "s", lambda request: None))
     return ears, told
 
 
