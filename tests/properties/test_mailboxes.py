@@ -56,7 +56,7 @@ class Known:
     sent_ms: int
     expires_ms: int
     live_for: tuple[str, int] | None  # Who was live when it came, and since which join.
-    reached: bool = False  # And was given it.
+    reached: bool = False  # And has read as far as it.
 
 
 @dataclass
@@ -161,7 +161,8 @@ class Model:
             if mail.sequence >= box.told_up_to:
                 self.tell(mail.sender.partition("@")[0], mail.id, agent, "delivered")
                 box.told_up_to = mail.sequence + 1
-            if session and mail.live_for is not None and mail.live_for == box.reader:
+        for mail in box.mails if session and found else ():
+            if mail.live_for is not None and mail.live_for == box.reader and mail.sequence <= found[-1].sequence:
                 mail.reached = True
         if session and is_all and box.live_from is None:
             box.live_from = box.next
