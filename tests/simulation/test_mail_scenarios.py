@@ -312,21 +312,21 @@ def a_sweep_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def nothing_ever_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lesson 22: `was_stored` was never set by anyone."""
-    write = receipts.write
+    write = receipts.write_all
 
-    def never(*args: Any, was_stored: bool = False, **options: Any) -> None:
-        write(*args, **options)
+    def never(tx: Transaction, sender: Address, mails: Any, **options: Any) -> None:
+        write(tx, sender, [(id, False) for id, _ in mails], **options)
 
-    monkeypatch.setattr(receipts, "write", never)
+    monkeypatch.setattr(receipts, "write_all", never)
 
 
 def everything_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = receipts.write
+    write = receipts.write_all
 
-    def always(*args: Any, was_stored: bool = False, state: str, **options: Any) -> None:
-        write(*args, was_stored=state == "confirmed", state=state, **options)
+    def always(tx: Transaction, sender: Address, mails: Any, *, state: str, **options: Any) -> None:
+        write(tx, sender, [(id, state == "confirmed") for id, _ in mails], state=state, **options)
 
-    monkeypatch.setattr(receipts, "write", always)
+    monkeypatch.setattr(receipts, "write_all", always)
 
 
 def deliveries_are_told_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,13 +341,13 @@ def deliveries_are_told_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def confirmations_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = receipts.write
+    write = receipts.write_all
 
     def silent(*args: Any, state: str, **options: Any) -> None:
         if state != "confirmed":
             write(*args, state=state, **options)
 
-    monkeypatch.setattr(receipts, "write", silent)
+    monkeypatch.setattr(receipts, "write_all", silent)
 
 
 def receipts_are_lost_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1092,7 +1092,20 @@ def test_a_box_that_an_older_version_wrote_is_read(database: Database) -> None:
     database.transact(lambda tx: tx.put(room.box, rooms.encode([1, 0, 1, 0, None, None])))
     assert bodies(database) == [b"old"]
     send(database, b"new")
-    assert database.read(rooms.box_of, room) == Box(2, 0, 2, 1, None, None, 0, START_MS + TTL_MS)
+    expires_ms = START_MS + TTL_MS
+    assert database.read(rooms.box_of, room) == Box(2, 0, 2, 1, None, None, 0, expires_ms, expires_ms // SLOT_MS)
+
+
+def test_what_comes_under_a_slot_that_was_swept_is_swept_too(database: Database, clock: ManualClock) -> None:
+    """It is noted once when mail and receipts of a slot are over; a clock that is set back comes to the slot again."""
+    send(database)
+    clock.advance_ms(TTL_MS + SLOT_MS)
+    assert sweep_all(database) == {"bob": 1}
+    clock.jump_to_ms(START_MS)
+    send(database)
+    clock.advance_ms(TTL_MS + SLOT_MS)
+    assert sweep_all(database) == {"bob": 1}
+    assert (count(database), told(database)) == (0, [])
 
 
 # Reads that are bounded by bytes, and reads across holes.

@@ -27,6 +27,7 @@ from holdfast.limits import MAIL_BATCH_MAX
 from holdfast.wire.mail import CONFIRMED, DELIVERED, Envelope
 
 _NO_BOUND: Final = 1 << 62
+_BySender = dict[str, list[tuple[str, bool]]]  # The ids of mails, and whether each was stored.
 
 
 def join(tx: Transaction, address: Address, session: str) -> tuple[int, int]:
@@ -76,10 +77,13 @@ def deliver(
     behind = found[-1].sequence + 1 if found else 0
     changed = False
     if behind > box.delivered:
+        news: _BySender = {}
         for envelope in found:
             if envelope.sequence >= box.delivered:
-                receipts.write(tx, address_of(envelope.sender), envelope.id, to=envelope.to, state=DELIVERED)
+                news.setdefault(envelope.sender, []).append((envelope.id, False))
                 tell(tx, "delivered", address, envelope.id, envelope.sender)
+        for sender, mails in news.items():
+            receipts.write_all(tx, address_of(sender), mails, to=str(address), state=DELIVERED)
         box.delivered, changed = behind, True
     if session is not None and box.live_from is None and is_all:
         box.live_from, changed = box.next, True
@@ -106,7 +110,7 @@ def confirm(tx: Transaction, address: Address, ids: Sequence[str]) -> int:
     for id in ids:
         check_id(id)
     room = room_of(address)
-    box, to, removed = box_of(tx, room), str(address), 0
+    box, removed, news = box_of(tx, room), 0, _BySender()
     for id in ids:
         place = tx.get(room.id_key(id))
         stored = None if place is None else tx.get(room.mail + place)
@@ -115,9 +119,11 @@ def confirm(tx: Transaction, address: Address, ids: Sequence[str]) -> int:
         mail, sequence = decode_mail(stored), int.from_bytes(place, "big")
         remove(tx, room, box, sequence, mail)
         was_stored = box.live_from is None or not box.live_from <= sequence < box.live_to
-        receipts.write(tx, address_of(mail.sender), id, to=to, state=CONFIRMED, was_stored=was_stored)
+        news.setdefault(mail.sender, []).append((id, was_stored))
         tell(tx, "confirmed", address, id, mail.sender)
         removed += 1
+    for sender, mails in news.items():
+        receipts.write_all(tx, address_of(sender), mails, to=str(address), state=CONFIRMED)
     if removed:
         save_behind_the_first(tx, room, box)
     return removed

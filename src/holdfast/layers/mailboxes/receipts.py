@@ -5,6 +5,8 @@ asks for what follows the last receipt that it has seen, and misses none. Of tho
 oldest are forgotten.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from holdfast.errors import InvalidArgument
@@ -25,16 +27,22 @@ from holdfast.wire.mail import MailReceipt
 decode = msgspec.msgpack.Decoder(MailReceipt).decode
 
 
-def write(tx: Transaction, sender: Address, id: str, *, to: str, state: str, was_stored: bool = False) -> None:
+def write(tx: Transaction, sender: Address, id: str, *, to: str, state: str) -> None:
     """Tell a sender what became of a mail."""
+    write_all(tx, sender, [(id, False)], to=to, state=state)
+
+
+def write_all(tx: Transaction, sender: Address, mails: Iterable[tuple[str, bool]], *, to: str, state: str) -> None:
+    """Tell a sender what became of several mails to one recipient: of each its id, and whether it was stored."""
     room = room_of(sender)
     outgoing = outgoing_of(tx, room)
-    receipt = MailReceipt(outgoing.next, id, to, state, tx.now_ms, was_stored)
-    tx.put(room.receipt_key(outgoing.next), encode(receipt))
-    outgoing.next += 1
-    if outgoing.next - outgoing.first > RECEIPTS_MAX:
-        tx.delete(room.receipt_key(outgoing.first))
-        outgoing.first += 1
+    for id, was_stored in mails:
+        receipt = MailReceipt(outgoing.next, id, to, state, tx.now_ms, was_stored)
+        tx.put(room.receipt_key(outgoing.next), encode(receipt))
+        outgoing.next += 1
+        if outgoing.next - outgoing.first > RECEIPTS_MAX:
+            tx.delete(room.receipt_key(outgoing.first))
+            outgoing.first += 1
     over_ms = tx.now_ms + round(policy_of(tx, sender.universe).ttl_seconds * 1_000)
     if over_ms // SLOT_MS != outgoing.due_slot:
         outgoing.due_slot = note_due(tx, room, over_ms)

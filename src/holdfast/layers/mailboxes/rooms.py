@@ -57,6 +57,7 @@ class Box(msgspec.Struct, array_like=True):
     live_from: int | None = None
     live_to: int = 0  # Mail from `live_from` up to here was delivered to its reader while it was there.
     latest_ms: int = 0  # When the last of its mail will be over.
+    due_slot: int = -1  # Under which slot that was noted last.
 
 
 class Outgoing(msgspec.Struct, array_like=True):
@@ -65,7 +66,7 @@ class Outgoing(msgspec.Struct, array_like=True):
     first: int = 0
     next: int = 0
     seen: int = -1
-    due_slot: int = -1  # When the last receipt is over; it was noted.
+    due_slot: int = -1  # Under which slot it was noted last when they are over.
 
 
 class Mail(msgspec.Struct, frozen=True, array_like=True):

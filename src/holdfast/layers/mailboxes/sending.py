@@ -6,6 +6,7 @@ from holdfast.layers import agents
 from holdfast.layers.mailboxes import receipts
 from holdfast.layers.mailboxes.rooms import (
     SEQUENCE_BYTES,
+    SLOT_MS,
     Address,
     Box,
     Mail,
@@ -93,8 +94,9 @@ def _store(tx: Transaction, room: Room, box: Box, mail: Mail) -> None:
         box.latest_ms = mail.expires_ms
     box.next += 1
     box.count += 1
+    if mail.expires_ms // SLOT_MS != box.due_slot:
+        box.due_slot = note_due(tx, room, mail.expires_ms)
     tx.put(room.box, encode(box))
-    note_due(tx, room, mail.expires_ms)
 
 
 def block(tx: Transaction, address: Address, sender: Address, *, blocked: bool = True) -> None:

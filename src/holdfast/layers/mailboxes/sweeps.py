@@ -44,7 +44,19 @@ def sweep(tx: Transaction, universe: str) -> tuple[dict[str, int], bool]:
         if not left:  # There may be more in this room.
             break
         tx.delete(key)
+        _forget_note(tx, room, int.from_bytes(key[len(due) : len(due) + 8], "big"))
     return counts, bool(found)
+
+
+def _forget_note(tx: Transaction, room: Room, slot: int) -> None:
+    """What comes under a slot whose note is gone, because a clock was set back, is to be noted again."""
+    box, outgoing = box_of(tx, room), outgoing_of(tx, room)
+    if box.due_slot == slot:
+        box.due_slot = -1
+        tx.put(room.box, encode(box))
+    if outgoing.due_slot == slot:
+        outgoing.due_slot = -1
+        tx.put(room.outgoing, encode(outgoing))
 
 
 def expire(tx: Transaction, address: Address, room: Room, box: Box, *, limit: int = MAIL_SWEEP_BATCH) -> int:
