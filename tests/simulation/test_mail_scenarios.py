@@ -22,7 +22,7 @@ from holdfast.testing.mail_scenarios import mail
 from holdfast.testing.scenarios import play
 from holdfast.testing.simulation import Rates
 from holdfast.tiers import Tier
-from holdfast.wire.mail import Envelope, MailPolicy, NewMail
+from holdfast.wire.mail import Envelope, MailPolicy, MailReceipt, NewMail
 
 SEEDS_TO_FIND = 30  # A fault that takes more seeds than that would slip through an ordinary run.
 receipts = import_module("holdfast.layers.mailboxes.receipts")
@@ -310,23 +310,20 @@ def a_sweep_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer, "sweep", lambda tx, universe: ({}, False))
 
 
+def receipts_say(monkeypatch: pytest.MonkeyPatch, was_stored: Callable[[str], bool]) -> None:
+    def written(sequence: int, id: str, to: str, state: str, at_ms: int, _: bool) -> MailReceipt:
+        return MailReceipt(sequence, id, to, state, at_ms, was_stored(state))
+
+    monkeypatch.setattr(receipts, "MailReceipt", written)
+
+
 def nothing_ever_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lesson 22: `was_stored` was never set by anyone."""
-    write = receipts.write_all
-
-    def never(tx: Transaction, sender: Address, mails: Any, **options: Any) -> None:
-        write(tx, sender, [(id, False) for id, _ in mails], **options)
-
-    monkeypatch.setattr(receipts, "write_all", never)
+    receipts_say(monkeypatch, lambda state: False)
 
 
 def everything_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = receipts.write_all
-
-    def always(tx: Transaction, sender: Address, mails: Any, *, state: str, **options: Any) -> None:
-        write(tx, sender, [(id, state == "confirmed") for id, _ in mails], state=state, **options)
-
-    monkeypatch.setattr(receipts, "write_all", always)
+    receipts_say(monkeypatch, lambda state: state == "confirmed")
 
 
 def deliveries_are_told_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,13 +338,18 @@ def deliveries_are_told_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def confirmations_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = receipts.write_all
+    senders = [rooms.room_of(Address("main", name)) for name in mail_scenarios._SENDERS]
 
-    def silent(*args: Any, state: str, **options: Any) -> None:
-        if state != "confirmed":
-            write(*args, state=state, **options)
+    def silent(tx: Transaction, address: Address, ids: list[str]) -> int:
+        before = [rooms.outgoing_of(tx, room) for room in senders]
+        confirmed = confirm(tx, address, ids)
+        for room, outgoing in zip(senders, before, strict=True):
+            for sequence in range(outgoing.next, rooms.outgoing_of(tx, room).next):
+                tx.delete(room.receipt_key(sequence))
+            tx.put(room.outgoing, rooms.encode(outgoing))
+        return confirmed
 
-    monkeypatch.setattr(receipts, "write_all", silent)
+    monkeypatch.setattr(layer, "confirm", silent)
 
 
 def receipts_are_lost_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
