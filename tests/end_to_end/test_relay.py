@@ -1,6 +1,7 @@
 """The relay, as a process of its own, through real sockets, with a client that was written from its document alone."""
 
 import asyncio
+import base64
 import json
 import runpy
 import signal
@@ -21,6 +22,7 @@ from holdfast.wire.mail import MailPolicy, NewMail, SetMailPolicy
 
 HERE = Path(__file__).parent
 Server = runpy.run_path(str(HERE / "processes.py"))["Server"]  # Test files cannot import each other.
+serving = runpy.run_path(str(HERE / "serving.py"))["serving"]
 _client = runpy.run_path(str(HERE / "relay_client.py"))
 Agent, Refused, base64url, to_sign = (_client[name] for name in ("Agent", "Refused", "base64url", "to_sign"))
 SECONDS_MAX = 30.0  # Far more than anything here takes.
@@ -483,6 +485,32 @@ async def test_messages_that_are_none_end_the_connection(join: Any) -> None:
         await ada._socket.send(wrong)
         assert (await ada.until_closed())[0] in (1002, 1007, 1009)
         assert ada.frames[-1]["type"] == "error"
+
+
+async def test_text_that_is_no_text_ends_the_connection(join: Any) -> None:
+    ada = await join("ada")
+    await ada._socket.send(b"\xff\xfe", text=True)
+    assert (await ada.until_closed())[0] == 1007
+
+
+async def test_any_server_of_asgi_will_do() -> None:
+    """Where the relay does not have its sockets to itself, it does with what the interface has."""
+    with serving("memory:") as server:
+        keys = {name: Ed25519PrivateKey.generate() for name in ("ada", "bob")}
+        for name, key in keys.items():
+            shown = base64.b64encode(key.public_key().public_bytes_raw()).decode()
+            assert server.ask("PUT", f"/v1/agents/{name}", {"public_key": shown}).status == 200
+        async with (
+            Agent(server.url, "ada", key=keys["ada"]) as ada,
+            Agent(server.url, "bob", key=keys["bob"], auto=True) as bob,
+        ):
+            frames = [ada.mail("bob", b"%d" % number) for number in range(300)]
+            await ada.say(*frames)
+            await bob.get(300)
+            assert bob.bodies() == [b"%d" % number for number in range(300)]
+            await ada.until(lambda: len(ada.confirms) == 300)
+            await ada._socket.send("no json")
+            assert (await ada.until_closed())[0] == 1002
 
 
 async def test_many_frames_may_come_in_one_message(join: Any, plane: Plane) -> None:

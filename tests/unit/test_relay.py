@@ -459,9 +459,9 @@ async def test_an_agent_that_does_not_hear_its_answers_is_not_heard(hub: RelayHu
     async with Agent(hub, "ada", reads=False) as ada:
         for _ in range(100):
             ada.session.take([Send("no id\n", "bob") for _ in range(20)])
-            if ada.session._is_full:
+            if ada.session.is_full:
                 break
-        assert ada.session._is_full
+        assert ada.session.is_full
         waiting = asyncio.create_task(ada.session.room())
         await quiet()
         assert not waiting.done()

@@ -111,6 +111,7 @@ class Session:
         self.rests_until_ms = 0  # The key space has failed.
         self.heard_ms = self.looked_ms = hub.clock.now_ms()
         self.pinged_ms: int | None = None
+        self.write: Callable[[list[Frame]], bool] | None = None  # Writes frames at once, if nothing is in their way.
         self._hub = hub
         self.allow = allow
         self._unsent: list[Frame] = []
@@ -132,7 +133,7 @@ class Session:
 
     async def room(self) -> None:
         """Return once there is room for more of the agent's frames."""
-        while self._is_full and self.ended is None:
+        while self.is_full and self.ended is None:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
 
@@ -169,7 +170,19 @@ class Session:
         for frame in frames:
             self._unsent_bytes += _FRAME_BYTES + (len(frame.body) * 4 // 3 if isinstance(frame, Mail) else 0)
         self._unsent += frames
-        _release(self._writer)
+        if not self.is_busy:  # Otherwise there may be more, and the round's end flushes them together.
+            _release(self._writer)
+
+    def flush(self) -> None:
+        """Send what there is."""
+        if not self._unsent:
+            return
+        is_idle = self._writer is not None and not self._writer.done()
+        if is_idle and self.write is not None and self.write(self._unsent):
+            self._unsent, self._unsent_bytes = [], 0  # Whoever writes is idle: nothing else was unsent.
+            _release(self._reader)
+        else:
+            _release(self._writer)
 
     @property
     def has_work(self) -> bool:
@@ -343,7 +356,8 @@ class Session:
         self.sends_bytes += len(mail.body)
 
     @property
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
+        """Whether there is no room for more of the agent's frames."""
         # Mail alone comes to the bound and a little more; whoever is at twice of it does not hear its answers.
         return self.is_held or self._unsent_bytes >= 2 * RELAY_UNSENT_BYTES_MAX
 

@@ -245,6 +245,7 @@ class RelayHub:
             self._are_asking = False
         for session in round.sessions:
             session.is_busy = False
+            session.flush()
             if session.has_work:
                 self._ready[session] = None
 

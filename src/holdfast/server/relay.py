@@ -22,6 +22,7 @@ from holdfast.runtime.relay import NOT_ALLOWED, PROTOCOL_ERROR, STOPPING, TOO_BI
 from holdfast.runtime.rounds import Commit, RelayHub
 from holdfast.server.introductions import Introduced, Introductions
 from holdfast.server.logs import correlation_id
+from holdfast.server.sockets import BoundedSocket
 from holdfast.wire.mail import SendMail
 from holdfast.wire.relay import (
     NONCE_BYTES,
@@ -114,8 +115,11 @@ class Connection:
         self._relay = relay
         self._receive = receive
         self._send = send
+        self._socket = BoundedSocket.of(scope)
         self._client: str = (scope.get("client") or ("", 0))[0]
         self._host = relay.options.host or _host(scope)
+        self._calls: list[Rpc] = []  # Not answered yet.
+        self._catching_up: asyncio.Task[None] | None = None
         self._encoding: Encoding = "msgpack" if b"format=msgpack" in scope.get("query_string", b"") else "json"
 
     async def run(self) -> None:
@@ -131,6 +135,10 @@ class Connection:
         finally:
             session.end(STOPPING, "gone")
             self._relay.leave(session)
+            if self._socket is not None:
+                self._socket.taker = None
+            if self._catching_up is not None:
+                await _stop(self._catching_up, seconds=0)
             await _stop(reading, seconds=0)
             await _stop(writing, seconds=_LAST_WORDS_SECONDS)
 
@@ -157,9 +165,10 @@ class Connection:
         return None
 
     async def _first_frame(self) -> Authenticate | None:
-        frames = await self._frames()
-        if frames is None:
+        message = await self._message()
+        if message is None:
             return None
+        frames = self._decoded(message)
         if len(frames) != 1 or not isinstance(frames[0], Authenticate):
             detail = f": {frames[0].detail}" if frames and isinstance(frames[0], Error) else ""
             raise InvalidArgument(f"The first frame is an authenticate, and comes alone{detail}")
@@ -167,20 +176,46 @@ class Connection:
 
     async def _read(self, session: Session) -> None:
         """Take what the agent sends, as long as there is room for it."""
+        socket = self._socket
+        if socket is not None:
+            session.write = lambda frames: socket.write_now(encode(frames, self._encoding))
+            socket.taker = lambda message: self._take_from(socket, session, message)
         while session.ended is None:
+            message = await self._message()  # With a taker only what came before it, and the end.
+            if message is None:
+                return
+            for call in self._take(session, message):
+                await self._answer(session, call)
             await session.room()
-            try:
-                frames = await self._frames()
-            except Unreadable as unreadable:
-                error = unreadable.error
-                session.end(unreadable.code, error.code, Error(error.code, str(error), error.retry))
-                return
-            if frames is None:
-                return
-            session.take(frame for frame in frames if not isinstance(frame, Rpc))
-            for frame in frames:
-                if isinstance(frame, Rpc):
-                    await self._answer(session, frame)
+
+    def _take_from(self, socket: BoundedSocket, session: Session, message: str | bytes) -> None:
+        """Take what comes, and no more before what it asks for is under way."""
+        calls = self._take(session, message)
+        if (calls or session.is_full) and self._catching_up is None:
+            socket.hold()
+            self._catching_up = asyncio.get_running_loop().create_task(self._catch_up(socket, session))
+        self._calls += calls
+
+    async def _catch_up(self, socket: BoundedSocket, session: Session) -> None:
+        while self._calls:
+            await self._answer(session, self._calls.pop(0))
+        await session.room()
+        self._catching_up = None
+        socket.go_on()
+
+    def _take(self, session: Session, message: str | bytes | None) -> list[Rpc]:
+        """Give a message to the session; those of its frames that are for somebody else."""
+        if session.ended is not None:
+            return []
+        try:
+            frames = self._decoded(message)
+        except Unreadable as unreadable:
+            error = unreadable.error
+            session.end(unreadable.code, error.code, Error(error.code, str(error), error.retry))
+            return []
+        calls = [frame for frame in frames if isinstance(frame, Rpc)]
+        session.take([frame for frame in frames if not isinstance(frame, Rpc)] if calls else frames)
+        return calls
 
     async def _answer(self, session: Session, call: Rpc) -> None:
         try:
@@ -194,22 +229,26 @@ class Connection:
             if answer is not None:
                 session.push(Rpc(msgspec.json.decode(answer)))
 
-    async def _frames(self) -> list[OfAgent | Error] | None:
-        """The frames of the next message; None when there are no more.
+    async def _message(self) -> str | bytes | None:
+        """The next message; None when there are no more."""
+        message = await self._receive()
+        if message["type"] != "websocket.receive":
+            return None
+        text: str | None = message.get("text")
+        return text if text is not None else bytes(message["bytes"])
+
+    def _decoded(self, message: str | bytes | None) -> list[OfAgent | Error]:
+        """The frames of a message.
 
         Raises:
             Unreadable: it is none.
         """
-        message = await self._receive()
-        if message["type"] != "websocket.receive":
-            return None
-        data = message.get("text" if self._encoding == "json" else "bytes")
-        if data is None:
+        if not isinstance(message, str if self._encoding == "json" else bytes):
             raise Unreadable(PROTOCOL_ERROR, InvalidArgument(f"This connection speaks only {self._encoding}"))
-        if len(data) > FRAME_BYTES_MAX:
+        if len(message) > FRAME_BYTES_MAX:
             raise Unreadable(TOO_BIG, PayloadTooLarge(f"A message has at most {FRAME_BYTES_MAX} bytes; send several"))
         try:
-            frames = decode(data)
+            frames = decode(message)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             wrong = InvalidArgument(f"The message is not {self._encoding} ({error})")
             raise Unreadable(PROTOCOL_ERROR, wrong) from None

@@ -1,15 +1,19 @@
-"""WebSockets whose other end has to take what it is sent.
+"""WebSockets whose other end has to take what it is sent, and that a door can have to itself.
 
 uvicorn waits for a peer that has stopped reading without an end: a connection that it closes is not closed before the
 last byte was taken. And it takes a peer for dead whose pong it does not hear, although while a stream is full nothing
 is read from it, pongs neither.
+
+A door that has thousands of quiet connections finds its socket in the scope, and need not have a task wait for each of
+its messages and another one for each of its own: they cost more than most of what is said.
 """
 
 import asyncio
 import logging
 import socket
 import struct
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -17,6 +21,8 @@ from holdfast.limits import UNREAD_SECONDS_MAX
 
 _log = logging.getLogger("holdfast.stream")
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
+_EXTENSION: Final = "holdfast.socket"
+_TEXT, _BINARY = 0x81, 0x82  # The first byte of a message in one frame.
 
 
 class BoundedSocket(WebSocketsSansIOProtocol):
@@ -24,7 +30,60 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 
     seconds = UNREAD_SECONDS_MAX
 
+    taker: Callable[[str | bytes], None] | None = None  # Is given messages as they come; nobody else is then.
+
     _looking: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def of(cls, scope: Mapping[str, Any]) -> "BoundedSocket | None":
+        """The socket of a connection, if it is one of these."""
+        found: BoundedSocket | None = scope.get("extensions", {}).get(_EXTENSION, {}).get("socket")
+        return found
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if not self.handshake_complete:  # It was not refused.
+            self.scope["extensions"][_EXTENSION] = {"socket": self}
+
+    def send_receive_event_to_app(self) -> None:
+        if self.taker is None or self.close_sent:
+            super().send_receive_event_to_app()
+            return
+        data = self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
+        try:
+            message = data.decode() if self.curr_msg_data_type == "text" else bytes(data)
+        except UnicodeDecodeError:
+            super().send_receive_event_to_app()
+            return
+        self.frames = []
+        self.taker(message)
+
+    def hold(self) -> None:
+        """Read nothing more until `go_on`."""
+        if not self.read_paused and not self.transport.is_closing():
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def go_on(self) -> None:
+        """Read again."""
+        if self.read_paused and not self.transport.is_closing():
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    def write_now(self, message: str | bytes) -> bool:
+        """Whether the message was written: not if the peer has still to take others, or the connection ends."""
+        if not self.writable.is_set() or self.close_sent or self.disconnected or self.transport.is_closing():
+            return False
+        kind, data = (_TEXT, message.encode()) if isinstance(message, str) else (_BINARY, message)
+        size = len(data)
+        if size < 126:
+            head = bytes((kind, size))
+        elif size < 1 << 16:
+            head = bytes((kind, 126)) + size.to_bytes(2, "big")
+        else:
+            head = bytes((kind, 127)) + size.to_bytes(8, "big")
+        self.transport.write(head + data)
+        return True
 
     def pause_writing(self) -> None:
         super().pause_writing()
