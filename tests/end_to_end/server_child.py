@@ -58,7 +58,9 @@ class Broken:
 
 async def main(url: str, options: dict[str, Any]) -> None:
     port = await open_plane_async(url, Options())
-    socket_class = type("Socket", (BoundedSocket,), {"seconds": options.pop("unread_seconds", UNREAD_SECONDS_MAX)})
+    socket_class = type(
+        "Socket", (BoundedSocket,), {"unread_seconds": options.pop("unread_seconds", UNREAD_SECONDS_MAX)}
+    )
     doors = Doors(Broken(port), Keys() if options.pop("tokens", False) else None)
     app = make_app(doors, msgspec.convert(options, HttpLimits))
     config = uvicorn.Config(

@@ -625,6 +625,22 @@ async def test_agents_push_by_json_rpc_too(join: Any) -> None:
     assert mail["from"] == f"ada@{join.universe}"
 
 
+async def test_whoever_may_not_send_is_answered_all_the_same(start: Start, tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        reader = plane.tokens.create(
+            "reader", universes="main", verbs="mail:join,mail:leave,mail:read,mail:confirm,mail:receipts"
+        ).token
+    server = start(tokens=True)
+    push = {"topic": "t", "content_type": "text/plain", "payload_base64": "", "idempotency_key": "k", "to": "ada"}
+    async with Agent(server.url, "bob", token=reader) as bob:
+        for id, method, params in (("p", "agent.ping", {}), ("d", "agent.data.push", push)):
+            await bob.say({"type": "rpc", "body": {"jsonrpc": "2.0", "id": id, "method": method, "params": params}})
+        await bob.until(lambda: sum(frame["type"] == "rpc" for frame in bob.frames) == 2)
+        ping, refused = (frame["body"] for frame in bob.frames if frame["type"] == "rpc")
+    assert "result" in ping
+    assert refused["error"]["code"] == -32004
+
+
 async def test_the_metrics_know_the_relay(shared: Any, join: Any) -> None:
     await join("ada")
     text = shared.get("/metrics")[2].decode()

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from holdfast.client.sockets import Socket
 from holdfast.server.sockets import BoundedSocket
@@ -114,7 +115,7 @@ def test_a_connection_that_is_closed_is_cut_if_the_rest_is_not_taken(
     async def nothing(socket: Any) -> None:
         socket.transport.close()
 
-    monkeypatch.setattr(BoundedSocket.__mro__[1], "run_asgi", nothing)
+    monkeypatch.setattr(WebSocketsSansIOProtocol, "run_asgi", nothing)
     server.transport.unread = 10
     asyncio.run(server.socket.run_asgi())
     server.socket.resume_writing()  # A little was taken, and the connection is closing all the same.

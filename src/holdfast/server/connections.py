@@ -18,10 +18,10 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from holdfast.errors import Retry
-from holdfast.limits import UNREAD_SECONDS_MAX
 from holdfast.server import logs
 from holdfast.server.http.limits import PIPELINED_MAX
 from holdfast.server.logs import Sparing
+from holdfast.server.unread import Taken
 from holdfast.wire.problems import RETRY_AFTER_SECONDS, Problem
 
 _log = logging.getLogger("holdfast.connections")
@@ -35,13 +35,13 @@ _TITLES: Final = {
 }
 
 
-class BoundedHttp(HttpToolsProtocol):
+class BoundedHttp(Taken, HttpToolsProtocol):
     """One connection. A server makes a class of its own of this, with its own bounds."""
 
     bytes_max = 32_768
     seconds = 10.0
     connections_max = 20_000
-    unread_seconds = UNREAD_SECONDS_MAX
+    log = _log
     pipelined_max = PIPELINED_MAX
 
     _quiet_bytes = 0  # That have come since the last piece of a body: of heads, trailers and the like.
@@ -50,7 +50,6 @@ class BoundedHttp(HttpToolsProtocol):
     _answering: RequestResponseCycle | None = None
     _status = 400  # What is said to a request that is refused while it is parsed.
     _timer: asyncio.TimerHandle | None = None
-    _looking: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -58,7 +57,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self._stop_looking()
+        self.stop_looking()
         if self._answering is not None:  # uvicorn tells the last request only, and behind this one others may wait.
             self._answering.disconnected = True
             self._answering.message_event.set()
@@ -120,16 +119,16 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_response_complete()
         if self._in_message and self._timer is None and not self.transport.is_closing():
             self._timer = self.loop.call_later(self.seconds, self.transport.close)
-        self._look()
+        self.look()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._look()
+        self.look()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if not self.transport.is_closing():
-            self._stop_looking()
+            self.stop_looking()
 
     def send_400_response(self, msg: str) -> None:
         del msg
@@ -185,27 +184,7 @@ class BoundedHttp(HttpToolsProtocol):
         cycle: Any = self.cycle
         return cycle is None or bool(cycle.response_complete if self._in_head else not cycle.response_started)
 
-    def _look(self) -> None:
-        """Begin to watch whether what was answered is taken."""
-        if self._looking is None:
-            self._look_again(None)
-
-    def _look_again(self, unread: int | None) -> None:
-        left = self.transport.get_write_buffer_size()
-        if not left:
-            self._looking = None
-        elif unread is None or left != unread:
-            self._looking = self.loop.call_later(self.unread_seconds, self._look_again, left)
-        else:
-            _log.warning("cut: %s bytes of an answer were not read for %g s", left, self.unread_seconds)
-            self.transport.abort()
-
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _stop_looking(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None

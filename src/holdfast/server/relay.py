@@ -18,12 +18,11 @@ from starlette.datastructures import Headers
 
 from holdfast.errors import BatchTooLarge, HoldfastError, InvalidArgument, NotAllowed, PayloadTooLarge, Retry
 from holdfast.limits import FRAME_BYTES_MAX, RELAY_AUTHENTICATE_SECONDS, RELAY_FRAMES_MAX
-from holdfast.runtime.relay import NOT_ALLOWED, PROTOCOL_ERROR, STOPPING, TOO_BIG, TOO_SLOW, Session
+from holdfast.runtime.relay import NOT_ALLOWED, PROTOCOL_ERROR, STOPPING, TOO_BIG, TOO_SLOW, Allow, Session
 from holdfast.runtime.rounds import Commit, RelayHub
 from holdfast.server.introductions import Introduced, Introductions
 from holdfast.server.logs import correlation_id
 from holdfast.server.sockets import BoundedSocket
-from holdfast.wire.mail import SendMail
 from holdfast.wire.relay import (
     NONCE_BYTES,
     PROTOCOL,
@@ -46,7 +45,7 @@ _LAST_WORDS_SECONDS: Final = 5.0  # How long whoever is closed may take to hear 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Answer = Callable[[str, bytes], Awaitable[bytes | None]]  # To a call of an agent, by its address.
+Answer = Callable[[str, bytes, Allow], Awaitable[bytes | None]]  # To a call of an agent, by its address.
 
 
 class RelayOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,8 +218,7 @@ class Connection:
 
     async def _answer(self, session: Session, call: Rpc) -> None:
         try:
-            session.allow(SendMail(session.address.agent, [], session.address.universe))
-            answer = await self._relay.answer(session.name, msgspec.json.encode(call.body))
+            answer = await self._relay.answer(session.name, msgspec.json.encode(call.body), session.allow)
         except HoldfastError as error:
             session.refuse(error)
         except (TypeError, ValueError, RecursionError) as error:  # MessagePack says things that JSON cannot.
