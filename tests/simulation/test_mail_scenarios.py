@@ -1,16 +1,13 @@
 """The simulator finds nothing wrong with mailboxes, and finds every mailbox that was broken on purpose."""
 
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import DamagedDatabase
 from holdfast.kv import Transaction
 from holdfast.layers import mailboxes as layer
@@ -28,22 +25,6 @@ SEEDS_TO_FIND = 30  # A fault that takes more seeds than that would slip through
 receipts = import_module("holdfast.layers.mailboxes.receipts")
 
 
-def test_two_hundred_seeds_find_no_violation() -> None:
-    moves = sum(play(mail, seed).moves for seed in range(200))
-    print(f"{moves} moves")
-
-
-@pytest.mark.nightly
-def test_five_thousand_seeds_find_no_violation() -> None:
-    for seed in range(1_000, 6_000):
-        play(mail, seed)
-
-
-def test_rocksdb_passes_the_same_scenario(tmp_path: Path) -> None:
-    for seed in range(6):
-        play(mail, seed, partial(RocksDatabase, tmp_path / str(seed)))
-
-
 def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ends of what one transaction sweeps, and of what is asked for by its key, are met all the time."""
     monkeypatch.setattr(sweeps, "MAIL_SWEEP_BATCH", 1)
@@ -57,13 +38,6 @@ def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_faults_at_every_turn_change_nothing() -> None:
     for seed in range(60):
         play(mail, seed, rates=Rates(refused=0.15, lost=0.2, late=0.5, crash=0.02, power=0.02))
-
-
-def test_one_seed_gives_one_history_on_any_backend(tmp_path: Path) -> None:
-    first = play(mail, 7).history.digest()
-    assert play(mail, 7).history.digest() == first
-    assert play(mail, 7, partial(RocksDatabase, tmp_path)).history.digest() == first
-    assert play(mail, 8).history.digest() != first
 
 
 def test_the_scenario_meets_everything_that_it_is_about() -> None:

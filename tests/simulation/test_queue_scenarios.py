@@ -1,14 +1,11 @@
 """The simulator finds nothing wrong with queues, and finds every queue that was broken on purpose."""
 
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.kv import Transaction
 from holdfast.layers import queues as layer
 from holdfast.layers.queues import QueueKey, Stored, deliveries, dues, graves, puts, rooms, sidecars, tallies
@@ -25,22 +22,6 @@ from holdfast.wire.queues import MessageLease
 SEEDS_TO_FIND = 30  # A fault that takes more seeds than that would slip through an ordinary run.
 
 
-def test_two_hundred_seeds_find_no_violation() -> None:
-    moves = sum(play(queues, seed).moves for seed in range(200))
-    print(f"{moves} moves")
-
-
-@pytest.mark.nightly
-def test_five_thousand_seeds_find_no_violation() -> None:
-    for seed in range(1_000, 6_000):
-        play(queues, seed)
-
-
-def test_rocksdb_passes_the_same_scenario(tmp_path: Path) -> None:
-    for seed in range(5):
-        play(queues, seed, partial(RocksDatabase, tmp_path / str(seed)))
-
-
 def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ends of what was read ahead, and of what one transaction attends to, are met all the time."""
     monkeypatch.setattr(deliveries, "READ_AHEAD", 2)
@@ -52,13 +33,6 @@ def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_faults_at_every_turn_change_nothing() -> None:
     for seed in range(60):
         play(queues, seed, rates=Rates(refused=0.15, lost=0.2, late=0.5, crash=0.02, power=0.02))
-
-
-def test_one_seed_gives_one_history_on_any_backend(tmp_path: Path) -> None:
-    first = play(queues, 7).history.digest()
-    assert play(queues, 7).history.digest() == first
-    assert play(queues, 7, partial(RocksDatabase, tmp_path)).history.digest() == first
-    assert play(queues, 8).history.digest() != first
 
 
 def test_the_scenario_meets_everything_that_it_is_about() -> None:

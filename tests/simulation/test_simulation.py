@@ -21,14 +21,14 @@ every_scenario = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCE
 
 
 @every_scenario
-def test_a_hundred_seeds_find_no_violation(scenario: Scenario) -> None:
-    moves = sum(play(scenario, seed).moves for seed in range(100))
+def test_two_hundred_seeds_find_no_violation(scenario: Scenario) -> None:
+    moves = sum(play(scenario, seed).moves for seed in range(200))
     print(f"{moves} moves")
 
 
 @every_scenario
 def test_rocksdb_passes_the_same_scenarios(scenario: Scenario, tmp_path: Path) -> None:
-    for seed in range(5):
+    for seed in range(6):
         play(scenario, seed, partial(RocksDatabase, tmp_path / str(seed)))
 
 
