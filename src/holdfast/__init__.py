@@ -9,8 +9,9 @@ What a name needs is loaded when it is first used: whoever connects to a server 
 nor whoever opens one for a client.
 """
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from holdfast.lazy import lazily
 from holdfast.names import UNIVERSE, checked_name
 
 if TYPE_CHECKING:
@@ -58,18 +59,7 @@ _HOMES: Final = {
     "fenced": "holdfast.plane",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = lazily(globals(), _HOMES)
 
 
 def open(

@@ -1,15 +1,12 @@
 """The simulator finds nothing wrong with leases, states and entities, and finds what was broken in them on purpose."""
 
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import LeaseConflict, LeaseExpired
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers import entities as entity_layer
@@ -30,35 +27,9 @@ every_scenario = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCE
 
 
 @every_scenario
-def test_fifty_seeds_find_no_violation(scenario: Scenario) -> None:
-    print(f"{sum(play(scenario, seed).moves for seed in range(50))} moves")
-
-
-@every_scenario
 def test_power_that_fails_often_finds_no_violation(scenario: Scenario) -> None:
     for seed in range(50, 70):
         play(scenario, seed, rates=Rates(power=0.05, crash=0.01))
-
-
-@every_scenario
-def test_rocksdb_passes_the_same_scenarios(scenario: Scenario, tmp_path: Path) -> None:
-    for seed in range(5):
-        play(scenario, seed, partial(RocksDatabase, tmp_path / str(seed)))
-
-
-@every_scenario
-def test_one_seed_gives_one_history_on_any_backend(scenario: Scenario, tmp_path: Path) -> None:
-    first = play(scenario, 7).history.digest()
-    assert play(scenario, 7).history.digest() == first
-    assert play(scenario, 7, partial(RocksDatabase, tmp_path)).history.digest() == first
-    assert play(scenario, 8).history.digest() != first
-
-
-@pytest.mark.nightly
-@every_scenario
-def test_ten_thousand_seeds_find_no_violation(scenario: Scenario) -> None:
-    for seed in range(1_000, 11_000):
-        play(scenario, seed)
 
 
 def test_the_scenarios_come_to_everything_that_they_are_about() -> None:

@@ -3,7 +3,9 @@
 Those for threads and those for event loops are loaded when the first of them is asked for.
 """
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from holdfast.lazy import lazily
 
 if TYPE_CHECKING:
     from holdfast.handles.opening import Opening
@@ -22,15 +24,4 @@ _HOMES: Final = {
     "Worker": "holdfast.handles.workers",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = lazily(globals(), _HOMES)
