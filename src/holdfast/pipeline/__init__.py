@@ -1,4 +1,4 @@
-"""The data pipeline: what a plane has kept, as tables of a lake, audits and answers. It runs on Spark (`holdfast[spark]`).
+"""The data pipeline: what a plane has kept, as tables of a lake, audits and answers. It runs on Spark.
 
     views ──► staging ──► codec, folds (no Spark in them) ──► lake tables ──► audit, rollup, report
     one moment of a plane        mapInArrow on executors       Delta, committed by the driver
