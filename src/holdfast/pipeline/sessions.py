@@ -1,0 +1,127 @@
+"""A Spark to run jobs on: one of our own on this machine, that of a cluster, or one behind Spark Connect.
+
+Where somebody names a master or a remote, or runs us by spark-submit, it is their Spark: only what jobs need in any
+session is set, and it can be set at any time. A Spark of our own starts fast, listens on loopback alone, and is quiet.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+
+from holdfast.errors import Unreachable, Unsupported
+from holdfast.pipeline import javas
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOOPBACK: Final = "127.0.0.1"
+_TAIL_BYTES: Final = 2_000  # What is quoted of what Java said before it ended.
+
+# What jobs rely on, in any session.
+_NEEDED: Final = {
+    "spark.sql.python.filterPushdown.enabled": "true",  # Without it every read of our data source fails.
+    "spark.sql.session.timeZone": "UTC",
+}
+# Quick to compile and small: jobs spend their time in Python workers.
+_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def start(
+    *,
+    app: str = "holdfast",
+    master: str | None = None,
+    remote: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> "SparkSession":
+    """The session that is there, or a new one; whoever starts it stops it.
+
+    `conf` is for a new session, and goes before what we would choose.
+
+    Raises:
+        Unsupported: Spark or Java is not installed.
+        Unreachable: Spark did not start, or the cluster does not answer.
+    """
+    if master is not None and remote is not None:
+        raise Unsupported("A job runs on one Spark: give --master or --remote, not both")
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise Unsupported("The pipeline needs Spark; run: pip install 'holdfast[spark]'") from error
+    running = SparkSession.getActiveSession()
+    if running is None:
+        if _is_ours(master, remote, os.environ):
+            running = _ours(app, conf or {})
+        else:
+            running = _theirs(app, master, remote, conf or {})
+    for name, value in _NEEDED.items():
+        running.conf.set(name, value)
+    return running
+
+
+def _is_ours(master: str | None, remote: str | None, environment: Mapping[str, str]) -> bool:
+    given = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "MASTER")
+    return master is None and remote is None and not any(environment.get(name) for name in given)
+
+
+def _theirs(app: str, master: str | None, remote: str | None, conf: Mapping[str, str]) -> "SparkSession":
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app)
+    if remote is not None:
+        builder = builder.remote(remote)
+    elif master is not None:
+        builder = builder.master(master)
+        if master.startswith("local"):
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    try:
+        return builder.getOrCreate()
+    except Exception as error:  # Of py4j, gRPC or PySpark, each with a tree of its own.
+        raise Unreachable(f"Spark at {remote or master or 'the given master'} does not answer: {error}") from error
+
+
+def _ours(app: str, conf: Mapping[str, str]) -> "SparkSession":
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    if (home := javas.home(os.environ)) is not None:
+        os.environ["JAVA_HOME"] = home
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    settings = SparkConf(loadDefaults=False)
+    for name, value in {**_settings(app), **conf}.items():
+        settings.set(name, value)
+    with tempfile.TemporaryFile() as said:
+        quiet = {} if os.environ.get("HOLDFAST_DEBUG") else {"stdout": said, "stderr": said}
+        try:
+            gateway = launch_gateway(settings, quiet)
+            return SparkSession(SparkContext(conf=settings, gateway=gateway))
+        except Exception as error:
+            raise Unreachable(f"Spark did not start: {_tail(said) or error}") from error
+
+
+def _settings(app: str) -> dict[str, str]:
+    cores = len(os.sched_getaffinity(0))
+    logging = Path(__file__).with_name("log4j2.properties").as_uri()
+    return {
+        "spark.master": f"local[{cores}]",
+        "spark.app.name": app,
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.extraJavaOptions": f"{_JVM} -Dlog4j2.configurationFile={logging}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": str(max(2, cores)),
+        "spark.sql.warehouse.dir": (Path(tempfile.gettempdir()) / "holdfast-warehouse").as_uri(),  # Never used.
+    }
+
+
+def _tail(said: IO[bytes]) -> str:
+    size = said.seek(0, os.SEEK_END)
+    said.seek(max(0, size - _TAIL_BYTES))
+    return said.read().decode(errors="replace").strip()
