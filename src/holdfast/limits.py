@@ -213,3 +213,10 @@ RELAY_LOOK_SECONDS: Final = 300.0  # How often a mailbox is looked at although n
 RELAY_RATE_PER_SECOND: Final = 100.0  # Mails of one sender, at an address that others reach.
 RELAY_BURST: Final = 200  # As many may come at once.
 RELAY_SENDERS_MAX: Final = 65_536  # Senders whose rate is remembered; the quietest are forgotten first.
+
+# The pipeline.
+PIECE_ENTRIES: Final = 8_192  # Hot records that are staged together for an executor to read,
+PIECE_BYTES: Final = 8_388_608  # and their bytes.
+PIECE_PAGE: Final = 256  # Hot records that one read of the key space takes; each may have 256 KiB.
+ROWS_BATCH: Final = 8_192  # Rows of one Arrow batch,
+ROWS_BATCH_BYTES: Final = 8_388_608  # and the bytes of their records.

@@ -105,6 +105,13 @@ def read_hot(tx: Transaction, world: World, start: int, limit: int) -> list[tupl
     return [(height, record) for height, (_, record) in enumerate(pairs, start)]
 
 
+def present(tx: Transaction, world: World, start: int, end: int, limit: int) -> list[tuple[int, bytes]]:
+    """At most `limit` records with start <= height < end that the key space holds, whatever is missing between them."""
+    prefix = _entries(world)
+    begin, behind = prefix + start.to_bytes(_HEIGHT_BYTES, "big"), prefix + end.to_bytes(_HEIGHT_BYTES, "big")
+    return [(int.from_bytes(key[-_HEIGHT_BYTES:], "big"), value) for key, value in tx.scan(begin, behind, limit=limit)]
+
+
 def _check_batch(records: Sequence[bytes]) -> None:
     if not records:
         raise EmptyBatch("There is nothing to append; an empty batch is a mistake of its caller")

@@ -1,0 +1,36 @@
+"""One moment of a plane, to be read by jobs; nobody writes to it.
+
+dir:PATH            a checkpoint of the key space (hard links), made while nobody has the directory open
+http(s)://…         the files of an online backup, which the server makes while it goes on
+postgresql://…      read transactions: each world at one moment
+
+with open_view(config) as view:
+    for world in view.worlds("main"):
+        pieces = view.pieces(world, start, staging)
+"""
+
+from holdfast.errors import InvalidUrl
+from holdfast.pipeline.config import Config
+from holdfast.pipeline.pieces import Piece, WorldView
+from holdfast.pipeline.views import directories
+from holdfast.pipeline.views.moments import View
+
+__all__ = ["Piece", "View", "WorldView", "open_view"]
+
+
+def open_view(config: Config) -> View:
+    """The plane at `config.data` as it is now. Close it: it holds on to disk, and to a checkpoint of a server.
+
+    Raises:
+        InvalidUrl: the data are no plane's.
+        NotFound: there is no data directory.
+        DirectoryInUse: a process has the directory open, and only that one can read it.
+        Unreachable: the server, or PostgreSQL, does not answer.
+    """
+    scheme, _, rest = config.data.partition(":")
+    if scheme == "dir" and rest:
+        return directories.open_directory(config)
+    raise InvalidUrl(
+        f"{config.data.partition('@')[2] or config.data!r} is no plane; "
+        "give dir:PATH, postgresql://user@host/database or http://HOST:PORT"
+    )

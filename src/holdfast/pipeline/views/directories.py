@@ -1,0 +1,80 @@
+"""A view of a data directory that nobody has open: opened for a moment, to make a checkpoint, and free again.
+
+DATA/.view-<id>/kv/         the key space at one moment, from hard links; only this process opens it
+DATA/.view-<id>/activity/   session logs that are not in the object store: hard links too
+"""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.errors import DirectoryInUse, NotFound, PathUnusable, SchemaMismatch
+from holdfast.pipeline.config import Config
+from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.views import folders
+from holdfast.pipeline.views.moments import View
+from holdfast.plane.formats import FORMAT
+
+_MARKER: Final = "holdfast.json"
+
+
+def open_directory(config: Config) -> View:
+    """A view of the directory of a `dir:` URL.
+
+    Raises:
+        NotFound: it is no data directory.
+        DirectoryInUse: a process has it open.
+        SchemaMismatch: a newer Holdfast wrote it.
+        DamagedDatabase: what it holds is damaged.
+    """
+    path = Path(config.data.removeprefix("dir:")).expanduser().absolute()
+    check_directory(path)
+    stores = Stores(config.storage)
+    with ExitStack() as resources:
+        folder = resources.enter_context(folders.temporary(path))
+        _checkpoint(path, folder / "kv")
+        logs = Path(config.activity.removeprefix("dir:")).expanduser() if config.activity else path / "activity"
+        folders.link(logs, folder / "activity")
+        database = resources.enter_context(RocksDatabase(folder / "kv"))
+        url = config.objects or f"dir:{path / 'objects'}"
+        return View(
+            database,
+            objects=stores(url),
+            objects_url=url,
+            logs=folder / "activity",
+            stores=stores,
+            universes=config.universes,
+            resources=resources.pop_all(),
+        )
+
+
+def check_directory(path: Path) -> None:
+    """Raise unless the folder is a data directory of a format that this version knows.
+
+    Raises:
+        NotFound: it is none.
+        SchemaMismatch: a newer Holdfast wrote it.
+    """
+    if not (path / "kv" / "CURRENT").exists():
+        raise NotFound(f"{path} is no data directory of Holdfast (there is no kv/CURRENT); check the path")
+    try:
+        found: Any = msgspec.json.decode((path / _MARKER).read_bytes())
+        format = found["format"]
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise PathUnusable(f"{path / _MARKER} cannot be read ({error}); restore it from a backup") from error
+    if format != FORMAT:
+        raise SchemaMismatch(f"{path} has format {format} and this version knows {FORMAT}; upgrade Holdfast")
+
+
+def _checkpoint(path: Path, target: Path) -> None:
+    try:
+        with RocksDatabase(path / "kv") as database:
+            database.checkpoint(target)
+    except DirectoryInUse as error:
+        raise DirectoryInUse(
+            f"{path} is open in another process, most likely a server; give its URL instead (--data http://HOST:PORT), "
+            "or close it"
+        ) from error

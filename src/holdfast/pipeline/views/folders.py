@@ -1,0 +1,75 @@
+"""Temporary folders of views: each is locked by its process, so that what a dead one left is known, and goes."""
+
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from holdfast.errors import PathUnusable
+
+PREFIX: Final = ".view-"
+_LOCK: Final = "lock"
+
+
+@contextmanager
+def temporary(parent: Path) -> Iterator[Path]:
+    """A new folder in `parent` that is removed in the end; those that dead processes left are removed now.
+
+    Raises:
+        PathUnusable: `parent` cannot be written.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        sweep(parent)
+        folder = parent / f"{PREFIX}{uuid.uuid4().hex[:16]}"
+        folder.mkdir(mode=0o700)
+        descriptor = _locked(folder)
+    except OSError as error:
+        raise PathUnusable(
+            f"{parent} cannot hold a view of the plane ({error.strerror}); make room, or let it be written"
+        ) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def sweep(parent: Path) -> None:
+    """Remove the folders that nobody has locked."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(FileNotFoundError, BlockingIOError):
+            # One that has no lock yet is being made by somebody.
+            descriptor = os.open(folder / _LOCK, os.O_RDWR)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _locked(folder: Path) -> int:
+    """The lock of a new folder; it gets its name when it is held, so that nobody sees it free."""
+    descriptor = os.open(folder / f"{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.rename(folder / f"{_LOCK}.new", folder / _LOCK)
+    return descriptor
+
+
+def link(source: Path, target: Path) -> None:
+    """Hard links to all files of a folder, or copies where there can be none."""
+    for path in source.rglob("*") if source.is_dir() else ():
+        if not path.is_file():
+            continue
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path, place)
+        except FileNotFoundError:
+            continue  # It is in the object store by now.
+        except OSError:
+            shutil.copyfile(path, place)

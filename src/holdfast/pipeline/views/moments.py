@@ -1,0 +1,281 @@
+"""What a view tells, wherever its key space came from."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from holdfast.backends.objects import ObjectStore
+from holdfast.errors import BlobNotFound, HashMismatch, MissingObject, ObjectNotFound, SnapshotNotFound, WorldNotFound
+from holdfast.kv import Database, Transaction
+from holdfast.layers import blobs, journals, segments, snapshots, worlds
+from holdfast.layers.segments import SegmentRecord
+from holdfast.layers.snapshots import SnapshotRecord
+from holdfast.layers.worlds import World, WorldState
+from holdfast.limits import PAGE_ITEMS, PIECE_BYTES, PIECE_ENTRIES, PIECE_PAGE
+from holdfast.pipeline.pieces import Piece, Stores, WorldView
+from holdfast.runtime import rotation, walks
+from holdfast.runtime.loglines import LogFile
+
+_GONE = (WorldState.DELETING, WorldState.DELETED)
+
+
+class View:
+    """One moment of a plane."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        objects: ObjectStore | None,
+        objects_url: str | None,
+        logs: Path | None,
+        stores: Stores,
+        universes: tuple[str, ...] = (),
+        resources: ExitStack | None = None,
+    ) -> None:
+        """`logs` is the folder of session logs that are not in the object store; `resources` go when it is closed."""
+        self.database = database
+        self.objects = objects
+        self.objects_url = objects_url  # None: executors cannot reach the objects, so what they need is staged.
+        self.stores = stores
+        self._logs = logs
+        self._universes = universes
+        self._resources = resources or ExitStack()
+
+    def universes(self) -> Iterator[str]:
+        """The names of all universes, or of those that were asked for."""
+        for name in walks.universes(self.database):
+            if not self._universes or name in self._universes:
+                yield name
+
+    def worlds(self, universe: str) -> Iterator[WorldView]:
+        """Every world that has a history, in the order of their names; those that were deleted have none."""
+        for name in self._names(worlds.names, universe):
+            found = self.database.read(_world, World(universe, name))
+            if found is not None:
+                yield found
+
+    def world(self, universe: str, name: str) -> WorldView | None:
+        """One world, or None if it is not there or has no history any more."""
+        return self.database.read(_world, World(universe, name))
+
+    def pieces(self, world: WorldView, start: int, staging: str) -> list[Piece]:
+        """The records from `start` up to the head, in order and without a gap, as what executors can read.
+
+        Cold segments are read where they are. Hot records are staged below the store `staging`, and segments too where
+        executors cannot reach the object store. Heights that nothing holds are a piece without a path.
+        """
+        where, found, height = World(world.universe, world.name), list[Piece](), start
+        stage = Stage(self.stores.staging(staging), staging)
+        while height < world.head:
+            # What is hot and what is cold is looked at in one transaction: a compaction may go on behind it.
+            cold, hot, until = self.database.read(_next, where, height, world.head)
+            if not hot:
+                found += stage.rest(world)
+            found += [self._cold(world, segment, height, stage) for segment in cold]
+            for at, record in hot:
+                found += stage.add(world, at, record)
+            if not cold and not hot:
+                found.append(_missing(world, height, until - 1))
+            height = until
+        return [*found, *stage.rest(world)]
+
+    def blob(self, universe: str, hash: str) -> bytes:
+        """The bytes of a blob, checked.
+
+        Raises:
+            BlobNotFound: nothing is known of it.
+            MissingObject: it is known, and its bytes are not in the object store.
+            HashMismatch: they are other bytes.
+        """
+        digest = blobs.digest_of(hash)
+        blob = self.database.read(blobs.find, universe, digest)
+        if blob is None:
+            raise BlobNotFound(f"There is no blob {hash} in {universe}")
+        data = blob.inline if blob.inline is not None else self._object(blobs.object_path(universe, digest))
+        if hashlib.sha256(data).digest() != digest:
+            raise HashMismatch(f"Blob {hash} has other bytes than its name says; restore it from a backup")
+        return data
+
+    def logs(self, universe: str) -> Iterator[LogFile]:
+        """The files of session logs, in order, each as long as it is now."""
+        return rotation.files_in_order(self._logs or _NOWHERE, self.objects, universe)
+
+    def log_body(self, file: LogFile) -> bytes:
+        """The bytes of a file; at most as many as it had when it was listed.
+
+        Raises:
+            MissingObject: it is not there any more.
+        """
+        if file.is_rotated:
+            return self._object(file.path)
+        try:
+            with Path(file.path).open("rb") as stream:
+                return stream.read(file.size)
+        except FileNotFoundError as error:
+            raise MissingObject(f"{file.path} is not there any more; look for the file again") from error
+
+    def close(self) -> None:
+        """Let go of everything. Closing twice is fine."""
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _names(self, page_of: Callable[..., list[str]], universe: str) -> Iterator[str]:
+        after = ""
+        while page := self.database.read(page_of, universe, after=after, limit=PAGE_ITEMS):
+            yield from page
+            after = page[-1]
+
+    def _object(self, path: str) -> bytes:
+        if self.objects is None:
+            raise MissingObject(f"{path} is in an object store that was not named; give it as `objects`")
+        try:
+            return self.objects.get(path)
+        except ObjectNotFound as error:
+            raise MissingObject(f"{path} is not in the object store; restore it from a backup") from error
+
+    def _cold(self, world: WorldView, segment: SegmentRecord, height: int, stage: "Stage") -> Piece:
+        piece = Piece(
+            world.universe,
+            world.name,
+            segment.start,
+            segment.end,
+            self.objects_url or "",
+            segment.object_path,
+            segment.checksum,
+            segment.size,
+            hot=False,
+            first=max(segment.start, height),
+        )
+        return piece if self.objects_url is not None else stage.copy(piece, self._object)
+
+
+class Stage:
+    """Writes what executors could not reach otherwise to a store that they can."""
+
+    def __init__(self, store: ObjectStore, url: str) -> None:
+        self._store = store
+        self._url = url
+        self._bodies: list[bytes] = []
+        self._start = 0
+        self._bytes = 0
+
+    def add(self, world: WorldView, height: int, record: bytes) -> Iterator[Piece]:
+        """Take a hot record; the piece that is full by it, or that ended before it."""
+        if self._bodies and height != self._start + len(self._bodies):
+            yield from self.rest(world)
+        if not self._bodies:
+            self._start = height
+        self._bodies += segments.body([record])
+        self._bytes += len(record)
+        if len(self._bodies) >= PIECE_ENTRIES or self._bytes >= PIECE_BYTES:
+            yield from self.rest(world)
+
+    def rest(self, world: WorldView) -> Iterator[Piece]:
+        """The piece of what was taken, if there is something."""
+        if not self._bodies:
+            return
+        end = self._start + len(self._bodies) - 1
+        data = b"".join(self._bodies)
+        checksum = segments.checksum(data)
+        path = _staged("hot", checksum)
+        self._store.put(path, data)
+        yield Piece(
+            world.universe, world.name, self._start, end, self._url, path, checksum, len(data), True, self._start
+        )
+        self._bodies, self._bytes = [], 0
+
+    def copy(self, piece: Piece, read: Callable[[str], bytes]) -> Piece:
+        """A piece that is read from here on from the store; one whose object is missing stays missing."""
+        try:
+            data = read(piece.path)
+        except MissingObject:
+            return msgspec.structs.replace(piece, store=self._url)
+        self._store.put(piece.path, data)
+        return msgspec.structs.replace(piece, store=self._url)
+
+
+def _staged(folder: str, checksum: str) -> str:
+    return f"{folder}/{checksum.removeprefix('sha256:')}.log"
+
+
+def _world(tx: Transaction, world: World) -> WorldView | None:
+    try:
+        state = worlds.describe(tx, world).state
+    except WorldNotFound:
+        return None
+    if state in _GONE:
+        return None
+    try:
+        baseline = snapshots.baseline(tx, world)
+    except SnapshotNotFound:
+        baseline = None
+    return WorldView(
+        world.universe,
+        world.name,
+        journals.head(tx, world),
+        journals.first_hot(tx, world),
+        baseline,
+        _all_snapshots(tx, world),
+        _all_segments(tx, world),
+        state,
+    )
+
+
+def _all_snapshots(tx: Transaction, world: World) -> list[SnapshotRecord]:
+    found: list[SnapshotRecord] = []
+    while page := snapshots.page(tx, world, start=found[-1].height + 1 if found else 0, limit=PAGE_ITEMS):
+        found += page
+    return found
+
+
+def _all_segments(tx: Transaction, world: World) -> list[SegmentRecord]:
+    found: list[SegmentRecord] = []
+    while page := segments.page(tx, world, after=found[-1].end if found else -1, limit=PAGE_ITEMS):
+        found += page
+    return found
+
+
+def _next(
+    tx: Transaction, world: World, height: int, head: int
+) -> tuple[list[SegmentRecord], list[tuple[int, bytes]], int]:
+    """What holds the records from `height` on, segments or hot records, and the height behind them.
+
+    If neither does, the first height behind it that something could hold.
+    """
+    cold = segments.page(tx, world, after=height - 1, limit=PIECE_PAGE)
+    reached = height
+    for n, segment in enumerate(cold):
+        if segment.start > reached:
+            if n:
+                return cold[:n], [], reached
+            break
+        reached = segment.end + 1
+    else:
+        if cold:
+            return cold, [], reached
+    until = min(cold[0].start, head) if cold else head
+    hot = journals.present(tx, world, height, until, PIECE_PAGE)
+    if not hot or hot[0][0] > height:
+        return [], [], hot[0][0] if hot else until
+    length = next((n for n, (at, _) in enumerate(hot) if at != height + n), len(hot))
+    return [], hot[:length], height + length
+
+
+def _missing(world: WorldView, start: int, end: int) -> Piece:
+    return Piece(world.universe, world.name, start, end, "", "", "", 0, hot=True, first=start)
+
+
+_NOWHERE = Path("/nonexistent")

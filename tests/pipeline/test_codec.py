@@ -1,0 +1,190 @@
+"""Records of journals as rows, and what cannot be read, without Spark."""
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import cbor2
+import pyarrow as pa
+import pytest
+
+from holdfast import limits
+from holdfast.backends.objects import ObjectStore, open_objects
+from holdfast.errors import ChecksumMismatch, MalformedSegment, MissingObject, Unreachable
+from holdfast.layers import records, segments
+from holdfast.layers.records import Kind
+from holdfast.pipeline.codec import Damaged, journal_rows, payload_of, read_piece
+from holdfast.pipeline.pieces import Piece, Stores
+from holdfast.pipeline.schemas import JOURNAL
+from holdfast.wire.canonical import canonical
+
+ENTRIES = [records.entry(canonical({"n": n, "who": f"agent-{n % 7}"})) for n in range(100)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"dir:{tmp_path / 'objects'}"
+
+
+def stored(
+    store: str, items: list[bytes], *, start: int = 0, world: str = "alpha", hot: bool = False, first: int = 0
+) -> Piece:
+    data = b"".join(segments.body(items))
+    path = f"segments/main/{world}/{start}.log"
+    open_objects(store).put(path, data)
+    end = start + len(items) - 1
+    return Piece("main", world, start, end, store, path, segments.checksum(data), len(data), hot, first)
+
+
+def rows_of(pieces: list[Piece]) -> tuple[list[dict[str, object]], list[Damaged]]:
+    rows, damaged = [], []
+    for found in journal_rows(pieces, Stores()):
+        if isinstance(found, Damaged):
+            damaged.append(found)
+        else:
+            assert found.schema.equals(JOURNAL.schema)
+            rows += found.to_pylist()
+    return rows, damaged
+
+
+def test_a_record_becomes_a_row_with_its_bytes_and_their_hash(store):
+    piece = stored(store, ENTRIES)
+    rows, damaged = rows_of([piece])
+    assert damaged == []
+    assert [row["height"] for row in rows] == list(range(100))
+    assert [row["raw"] for row in rows] == ENTRIES
+    assert rows[3] == {
+        "universe": "main",
+        "world": "alpha",
+        "height": 3,
+        "kind": "entry",
+        "payload": '{"n":3,"who":"agent-3"}',
+        "raw": ENTRIES[3],
+        "hash": hashlib.sha256(ENTRIES[3]).hexdigest(),
+        "segment": piece.path,
+    }
+
+
+def test_a_hot_record_has_no_segment_and_every_kind_its_name(store):
+    items = [records.of(kind, f"value of {kind}") for kind in Kind]
+    rows, damaged = rows_of([stored(store, items, hot=True)])
+    assert damaged == []
+    assert [row["kind"] for row in rows] == ["entry", "ingress", "snapshot", "baseline", "manifest"]
+    assert {row["segment"] for row in rows} == {None}
+
+
+def test_only_wanted_heights_of_a_piece_become_rows(store):
+    rows, _ = rows_of([stored(store, ENTRIES, start=1_000, first=1_090)])
+    assert [row["height"] for row in rows] == list(range(1_090, 1_100))
+    assert rows[0]["raw"] == ENTRIES[90]
+
+
+@pytest.mark.parametrize(
+    ("value", "payload"),
+    [
+        (b"\x00\xff", '{"$bytes":"AP8="}'),
+        ([1, {"deep": b"x"}], '[1,{"deep":{"$bytes":"eA=="}}]'),
+        ({1: "one"}, '{"1":"one"}'),
+        (None, "null"),
+        (datetime(2026, 11, 15, tzinfo=UTC), '"2026-11-15T00:00:00+00:00"'),
+        ({b"key": 1}, None),
+        (1 << 80, None),
+        (cbor2.CBORTag(9_999, "?"), None),
+        (cbor2.undefined, None),
+    ],
+)
+def test_what_json_can_say_is_said_and_the_rest_is_none(store, value, payload):
+    rows, damaged = rows_of([stored(store, [records.entry(cbor2.dumps(value, canonical=True))])])
+    assert damaged == []
+    assert rows[0]["payload"] == payload == payload_of(value)
+    assert cbor2.loads(rows[0]["raw"])[1] == value
+
+
+def test_batches_are_bounded_by_rows_and_by_bytes(store):
+    many = [records.entry(canonical(n)) for n in range(limits.ROWS_BATCH + 10)]
+    batches = list(journal_rows([stored(store, many)], Stores()))
+    assert [batch.num_rows for batch in batches] == [limits.ROWS_BATCH, 10]
+    large = [records.entry(canonical(bytes(limits.ROWS_BATCH_BYTES // 300))) for _ in range(1_000)]
+    batches = list(journal_rows([stored(store, large, world="large")], Stores()))
+    assert len(batches) == 2
+    assert sum(batch.num_rows for batch in batches) == 1_000
+
+
+def test_pieces_of_several_worlds_share_batches_in_order(store):
+    pieces = [stored(store, ENTRIES, world="alpha"), stored(store, ENTRIES, world="beta")]
+    found = list(journal_rows(pieces, Stores()))
+    assert len(found) == 1
+    assert found[0]["world"].to_pylist() == ["alpha"] * 100 + ["beta"] * 100
+
+
+def test_a_flipped_byte_condemns_its_segment_and_nothing_else(store, tmp_path):
+    pieces = [stored(store, ENTRIES), stored(store, ENTRIES, start=100), stored(store, ENTRIES, start=200)]
+    place = tmp_path / "objects" / pieces[1].path
+    data = bytearray(place.read_bytes())
+    data[50] ^= 1
+    place.write_bytes(data)
+    rows, damaged = rows_of(pieces)
+    assert [row["height"] for row in rows] == [*range(100), *range(200, 300)]
+    assert [(each.start, each.end, each.reason, each.segment) for each in damaged] == [
+        (100, 199, "checksum", pieces[1].path)
+    ]
+    with pytest.raises(ChecksumMismatch):
+        read_piece(pieces[1], Stores()(store))
+
+
+def test_a_missing_segment_and_a_hole_are_told_as_missing(store, tmp_path):
+    gone = stored(store, ENTRIES, first=10)
+    (tmp_path / "objects" / gone.path).unlink()
+    hole = Piece("main", "alpha", 100, 109, "", "", "", 0, hot=True, first=100)
+    rows, damaged = rows_of([gone, hole, stored(store, ENTRIES, start=110)])
+    assert len(rows) == 100
+    assert [(each.start, each.end, each.reason) for each in damaged] == [(10, 99, "missing"), (100, 109, "missing")]
+    with pytest.raises(MissingObject):
+        read_piece(gone, Stores()(store))
+
+
+def test_a_segment_with_too_few_records_is_malformed(store):
+    piece = stored(store, ENTRIES)
+    short = Piece(*(getattr(piece, field) if field != "end" else 120 for field in piece.__struct_fields__))
+    _, damaged = rows_of([short])
+    assert [(each.start, each.end, each.reason) for each in damaged] == [(0, 120, "malformed")]
+    with pytest.raises(MalformedSegment):
+        read_piece(short, Stores()(store))
+
+
+def test_records_of_an_unknown_kind_are_told_and_hide_no_other(store):
+    unknown = b"\x82\x09" + canonical({"new": True})
+    items = [ENTRIES[0], unknown, unknown, ENTRIES[3], b"\x82\x00\xff", b"", ENTRIES[6], b"\xa0", b"\x82\x18\x20\x00"]
+    rows, damaged = rows_of([stored(store, items, start=10)])
+    assert [row["height"] for row in rows] == [10, 13, 16]
+    assert [(each.start, each.end, each.reason) for each in damaged] == [
+        (11, 12, "schema"),
+        (14, 14, "malformed"),
+        (15, 15, "malformed"),
+        (17, 17, "malformed"),
+        (18, 18, "schema"),
+    ]
+    assert "upgrade" in damaged[0].detail
+
+
+def test_a_store_that_does_not_answer_is_no_damage(store):
+    class Silent(ObjectStore):
+        def get(self, path: str) -> bytes:
+            raise Unreachable("The store does not answer; try again")
+
+    piece = stored(store, ENTRIES)
+    silent = Silent(open_objects("memory:")._store)
+    with pytest.raises(Unreachable):
+        list(journal_rows([piece], lambda url: silent))
+
+
+def test_nothing_to_read_gives_nothing():
+    assert list(journal_rows([], Stores())) == []
+
+
+def test_the_hash_of_every_row_is_that_of_its_bytes(store):
+    table = pa.Table.from_batches(journal_rows([stored(store, ENTRIES)], Stores()))
+    for row in table.to_pylist():
+        assert row["hash"] == hashlib.sha256(row["raw"]).hexdigest()
+        assert json.loads(row["payload"]) == cbor2.loads(row["raw"])[1]
