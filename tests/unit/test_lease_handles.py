@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import holdfast
@@ -441,6 +442,58 @@ async def test_an_acquire_that_is_cancelled_holds_nothing(url: str, clock: Manua
             if not isinstance(outcome, asyncio.CancelledError):
                 await outcome.release()
             assert not (await plane.lease("deploy").describe()).held, f"cancelled after {steps} steps"
+
+
+# What is told.
+
+
+def told(plane: Plane) -> list[tuple[str, str, str, int]]:
+    """What session logs say of those who did not get a lease at once."""
+    records = [msgspec.json.decode(each.record) for each in plane.activity.read(kind="leases").records]
+    return [(each["event"], each["key"], each["owner"], each["waited_ms"]) for each in records]
+
+
+def test_whoever_has_to_wait_or_is_refused_is_told_of_and_nobody_else(
+    plane: Plane, clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    acquire = plane.lease("deploy").acquire
+    acquire("ada", ttl_seconds=600)
+    acquire("ada", ttl_seconds=600)  # A renewal is nobody's wait.
+    with pytest.raises(LeaseHeld):
+        acquire("bob")
+    waiter = threads.submit(acquire, "eve", ttl_seconds=600, wait_seconds=3_600)
+    in_line(plane, 1)
+    impatient = threads.submit(acquire, "bob", wait_seconds=0.01)  # Behind others, by the clock on the wall.
+    with pytest.raises(LeaseHeld):
+        impatient.result(PATIENCE_SECONDS)
+    clock.advance_ms(600_000)
+    waiter.result(PATIENCE_SECONDS)
+    clock.advance_ms(600_000)
+    acquire("bob").release()
+    assert told(plane) == [
+        ("refused", "deploy", "bob", 0),
+        ("refused", "deploy", "bob", 0),
+        ("granted", "deploy", "eve", 600_000),
+    ]
+
+
+async def test_a_waiter_that_is_cancelled_is_told_of(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        await plane.lease("deploy").acquire("ada", ttl_seconds=600)
+        waiter = asyncio.create_task(plane.lease("deploy").acquire("bob", wait_seconds=600))
+        await in_line_async(plane, 1)
+        clock.advance_ms(5_000)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        (record,) = (await plane.activity.read(kind="leases")).records
+        assert msgspec.json.decode(record.record) == {
+            "event": "gone",
+            "key": "deploy",
+            "owner": "bob",
+            "waited_ms": 5_000,
+            "at_ms": START_MS + 5_000,
+        }
 
 
 # What is listed and described.

@@ -1185,6 +1185,17 @@ def test_everything_that_happens_to_a_message_is_in_the_session_log(
     ]
     said = {(record["queue"], record["id"], record["correlation_id"]) for record in records(plane)}
     assert said == {("jobs", receipt.id, "because")}
+    assert [record.get("attempt", 0) for record in records(plane)] == [0, 1, 1, 2, 2, 3, 3, 3, 3, 4, 4]
+
+
+def test_what_a_dead_letter_died_of_is_in_the_session_log_and_no_other_error(plane: Plane, jobs: Queue) -> None:
+    jobs.put("a", max_attempts=2)
+    received(jobs).nack(error="no route")
+    received(jobs).nack(error="no host")
+    jobs.put("b")
+    received(jobs).reject(error="no use")
+    told = [(record["event"], record["error"]) for record in records(plane) if "error" in record]
+    assert told == [("dead-lettered", "no host"), ("dead-lettered", "no use")]
 
 
 def test_what_did_not_happen_is_not_told(plane: Plane, jobs: Queue) -> None:

@@ -11,7 +11,7 @@ Whatever is written under a lease is written in a transaction that calls `check`
 or whose lease somebody acquired since, is refused there, whatever it believes.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -20,6 +20,8 @@ from holdfast.kv import Subspace, Transaction
 from holdfast.layers.once import Once, forget_one, recall, recall_any, remember
 from holdfast.limits import NAMES_KNOWN_MAX, OWNER_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.wire.leases import Granted, LeaseProof
+
+LEASE_EVENTS: Final = "lease."  # What the names of events of leases begin with, among those of queues and mail.
 
 
 class LeaseKey(NamedTuple):

@@ -46,7 +46,7 @@ class EmbeddedPort:
         self.execute = execute
         self.blobs = BlobStore(parts.database, parts.objects, verify=verify)
         self.worlds = WorldStore(parts.database, parts.objects, self.blobs)
-        self.leases = LeaseDesk(parts.database, parts.clock)
+        self.leases = LeaseDesk(parts.database, parts.clock, parts.tell)
         self.entities = EntityStore(parts.database, parts.locks, parts.log, parts.policy, parts.session)
         dispatcher = Dispatcher(parts.database, parts.clock, parts.waits, parts.tell)
         self.queues = QueueStore(parts.database, dispatcher, self.blobs, parts.tell)
@@ -105,7 +105,7 @@ class AsyncEmbeddedPort:
         self.execute = execute
         self.blobs = AsyncBlobStore(parts.database, parts.objects, verify=verify)
         self.worlds = AsyncWorldStore(parts.database, parts.objects, self.blobs)
-        self.leases = AsyncLeaseDesk(parts.database, parts.clock)
+        self.leases = AsyncLeaseDesk(parts.database, parts.clock, parts.tell)
         self.entities = AsyncEntityStore(parts.database, parts.locks, parts.log, parts.policy, parts.session)
         dispatcher = AsyncDispatcher(parts.database, parts.clock, parts.waits, parts.tell)
         self.queues = AsyncQueueStore(parts.database, dispatcher, self.blobs, parts.tell)

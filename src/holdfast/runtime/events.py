@@ -1,4 +1,5 @@
-"""Events: what happened to messages, told to the session log in bulk, off the path of whoever made it happen.
+"""Events: what happened to messages, mail and leases, told to the session log in bulk, off the path of whoever made
+it happen.
 
 A caller leaves the note of what it did, which costs a fraction of a microsecond; a thread encodes what has gathered
 every tenth of a second. Like everything in session logs this is BEST_EFFORT: what a crash finds in memory is lost.
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import Closed
+from holdfast.layers.leases import LEASE_EVENTS
 from holdfast.layers.mailboxes.rooms import MAIL_EVENTS
 from holdfast.layers.queues import text_of
 from holdfast.limits import EVENTS_EVERY_SECONDS, EVENTS_MAX
@@ -19,17 +21,24 @@ from holdfast.runtime.activity import ActivityLog
 
 LOG_KIND = "queues"  # What the session logs of queues are called.
 MAIL_KIND = "mail"
+LEASE_KIND = "leases"
 _encode = msgspec.json.Encoder().encode
 
 
-class QueueEvent(msgspec.Struct, frozen=True):
-    """What session logs say of a message."""
+class QueueEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What session logs say of a message.
+
+    The attempt names the delivery that an event belongs to, so that a reader can put events in order, and tell two that
+    happened from one that is told twice.
+    """
 
     event: str
     queue: str
     id: str
     correlation_id: str
     at_ms: int
+    attempt: int = 0  # How often it was delivered so far.
+    error: str | None = None  # What a dead letter died of.
 
 
 class MailEvent(msgspec.Struct, frozen=True):
@@ -42,19 +51,29 @@ class MailEvent(msgspec.Struct, frozen=True):
     at_ms: int
 
 
+class LeaseEvent(msgspec.Struct, frozen=True):
+    """What session logs say of somebody who asked for a lease that others had. Nothing is said of the others."""
+
+    event: str  # granted, refused, or gone: whoever asked stopped waiting
+    key: str
+    owner: str
+    waited_ms: int
+    at_ms: int
+
+
 class Events:
     """A thread that begins with the first event and ends with the plane."""
 
     def __init__(self, log: Callable[[], ActivityLog], session: str) -> None:
         self._log = log
         self._session = session
-        self._waiting: deque[tuple[Any, ...]] = deque()  # What happened, in which queue, to which message, and when.
+        self._waiting: deque[tuple[Any, ...]] = deque()  # What happened, where, to what, and when.
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     def add(self, events: Sequence[tuple[Any, ...]]) -> None:
-        """Something happened to messages: what a `Book` tells."""
+        """Something happened: what the notes of a transaction tell, or a `LeaseDesk`."""
         self._waiting.extend(events)
         if self._thread is None:
             self._start()
@@ -66,12 +85,15 @@ class Events:
         by_log: dict[tuple[str, str], list[bytes]] = {}
         with self._lock:  # One at a time, so that the order is kept.
             for _ in range(len(self._waiting)):
-                event, (universe, name), id, other, at_ms = self._waiting.popleft()
+                event, (universe, name), id, other, at_ms, *more = self._waiting.popleft()
                 if id.__class__ is bytes:
-                    kind, record = LOG_KIND, _encode(QueueEvent(event, name, text_of(id), other, at_ms))
-                else:
+                    kind, record = LOG_KIND, _encode(QueueEvent(event, name, text_of(id), other, at_ms, *more))
+                elif event.startswith(MAIL_EVENTS):
                     what = event.removeprefix(MAIL_EVENTS)
                     kind, record = MAIL_KIND, _encode(MailEvent(what, f"{name}@{universe}", id, other, at_ms))
+                else:
+                    what = event.removeprefix(LEASE_EVENTS)
+                    kind, record = LEASE_KIND, _encode(LeaseEvent(what, name, id, other, at_ms))
                 if (universe, kind) in by_log:
                     by_log[universe, kind].append(record)
                 else:

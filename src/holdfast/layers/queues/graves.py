@@ -57,7 +57,7 @@ def bury(book: Book, message: Stored) -> None:
     note_ttl(dead, message, policy.dead_letter_retention_seconds)
     dead.make_ready(message, fresh=False)
     dead.save()
-    book.tell("dead-lettered", message)
+    book.tell("dead-lettered", message, message.last_error)
 
 
 def redrive(tx: Transaction, queue: QueueKey, *, ids: Sequence[str] | None = None, limit: int = MESSAGES_MAX) -> int:

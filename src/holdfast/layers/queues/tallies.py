@@ -140,7 +140,7 @@ class Book:
         else:
             self.tally.leased -= 1
 
-    def tell(self, what: str, message: Stored) -> None:
-        """Have it told that something happened to a message."""
+    def tell(self, what: str, message: Stored, error: str | None = None) -> None:
+        """Have it told that something happened to a message, and of which error if there is one to tell of."""
         tx = self.tx
-        tx.notes.append((what, self.queue, message.id, message.correlation_id, tx.now_ms))
+        tx.notes.append((what, self.queue, message.id, message.correlation_id, tx.now_ms, message.attempts, error))

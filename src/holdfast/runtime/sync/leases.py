@@ -1,7 +1,7 @@
 """Generated from runtime/leases.py by tools/make_twins.py; change that file instead."""
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -9,19 +9,21 @@ from holdfast.clock import Clock, SystemClock, when_moved
 from holdfast.errors import LeaseHeld, LockTimeout
 from holdfast.kv import Database, Transaction
 from holdfast.layers import leases
-from holdfast.layers.leases import Grant, LeaseKey
+from holdfast.layers.leases import LEASE_EVENTS, Grant, LeaseKey
 from holdfast.layers.once import Once
 from holdfast.runtime.cancelled import finish_or_undo
 from holdfast.runtime.locktable import LockTable
+from holdfast.runtime.sync.dispatcher import Tell
 from holdfast.wire.leases import Described, Granted, LeaseProof
 
 
 class LeaseDesk:
     """Grants leases, now or after a wait."""
 
-    def __init__(self, database: Database, clock: Clock | None = None) -> None:
+    def __init__(self, database: Database, clock: Clock | None = None, tell: Tell | None = None) -> None:
         self._database = database
         self._clock = clock or SystemClock()
+        self._tell = tell
         self._lines = LockTable(("lease",), nested=False)
 
     def acquire(
@@ -43,7 +45,7 @@ class LeaseDesk:
             LeaseHeld: others had it all the time.
             LeaseExpired: the call was granted it before, and that has ended.
         """
-        until_ms = self._clock.now_ms() + wait_ms
+        began_ms = self._clock.now_ms()
         attempt = partial(self._try, lease, call, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id)
         line = ["lease", "/".join(lease)]
         try:
@@ -58,17 +60,22 @@ class LeaseDesk:
             if holder is not None and holds and holder.owner == owner:
                 with suppress(LeaseHeld):  # It was lost just now: stand in line like everybody else.
                     return attempt()
-            try:
-                place = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
-            except LockTimeout:
-                raise _held(lease, holder, self._clock.now_ms()) from None
+            with self._told(lease, owner, began_ms):
+                try:
+                    place = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
+                except LockTimeout:
+                    raise _held(lease, holder, self._clock.now_ms()) from None
+                with place:
+                    return self._first_in_line(lease, began_ms + wait_ms, attempt)
         with place:
             try:
                 return attempt()
-            except LeaseHeld:
+            except LeaseHeld as error:
+                held = error
+            with self._told(lease, owner, began_ms):
                 if not wait_ms:
-                    raise
-            return self._first_in_line(lease, until_ms, attempt)
+                    raise held
+                return self._first_in_line(lease, began_ms + wait_ms, attempt)
 
     def describe(self, lease: LeaseKey) -> Described:
         """Who has the lease, and how many wait here for it."""
@@ -76,6 +83,21 @@ class LeaseDesk:
         # Whoever is first in line holds the line itself while waiting for the lease.
         line = self._lines.line(["lease", "/".join(lease)])
         return Described(None if last is None else leases.granted(lease.key, last), held, line)
+
+    @contextmanager
+    def _told(self, lease: LeaseKey, owner: str, began_ms: int) -> Iterator[None]:
+        """Tell of somebody who did not get a lease at once, when it is known how that ends."""
+        outcome = "gone"
+        try:
+            yield
+            outcome = "granted"
+        except LeaseHeld:
+            outcome = "refused"
+            raise
+        finally:
+            if self._tell is not None:
+                now_ms = self._clock.now_ms()
+                self._tell([(LEASE_EVENTS + outcome, lease, owner, now_ms - began_ms, now_ms)])
 
     def _first_in_line(self, lease: LeaseKey, until_ms: int, attempt: Callable[[], Any]) -> Granted:
         with self._database.watch(leases.record_prefix(lease)) as watch:
