@@ -64,6 +64,10 @@ SEGMENTS_CACHED: Final = 8  # Parsed segments that a plane keeps for the next re
 INBOX_GRACE_SECONDS: Final = 3_600  # How long a drained item stays readable.
 TRIM_ENTRIES: Final = 1_024  # Hot records that one transaction of a compaction removes.
 
+# Lists that tell something of each thing in them.
+SURVEY_MAX: Final = 100  # Each is several reads, and everybody else waits for a page.
+KIND_SAMPLE: Final = 32  # Entities of a kind that are looked at for the names of its fields.
+
 # Calls over the network.
 ONCE_PERIOD_SECONDS: Final = 600  # A key of a call is remembered for one to two of these.
 ONCE_KEY_BYTES_MAX: Final = 256

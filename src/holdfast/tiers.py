@@ -74,6 +74,11 @@ class TierPolicy:
                 return tier
         return Tier.IMPORTANT
 
+    def named(self, kind: str) -> list[str]:
+        """The fields of a kind that are named, not matched by a pattern."""
+        of = f"{kind}.".lower()
+        return [name.removeprefix(of) for name in self._fields if name.startswith(of)]
+
     @classmethod
     def from_toml(cls, text: str) -> Self:
         """The policy of a TOML document.

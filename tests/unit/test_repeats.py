@@ -24,9 +24,9 @@ from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.backups import BeginBackup, EndBackup, ListBackup, OpenBackup
 from holdfast.wire.blobs import GetBlob, OpenBlob, PutBlob, WriteBlob
 from holdfast.wire.checkups import RunCheckups
-from holdfast.wire.entities import DeleteEntity, EntityWrite, PutEntity, WriteEntities
+from holdfast.wire.entities import DeleteEntity, EntityWrite, ListKinds, PutEntity, WriteEntities
 from holdfast.wire.inboxes import Control
-from holdfast.wire.leases import AcquireLease, DescribeLease, KeepLease, LeaseProof, ReleaseLease
+from holdfast.wire.leases import AcquireLease, DescribeLease, KeepLease, LeaseProof, ListWaits, ReleaseLease
 from holdfast.wire.mail import (
     BlockSender,
     ConfirmMail,
@@ -58,6 +58,7 @@ from holdfast.wire.queues import (
     RemoveSchedule,
     SetQueuePolicy,
     SetSchedule,
+    SurveyQueues,
 )
 from holdfast.wire.repeats import READS, SAME_TWICE, takes_key
 from holdfast.wire.requests import Request
@@ -66,6 +67,7 @@ from holdfast.wire.tokens import CreateToken, RevokeToken
 from holdfast.wire.worlds import (
     AppendEntries,
     ChangeWorld,
+    CheckWorld,
     CommitSnapshot,
     CompactWorld,
     CreateWorld,
@@ -290,6 +292,10 @@ def test_what_reads_beyond_a_snapshot_writes_nothing(clock: ManualClock, monkeyp
         ReadLog(),
         ListLogs(),
         GetQueueStats("jobs"),
+        SurveyQueues(),
+        CheckWorld("w"),
+        ListKinds(),
+        ListWaits(),
         ReadReceipts("ada"),
     ]
     streams = {ListBackup, OpenBackup, RunCheckups}  # Which look at a copy, and have tests of their own.

@@ -15,9 +15,11 @@ from holdfast.wire import AsyncPort
 from holdfast.wire.canonical import canonical
 from holdfast.wire.entities import (
     DeleteEntity,
+    EntityKind,
     EntityRecord,
     EntityWrite,
     GetEntity,
+    ListKinds,
     PutEntity,
     ReadChanges,
     ScanEntities,
@@ -74,6 +76,10 @@ class AsyncEntities:
             await self._port.call(ScanEntities(checked_name("kind of entity", kind), after, limit, self._universe))
         ).entities
         return [_decoded(each) for each in found]
+
+    async def kinds(self, *, after: str = "", limit: int = 100) -> list[EntityKind]:
+        """At most `limit` kinds of entities with the tiers of their fields, in order, the first one behind `after`."""
+        return (await self._port.call(ListKinds(after, limit, self._universe))).kinds
 
     async def history(self, kind: str, id: str, *, after: int = 0, limit: int = 100) -> list[EntityChange]:
         """At most `limit` changes behind the version `after`, in order. The latest 1,000 are kept."""

@@ -16,7 +16,15 @@ import msgspec
 
 from holdfast.errors import InvalidArgument, InvalidName, ValueTooLarge, VersionConflict
 from holdfast.kv import Subspace, Transaction
-from holdfast.limits import ENTITY_BYTES_MAX, ENTITY_FIELDS_MAX, ENTITY_HISTORY_VERSIONS, READ_ENTRIES_MAX
+from holdfast.layers.worlds import first_elements
+from holdfast.limits import (
+    ENTITY_BYTES_MAX,
+    ENTITY_FIELDS_MAX,
+    ENTITY_HISTORY_VERSIONS,
+    KIND_SAMPLE,
+    READ_ENTRIES_MAX,
+    SURVEY_MAX,
+)
 from holdfast.tiers import Tier
 from holdfast.wire.entities import Change, EntityRecord, Fields
 
@@ -128,6 +136,17 @@ def scan(tx: Transaction, universe: str, kind: str, *, after: str, limit: int) -
             if not entity.deleted and len(found) < limit:
                 found.append(record(EntityKey(universe, kind, room.unpack(stored_key)[0]), entity))
         begin = pairs[-1][0] + b"\x00"
+    return found
+
+
+def kinds(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tuple[str, list[str]]]:
+    """At most `limit` kinds, in order, the first one behind `after`, and the fields of the first entities of each."""
+    if not 0 < limit <= SURVEY_MAX:
+        raise InvalidArgument(f"A page has 1 to {SURVEY_MAX} kinds, not {limit}")
+    found = []
+    for kind in first_elements(tx, Subspace("u", universe, "entities"), after, limit):
+        sample = tx.scan(*_room(universe, kind).range(), limit=KIND_SAMPLE)
+        found.append((kind, sorted({name for _, value in sample for name in _decode(value).fields})))
     return found
 
 

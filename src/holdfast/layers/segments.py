@@ -18,9 +18,10 @@ import msgspec
 
 from holdfast.errors import ChecksumMismatch, InvalidArgument, MalformedSegment, MissingEntry, SegmentExists
 from holdfast.kv import Subspace, Transaction
-from holdfast.layers import journals, snapshots
-from holdfast.layers.worlds import World
+from holdfast.layers import journals, snapshots, worlds
+from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import SEGMENT_ENTRIES, SEGMENT_MARGIN
+from holdfast.wire.worlds import Described
 
 _LENGTH: Final = struct.Struct(">Q")
 
@@ -102,6 +103,21 @@ def read(tx: Transaction, world: World, start: int, limit: int) -> tuple[list[tu
     if segment is None:
         raise MissingEntry(f"World {world.name} has record {start} neither hot nor in a segment; restore a backup")
     return [], segment
+
+
+def describe(tx: Transaction, world: World) -> Described:
+    """What is known of a world: its life, and where its records are."""
+    meta = worlds.describe(tx, world)
+    if meta.state in (WorldState.DELETING, WorldState.DELETED):
+        return Described(world.name, meta.state, meta.created_ms, journals.head(tx, world))
+    return Described(
+        world.name,
+        meta.state,
+        meta.created_ms,
+        journals.head(tx, world),
+        journals.first_hot(tx, world),
+        snapshots.baseline(tx, world).height,
+    )
 
 
 def page(tx: Transaction, world: World, *, after: int = -1, limit: int) -> list[SegmentRecord]:

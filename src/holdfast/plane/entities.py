@@ -14,6 +14,7 @@ from holdfast.wire.entities import (
     Entities,
     FoundEntity,
     GetEntity,
+    ListKinds,
     PutEntity,
     ReadChanges,
     ScanEntities,
@@ -32,6 +33,12 @@ def scan(tx: Transaction, request: ScanEntities) -> Entities:
     universe, kind = checked_name("universe", request.universe), checked_name("kind of entity", request.kind)
     after = checked_name("entity", request.after) if request.after else ""
     return Entities(entities.scan(tx, universe, kind, after=after, limit=request.limit))
+
+
+def kinds(parts: Any, request: ListKinds) -> Any:
+    universe = checked_name("universe", request.universe)
+    after = checked_name("kind of entity", request.after) if request.after else ""
+    return parts.entities.kinds(universe, after=after, limit=request.limit, tier=request.tier)
 
 
 def history(tx: Transaction, request: ReadChanges) -> Changes:

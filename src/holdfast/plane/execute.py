@@ -27,6 +27,7 @@ from holdfast.plane import (
     queues,
     states,
     tokens,
+    universes,
     worlds,
 )
 from holdfast.wire.activity import EndSession, ListLogs, LogRecords, ReadLog
@@ -35,8 +36,16 @@ from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.backups import BeginBackup, EndBackup, ListBackup, OpenBackup
 from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
 from holdfast.wire.checkups import RunCheckups
-from holdfast.wire.entities import DeleteEntity, GetEntity, PutEntity, ReadChanges, ScanEntities, WriteEntities
-from holdfast.wire.leases import AcquireLease, CheckLease, DescribeLease, KeepLease, ListLeases, ReleaseLease
+from holdfast.wire.entities import (
+    DeleteEntity,
+    GetEntity,
+    ListKinds,
+    PutEntity,
+    ReadChanges,
+    ScanEntities,
+    WriteEntities,
+)
+from holdfast.wire.leases import AcquireLease, CheckLease, DescribeLease, KeepLease, ListLeases, ListWaits, ReleaseLease
 from holdfast.wire.mail import (
     BlockSender,
     ConfirmMail,
@@ -72,13 +81,16 @@ from holdfast.wire.queues import (
     RemoveSchedule,
     SetQueuePolicy,
     SetSchedule,
+    SurveyQueues,
 )
 from holdfast.wire.requests import Answer, Request
 from holdfast.wire.states import GetState, RemoveState, UpdateState
 from holdfast.wire.tokens import CreateToken, ListTokens, RevokeToken
+from holdfast.wire.universes import ListUniverses
 from holdfast.wire.worlds import (
     AppendEntries,
     ChangeWorld,
+    CheckWorld,
     CommitSnapshot,
     CompactWorld,
     CreateWorld,
@@ -95,6 +107,7 @@ from holdfast.wire.worlds import (
     ReadInbox,
     ReadJournal,
     SetManifest,
+    SurveyWorlds,
 )
 
 
@@ -119,12 +132,15 @@ OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
     FindBlob: Operation(blobs.find, reads_only=True),
     WriteBlob: Operation(serve=blobs.write),
     OpenBlob: Operation(serve=blobs.open),
+    ListUniverses: Operation(universes.names, reads_only=True),
     CreateWorld: Operation(worlds.create),
     ChangeWorld: Operation(worlds.change),
     DeleteWorld: Operation(serve=worlds.delete),
     ForkWorld: Operation(serve=worlds.fork, keyed=True),
     DescribeWorld: Operation(worlds.describe, reads_only=True),
     ListWorlds: Operation(worlds.names, reads_only=True),
+    SurveyWorlds: Operation(worlds.survey, reads_only=True),
+    CheckWorld: Operation(serve=worlds.check),
     AppendEntries: Operation(worlds.append),
     ReadJournal: Operation(serve=worlds.read),
     SetManifest: Operation(worlds.set_manifest),
@@ -143,11 +159,13 @@ OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
     CheckLease: Operation(leases.check, reads_only=True),
     DescribeLease: Operation(serve=leases.describe),
     ListLeases: Operation(leases.page, reads_only=True),
+    ListWaits: Operation(serve=leases.waits),
     GetState: Operation(states.get, reads_only=True),
     UpdateState: Operation(states.update),
     RemoveState: Operation(states.remove),
     GetEntity: Operation(entities.get, reads_only=True),
     ScanEntities: Operation(entities.scan, reads_only=True),
+    ListKinds: Operation(serve=entities.kinds),
     ReadChanges: Operation(entities.history, reads_only=True),
     WriteEntities: Operation(serve=entities.write, keyed=True),
     PutEntity: Operation(serve=entities.put, keyed=True),
@@ -166,6 +184,7 @@ OPERATIONS: Final[dict[type[Request[Any]], Operation]] = {
     PeekMessages: Operation(queues.peek, reads_only=True),
     GetQueueStats: Operation(serve=queues.stats),
     ListQueues: Operation(queues.names, reads_only=True),
+    SurveyQueues: Operation(serve=queues.survey),
     PurgeQueue: Operation(serve=queues.purge, keyed=True),
     RedriveMessages: Operation(serve=queues.redrive, keyed=True),
     GetQueuePolicy: Operation(queues.get_policy, reads_only=True),

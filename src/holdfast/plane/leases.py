@@ -9,7 +9,7 @@ from holdfast.kv import Transaction
 from holdfast.layers import leases
 from holdfast.layers.leases import LeaseKey
 from holdfast.layers.once import Once
-from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX
+from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, SURVEY_MAX
 from holdfast.names import checked_key, checked_name
 from holdfast.wire.leases import (
     AcquireLease,
@@ -20,6 +20,7 @@ from holdfast.wire.leases import (
     LeaseProof,
     Leases,
     ListLeases,
+    ListWaits,
     Released,
     ReleaseLease,
 )
@@ -104,6 +105,13 @@ def page(tx: Transaction, request: ListLeases) -> Leases:
     found = leases.page(tx, universe, after=after, limit=request.limit)
     held = [leases.granted(key, grant) for key, grant in found if grant.holds_at(tx.now_ms)]
     return Leases(held, found[-1][0] if len(found) == request.limit else None)
+
+
+def waits(parts: Any, request: ListWaits) -> Any:
+    if not 0 < request.limit <= SURVEY_MAX:
+        raise InvalidArgument(f"A page has 1 to {SURVEY_MAX} lines, not {request.limit}")
+    universe = checked_name("universe", request.universe)
+    return parts.leases.waits(universe, parts.locks(universe), limit=request.limit)
 
 
 def _lease(request: _OfKey) -> LeaseKey:

@@ -152,7 +152,9 @@ def names(tx: Transaction, request: ListMailboxes) -> Mailboxes:
     universe = checked_name("universe", request.universe)
     after = checked_name("agent", request.after) if request.after else ""
     found = mailboxes.mailboxes(tx, universe, after=after, limit=request.limit)
-    return Mailboxes([MailboxSize(agent, pending) for agent, pending in found])
+    return Mailboxes(
+        [MailboxSize(agent, box.count, oldest_ms, box.session is not None) for agent, box, oldest_ms in found]
+    )
 
 
 def get_policy(tx: Transaction, request: GetMailPolicy) -> MailPolicy:

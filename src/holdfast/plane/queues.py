@@ -42,6 +42,7 @@ from holdfast.wire.queues import (
     Schedules,
     SetQueuePolicy,
     SetSchedule,
+    SurveyQueues,
 )
 
 
@@ -131,6 +132,12 @@ def names(tx: Transaction, request: ListQueues) -> QueueNames:
     after = checked_name("queue", request.after) if request.after else ""
     universe = checked_name("universe", request.universe)
     return QueueNames(queues.names(tx, universe, after=after, limit=request.limit))
+
+
+def survey(port: Any, request: SurveyQueues) -> Any:
+    universe = checked_name("universe", request.universe)
+    after = checked_name("queue", request.after) if request.after else ""
+    return port.queues.survey(universe, after=after, limit=request.limit, tier=request.tier)
 
 
 def purge(port: Any, request: PurgeQueue, call: Once | None = None) -> Any:

@@ -10,10 +10,12 @@ from holdfast.layers import inboxes, journals, records, segments, snapshots, wor
 from holdfast.layers.once import Once
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
+from holdfast.limits import SURVEY_MAX
 from holdfast.names import checked_name
 from holdfast.wire.worlds import (
     AppendEntries,
     ChangeWorld,
+    CheckWorld,
     CommitSnapshot,
     CompactWorld,
     CreateWorld,
@@ -40,6 +42,8 @@ from holdfast.wire.worlds import (
     SetManifest,
     Snapshot,
     Snapshots,
+    SurveyWorlds,
+    WorldSurvey,
 )
 
 
@@ -54,17 +58,33 @@ class _OfWorld(Protocol):
 def create(tx: Transaction, request: CreateWorld) -> Described:
     world = _world(request)
     snapshots.found(tx, world, request.manifest_hash or snapshots.NO_MANIFEST)
-    return _described(tx, world)
+    return segments.describe(tx, world)
 
 
 def describe(tx: Transaction, request: DescribeWorld) -> Described:
-    return _described(tx, _world(request))
+    return segments.describe(tx, _world(request))
 
 
 def names(tx: Transaction, request: ListWorlds) -> Names:
     universe = checked_name("universe", request.universe)
     after = checked_name("world", request.after) if request.after else ""
     return Names(worlds.names(tx, universe, after=after, limit=request.limit))
+
+
+def survey(tx: Transaction, request: SurveyWorlds) -> WorldSurvey:
+    if not 0 < request.limit <= SURVEY_MAX:
+        raise InvalidArgument(f"A survey has 1 to {SURVEY_MAX} worlds, not {request.limit}")
+    universe = checked_name("universe", request.universe)
+    after = checked_name("world", request.after) if request.after else ""
+    found = [
+        segments.describe(tx, World(universe, name))
+        for name in worlds.names(tx, universe, after=after, limit=request.limit)
+    ]
+    return WorldSurvey(found, found[-1].name if len(found) == request.limit else None)
+
+
+def check(parts: Any, request: CheckWorld) -> Any:
+    return parts.worlds.check(_world(request), request.start, request.limit)
 
 
 def lag(tx: Transaction, universe: str, *, after: str, limit: int) -> tuple[list[str], int]:
@@ -139,7 +159,7 @@ def change(tx: Transaction, request: ChangeWorld) -> Described:
     if request.state not in ("active", "paused", "archived"):
         raise InvalidArgument(f"A world is made active, paused or archived, not {request.state!r}")
     worlds.change_state(tx, world, WorldState(request.state))
-    return _described(tx, world)
+    return segments.describe(tx, world)
 
 
 def delete(parts: Any, request: DeleteWorld) -> Any:
@@ -150,11 +170,6 @@ def fork(parts: Any, request: ForkWorld, call: Once | None = None) -> Any:
     source = _world(request)
     target = World(source.universe, checked_name("world", request.target))
     return parts.worlds.fork(source, target, request.height, call)
-
-
-def _described(tx: Transaction, world: World) -> Described:
-    meta = worlds.describe(tx, world)
-    return Described(world.name, meta.state, meta.created_ms, journals.head(tx, world))
 
 
 def _world(request: _OfWorld) -> World:

@@ -23,7 +23,7 @@ from holdfast.runtime.activity import ActivityLog
 from holdfast.runtime.locktable import LockTable
 from holdfast.runtime.loglines import encoded
 from holdfast.tiers import Tier, TierPolicy, strongest
-from holdfast.wire.entities import DeleteEntity, PutEntity, WriteEntities, Written
+from holdfast.wire.entities import DeleteEntity, EntityKind, EntityKinds, PutEntity, WriteEntities, Written
 
 _decode = msgspec.msgpack.Decoder(Written).decode
 
@@ -44,6 +44,19 @@ class AsyncEntityStore:
         self._activity = activity
         self._policy = policy
         self._session = session
+
+    async def kinds(self, universe: str, *, after: str, limit: int, tier: Tier) -> EntityKinds:
+        """A page of kinds, with the tiers of their fields."""
+        found = await self._database.read_async(entities.kinds, universe, after=after, limit=limit, tier=tier)
+        return EntityKinds(
+            [
+                EntityKind(
+                    kind,
+                    {name: self._policy.classify(kind, name) for name in sorted({*fields, *self._policy.named(kind)})},
+                )
+                for kind, fields in found
+            ]
+        )
 
     async def write(self, request: WriteEntities, call: Once | None = None) -> Written:
         """Change entities, all or none; once for each `call`.

@@ -15,12 +15,14 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from typing import Final
 
+import cbor2
 import msgspec
 
 from holdfast import limits
 from holdfast.backends.objects import ObjectStore
-from holdfast.errors import InvalidArgument, MissingObject, ObjectNotFound, Unsupported
+from holdfast.errors import BlobNotFound, Corrupt, InvalidArgument, MissingObject, ObjectNotFound, Unsupported
 from holdfast.kv import Database, Transaction
 from holdfast.layers import forks, inboxes, journals, records, segments, snapshots, worlds
 from holdfast.layers.once import Once, once, recall
@@ -30,10 +32,13 @@ from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.tiers import Tier
-from holdfast.wire.worlds import Compacted, Described, Record, Records, Snapshot
+from holdfast.wire.worlds import Checked, Compacted, Described, Record, Records, Snapshot
 
 _decode_snapshot = msgspec.msgpack.Decoder(SnapshotRecord).decode
 _decode_described = msgspec.msgpack.Decoder(Described).decode
+
+
+_SNAPSHOTS_PAGE: Final = 100
 
 
 class AsyncWorldStore:
@@ -68,6 +73,46 @@ class AsyncWorldStore:
             if segment is None:
                 break
         return Records(found)
+
+    async def check(self, world: World, start: int, limit: int) -> Checked:
+        """Look at a segment, or at `limit` hot records, and at the snapshots that lie among them."""
+        if start < 0 or not 0 < limit <= limits.READ_ENTRIES_MAX:
+            raise InvalidArgument(f"A look starts at 0 or later and takes 1 to {limits.READ_ENTRIES_MAX} records")
+        await self._database.read_async(worlds.require_readable, world)
+        found: list[bytes] = []
+        segment, looked_at, fault, following = None, 0, None, None
+        try:
+            hot, segment = await self._database.read_async(segments.read, world, start, limit)
+            if segment is None:
+                found = [record for _, record in hot]
+            else:  # As it is stored, not as it is remembered.
+                found = segments.parse(await self._body_of(segment), segment)[start - segment.start :]
+            _check_records(world, start, found)
+            end = start + len(found)
+            head = await self._database.read_async(journals.head, world)
+            following = end if end < head else None
+            looked_at = await self._check_snapshots(world, start, head + 1 if following is None else end)
+        except (Corrupt, BlobNotFound) as error:
+            following, fault = None, str(error)
+        return Checked(following, len(found), int(segment is not None), looked_at, fault)
+
+    async def _check_snapshots(self, world: World, start: int, end: int) -> int:
+        """Read the bytes of the snapshots below the height `end`; how many there are."""
+        looked_at = 0
+        while page := await self._database.read_async(snapshots.page, world, start=start, limit=_SNAPSHOTS_PAGE):
+            for snapshot in page:
+                if snapshot.height >= end:
+                    return looked_at
+                sha = hashlib.sha256()
+                async for part in await self._blobs.open(world.universe, snapshot.snapshot_ref):
+                    sha.update(part)
+                if sha.hexdigest() != snapshot.snapshot_ref:
+                    raise Corrupt(
+                        f"The snapshot at {snapshot.height} has other bytes than were stored; restore a backup"
+                    )
+                looked_at += 1
+            start = page[-1].height + 1
+        return looked_at
 
     async def snapshot(
         self, world: World, data: bytes, draft: SnapshotRecord, *, promote: bool, call: Once | None = None
@@ -162,23 +207,33 @@ class AsyncWorldStore:
             if known is not None:
                 self._cached.move_to_end((world, segment.end))
                 return known
-        try:
-            data = await self._store().get_async(segment.object_path)
-        except ObjectNotFound as error:
-            raise MissingObject(
-                f"{segment.object_path} is not in the object store; restore it from a backup"
-            ) from error
-        parsed = segments.parse(data, segment)
+        parsed = segments.parse(await self._body_of(segment), segment)
         with self._cache_lock:
             self._cached[world, segment.end] = parsed
             while len(self._cached) > limits.SEGMENTS_CACHED:
                 self._cached.popitem(last=False)
         return parsed
 
+    async def _body_of(self, segment: SegmentRecord) -> bytes:
+        try:
+            return await self._store().get_async(segment.object_path)
+        except ObjectNotFound as error:
+            raise MissingObject(
+                f"{segment.object_path} is not in the object store; restore it from a backup"
+            ) from error
+
     def _store(self) -> ObjectStore:
         if self._objects is None:
             raise Unsupported("Segments need an object store that all nodes reach; name one with objects=...")
         return self._objects
+
+
+def _check_records(world: World, start: int, found: list[bytes]) -> None:
+    for height, record in enumerate(found, start):
+        try:
+            cbor2.loads(split(record)[1])
+        except (cbor2.CBORDecodeError, IndexError, ValueError):
+            raise Corrupt(f"Record {height} of {world.name} is not what was written; restore a backup") from None
 
 
 def _commit_snapshot(
@@ -201,7 +256,7 @@ def _begin_fork(tx: Transaction, source: World, target: World, height: int, call
 
 def _end_fork(tx: Transaction, target: World, call: Once | None) -> Described:
     def end(tx: Transaction) -> Described:
-        meta, head = forks.end(tx, target)
-        return Described(target.name, meta.state, meta.created_ms, head)
+        forks.end(tx, target)
+        return segments.describe(tx, target)
 
     return end(tx) if call is None else once(tx, call, end, _decode_described)

@@ -84,6 +84,11 @@ _EXCEPTIONS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("EnqueueBody", "messages"): _BATCH,
     ("WriteEntities", "writes"): {"minItems": 1, "maxItems": limits.ENTITY_WRITES_MAX},
     ("CommitAtomic", "operations"): {"minItems": 1, "maxItems": limits.ATOMIC_OPERATIONS_MAX},
+    **{
+        (kind, "limit"): _between(1, limits.SURVEY_MAX)
+        for kind in ("ListKinds", "ListWaits", "SurveyQueues", "SurveyWorlds")
+    },
+    ("CheckWorld", "start"): _COUNT,
     ("RedriveMessages", "limit"): {"minimum": 1},
     ("DrainInbox", "limit"): _between(1, limits.BATCH_ENTRIES_MAX),
     **{(kind, "fields"): {"propertyNames": _NAME} for kind in ("EntityWrite", "PutEntity", "PatchBody")},

@@ -4,12 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from holdfast.kv import Subspace
-from holdfast.kv.keys import unpack
 from holdfast.plane import worlds
 from holdfast.tiers import Tier
-from holdfast.wire.pairs import ScanPairs
 from holdfast.wire.queues import GetQueueStats, ListQueues, QueueStats
+from holdfast.wire.universes import ListUniverses
 
 _PAGE: Final = 100
 _WORLDS_PAGE: Final = 20  # One look at a world is several reads, and the event loop waits for a page.
@@ -57,11 +55,8 @@ async def _queues(port: Any) -> AsyncIterator[tuple[str, str]]:
 
 
 async def _universes(port: Any) -> AsyncIterator[str]:
-    """Every universe: the second element of all keys that begin with "u"; one look jumps over all keys of one."""
-    rooms = Subspace("u")
-    begin, end = rooms.range()
-    while pairs := (await port.call(ScanPairs(begin, end, 1, tier=Tier.IMPORTANT))).pairs:
-        name, ending, _ = pairs[0][0][len(rooms.prefix) :].partition(b"\x00")  # Names have no zero byte.
-        (universe,) = unpack(name + ending)
-        yield universe
-        begin = rooms.key(universe) + b"\xff"
+    after = ""
+    while names := (await port.call(ListUniverses(after, _PAGE, tier=Tier.IMPORTANT))).names:
+        after = names[-1]
+        for name in names:
+            yield name

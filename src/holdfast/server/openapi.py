@@ -33,6 +33,7 @@ _NOUNS: Final = {
     "states": "One value a key, guarded by leases and ETags.",
     "entities": "Records whose fields have tiers.",
     "worlds": "Event-sourced agents: journals, inboxes, snapshots.",
+    "universes": "Key spaces within the key space.",
     "activity": "Session logs.",
     "blobs": "Bytes that are named by what they are.",
     "backups": "Copies of everything, and whether it is sound.",

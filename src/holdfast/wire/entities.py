@@ -77,6 +77,19 @@ class Written(msgspec.Struct, frozen=True):
     durability: Tier
 
 
+class EntityKind(msgspec.Struct, frozen=True):
+    """A kind of entities, and the tiers of its fields: those that the policy names, and those of the first entities."""
+
+    kind: str
+    tiers: dict[str, Tier]
+
+
+class EntityKinds(msgspec.Struct, frozen=True):
+    """Kinds of entities, in order."""
+
+    kinds: list[EntityKind]
+
+
 class GetEntity(Request[FoundEntity], frozen=True, tag="entities.get"):
     kind: str
     id: str
@@ -85,6 +98,12 @@ class GetEntity(Request[FoundEntity], frozen=True, tag="entities.get"):
 
 class ScanEntities(Request[Entities], frozen=True, tag="entities.scan"):
     kind: str
+    after: str = ""
+    limit: int = 100
+    universe: str = UNIVERSE
+
+
+class ListKinds(Request[EntityKinds], frozen=True, tag="entities.kinds"):
     after: str = ""
     limit: int = 100
     universe: str = UNIVERSE

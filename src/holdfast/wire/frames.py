@@ -17,8 +17,16 @@ from holdfast.wire.agents import GetAgent, ListAgents, RegisterAgent
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.backups import BeginBackup, EndBackup
 from holdfast.wire.blobs import FindBlob, GetBlob, PutBlob
-from holdfast.wire.entities import DeleteEntity, GetEntity, PutEntity, ReadChanges, ScanEntities, WriteEntities
-from holdfast.wire.leases import AcquireLease, CheckLease, DescribeLease, KeepLease, ListLeases, ReleaseLease
+from holdfast.wire.entities import (
+    DeleteEntity,
+    GetEntity,
+    ListKinds,
+    PutEntity,
+    ReadChanges,
+    ScanEntities,
+    WriteEntities,
+)
+from holdfast.wire.leases import AcquireLease, CheckLease, DescribeLease, KeepLease, ListLeases, ListWaits, ReleaseLease
 from holdfast.wire.mail import (
     BlockSender,
     ConfirmMail,
@@ -55,12 +63,15 @@ from holdfast.wire.queues import (
     RemoveSchedule,
     SetQueuePolicy,
     SetSchedule,
+    SurveyQueues,
 )
 from holdfast.wire.states import GetState, RemoveState, UpdateState
 from holdfast.wire.tokens import CreateToken, ListTokens, RevokeToken
+from holdfast.wire.universes import ListUniverses
 from holdfast.wire.worlds import (
     AppendEntries,
     ChangeWorld,
+    CheckWorld,
     CommitSnapshot,
     CompactWorld,
     CreateWorld,
@@ -77,19 +88,22 @@ from holdfast.wire.worlds import (
     ReadInbox,
     ReadJournal,
     SetManifest,
+    SurveyWorlds,
 )
 
 # Everything that may be asked over the network. Raw writes to the key space may not: they could break any layer.
 AnyRequest = (
     PutMessages | AckMessages | NackMessages | RejectMessages | ExtendMessages | ReceiveMessages
-    | CheckMessages | PeekMessages | GetQueueStats | ListQueues | PurgeQueue | RedriveMessages
+    | CheckMessages | PeekMessages | GetQueueStats | ListQueues | SurveyQueues | PurgeQueue | RedriveMessages
     | GetQueuePolicy | SetQueuePolicy | PauseQueue | SetSchedule | RemoveSchedule | ListSchedules
-    | AcquireLease | KeepLease | ReleaseLease | CheckLease | DescribeLease | ListLeases
+    | AcquireLease | KeepLease | ReleaseLease | CheckLease | DescribeLease | ListLeases | ListWaits
     | GetState | UpdateState | RemoveState
-    | GetEntity | ScanEntities | ReadChanges | WriteEntities | PutEntity | DeleteEntity
+    | GetEntity | ScanEntities | ListKinds | ReadChanges | WriteEntities | PutEntity | DeleteEntity
     | LogRecords | ReadLog | ListLogs | EndSession
     | PutBlob | GetBlob | FindBlob
-    | CreateWorld | DescribeWorld | ListWorlds | ChangeWorld | DeleteWorld | ForkWorld | AppendEntries | ReadJournal
+    | ListUniverses
+    | CreateWorld | DescribeWorld | ListWorlds | SurveyWorlds | CheckWorld | ChangeWorld | DeleteWorld | ForkWorld
+    | AppendEntries | ReadJournal
     | SetManifest | CommitSnapshot | GetBaseline | ListSnapshots | CompactWorld | ListSegments
     | DrainInbox | PutItem | ReadInbox | GetCursor
     | GetPair | ScanPairs | CommitAtomic

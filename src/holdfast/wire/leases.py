@@ -46,6 +46,31 @@ class Leases(msgspec.Struct, frozen=True):
     next: str | None
 
 
+class LeaseLine(msgspec.Struct, frozen=True):
+    """A lease that is waited for in this process: by how many, and how long the first of them has waited."""
+
+    key: str
+    waiting: int
+    waited_seconds: float
+
+
+class LockPlace(msgspec.Struct, frozen=True):
+    """Who holds a lock of this process, or waits for it."""
+
+    path: list[str]
+    mode: str
+    owner: str
+    held_seconds: float | None
+    waiting_seconds: float | None
+
+
+class Waits(msgspec.Struct, frozen=True):
+    """Lines for leases, the longest first, and locks in the order of locking, as far as the limit allows."""
+
+    lines: list[LeaseLine]
+    locks: list[LockPlace]
+
+
 class Released(msgspec.Struct, frozen=True):
     """Whether the lease was held until now. False means that it had run out before, or was given back already."""
 
@@ -83,6 +108,13 @@ class ListLeases(Request[Leases], frozen=True, tag="leases.list"):
     """At most `limit` keys are looked at; those of them that are held are answered."""
 
     after: str = ""
+    limit: int = 100
+    universe: str = UNIVERSE
+
+
+class ListWaits(Request[Waits], frozen=True, tag="leases.waits"):
+    """Who waits for whom in the process that answers."""
+
     limit: int = 100
     universe: str = UNIVERSE
 

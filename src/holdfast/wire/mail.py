@@ -101,10 +101,12 @@ class MailReceipts(msgspec.Struct, frozen=True):
 
 
 class MailboxSize(msgspec.Struct, frozen=True):
-    """A mailbox in a list of them."""
+    """A mailbox in a list of them: how many mails wait, since when the oldest does, and whether anybody reads."""
 
     agent: str
     pending: int
+    oldest_ms: int | None = None
+    joined: bool = False
 
 
 class Mailboxes(msgspec.Struct, frozen=True):

@@ -146,6 +146,13 @@ class QueueNames(msgspec.Struct, frozen=True):
     names: list[str]
 
 
+class QueueSurvey(msgspec.Struct, frozen=True):
+    """How queues are doing, in the order of their names; `next` is where the next page starts, if there is one."""
+
+    queues: list[QueueStats]
+    next: str | None
+
+
 class Moved(msgspec.Struct, frozen=True):
     """How many messages were moved, or removed."""
 
@@ -244,6 +251,14 @@ class GetQueueStats(Request[QueueStats], frozen=True, tag="queues.stats"):
 
 
 class ListQueues(Request[QueueNames], frozen=True, tag="queues.list"):
+    after: str = ""
+    limit: int = 100
+    universe: str = UNIVERSE
+
+
+class SurveyQueues(Request[QueueSurvey], frozen=True, tag="queues.survey"):
+    """How each queue behind `after` is doing."""
+
     after: str = ""
     limit: int = 100
     universe: str = UNIVERSE

@@ -14,8 +14,8 @@ from holdfast.wire.agents import GetAgent, ListAgents
 from holdfast.wire.backups import BeginBackup, EndBackup, ListBackup, OpenBackup
 from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
 from holdfast.wire.checkups import RunCheckups
-from holdfast.wire.entities import GetEntity, ReadChanges, ScanEntities
-from holdfast.wire.leases import CheckLease, DescribeLease, ListLeases
+from holdfast.wire.entities import GetEntity, ListKinds, ReadChanges, ScanEntities
+from holdfast.wire.leases import CheckLease, DescribeLease, ListLeases, ListWaits
 from holdfast.wire.mail import (
     CountMail,
     GetMailPolicy,
@@ -25,11 +25,21 @@ from holdfast.wire.mail import (
     ReadReceipts,
 )
 from holdfast.wire.pairs import GetPair, ScanPairs
-from holdfast.wire.queues import CheckMessages, GetQueuePolicy, GetQueueStats, ListQueues, ListSchedules, PeekMessages
+from holdfast.wire.queues import (
+    CheckMessages,
+    GetQueuePolicy,
+    GetQueueStats,
+    ListQueues,
+    ListSchedules,
+    PeekMessages,
+    SurveyQueues,
+)
 from holdfast.wire.requests import Request
 from holdfast.wire.states import GetState
 from holdfast.wire.tokens import ListTokens
+from holdfast.wire.universes import ListUniverses
 from holdfast.wire.worlds import (
+    CheckWorld,
     CompactWorld,
     DeleteWorld,
     DescribeWorld,
@@ -40,13 +50,15 @@ from holdfast.wire.worlds import (
     ListWorlds,
     ReadInbox,
     ReadJournal,
+    SurveyWorlds,
 )
 
 READS: Final[frozenset[type[Request[Any]]]] = frozenset(
     {
-        GetPair, ScanPairs, GetBlob, FindBlob, OpenBlob, GetState, GetEntity, ScanEntities, ReadChanges,
-        DescribeWorld, ListWorlds, ReadJournal, GetBaseline, ListSnapshots, ListSegments, ReadInbox, GetCursor,
-        CheckLease, DescribeLease, ListLeases, CheckMessages, PeekMessages, GetQueueStats, ListQueues,
+        GetPair, ScanPairs, GetBlob, FindBlob, OpenBlob, GetState, GetEntity, ScanEntities, ReadChanges, ListKinds,
+        ListUniverses, DescribeWorld, ListWorlds, SurveyWorlds, CheckWorld, ReadJournal, GetBaseline, ListSnapshots,
+        ListSegments, ReadInbox, GetCursor, CheckLease, DescribeLease, ListLeases, ListWaits,
+        CheckMessages, PeekMessages, GetQueueStats, ListQueues, SurveyQueues,
         GetQueuePolicy, ListSchedules, ListTokens, ReadLog, ListLogs,
         CountMail, ReadReceipts, ListBlocks, ListMailboxes, GetMailPolicy, GetAgent, ListAgents,
         ListBackup, OpenBackup, RunCheckups,

@@ -40,6 +40,7 @@ _NOUNS: Final = {
     "queues": "queue",
     "states": "state",
     "tokens": "token",
+    "universes": "universe",
     "worlds": "world",
 }
 _TOKEN: Final = re.compile(rf"{PREFIX}_([0-9a-f]{{32}})_([0-9A-Za-z]{{16,128}})")

@@ -10,18 +10,27 @@ from holdfast.wire.requests import Request
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What is known of a world."""
+    """What is known of a world. Records from `hot` on are in the key space; a restore starts from `baseline`."""
 
     name: str
     state: str
     created_ms: int
     head: int
+    hot: int = 0
+    baseline: int = 0
 
 
 class Names(msgspec.Struct, frozen=True):
     """Names of worlds, in order."""
 
     names: list[str]
+
+
+class WorldSurvey(msgspec.Struct, frozen=True):
+    """Worlds in the order of their names; `next` is where the next page starts, if there is one."""
+
+    worlds: list[Described]
+    next: str | None
 
 
 class Height(msgspec.Struct, frozen=True):
@@ -101,6 +110,16 @@ class Compacted(msgspec.Struct, frozen=True):
     records: int
 
 
+class Checked(msgspec.Struct, frozen=True):
+    """How much of a world was looked at, and what is wrong with it; `next` is where to go on, None at its end."""
+
+    next: int | None
+    records: int
+    segments: int
+    snapshots: int
+    fault: str | None
+
+
 class CreateWorld(Request[Described], frozen=True, tag="worlds.create"):
     world: str
     universe: str = UNIVERSE
@@ -113,6 +132,14 @@ class DescribeWorld(Request[Described], frozen=True, tag="worlds.describe"):
 
 
 class ListWorlds(Request[Names], frozen=True, tag="worlds.list"):
+    after: str = ""
+    limit: int = 100
+    universe: str = UNIVERSE
+
+
+class SurveyWorlds(Request[WorldSurvey], frozen=True, tag="worlds.survey"):
+    """What is known of each world behind `after`."""
+
     after: str = ""
     limit: int = 100
     universe: str = UNIVERSE
@@ -209,6 +236,18 @@ class ListSegments(Request[Segments], frozen=True, tag="worlds.segments"):
     world: str
     after: int = -1
     limit: int = 100
+    universe: str = UNIVERSE
+
+
+class CheckWorld(Request[Checked], frozen=True, tag="worlds.check"):
+    """Look at the records from `start` on, a segment or at most `limit` hot ones, and at the snapshots among them.
+
+    Whether a snapshot is what the records lead to only its reducer knows, which the plane does not have.
+    """
+
+    world: str
+    start: int = 0
+    limit: int = 1_000
     universe: str = UNIVERSE
 
 

@@ -22,10 +22,11 @@ from holdfast.names import UNIVERSE, checked_name
 from holdfast.sealing import AgentKey
 from holdfast.tiers import Tier
 from holdfast.wire import Port
-from holdfast.wire.leases import Leases, ListLeases
+from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits
 from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
-from holdfast.wire.queues import ListQueues
-from holdfast.wire.worlds import ListWorlds
+from holdfast.wire.queues import ListQueues, QueueSurvey, SurveyQueues
+from holdfast.wire.universes import ListUniverses
+from holdfast.wire.worlds import ListWorlds, SurveyWorlds, WorldSurvey
 
 Result = TypeVar("Result")
 
@@ -45,6 +46,10 @@ class Plane:
         self.backups = Backups(port)
         self.agents = Agents(port, self.universe)
 
+    def universes(self, *, after: str = "", limit: int = 100) -> list[str]:
+        """At most `limit` names of universes in which there is anything, in order, the first one behind `after`."""
+        return (self._port.call(ListUniverses(after, limit))).names
+
     def world(self, name: str) -> World:
         """The world of that name; `create` it before its first use."""
         return World(self._port, self.universe, name)
@@ -53,6 +58,10 @@ class Plane:
         """At most `limit` names of worlds, in order, the first one behind `after`."""
         return (self._port.call(ListWorlds(after, limit, self.universe))).names
 
+    def survey_worlds(self, *, after: str = "", limit: int = 100) -> WorldSurvey:
+        """What is known of each world; `next` is where the next page starts, if there is one."""
+        return self._port.call(SurveyWorlds(after, limit, self.universe))
+
     def queue(self, name: str) -> Queue:
         """The queue of that name."""
         return Queue(self._port, self.universe, name)
@@ -60,6 +69,10 @@ class Plane:
     def queues(self, *, after: str = "", limit: int = 100) -> list[str]:
         """At most `limit` names of queues, in order, the first one behind `after`."""
         return (self._port.call(ListQueues(after, limit, self.universe))).names
+
+    def survey_queues(self, *, after: str = "", limit: int = 100) -> QueueSurvey:
+        """How each queue is doing; `next` is where the next page starts, if there is one."""
+        return self._port.call(SurveyQueues(after, limit, self.universe))
 
     def mailbox(
         self, agent: str, *, key: AgentKey | None = None, contacts: Mapping[str, bytes] | None = None
@@ -95,6 +108,10 @@ class Plane:
     def leases(self, *, after: str = "", limit: int = 100) -> Leases:
         """Who holds which lease now; `next` is where the next page starts, if there is one."""
         return self._port.call(ListLeases(after, limit, self.universe))
+
+    def waits(self, *, limit: int = 100) -> Waits:
+        """Who waits for leases and locks in the plane's process."""
+        return self._port.call(ListWaits(limit, self.universe))
 
     def state(self, key: str) -> State:
         """The state document of that key."""

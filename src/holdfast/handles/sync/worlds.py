@@ -17,6 +17,8 @@ from holdfast.wire.restores import Entry, Restored, Verdict
 from holdfast.wire.worlds import (
     AppendEntries,
     ChangeWorld,
+    Checked,
+    CheckWorld,
     CommitSnapshot,
     Compacted,
     CompactWorld,
@@ -107,6 +109,20 @@ class World:
     def read(self, start: int = 0, *, limit: int = 1_000) -> list[Record]:
         """At most `limit` records from the height `start` on; `cbor2.loads(record.value)` is what was appended."""
         return (self._port.call(ReadJournal(self.name, start, limit, self._universe))).records
+
+    def check(self) -> Checked:
+        """Read all records, segments and snapshots, and say what is wrong with them, if anything is.
+
+        Whether snapshots are what the records lead to is for `verify` to find, which has a reducer.
+        """
+        height: int | None = 0
+        counts = (0, 0, 0)
+        while True:
+            found = self._port.call(CheckWorld(self.name, height or 0, universe=self._universe))
+            counts = (counts[0] + found.records, counts[1] + found.segments, counts[2] + found.snapshots)
+            height = found.next
+            if height is None:
+                return Checked(None, *counts, found.fault)
 
     def drain(self, *, limit: int = 256) -> list[int]:
         """Move the next inbox items into the journal, each exactly once; the heights at which they are now."""

@@ -137,12 +137,12 @@ def count(tx: Transaction, address: Address) -> tuple[Box, int | None]:
     return box, decode_mail(first[0][1]).sent_ms if first else None
 
 
-def mailboxes(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tuple[str, int]]:
-    """At most `limit` agents that ever sent or got mail, in the order of their names, and how much waits for each."""
+def mailboxes(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tuple[str, Box, int | None]]:
+    """At most `limit` agents that ever sent or got mail, in the order of their names, each with its `count`."""
     if not 0 < limit <= MAIL_BATCH_MAX:
         raise InvalidArgument(f"A page has 1 to {MAIL_BATCH_MAX} mailboxes, not {limit}")
     names = first_elements(tx, Subspace("u", universe, "mail"), after, limit)
-    return [(agent, box_of(tx, room_of(Address(universe, agent))).count) for agent in names]
+    return [(agent, *count(tx, Address(universe, agent))) for agent in names]
 
 
 def _read(

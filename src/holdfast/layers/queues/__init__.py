@@ -15,7 +15,7 @@ from holdfast.layers.queues.deliveries import (
 )
 from holdfast.layers.queues.dues import attend_and_tell, attend_to, due_in, next_due
 from holdfast.layers.queues.graves import redrive
-from holdfast.layers.queues.looks import names, peek, purge, stats
+from holdfast.layers.queues.looks import names, peek, purge, stats, survey
 from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, set_policy, visibility_ms
 from holdfast.layers.queues.puts import put
 from holdfast.layers.queues.repeats import (
@@ -75,6 +75,7 @@ __all__ = [
     "set_policy",
     "set_schedule",
     "stats",
+    "survey",
     "text_of",
     "visibility_ms",
 ]

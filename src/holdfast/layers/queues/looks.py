@@ -7,7 +7,7 @@ from holdfast.layers.queues.policies import dead_letter_queue, policy_of
 from holdfast.layers.queues.rooms import QueueKey, Stored, decode, queues, room_of, text_of
 from holdfast.layers.queues.tallies import Book
 from holdfast.layers.worlds import first_elements
-from holdfast.limits import READ_ENTRIES_MAX
+from holdfast.limits import READ_ENTRIES_MAX, SURVEY_MAX
 from holdfast.wire.queues import QueueStats
 
 
@@ -47,6 +47,13 @@ def stats(tx: Transaction, queue: QueueKey) -> QueueStats:
         expired_total=tally.expired,
         dead_total=tally.died,
     )
+
+
+def survey(tx: Transaction, universe: str, *, after: str, limit: int) -> list[QueueStats]:
+    """`stats` of at most `limit` queues, in the order of their names, the first one behind `after`."""
+    if not 0 < limit <= SURVEY_MAX:
+        raise InvalidArgument(f"A survey has 1 to {SURVEY_MAX} queues, not {limit}")
+    return [stats(tx, QueueKey(universe, name)) for name in first_elements(tx, queues(universe), after, limit)]
 
 
 def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tuple[int, bytes | None]:

@@ -14,7 +14,7 @@ from holdfast.runtime.activity import ActivityLog
 from holdfast.runtime.locktable import LockTable
 from holdfast.runtime.loglines import encoded
 from holdfast.tiers import Tier, TierPolicy, strongest
-from holdfast.wire.entities import DeleteEntity, PutEntity, WriteEntities, Written
+from holdfast.wire.entities import DeleteEntity, EntityKind, EntityKinds, PutEntity, WriteEntities, Written
 
 _decode = msgspec.msgpack.Decoder(Written).decode
 
@@ -35,6 +35,19 @@ class EntityStore:
         self._activity = activity
         self._policy = policy
         self._session = session
+
+    def kinds(self, universe: str, *, after: str, limit: int, tier: Tier) -> EntityKinds:
+        """A page of kinds, with the tiers of their fields."""
+        found = self._database.read(entities.kinds, universe, after=after, limit=limit, tier=tier)
+        return EntityKinds(
+            [
+                EntityKind(
+                    kind,
+                    {name: self._policy.classify(kind, name) for name in sorted({*fields, *self._policy.named(kind)})},
+                )
+                for kind, fields in found
+            ]
+        )
 
     def write(self, request: WriteEntities, call: Once | None = None) -> Written:
         """Change entities, all or none; once for each `call`.

@@ -14,7 +14,7 @@ from holdfast.layers.once import Once
 from holdfast.runtime.cancelled import finish_or_undo
 from holdfast.runtime.locktable import LockTable
 from holdfast.runtime.sync.dispatcher import Tell
-from holdfast.wire.leases import Described, Granted, LeaseProof
+from holdfast.wire.leases import Described, Granted, LeaseLine, LeaseProof, LockPlace, Waits
 
 
 class LeaseDesk:
@@ -98,6 +98,23 @@ class LeaseDesk:
             if self._tell is not None:
                 now_ms = self._clock.now_ms()
                 self._tell([(LEASE_EVENTS + outcome, lease, owner, now_ms - began_ms, now_ms)])
+
+    def waits(self, universe: str, locks: LockTable, *, limit: int) -> Waits:
+        """Who waits for leases of a universe here, and who holds and waits for its locks."""
+        lines: dict[str, list[float]] = {}
+        for place in self._lines.holders():
+            of, _, key = place.path[-1].partition("/")
+            if of == universe:
+                # Whoever is first in line holds the line itself while waiting for the lease.
+                lines.setdefault(key, []).append(place.held_seconds or place.waiting_seconds or 0.0)
+        longest = sorted(lines.items(), key=lambda line: max(line[1]), reverse=True)
+        return Waits(
+            [LeaseLine(key, len(waited), max(waited)) for key, waited in longest[:limit]],
+            [
+                LockPlace(list(each.path), str(each.mode), each.owner, each.held_seconds, each.waiting_seconds)
+                for each in locks.holders()[:limit]
+            ],
+        )
 
     def _first_in_line(self, lease: LeaseKey, until_ms: int, attempt: Callable[[], Any]) -> Granted:
         with self._database.watch(leases.record_prefix(lease)) as watch:

@@ -15,7 +15,7 @@ from holdfast.limits import PAYLOAD_FETCH_BYTES_MAX
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.dispatcher import Dispatcher
 from holdfast.tiers import Tier
-from holdfast.wire.queues import Deliveries, Moved, QueueStats
+from holdfast.wire.queues import Deliveries, Moved, QueueStats, QueueSurvey
 
 Tell = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
 
@@ -53,6 +53,15 @@ class QueueStore:
         """How many messages are in which state, and how many consumers wait here."""
         found = self._database.read(queues.stats, queue, tier=tier)
         return msgspec.structs.replace(found, waiting_consumers=self._dispatcher.waiting(queue))
+
+    def survey(self, universe: str, *, after: str, limit: int, tier: Tier) -> QueueSurvey:
+        """`stats` of a page of queues."""
+        found = self._database.read(queues.survey, universe, after=after, limit=limit, tier=tier)
+        counted = [
+            msgspec.structs.replace(each, waiting_consumers=self._dispatcher.waiting(QueueKey(universe, each.queue)))
+            for each in found
+        ]
+        return QueueSurvey(counted, found[-1].queue if len(found) == limit else None)
 
     def purge(self, queue: QueueKey, call: Once | None = None) -> Moved:
         """Remove every message that nobody holds, a bounded number a transaction; once for each `call`."""

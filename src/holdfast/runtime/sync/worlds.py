@@ -5,12 +5,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Final
 
+import cbor2
 import msgspec
 
 from holdfast import limits
 from holdfast.backends.objects import ObjectStore
-from holdfast.errors import InvalidArgument, MissingObject, ObjectNotFound, Unsupported
+from holdfast.errors import BlobNotFound, Corrupt, InvalidArgument, MissingObject, ObjectNotFound, Unsupported
 from holdfast.kv import Database, Transaction
 from holdfast.layers import forks, inboxes, journals, records, segments, snapshots, worlds
 from holdfast.layers.once import Once, once, recall
@@ -20,10 +22,13 @@ from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.tiers import Tier
-from holdfast.wire.worlds import Compacted, Described, Record, Records, Snapshot
+from holdfast.wire.worlds import Checked, Compacted, Described, Record, Records, Snapshot
 
 _decode_snapshot = msgspec.msgpack.Decoder(SnapshotRecord).decode
 _decode_described = msgspec.msgpack.Decoder(Described).decode
+
+
+_SNAPSHOTS_PAGE: Final = 100
 
 
 class WorldStore:
@@ -58,6 +63,46 @@ class WorldStore:
             if segment is None:
                 break
         return Records(found)
+
+    def check(self, world: World, start: int, limit: int) -> Checked:
+        """Look at a segment, or at `limit` hot records, and at the snapshots that lie among them."""
+        if start < 0 or not 0 < limit <= limits.READ_ENTRIES_MAX:
+            raise InvalidArgument(f"A look starts at 0 or later and takes 1 to {limits.READ_ENTRIES_MAX} records")
+        self._database.read(worlds.require_readable, world)
+        found: list[bytes] = []
+        segment, looked_at, fault, following = None, 0, None, None
+        try:
+            hot, segment = self._database.read(segments.read, world, start, limit)
+            if segment is None:
+                found = [record for _, record in hot]
+            else:  # As it is stored, not as it is remembered.
+                found = segments.parse(self._body_of(segment), segment)[start - segment.start :]
+            _check_records(world, start, found)
+            end = start + len(found)
+            head = self._database.read(journals.head, world)
+            following = end if end < head else None
+            looked_at = self._check_snapshots(world, start, head + 1 if following is None else end)
+        except (Corrupt, BlobNotFound) as error:
+            following, fault = None, str(error)
+        return Checked(following, len(found), int(segment is not None), looked_at, fault)
+
+    def _check_snapshots(self, world: World, start: int, end: int) -> int:
+        """Read the bytes of the snapshots below the height `end`; how many there are."""
+        looked_at = 0
+        while page := self._database.read(snapshots.page, world, start=start, limit=_SNAPSHOTS_PAGE):
+            for snapshot in page:
+                if snapshot.height >= end:
+                    return looked_at
+                sha = hashlib.sha256()
+                for part in self._blobs.open(world.universe, snapshot.snapshot_ref):
+                    sha.update(part)
+                if sha.hexdigest() != snapshot.snapshot_ref:
+                    raise Corrupt(
+                        f"The snapshot at {snapshot.height} has other bytes than were stored; restore a backup"
+                    )
+                looked_at += 1
+            start = page[-1].height + 1
+        return looked_at
 
     def snapshot(
         self, world: World, data: bytes, draft: SnapshotRecord, *, promote: bool, call: Once | None = None
@@ -150,23 +195,33 @@ class WorldStore:
             if known is not None:
                 self._cached.move_to_end((world, segment.end))
                 return known
-        try:
-            data = self._store().get(segment.object_path)
-        except ObjectNotFound as error:
-            raise MissingObject(
-                f"{segment.object_path} is not in the object store; restore it from a backup"
-            ) from error
-        parsed = segments.parse(data, segment)
+        parsed = segments.parse(self._body_of(segment), segment)
         with self._cache_lock:
             self._cached[world, segment.end] = parsed
             while len(self._cached) > limits.SEGMENTS_CACHED:
                 self._cached.popitem(last=False)
         return parsed
 
+    def _body_of(self, segment: SegmentRecord) -> bytes:
+        try:
+            return self._store().get(segment.object_path)
+        except ObjectNotFound as error:
+            raise MissingObject(
+                f"{segment.object_path} is not in the object store; restore it from a backup"
+            ) from error
+
     def _store(self) -> ObjectStore:
         if self._objects is None:
             raise Unsupported("Segments need an object store that all nodes reach; name one with objects=...")
         return self._objects
+
+
+def _check_records(world: World, start: int, found: list[bytes]) -> None:
+    for height, record in enumerate(found, start):
+        try:
+            cbor2.loads(split(record)[1])
+        except (cbor2.CBORDecodeError, IndexError, ValueError):
+            raise Corrupt(f"Record {height} of {world.name} is not what was written; restore a backup") from None
 
 
 def _commit_snapshot(
@@ -189,7 +244,7 @@ def _begin_fork(tx: Transaction, source: World, target: World, height: int, call
 
 def _end_fork(tx: Transaction, target: World, call: Once | None) -> Described:
     def end(tx: Transaction) -> Described:
-        meta, head = forks.end(tx, target)
-        return Described(target.name, meta.state, meta.created_ms, head)
+        forks.end(tx, target)
+        return segments.describe(tx, target)
 
     return end(tx) if call is None else once(tx, call, end, _decode_described)

@@ -18,6 +18,7 @@ from holdfast.server.http import (
     states,
     stats,
     subscriptions,
+    surveys,
     worlds,
 )
 from holdfast.server.http.endpoints import Endpoint
@@ -34,6 +35,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *states.ENDPOINTS,
     *entities.ENDPOINTS,
     *worlds.ENDPOINTS,
+    *surveys.ENDPOINTS,
     *mail.ENDPOINTS,
     *rpc.ENDPOINTS,
     *activity.ENDPOINTS,
