@@ -17,8 +17,9 @@ from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import PAGE_ITEMS, PIECE_BYTES, PIECE_ENTRIES, PIECE_PAGE
+from holdfast.pipeline.logs import LogPiece
 from holdfast.pipeline.pieces import Piece, Stores, WorldView
-from holdfast.runtime import rotation, walks
+from holdfast.runtime import loglines, rotation, walks
 from holdfast.runtime.loglines import LogFile
 
 _GONE = (WorldState.DELETING, WorldState.DELETED)
@@ -119,6 +120,19 @@ class View:
                 return stream.read(file.size)
         except FileNotFoundError as error:
             raise MissingObject(f"{file.path} is not there any more; look for the file again") from error
+
+    def log_piece(self, file: LogFile, staging: str, *, start: int = 0, n: int = 0) -> LogPiece:
+        """The lines of a file from the offset `start` on, as what an executor can read.
+
+        A file in the object store is read where it is. Others are staged below the store `staging`.
+        """
+        labels = (file.universe, file.session, file.kind, file.id)
+        if file.is_rotated and self.objects_url is not None:
+            return LogPiece(*labels, self.objects_url, file.path, start, file.size, 0, n)
+        data = self.log_body(file)[start:]
+        path = f"logs/{hashlib.sha256(data).hexdigest()}{loglines.SUFFIX}"
+        self.stores.staging(staging).put(path, data)
+        return LogPiece(*labels, staging, path, start, start + len(data), start, n)
 
     def close(self) -> None:
         """Let go of everything. Closing twice is fine."""

@@ -1,0 +1,71 @@
+"""States as folds of records, without Spark."""
+
+import hashlib
+from functools import partial
+
+import pytest
+
+import holdfast
+from holdfast.errors import InvalidArgument
+from holdfast.layers import records
+from holdfast.pipeline.replays import chain, digest, reducer_of, replay, state_of
+from holdfast.wire.canonical import canonical
+from holdfast.wire.restores import Entry
+
+RECORDS = [records.entry(canonical({"n": n, "blob": bytes([n])})) for n in range(20)]
+
+
+def total(state: int | None, entry: Entry) -> int:
+    return (state or 0) + entry.value["n"] * (entry.height + 1)
+
+
+def test_a_replay_is_the_fold_of_its_records_at_their_heights():
+    assert replay(RECORDS[:3], total) == 0 * 1 + 1 * 2 + 2 * 3
+    assert replay(RECORDS[2:3], total, 5, height=2) == 5 + 2 * 3
+
+
+@pytest.mark.parametrize("reducer", [chain, total])
+@pytest.mark.parametrize("cut", [0, 1, 7, 20])
+def test_a_replay_can_be_cut_anywhere(reducer, cut):
+    whole = replay(RECORDS, reducer)
+    assert replay(RECORDS[cut:], reducer, replay(RECORDS[:cut], reducer), height=cut) == whole
+
+
+def test_the_chain_of_bytes_is_the_chain_of_entries():
+    state = None
+    for record in RECORDS:
+        kind, _ = records.split(record)
+        state = chain(state, Entry(0, kind, state_of(record)[1]))
+    assert replay(RECORDS, chain) == state
+    assert replay(RECORDS, partial(chain)) == state
+
+
+def test_the_chain_tells_every_change_and_every_order_apart():
+    assert replay([], chain) is None
+    assert replay(RECORDS[:1], chain) == hashlib.sha256(RECORDS[0]).digest()
+    assert replay(RECORDS[::-1], chain) != replay(RECORDS, chain)
+    assert replay(RECORDS[:-1], chain) != replay(RECORDS, chain)
+
+
+def test_a_world_restores_with_the_chain_to_what_its_bytes_replay_to():
+    with holdfast.open("memory:") as plane:
+        world = plane.world("alpha")
+        world.create()
+        world.append([{"n": 1}, {"n": b"2"}], expected_head=0)
+        world.set_manifest("f" * 64, expected_head=2)
+        raw = [records.join(records.Kind[each.kind.upper()], each.value) for each in world.read()]
+        assert world.restore(chain).state == replay(raw, chain)
+        snapshot = world.snapshots.commit(replay(raw, chain), height=3)
+        assert snapshot.snapshot_ref == digest(replay(raw, chain))
+        assert world.verify(chain).agrees
+
+
+def test_a_reducer_is_found_by_its_name():
+    assert reducer_of(None) is chain
+    assert reducer_of("holdfast.pipeline.replays:chain") is chain
+
+
+@pytest.mark.parametrize("name", ["", "json", "json:nothing", "no.such.module:f", ":f", "holdfast:__version__"])
+def test_what_names_no_reducer_is_refused(name):
+    with pytest.raises(InvalidArgument, match="reducer"):
+        reducer_of(name)
