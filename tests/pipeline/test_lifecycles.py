@@ -1,0 +1,298 @@
+"""Events of messages and mail become rows, whatever was lost, told twice or told out of order on the way."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast
+from holdfast.pipeline import lifecycles
+from holdfast.pipeline.lifecycles import Event, Mail, Message
+from holdfast.pipeline.schemas import MAIL, MESSAGES
+from holdfast.testing.clock import START_MS, ManualClock
+
+EVENTS = pa.list_(
+    pa.struct([("event", pa.string()), ("at_ms", pa.int64()), ("attempt", pa.int32()), ("error", pa.string())])
+)
+
+
+class LifeOfAMessage:
+    """A message that lives, and writes down what it knows of itself. It has no idea of how events are folded."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.state = "waiting"
+        self.attempt = 0
+        self.counts = {"nacked": 0, "expired": 0, "redriven": 0}
+        self.leased_at: int | None = None
+        self.first_leased_at: int | None = None
+        self.ended_at: int | None = None
+        self.service_ms: int | None = None
+        self.error: str | None = None
+        self.events = [Event("put", 0)]
+
+    def choices(self) -> list[str]:
+        return {
+            "waiting": ["leased", "outlived"],
+            "leased": ["acked", "nacked", "deferred", "expired", "dead-lettered"],
+            "dead": ["redriven"],
+        }.get(self.state, [])
+
+    def live(self, what: str, pause_ms: int) -> None:
+        self.now_ms += pause_ms
+        error = f"error {self.attempt}" if what == "dead-lettered" else None
+        if what == "leased":
+            self.attempt += 1
+            self.leased_at = self.now_ms
+            self.first_leased_at = self.now_ms if self.first_leased_at is None else self.first_leased_at
+        if what in self.counts:
+            self.counts[what] += 1
+        self.events.append(Event(what, self.now_ms, self.attempt or None, error))
+        ends = {"acked": "acked", "dead-lettered": "dead", "outlived": "outlived"}
+        self.state = ends.get(what, "leased" if what == "leased" else "waiting")
+        self.ended_at = self.now_ms if what in ends else None
+        self.error = error
+        self.service_ms = self.now_ms - (self.leased_at or 0) if what in ("acked", "dead-lettered") else None
+
+    def truth(self) -> Message:
+        return Message(
+            put_ms=0,
+            first_leased_ms=self.first_leased_at,
+            ended_ms=self.ended_at,
+            attempts=self.attempt,
+            nacks=self.counts["nacked"],
+            expiries=self.counts["expired"],
+            redrives=self.counts["redriven"],
+            outcome=self.state,
+            error=self.error,
+            wait_ms=self.first_leased_at,
+            service_ms=self.service_ms,
+        )
+
+
+@st.composite
+def lives(draw: st.DrawFn, *, pause_ms_min: int = 0) -> LifeOfAMessage:
+    life = LifeOfAMessage()
+    for _ in range(draw(st.integers(0, 12))):
+        if not life.choices():
+            break
+        life.live(draw(st.sampled_from(life.choices())), draw(st.integers(pause_ms_min, 5)))
+    return life
+
+
+@given(st.data(), lives())
+def test_the_order_and_the_number_of_times_in_which_events_are_told_make_no_difference(
+    data: st.DataObject, life: LifeOfAMessage
+) -> None:
+    doubled = [*life.events, *data.draw(st.lists(st.sampled_from(life.events)))]
+    assert lifecycles.message(data.draw(st.permutations(doubled))) == life.truth()
+
+
+@given(st.data(), lives(pause_ms_min=1))
+def test_logs_that_do_not_name_deliveries_are_put_in_order_by_the_clock(
+    data: st.DataObject, life: LifeOfAMessage
+) -> None:
+    old = [event._replace(attempt=None) for event in life.events]
+    assert lifecycles.message(data.draw(st.permutations([*old, *old]))) == life.truth()
+
+
+@given(st.data(), lives())
+def test_clocks_that_are_set_back_change_durations_and_nothing_else(data: st.DataObject, life: LifeOfAMessage) -> None:
+    moved = [event._replace(at_ms=data.draw(st.integers(0, 50))) for event in life.events]
+    folded, truth = lifecycles.message(moved), life.truth()
+    for field in ("attempts", "nacks", "expiries", "redrives", "outcome", "error"):
+        assert getattr(folded, field) == getattr(truth, field)
+    assert all(took is None or took >= 0 for took in (folded.wait_ms, folded.service_ms))
+
+
+@given(st.data(), lives())
+def test_a_row_never_claims_more_than_what_happened_when_events_are_lost(
+    data: st.DataObject, life: LifeOfAMessage
+) -> None:
+    kept = data.draw(st.lists(st.sampled_from(life.events), unique=True))
+    folded, truth = lifecycles.message(kept), life.truth()
+    for field in ("attempts", "nacks", "expiries", "redrives"):
+        assert getattr(folded, field) <= getattr(truth, field)
+    assert folded.put_ms in (None, 0)
+    assert folded.wait_ms in (None, truth.wait_ms)
+    if life.events[-1] in kept:  # What came last is known, and with it what became of it.
+        assert (folded.outcome, folded.ended_ms, folded.error) == (truth.outcome, truth.ended_ms, truth.error)
+        assert folded.service_ms in (None, truth.service_ms)
+    if Event("put", 0) in kept:
+        assert folded.first_leased_ms in (None, truth.first_leased_ms)
+
+
+def test_a_delivery_of_which_only_the_end_was_told_counts() -> None:
+    folded = lifecycles.message([Event("put", 0), Event("nacked", 5, 1), Event("acked", 9, 3)])
+    assert (folded.attempts, folded.outcome, folded.nacks) == (2, "acked", 1)
+    assert (folded.first_leased_ms, folded.wait_ms, folded.service_ms) == (None, None, None)
+
+
+def test_two_deliveries_within_one_millisecond_are_two() -> None:
+    events = [
+        Event("put", 0),
+        Event("leased", 0, 1),
+        Event("nacked", 0, 1),
+        Event("leased", 0, 2),
+        Event("acked", 0, 2),
+    ]
+    assert lifecycles.message(events).attempts == 2
+
+
+def test_a_dead_letter_that_is_worked_on_has_a_row_of_its_own_without_a_wait() -> None:
+    """Its put was that into another queue; when it came here, nobody told."""
+    folded = lifecycles.message([Event("leased", 50, 4), Event("acked", 60, 4)])
+    assert (folded.first_leased_ms, folded.attempts, folded.outcome) == (50, 1, "acked")
+    assert (folded.put_ms, folded.wait_ms, folded.service_ms) == (None, None, 10)
+
+
+@pytest.mark.parametrize("event", [Event("sung", 5), Event("put", -1), Event("put", lifecycles.AT_MS_MAX)])
+def test_what_is_no_event_changes_nothing(event: Event) -> None:
+    assert lifecycles.message([event]).outcome == "unknown"
+    assert lifecycles.message([event, Event("leased", 5, 1)]) == lifecycles.message([Event("leased", 5, 1)])
+
+
+# Mail.
+
+
+class LifeOfMail:
+    """An id under which mail is sent again and again, and what became of each."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.rows: list[Mail] = []
+        self.events: list[Event] = []
+
+    def choices(self) -> list[str]:
+        state = self.rows[-1].outcome if self.rows else "rejected"
+        return {"waiting": ["delivered", "expired", "confirmed"], "delivered": ["expired", "confirmed"]}.get(
+            state, ["stored"] if self.rows else ["stored", "rejected"]
+        )
+
+    def live(self, what: str, pause_ms: int) -> None:
+        self.now_ms += pause_ms
+        self.events.append(Event(what, self.now_ms))
+        if what == "stored":
+            self.rows.append(Mail(self.now_ms, None, None, "waiting", None))
+        elif what == "delivered":
+            stored_ms = self.rows[-1].stored_ms or 0
+            self.rows[-1] = Mail(stored_ms, self.now_ms, None, "delivered", self.now_ms - stored_ms)
+        elif what != "rejected":
+            self.rows[-1] = self.rows[-1]._replace(ended_ms=self.now_ms, outcome=what)
+
+
+@st.composite
+def mail_lives(draw: st.DrawFn) -> LifeOfMail:
+    life = LifeOfMail()
+    for _ in range(draw(st.integers(1, 12))):
+        life.live(draw(st.sampled_from(life.choices())), draw(st.integers(1, 5)))
+    return life
+
+
+@given(st.data(), mail_lives())
+def test_mail_is_one_row_each_time_it_is_stored(data: st.DataObject, life: LifeOfMail) -> None:
+    doubled = [*life.events, *data.draw(st.lists(st.sampled_from(life.events)))]
+    folded = lifecycles.mails(data.draw(st.permutations(doubled)))
+    if life.rows:
+        assert folded == life.rows
+    else:
+        assert folded == [Mail(None, None, life.events[0].at_ms, "rejected", None)]
+
+
+@given(st.data(), mail_lives())
+def test_a_row_of_mail_never_claims_what_was_not_told(data: st.DataObject, life: LifeOfMail) -> None:
+    kept = data.draw(st.lists(st.sampled_from(life.events), unique=True))
+    told = {event.at_ms: event.event for event in kept}
+    for row in lifecycles.mails(kept):
+        assert row.stored_ms is None or told[row.stored_ms] == "stored"
+        assert row.delivered_ms is None or told[row.delivered_ms] == "delivered"
+        assert row.ended_ms is None or told[row.ended_ms] == row.outcome
+        assert row.outcome in ("waiting", "delivered", "expired", "confirmed", "rejected")
+
+
+def test_mail_of_a_moment_is_one_mail() -> None:
+    events = [Event("stored", 5), Event("delivered", 5), Event("confirmed", 5)]
+    assert lifecycles.mails(events) == [Mail(5, 5, 5, "confirmed", 0)]
+
+
+def test_mail_that_went_straight_into_a_world_has_arrived() -> None:
+    assert lifecycles.mails([Event("confirmed", 5)]) == [Mail(None, None, 5, "confirmed", None)]
+
+
+# Batches.
+
+
+def test_groups_of_events_become_rows_of_messages() -> None:
+    put, leased = {"event": "put", "at_ms": START_MS}, {"event": "leased", "at_ms": START_MS + 40, "attempt": 1}
+    dead = {"event": "dead-lettered", "at_ms": START_MS + 50, "attempt": 1, "error": "no host"}
+    groups = pa.RecordBatch.from_pydict(
+        {
+            "universe": ["main"] * 3,
+            "queue": ["jobs"] * 3,
+            "id": ["a", "b", "c"],
+            "correlation_id": ["a", None, "x"],
+            "events": pa.array([[put], [], [dead, leased, put]], EVENTS),
+        }
+    )
+    rows = lifecycles.message_rows(groups.slice(0))
+    assert rows.schema == MESSAGES.schema
+    assert [row["outcome"] for row in rows.to_pylist()] == ["waiting", "unknown", "dead"]
+    last = lifecycles.message_rows(groups.slice(2)).to_pylist()[0]
+    assert (last["id"], last["error"], last["wait_ms"], last["service_ms"]) == ("c", "no host", 40, 10)
+    assert last["put_at"].timestamp() * 1_000 == START_MS
+    assert lifecycles.message_rows(groups.slice(3)).num_rows == 0
+
+
+def test_groups_of_events_become_rows_of_mail() -> None:
+    events: Any = [[{"event": "stored", "at_ms": 1}, {"event": "stored", "at_ms": 9}], [], [{"event": "x", "at_ms": 1}]]
+    groups = pa.RecordBatch.from_pydict(
+        {
+            "universe": ["main"] * 3,
+            "recipient": ["bob@main"] * 3,
+            "sender": ["ada@main", "eve@main", "eve@main"],
+            "id": ["a", "b", "c"],
+            "events": pa.array(events, pa.list_(pa.struct([("event", pa.string()), ("at_ms", pa.int64())]))),
+        }
+    )
+    rows = lifecycles.mail_rows(groups)
+    assert rows.schema == MAIL.schema
+    assert [(row["id"], row["sender"], row["outcome"]) for row in rows.to_pylist()] == [
+        ("a", "ada@main", "waiting"),
+        ("a", "ada@main", "waiting"),
+    ]
+    assert lifecycles.mail_rows(groups.slice(1)).num_rows == 0
+
+
+def test_what_a_plane_tells_of_a_message_is_folded_into_what_became_of_it(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with holdfast.open(f"dir:{tmp_path}", clock=clock) as plane:
+        jobs = plane.queue("jobs")
+        jobs.put("a", max_attempts=3)
+        clock.advance_ms(100)
+        for _ in range(2):  # In the same millisecond.
+            first = jobs.receive(extend_for_seconds=0)
+            assert first is not None
+            first.nack()
+        last = jobs.receive(extend_for_seconds=0)
+        assert last is not None
+        clock.advance_ms(250)
+        last.nack(error="no host")
+        told = [msgspec.json.decode(each.record) for each in plane.activity.read(kind="queues").records]
+    events = [Event(each["event"], each["at_ms"], each.get("attempt"), each.get("error")) for each in told]
+    assert lifecycles.message(events) == Message(
+        put_ms=START_MS,
+        first_leased_ms=START_MS + 100,
+        ended_ms=START_MS + 350,
+        attempts=3,
+        nacks=3,
+        expiries=0,
+        redrives=0,
+        outcome="dead",
+        error="no host",
+        wait_ms=100,
+        service_ms=250,
+    )
