@@ -30,10 +30,12 @@ _COMMANDS: Final = {
     "backup": "backups:backup",
     "restore": "restores:restore",
     "doctor": "doctor:doctor",
+    "pipeline": "pipeline:pipeline",
 }
 _ENVIRONMENT: Final = (
     ("HOLDFAST_URL, HOLDFAST_TOKEN, HOLDFAST_UNIVERSE, HOLDFAST_OBJECTS", "as the options of those names"),
     ("HOLDFAST_CA, HOLDFAST_CERT, HOLDFAST_KEY", "as the options of those names"),
+    ("HOLDFAST_LAKE", "as --lake of `holdfast pipeline`"),
     ("HOLDFAST_CONTEXT", "the context to use, where nothing says a URL"),
     ("HOLDFAST_QUEUE_*, HOLDFAST_LOCK_KEY, …", "what `queue get`, `lock acquire` and `lock run` export"),
 )
