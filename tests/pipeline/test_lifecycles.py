@@ -133,14 +133,13 @@ def test_a_delivery_of_which_only_the_end_was_told_counts() -> None:
 
 
 def test_two_deliveries_within_one_millisecond_are_two() -> None:
-    events = [
-        Event("put", 0),
-        Event("leased", 0, 1),
-        Event("nacked", 0, 1),
-        Event("leased", 0, 2),
-        Event("acked", 0, 2),
-    ]
-    assert lifecycles.message(events).attempts == 2
+    deliveries = [Event("leased", 0, 1), Event("nacked", 0, 1), Event("leased", 0, 2), Event("acked", 0, 2)]
+    assert lifecycles.message([Event("put", 0), *deliveries]).attempts == 2
+
+
+def test_a_later_delivery_is_not_taken_for_the_first() -> None:
+    folded = lifecycles.message([Event("put", 0), Event("leased", 500, 2), Event("acked", 510, 2)])
+    assert (folded.first_leased_ms, folded.wait_ms, folded.service_ms) == (None, None, 10)
 
 
 def test_a_dead_letter_that_is_worked_on_has_a_row_of_its_own_without_a_wait() -> None:
