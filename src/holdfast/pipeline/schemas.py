@@ -26,6 +26,11 @@ def _table(name: str, version: int, order: tuple[str, ...], /, **columns: pa.Dat
     return Table(name, version, pa.schema([("universe", pa.string()), *columns.items()]), order)
 
 
+def _percentiles(what: str) -> dict[str, pa.DataType]:
+    """Half of the messages took no longer than `p50`."""
+    return {f"{what}_p{percent}_ms": pa.float64() for percent in (50, 90, 99)}
+
+
 JOURNAL: Final = _table(
     "journal",
     1,
@@ -141,7 +146,143 @@ QUARANTINE: Final = _table(
     seen_at=_UTC,
 )
 
+UNREACHABLE: Final = _table(
+    "unreachable",
+    1,
+    ("hash",),
+    hash=pa.string(),
+    size=pa.int64(),
+    place=pa.string(),  # keys: the key space has the bytes; objects: the object store; unrecorded: nothing knows them.
+    since=_UTC,  # The first look that found it unreachable, of those since which it stayed so.
+    modified_at=_UTC,  # When it was stored, if its store tells.
+    reclaimable=pa.bool_(),  # It is old enough that nobody is about to refer to it.
+    seen_at=_UTC,
+)
+
+ROLLUP_QUEUES: Final = _table(
+    "rollup_queues",
+    1,
+    ("queue",),
+    queue=pa.string(),
+    messages=pa.int64(),
+    waiting=pa.int64(),
+    leased=pa.int64(),
+    acked=pa.int64(),
+    dead=pa.int64(),
+    outlived=pa.int64(),
+    unknown=pa.int64(),
+    retries=pa.int64(),  # Deliveries behind the first.
+    redrives=pa.int64(),
+    **_percentiles("wait"),
+    **_percentiles("service"),
+    first_at=_UTC,
+    last_at=_UTC,
+)
+
+ROLLUP_QUEUE_HOURS: Final = _table(
+    "rollup_queue_hours",
+    1,
+    ("queue", "hour"),
+    queue=pa.string(),
+    hour=_UTC,
+    put=pa.int64(),
+    started=pa.int64(),  # Leased for the first time.
+    acked=pa.int64(),
+    dead=pa.int64(),
+    outlived=pa.int64(),
+    retries=pa.int64(),  # Of messages that ended in this hour.
+    **_percentiles("wait"),  # Of those that started in this hour.
+    **_percentiles("service"),  # Of those that ended in this hour.
+)
+
+ROLLUP_ERRORS: Final = _table(
+    "rollup_errors",
+    1,
+    ("queue", "signature"),
+    queue=pa.string(),
+    signature=pa.string(),  # The error without numbers, ids, hexadecimals and paths.
+    letters=pa.int64(),  # Dead letters.
+    first_at=_UTC,
+    last_at=_UTC,
+    example=pa.string(),
+    example_id=pa.string(),
+)
+
+ROLLUP_MAILBOXES: Final = _table(
+    "rollup_mailboxes",
+    1,
+    ("recipient",),
+    recipient=pa.string(),
+    mails=pa.int64(),
+    waiting=pa.int64(),  # Delivered ones too, until they are confirmed.
+    confirmed=pa.int64(),
+    expired=pa.int64(),
+    rejected=pa.int64(),
+    oldest_at=_UTC,  # Since when the oldest of those that wait has waited.
+    **_percentiles("wait"),
+)
+
+ROLLUP_TALK: Final = _table(
+    "rollup_talk",
+    1,
+    ("sender", "recipient"),
+    sender=pa.string(),
+    recipient=pa.string(),
+    mails=pa.int64(),
+    rejected=pa.int64(),
+    first_at=_UTC,
+    last_at=_UTC,
+)
+
+ROLLUP_LEASES: Final = _table(
+    "rollup_leases",
+    1,
+    ("key", "hour"),
+    key=pa.string(),
+    hour=_UTC,
+    contended=pa.int64(),  # Acquires that did not get the lease at once, and what became of them:
+    granted=pa.int64(),
+    refused=pa.int64(),
+    gone=pa.int64(),
+    owners=pa.int64(),  # Different ones.
+    **_percentiles("waited"),
+    waited_max_ms=pa.int64(),
+)
+
+ROLLUP_STORAGE: Final = _table(
+    "rollup_storage",
+    1,
+    ("day", "source", "name"),
+    day=pa.date32(),  # When it was measured; the last measurement of a day counts.
+    source=pa.string(),  # plane, or lake
+    name=pa.string(),  # A table of the lake; worlds, segments or blobs of the plane.
+    rows=pa.int64(),
+    bytes=pa.int64(),
+    at=_UTC,
+)
+
+_ROLLUPS: Final = (
+    ROLLUP_QUEUES,
+    ROLLUP_QUEUE_HOURS,
+    ROLLUP_ERRORS,
+    ROLLUP_MAILBOXES,
+    ROLLUP_TALK,
+    ROLLUP_LEASES,
+    ROLLUP_STORAGE,
+)
+
 TABLES: Final = {
     table.name: table
-    for table in (JOURNAL, SEGMENTS, ACTIVITY, MESSAGES, MAIL, ENTITY_CHANGES, WORLD_STATE, QUARANTINE)
+    for table in (
+        JOURNAL,
+        SEGMENTS,
+        ACTIVITY,
+        MESSAGES,
+        MAIL,
+        ENTITY_CHANGES,
+        WORLD_STATE,
+        QUARANTINE,
+        UNREACHABLE,
+        *_ROLLUPS,
+    )
 }
