@@ -224,3 +224,6 @@ PIECE_BYTES: Final = 8_388_608  # and their bytes.
 PIECE_PAGE: Final = 256  # Hot records that one read of the key space takes; each may have 256 KiB.
 ROWS_BATCH: Final = 8_192  # Rows of one Arrow batch,
 ROWS_BATCH_BYTES: Final = 8_388_608  # and the bytes of their records.
+
+# Audits, roll-ups and reports.
+SIGNATURE_CHARACTERS_MAX: Final = 200  # Of an error's signature: what is said later is rarely what differs.
