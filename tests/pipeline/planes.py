@@ -1,0 +1,380 @@
+"""Planes of any size in a data directory, with everything in them that the pipeline reads, and ways to damage them.
+
+Test files cannot import each other; they take this one by
+
+    planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
+    built = planes.build(tmp_path / "data", worlds=5, entries=300)
+
+Snapshots hold the state that `holdfast.pipeline.replays:chain` folds the records into, so an audit with that reducer
+finds nothing wrong with a plane that nobody damaged.
+"""
+
+import contextlib
+import hashlib
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import holdfast
+from holdfast.backends.objects import ObjectStore, open_objects
+from holdfast.errors import HoldfastError
+from holdfast.kv import Transaction
+from holdfast.layers import blobs, journals, records, segments, snapshots, worlds
+from holdfast.layers.blobs import Blob
+from holdfast.layers.records import Kind
+from holdfast.layers.segments import SegmentRecord
+from holdfast.layers.worlds import World
+from holdfast.pipeline import replays
+from holdfast.runtime import loglines
+from holdfast.runtime.loglines import Header
+from holdfast.testing.clock import ManualClock
+from holdfast.wire.canonical import canonical
+from holdfast.wire.inboxes import DomainEvent
+from holdfast.wire.mail import NewMail
+from holdfast.wire.queues import AckMessages, MessageLease, NackMessages, QueuePolicy
+
+CHAIN = "holdfast.pipeline.replays:chain"
+SEGMENT = 64
+MARGIN = 8
+START_MS = 1_763_164_800_000  # 2025-11-15, midnight UTC.
+BATCH = 256
+ERRORS = ("timeout after 30 s", "connection refused by 10.0.0.7:5432", "KeyError: 'order'")
+
+
+class Built(msgspec.Struct, frozen=True):
+    """What was put into a plane."""
+
+    path: str
+    url: str
+    universe: str
+    worlds: list[str]
+    entries: int  # Journal records of all worlds together.
+    messages: int
+    mails: int
+    activity: int  # Records logged by `build` itself; events of queues and mail are more.
+
+
+def build(
+    path: Path,
+    *,
+    worlds: int = 3,
+    entries: int = 300,
+    segment: int = SEGMENT,
+    margin: int = MARGIN,
+    messages: int = 0,
+    mails: int = 0,
+    entities: int = 0,
+    activity: int = 0,
+    universe: str = "main",
+    seed: int = 1,
+    url: str | None = None,
+    objects: str | None = None,
+) -> Built:
+    """A plane in `path` (or at `url`), closed again.
+
+    `entries` is about how many records each world gets. The first world has them all hot, the others have most of them
+    in segments of `segment` records; one more world, `empty`, has none.
+    """
+    url = url or f"dir:{path}"
+    clock = ManualClock(START_MS)
+    dice = random.Random(seed)
+    names = [f"world-{n:04}" for n in range(worlds)]
+    with opened(url, universe=universe, objects=objects, clock=clock) as plane:
+        store = open_objects(objects or f"dir:{path / 'objects'}")
+        plane.world("empty").create()
+        for n, name in enumerate(names):
+            grow(plane, store, name, entries=entries, segment=segment if n else 0, margin=margin, dice=dice)
+        if messages:
+            fill_queues(plane, clock, messages, dice)
+        if mails:
+            fill_mailboxes(plane, clock, mails, dice)
+        if entities:
+            fill_entities(plane, clock, entities, dice)
+        for n in range(activity):
+            clock.advance_ms(dice.randrange(2_000))
+            plane.activity.log(f"session-{n % 3}", {"step": n, "cost": dice.random()}, kind="metrics")
+        heads = sum(plane.world(name).head() for name in names)
+    return Built(str(path), url, universe, names, heads, messages, mails, activity)
+
+
+@contextlib.contextmanager
+def opened(url: str, **options: Any) -> Iterator[holdfast.Plane]:
+    """The plane, open for a test to change; syncs are left to its end, because no power fails here."""
+    with holdfast.open(url, **options) as plane:
+        yield plane
+
+
+def extend(path: Path, names: list[str], entries: int, *, universe: str = "main", seed: int = 2) -> int:
+    """Append so many entries to each of the worlds; how many that were."""
+    dice = random.Random(seed)
+    with opened(f"dir:{path}", universe=universe, clock=ManualClock(START_MS + 86_400_000)) as plane:
+        for name in names:
+            _append(plane, name, entries, dice)
+    return entries * len(names)
+
+
+def truth(path: Path, *, universe: str = "main") -> dict[str, list[bytes]]:
+    """Every record of every world, as a reader of the plane gets them."""
+    found: dict[str, list[bytes]] = {}
+    with opened(f"dir:{path}", universe=universe) as plane:
+        after = ""
+        while page := plane.worlds(after=after):
+            for name in page:
+                found[name] = _records(plane, name)
+            after = page[-1]
+    return found
+
+
+def digest(rows: dict[str, list[bytes]]) -> str:
+    """Names a set of histories, whatever order its worlds are in."""
+    sha = hashlib.sha256()
+    for name in sorted(rows):
+        for height, record in enumerate(rows[name]):
+            sha.update(f"{name}/{height}/{hashlib.sha256(record).hexdigest()}\n".encode())
+    return sha.hexdigest()
+
+
+def grow(
+    plane: holdfast.Plane,
+    store: ObjectStore,
+    name: str,
+    *,
+    entries: int,
+    segment: int,
+    margin: int,
+    dice: random.Random,
+    baseline: Any = None,
+) -> None:
+    """Make a world with about so many records, a baseline at three quarters, and segments unless `segment` is 0.
+
+    `baseline` replaces the state of the baseline: then it contradicts the journal.
+    """
+    world = plane.world(name)
+    world.create()
+    _append(plane, name, entries // 3, dice)
+    for n in range(3):
+        world.inbox.put(DomainEvent(schema="order.placed", payload=b"%d" % n))
+    world.drain()
+    world.set_manifest(hashlib.sha256(name.encode()).hexdigest(), expected_head=world.head())
+    _append(plane, name, max(entries - entries // 3 - 6, 0), dice)
+    height = world.head() * 3 // 4
+    state = replays.replay(_records(plane, name)[:height], replays.chain)
+    world.snapshots.commit(replays.replay(_records(plane, name)[: height // 2], replays.chain), height=height // 2)
+    manifest = plane.transact(snapshots.manifest_at, World(_universe(plane), name), height)
+    world.snapshots.commit(
+        state if baseline is None else baseline,
+        height=height,
+        promote=True,
+        receipt_horizon_height=height,
+        manifest_hash=manifest,
+    )
+    if segment:
+        cut(plane, store, name, segment=segment, margin=margin)
+
+
+def cut(plane: holdfast.Plane, store: ObjectStore, name: str, *, segment: int, margin: int) -> int:
+    """Move whatever lies well below the baseline into segments; how many. As a compaction does, without its rests."""
+    world, count = World(_universe(plane), name), 0
+    while span := plane.transact(segments.next_range, world, entries=segment, margin=margin):
+        start, end = span
+        hot = plane.transact(journals.present, world, start, end + 1, segment)
+        data = b"".join(segments.body(record for _, record in hot))
+        path = segments.object_path(world, start, end)
+        store.put(path, data)
+        record = SegmentRecord(start, end, path, segments.checksum(data), len(data))
+        plane.transact(segments.index, world, record, margin=margin)
+        while not plane.transact(segments.trim, world, segment):
+            pass
+        count += 1
+    return count
+
+
+def fill_queues(plane: holdfast.Plane, clock: ManualClock, messages: int, dice: random.Random) -> None:
+    """Two queues with messages that were acknowledged, failed and died, expired, are leased, or wait."""
+    for name in ("orders", "emails"):
+        plane.queue(name).set_policy(QueuePolicy(max_attempts=2, visibility_seconds=30.0))
+    left = messages - 1
+    while left > 0:
+        queue = plane.queue(("orders", "emails")[left % 2])
+        count = min(left, BATCH)
+        bodies = [{"n": left - n, "note": "x" * dice.randrange(50)} for n in range(count)]
+        queue.put_many(bodies, tier=holdfast.Tier.IMPORTANT)
+        left -= count
+        clock.advance_ms(dice.randrange(1, 5_000))
+        taken = queue.receive_many(max(count - count // 8, 1), tier=holdfast.Tier.IMPORTANT)
+        for n in range(0, len(taken), 16):
+            clock.advance_ms(dice.randrange(1_000))
+            fates = [dice.randrange(10) for _ in taken[n : n + 16]]
+            done = [message.lease for message, fate in zip(taken[n:], fates, strict=False) if fate < 7]
+            failed = [message.lease for message, fate in zip(taken[n:], fates, strict=False) if 7 <= fate < 9]
+            _settle(plane, AckMessages(queue.name, done, _universe(plane), tier=holdfast.Tier.IMPORTANT))
+            _fail(plane, queue.name, failed, dice.choice(ERRORS))
+        clock.advance_ms(31_000)  # The leases of the others end, which counts as a failure too.
+        _fail(plane, queue.name, [message.lease for message in queue.receive_many(count // 8 + 1)], dice.choice(ERRORS))
+    plane.queue("orders").put(b"z" * 20_000, attributes={"large": "yes"})
+
+
+def fill_mailboxes(plane: holdfast.Plane, clock: ManualClock, mails: int, dice: random.Random) -> None:
+    """Five agents that write to each other; most of it is confirmed."""
+    agents = [f"agent-{n}" for n in range(5)]
+    sent = 0
+    while sent < mails:
+        sender, to = dice.sample(agents, 2)
+        count = min(mails - sent, 20)
+        plane.mailbox(sender).send_many([NewMail(to, b"hello %d" % (sent + n)) for n in range(count)])
+        sent += count
+        clock.advance_ms(dice.randrange(1, 10_000))
+        box = plane.mailbox(to)
+        read = box.read(limit=50)
+        clock.advance_ms(dice.randrange(1, 1_000))
+        if read and dice.random() < 0.8:
+            box.confirm(read[: len(read) * 3 // 4 + 1])
+
+
+def fill_entities(plane: holdfast.Plane, clock: ManualClock, entities: int, dice: random.Random) -> None:
+    """Orders with a few changes each, and some that were deleted."""
+    for n in range(entities):
+        for version in range(dice.randrange(1, 4)):
+            clock.advance_ms(dice.randrange(1_000))
+            plane.entities.write("order", f"o-{n}", {"total": n, "version": version, "paid": dice.random() < 0.5})
+        if n % 5 == 4:
+            plane.entities.delete("order", f"o-{n}")
+
+
+def segment_files(path: Path, world: str, *, universe: str = "main") -> list[Path]:
+    """The files of a world's segments, in order."""
+    folder = path / "objects" / "segments" / universe / world
+    return sorted(folder.glob("*.log"), key=lambda file: int(file.name.partition("-")[0]))
+
+
+def flip_byte(path: Path, world: str, n: int = 0, *, at: int = 40) -> tuple[int, int]:
+    """Damage the n-th segment of a world; the heights that it holds, both included."""
+    file = segment_files(path, world)[n]
+    data = bytearray(file.read_bytes())
+    data[at % len(data)] ^= 0x01
+    file.write_bytes(data)
+    return _span(file)
+
+
+def remove_segment(path: Path, world: str, n: int = 0) -> tuple[int, int]:
+    """Lose the n-th segment of a world; the heights that it held, both included."""
+    file = segment_files(path, world)[n]
+    file.unlink()
+    return _span(file)
+
+
+def append_unknown(path: Path, world: str, *, universe: str = "main", kind: int = 9) -> int:
+    """Append a record as a newer version could write it; its height."""
+    return _work(path, universe, lambda tx: _append_raw(tx, World(universe, world), bytes((0x82, kind, 0x61, 0x3F))))
+
+
+def remove_record(path: Path, world: str, height: int, *, universe: str = "main") -> None:
+    """Lose one hot record, and leave a hole."""
+
+    def lose(tx: Transaction) -> None:
+        key = worlds.room(World(universe, world)).key("journal", "e") + height.to_bytes(8, "big")
+        assert tx.get(key) is not None
+        tx.delete(key)
+
+    _work(path, universe, lose)
+
+
+def plant_baseline(path: Path, world: str, state: Any, *, universe: str = "main") -> int:
+    """Replace the state of a world's baseline, and of the snapshot that it is, by another one; its height."""
+
+    def plant(tx: Transaction) -> int:
+        where = World(universe, world)
+        data = canonical(state)
+        digest = hashlib.sha256(data).digest()
+        blobs.record(tx, universe, digest, Blob(len(data), data))
+        record = msgspec.structs.replace(snapshots.baseline(tx, where), snapshot_ref=digest.hex())
+        encoded = msgspec.msgpack.encode(record)
+        tx.put(worlds.room(where).key("snapshot", record.height), encoded)
+        tx.put(worlds.room(where).key("baseline"), encoded)
+        return record.height
+
+    return _work(path, universe, plant)
+
+
+def leave_log(
+    path: Path,
+    lines: int = 5,
+    *,
+    universe: str = "main",
+    session: str = "crashed",
+    kind: str = "metrics",
+    garbled: int | None = None,
+    torn: bool = False,
+) -> Path:
+    """A session log that a process left behind which was killed; the file. A plane that closes rotates its own.
+
+    One line may be garbled, and the last one may be torn.
+    """
+    header = Header(universe, session, kind, START_MS, str(uuid.uuid4()))
+    data = loglines.header_line(header)
+    for n in range(lines):
+        line = loglines.line(n, START_MS + n, b'{"step":%d}' % n)
+        data += line.replace(b":", b"#") if n == garbled else line
+    file = path / "activity" / universe / loglines.file_name(header)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data[:-4] if torn else data)
+    return file
+
+
+def _fail(plane: holdfast.Plane, queue: str, leases: list[MessageLease], error: str) -> None:
+    _settle(
+        plane,
+        NackMessages(queue, leases, 0.0, "failure", error, _universe(plane), tier=holdfast.Tier.IMPORTANT),
+    )
+
+
+def _settle(plane: holdfast.Plane, request: AckMessages | NackMessages) -> None:
+    if request.leases:
+        plane.queue(request.queue)._port.call(request)
+
+
+def _append(plane: holdfast.Plane, name: str, entries: int, dice: random.Random) -> None:
+    world = plane.world(name)
+    head = world.head()
+    while entries > 0:
+        count = min(entries, BATCH)
+        world.append([_entry(head + n, dice) for n in range(count)], expected_head=head, tier=holdfast.Tier.IMPORTANT)
+        head += count
+        entries -= count
+
+
+def _entry(height: int, dice: random.Random) -> dict[str, Any]:
+    entry: dict[str, Any] = {"type": dice.choice(("move", "say", "buy")), "n": height, "cost": dice.random()}
+    if height % 10 == 0:
+        entry["token"] = dice.randbytes(8)
+    return entry
+
+
+def _records(plane: holdfast.Plane, name: str) -> list[bytes]:
+    found: list[bytes] = []
+    with contextlib.suppress(HoldfastError):  # A damaged world is told up to where it can be read.
+        while page := plane.world(name).read(len(found), limit=1_000):
+            found += [records.join(Kind[record.kind.upper()], record.value) for record in page]
+    return found
+
+
+def _append_raw(tx: Transaction, world: World, record: bytes) -> int:
+    return journals.append(tx, world, [record], expected_head=journals.head(tx, world))
+
+
+def _work(path: Path, universe: str, work: Callable[[Transaction], Any]) -> Any:
+    with opened(f"dir:{path}", universe=universe) as plane:
+        return plane.transact(work)
+
+
+def _span(file: Path) -> tuple[int, int]:
+    start, _, end = file.stem.partition("-")
+    return int(start), int(end)
+
+
+def _universe(plane: holdfast.Plane) -> str:
+    return plane.world("any")._universe
