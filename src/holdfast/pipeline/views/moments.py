@@ -19,6 +19,8 @@ from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import PAGE_ITEMS, PIECE_BYTES, PIECE_ENTRIES, PIECE_PAGE
 from holdfast.pipeline.logs import LogPiece
 from holdfast.pipeline.pieces import Piece, Stores, WorldView
+from holdfast.pipeline.views import rows
+from holdfast.pipeline.views.rows import BlobRow, ChangeRow, EntityRow, MailRow, MessageRow, Reference
 from holdfast.runtime import loglines, rotation, walks
 from holdfast.runtime.loglines import LogFile
 
@@ -133,6 +135,34 @@ class View:
         path = f"logs/{hashlib.sha256(data).hexdigest()}{loglines.SUFFIX}"
         self.stores.staging(staging).put(path, data)
         return LogPiece(*labels, staging, path, start, start + len(data), start, n)
+
+    def messages(self, universe: str) -> Iterator[MessageRow]:
+        """Every message that is in a queue, dead letters too."""
+        return rows.messages(self.database, universe)
+
+    def dead_letters(self, universe: str) -> Iterator[MessageRow]:
+        """Every dead letter that is still there, with the error that it died of."""
+        return rows.dead_letters(self.database, universe)
+
+    def mails(self, universe: str) -> Iterator[MailRow]:
+        """Every mail that is not confirmed."""
+        return rows.mails(self.database, universe)
+
+    def entities(self, universe: str) -> Iterator[EntityRow]:
+        """Every entity, deleted ones too."""
+        return rows.all_entities(self.database, universe)
+
+    def entity_changes(self, universe: str) -> Iterator[ChangeRow]:
+        """Every change of every entity that its history still has."""
+        return rows.entity_changes(self.database, universe)
+
+    def blobs(self, universe: str) -> Iterator[BlobRow]:
+        """Every blob that is recorded."""
+        return rows.blobs(self.database, universe)
+
+    def references(self, universe: str) -> Iterator[Reference]:
+        """Whatever in the key space names a blob. Segments and the bytes of blobs may name more: see `hashes_in`."""
+        return rows.references(self.database, universe)
 
     def close(self) -> None:
         """Let go of everything. Closing twice is fine."""
