@@ -3,21 +3,28 @@
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import cbor2
 import pytest
 
+import holdfast
 from holdfast import limits
+from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import (
     BlobNotFound,
     DirectoryInUse,
     HashMismatch,
+    InvalidArgument,
     InvalidUrl,
     MissingObject,
+    NotAllowed,
     NotFound,
     SchemaMismatch,
 )
+from holdfast.handles.sync.backups import Backups
 from holdfast.pipeline import codec
 from holdfast.pipeline.codec import Damaged
 from holdfast.pipeline.config import Config
@@ -25,6 +32,8 @@ from holdfast.pipeline.logs import DamagedLines, Reached, activity_rows
 from holdfast.pipeline.pieces import Piece
 from holdfast.pipeline.views import View, open_view
 
+SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
+serving = runpy.run_path(str(SERVING))["serving"]
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))  # Test files cannot import.
 
 
@@ -281,6 +290,138 @@ def test_a_log_goes_on_at_its_offset_also_when_it_was_rotated_since(data, stagin
         assert rotated.is_rotated
         piece = view.log_piece(rotated, staging, start=reached.offset, n=reached.n)
         assert list(activity_rows([piece], view.stores)) == [reached]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_view_of_a_server_holds_every_record_while_the_server_goes_on(data, staging, cache):
+    planes.build(data, worlds=3, entries=300, messages=50, mails=20, entities=5, activity=20)
+    planes.leave_log(data, 5)
+    before = planes.truth(data)
+    with serving(f"dir:{data}") as server:
+        with open_view(Config(data=server.url, lake="unused")) as view:
+            with holdfast.connect(server.url) as plane:
+                plane.world("world-0000").append([{"late": True}], expected_head=len(before["world-0000"]))
+                plane.world("late").create()
+                plane.activity.log("late", {"late": True})
+            assert everything(view, staging) == before
+            assert view.objects_url is None
+            rows = activity_rows([view.log_piece(file, staging) for file in view.logs("main")], view.stores)
+            records = [batch["session"].to_pylist() for batch in rows if hasattr(batch, "num_rows")]
+            counts = Counter(session for sessions in records for session in sessions)
+            assert counts["session-0"] + counts["session-1"] + counts["session-2"] == 20
+            assert counts["crashed"] == 5
+            assert counts["late"] == 0
+            baseline = view.world("main", "world-0001").baseline
+            assert len(cbor2.loads(view.blob("main", baseline.snapshot_ref))) == 32
+            assert len(list(view.messages("main"))) > 0
+            (folder,) = cache.rglob(".view-*")
+            assert len(list(data.glob(".checkpoint-*"))) == 1
+        assert list(data.glob(".checkpoint-*")) == []
+        assert not folder.exists()
+        with open_view(Config(data=server.url, lake="unused")) as view:
+            assert len(everything(view, staging)["world-0000"]) == len(before["world-0000"]) + 1
+
+
+def test_a_server_sends_a_table_once(data, staging, cache, monkeypatch):
+    planes.build(data, worlds=2, entries=300)
+    with RocksDatabase(data / "kv") as database:
+        database.flush_tables()
+    sent = []
+    monkeypatch.setattr(Backups, "open", _noting(Backups.open, sent))
+    with serving(f"dir:{data}") as server:
+        for _ in range(2):
+            sent.clear()
+            with open_view(Config(data=server.url, objects=f"dir:{data / 'objects'}", lake="unused")) as view:
+                assert view.objects_url is not None
+                assert len(everything(view, staging)["world-0001"]) == 301
+        tables = [length for path, length in sent if path.endswith(".sst")]
+    assert tables
+    assert max(tables) <= 4_096
+
+
+def test_a_table_of_another_plane_is_not_taken_for_this_ones(data, staging, cache, tmp_path):
+    planes.build(data, worlds=2, entries=300)
+    with RocksDatabase(data / "kv") as database:
+        database.flush_tables()
+    with serving(f"dir:{data}") as server:
+        with open_view(Config(data=server.url, lake="unused")) as view:
+            everything(view, staging)
+        (tables,) = cache.rglob("tables")
+        for table in tables.iterdir():
+            table.write_bytes(table.read_bytes()[:-3_000] + bytes(3_000))
+        with open_view(Config(data=server.url, lake="unused")) as view:
+            assert len(everything(view, staging)["world-0001"]) == 301
+    ends = set()
+    for name in ("one", "two"):
+        with RocksDatabase(tmp_path / name) as database:
+            database.transact(lambda tx: tx.put(b"key", b"value"))
+            database.flush_tables()
+        (table,) = (tmp_path / name).glob("*.sst")
+        ends.add(table.read_bytes()[-4_096:])
+    assert len(ends) == 2  # The same pairs in two key spaces.
+
+
+def _noting(opened, sent):
+    def noting(self, id, path, *, start=0, length=None):
+        sent.append((path, length))
+        return opened(self, id, path, start=start, length=length)
+
+    return noting
+
+
+def test_a_server_with_tokens_wants_one_that_allows_backups(data, cache):
+    planes.build(data, worlds=1, entries=10)
+    with serving(f"dir:{data}", tokens=True) as server:
+        with pytest.raises(NotAllowed):
+            open_view(Config(data=server.url, lake="unused", token="nobody"))
+        with open_view(Config(data=server.url, lake="unused", token="all")) as view:
+            assert list(view.universes()) == ["main"]
+
+
+def test_damage_behind_a_server_is_told_like_any_other(data, staging, cache):
+    planes.build(data, worlds=2, entries=300)
+    lost = planes.remove_segment(data, "world-0001", 0)
+    flipped = planes.flip_byte(data, "world-0001", 1)
+    with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
+        world = view.world("main", "world-0001")
+        rows, damaged = rows_of(view, view.pieces(world, 0, staging))
+    assert [(each.start, each.end, each.reason) for each in damaged] == [(*lost, "missing"), (*flipped, "checksum")]
+    assert len(rows) == world.head - 128
+
+
+def test_a_view_of_postgres_holds_every_record(postgres_url, tmp_path, staging):
+    objects = f"dir:{tmp_path / 'objects'}"
+    built = planes.build(tmp_path / "unused", worlds=2, entries=300, url=postgres_url, objects=objects, messages=20)
+    with open_view(Config(data=postgres_url, lake="unused", objects=objects)) as view:
+        found = everything(view, staging)
+        assert sum(map(len, found.values())) == built.entries
+        with holdfast.open(postgres_url, objects=objects) as plane:
+            world = plane.world("world-0001")
+            assert [record.height for record in world.read(limit=1_000)] == list(range(301))
+            seen = view.world("main", "world-0001")
+            # What was hot when the world was seen may be cold by now.
+            world.snapshots.commit(
+                {}, height=290, promote=True, receipt_horizon_height=290, manifest_hash=seen.baseline.manifest_hash
+            )
+            assert world.compact(entries=64, margin=8).segments == 1
+        rows, damaged = rows_of(view, view.pieces(seen, 0, staging))
+        assert damaged == []
+        assert sorted(rows) == list(range(301))
+        assert len(list(view.messages("main"))) > 0
+
+
+def test_postgres_without_its_object_store_says_what_is_missing(postgres_url, tmp_path, staging):
+    objects = f"dir:{tmp_path / 'objects'}"
+    planes.build(tmp_path / "unused", worlds=2, entries=300, url=postgres_url, objects=objects)
+    with open_view(Config(data=postgres_url, lake="unused")) as view:
+        view.pieces(view.world("main", "world-0000"), 0, staging)
+        with pytest.raises(InvalidArgument, match="--objects"):
+            view.pieces(view.world("main", "world-0001"), 0, staging)
 
 
 def test_the_objects_of_a_directory_may_be_elsewhere(data, tmp_path, staging):

@@ -12,7 +12,7 @@ with open_view(config) as view:
 from holdfast.errors import InvalidUrl
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.pieces import Piece, WorldView
-from holdfast.pipeline.views import directories
+from holdfast.pipeline.views import directories, postgres, servers
 from holdfast.pipeline.views.moments import View
 
 __all__ = ["Piece", "View", "WorldView", "open_view"]
@@ -30,7 +30,11 @@ def open_view(config: Config) -> View:
     scheme, _, rest = config.data.partition(":")
     if scheme == "dir" and rest:
         return directories.open_directory(config)
+    if scheme in ("http", "https") and rest.startswith("//"):
+        return servers.open_server(config)
+    if scheme in ("postgresql", "postgres") and rest.startswith("//"):
+        return postgres.open_postgres(config)
     raise InvalidUrl(
-        f"{config.data.partition('@')[2] or config.data!r} is no plane; "
+        f"{config.data.rpartition('@')[2]!r} is no plane; "  # What is in front may be a password.
         "give dir:PATH, postgresql://user@host/database or http://HOST:PORT"
     )

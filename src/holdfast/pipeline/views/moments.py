@@ -10,7 +10,7 @@ from typing import Self
 import msgspec
 
 from holdfast.backends.objects import ObjectStore
-from holdfast.errors import BlobNotFound, HashMismatch, MissingObject, ObjectNotFound, SnapshotNotFound, WorldNotFound
+from holdfast.errors import BlobNotFound, HashMismatch, InvalidArgument, MissingObject, ObjectNotFound, SnapshotNotFound, WorldNotFound
 from holdfast.kv import Database, Transaction
 from holdfast.layers import blobs, journals, segments, snapshots, worlds
 from holdfast.layers.segments import SegmentRecord
@@ -184,7 +184,7 @@ class View:
 
     def _object(self, path: str) -> bytes:
         if self.objects is None:
-            raise MissingObject(f"{path} is in an object store that was not named; give it as `objects`")
+            raise InvalidArgument(f"{path} is in an object store that was not named; name it (--objects s3://…)")
         try:
             return self.objects.get(path)
         except ObjectNotFound as error:

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.kv import Database, Subspace
+from holdfast.kv import Database, Subspace, Transaction
 from holdfast.layers import entities
 from holdfast.layers.blobs import Blob
 from holdfast.layers.entities import Entity, EntityKey
@@ -124,7 +124,7 @@ def messages(database: Database, universe: str) -> Iterator[MessageRow]:
             for _, value in walk(database, begin, end):
                 message = rooms.decode(value)
                 if message.has_body:
-                    message.payload = database.read(lambda tx, key=room.body_key(message.id): tx.get(key))
+                    message.payload = database.read(_get, room.body_key(message.id))
                 yield _message(queue, message, state)
 
 
@@ -211,9 +211,10 @@ def blobs(database: Database, universe: str) -> Iterator[BlobRow]:
 
 
 def references(database: Database, universe: str) -> Iterator[Reference]:
-    """Whatever in the key space names a blob: a hash is looked for in every value, because callers keep theirs anywhere.
+    """Whatever in the key space names a blob.
 
-    Blobs that name other blobs are not among these, nor are records in segments; `hashes_in` looks into their bytes.
+    A hash is looked for in every value, because callers keep theirs anywhere. Blobs that name other blobs are not among
+    these, nor are records in segments; `hashes_in` looks into their bytes.
     """
     everything = Subspace("u", universe)
     for place in names(database, everything):
@@ -227,6 +228,10 @@ def references(database: Database, universe: str) -> Iterator[Reference]:
 def hashes_in(data: bytes) -> set[str]:
     """Everything in these bytes that could be the name of a blob: 64 hexadecimal digits, wherever they begin."""
     return {found.decode().lower() for found in _HASH.findall(data)} if len(data) >= _HASH_CHARACTERS else set()
+
+
+def _get(tx: Transaction, key: bytes) -> bytes | None:
+    return tx.get(key)
 
 
 def _message(queue: QueueKey, message: Stored, state: str) -> MessageRow:

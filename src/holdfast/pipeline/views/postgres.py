@@ -1,0 +1,41 @@
+"""A view of a PostgreSQL that goes on: every read is a snapshot of its own, so each world is of one moment.
+
+Worlds that are told later may be of a later moment. Nothing depends on their being of the same one.
+"""
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+from holdfast.pipeline.config import Config
+from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.views.moments import View
+from holdfast.plane.open import open_database
+
+
+def open_postgres(config: Config) -> View:
+    """A view of the PostgreSQL at a `postgresql:` URL.
+
+    Raises:
+        Unreachable: it does not answer.
+        Unsupported: its driver is not installed.
+    """
+    stores = Stores(config.storage)
+    with ExitStack() as resources:
+        database = resources.enter_context(open_database(config.data))
+        return View(
+            database,
+            objects=stores(config.objects) if config.objects else None,
+            objects_url=config.objects,
+            logs=_logs(config.activity),
+            stores=stores,
+            universes=config.universes,
+            resources=resources.pop_all(),
+        )
+
+
+def _logs(activity: str | None) -> Path:
+    """Where nodes of this machine keep session logs, if nothing else is said."""
+    if activity is not None:
+        return Path(activity.removeprefix("dir:")).expanduser()
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "holdfast" / "activity"

@@ -1,0 +1,186 @@
+"""A view of a server that goes on: the files of an online backup, opened here.
+
+    CACHE/<server>/tables/            tables of its key space, for the next view: they never change
+    CACHE/<server>/.view-<id>/kv/     the key space at one moment, from links to these
+    CACHE/<server>/.view-<id>/activity/
+
+Objects come from the store that the config names. If it names none, the server sends them: whatever executors need is
+staged for them, and the rest is asked for when it is read.
+"""
+
+import hashlib
+import os
+import shutil
+import uuid
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final
+
+from obstore.store import MemoryStore
+
+import holdfast
+from holdfast.backends.objects import ObjectMeta, ObjectStore
+from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.errors import HoldfastError, NotFound, ObjectNotFound, SchemaMismatch, Unreachable, Unsupported
+from holdfast.handles.sync.backups import Backups
+from holdfast.limits import OBJECT_LIST_MAX
+from holdfast.pipeline.config import Config
+from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.views import folders
+from holdfast.pipeline.views.moments import View
+from holdfast.plane.formats import FORMAT
+from holdfast.wire.backups import BackupBegun, BackupFile
+
+_MANIFESTS: Final = "activity-manifest/"  # Where the object store says which session logs it has.
+_TAIL_BYTES: Final = 4_096  # The end of a table has the ids of the database and the process that wrote it.
+
+
+def open_server(config: Config) -> View:
+    """A view of the server at a URL.
+
+    Raises:
+        Unreachable: it does not answer.
+        NotAllowed: the token does not allow backups of all universes.
+        Unsupported: its data are not in a directory.
+        SchemaMismatch: it is of a newer Holdfast.
+    """
+    stores = Stores(config.storage)
+    with ExitStack() as resources:
+        plane = resources.enter_context(holdfast.connect(config.data, token=config.token))
+        begun = _begin(plane.backups)
+        resources.callback(_end, plane.backups, begun.id)
+        if begun.data_format != FORMAT:
+            raise SchemaMismatch(
+                f"The server's data have format {begun.data_format} and this version knows {FORMAT}; upgrade Holdfast"
+            )
+        cache = _cache(config.data)
+        folder = resources.enter_context(folders.temporary(cache))
+        manifests = _fetch(plane.backups, begun.id, folder, cache / "tables", with_logs=config.objects is None)
+        database = resources.enter_context(RocksDatabase(folder / "kv"))
+        objects = stores(config.objects) if config.objects else BackupObjects(plane.backups, begun.id, manifests)
+        return View(
+            database,
+            objects=objects,
+            objects_url=config.objects,
+            logs=folder / "activity",
+            stores=stores,
+            universes=config.universes,
+            resources=resources.pop_all(),
+        )
+
+
+class BackupObjects(ObjectStore):
+    """The objects that belong to a backup, as the server sends them. There is nothing to write to."""
+
+    def __init__(self, backups: Backups, id: str, manifests: list[ObjectMeta]) -> None:
+        """`manifests` are those of its session logs; nothing else is ever listed."""
+        super().__init__(MemoryStore())
+        self._backups = backups
+        self._id = id
+        self._manifests = sorted(manifests, key=lambda meta: meta.path)
+
+    def get(self, path: str) -> bytes:
+        return b"".join(self.open(path))
+
+    def get_range(self, path: str, start: int, length: int) -> bytes:
+        return b"".join(self.open(path, start, length))
+
+    def open(self, path: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+        try:
+            return self._backups.open(self._id, f"objects/{path}", start=start, length=length)
+        except NotFound as error:
+            raise ObjectNotFound(f"{path} is not in the server's object store") from error
+
+    def list(self, prefix: str = "", *, after: str | None = None, limit: int = OBJECT_LIST_MAX) -> "list[ObjectMeta]":
+        begin = bisect_right(self._manifests, after or "", key=lambda meta: meta.path)
+        wanted = f"{prefix.removesuffix('/')}/" if prefix else ""
+        return [meta for meta in self._manifests[begin:] if meta.path.startswith(wanted)][:limit]
+
+
+def _begin(backups: Backups) -> BackupBegun:
+    try:
+        return backups.begin()
+    except Unsupported as error:
+        raise Unsupported(
+            "The server's data are in a PostgreSQL; give its URL instead (--data postgresql://user@host/database), "
+            "and the object store with --objects"
+        ) from error
+
+
+def _end(backups: Backups, id: str) -> None:
+    with suppress(HoldfastError):  # The server removes it by itself after a while.
+        backups.end(id)
+
+
+def _cache(url: str) -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return home / "holdfast" / "views" / hashlib.sha256(url.encode()).hexdigest()[:16]
+
+
+def _fetch(backups: Backups, id: str, folder: Path, tables: Path, *, with_logs: bool) -> list[ObjectMeta]:
+    """Bring the key space and local session logs into `folder`; the manifests of the session logs in the store."""
+    (folder / "kv").mkdir()
+    tables.mkdir(exist_ok=True)
+    manifests: list[ObjectMeta] = []
+    named: set[str] = set()
+    for file in backups.files(id):
+        part, _, rest = file.path.partition("/")
+        if part == "objects":
+            if rest.startswith(_MANIFESTS):
+                manifests.append(ObjectMeta(rest, file.size, ""))
+            elif not with_logs:
+                break  # What belongs to the backup alone comes first, and the rest is read where it is.
+        elif part == "activity":
+            with suppress(NotFound):
+                _save(backups, id, file, folder / file.path)
+        elif rest.endswith(".sst"):
+            named.add(rest)
+            _bring_table(backups, id, file, tables / rest, folder / "kv" / rest)
+        elif rest != "LOCK":
+            _save(backups, id, file, folder / "kv" / rest)
+    for known in tables.iterdir():
+        if known.name not in named:
+            known.unlink(missing_ok=True)
+    return manifests
+
+
+def _bring_table(backups: Backups, id: str, file: BackupFile, cached: Path, place: Path) -> None:
+    """Put a table into its place: a link to what an earlier view brought, if it is the same."""
+    with suppress(FileNotFoundError):  # Another view may remove it meanwhile.
+        if cached.stat().st_size == file.size and _tail(cached) == _tail_of(backups, id, file):
+            _link(cached, place)
+            return
+    _save(backups, id, file, place)
+    draft = cached.with_name(f"{cached.name}.{uuid.uuid4().hex}")
+    _link(place, draft)
+    draft.replace(cached)
+
+
+def _save(backups: Backups, id: str, file: BackupFile, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.open("xb") as target:
+        size = sum(target.write(chunk) for chunk in backups.open(id, file.path, length=file.size))
+    if size != file.size:
+        raise Unreachable(f"{file.path} came with {size} of {file.size} bytes; try again")
+
+
+def _tail(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
+        return file.read()
+
+
+def _tail_of(backups: Backups, id: str, file: BackupFile) -> bytes:
+    start = max(file.size - _TAIL_BYTES, 0)
+    return b"".join(backups.open(id, file.path, start=start, length=file.size - start))
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)
