@@ -68,6 +68,18 @@ TRIM_ENTRIES: Final = 1_024  # Hot records that one transaction of a compaction 
 SURVEY_MAX: Final = 100  # Each is several reads, and everybody else waits for a page.
 KIND_SAMPLE: Final = 32  # Entities of a kind that are looked at for the names of its fields.
 
+# The console.
+CONSOLE_WATCHERS_MAX: Final = 64  # Pages that are open and live.
+CONSOLE_LOOK_SECONDS: Final = 0.2  # How often a page hears what has changed.
+CONSOLE_SAMPLE_SECONDS: Final = 1.0  # How often the charts of all pages get another point.
+CONSOLE_SAMPLES: Final = 300  # Points that a page gets when it opens; they are kept while somebody watches.
+CONSOLE_SECONDS_MAX: Final = 3_600.0  # Then a page connects again, perhaps to another server.
+CONSOLE_UNIVERSES_MAX: Final = 1_000  # Names to choose from.
+CONSOLE_REPORT_BYTES_MAX: Final = 33_554_432
+CONSOLE_REPORTS_MAX: Final = 64  # Files of the pipeline that are listed.
+CONSOLE_PASSES_MAX: Final = 256  # Addresses of reports that are known at a time,
+CONSOLE_PASS_SECONDS: Final = 300.0  # and for how long.
+
 # Calls over the network.
 ONCE_PERIOD_SECONDS: Final = 600  # A key of a call is remembered for one to two of these.
 ONCE_KEY_BYTES_MAX: Final = 256
@@ -110,6 +122,12 @@ CHECKPOINTS_MAX: Final = 4  # Each holds on to disk that the key space would hav
 CHECKPOINT_IDLE_SECONDS: Final = 3_600  # Then nobody will come back for it.
 LINES_MAX: Final = 1_000  # Of a list that is streamed, at a time,
 LINES_SECONDS_MAX: Final = 0.5  # and how long they may be gathered: whoever waits sees that there is life.
+
+# Migrations.
+MIGRATION_PAGE_PAIRS: Final = 256  # Pairs that one read takes; a value may have 1 MiB.
+MIGRATION_BATCH_PAIRS: Final = 1_000  # Pairs of one transaction,
+MIGRATION_BATCH_BYTES: Final = 2_097_152  # and their bytes.
+MIGRATION_RANGE_PAIRS: Final = 4_096  # Pairs that are compared by one digest, and copied again if it differs.
 
 # Session logs.
 ACTIVITY_FLUSH_SECONDS: Final = 0.2  # How long a record may stay in memory.
@@ -224,6 +242,22 @@ PIECE_BYTES: Final = 8_388_608  # and their bytes.
 PIECE_PAGE: Final = 256  # Hot records that one read of the key space takes; each may have 256 KiB.
 ROWS_BATCH: Final = 8_192  # Rows of one Arrow batch,
 ROWS_BATCH_BYTES: Final = 8_388_608  # and the bytes of their records.
+SOURCE_PARTITION_ROWS: Final = 65_536  # Rows of a journal that one task reads: a task costs as much as 10,000 rows.
+SOURCE_FILE_BYTES: Final = 8_388_608  # Bytes of session logs that one task reads.
+SOURCE_STAGED_SECONDS: Final = 86_400  # How long what was staged for a read stays, if nobody stages it again.
+LOAD_BATCH_ROWS: Final = 128  # Rows of a bulk load in one commit: with its key each is two operations.
+LOAD_BATCH_BYTES: Final = 1_048_576  # And their bytes: a quarter of a frame.
+
+# The lake.
+LAKE_ROW_GROUP_ROWS: Final = 65_536  # What a reader skips or reads as a whole.
+LAKE_ROW_GROUP_BYTES: Final = 33_554_432  # Records may be large; this bounds what a writer holds of one file.
+LAKE_FILE_BYTES: Final = 33_554_432  # Compaction makes files of about this size; one of them is sorted in memory.
+LAKE_SMALL_FILE_BYTES: Final = 16_777_216  # Files below this are worth compacting.
+LAKE_FILES_MIN: Final = 4  # So many small files at least: fewer would be written again and again.
+LAKE_WRITERS_MAX: Final = 32  # Files that one task has open, one for each universe.
+LAKE_KEEP_HOURS: Final = 168  # How long files stay that no table needs: a reader, or a slow run, may be at them.
+LAKE_ATTEMPTS: Final = 32  # How often a run that loses to another one begins again before it is refused as a Conflict.
+LAKE_PAUSE_MS_MAX: Final = 1_000  # Back-off doubles from 10 ms up to this, with full jitter.
 
 # Audits, roll-ups and reports.
 SIGNATURE_CHARACTERS_MAX: Final = 200  # Of an error's signature: what is said later is rarely what differs.

@@ -1,0 +1,195 @@
+"""Parquet files of a table, as executors write them: one for each universe, sorted, with what a commit needs to know.
+
+The columns that folders are named after are not in the files. Times are microseconds, as Delta wants them.
+"""
+
+import io
+import uuid
+from collections.abc import Iterable, Iterator
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from holdfast.limits import LAKE_ROW_GROUP_BYTES, LAKE_ROW_GROUP_ROWS, LAKE_WRITERS_MAX
+from holdfast.pipeline.lake.places import Place
+from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.schemas import Table
+
+_UNIVERSE: Final = "universe"
+_PLAIN: Final = frozenset({"raw", "hash", "payload", "record", "state", "fields", "digest", "id"})  # All different.
+
+
+class AddedFile(msgspec.Struct, frozen=True):
+    """A file that was written and belongs to no table yet."""
+
+    path: str  # Below the table's folder.
+    size: int
+    universe: str
+    rows: int
+    stats: str  # JSON, in Delta's words.
+
+
+class Writer:
+    """Writes rows of a table into new files; `close` tells which.
+
+    Rows come sorted by the table's order, or `is_sorted` is false and each row group is sorted by itself.
+    """
+
+    def __init__(self, table: Table, place: Place, *, is_sorted: bool = True) -> None:
+        self._table = table
+        self._place = place
+        self._is_sorted = is_sorted
+        self._open: dict[str, _File] = {}
+        self._done: list[AddedFile] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows, of one universe or of several."""
+        for universe, rows in _by_universe(batch):
+            file = self._open.pop(universe, None) or self._new(universe)
+            self._open[universe] = file  # The one that was used last stands last.
+            file.add(rows)
+
+    def close(self) -> list[AddedFile]:
+        """Finish all files. They are durable, and belong to the table as soon as they are committed."""
+        while self._open:
+            self._finish(next(iter(self._open)))
+        return self._done
+
+    def _new(self, universe: str) -> "_File":
+        if len(self._open) >= LAKE_WRITERS_MAX:
+            self._finish(next(iter(self._open)))
+        return _File(self._table, self._place, universe, is_sorted=self._is_sorted)
+
+    def _finish(self, universe: str) -> None:
+        self._done.append(self._open.pop(universe).close())
+
+
+def write(table: Table, place: Place, batches: Iterable[pa.RecordBatch], *, is_sorted: bool = True) -> list[AddedFile]:
+    """Write rows into new files of a table, which are still to be committed."""
+    writer = Writer(table, place, is_sorted=is_sorted)
+    for batch in batches:
+        writer.write(batch)
+    return writer.close()
+
+
+def in_order(table: Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """The rows of a small table, sorted as its files are."""
+    keys = [(name, "ascending") for name in (_UNIVERSE, *table.order)]
+    yield from rows.cast(table.schema).sort_by(keys).to_batches(max_chunksize=LAKE_ROW_GROUP_ROWS)
+
+
+def stored_schema(table: Table) -> pa.Schema:
+    """The columns as they are in files."""
+    return pa.schema([(field.name, _stored(field.type)) for field in table.schema if field.name not in table.folders])
+
+
+def _stored(type: pa.DataType) -> pa.DataType:
+    return pa.timestamp("us", tz=type.tz) if pa.types.is_timestamp(type) else type
+
+
+def _by_universe(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    column = batch.column(_UNIVERSE)
+    found = column.unique().to_pylist()
+    for universe in found:
+        yield universe, batch if len(found) == 1 else batch.filter(pc.equal(column, universe))
+
+
+class _File:
+    """One file that is being written, with a row group of it in memory."""
+
+    def __init__(self, table: Table, place: Place, universe: str, *, is_sorted: bool) -> None:
+        self._table = table
+        self._place = place
+        self._universe = universe
+        self._is_sorted = is_sorted
+        self._schema = stored_schema(table)
+        self._path = f"{_UNIVERSE}={universe}/{uuid.uuid4().hex}.parquet"
+        self._stats = _Stats(table)
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
+        self._sink = self._new_sink()
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            self._schema,
+            compression="zstd",
+            use_dictionary=[name for name in self._schema.names if name not in _PLAIN],
+            write_statistics=self._stats.columns,
+            sorting_columns=pq.SortingColumn.from_ordering(self._schema, [(name, "ascending") for name in table.order]),
+        )
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch.select(self._schema.names))
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+        if self._rows >= LAKE_ROW_GROUP_ROWS or self._bytes >= LAKE_ROW_GROUP_BYTES:
+            self._write()
+
+    def close(self) -> AddedFile:
+        self._write()
+        self._writer.close()
+        if isinstance(self._sink, io.BytesIO):
+            size = self._sink.tell()
+            Stores(self._place.storage)(self._place.url).put(self._path, self._sink.getvalue())
+        else:
+            size = self._sink.stat().st_size
+            self._place.sync(self._path)
+        return AddedFile(self._path, size, self._universe, self._stats.rows, self._stats.json())
+
+    def _new_sink(self) -> io.BytesIO | Path:
+        if not self._place.is_local:
+            return io.BytesIO()
+        target = Path(self._place.url, self._path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        rows = pa.Table.from_batches(self._waiting).cast(self._schema)
+        if not self._is_sorted:
+            rows = rows.sort_by([(name, "ascending") for name in self._table.order])
+        self._stats.add(rows)
+        self._writer.write_table(rows, row_group_size=LAKE_ROW_GROUP_ROWS)
+        self._waiting, self._rows, self._bytes = [], 0, 0
+
+
+class _Stats:
+    """What readers may know of a file before they open it."""
+
+    def __init__(self, table: Table) -> None:
+        times = [field.name for field in table.schema if pa.types.is_temporal(field.type)]
+        self.columns = [*table.order, *(name for name in times if name not in table.order)]
+        self.rows = 0
+        self._low: dict[str, Any] = {}
+        self._high: dict[str, Any] = {}
+        self._nulls = dict.fromkeys(self.columns, 0)
+
+    def add(self, rows: pa.Table) -> None:
+        self.rows += rows.num_rows
+        for name in self.columns:
+            column = rows.column(name)
+            self._nulls[name] += column.null_count
+            found = pc.min_max(column).as_py()
+            if found["min"] is not None:
+                self._low[name] = min(self._low.get(name, found["min"]), found["min"])
+                self._high[name] = max(self._high.get(name, found["max"]), found["max"])
+
+    def json(self) -> str:
+        told = {
+            "numRecords": self.rows,
+            "minValues": {name: _told(value) for name, value in self._low.items()},
+            "maxValues": {name: _told(value) for name, value in self._high.items()},
+            "nullCount": self._nulls,
+        }
+        return msgspec.json.encode(told).decode()
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1_000:03}Z"
+    return value.isoformat() if isinstance(value, date) else value

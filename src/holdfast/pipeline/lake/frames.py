@@ -1,0 +1,60 @@
+"""Tables of the lake as DataFrames, and DataFrames as files of a table.
+
+Spark reads local files itself. It has no way to s3:// without jars, so there executors read through our own stores.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.pipeline.lake import reading
+from holdfast.pipeline.lake.files import AddedFile, Writer
+from holdfast.pipeline.lake.places import Place
+from holdfast.pipeline.schemas import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+def read(spark: "SparkSession", table: Table, place: Place, files: Sequence[tuple[str, str]]) -> "DataFrame":
+    """The rows of (path, universe) files."""
+    schema = spark_schema(table)
+    if not files:
+        return spark.createDataFrame([], schema)
+    if place.is_local:
+        paths = [f"{place.url}/{path}" for path, _ in files]
+        return spark.read.schema(schema).option("basePath", place.url).parquet(*paths)
+
+    def each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for path, universe in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+                yield from reading.batches_of(table, place, path, universe)
+
+    names = spark.createDataFrame(list(files), "path string, universe string")
+    return names.repartition(len(files)).mapInArrow(each, schema)
+
+
+def write(frame: "DataFrame", table: Table, place: Place) -> list[AddedFile]:
+    """Have executors write the rows of a DataFrame into new files of a table, which are still to be committed.
+
+    It has the table's columns. A partition makes one file for each universe, so it has few partitions.
+    """
+
+    def each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        writer = Writer(table, place, is_sorted=False)
+        for batch in batches:
+            writer.write(batch.cast(table.schema))
+        yield pa.RecordBatch.from_pydict({"files": [msgspec.msgpack.encode(writer.close())]})
+
+    found = frame.select(*table.schema.names).mapInArrow(each, "files binary").collect()
+    return [file for row in found for file in msgspec.msgpack.decode(bytes(row["files"]), type=list[AddedFile])]
+
+
+def spark_schema(table: Table) -> "StructType":
+    """The columns in Spark's words."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(table.schema)
