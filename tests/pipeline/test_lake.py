@@ -325,7 +325,7 @@ def test_tasks_are_balanced_by_their_size() -> None:
     groups = tasks.balanced([5, 1, 1, 1, 1, 1], 2)
     assert groups == [[0], [1, 2, 3, 4, 5]]
     assert tasks.balanced([], 4) == []
-    assert sorted(sum(tasks.balanced(list(range(100)), 7), [])) == list(range(100))
+    assert sorted(n for group in tasks.balanced(list(range(100)), 7) for n in group) == list(range(100))
 
 
 def test_spark_reads_what_was_committed_and_writes_files_to_commit(spark: SparkSession, lake: Lake) -> None:

@@ -52,5 +52,5 @@ def balanced(sizes: Sequence[int], count: int) -> list[list[int]]:
     for n in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
         lightest = loads.index(min(loads))
         groups[lightest].append(n)
-        loads[lightest] += sizes[n] + 1
+        loads[lightest] += sizes[n]
     return [sorted(group) for group in groups]

@@ -87,7 +87,7 @@ class Marks:
 
     def _commit(self, number: int) -> bytes:
         try:
-            return self._place.read(f"{_LOG}/{number:020}.json").to_pybytes()
+            return bytes(self._place.read(f"{_LOG}/{number:020}.json"))
         except ObjectNotFound as error:
             raise DamagedDatabase(
                 f"{self._place.url} has no commit {number} in its log; restore the lake, or delete it and ingest again"

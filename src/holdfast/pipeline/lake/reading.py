@@ -16,6 +16,7 @@ def rows(
     place: Place,
     path: str,
     universe: str,
+    *,
     columns: Sequence[str] | None = None,
     where: pc.Expression | None = None,
 ) -> pa.Table:

@@ -1,7 +1,7 @@
 """Tables of the lake, and their commits.
 
-A `LakeTable` is one moment of a table until it is refreshed. A commit may move marks: for each it says from where to where,
-and it fails as a whole, with nothing written, unless every one of them is still where the commit found it.
+A `LakeTable` is one moment of a table until it is refreshed. A commit may move marks: for each it says from where to
+where, and it fails as a whole, with nothing written, unless every one of them is still where the commit found it.
 
     table = lake.table(JOURNAL)
     table.mark("journal/main/ada")                                               512
@@ -219,14 +219,12 @@ class LakeTable:
         self, file: LakeFile, columns: Sequence[str] | None = None, where: pc.Expression | None = None
     ) -> pa.Table:
         """The rows of one file."""
-        return reading.rows(self.table, self.place, file.path, file.universe, columns, where)
+        return reading.rows(self.table, self.place, file.path, file.universe, columns=columns, where=where)
 
     def rows(self, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pa.Table:
         """All rows in memory: for small tables, and for tests."""
-        schema = (
-            self.table.schema if columns is None else pa.schema([self.table.schema.field(name) for name in columns])
-        )
-        return pa.concat_tables([schema.empty_table(), *self.scan(columns, where)])
+        nothing = self.table.schema.empty_table()
+        return pa.concat_tables([nothing.select(columns or nothing.column_names), *self.scan(columns, where)])
 
     def read(self, spark: "SparkSession", *, universes: Sequence[str] | None = None) -> "DataFrame":
         """The table as it is at this moment, as a DataFrame; an empty one if it was never written."""
@@ -246,7 +244,7 @@ class LakeTable:
             refused: Exception | None = None
             try:
                 self._make()
-            except (Backend, TransactionConflict) as error:
+            except (Backend, TransactionConflict, TableNotFoundError) as error:
                 refused = error  # Somebody else may have made it.
             self.refresh()
             if self._delta is None:
