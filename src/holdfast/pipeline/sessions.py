@@ -5,11 +5,13 @@ session is set, and it can be set at any time. A Spark of our own starts fast, l
 """
 
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from holdfast.errors import Unreachable, Unsupported
 from holdfast.pipeline import javas
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+_CONNECT_PORT: Final = 15_002
+_KNOCK_SECONDS: Final = 10.0
 LOOPBACK: Final = "127.0.0.1"
 _WARM_SECONDS: Final = 300.0  # How long Java may write at its archive.
 _TAIL_BYTES: Final = 2_000  # What is quoted of what Java said before it ended.
@@ -73,6 +77,7 @@ def _theirs(app: str, master: str | None, remote: str | None, conf: Mapping[str,
 
     builder = SparkSession.builder.appName(app)
     if remote is not None:
+        _knock(remote)
         builder = builder.remote(remote)
     elif master is not None:
         builder = builder.master(master)
@@ -84,6 +89,15 @@ def _theirs(app: str, master: str | None, remote: str | None, conf: Mapping[str,
         return builder.getOrCreate()
     except Exception as error:  # Of py4j, gRPC or PySpark, each with a tree of its own.
         raise Unreachable(f"Spark at {remote or master or 'the given master'} does not answer: {error}") from error
+
+
+def _knock(remote: str) -> None:
+    """See whether somebody listens: Spark's client would try for ten minutes."""
+    place = urlsplit(remote)
+    try:
+        socket.create_connection((place.hostname or "", place.port or _CONNECT_PORT), _KNOCK_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise Unreachable(f"Nobody answers at {remote} ({error}); is its Spark Connect server running?") from error
 
 
 def warm() -> Path:
