@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -10,8 +10,16 @@ from typing import Self
 import msgspec
 
 from holdfast.backends.objects import ObjectStore
-from holdfast.errors import BlobNotFound, HashMismatch, InvalidArgument, MissingObject, ObjectNotFound, SnapshotNotFound, WorldNotFound
-from holdfast.kv import Database, Transaction
+from holdfast.errors import (
+    BlobNotFound,
+    HashMismatch,
+    InvalidArgument,
+    MissingObject,
+    ObjectNotFound,
+    SnapshotNotFound,
+    WorldNotFound,
+)
+from holdfast.kv import Database, Subspace, Transaction
 from holdfast.layers import blobs, journals, segments, snapshots, worlds
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
@@ -58,10 +66,18 @@ class View:
 
     def worlds(self, universe: str) -> Iterator[WorldView]:
         """Every world that has a history, in the order of their names; those that were deleted have none."""
-        for name in self._names(worlds.names, universe):
-            found = self.database.read(_world, World(universe, name))
+        for name in self.world_names(universe):
+            found = self.world(universe, name)
             if found is not None:
                 yield found
+
+    def world_names(self, universe: str) -> Iterator[str]:
+        """The names of all worlds in order, of deleted ones too."""
+        return walks.names(self.database, Subspace("u", universe, "w"))
+
+    def head(self, universe: str, name: str) -> int:
+        """How many records a world has."""
+        return self.database.read(journals.head, World(universe, name))
 
     def world(self, universe: str, name: str) -> WorldView | None:
         """One world, or None if it is not there or has no history any more."""
@@ -136,6 +152,21 @@ class View:
         self.stores.staging(staging).put(path, data)
         return LogPiece(*labels, staging, path, start, start + len(data), start, n)
 
+    def log_end(self, file: LogFile) -> int:
+        """Behind the last whole line of a file; a line that is not whole may be about to be written."""
+        if file.is_rotated:
+            return file.size
+        with suppress(FileNotFoundError), Path(file.path).open("rb") as stream:
+            end = file.size
+            while end:
+                begin = max(end - _LOOK_BYTES, 0)
+                stream.seek(begin)
+                found = stream.read(end - begin).rfind(b"\n")
+                if found >= 0:
+                    return begin + found + 1
+                end = begin
+        return 0
+
     def messages(self, universe: str) -> Iterator[MessageRow]:
         """Every message that is in a queue, dead letters too."""
         return rows.messages(self.database, universe)
@@ -176,12 +207,6 @@ class View:
     ) -> None:
         self.close()
 
-    def _names(self, page_of: Callable[..., list[str]], universe: str) -> Iterator[str]:
-        after = ""
-        while page := self.database.read(page_of, universe, after=after, limit=PAGE_ITEMS):
-            yield from page
-            after = page[-1]
-
     def _object(self, path: str) -> bytes:
         if self.objects is None:
             raise InvalidArgument(f"{path} is in an object store that was not named; name it (--objects s3://…)")
@@ -202,6 +227,7 @@ class View:
             segment.size,
             hot=False,
             first=max(segment.start, height),
+            last=min(segment.end, world.head - 1),
         )
         return piece if self.objects_url is not None else stage.copy(piece, self._object)
 
@@ -323,3 +349,4 @@ def _missing(world: WorldView, start: int, end: int) -> Piece:
 
 
 _NOWHERE = Path("/nonexistent")
+_LOOK_BYTES = 65_536

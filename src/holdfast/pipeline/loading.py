@@ -1,0 +1,212 @@
+"""Bulk loads into queues, mailboxes and inboxes: every row once, whatever is run again. No Spark in it.
+
+A load has a name, and a row has a key. In the commit that writes a row, a state document is written that says so:
+
+    loads/<load>/<hash of the key>
+
+A row whose document is there was written before, and is passed over. So a load that failed half-way is run again as
+it is, by as many tasks as like, and ends with every row written once. `forget` removes the documents of a load.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from holdfast.errors import CasMismatch, InvalidArgument
+from holdfast.limits import INBOX_INLINE_BYTES_MAX, LOAD_BATCH_BYTES, LOAD_BATCH_ROWS, PAYLOAD_INLINE_BYTES_MAX
+from holdfast.names import UNIVERSE, checked_name
+from holdfast.tiers import Tier
+from holdfast.wire import Port
+from holdfast.wire.atomic import CommitAtomic, Step
+from holdfast.wire.blobs import PutBlob
+from holdfast.wire.canonical import canonical
+from holdfast.wire.inboxes import DomainEvent
+from holdfast.wire.mail import NewMail, SendMail
+from holdfast.wire.queues import NewMessage, PutMessages
+from holdfast.wire.states import GetState, UpdateState
+from holdfast.wire.worlds import PutItem
+
+Row = Mapping[str, Any]
+
+# The columns of each target: those that a row must have, and those that it may have.
+COLUMNS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "queues": (
+        ("payload",),
+        (
+            "queue",
+            "universe",
+            "content_type",
+            "attributes",
+            "correlation_id",
+            "priority",
+            "group",
+            "delay_seconds",
+            "ttl_seconds",
+            "max_attempts",
+            "visibility_seconds",
+        ),
+    ),
+    "mail": (("recipient", "sender", "body"), ("universe", "content_type", "correlation_id")),
+    "inboxes": (("world", "schema", "payload"), ("universe",)),
+}
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What is loaded where. `key` is the column that tells rows apart."""
+
+    name: str
+    target: str
+    key: str = "key"
+    queue: str | None = None  # For rows that name none.
+    universe: str = UNIVERSE  # For rows that name none.
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """How many rows were written, and how many had been before."""
+
+    written: int = 0
+    known: int = 0
+
+
+def check_columns(load: Load, columns: Iterable[str]) -> None:
+    """Raise unless rows with these columns can be loaded.
+
+    Raises:
+        InvalidArgument: a column is missing, or says nothing that a target understands.
+        InvalidName: the load's name is none.
+    """
+    checked_name("load", load.name)
+    if load.target not in COLUMNS:
+        raise InvalidArgument(f"{load.target!r} takes no rows; load into {', '.join(COLUMNS)}")
+    needed, known = COLUMNS[load.target]
+    have = set(columns)
+    missing = [name for name in (*needed, load.key) if name not in have]
+    if load.target == "queues" and load.queue is None and "queue" not in have:
+        missing.append("queue")
+    if missing:
+        raise InvalidArgument(
+            f"Rows for {load.target} lack {', '.join(missing)}; the key is the column that the option `key` names"
+        )
+    unknown = sorted(have - {*needed, *known, load.key})
+    if unknown:
+        raise InvalidArgument(f"Rows for {load.target} have no use for {', '.join(unknown)}; drop these columns")
+
+
+def run(port: Port, load: Load, rows: Iterable[Row]) -> Loaded:
+    """Write the rows that were not written before.
+
+    Raises:
+        InvalidArgument: a row has no key, or a value that its target does not take.
+        QueueFull: a mailbox is full. What was written stays written; run the load again when there is room.
+    """
+    written = known = 0
+    for batch in _batches(load, rows):
+        fresh = _commit(port, load, batch)
+        written += fresh
+        known += len(batch) - fresh
+    return Loaded(written, known)
+
+
+def _batches(load: Load, rows: Iterable[Row]) -> Iterator[dict[tuple[str, str], Row]]:
+    """Rows by their ledger's universe and key, as many together as one commit takes. The first of a key counts."""
+    batch: dict[tuple[str, str], Row] = {}
+    size = 0
+    for row in rows:
+        batch.setdefault(_place(load, row), row)
+        size += len(_bytes(row.get("payload", row.get("body")))[0])
+        if len(batch) >= LOAD_BATCH_ROWS or size >= LOAD_BATCH_BYTES:
+            yield batch
+            batch, size = {}, 0
+    if batch:
+        yield batch
+
+
+def _commit(port: Port, load: Load, batch: dict[tuple[str, str], Row]) -> int:
+    """Write a batch in one commit; how many of its rows are new."""
+    left = batch
+    while left:
+        steps: list[Step] = []
+        for (universe, key), row in left.items():
+            steps.append(UpdateState(key, _WRITTEN, if_absent=True, universe=universe))
+            steps.append(_STEPS[load.target](port, load, universe, key, row))
+        try:
+            port.call(CommitAtomic(steps, tier=Tier.CRITICAL))
+        except CasMismatch:
+            # Some were written before; which ones is found out only now, because most loads run once.
+            left = {place: row for place, row in left.items() if not _is_known(port, place)}
+        else:
+            return len(left)
+    return 0
+
+
+def _is_known(port: Port, place: tuple[str, str]) -> bool:
+    return port.call(GetState(place[1], place[0])).state is not None
+
+
+def _place(load: Load, row: Row) -> tuple[str, str]:
+    key = row.get(load.key)
+    if key is None:
+        raise InvalidArgument(f"A row has no {load.key}, which tells it from others; give every row a key")
+    name = key if isinstance(key, bytes) else str(key).encode()
+    universe = checked_name("universe", row.get("universe") or load.universe)
+    return universe, f"loads/{load.name}/{hashlib.sha256(name).hexdigest()[:40]}"
+
+
+def _message(port: Port, load: Load, universe: str, key: str, row: Row) -> Step:
+    del key
+    payload, kind = _bytes(row["payload"])
+    options = {name: row[name] for name in _OPTIONS if row.get(name) is not None}
+    if isinstance(options.get("attributes"), list):
+        options["attributes"] = dict(options["attributes"])  # How Arrow tells a map.
+    options.setdefault("content_type", kind)
+    queue = row.get("queue") or load.queue
+    if len(payload) > PAYLOAD_INLINE_BYTES_MAX:
+        hash = port.call(PutBlob(payload, universe)).hash
+        message = NewMessage(blob=hash, blob_size=len(payload), **options)
+    else:
+        message = NewMessage(payload=payload, **options)
+    if not isinstance(queue, str):
+        raise InvalidArgument("A row names no queue; fill the column, or name one with the option `queue`")
+    return PutMessages(queue, [message], universe)
+
+
+def _mail(port: Port, load: Load, universe: str, key: str, row: Row) -> Step:
+    del port, load
+    body, kind = _bytes(row["body"])
+    id = key.rpartition("/")[2]  # So that it is the same mail for whoever reads it, too.
+    mail = NewMail(row["recipient"], body, id, row.get("content_type") or kind, row.get("correlation_id"))
+    return SendMail(row["sender"], [mail], universe)
+
+
+def _item(port: Port, load: Load, universe: str, key: str, row: Row) -> Step:
+    del load
+    payload, _ = _bytes(row["payload"])
+    name = key.rpartition("/")[2].encode()
+    if len(payload) > INBOX_INLINE_BYTES_MAX:
+        hash = port.call(PutBlob(payload, universe)).hash
+        return PutItem(row["world"], DomainEvent(schema=row["schema"], payload_blob=hash, key=name), universe)
+    return PutItem(row["world"], DomainEvent(schema=row["schema"], payload=payload, key=name), universe)
+
+
+def _bytes(value: Any) -> tuple[bytes, str]:
+    """A value as bytes, and what kind of bytes: bytes as they are, text as the JSON that it is, the rest as JSON."""
+    if isinstance(value, bytes | bytearray):
+        return bytes(value), "application/octet-stream"
+    if isinstance(value, str):
+        return value.encode(), "application/json"
+    try:
+        return orjson.dumps(value), "application/json"
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"A payload of {type(value).__name__} has no JSON form ({error}); encode it") from error
+
+
+_OPTIONS: Final = tuple(name for name in COLUMNS["queues"][1] if name not in ("queue", "universe"))
+_WRITTEN: Final = canonical(True)
+_STEPS: Final[dict[str, Callable[[Port, Load, str, str, Row], Step]]] = {
+    "queues": _message,
+    "mail": _mail,
+    "inboxes": _item,
+}

@@ -1,0 +1,145 @@
+"""Writes of the data source: rows of a DataFrame into queues, mailboxes and inboxes, each once.
+
+Executors write to a server or a PostgreSQL themselves. A data directory belongs to one process: there they stage their
+rows, and the driver writes what all of them have staged.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from holdfast.client.ports import RemotePort
+from holdfast.errors import InvalidArgument, ObjectNotFound
+from holdfast.names import UNIVERSE
+from holdfast.pipeline import loading
+from holdfast.pipeline.loading import Load, Loaded
+from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.source.options import WRITTEN, Options, check_table
+from holdfast.plane import Options as PlaneOptions
+from holdfast.plane import open_plane
+from holdfast.wire import Port
+
+
+@dataclass
+class Wrote(WriterCommitMessage):
+    """What one task did: the rows that it wrote, or where it has staged them."""
+
+    loaded: Loaded
+    staged: str | None = None
+
+
+def load_of(options: Options, columns: list[str]) -> Load:
+    """What a write is to do.
+
+    Raises:
+        InvalidArgument: it has no name, or its columns do not fit.
+    """
+    check_table(options, WRITTEN, what_for="written to")
+    if options.load is None:
+        raise InvalidArgument('Name the load with option("load", …): under one name every key is written once')
+    load = Load(options.load, options.table, options.key, options.queue, options.universe or UNIVERSE)
+    loading.check_columns(load, columns)
+    return load
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes a DataFrame."""
+
+    def __init__(self, options: Options, load: Load) -> None:
+        self._options = options
+        self._load = load
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Wrote:
+        return _write(self._options, self._load, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        _commit(self._options, self._load, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        _discard(self._options, messages)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes a stream, batch by batch. A batch that is run again writes nothing again."""
+
+    def __init__(self, options: Options, load: Load) -> None:
+        self._options = options
+        self._load = load
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Wrote:
+        return _write(self._options, self._load, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        del batchId
+        _commit(self._options, self._load, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        del batchId
+        _discard(self._options, messages)
+
+
+@contextmanager
+def opened(options: Options) -> Iterator[Port]:
+    """The plane, open for writing."""
+    config = options.config
+    if config.data.startswith(("http://", "https://")):
+        port: Port = RemotePort(config.data, token=config.token)
+    else:
+        port = open_plane(config.data, PlaneOptions(objects=config.objects, activity=config.activity))
+    try:
+        yield port
+    finally:
+        port.close()
+
+
+def _write(options: Options, load: Load, batches: Iterator[pa.RecordBatch]) -> Wrote:
+    if options.config.data.startswith("dir:"):
+        return Wrote(Loaded(), _stage(options, batches))
+    with opened(options) as port:
+        return Wrote(loading.run(port, load, _rows(batches)))
+
+
+def _commit(options: Options, load: Load, messages: list[WriterCommitMessage | None]) -> None:
+    staged = _staged(messages)
+    if not staged:
+        return
+    store = Stores(options.config.storage)(options.staging)
+    with opened(options) as port:
+        for path in staged:
+            with pa.ipc.open_file(store.get(path)) as file:
+                loading.run(port, load, _rows(file.get_batch(n) for n in range(file.num_record_batches)))
+    _discard(options, messages)
+
+
+def _discard(options: Options, messages: list[WriterCommitMessage | None]) -> None:
+    store = Stores(options.config.storage)(options.staging)
+    for path in _staged(messages):
+        with suppress(ObjectNotFound):
+            store.delete(path)
+
+
+def _stage(options: Options, batches: Iterator[pa.RecordBatch]) -> str | None:
+    first = next(batches, None)
+    if first is None:
+        return None
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, first.schema) as file:
+        file.write_batch(first)
+        for batch in batches:
+            file.write_batch(batch)
+    path = f"load/{uuid4().hex}.arrow"
+    Stores(options.config.storage).staging(options.staging).put(path, sink.getvalue().to_pybytes())
+    return path
+
+
+def _staged(messages: list[WriterCommitMessage | None]) -> list[str]:
+    return [each.staged for each in messages if isinstance(each, Wrote) and each.staged is not None]
+
+
+def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[loading.Row]:
+    for batch in batches:
+        yield from batch.to_pylist()
