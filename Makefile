@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 SEEDS ?= 1000
 
-.PHONY: setup lint format twins test nightly simulate crash bench bench-peers demo lock clean
+.PHONY: setup lint format twins test nightly simulate crash bench bench-peers bench-pipeline demo lock clean
 
 setup: $(READY)
 
@@ -46,6 +46,9 @@ bench: $(READY)
 
 bench-peers: $(READY)
 	$(BIN)/python -m benches.bench_peers $(ARGS)
+
+bench-pipeline: $(READY)
+	$(BIN)/python -m benches.bench_pipeline $(ARGS)
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
