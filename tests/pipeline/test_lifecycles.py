@@ -37,7 +37,7 @@ class LifeOfAMessage:
 
     def choices(self) -> list[str]:
         return {
-            "waiting": ["leased", "outlived"],
+            "waiting": ["leased", "outlived", "purged"],
             "leased": ["acked", "nacked", "deferred", "expired", "dead-lettered"],
             "dead": ["redriven"],
         }.get(self.state, [])
@@ -52,7 +52,7 @@ class LifeOfAMessage:
         if what in self.counts:
             self.counts[what] += 1
         self.events.append(Event(what, self.now_ms, self.attempt or None, error))
-        ends = {"acked": "acked", "dead-lettered": "dead", "outlived": "outlived"}
+        ends = {"acked": "acked", "dead-lettered": "dead", "outlived": "outlived", "purged": "purged"}
         self.state = ends.get(what, "leased" if what == "leased" else "waiting")
         self.ended_at = self.now_ms if what in ends else None
         self.error = error

@@ -538,7 +538,7 @@ def test_a_purge_that_was_interrupted_goes_on(port: EmbeddedPort) -> None:
     for _ in range(3):
         port.call(PutMessages("jobs", [NewMessage(b"x") for _ in range(100)]))
     call = once_of(port, PurgeQueue("jobs"), "p", again=False)
-    so_far = port.parts.database.transact(queues.purge_on, QUEUE, Purged(), call)
+    so_far, _ = port.parts.database.transact(queues.purge_on, QUEUE, Purged(), call)
     assert so_far.count == MESSAGES_MAX
     assert send(port, PurgeQueue("jobs"), "p") == Moved(300)
     put(port, b"later")

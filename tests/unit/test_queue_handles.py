@@ -1198,6 +1198,16 @@ def test_what_a_dead_letter_died_of_is_in_the_session_log_and_no_other_error(pla
     assert told == [("dead-lettered", "no host"), ("dead-lettered", "no use")]
 
 
+def test_messages_that_are_purged_are_told_of_wherever_they_were(plane: Plane, jobs: Queue) -> None:
+    jobs.put("ready")
+    jobs.put("delayed", delay_seconds=60)
+    for body in ("leads", "waits behind"):
+        jobs.put(body, group="g")
+    assert jobs.purge() == 4
+    assert [record["event"] for record in records(plane)] == ["put"] * 4 + ["purged"] * 4
+    assert len({record["id"] for record in records(plane) if record["event"] == "purged"}) == 4
+
+
 def test_what_did_not_happen_is_not_told(plane: Plane, jobs: Queue) -> None:
     jobs.put("a", idempotency_key="k")
     jobs.put("a", idempotency_key="k")

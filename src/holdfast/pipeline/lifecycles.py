@@ -2,7 +2,7 @@
 
     put ──► leased ──► acked                         stored ──► delivered ──► confirmed
               │ ▲                                       └───────────┴───────► expired
-              ▼ │
+              ▼ │                                 (whoever waits may be outlived, or purged)
             nacked, deferred, expired ──► dead-lettered ──► redriven ──► leased …
 
 Session logs are BEST_EFFORT: events may be lost with a crash, come from several files in any order, and a line may be
@@ -79,7 +79,7 @@ def message(events: Collection[Event]) -> Message:
         outcome=outcome,
         error=last.error if last is not None and outcome == "dead" else None,
         wait_ms=_between(put_ms, leases.get(1)),
-        service_ms=_between(leases.get(last.attempt), ended_ms) if last is not None and outcome != "outlived" else None,
+        service_ms=_between(leases.get(last.attempt), ended_ms) if last is not None and outcome in _SERVED else None,
     )
 
 
@@ -193,16 +193,19 @@ _STEPS: Final = {
     "redriven": 4,
     "acked": 5,
     "outlived": 5,
+    "purged": 5,
 }
 _OF_A_DELIVERY: Final = frozenset(("leased", "deferred", "nacked", "expired", "dead-lettered", "acked"))
-_FINAL: Final = frozenset(("acked", "outlived"))  # No message comes back from these; dead letters may.
+_FINAL: Final = frozenset(("acked", "outlived", "purged"))  # No message comes back from these; dead letters may.
 _OUTCOMES: Final = {
     **dict.fromkeys(("put", "deferred", "nacked", "expired", "redriven"), "waiting"),
     "leased": "leased",
     "acked": "acked",
     "dead-lettered": "dead",
     "outlived": "outlived",
+    "purged": "purged",
 }
-_ENDED: Final = frozenset(("acked", "dead", "outlived"))
+_ENDED: Final = frozenset(("acked", "dead", "outlived", "purged"))
+_SERVED: Final = frozenset(("acked", "dead"))  # Somebody had it when it ended.
 _MAIL_STEPS: Final = {"rejected": 0, "stored": 1, "delivered": 2, "expired": 3, "confirmed": 4}
 _MAIL_FINAL: Final = frozenset(("rejected", "expired", "confirmed"))

@@ -67,7 +67,8 @@ class AsyncQueueStore:
         """Remove every message that nobody holds, a bounded number a transaction; once for each `call`."""
         so_far = Purged()
         while so_far.after is not None:
-            so_far = await self._database.transact_async(queues.purge_on, queue, so_far, call)
+            so_far, notes = await self._database.transact_async(queues.purge_on, queue, so_far, call)
+            self._tell(notes)
         return Moved(so_far.count)
 
     async def redrive(self, queue: QueueKey, ids: Sequence[str] | None, limit: int, call: Once | None = None) -> Moved:

@@ -37,6 +37,12 @@ def outlived(book: Book, message: Stored) -> None:
     remove(book, message)
 
 
+def purged(book: Book, message: Stored) -> None:
+    """`remove` for a message that nobody wants."""
+    book.tell("purged", message)
+    remove(book, message)
+
+
 def give_back(book: Book, message: Stored, *, delay_ms: int) -> None:
     """A message that was parked is to be delivered again, unless its time to live is over."""
     if message.ttl_at_ms and message.ttl_at_ms <= book.tx.now_ms:

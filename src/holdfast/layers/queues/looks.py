@@ -68,14 +68,14 @@ def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tupl
         for key, value in blocked:
             tx.delete(key)
             book.tally.blocked -= 1
-            graves.remove(book, decode(value))
+            graves.purged(book, decode(value))
         if blocked:
             book.save()
             return len(blocked), after
         found = _ready(book, limit)
         for message in found:
             book.take_ready(message)
-            graves.remove(book, message)
+            graves.purged(book, message)
         book.save()
         return len(found), after if found else b"\x00"
     parked = book.room.parked
@@ -83,7 +83,7 @@ def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tupl
     delayed = [message for _, value in pairs if (message := decode(value)).owner is None]
     for message in delayed:
         book.unpark(message)
-        graves.remove(book, message)
+        graves.purged(book, message)
     if delayed:
         book.save()
     if not pairs:

@@ -91,17 +91,19 @@ _decode_purged = msgspec.msgpack.Decoder(Purged).decode
 _decode_redriven = msgspec.msgpack.Decoder(Redriven).decode
 
 
-def purge_on(tx: Transaction, queue: QueueKey, so_far: Purged, call: Once | None) -> Purged:
-    """The next part of a purge that came `so_far`, or as far as is remembered of it."""
+def purge_on(
+    tx: Transaction, queue: QueueKey, so_far: Purged, call: Once | None
+) -> tuple[Purged, list[tuple[Any, ...]]]:
+    """The next part of a purge that came `so_far`, or as far as is remembered of it; and what is to be told of it."""
     before = None if call is None else recall(tx, call)
     so_far = so_far if before is None else _decode_purged(before)
     if so_far.after is None:
-        return so_far
+        return so_far, []
     count, after = purge(tx, queue, after=so_far.after, limit=MESSAGES_MAX)
     so_far = Purged(so_far.count + count, after)
     if call is not None:
         remember(tx, call, so_far)
-    return so_far
+    return so_far, tx.notes
 
 
 def redrive_on(

@@ -67,7 +67,8 @@ class QueueStore:
         """Remove every message that nobody holds, a bounded number a transaction; once for each `call`."""
         so_far = Purged()
         while so_far.after is not None:
-            so_far = self._database.transact(queues.purge_on, queue, so_far, call)
+            so_far, notes = self._database.transact(queues.purge_on, queue, so_far, call)
+            self._tell(notes)
         return Moved(so_far.count)
 
     def redrive(self, queue: QueueKey, ids: Sequence[str] | None, limit: int, call: Once | None = None) -> Moved:
