@@ -30,6 +30,7 @@ NOT_TWINNED = {  # These serve threads and event loops alike, or one of them alo
         "locktable",
         "loglines",
         "mailsweeper",
+        "migrations",
         "pushes",
         "pushwriter",
         "rates",

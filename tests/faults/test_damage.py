@@ -9,7 +9,7 @@ import pytest
 from rocksdict import Rdict
 
 from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.backends.rocksdb.database import _options
+from holdfast.backends.rocksdb.database import table_options
 from holdfast.backends.rocksdb.logs import find_gap
 from holdfast.errors import Corrupt, DamagedDatabase, PathUnusable
 from holdfast.kv import Transaction
@@ -82,7 +82,7 @@ def image_of_many_logs(tmp_path: Path) -> Path:
 
     18 full buffers would be merged into a table, in the background and in the middle of the copy; these fill fewer.
     """
-    options = _options()
+    options = table_options()
     options.set_write_buffer_size(70_000)
     options.set_max_write_buffer_number(20)
     options.set_min_write_buffer_number_to_merge(18)

@@ -29,6 +29,7 @@ _COMMANDS: Final = {
     "bench": "bench:bench",
     "backup": "backups:backup",
     "restore": "restores:restore",
+    "migrate": "migrations:migrate",
     "doctor": "doctor:doctor",
     "pipeline": "pipeline:pipeline",
 }

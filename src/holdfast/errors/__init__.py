@@ -11,7 +11,7 @@ HoldfastError
 ├── NotFound              what was named is not there
 │   └── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound, MessageNotFound, MailNotFound
 ├── Conflict              somebody else was first; read again, then decide
-│   ├── TransactionConflict, ObjectExists, ObjectChanged
+│   ├── TransactionConflict, ObjectExists, ObjectChanged, TargetNotEmpty
 │   ├── WorldExists, WorldNotActive, HeadAdvanced, CursorAdvanced
 │   ├── SnapshotExists, BaselineRegressed, PromotionRefused, SegmentExists
 │   ├── LeaseHeld, CasMismatch, VersionConflict
@@ -26,7 +26,8 @@ HoldfastError
 │   ├── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject
 │   └── MissingEntry, ChecksumMismatch, MalformedSegment, SealBroken
 └── Backend               what lies below failed
-    ├── DirectoryInUse, PathUnusable, Unreachable, DiskFull, DatabaseFailed, SchemaMismatch, Unsupported
+    ├── DirectoryInUse, PlaneInUse, MigrationUnfinished
+    ├── PathUnusable, Unreachable, DiskFull, DatabaseFailed, SchemaMismatch, Unsupported
     └── CommitUnknown     the answer was lost: the write may or may not be there
 """
 
@@ -93,12 +94,15 @@ from holdfast.errors.storage import (
     DatabaseFailed,
     DirectoryInUse,
     DiskFull,
+    MigrationUnfinished,
     MissingObject,
     ObjectChanged,
     ObjectExists,
     ObjectNotFound,
     PathUnusable,
+    PlaneInUse,
     SchemaMismatch,
+    TargetNotEmpty,
     TransactionConflict,
     Unreachable,
     Unsupported,
@@ -164,6 +168,7 @@ __all__ = [
     "MailboxTaken",
     "MalformedSegment",
     "MessageNotFound",
+    "MigrationUnfinished",
     "MissingEntry",
     "MissingObject",
     "NestedTransaction",
@@ -176,6 +181,7 @@ __all__ = [
     "ObjectNotFound",
     "PathUnusable",
     "PayloadTooLarge",
+    "PlaneInUse",
     "PromotionRefused",
     "QueueBusy",
     "QueueFull",
@@ -192,6 +198,7 @@ __all__ = [
     "SizeMismatch",
     "SnapshotExists",
     "SnapshotNotFound",
+    "TargetNotEmpty",
     "TransactionConflict",
     "TransactionEnded",
     "TransactionTooLarge",

@@ -28,6 +28,12 @@ class ObjectChanged(Conflict):
     code = "object_changed"
 
 
+class TargetNotEmpty(Conflict):
+    """What is to be migrated to holds other data, which is left as it is; choose an empty target."""
+
+    code = "target_not_empty"
+
+
 class DamagedDatabase(Corrupt):
     """A checksum inside the database does not match, or its log is damaged before its end."""
 
@@ -44,6 +50,18 @@ class DirectoryInUse(Backend):
     """Another process has the data directory open."""
 
     code = "directory_in_use"
+
+
+class PlaneInUse(Backend):
+    """Other processes use the plane, which has to stand still for this; stop them first."""
+
+    code = "plane_in_use"
+
+
+class MigrationUnfinished(Backend):
+    """The plane is the target of a migration that is not complete; run the migration again, it goes on where it was."""
+
+    code = "migration_unfinished"
 
 
 class PathUnusable(Backend):

@@ -21,6 +21,7 @@ from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable, SchemaMis
 from holdfast.kv import Database
 from holdfast.kv.serial import SerialDatabase
 from holdfast.layers.blobs import Verify
+from holdfast.layers.migrations import check_complete
 from holdfast.limits import PUSHES_PER_MINUTE
 from holdfast.plane.formats import FORMAT
 from holdfast.plane.parts import Parts
@@ -61,6 +62,7 @@ def open_plane(url: str, options: Options) -> EmbeddedPort:
         InvalidUrl: `url` names no backend.
         PathUnusable, DirectoryInUse, DamagedDatabase, SchemaMismatch: the data directory cannot be opened.
         Unreachable: PostgreSQL does not answer.
+        MigrationUnfinished: only a part of a plane was migrated to it.
     """
     verify = _verify(options.verify_blobs)
     return EmbeddedPort(_open(url, options), verify=verify)
@@ -130,6 +132,7 @@ def _open(url: str, options: Options) -> Parts:
     policy = _policy(options.tiers)
     database = open_database(url, clock=options.clock, ids=options.ids)
     try:
+        database.read(check_complete)
         place = options.objects or object_store_url(url)
         parts = Parts(
             database,

@@ -141,6 +141,16 @@ def rotate(path: Path, objects: ObjectStore) -> bool:
         return content.records > 0
 
 
+def copy(path: Path, objects: ObjectStore) -> Manifest | None:
+    """Store a closed file and leave it where it is; what is stored, or None if it holds nothing."""
+    name = loglines.parsed_name(path.stem)
+    if name is None:
+        return None
+    universe, data = path.parent.name, path.read_bytes()
+    content = loglines.content(data, universe, name)
+    return _store(objects, universe, name, content, data[: content.size]) if content.records else None
+
+
 def files_in_order(
     folder: Path,
     objects: ObjectStore | None,
@@ -181,7 +191,7 @@ def _locked(path: Path) -> Iterator[IO[bytes] | None]:
         yield file if lock(file.fileno(), path) else None
 
 
-def _store(objects: ObjectStore, universe: str, name: FileName, content: Content, body: bytes) -> None:
+def _store(objects: ObjectStore, universe: str, name: FileName, content: Content, body: bytes) -> Manifest:
     digest = hashlib.sha256(body).hexdigest()
     manifest = Manifest(
         path=f"activity/{universe}/{name.day}/{name.labels}_{digest}{loglines.SUFFIX}",
@@ -199,6 +209,7 @@ def _store(objects: ObjectStore, universe: str, name: FileName, content: Content
     )
     _store_once(objects, manifest.path, body)
     _store_once(objects, f"{_manifests(universe)}/{name.stem}_{digest[:16]}.json", msgspec.json.encode(manifest))
+    return manifest
 
 
 def _store_once(objects: ObjectStore, path: str, data: bytes) -> None:

@@ -29,14 +29,17 @@ from holdfast.tiers import Tier
 class PostgresDatabase(Database):
     """A key space in the PostgreSQL database that `url` names."""
 
-    def __init__(self, url: str, *, clock: Clock | None = None, ids: IdSource | None = None) -> None:
+    def __init__(
+        self, url: str, *, clock: Clock | None = None, ids: IdSource | None = None, create: bool = True
+    ) -> None:
         """Connect, and create the tables if they are not there. `clock` replaces the database's own, for tests.
 
         Raises:
             Unreachable: the server does not answer.
+            NotFound: there are no tables, and none are to be created.
             SchemaMismatch: a newer Holdfast made the tables.
         """
-        prepare_schema(url)
+        prepare_schema(url, create=create)
         self._url = url
         self._clock = clock
         self._ids = ids or IdSource()
@@ -140,7 +143,7 @@ class PostgresDatabase(Database):
                     job.waiter.set_result(None)
 
     def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any], durable: bool) -> Result:
-        session = self._idle_readers.pop() if self._idle_readers else Session(self._url)
+        session = self._idle_readers.pop() if self._idle_readers else Session(self._url, reading=True)
         try:
             session.start(durable=durable, reading=True)
             tx = Transaction(session, clock=self._clock or session, ids=self._ids, writable=False, writer=self._writer)

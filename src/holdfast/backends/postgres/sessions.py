@@ -26,6 +26,7 @@ from holdfast.errors import (
     DatabaseFailed,
     DiskFull,
     InvalidUrl,
+    NotFound,
     SchemaMismatch,
     TransactionConflict,
     Unreachable,
@@ -36,6 +37,7 @@ from holdfast.kv.transact import Jitter, pauses_seconds
 
 SCHEMA_VERSION: Final = 1
 CHANNEL: Final = "holdfast_kv"
+APPLICATION: Final = "holdfast"  # What connections are called, so that it can be seen whether a plane is in use.
 
 _SCHEMA: Final = f"""
     BEGIN ISOLATION LEVEL READ COMMITTED;
@@ -63,10 +65,13 @@ _BEGIN_READING: Final = _BEGIN.replace(b"BEGIN", b"BEGIN READ ONLY", 1)
 
 _PUT: Final = """INSERT INTO holdfast_kv SELECT * FROM unnest($1::bytea[], $2::bytea[])
     ON CONFLICT (key) DO UPDATE SET value = excluded.value"""
-_STATEMENTS: Final = {
+_READING: Final = {
     b"get": "SELECT value FROM holdfast_kv WHERE key = $1",
     b"scan": "SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key LIMIT $3::bigint",
     b"back": "SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key DESC LIMIT $3::bigint",
+}
+_STATEMENTS: Final = {
+    **_READING,
     b"put": f"WITH put AS ({_PUT}) SELECT pg_notify('{CHANNEL}', $3)",
     b"write": f"""WITH put AS ({_PUT}), gone AS (DELETE FROM holdfast_kv USING unnest($4::bytea[]) AS old(key)
         WHERE holdfast_kv.key = old.key) SELECT pg_notify('{CHANNEL}', $3)""",
@@ -109,7 +114,8 @@ def insist(jitter: Jitter, attempt: Callable[[], Result]) -> Result:
 class Session:
     """A connection, and at most one transaction on it, whose view it is. Used by one thread at a time."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, reading: bool = False) -> None:
+        """`reading` is for a session that never writes: preparing a statement that does waits for the table's lock."""
         self._connection = connect(url)
         self._pq = self._connection.pgconn
         self._open = False
@@ -120,7 +126,7 @@ class Session:
         self.failure: Exception | None = None  # Why the open transaction is beyond saving.
         try:
             self._exec(_SETTINGS)
-            for name, statement in _STATEMENTS.items():
+            for name, statement in (_READING if reading else _STATEMENTS).items():
                 self._check(self._pq.prepare(name, statement.encode()), uncertain=False)
         except BaseException:
             self.close()
@@ -252,17 +258,21 @@ class Session:
         return DatabaseFailed(f"PostgreSQL refused a statement ({state}: {text}); nothing was written")
 
 
-def prepare_schema(url: str) -> None:
-    """Create the tables if they are not there.
+def prepare_schema(url: str, *, create: bool = True) -> None:
+    """Create the tables if they are not there, unless they have to be.
 
     Raises:
         Unreachable: the server does not answer.
+        NotFound: there are none, and none are to be created.
         SchemaMismatch: a newer Holdfast made them.
     """
     connection = connect(url)
     try:
         connection.execute("SET client_min_messages = 'error'")
-        connection.execute(_SCHEMA)
+        if create:
+            connection.execute(_SCHEMA)
+        elif connection.execute("SELECT to_regclass('holdfast_kv')").fetchone() == (None,):
+            raise NotFound("The database has no tables of Holdfast; check the URL, and the search_path of its user")
         row = connection.execute("SELECT value FROM holdfast_meta WHERE name = 'schema_version'").fetchone()
     except psycopg.Error as error:
         raise DatabaseFailed(
@@ -328,7 +338,13 @@ def connect(url: str) -> psycopg.Connection[tuple[object, ...]]:
         if attempt:
             time.sleep(min(100 << attempt - 1, limits.CONNECT_PAUSE_MS_MAX) / 1_000)
         try:
-            return psycopg.connect(url, autocommit=True, connect_timeout=5, tcp_user_timeout=10_000)
+            return psycopg.connect(
+                url,
+                autocommit=True,
+                connect_timeout=5,
+                tcp_user_timeout=10_000,
+                fallback_application_name=APPLICATION,
+            )
         except psycopg.ProgrammingError as error:
             raise InvalidUrl(
                 f"The PostgreSQL URL is not understood ({error}); write postgresql://user@host/database"

@@ -192,7 +192,7 @@ def _open(path: Path) -> Rdict:
         path.mkdir(parents=True, exist_ok=True)
         if gap := find_gap(path):
             raise DamagedDatabase(f"The log in {path} lost commits in its middle ({gap}); restore it from a backup")
-        return Rdict(str(path), _options())
+        return Rdict(str(path), table_options())
     except DamagedDatabase:
         raise
     except OSError as error:
@@ -203,7 +203,8 @@ def _open(path: Path) -> Rdict:
         raise translated(error, path) from error
 
 
-def _options() -> Options:
+def table_options() -> Options:
+    """How a directory is opened, by whoever opens it."""
     tables = BlockBasedOptions()
     tables.set_block_cache(Cache(64 * _MIB))
     tables.set_bloom_filter(10, False)  # A get of a key that is not there then rarely touches the disk.

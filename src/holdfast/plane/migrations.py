@@ -1,0 +1,109 @@
+"""From two URLs to the two sides of a migration: one that is only read, and one that must be empty or half full."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from obstore.store import LocalStore
+
+from holdfast.backends.objects import ObjectStore, open_objects
+from holdfast.backends.rocksdb import RocksReader
+from holdfast.errors import InvalidUrl, TargetNotEmpty, Unsupported
+from holdfast.plane.open import open_database
+from holdfast.runtime.migrations import Side
+
+_OURS: Final = frozenset({"holdfast.json", "kv", "objects", "activity"})
+
+
+def said(url: str) -> str:
+    """A URL as it may be written down: a folder by its whole path, and nobody's password."""
+    if url.startswith("dir:"):
+        return f"dir:{folder_of(url).resolve()}"
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    query = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name != "password"], safe="/:")
+    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}{at}{host}", query=query))
+
+
+@contextmanager
+def opened_source(url: str, *, objects: str | None = None, logs: Path | None = None) -> Iterator[Side]:
+    """A plane that nobody else has open, to read from.
+
+    Raises:
+        NotFound, PathUnusable: there is no plane.
+        DirectoryInUse, PlaneInUse: somebody else uses it.
+    """
+    if url.startswith("dir:"):
+        folder = folder_of(url)
+        with RocksReader(folder / "kv") as database:
+            store = _read_only(objects or f"dir:{folder / 'objects'}")
+            yield Side(database, store, logs or folder / "activity", database.estimated_pairs())
+        return
+    _check_postgres(url)
+    from holdfast.backends.postgres import PostgresReader
+
+    with PostgresReader(url) as shared:
+        yield Side(shared, _read_only(objects), logs, shared.estimated_pairs())
+
+
+@contextmanager
+def opened_target(url: str, *, objects: str | None = None) -> Iterator[Side]:
+    """A place for a plane, to write to; whether it may be written to is for a migration to see.
+
+    Raises:
+        TargetNotEmpty: a folder has something in it that is no plane.
+        DirectoryInUse: somebody else has it open.
+    """
+    if url.startswith("dir:"):
+        folder = folder_of(url)
+        if folder.is_dir() and not (folder / "holdfast.json").exists():
+            others = sorted(path.name for path in folder.iterdir() if path.name not in _OURS)
+            if others:
+                raise TargetNotEmpty(f"{folder} holds {others[0]}, which is no plane's; choose a new folder")
+        with open_database(url) as database:
+            yield Side(database, open_objects(objects or f"dir:{folder / 'objects'}"))
+        return
+    _check_postgres(url)
+    from holdfast.backends.postgres import PostgresDatabase, alone
+
+    with PostgresDatabase(alone(url)) as shared:
+        yield Side(shared, None if objects is None else open_objects(objects))
+
+
+def check_unused(url: str) -> None:
+    """Raise PlaneInUse if somebody has the PostgreSQL plane at `url` open; a folder has a lock for that."""
+    if not url.startswith("dir:"):
+        from holdfast.backends.postgres import check_unused
+
+        check_unused(url)
+
+
+def folder_of(url: str) -> Path:
+    """The folder that a dir: URL names."""
+    return Path(url.removeprefix("dir:")).expanduser()
+
+
+def _read_only(url: str | None) -> ObjectStore | None:
+    """A store to read from. Opening a folder as one that is written to would leave a trace in it."""
+    if url is None or not url.startswith("dir:"):
+        return None if url is None else open_objects(url)
+    folder = folder_of(url)
+    return ObjectStore(LocalStore(folder)) if folder.is_dir() else None
+
+
+def _check_postgres(url: str) -> None:
+    scheme = url.partition(":")[0]
+    if scheme in ("http", "https"):
+        raise Unsupported(
+            "A server is not migrated while it runs; stop it and name its data, dir:PATH or postgresql://…, or back it "
+            "up and migrate what holdfast restore makes of that"
+        )
+    if scheme not in ("postgresql", "postgres"):
+        raise InvalidUrl(f"{scheme!r} names no plane that can be migrated; write dir:PATH or postgresql://…")
+    try:
+        import psycopg
+    except ImportError as error:
+        raise Unsupported("PostgreSQL needs its driver; run: pip install 'holdfast[postgres]'") from error
+    del psycopg

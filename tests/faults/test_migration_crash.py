@@ -1,0 +1,112 @@
+"""kill -9 in the middle of `holdfast migrate`: the next run goes on, and what comes out is the same plane."""
+
+import json
+import os
+import random
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+import holdfast
+from holdfast.backends.postgres import PostgresDatabase
+from holdfast.backends.rocksdb import RocksReader
+from holdfast.errors import MigrationUnfinished
+from holdfast.kv import Database
+from holdfast.layers.migrations import BEGIN, END
+from holdfast.runtime.migrations import _plain
+from holdfast.testing.clock import ManualClock
+
+POPULATED = runpy.run_path(str(Path(__file__).parents[1] / "populated.py"))  # Test files cannot import each other.
+KILLS = 3
+# The command that people run, with small batches, which says each step that it has taken.
+CHILD = """
+import contextlib, os, sys
+from holdfast.cli import printing
+from holdfast.runtime import migrations
+migrations.MIGRATION_BATCH_PAIRS, migrations.MIGRATION_RANGE_PAIRS = 16, 24
+@contextlib.contextmanager
+def progress(what, total=None):
+    yield lambda steps: os.write(2, f"{what} {steps}\\n".encode())
+printing.progress = progress
+from holdfast.cli.main import main
+main()
+"""
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """An S3 that the environment, and so every child, has the key to; the URL of a bucket."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+    for name, value in {**keys, "AWS_ENDPOINT": endpoint, "AWS_ALLOW_HTTP": "true"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="crash")
+    yield "s3://crash/plane"
+    server.stop()
+
+
+def migrate(*words: str, kill_after: int | None = None) -> tuple[int, str, int]:
+    """Run the command, and kill it after so many steps; its exit code, what it printed, and the steps it took."""
+    command = [sys.executable, "-c", CHILD, "migrate", *words, "--json"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as child:
+        assert child.stderr is not None
+        assert child.stdout is not None
+        steps = 0
+        for line in child.stderr:
+            if line.startswith(b"{"):
+                pytest.fail(line.decode())
+            steps += 1
+            if steps == kill_after:
+                child.kill()
+        said = child.stdout.read().decode()
+    return child.returncode, said, steps
+
+
+def pairs(database: Database) -> dict[bytes, bytes]:
+    return dict(_plain(database, BEGIN, END))
+
+
+def test_a_migration_that_is_killed_goes_on_where_it_was(
+    environment: str, postgres_url: str, tmp_path: Path, clock: ManualClock
+) -> None:
+    data, back = tmp_path / "data", tmp_path / "back"
+    with holdfast.open(f"dir:{data}", clock=clock) as plane:
+        POPULATED["populate"](plane, clock, messages=150)
+        seen = POPULATED["everything"](plane)
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    _, _, whole = migrate(f"dir:{data}", f"dir:{tmp_path / 'whole'}")  # How many steps there are.
+    assert whole > 30
+    digests = set()
+    for words, target, options in (
+        ((f"dir:{data}", postgres_url), postgres_url, {"objects": environment, "activity": str(tmp_path / "logs")}),
+        ((postgres_url, f"dir:{back}"), f"dir:{back}", {}),
+    ):
+        for _ in range(KILLS):
+            code, _, taken = migrate(*words, "--objects", environment, kill_after=chance.randrange(1, whole // 2))
+            print(f"killed after {taken} of {whole} steps")
+            assert code == -9
+            with pytest.raises(MigrationUnfinished):
+                holdfast.open(target)
+        code, said, _ = migrate(*words, "--objects", environment)
+        assert code == 0
+        moved = json.loads(said)
+        assert (moved["verified"], moved["again"]) == (True, 0)
+        digests.add(moved["digest"])
+        with holdfast.open(target, clock=clock, **options) as plane:
+            assert POPULATED["everything"](plane) == seen
+    assert len(digests) == 1
+    with RocksReader(data / "kv") as first, RocksReader(back / "kv") as last, PostgresDatabase(postgres_url) as middle:
+        assert pairs(first) == pairs(last) == pairs(middle)

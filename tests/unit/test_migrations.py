@@ -1,0 +1,567 @@
+"""Migrations: a plane is the same on the other side, whatever it is kept in, and however often it was interrupted."""
+
+import hashlib
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import boto3
+import psycopg
+import pytest
+from click.testing import Result
+from moto.server import ThreadedMotoServer
+
+import holdfast
+from holdfast.backends.memory import MemoryDatabase
+from holdfast.backends.objects import open_objects
+from holdfast.backends.postgres import PostgresDatabase
+from holdfast.backends.rocksdb import RocksDatabase, RocksReader
+from holdfast.errors import (
+    Conflict,
+    DirectoryInUse,
+    HashMismatch,
+    InvalidArgument,
+    MigrationUnfinished,
+    MissingObject,
+    PlaneInUse,
+    ReadOnlyTransaction,
+    TargetNotEmpty,
+)
+from holdfast.kv import Database
+from holdfast.layers import migrations
+from holdfast.layers.migrations import BEGIN, END, KEY, State
+from holdfast.plane.migrations import said
+from holdfast.runtime import migrations as moving
+from holdfast.runtime.activity import ActivityLog
+from holdfast.runtime.migrations import Mover, Side
+from holdfast.testing.clock import ManualClock
+
+POPULATED = runpy.run_path(str(Path(__file__).parents[1] / "populated.py"))  # Test files cannot import each other.
+populate, everything, use, LARGE = (POPULATED[name] for name in ("populate", "everything", "use", "LARGE"))
+Hf = Callable[..., Result]
+_buckets = count()
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty bucket, which the environment has the key to."""
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+    for name, value in {**keys, "AWS_ENDPOINT": s3, "AWS_ALLOW_HTTP": "true"}.items():
+        monkeypatch.setenv(name, value)
+    name = f"migrations-{next(_buckets)}"
+    boto3.client("s3", endpoint_url=s3, region_name="us-east-1").create_bucket(Bucket=name)
+    return f"s3://{name}/plane"
+
+
+@pytest.fixture
+def source(tmp_path: Path, clock: ManualClock) -> str:
+    """The URL of a closed plane with something of everything, and a session log that a crash left behind."""
+    folder = tmp_path / "data"
+    with holdfast.open(f"dir:{folder}", clock=clock) as plane:
+        populate(plane, clock)
+    log = ActivityLog(folder / "activity", None, clock=clock)
+    log.log("main", "crashed", {"c": 3})
+    log.close()
+    assert list((folder / "activity").rglob("*.jsonl"))
+    return f"dir:{folder}"
+
+
+def trace(folder: Path) -> dict[str, tuple[str, int]]:
+    """Every file of a folder, its bytes and when it was written."""
+    return {
+        str(path): (hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "", path.stat().st_mtime_ns)
+        for path in [folder, *sorted(folder.rglob("*"))]
+    }
+
+
+def pairs(database: Database) -> dict[bytes, bytes]:
+    return dict(moving._plain(database, BEGIN, END))
+
+
+def quietly(_steps: int) -> None:
+    """Progress that nobody looks at."""
+
+
+def run(mover: Mover, advance: Callable[[int], None] = quietly) -> migrations.Migration:
+    if mover.begin():
+        mover.move_objects(advance)
+        mover.copy_keys(advance)
+        mover.compare_keys(advance)
+        mover.finish()
+    return mover.now
+
+
+# There and back.
+
+
+def test_a_plane_is_the_same_in_postgresql_and_s3_and_back_in_a_directory(
+    hf: Hf, source: str, postgres_url: str, bucket: str, *, tmp_path: Path, clock: ManualClock
+) -> None:
+    folder = Path(source.removeprefix("dir:"))
+    before = trace(folder)
+    moved = json.loads(hf("migrate", source, postgres_url, "--objects", bucket, "--json").stdout)
+    assert trace(folder) == before
+    assert (moved["verified"], moved["again"], moved["logs"]) == (True, 0, 1)
+    assert moved["keys"] > 120
+    assert moved["object_bytes"] > len(LARGE)
+    back = f"dir:{tmp_path / 'back'}"
+    again = json.loads(hf("migrate", postgres_url, back, "--objects", bucket, "--json").stdout)
+    assert (again["keys"], again["digest"]) == (moved["keys"], moved["digest"])
+
+    with RocksReader(folder / "kv") as one, RocksReader(tmp_path / "back" / "kv") as other:
+        assert pairs(one) == pairs(other)
+    logs = str(tmp_path / "logs")
+    with (
+        holdfast.open(source, clock=clock) as here,
+        holdfast.open(postgres_url, objects=bucket, activity=logs, clock=clock) as there,
+        holdfast.open(back, clock=clock) as restored,
+    ):
+        seen = everything(here)
+        assert everything(there) == seen
+        assert everything(restored) == seen
+        for plane in (there, restored):
+            assert [each.record for each in plane.activity.read(session="crashed").records] == [b'{"c":3}']
+    now_ms, came = clock.now_ms(), []
+    for url, options in ((source, {}), (postgres_url, {"objects": bucket, "activity": logs}), (back, {})):
+        clock.jump_to_ms(now_ms)
+        with holdfast.open(url, clock=clock, **options) as plane:
+            came.append(use(plane, clock))
+    assert came[0] == came[1] == came[2]
+
+
+def test_what_was_done_in_postgresql_by_several_processes_is_right_in_a_directory(
+    hf: Hf, source: str, postgres_url: str, bucket: str, *, tmp_path: Path, clock: ManualClock
+) -> None:
+    hf("migrate", source, postgres_url, "--objects", bucket)
+    options = {"objects": bucket, "activity": str(tmp_path / "logs"), "clock": clock}
+    for owner in ("one", "two", "three"):  # Each of them has a tally of its own.
+        with holdfast.open(postgres_url, **options) as plane:
+            jobs = plane.queue("jobs")
+            jobs.put_many(range(5))
+            jobs.put("soon", delay_seconds=5)
+            first, *_ = jobs.receive_many(3, owner=owner, visibility_seconds=60)
+            first.ack()
+    with holdfast.open(postgres_url, **options) as plane:
+        seen = everything(plane)
+    back = f"dir:{tmp_path / 'back'}"
+    hf("migrate", postgres_url, back, "--objects", bucket, "--activity", str(tmp_path / "logs"))
+    with holdfast.open(back, clock=clock) as plane:
+        assert everything(plane) == seen
+        assert [each.finding for each in plane.backups.examine(deep=True) if each.finding is not None] == []
+        clock.advance_ms(3_600_000)
+        ids = []
+        while (message := plane.queue("jobs").receive()) is not None:
+            ids.append(message.id)
+            message.ack()
+        assert len(ids) == len(set(ids)) >= 40 + 3 * 5
+        stats = plane.queue("jobs").stats()
+        assert (stats.ready, stats.leased, stats.delayed, stats.blocked) == (0, 0, 0, 0)
+        clock.jump_to_ms(clock.now_ms() - 7_200_000)  # To before the last message was put.
+        assert plane.queue("jobs").put("new").id > max(ids)
+
+
+def test_directories_and_databases_move_among_themselves(
+    hf: Hf, source: str, postgres_server: str, postgres_url: str, tmp_path: Path
+) -> None:
+    other = f"dir:{tmp_path / 'new' / 'data'}"
+    hf("migrate", source.removeprefix("dir:"), other)
+    hf("migrate", other, postgres_url, "--objects", f"dir:{tmp_path / 'shared'}")
+    with psycopg.connect(postgres_server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE moved_{os.getpid()}")
+    moved = postgres_server.replace("/postgres?", f"/moved_{os.getpid()}?")
+    try:
+        told = hf("migrate", postgres_url, moved, "--objects", f"dir:{tmp_path / 'shared'}").stdout
+        assert "ranges of keys are equal" in told
+        with PostgresDatabase(moved) as database, RocksReader(tmp_path / "data" / "kv") as first:
+            assert pairs(database) == pairs(first)
+    finally:
+        with psycopg.connect(postgres_server, autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE moved_{os.getpid()} WITH (FORCE)")
+
+
+def test_objects_that_stay_where_they_are_are_hashed_and_not_copied(
+    hf: Hf, postgres_url: str, tmp_path: Path, clock: ManualClock
+) -> None:
+    objects = f"dir:{tmp_path / 'objects'}"
+    with holdfast.open(f"dir:{tmp_path / 'data'}", objects=objects, clock=clock) as plane:
+        plane.blobs.put(LARGE)
+        plane.activity.log("s", {"a": 1})
+    before = trace(tmp_path / "objects" / "cas")
+    words = ("--from-objects", objects, "--to-objects", objects, "--json")
+    moved = json.loads(hf("migrate", f"dir:{tmp_path / 'data'}", postgres_url, *words).stdout)
+    assert moved["objects"] >= 3
+    assert trace(tmp_path / "objects" / "cas") == before
+
+
+# Interrupted.
+
+
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches a kill."""
+
+
+def test_an_interruption_at_any_step_loses_nothing_and_doubles_nothing(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step once: the migration dies there, and the next one begins with a new target database object."""
+    monkeypatch.setattr(moving, "MIGRATION_BATCH_PAIRS", 16)
+    monkeypatch.setattr(moving, "MIGRATION_RANGE_PAIRS", 24)
+    folder = Path(source.removeprefix("dir:"))
+    objects = open_objects(f"dir:{folder / 'objects'}")
+    with RocksReader(folder / "kv") as database:
+        here = Side(database, objects, folder / "activity")
+        with MemoryDatabase() as whole:
+            expected = run(Mover(here, Side(whole, open_objects("memory:")), "here"))
+            wanted = pairs(whole)
+        target, store, steps, kills = tmp_path / "target", open_objects(f"dir:{tmp_path / 'store'}"), 0, 0
+        while True:
+            left = 1  # Each attempt comes one step further than the one before it.
+
+            def step(_steps: int) -> None:
+                nonlocal left, steps
+                if left == 0:
+                    raise Killed
+                left -= 1
+                steps += 1
+
+            with RocksDatabase(target) as half:
+                mover = Mover(here, Side(half, store), "here")
+                try:
+                    if not mover.begin():
+                        break
+                    if mover.now.state is State.COPYING and mover.now.at == BEGIN and kills < 3:
+                        mover.move_objects(step)
+                    else:
+                        mover.move_objects(quietly)
+                    mover.copy_keys(step)
+                    mover.compare_keys(step)
+                    mover.finish()
+                except Killed:
+                    kills += 1
+                    with pytest.raises(MigrationUnfinished, match="from here"):
+                        half.read(migrations.check_complete)
+        assert kills > 8
+        with RocksDatabase(target) as done:
+            assert pairs(done) == wanted
+            moved = done.read(migrations.found)
+        assert moved is not None
+        assert (moved.keys, moved.digest, moved.ranges, moved.again) == (
+            expected.keys,
+            expected.digest,
+            expected.ranges,
+            0,
+        )
+        assert moved.objects == expected.objects
+
+
+def test_a_half_migrated_plane_cannot_be_opened(
+    source: str, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hf: Hf
+) -> None:
+    monkeypatch.setattr(moving.Mover, "compare_keys", lambda _self, _advance: (_ for _ in ()).throw(HashMismatch("x")))
+    for target in (f"dir:{tmp_path / 'half'}", postgres_url):
+        hf("migrate", source, target, "--objects", f"dir:{tmp_path / 'shared'}", code=10)
+        with pytest.raises(MigrationUnfinished, match="goes on where it was"):
+            holdfast.open(target)
+    monkeypatch.undo()
+    hf("migrate", source, f"dir:{tmp_path / 'half'}")
+    with holdfast.open(f"dir:{tmp_path / 'half'}") as plane:
+        assert plane.pairs.get(b"raw") == b"value"
+
+
+def test_a_migration_that_is_done_is_done_once(hf: Hf, source: str, tmp_path: Path) -> None:
+    words = ("migrate", source, f"dir:{tmp_path / 'new'}", "--json")
+    first = hf(*words).stdout
+    with holdfast.open(f"dir:{tmp_path / 'new'}") as plane:
+        plane.pairs.put(b"raw", b"since")
+    assert hf(*words).stdout == first
+    with holdfast.open(f"dir:{tmp_path / 'new'}") as plane:
+        assert plane.pairs.get(b"raw") == b"since"
+
+
+def test_what_changed_in_the_source_between_two_runs_is_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "MIGRATION_BATCH_PAIRS", 10)
+    monkeypatch.setattr(moving, "MIGRATION_RANGE_PAIRS", 16)
+    with MemoryDatabase() as here, MemoryDatabase() as there:
+        here.transact(lambda tx: [tx.put(b"%03d" % number, b"old") for number in range(100)])
+        mover = Mover(Side(here), Side(there), "here")
+        mover.begin()
+        mover.copy_keys(quietly)
+        here.transact(lambda tx: (tx.put(b"007", b"new"), tx.delete(b"050"), tx.put(b"zzz", b"last")))
+        moved = run(Mover(Side(here), Side(there), "here"))
+        assert moved.again == 3
+        assert pairs(there) == pairs(here)
+        assert moved.keys == 100
+
+
+# Refused.
+
+
+def test_a_target_that_holds_something_else_is_left_as_it_is(
+    hf: Hf, source: str, postgres_url: str, tmp_path: Path
+) -> None:
+    with holdfast.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
+        plane.pairs.put(b"theirs", b"1")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "letter.txt").write_text("dear")
+    with holdfast.open(f"dir:{tmp_path / 'theirs'}") as plane:
+        plane.pairs.put(b"theirs", b"1")
+    for target in (postgres_url, f"dir:{foreign}", f"dir:{tmp_path / 'theirs'}"):
+        refused = hf("migrate", source, target, "--objects", f"dir:{tmp_path / 'shared'}", "--json", code=5)
+        assert json.loads(refused.stderr)["code"] == "target_not_empty"
+    assert [path.name for path in foreign.iterdir()] == ["letter.txt"]
+    with holdfast.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
+        assert plane.pairs.get(b"theirs") == b"1"
+
+
+def test_a_target_that_another_source_was_migrated_to_is_refused() -> None:
+    with MemoryDatabase() as here, MemoryDatabase() as there:
+        mover = Mover(Side(here), Side(there), "dir:/one")
+        mover.begin()
+        with pytest.raises(TargetNotEmpty, match="the beginning of a migration from dir:/one"):
+            Mover(Side(here), Side(there), "dir:/other").begin()
+        run(mover)
+        with pytest.raises(TargetNotEmpty, match="a plane from dir:/one"):
+            Mover(Side(here), Side(there), "dir:/other").begin()
+
+
+def test_of_two_migrations_to_one_target_one_stops() -> None:
+    with MemoryDatabase() as here, MemoryDatabase() as there:
+        here.transact(lambda tx: tx.put(b"key", b"value"))
+        first, second = (Mover(Side(here), Side(there), "here") for _ in range(2))
+        first.begin()
+        second.begin()
+        first.copy_keys(quietly)
+        with pytest.raises(Conflict, match="Another process migrates"):
+            second.copy_keys(quietly)
+
+
+def test_an_object_of_somebody_else_is_not_written_over(hf: Hf, source: str, tmp_path: Path, postgres_url: str) -> None:
+    path = f"cas/main/sha256/{hashlib.sha256(LARGE).hexdigest()}"
+    open_objects(f"dir:{tmp_path / 'shared'}").put(path, b"theirs")
+    refused = hf("migrate", source, postgres_url, "--objects", f"dir:{tmp_path / 'shared'}", code=5)
+    assert "other bytes at cas/main" in refused.stderr
+    assert open_objects(f"dir:{tmp_path / 'shared'}").get(path) == b"theirs"
+
+
+def test_objects_need_a_place(hf: Hf, source: str, postgres_url: str) -> None:
+    assert "give --objects" in hf("migrate", source, postgres_url, code=2).stderr
+    with holdfast.open(postgres_url) as plane:  # Nothing was begun.
+        assert plane.pairs.get(b"raw") is None
+
+
+def test_session_logs_can_stay_behind(hf: Hf, postgres_url: str, tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        plane.queue("jobs").put(1)
+    words = ("migrate", f"dir:{tmp_path / 'data'}", postgres_url)
+    hf(*words, code=2)
+    assert json.loads(hf(*words, "--leave-activity", "--json").stdout)["objects"] == 0
+
+
+@pytest.mark.parametrize("what", ["missing", "damaged"])
+def test_damage_is_not_migrated(hf: Hf, source: str, tmp_path: Path, what: str) -> None:
+    body = tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()
+    if what == "missing":
+        body.unlink()
+    else:
+        body.write_bytes(LARGE[::-1])
+    told = hf("migrate", source, f"dir:{tmp_path / 'new'}", "--json", code=10)
+    assert json.loads(told.stderr)["code"] == ("missing_object" if what == "missing" else "hash_mismatch")
+    with pytest.raises(MigrationUnfinished):
+        holdfast.open(f"dir:{tmp_path / 'new'}")
+
+
+def test_a_target_that_does_not_hold_what_was_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MemoryDatabase() as here, MemoryDatabase() as there:
+        here.transact(lambda tx: tx.put(b"key", b"value"))
+        moved = migrations.move_on
+
+        def forgetful(tx: Any, before: Any, after: Any, pairs: Any = (), **options: Any) -> Any:
+            return moved(tx, before, after, [], **options)
+
+        monkeypatch.setattr(migrations, "move_on", forgetful)
+        mover = Mover(Side(here), Side(there), "here")
+        mover.begin()
+        mover.copy_keys(quietly)
+        with pytest.raises(HashMismatch, match="although they were copied"):
+            mover.compare_keys(quietly)
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_store_that_loses_an_object_is_found(missing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = open_objects("memory:"), open_objects("memory:")
+    file = moving.BackupFile("a/b", 5, hashlib.sha256(b"large").hexdigest())
+    if missing:
+        with pytest.raises(MissingObject, match="a/b is not in the source"):
+            moving._bring(file, source, target)
+        return
+    source.put("a/b", b"large")
+    monkeypatch.setattr(target, "write", lambda *_args, **_options: None)
+    with pytest.raises(HashMismatch, match="not in the target as it was written"):
+        moving._bring(file, source, target)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("data", "data"), 2, "the same plane"),
+        (("data", "data/inside"), 2, "lies inside"),
+        (("none", "new"), 4, "no data directory"),
+        (("http://127.0.0.1:1", "new"), 9, "stop it and name its data"),
+        (("data", "http://127.0.0.1:1"), 9, "stop it and name its data"),
+        (("memory:", "new"), 2, "names no plane"),
+        (("postgresql:///none?host=/nowhere", "new"), 9, "does not answer"),
+    ],
+)
+def test_what_cannot_be_migrated_is_refused_in_words(
+    hf: Hf, tmp_path: Path, words: tuple[str, str], code: int, says: str
+) -> None:
+    holdfast.open(f"dir:{tmp_path / 'data'}").close()
+    places = [word if ":" in word else str(tmp_path / word) for word in words]
+    assert says in hf("migrate", *places, code=code).stderr
+    assert not (tmp_path / "new" / "kv").exists()
+
+
+# In use.
+
+
+def test_a_directory_that_another_process_has_open_is_not_migrated(hf: Hf, source: str, tmp_path: Path) -> None:
+    child = "import sys, holdfast; holdfast.open(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", child, source], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"open\n"
+        told = hf("migrate", source, f"dir:{tmp_path / 'new'}", "--patience", "0", code=9).stderr
+        assert f"open in process {process.pid}; stop it" in told
+        process.stdin.close()
+    hf("migrate", source, f"dir:{tmp_path / 'new'}")
+
+
+def test_a_directory_that_is_being_migrated_cannot_be_opened(source: str, tmp_path: Path) -> None:
+    kv = Path(source.removeprefix("dir:")) / "kv"
+    with holdfast.open(source), pytest.raises(DirectoryInUse, match=f"process {os.getpid()}"):
+        RocksReader(kv)
+    with RocksReader(kv):
+        with pytest.raises(DirectoryInUse):
+            holdfast.open(source)
+        with pytest.raises(DirectoryInUse):
+            RocksReader(kv)
+    holdfast.open(source).close()
+
+
+def test_a_directory_that_is_read_cannot_be_written(source: str) -> None:
+    with RocksReader(Path(source.removeprefix("dir:")) / "kv") as database, pytest.raises(ReadOnlyTransaction):
+        database.transact(lambda tx: tx.put(b"a", b"b"))
+
+
+def test_a_postgresql_that_somebody_uses_is_neither_source_nor_target(
+    hf: Hf, source: str, postgres_url: str, tmp_path: Path
+) -> None:
+    shared = ("--objects", f"dir:{tmp_path / 'shared'}", "--json")
+    plane = holdfast.open(postgres_url, activity=str(tmp_path / "logs"))
+    with plane:
+        for words in ((source, postgres_url), (postgres_url, f"dir:{tmp_path / 'new'}")):
+            told = json.loads(hf("migrate", *words, *shared, code=9).stderr)
+            assert told["code"] == "plane_in_use"
+            assert "stop the servers and workers" in told["detail"]
+    hf("migrate", source, postgres_url, *shared)
+
+
+def test_nobody_writes_to_a_postgresql_while_it_is_read(postgres_url: str) -> None:
+    from holdfast.backends.postgres import PostgresReader
+
+    PostgresDatabase(postgres_url).close()
+    with PostgresReader(postgres_url) as reader, psycopg.connect(postgres_url) as other:
+        assert pairs(reader) == {}
+        other.execute("SET lock_timeout = '50ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            other.execute("INSERT INTO holdfast_kv VALUES ('a', 'b')")
+        other.rollback()
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            reader._holder.execute("INSERT INTO holdfast_kv VALUES ('a', 'b')")
+    with psycopg.connect(postgres_url) as other:
+        other.execute("INSERT INTO holdfast_kv VALUES ('a', 'b')")
+        with pytest.raises(PlaneInUse, match="writes to the table"):
+            PostgresReader(f"{postgres_url}&options=-c%20application_name%3Dx")
+
+
+def test_a_database_without_a_plane_is_no_source(hf: Hf, postgres_url: str, tmp_path: Path) -> None:
+    assert "no tables of Holdfast" in hf("migrate", postgres_url, str(tmp_path / "new"), code=4).stderr
+    with psycopg.connect(postgres_url) as connection:
+        assert connection.execute("SELECT to_regclass('holdfast_kv')").fetchone() == (None,)
+
+
+# Details.
+
+
+def test_a_url_is_written_down_without_its_password() -> None:
+    assert said("postgresql://me:secret@host:5/db?password=secret&sslmode=require") == (
+        "postgresql://me@host:5/db?sslmode=require"
+    )
+    assert said("postgresql://host/db") == "postgresql://host/db"
+    assert said("dir:.") == f"dir:{Path.cwd()}"
+
+
+def test_keys_that_only_look_like_tallies_are_left_alone(database: Database) -> None:
+    from holdfast.kv import Subspace
+
+    room = Subspace("u", "main", "q", "tally")
+    looks = [
+        room.key("tally", "", "more"),
+        room.key("r") + b"\x02tally\x00",
+        b"\x02tally\x00\xff",
+        Subspace("u", "main", "w", "x").key("tally", ""),
+    ]
+    assert [migrations.queue_of_tally(key) for key in looks] == [None] * 4
+    assert migrations.queue_of_tally(room.key("tally", "abc")) is not None
+    database.transact(lambda tx: [tx.put(key, b"x") for key in looks])
+    with MemoryDatabase() as there:
+        run(Mover(Side(database), Side(there), "here"))
+        assert pairs(there) == pairs(database)
+        assert there.read(lambda tx: tx.get(KEY)) is not None
+
+
+def test_transactions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    moved = migrations.move_on
+
+    def counted(tx: Any, *args: Any, **options: Any) -> Any:
+        after = moved(tx, *args, **options)
+        sizes.append(tx.size_bytes)
+        return after
+
+    monkeypatch.setattr(migrations, "move_on", counted)
+    with MemoryDatabase() as here, MemoryDatabase() as there:
+        for number in range(40):
+            here.transact(lambda tx, number=number: tx.put(b"%03d" % number, bytes(1 << 20)))
+        run(Mover(Side(here), Side(there), "here"))
+    assert max(sizes) < 4 << 20
+
+
+def test_a_plane_keeps_its_own_objects_out_of_the_environment(
+    hf: Hf, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HOLDFAST_OBJECTS is for a PostgreSQL; a directory has its own folder unless it is told otherwise."""
+    monkeypatch.setenv("HOLDFAST_OBJECTS", f"dir:{tmp_path / 'elsewhere'}")
+    hf("migrate", source, f"dir:{tmp_path / 'new'}")
+    assert not (tmp_path / "elsewhere").exists()
+    objects = open_objects(f"dir:{tmp_path / 'new' / 'objects'}")
+    with MemoryDatabase() as here, MemoryDatabase() as there, pytest.raises(InvalidArgument):
+        Mover(Side(here, objects), Side(there), "x").begin()
