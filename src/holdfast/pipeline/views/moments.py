@@ -325,7 +325,7 @@ def _next(
 
     If neither does, the first height behind it that something could hold.
     """
-    cold = segments.page(tx, world, after=height - 1, limit=PIECE_PAGE)
+    cold = [each for each in segments.page(tx, world, after=height - 1, limit=PIECE_PAGE) if each.start < head]
     reached = height
     for n, segment in enumerate(cold):
         if segment.start > reached:
@@ -336,7 +336,7 @@ def _next(
     else:
         if cold:
             return cold, [], reached
-    until = min(cold[0].start, head) if cold else head
+    until = cold[0].start if cold else head
     hot = journals.present(tx, world, height, until, PIECE_PAGE)
     if not hot or hot[0][0] > height:
         return [], [], hot[0][0] if hot else until

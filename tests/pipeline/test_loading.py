@@ -1,0 +1,183 @@
+"""Bulk loads that may be run again, without Spark."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import limits
+from holdfast.errors import InvalidArgument, InvalidName, QueueFull, Unreachable
+from holdfast.pipeline import loading
+from holdfast.pipeline.loading import Load, Loaded, check_columns, run
+from holdfast.testing.clock import ManualClock
+from holdfast.wire.atomic import CommitAtomic
+from holdfast.wire.mail import MailPolicy
+
+JOBS = Load("monday", "queues", key="id", queue="jobs")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def plane(clock: ManualClock) -> Iterator[holdfast.Plane]:
+    with holdfast.open("memory:", clock=clock) as plane:
+        yield plane
+
+
+def rows(count: int, start: int = 0) -> list[dict[str, Any]]:
+    return [{"id": n, "payload": b"row %d" % n} for n in range(start, start + count)]
+
+
+def payloads(plane: holdfast.Plane, queue: str = "jobs") -> Counter[bytes]:
+    return Counter(message.payload for message in plane.queue(queue).peek(10_000))
+
+
+def test_every_row_is_written_once_however_often_a_load_is_run(plane, clock):
+    assert run(plane._port, JOBS, rows(1_000)) == Loaded(1_000, 0)
+    assert run(plane._port, JOBS, rows(1_000)) == Loaded(0, 1_000)
+    for message in plane.queue("jobs").receive_many(100):
+        message.ack()
+    clock.advance_ms(86_400_000)  # Idempotency keys of queues are long forgotten.
+    assert run(plane._port, JOBS, rows(1_200)) == Loaded(200, 1_000)
+    assert plane.queue("jobs").stats().put_total == 1_200
+
+
+def test_the_same_key_in_another_load_is_another_row(plane):
+    run(plane._port, JOBS, rows(3))
+    assert run(plane._port, Load("tuesday", "queues", "id", "jobs"), rows(3)) == Loaded(3, 0)
+    assert run(plane._port, Load("monday", "queues", "id", "jobs", universe="other"), rows(3)) == Loaded(3, 0)
+
+
+def test_rows_of_one_key_are_one_row(plane):
+    assert run(plane._port, JOBS, [*rows(5), *rows(5)]) == Loaded(5, 0)
+    assert set(payloads(plane).values()) == {1}
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 3])
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_load_that_failed_half_way_is_run_again_as_it_is(plane, fails_at, is_committed):
+    class Failing:
+        """Loses a commit, or the answer to it."""
+
+        commits = 0
+
+        def call(self, request: Any) -> Any:
+            if isinstance(request, CommitAtomic):
+                self.commits += 1
+                if self.commits == fails_at + 1:
+                    if is_committed:
+                        plane._port.call(request)
+                    raise Unreachable("The server is gone")
+            return plane._port.call(request)
+
+    with pytest.raises(Unreachable):
+        run(Failing(), JOBS, rows(600))
+    again = run(plane._port, JOBS, rows(600)[::-1])  # In another order, so in other batches.
+    assert again.known == min((fails_at + is_committed) * limits.LOAD_BATCH_ROWS, 600)
+    assert payloads(plane) == Counter(row["payload"] for row in rows(600))
+
+
+def test_loads_of_overlapping_rows_at_the_same_time_write_each_once(plane):
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: run(plane._port, JOBS, rows(500, start=100 * (n % 3))), range(8)))
+    assert sum(each.written for each in found) == 700
+    assert payloads(plane) == Counter(row["payload"] for row in rows(700))
+
+
+def test_options_of_messages_are_columns(plane):
+    row = {
+        "id": "a",
+        "queue": "other",
+        "payload": '{"n":1}',
+        "priority": 9,
+        "attributes": [("k", "v")],
+        "correlation_id": "c-1",
+        "group": None,
+        "content_type": None,
+        "universe": None,
+    }
+    run(plane._port, JOBS, [row, {"id": "b", "payload": {"n": [1, 2]}}])
+    (first,) = plane.queue("other").peek()
+    assert (first.payload, first.content_type, first.priority) == (b'{"n":1}', "application/json", 9)
+    assert (first.attributes, first.correlation_id, first.group) == ({"k": "v"}, "c-1", None)
+    (second,) = plane.queue("jobs").peek()
+    assert second.payload == b'{"n":[1,2]}'
+
+
+def test_large_payloads_become_blobs(plane):
+    large = b"x" * (limits.PAYLOAD_INLINE_BYTES_MAX + 1)
+    assert run(plane._port, JOBS, [{"id": 1, "payload": large}]) == Loaded(1, 0)
+    message = plane.queue("jobs").receive()
+    assert message.read() == large
+    assert message.delivery.blob == hashlib.sha256(large).hexdigest()
+
+
+def test_mail_is_sent_once_and_a_full_mailbox_is_no_loss(plane):
+    plane.set_mail_policy(MailPolicy(pending_max=200))
+    load = Load("letters", "mail", key="id")
+    letters = [
+        {"id": n, "sender": "ada", "recipient": f"bob-{n % 2}", "body": b"%d" % n, "content_type": "text/plain"}
+        for n in range(500)
+    ]
+    with pytest.raises(QueueFull):
+        run(plane._port, load, letters)
+    read: list[bytes] = []
+    for _ in range(10):
+        for box in (plane.mailbox("bob-0"), plane.mailbox("bob-1")):
+            while mails := box.read(limit=50):
+                read += [mail.body for mail in mails]
+                box.confirm(mails)
+        try:
+            run(plane._port, load, letters)
+        except QueueFull:
+            continue
+    assert Counter(read) == Counter(b"%d" % n for n in range(500))
+
+
+def test_inboxes_take_rows_as_events(plane):
+    plane.world("alpha").create()
+    load = Load("events", "inboxes", key="id")
+    large = "y" * (limits.INBOX_INLINE_BYTES_MAX + 1)
+    items = [
+        {"id": 1, "world": "alpha", "schema": "order.placed", "payload": {"n": 1}},
+        {"id": 2, "world": "alpha", "schema": "order.placed", "payload": large},
+    ]
+    assert run(plane._port, load, items) == Loaded(2, 0)
+    assert run(plane._port, load, items) == Loaded(0, 2)
+    (_, first), (_, second) = plane.world("alpha").inbox.read()
+    assert (first.schema, first.payload) == ("order.placed", b'{"n":1}')
+    assert plane.blobs.get(second.payload_blob) == large.encode()
+
+
+def test_rows_that_cannot_be_loaded_are_refused_with_what_to_do(plane):
+    with pytest.raises(InvalidArgument, match="key"):
+        run(plane._port, JOBS, [{"id": None, "payload": b""}])
+    with pytest.raises(InvalidArgument, match="no queue"):
+        run(plane._port, Load("monday", "queues", "id"), [{"id": 1, "payload": b""}])
+    with pytest.raises(InvalidArgument, match="JSON form"):
+        run(plane._port, JOBS, [{"id": 1, "payload": object()}])
+    check_columns(JOBS, ["id", "payload", "priority"])
+    with pytest.raises(InvalidArgument, match="lack payload"):
+        check_columns(JOBS, ["id"])
+    with pytest.raises(InvalidArgument, match="no use for colour"):
+        check_columns(JOBS, ["id", "payload", "colour"])
+    with pytest.raises(InvalidArgument, match="lack queue"):
+        check_columns(Load("monday", "queues", "id"), ["id", "payload"])
+    with pytest.raises(InvalidArgument, match="takes no rows"):
+        check_columns(Load("monday", "worlds"), ["id"])
+    with pytest.raises(InvalidName):
+        check_columns(Load("not a name", "mail"), ["key"])
+
+
+def test_batches_are_bounded_by_bytes(plane):
+    bulky = [{"id": n, "payload": b"z" * 16_000} for n in range(200)]
+    sizes = [len(batch) for batch in loading._batches(JOBS, bulky)]
+    assert max(sizes) <= limits.LOAD_BATCH_BYTES // 16_000 + 1
+    assert sum(sizes) == 200

@@ -1,0 +1,216 @@
+"""What the data source plans and filters, without Spark."""
+
+import os
+import runpy
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import (
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringContains,
+    StringStartsWith,
+)
+
+from holdfast.errors import Corrupt, InvalidArgument
+from holdfast.limits import SOURCE_STAGED_SECONDS
+from holdfast.pipeline.source import plans
+from holdfast.pipeline.source.filters import Conditions, split
+from holdfast.pipeline.source.options import options_of
+from holdfast.pipeline.views import open_view
+
+planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))  # Test files cannot import.
+
+ROWS = pa.RecordBatch.from_pydict(
+    {
+        "universe": ["main"] * 4,
+        "world": ["a", "b", None, "ab"],
+        "height": pa.array([1, 2, 3, 4], pa.int64()),
+        "at": pa.array([0, 1_000, 2_000, None], pa.timestamp("ms", tz="UTC")),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("filter", "heights"),
+    [
+        (EqualTo(("world",), "a"), [1]),
+        (In(("world",), ("a", "b", None)), [1, 2]),
+        (StringStartsWith(("world",), "a"), [1, 4]),
+        (IsNotNull(("world",)), [1, 2, 4]),
+        (LessThan(("height",), 2), [1]),
+        (LessThanOrEqual(("height",), 2), [1, 2]),
+        (GreaterThan(("height",), 2), [3, 4]),
+        (GreaterThanOrEqual(("height",), 2), [2, 3, 4]),
+    ],
+)
+def test_filters_that_are_kept_are_kept_to_the_letter(filter, heights):
+    conditions, left = split("journal", [filter])
+    assert left == []
+    assert conditions.apply(ROWS)["height"].to_pylist() == heights
+
+
+def test_moments_are_compared_as_moments_with_a_zone_or_without():
+    for value in (datetime(1970, 1, 1, 0, 0, 1), datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)):  # noqa: DTZ001
+        conditions, left = split("activity", [GreaterThan(("at",), value)])
+        assert left == []
+        assert conditions.apply(ROWS)["height"].to_pylist() == [3]
+
+
+def test_other_filters_are_left_to_spark():
+    filters = [
+        Not(EqualTo(("world",), "a")),
+        IsNull(("world",)),
+        StringContains(("world",), "a"),
+        EqualTo(("payload",), "x"),
+        EqualTo(("world", "nested"), "x"),
+        EqualTo(("world",), None),
+        In(("world",), (None,)),
+    ]
+    conditions, left = split("journal", filters)
+    assert left == filters
+    assert conditions == Conditions()
+
+
+def test_heights_have_bounds():
+    conditions, _ = split("journal", [GreaterThan(("height",), 5), In(("height",), (3, 9)), LessThan(("height",), 9)])
+    assert conditions.bounds("height") == (6, 8)
+    assert Conditions().bounds("height") == (None, None)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def planned(data: Path, filters: tuple[object, ...] = (), **given: str) -> list[plans.Share]:
+    options = options_of({"url": f"dir:{data}", **given})
+    conditions, _ = split(options.table, filters)
+    with open_view(options.config) as view:
+        return plans.shares(view, options, conditions)
+
+
+def read(data: Path, shares: list[plans.Share], filters: tuple[object, ...] = (), **given: str) -> list[dict]:
+    options = options_of({"url": f"dir:{data}", **given})
+    conditions, _ = split(options.table, filters)
+    return [row for share in shares for batch in plans.read(share, options, conditions) for row in batch.to_pylist()]
+
+
+def test_a_filter_spares_the_pieces_that_it_does_not_want(data):
+    planes.build(data, worlds=3, entries=300)
+    filters = (EqualTo(("world",), "world-0001"), GreaterThanOrEqual(("height",), 70), LessThan(("height",), 100))
+    (share,) = planned(data, filters)
+    assert [(piece.world, piece.start, piece.end, piece.span) for piece in share.pieces] == [
+        ("world-0001", 64, 127, (70, 99))
+    ]
+    rows = read(data, [share], filters)
+    assert [row["height"] for row in rows] == list(range(70, 100))
+    assert planned(data, (EqualTo(("universe",), "other"),)) == []
+    assert planned(data, (EqualTo(("height",), 10_000),)) == []
+
+
+def test_partitions_hold_about_as_many_rows_as_they_should(data):
+    built = planes.build(data, worlds=4, entries=300)
+    shares = planned(data, rowsPerPartition="200")
+    assert len(shares) >= 4
+    assert all(sum(piece.rows for piece in share.pieces) <= 200 + 301 for share in shares)
+    rows = read(data, shares)
+    assert len(rows) == len({(row["world"], row["height"]) for row in rows}) == built.entries
+    assert len(planned(data)) == 1
+
+
+def test_damage_fails_a_read_unless_it_is_to_be_passed_over(data):
+    built = planes.build(data, worlds=2, entries=300)
+    start, end = planes.flip_byte(data, "world-0001", 1)
+    shares = planned(data)
+    with pytest.raises(Corrupt, match=rf"world-0001 of main, heights {start} to {end}.*checksum"):
+        read(data, shares)
+    assert len(read(data, shares, damage="skip")) == built.entries - 64
+
+
+def test_a_damaged_line_fails_a_read_and_a_torn_one_does_not(data):
+    planes.build(data, worlds=1, entries=10)
+    planes.leave_log(data, 5, torn=True)
+    assert len(read(data, planned(data, table="activity"), table="activity")) == 4
+    planes.leave_log(data, 5, garbled=2, session="other")
+    shares = planned(data, table="activity")
+    with pytest.raises(Corrupt, match="lines 2 to 2"):
+        read(data, shares, table="activity")
+    assert len(read(data, shares, table="activity", damage="skip")) == 4 + 4
+
+
+def test_what_came_between_two_offsets_stays_the_same(data):
+    planes.build(data, worlds=2, entries=300, activity=10)
+    options = options_of({"url": f"dir:{data}"})
+    with open_view(options.config) as view:
+        first = plans.heads(view)
+    planes.extend(data, ["world-0000", "world-0001"], 300)
+    with open_view(options.config) as view:
+        second = plans.heads(view)
+        expected = plans.between(view, options, first, second)
+    planes.extend(data, ["world-0001"], 100, seed=9)
+    with planes.opened(f"dir:{data}") as plane:
+        world = plane.world("world-0001")
+        manifest = world.snapshots.baseline().manifest_hash
+        world.snapshots.commit({}, height=650, promote=True, receipt_horizon_height=650, manifest_hash=manifest)
+        planes.cut(plane, planes.open_objects(f"dir:{data / 'objects'}"), "world-0001", segment=64, margin=8)
+    with open_view(options.config) as view:
+        again = plans.between(view, options, first, second)
+    rows = sorted((row["world"], row["height"], row["hash"]) for row in read(data, expected))
+    assert len(rows) == 600
+    assert sorted((row["world"], row["height"], row["hash"]) for row in read(data, again)) == rows
+    assert sum(plans.limited(first, second, 100).values()) == sum(first.values()) + 100
+    assert plans.limited(first, second, 10_000) == second
+
+
+def test_session_logs_end_behind_their_last_whole_line(data):
+    planes.build(data, worlds=1, entries=10)
+    file = planes.leave_log(data, 5, torn=True)
+    options = options_of({"url": f"dir:{data}", "table": "activity"})
+    with open_view(options.config) as view:
+        (end,) = plans.ends(view).values()
+        assert end == file.read_bytes().rfind(b"\n") + 1
+        shares = plans.between(view, options, {}, plans.ends(view))
+        assert len(read(data, shares, table="activity")) == 4
+        assert plans.between(view, options, plans.ends(view), plans.ends(view)) == []
+
+
+def test_what_was_staged_goes_when_nobody_can_be_reading_it(data):
+    planes.build(data, worlds=2, entries=100)
+    planned(data)
+    staged = [path for path in (data / ".staged").rglob("*") if path.is_file()]
+    assert staged
+    old = time.time() - SOURCE_STAGED_SECONDS - 60
+    os.utime(staged[0], (old, old))
+    planned(data, (EqualTo(("universe",), "other"),))
+    assert not staged[0].exists()
+    assert staged[1].exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "url"),
+        ({"url": "dir:x", "table": "nonsense"}, "table"),
+        ({"url": "dir:x", "colour": "red"}, "colour"),
+        ({"url": "dir:x", "damage": "heal"}, "damage"),
+        ({"url": "dir:x", "rowsPerPartition": "0"}, "rowsperpartition"),
+        ({"url": "dir:x", "maxRowsPerBatch": "many"}, "maxrowsperbatch"),
+        ({"url": "dir:x", "startingOffsets": "never"}, "startingoffsets"),
+    ],
+)
+def test_options_that_say_nothing_are_refused(given, said, monkeypatch):
+    monkeypatch.delenv("HOLDFAST_URL", raising=False)
+    with pytest.raises(InvalidArgument, match=said):
+        options_of(given)
