@@ -80,7 +80,7 @@ def _theirs(app: str, master: str | None, remote: str | None, conf: Mapping[str,
         _knock(remote)
         builder = builder.remote(remote)
     elif master is not None:
-        builder = builder.master(master)
+        builder = builder.master(master).config("spark.ui.showConsoleProgress", "false")
         if master.startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for name, value in conf.items():
@@ -88,7 +88,7 @@ def _theirs(app: str, master: str | None, remote: str | None, conf: Mapping[str,
     try:
         return builder.getOrCreate()
     except Exception as error:  # Of py4j, gRPC or PySpark, each with a tree of its own.
-        raise Unreachable(f"Spark at {remote or master or 'the given master'} does not answer: {error}") from error
+        raise Unreachable(f"Spark at {remote or master or 'the given master'} cannot be used: {error}") from error
 
 
 def _knock(remote: str) -> None:
