@@ -261,3 +261,11 @@ LAKE_PAUSE_MS_MAX: Final = 1_000  # Back-off doubles from 10 ms up to this, with
 
 # Audits, roll-ups and reports.
 SIGNATURE_CHARACTERS_MAX: Final = 200  # Of an error's signature: what is said later is rarely what differs.
+INGEST_TASK_BYTES: Final = 33_554_432  # What one executor takes at a time; a commit has one of these for each core.
+INGEST_CHUNK_BYTES: Final = 4_194_304  # Of one world, so that a large one does not keep a single core busy.
+INGEST_WORLDS_MAX: Final = 4_096  # Worlds, and log files, of one commit: each is a line in the log of its table.
+INGEST_WORLD_ROWS: Final = 131_072  # Of one world in one commit; what is hot of them is staged.
+INGEST_CHANGES: Final = 65_536  # Changes of entities in one commit. The driver itself writes them.
+INGEST_FOLLOW_SECONDS: Final = 5.0  # How long a run that follows a plane rests between two looks.
+INGEST_HEAL_SECONDS: Final = 300.0  # How soon it looks again whether what was damaged can be read.
+FINDINGS_MAX: Final = 1_000  # Of what is wrong, so many are told; the quarantine has them all.

@@ -1,0 +1,217 @@
+"""What could not be read and now can: exactly those heights and lines go in, and their rows of the quarantine go.
+
+    mark hole/<table>/<universe>/<source>/<start>   how often somebody has filled it
+
+A hole lies below the mark of its world or file; what lies above is read by the ordinary way. Before anything is taken,
+the table itself is asked which of the rows it has: a run may have been killed after it filled the hole and before it
+said so, or have found damage where another one found none.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.errors import MissingObject
+from holdfast.pipeline import logs as loglines
+from holdfast.pipeline.intake import histories, journals, logs, plans
+from holdfast.pipeline.intake.journals import Item, Verdict
+from holdfast.pipeline.intake.quarantines import REWOUND, Quarantined, Scope
+from holdfast.pipeline.intake.runs import Again, Run
+from holdfast.pipeline.lake import LakeTable, Move, files
+from holdfast.pipeline.logs import LogPiece
+from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, SEGMENTS
+
+
+class Hole(msgspec.Struct, frozen=True):
+    """A row of the quarantine, and which of its heights or lines the table still lacks."""
+
+    row: Quarantined
+    missing: list[tuple[int, int]]  # Both included.
+
+    @property
+    def mark(self) -> str:
+        row = self.row
+        return f"hole/{row.table}/{row.universe}/{row.source}/{row.start}"
+
+
+def fill(run: Run) -> None:
+    """Look at everything that was damaged once more."""
+    run.until_done("holes in the journal", lambda: _fill_journal(run))
+    run.until_done("holes in the session logs", lambda: _fill_activity(run))
+    run.until_done("verdicts on segments", lambda: _revise_segments(run))
+
+
+def _fill_journal(run: Run) -> None:
+    table = run.table(JOURNAL)
+    holes = [
+        _hole(table, row, "world", "height")
+        for row in run.quarantine.rows()
+        if row.table == JOURNAL.name
+        and row.reason != REWOUND
+        and row.end < table.mark(plans.journal_mark(row.universe, row.source))
+    ]
+    staging = f"{run.staging}/holes"
+    try:
+        work = {hole.mark: list(_items(run, hole, staging)) for hole in holes if hole.missing}
+        items = [item for each in work.values() for item in each]
+        answers = list(histories.executed(run, items)) if items else []
+    finally:
+        run.clear(staging)
+    if any(answer.lost for answer in answers):
+        raise Again
+    added = [file for answer in answers for file in answer.files]
+    damaged = [histories.quarantined(each) for answer in answers for each in answer.damaged]
+    looked = [hole for hole in holes if not hole.missing or work[hole.mark]]
+    still = [row for hole in looked for row in _still(hole, damaged)]
+    run.quarantine.add(still)
+    if added:
+        table.append(added, {hole.mark: _next(table, hole) for hole in looked if hole.missing})
+        run.committed(JOURNAL, sum(file.rows for file in added))
+    run.quarantine.settle([_scope(hole) for hole in looked], still)
+
+
+def _items(run: Run, hole: Hole, staging: str) -> Iterator[Item]:
+    row = hole.row
+    world = run.view.world(row.universe, row.source)
+    if world is None or world.head <= row.end:
+        return
+    pieces = run.view.pieces(msgspec.structs.replace(world, head=row.end + 1), row.start, staging)
+    wanted = [piece for piece in pieces if piece.start <= row.end]
+    # Their segments have a verdict already; whether it is to be revised is looked at by itself.
+    yield Item(row.universe, row.source, wanted, verdicted=world.head, wanted=hole.missing)
+
+
+def _still(hole: Hole, damaged: Sequence[Quarantined]) -> Iterator[Quarantined]:
+    """What of a hole cannot be read yet. If it is all of it, that is the row that is there."""
+    row = hole.row
+    for each in damaged:
+        if each.key[:3] == row.key[:3] and each.start <= row.end and row.start <= each.end:
+            start, end = max(each.start, row.start), min(each.end, row.end)
+            yield row if (start, end) == (row.start, row.end) else msgspec.structs.replace(each, start=start, end=end)
+
+
+def _fill_activity(run: Run) -> None:
+    table = run.table(ACTIVITY)
+    rows = [
+        row
+        for row in run.quarantine.rows()
+        if row.table == ACTIVITY.name
+        and row.reason != REWOUND
+        and row.end < table.mark(logs.lines_mark(row.universe, row.source))
+    ]
+    if not rows:
+        return
+    sources = {(row.universe, row.source) for row in rows}
+    found = {
+        (file.universe, file.id): file
+        for universe in {universe for universe, _ in sources}
+        for file in run.view.logs(universe)
+        if (file.universe, file.id) in sources
+    }
+    staging = f"{run.staging}/log-holes"
+    try:
+        for row in rows:
+            file = found.get((row.universe, row.source))
+            if file is not None:
+                hole = _hole(table, row, "file", "n")
+                try:
+                    _fill_lines(run, table, hole, run.view.log_piece(file, staging))
+                except MissingObject:
+                    continue
+    finally:
+        run.clear(staging)
+
+
+def _fill_lines(run: Run, table: LakeTable, hole: Hole, piece: LogPiece) -> None:
+    lines = loglines.activity_rows([piece], run.stores)
+    batches = [each for each in lines if isinstance(each, pa.RecordBatch)]
+    rows = pa.Table.from_batches(batches, ACTIVITY.schema).filter(_within(pc.field("n"), hole.missing))
+    left = set(_numbers(hole.missing)) - set(rows.column("n").to_pylist())
+    if left and not rows.num_rows:
+        return
+    if rows.num_rows:
+        added = files.write(ACTIVITY, table.place, files.in_order(ACTIVITY, rows))
+        table.append(added, {hole.mark: _next(table, hole)})
+        run.committed(ACTIVITY, rows.num_rows)
+    still = [msgspec.structs.replace(hole.row, start=low, end=high) for low, high in _runs(sorted(left))]
+    run.quarantine.add(still)
+    run.quarantine.settle([_scope(hole)], still)
+
+
+def _revise_segments(run: Run) -> None:
+    """Segments that were damaged and are well now: their rows say so."""
+    table = run.table(SEGMENTS)
+    bad = [row for rows in table.scan(where=pc.field("verdict") != journals.OK) for row in rows.to_pylist()]
+    staging = f"{run.staging}/verdicts"
+    try:
+        items = [item for row in bad for item in _segment_items(run, row, staging)]
+        answers = list(histories.executed(run, items)) if items else []
+    finally:
+        run.clear(staging)
+    well = [each for answer in answers for each in answer.verdicts if each.verdict == journals.OK]
+    if well:
+        _replace_verdicts(table, well)
+        run.committed(SEGMENTS, 0)
+
+
+def _segment_items(run: Run, row: dict[str, object], staging: str) -> Iterator[Item]:
+    universe, name, start, end = str(row["universe"]), str(row["world"]), row["start"], row["end"]
+    world = run.view.world(universe, name)
+    for segment in world.segments if world is not None else ():
+        if world is not None and (segment.start, segment.end) == (start, end):
+            pieces = run.view.pieces(msgspec.structs.replace(world, head=segment.end + 1), segment.start, staging)
+            yield Item(universe, name, [], verdicts=[piece for piece in pieces if piece.start == segment.start])
+
+
+def _replace_verdicts(table: LakeTable, well: Sequence[Verdict]) -> None:
+    keys = {(each.universe, each.world, each.segment.start) for each in well}
+    old, kept = [], []
+    for file in table.entries():
+        if any(file.universe == key[0] and file.may_hold(world=key[1], start=key[2]) for key in keys):
+            rows = table.rows_of(file)
+            places = zip(*(rows.column(name).to_pylist() for name in ("universe", "world", "start")), strict=True)
+            old.append(file)
+            kept.append(rows.filter(pa.array([place not in keys for place in places], pa.bool_())))
+    rows = pa.concat_tables([*kept, histories.verdict_rows(well)])
+    table.replace(old, files.write(SEGMENTS, table.place, files.in_order(SEGMENTS, rows)))
+
+
+def _hole(table: LakeTable, row: Quarantined, source: str, number: str) -> Hole:
+    """A hole, without what the table has of it."""
+    where = (pc.field(source) == row.source) & _within(pc.field(number), [(row.start, row.end)])
+    present: set[int] = set()
+    for rows in table.scan([number], where, universe=row.universe, **{source: row.source}):
+        present.update(rows.column(number).to_pylist())
+    missing = [each for each in range(row.start, row.end + 1) if each not in present]
+    return Hole(row, list(_runs(missing)))
+
+
+def _within(field: pc.Expression, spans: Sequence[tuple[int, int]]) -> pc.Expression:
+    where = pc.scalar(False)
+    for low, high in spans:
+        where = where | ((field >= low) & (field <= high))
+    return where
+
+
+def _numbers(spans: Sequence[tuple[int, int]]) -> Iterator[int]:
+    for low, high in spans:
+        yield from range(low, high + 1)
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Numbers in order, as stretches without a gap."""
+    begin = 0
+    for n, number in enumerate(numbers):
+        if n + 1 == len(numbers) or numbers[n + 1] != number + 1:
+            yield numbers[begin], number
+            begin = n + 1
+
+
+def _next(table: LakeTable, hole: Hole) -> Move:
+    return Move(table.mark(hole.mark), table.mark(hole.mark) + 1)
+
+
+def _scope(hole: Hole) -> Scope:
+    return Scope(hole.row.universe, hole.row.table, hole.row.source, hole.row.start, hole.row.end)

@@ -1,0 +1,166 @@
+"""Which records of which worlds come next: batches of a bounded size, each for one commit."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from holdfast.limits import INGEST_CHUNK_BYTES, INGEST_WORLD_ROWS, INGEST_WORLDS_MAX
+from holdfast.pipeline.intake.journals import Item
+from holdfast.pipeline.intake.quarantines import REWOUND, Quarantined
+from holdfast.pipeline.lake.tables import Move
+from holdfast.pipeline.pieces import Piece, WorldView
+from holdfast.pipeline.views import View
+
+JOURNAL = "journal"
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """Where a world is in the lake, and where it will be."""
+
+    universe: str
+    world: str
+    heights: Move
+    verdicts: Move  # Below which height all segments have one.
+    tip: int  # Of the last record that is in the lake.
+
+
+class Batch(msgspec.Struct):
+    """What one commit takes in."""
+
+    staging: str
+    stretches: list[Stretch] = []
+    items: list[Item] = []
+    found: list[Quarantined] = []  # What is known to be wrong without a look into any record.
+    size: int = 0
+
+
+def journal_mark(universe: str, world: str) -> str:
+    return f"journal/{universe}/{world}"
+
+
+def tip_mark(universe: str, world: str) -> str:
+    return f"tip/{universe}/{world}"
+
+
+def segment_mark(universe: str, world: str) -> str:
+    return f"segments/{universe}/{world}"
+
+
+class Plan:
+    """Goes through the worlds of a view, from where their marks are."""
+
+    def __init__(
+        self,
+        view: View,
+        staging: str,
+        *,
+        heights: Mapping[str, int],
+        verdicts: Mapping[str, int],
+        suspects: set[tuple[str, str, str]],
+        held: set[tuple[str, str]],
+        batch_bytes: int,
+    ) -> None:
+        """`suspects` were rewound when last seen; `held` have diverged, and nothing of them is taken."""
+        self._view = view
+        self._staging = staging
+        self._heights = heights
+        self._verdicts = verdicts
+        self._suspects = suspects
+        self._held = held
+        self._batch_bytes = batch_bytes
+        self._count = 0
+
+    def batches(self) -> Iterator[Batch]:
+        """Each is committed before the next one is asked for, because that begins where its marks are."""
+        batch = self._new()
+        for universe in self._view.universes():
+            for world in self._view.worlds(universe):
+                if (universe, world.name) in self._held:
+                    continue
+                while True:
+                    reached = self._add(batch, world)
+                    if batch.size >= self._batch_bytes or len(batch.stretches) >= INGEST_WORLDS_MAX:
+                        yield batch
+                        batch = self._new()
+                    if reached >= world.head:
+                        break
+                    if batch.stretches and batch.stretches[-1].world == world.name:
+                        # The next stretch begins where a commit has ended, so this one is committed first.
+                        yield batch
+                        batch = self._new()
+        if batch.stretches or batch.found:
+            yield batch
+
+    def _add(self, batch: Batch, world: WorldView) -> int:
+        """Add the next stretch of a world; the height that it reaches."""
+        universe, name = world.universe, world.name
+        start = self._heights.get(journal_mark(universe, name), 0)
+        if world.head < start:
+            batch.found.append(_rewound(world, start))
+            return world.head
+        verdicted = self._verdicts.get(segment_mark(universe, name), 0)
+        tip = self._heights.get(tip_mark(universe, name), 0) if start else 0
+        is_suspect = (universe, JOURNAL, name) in self._suspects
+        unread = [segment for segment in world.segments if segment.end >= verdicted]
+        if start == world.head and not unread and not is_suspect:
+            return start
+        pieces, before = self._pieces(batch, world, start, look_back=tip != 0 and (start < world.head or is_suspect))
+        end = max(start, pieces[-1].end + 1) if pieces else start
+        only = self._only_verdicts(batch, world, verdicted, start)
+        reached = max((piece.end + 1 for piece in (*pieces, *only) if not piece.hot), default=verdicted)
+        for n, chunk in enumerate(_chunks(pieces) or [[]]):
+            item = Item(universe, name, chunk, verdicted=verdicted)
+            if n == 0:
+                item = msgspec.structs.replace(item, verdicts=only, before=before, height=start, tip=tip)
+            batch.items.append(item)
+            batch.size += item.size
+        batch.stretches.append(Stretch(universe, name, Move(start, end), Move(verdicted, reached), tip))
+        return end
+
+    def _new(self) -> Batch:
+        self._count += 1
+        return Batch(f"{self._staging}/{self._count}")
+
+    def _pieces(
+        self, batch: Batch, world: WorldView, start: int, *, look_back: bool
+    ) -> tuple[list[Piece], Piece | None]:
+        """The pieces of the next stretch, and the one that holds the record before it."""
+        begin = start - 1 if look_back else start
+        window = msgspec.structs.replace(world, head=min(world.head, start + INGEST_WORLD_ROWS))
+        pieces = self._view.pieces(window, begin, batch.staging)
+        before = pieces[0] if look_back and pieces and pieces[0].path else None
+        wanted = [msgspec.structs.replace(piece, first=max(piece.first, start)) for piece in pieces]
+        return [piece for piece in wanted if piece.end >= start], before
+
+    def _only_verdicts(self, batch: Batch, world: WorldView, verdicted: int, start: int) -> list[Piece]:
+        """Segments without a verdict whose records are in the lake: they came while they were hot."""
+        below = [segment for segment in world.segments if verdicted <= segment.end < start]
+        if not below:
+            return []
+        cut = msgspec.structs.replace(world, head=below[-1].end + 1)
+        pieces = self._view.pieces(cut, below[0].start, batch.staging)
+        return [piece for piece in pieces if not piece.hot and piece.end < start]
+
+
+def _chunks(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    chunks: list[list[Piece]] = []
+    size = 0
+    for piece in pieces:
+        if not chunks or size + piece.size > INGEST_CHUNK_BYTES:
+            chunks.append([])
+            size = 0
+        chunks[-1].append(piece)
+        size += piece.size
+    return chunks
+
+
+def _rewound(world: WorldView, start: int) -> Quarantined:
+    return Quarantined(
+        world.universe,
+        JOURNAL,
+        world.name,
+        world.head,
+        start - 1,
+        REWOUND,
+        f"the plane has {world.head} records and the lake {start}: it was restored from an older backup",
+    )

@@ -1,0 +1,85 @@
+"""What the parts of one run share, and how often it begins again when another run is faster."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from holdfast.errors import TransactionConflict, Unreachable
+from holdfast.limits import INGEST_TASK_BYTES, LAKE_ATTEMPTS
+from holdfast.pipeline import tasks
+from holdfast.pipeline.config import Config
+from holdfast.pipeline.intake.quarantines import Quarantine, pause
+from holdfast.pipeline.lake import Lake, LakeTable, staging
+from holdfast.pipeline.lake.places import Place
+from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS, Table
+from holdfast.pipeline.views import View
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Again(Exception):
+    """Nothing is wrong, and nothing was committed: plan anew."""
+
+
+class Run:
+    """One run: a view, the tables that it fills, and a place where hot records wait for executors."""
+
+    def __init__(
+        self,
+        spark: "SparkSession | None",
+        config: Config,
+        view: View,
+        staged: Place,
+        tell: Callable[[str, int, int], None] | None,
+    ) -> None:
+        self.spark = spark
+        self.config = config
+        self.view = view
+        self.lake = Lake(config.lake, config.storage)
+        self.quarantine = Quarantine(self.lake)
+        self.staging = staged.store_url
+        self.rows = dict.fromkeys((table.name for table in (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES)), 0)
+        self.batch_bytes = INGEST_TASK_BYTES * tasks.parallelism(spark)
+        self._commits = 0
+        self._staged = staged
+        self._tell = tell
+
+    @property
+    def stores(self) -> Stores:
+        return Stores(self.config.storage)
+
+    def table(self, table: Table) -> LakeTable:
+        return self.lake.table(table)
+
+    def clear(self, url: str) -> None:
+        """Remove what was staged for a batch that is over."""
+        name = url.removeprefix(f"{self.staging}/")
+        with suppress(Unreachable):  # It goes with the rest in the end.
+            staging.clear(self._staged.below(name))
+
+    def committed(self, table: Table, rows: int) -> None:
+        """Rows were committed: the run came further."""
+        self._commits += 1
+        self.rows[table.name] += rows
+        if self._tell is not None and rows:
+            self._tell(f"{table.name} rows", self.rows[table.name], self.rows[table.name])
+
+    def until_done(self, what: str, work: Callable[[], None]) -> None:
+        """Do the work, and again whenever another run was faster.
+
+        Raises:
+            TransactionConflict: that was so time and again, and this run came no further meanwhile.
+        """
+        attempt = 0
+        while attempt < LAKE_ATTEMPTS:
+            before = self._commits
+            try:
+                work()
+                return
+            except (Again, TransactionConflict):
+                attempt = 0 if self._commits > before else attempt + 1
+                pause(attempt)
+                self.quarantine.refresh()
+        raise TransactionConflict(f"Other runs were faster {LAKE_ATTEMPTS} times in a row at {what}; try again later")

@@ -1,0 +1,123 @@
+"""`ingest`: what is new in a plane goes into the lake, each row once.
+
+It fills journal, segments, activity, entity_changes and quarantine, and begins where the last commit ended, whatever
+became of the run that made it. `follow` does so again and again.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.errors import HoldfastError, Retry
+from holdfast.limits import FINDINGS_MAX, INGEST_FOLLOW_SECONDS, INGEST_HEAL_SECONDS
+from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.intake import changes, histories, holes, logs
+from holdfast.pipeline.intake.quarantines import Quarantined
+from holdfast.pipeline.intake.runs import Run
+from holdfast.pipeline.lake import Lake, staging
+from holdfast.pipeline.schemas import QUARANTINE
+from holdfast.pipeline.views import View, open_view
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def run(
+    spark: "SparkSession | None",
+    config: Config,
+    *,
+    progress: Callable[[str, int, int], None] | None = None,
+    follow: bool = False,
+    every_seconds: float = INGEST_FOLLOW_SECONDS,
+    stop: threading.Event | None = None,
+) -> Told:
+    """Take in what is new; with `follow`, until `stop` is set or somebody interrupts.
+
+    `ok` says that nothing is quarantined. Without Spark everything is done in this process.
+
+    Raises:
+        SchemaMismatch: a newer Holdfast has written the lake.
+        TransactionConflict: other runs were always faster.
+        HoldfastError: the plane or the lake cannot be reached.
+    """
+    begun = time.monotonic()
+    stop = stop or threading.Event()
+    told = _once(spark, config, progress, is_healing=True)
+    healed = time.monotonic()
+    while follow and not _is_over(stop, every_seconds):
+        is_healing = time.monotonic() - healed >= INGEST_HEAL_SECONDS
+        try:
+            told = _sum(told, _once(spark, config, progress, is_healing=is_healing))
+        except HoldfastError as error:
+            if error.retry is Retry.NEVER:
+                raise
+            continue  # The plane is being restarted, or the store is away for a moment.
+        healed = time.monotonic() if is_healing else healed
+    return msgspec.structs.replace(told, seconds=time.monotonic() - begun)
+
+
+def take_in(
+    spark: "SparkSession | None",
+    config: Config,
+    view: View,
+    *,
+    progress: Callable[[str, int, int], None] | None = None,
+    is_healing: bool = True,
+) -> Told:
+    """Take in what a view has; without Spark, in this process."""
+    begun = time.monotonic()
+    with staging.staged(Lake(config.lake, config.storage).place) as staged:
+        work = Run(spark, config, view, staged, progress)
+        if is_healing:
+            holes.fill(work)
+        histories.take_in(work)
+        logs.take_in(work)
+        changes.take_in(work)
+        found = work.quarantine.rows()
+    rows = {**work.rows, QUARANTINE.name: len(found)}
+    return Told(
+        job="ingest",
+        ok=not found,
+        rows=rows,
+        seconds=time.monotonic() - begun,
+        findings=[_finding(row) for row in found[:FINDINGS_MAX]],
+        notes=[f"{len(found)} stretches are quarantined"] if found else [],
+    )
+
+
+def _once(
+    spark: "SparkSession | None",
+    config: Config,
+    progress: Callable[[str, int, int], None] | None,
+    *,
+    is_healing: bool,
+) -> Told:
+    with open_view(config) as view:
+        return take_in(spark, config, view, progress=progress, is_healing=is_healing)
+
+
+def _is_over(stop: threading.Event, seconds: float) -> bool:
+    try:
+        return stop.wait(seconds)
+    except KeyboardInterrupt:
+        return True
+
+
+def _sum(before: Told, told: Told) -> Told:
+    rows = {name: before.rows[name] + count for name, count in told.rows.items()}
+    return msgspec.structs.replace(told, rows={**rows, QUARANTINE.name: told.rows[QUARANTINE.name]})
+
+
+def _finding(row: Quarantined) -> dict[str, object]:
+    return {
+        "universe": row.universe,
+        "table": row.table,
+        "world": row.source,
+        "height": row.start,
+        "end": row.end,
+        "reason": row.reason,
+        "detail": row.detail,
+    }
