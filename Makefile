@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 SEEDS ?= 1000
 
-.PHONY: setup lint format twins test nightly simulate crash bench bench-peers bench-pipeline demo lock clean
+.PHONY: setup lint format twins test nightly simulate crash bench bench-peers bench-pipeline demo screenshots lock clean
 
 setup: $(READY)
 
@@ -52,6 +52,10 @@ bench-pipeline: $(READY)
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
+
+# Pictures of the console of a server at work; needs Chromium.
+screenshots: $(READY)
+	$(BIN)/python tools/make_screenshots.py
 
 # Resolve pyproject.toml anew, in an environment of its own, and pin what came out.
 lock:

@@ -74,6 +74,11 @@ class TierPolicy:
                 return tier
         return Tier.IMPORTANT
 
+    @property
+    def patterns(self) -> dict[str, Tier]:
+        """The patterns in the order in which they are tried."""
+        return dict(self._patterns)
+
     def named(self, kind: str) -> list[str]:
         """The fields of a kind that are named, not matched by a pattern."""
         of = f"{kind}.".lower()

@@ -47,6 +47,7 @@ _OF_COMMANDS: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOLDFAST
 @click.option("--relay-host", help="What agents call this server when they sign.")
 @click.option("--relay-registration", type=click.Choice(["open", "closed"]), help="Whether agents register themselves.")
 @click.option("--relay-rate", "relay_rate_per_second", type=float, help="Mails of one sender, a second; 0 is no limit.")
+@click.option("--pipeline-reports", metavar="FOLDER", help="Reports of the pipeline, for the console to show.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="How log lines are written.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="What is logged.")
 def serve(config: str | None, **flags: Any) -> None:

@@ -55,7 +55,8 @@ class AsyncEntityStore:
                     {name: self._policy.classify(kind, name) for name in sorted({*fields, *self._policy.named(kind)})},
                 )
                 for kind, fields in found
-            ]
+            ],
+            self._policy.patterns,
         )
 
     async def write(self, request: WriteEntities, call: Once | None = None) -> Written:

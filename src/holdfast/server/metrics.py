@@ -124,7 +124,12 @@ class Metrics(Collector):
         self.group_size.observe(len(calls))
 
     async def body(self, port: Any) -> bytes:
-        """What `/metrics` answers; looks at the queues of `port` once a second at most, at its worlds more rarely."""
+        """What `/metrics` answers."""
+        await self.refresh(port)
+        return generate_latest(self.registry)
+
+    async def refresh(self, port: Any) -> None:
+        """Look at the queues of `port`, once a second at most, and at its worlds, more rarely."""
         async with self._reading:
             try:
                 if time.monotonic() - self._queues_at > _QUEUES_FRESH_SECONDS:
@@ -135,7 +140,6 @@ class Metrics(Collector):
                     self._lag, self._worlds_cut = await read_lag(port, self._worlds_max)
             except HoldfastError as error:
                 _log.warning("the metrics lack what is in the key space, because it cannot be read: %s", error)
-        return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("holdfast_requests", "Calls, by operation and outcome.", labels=("op", "code"))

@@ -27,6 +27,7 @@ from holdfast.plane.open import open_plane_async
 from holdfast.server import logs
 from holdfast.server.app import make_app
 from holdfast.server.connections import BoundedHttp
+from holdfast.server.console.routes import console_routes
 from holdfast.server.doors import Doors
 from holdfast.server.health import Health
 from holdfast.server.ingress import IngressMetrics
@@ -107,7 +108,11 @@ class Serving:
         )
         self.metrics.registry.register(IngressMetrics(port.ingress))
         app = make_app(self.doors, settings.http_limits)
-        app.router.routes[:0] = [*self.health.routes(), metrics_route(self.metrics, port, self.guards)]
+        app.router.routes[:0] = [
+            *self.health.routes(),
+            metrics_route(self.metrics, port, self.guards),
+            *console_routes(self.doors, self.metrics, port, reports=settings.pipeline_reports),
+        ]
         self.app = self.health.gate(app)
         if hasattr(port.parts.database, "on_sync"):
             port.parts.database.on_sync = self.metrics.synced

@@ -83,6 +83,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Literal["json", "text"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     metrics_queues_max: Annotated[int, Meta(ge=0, le=10_000)] = 100  # Queues whose depth the metrics tell.
+    pipeline_reports: str | None = None  # The folder of the pipeline's reports, which the console shows.
     metrics_worlds_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1_000  # Worlds that are looked at for the metrics.
 
     @property

@@ -255,6 +255,24 @@ class TokenGuard:
             self._guards.refuse(error.code, error, self, "body")
             raise error
 
+    @property
+    def token(self) -> Token:
+        """What is known of the token. Raises NotAllowed if it was revoked, or its time is over."""
+        return self._guards.check(self.name, self.client).token
+
+    def may(self, request: Request[Any] | str) -> bool:
+        """Whether the token allows a request, or a verb in every universe; nobody is told of a refusal."""
+        held = self._guards.check(self.name, self.client)
+        try:
+            if isinstance(request, str):
+                held.check_verb(request)
+                held.check_universes(())
+            else:
+                held.check(request)
+        except NotAllowed:
+            return False
+        return True
+
     def permit(self, verb: str) -> None:
         """Return if the token allows a verb that no request stands for, in every universe; raise NotAllowed if not."""
         held = self._guards.check(self.name, self.client)

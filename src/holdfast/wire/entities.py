@@ -85,9 +85,10 @@ class EntityKind(msgspec.Struct, frozen=True):
 
 
 class EntityKinds(msgspec.Struct, frozen=True):
-    """Kinds of entities, in order."""
+    """Kinds of entities, in order, and the patterns by which the policy knows the fields that it does not name."""
 
     kinds: list[EntityKind]
+    patterns: dict[str, Tier]
 
 
 class GetEntity(Request[FoundEntity], frozen=True, tag="entities.get"):

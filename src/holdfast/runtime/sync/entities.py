@@ -46,7 +46,8 @@ class EntityStore:
                     {name: self._policy.classify(kind, name) for name in sorted({*fields, *self._policy.named(kind)})},
                 )
                 for kind, fields in found
-            ]
+            ],
+            self._policy.patterns,
         )
 
     def write(self, request: WriteEntities, call: Once | None = None) -> Written:

@@ -1,0 +1,238 @@
+// Elements, and how numbers, times and values are written. Text never becomes markup here.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function h(tag, props, ...children) {
+  return filled(document.createElement(tag), props, children);
+}
+
+export function svg(tag, props, ...children) {
+  return filled(document.createElementNS(SVG, tag), props, children);
+}
+
+function filled(element, props, children) {
+  for (const [name, value] of Object.entries(props ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "text") element.textContent = value;
+    else if (name === "value") element.value = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+// Give `element` new text only if it differs, so that nothing flickers and what is selected stays so.
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+  return element;
+}
+
+export function toggle(element, name, on) {
+  if (element.hasAttribute(name) !== on) element.toggleAttribute(name, on);
+}
+
+const ICONS = {
+  overview: "M2 13h3l2-7 3 5 2-4 2 6",
+  queues: "M2 4h12M2 8h12M2 12h7",
+  mail: "M2 4h12v8H2zM2 4.5l6 4.5 6-4.5",
+  worlds: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2M2 8h12M8 2c2 2 2 10 0 12M8 2c-2 2-2 10 0 12",
+  leases: "M4 7h8v6H4zM5.5 7V5a2.5 2.5 0 0 1 5 0v2",
+  entities: "M8 2l6 3-6 3-6-3zM2 8l6 3 6-3M2 11l6 3 6-3",
+  reports: "M4 2h6l3 3v9H4zM6 8h5M6 11h5",
+  sun: "M8 5a3 3 0 1 0 0 6 3 3 0 0 0 0-6M8 1v1.5M8 13.500v1.500M1 8h1.500M13.500 8H15M3 3l1 1M12 12l1 1M13 3l-1 1M4 12l-1 1",
+  out: "M6 3H3v10h3M7 8h7M11 5l3 3-3 3",
+  keys: "M2 4h12v8H2zM4.500 6.500h1M7.500 6.500h1M10.500 6.500h1M5 9.500h6",
+};
+
+export function icon(name) {
+  return svg("svg", { viewBox: "0 0 16 16", class: "icon", "aria-hidden": "true" }, svg("path", { d: ICONS[name] }));
+}
+
+// A table whose rows stay the same elements as long as their keys do: what has the focus keeps it.
+export class Table {
+  constructor(caption, columns, { empty = "Nothing here.", key = (row) => row.key } = {}) {
+    this.columns = columns;
+    this.keyOf = key;
+    this.rows = new Map();
+    this.body = h("tbody");
+    this.none = h("p", { class: "empty", text: empty });
+    const heads = columns.map((column) =>
+      h("th", { scope: "col", class: column.class }, column.name || h("span", { class: "unseen", text: column.label })),
+    );
+    this.table = h("table", {}, h("caption", { class: "unseen", text: caption }), h("thead", {}, h("tr", {}, heads)), this.body);
+    this.scroller = h("div", { class: "scroller", role: "region", "aria-label": caption, tabindex: "0" }, this.table);
+    this.element = h("div", { class: "table" }, this.scroller, this.none);
+    this.none.hidden = this.scroller.hidden = true; // Until it is known whether there is anything.
+  }
+
+  show(rows) {
+    const kept = new Set();
+    let before = this.body.firstElementChild;
+    for (const row of rows) {
+      const key = this.keyOf(row);
+      kept.add(key);
+      let known = this.rows.get(key);
+      if (!known) {
+        const cells = this.columns.map((column) => {
+          const cell = h(column.head ? "th" : "td", { class: column.class, scope: column.head ? "row" : null });
+          cell.update = column.cell(cell, row) ?? (() => {});
+          return cell;
+        });
+        known = { element: h("tr", {}, cells), cells };
+        this.rows.set(key, known);
+      }
+      for (const cell of known.cells) cell.update(row);
+      if (known.element === before) before = before.nextElementSibling;
+      else this.body.insertBefore(known.element, before);
+    }
+    for (const [key, known] of this.rows) {
+      if (!kept.has(key)) {
+        known.element.remove();
+        this.rows.delete(key);
+      }
+    }
+    this.none.hidden = rows.length > 0;
+    this.scroller.hidden = rows.length === 0;
+  }
+}
+
+// A column whose cells are text.
+export function text(name, write, options = {}) {
+  return { name, cell: (cell) => (row) => say(cell, write(row)), ...options };
+}
+
+export function number(name, write, options = {}) {
+  return text(name, (row) => count(write(row)), { class: "number", ...options });
+}
+
+// A column whose cells are links.
+export function link(name, write, address, options = {}) {
+  const cell = (cell) => {
+    const anchor = h("a", {});
+    cell.append(anchor);
+    return (row) => {
+      say(anchor, write(row));
+      anchor.href = address(row);
+    };
+  };
+  return { name, cell, head: true, ...options };
+}
+
+export function pill(kind, words) {
+  return h("span", { class: `pill ${kind}`, text: words });
+}
+
+export function button(words, onclick, props = {}) {
+  return h("button", { type: "button", ...props, onclick }, words);
+}
+
+export function card(title, aside, ...children) {
+  const heading = title instanceof Element ? title : h("h2", { text: title });
+  return h("section", { class: "card" }, h("header", {}, heading, h("div", { class: "aside" }, aside)), children);
+}
+
+// The heading of a list, which says how many there are.
+export function tally(one, many) {
+  const element = h("h2", { text: many });
+  return { element, show: (known, more = false) => say(element, `${count(known)}${more ? " of more" : ""} ${known === 1 ? one : many}`) };
+}
+
+export function tiles(names) {
+  const values = Object.fromEntries(Object.keys(names).map((name) => [name, h("b", { text: "–" })]));
+  const element = h("div", { class: "tiles" }, Object.entries(names).map(([name, words]) => h("div", { class: `tile ${name}` }, h("span", { text: words }), values[name])));
+  return { element, show: (name, words) => say(values[name], words) };
+}
+
+// Numbers and times.
+
+const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+
+export function count(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  return Math.abs(value) >= 100_000 ? SHORT.format(value) : WHOLE.format(value);
+}
+
+export function rate(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  return value > 0 && value < 10 ? value.toFixed(1) : count(value);
+}
+
+export function seconds(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value === 0) return "0 s";
+  if (value < 0.001) return `${Math.round(value * 1e6)} µs`;
+  if (value < 1) return `${(value * 1e3).toPrecision(value < 0.1 ? 2 : 3)} ms`;
+  if (value < 10) return `${value.toFixed(1)} s`;
+  if (value < 60) return `${Math.floor(value)} s`;
+  if (value < 3600) return `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
+  if (value < 86_400) return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
+  return `${Math.floor(value / 86_400)} d ${Math.floor((value % 86_400) / 3600)} h`;
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value < 1024) return `${count(value)} B`;
+  const steps = ["KiB", "MiB", "GiB", "TiB"];
+  let step = -1;
+  while (value >= 1024 && step < 3) {
+    value /= 1024;
+    step += 1;
+  }
+  return `${value < 10 ? value.toFixed(1) : Math.round(value)} ${steps[step]}`;
+}
+
+export function ago(ms) {
+  return ms ? `${seconds(Math.max(0, Math.floor((Date.now() - ms) / 1000)))} ago` : "–";
+}
+
+export function clock(ms) {
+  return ms ? new Date(ms).toLocaleString("sv-SE") : "–";
+}
+
+// What a message carries, in one line.
+export function brief(value, length = 120) {
+  const words = typeof value === "string" ? value : JSON.stringify(value);
+  return words === undefined ? "" : words.length > length ? `${words.slice(0, length)}…` : words;
+}
+
+export function pretty(value) {
+  return typeof value === "string" ? value : JSON.stringify(value, null, 2);
+}
+
+// The payload of a message or a mail: JSON as it is, text as text, anything else by its size.
+export function payload(message) {
+  if (message.payload !== undefined) return message.payload;
+  if (message.payload_blob !== undefined) return `${bytes(message.payload_bytes)} in the blob ${message.payload_blob}`;
+  return decoded(message.payload_base64 ?? "", message.payload_content_type ?? "");
+}
+
+export function decoded(base64, kind) {
+  const raw = Uint8Array.from(atob(base64), (each) => each.charCodeAt(0));
+  try {
+    const words = new TextDecoder("utf-8", { fatal: true }).decode(raw);
+    if (!kind.includes("json")) return words;
+    try {
+      return JSON.parse(words);
+    } catch {
+      return words;
+    }
+  } catch {
+    return `${bytes(raw.length)} of ${kind || "something"}`;
+  }
+}
+
+// Names and values in two columns.
+export function facts(pairs) {
+  return h("dl", { class: "facts" }, pairs.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", {}, value))));
+}
+
+// Something that is shown once it is asked for; what is inside is made then.
+export function fold(summary, make) {
+  const details = h("details", {}, h("summary", {}, summary));
+  details.addEventListener("toggle", () => {
+    if (details.open && details.children.length === 1) details.append(...[make()].flat());
+  });
+  return details;
+}

@@ -1,0 +1,140 @@
+// Entities: their kinds, their fields by tier, and how they came to be as they are.
+
+import { Table, ago, brief, card, clock, count, h, link, number, pill, pretty, tally, text } from "./dom.js";
+
+const TIERS = { critical: "bad", important: "accent", best_effort: "quiet" };
+const WORDS = { critical: "critical", important: "important", best_effort: "best effort" };
+
+export const title = "Entities";
+export const rooms = ["entities"];
+
+export function open(context, kind, id) {
+  if (id) return openOne(context, kind, id);
+  return kind ? openKind(context, kind) : openAll(context);
+}
+
+function fieldsOf(tiers, tier) {
+  return Object.keys(tiers).filter((name) => tiers[name] === tier);
+}
+
+function chips(names, tier) {
+  return names.map((name) => pill(TIERS[tier], name));
+}
+
+function openAll({ api, filter }) {
+  const table = new Table(
+    "Kinds of entities",
+    [
+      link("Kind", (row) => row.kind, (row) => `#/entities/${encodeURIComponent(row.kind)}`),
+      ...Object.keys(TIERS).map((tier) => ({
+        name: WORDS[tier][0].toUpperCase() + WORDS[tier].slice(1),
+        class: "chips",
+        cell: (cell) => (row) => {
+          const names = fieldsOf(row.tiers, tier);
+          cell.replaceChildren(...(names.length ? chips(names, tier) : ["–"]));
+        },
+      })),
+    ],
+    { key: (row) => row.kind, empty: "There are no entities in this universe yet." },
+  );
+  let known = [];
+  const show = () => table.show(known.filter((row) => row.kind.includes(filter.value)));
+  filter.onchange = show;
+  const heading = tally("kind", "kinds");
+  const patterns = h("div", { class: "chips" });
+  return {
+    element: h("div", {}, card(heading.element, filter.element, table.element), h("div", { class: "columns" }, tiers(), card("Patterns of the policy", "the first that matches a kind or a field decides", patterns))),
+    load: async () => {
+      const found = await api.get("v1/surveys/kinds", { limit: 100, tier: "important" });
+      known = found.kinds;
+      heading.show(known.length);
+      patterns.replaceChildren(h("dl", { class: "facts left" }, Object.entries(found.patterns).map(([pattern, tier]) => h("div", {}, h("dt", {}, h("code", { text: pattern })), h("dd", {}, pill(TIERS[tier], WORDS[tier]))))));
+      show();
+    },
+  };
+}
+
+function tiers() {
+  const rows = [
+    ["critical", "synced to disk before it is acknowledged; survives a power loss"],
+    ["important", "in the log at once, synced within 5 seconds; survives a crash of the process"],
+    ["best_effort", "in memory, then in a session log; not part of the entity"],
+  ];
+  return card("What a tier promises", "", h("dl", { class: "facts left" }, rows.map(([tier, words]) => h("div", {}, h("dt", {}, pill(TIERS[tier], WORDS[tier])), h("dd", { text: words })))));
+}
+
+function openKind({ api, pages, filter }, kind) {
+  const known = { tiers: {}, entities: [] };
+  const table = new Table(
+    `Entities of the kind ${kind}`,
+    [
+      link("Id", (row) => row.id, (row) => `#/entities/${encodeURIComponent(kind)}/${encodeURIComponent(row.id)}`),
+      number("Version", (row) => row.version),
+      text("Changed", (row) => ago(row.updated_ms)),
+      ...["critical", "important"].map((tier) => ({
+        name: `${WORDS[tier][0].toUpperCase()}${WORDS[tier].slice(1)} fields`,
+        class: "mono",
+        cell: (cell) => (row) => {
+          const words = Object.keys(row.fields).filter((name) => (known.tiers[name] ?? "important") === tier).map((name) => `${name}: ${brief(row.fields[name], 40)}`);
+          if (cell.textContent !== words.join("")) cell.replaceChildren(...words.map((each) => h("div", { text: each })));
+        },
+      })),
+    ],
+    { key: (row) => row.id, empty: "There are no entities of this kind." },
+  );
+  const page = pages(async (after) => {
+    const found = await api.get(`v1/entities/${encodeURIComponent(kind)}`, { after, limit: 100, tier: "important" });
+    return { ...found, next: found.entities.length === 100 ? found.entities.at(-1).id : null };
+  });
+  const show = () => table.show(known.entities.filter((row) => row.id.includes(filter.value)));
+  filter.onchange = show;
+  const heading = tally("entity", "entities");
+  return {
+    heading: [h("a", { href: "#/entities", text: "Entities" }), kind],
+    element: card(heading.element, filter.element, table.element, page.element),
+    load: async () => {
+      const [kinds, found] = await Promise.all([api.get("v1/surveys/kinds", { limit: 100, tier: "important" }), page.load()]);
+      known.tiers = kinds.kinds.find((each) => each.kind === kind)?.tiers ?? {};
+      known.entities = found.entities;
+      heading.show(known.entities.length, page.next !== null);
+      show();
+    },
+  };
+}
+
+function openOne({ api }, kind, id) {
+  const path = `v1/entities/${encodeURIComponent(kind)}/${encodeURIComponent(id)}`;
+  const about = h("span", {});
+  const fields = new Table(
+    "Fields",
+    [
+      text("Field", (row) => row.key, { head: true, class: "mono" }),
+      { name: "Tier", cell: (cell, row) => cell.append(pill(TIERS[row.tier], WORDS[row.tier])) },
+      text("Value", (row) => pretty(row.value), { class: "mono" }),
+    ],
+    { empty: "It has no durable fields." },
+  );
+  const changes = new Table(
+    "Changes",
+    [
+      number("Version", (row) => row.version, { head: true }),
+      text("When", (row) => clock(row.at_ms), { class: "dim" }),
+      { name: "Durability", cell: (cell, row) => cell.append(pill(TIERS[row.durability], WORDS[row.durability])) },
+      text("Set", (row) => (row.deleted ? "deleted" : brief(row.fields, 120)), { class: "mono" }),
+      text("Removed", (row) => row.removed.join(", ") || "–"),
+    ],
+    { key: (row) => row.version, empty: "No changes are kept." },
+  );
+  return {
+    heading: [h("a", { href: "#/entities", text: "Entities" }), h("a", { href: `#/entities/${encodeURIComponent(kind)}`, text: kind }), id],
+    element: h("div", {}, card("Fields", about, fields.element), card("Changes", "the latest ones", changes.element)),
+    load: async () => {
+      const [entity, kinds] = await Promise.all([api.get(path, { tier: "important" }), api.get("v1/surveys/kinds", { limit: 100, tier: "important" })]);
+      const tiers = kinds.kinds.find((each) => each.kind === kind)?.tiers ?? {};
+      const history = await api.get(`${path}/history`, { after: Math.max(0, entity.version - 50), limit: 50, tier: "important" });
+      about.textContent = `version ${count(entity.version)}, made ${clock(entity.created_ms)}`;
+      fields.show(Object.entries(entity.fields).map(([key, value]) => ({ key, value, tier: tiers[key] ?? "important" })));
+      changes.show(history.changes.reverse());
+    },
+  };
+}

@@ -1,0 +1,118 @@
+// Mailboxes: what waits in them, since when, and what became of what their agents sent.
+
+import { Table, ago, brief, card, clock, count, decoded, fold, h, link, number, pill, pretty, tally, text } from "./dom.js";
+
+const PAGE = 256;
+const SHOWN = 100;
+
+export const title = "Mailboxes";
+export const rooms = ["mail"];
+
+export function open(context, name) {
+  return name ? openOne(context, name) : openAll(context);
+}
+
+function reader(row) {
+  return row.joined ? pill("good", "reading") : pill("quiet", "away");
+}
+
+function openAll({ api, pages, filter }) {
+  const table = new Table(
+    "Mailboxes",
+    [
+      link("Agent", (row) => row.agent, (row) => `#/mail/${encodeURIComponent(row.agent)}`),
+      { name: "Reader", cell: (cell) => (row) => cell.replaceChildren(reader(row)) },
+      { name: "Mail that waits", class: "bar", cell: (cell) => waiting(cell) },
+      number("Pending", (row) => row.pending),
+      text("Oldest", (row) => ago(row.oldest_ms)),
+      text("Since", (row) => clock(row.oldest_ms), { class: "dim" }),
+    ],
+    { key: (row) => row.agent, empty: "No agent of this universe has sent or got mail yet." },
+  );
+  const page = pages(async (after) => {
+    const found = await api.get("v1/mailboxes", { after, limit: 100, tier: "important" });
+    return { ...found, next: found.mailboxes.length === 100 ? found.mailboxes.at(-1).agent : null };
+  });
+  let known = [];
+  const show = () => {
+    const most = Math.max(1, ...known.map((row) => row.pending));
+    table.show(known.filter((row) => row.agent.includes(filter.value)).map((row) => ({ ...row, most })));
+  };
+  filter.onchange = show;
+  const heading = tally("mailbox", "mailboxes");
+  return {
+    element: card(heading.element, filter.element, table.element, page.element),
+    load: async () => {
+      known = (await page.load()).mailboxes;
+      heading.show(known.length, page.next !== null);
+      show();
+    },
+  };
+}
+
+function waiting(cell) {
+  const fill = h("i", { class: "ready" });
+  cell.append(h("div", { class: "depth", "aria-hidden": "true" }, fill));
+  return (row) => {
+    fill.style.width = `${(100 * row.pending) / row.most}%`;
+  };
+}
+
+function openOne({ api }, name) {
+  const path = `v1/mailboxes/${encodeURIComponent(name)}`;
+  const state = h("span", {});
+  const size = h("span", {});
+  const mails = new Table(
+    "Mail that waits",
+    [
+      {
+        name: "Mail",
+        head: true,
+        cell: (cell, row) => {
+          const body = decoded(row.body ?? "", row.content_type ?? "");
+          cell.append(fold(h("code", { text: `#${row.sequence}` }), () => h("pre", { tabindex: "0", text: pretty(body) })));
+        },
+      },
+      text("From", (row) => row.sender),
+      text("Body", (row) => brief(decoded(row.body ?? "", row.content_type ?? ""), 100), { class: "mono dim" }),
+      text("Sent", (row) => ago(row.sent_ms)),
+      text("Expires", (row) => clock(row.expires_ms), { class: "dim" }),
+    ],
+    { key: (row) => row.sequence, empty: "No mail waits here." },
+  );
+  const receipts = new Table(
+    "Receipts for what was sent",
+    [
+      text("Mail", (row) => row.id, { head: true, class: "mono" }),
+      text("To", (row) => row.to),
+      { name: "State", cell: (cell, row) => cell.append(pill({ stored: "delayed", delivered: "leased", confirmed: "good" }[row.state], row.state)) },
+      text("When", (row) => ago(row.at_ms)),
+      text("Waited for its reader", (row) => (row.state === "confirmed" ? (row.was_stored ? "yes" : "no") : "–")),
+    ],
+    { key: (row) => row.sequence, empty: "This agent has sent nothing, or its receipts were forgotten." },
+  );
+  // Receipts are only ever added, so each look goes on where the last one ended.
+  let told = [];
+  async function goOn() {
+    for (;;) {
+      const page = (await api.get(`${path}/receipts`, { after: told.at(-1)?.sequence ?? -1, limit: PAGE, tier: "important" })).receipts;
+      told = told.concat(page).slice(-SHOWN);
+      if (page.length < PAGE) return;
+    }
+  }
+  return {
+    heading: [h("a", { href: "#/mail", text: "Mailboxes" }), name, state],
+    element: h("div", {}, card("Waiting", size, mails.element), card("Receipts", "what became of the mail that this agent sent", receipts.element)),
+    load: async () => {
+      const [box, waiting] = await Promise.all([
+        api.get(path, { tier: "important" }),
+        api.get(`${path}/mail`, { peek: true, limit: 50, tier: "important" }),
+        goOn(),
+      ]);
+      state.replaceChildren(reader(box));
+      size.textContent = `${count(box.pending)} of at most ${count(box.pending_max)}`;
+      mails.show(waiting.mails);
+      receipts.show([...told].reverse());
+    },
+  };
+}

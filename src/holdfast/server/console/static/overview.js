@@ -1,0 +1,125 @@
+// The whole server in eight charts, and what it is asked for.
+
+import { Chart } from "./charts.js";
+import { Table, bytes, card, count, facts, h, number, rate, say, seconds, text } from "./dom.js";
+import { SECONDS, SIZES } from "./series.js";
+
+export const title = "Overview";
+export const rooms = [];
+
+export function open({ api, series, session }) {
+  const of = (name) => (sample) => sample.queues?.[api.universe]?.[name] ?? 0;
+  const charts = [
+    new Chart("Throughput", {
+      write: (value) => (value === null || value === undefined ? "–" : `${rate(value)}/s`),
+      lines: [
+        { name: "calls", colour: "accent", fill: true, of: (all) => all.rates((sample) => sample.calls) },
+        { name: "errors", colour: "bad", of: (all) => all.rates((sample) => sample.errors) },
+      ],
+    }),
+    new Chart("Messages", {
+      write: (value) => (value === null || value === undefined ? "–" : `${rate(value)}/s`),
+      lines: [
+        { name: "put", colour: "accent", of: (all) => all.rates(of("put")) },
+        { name: "delivered", colour: "leased", of: (all) => all.rates(of("delivered")) },
+        { name: "acked", colour: "good", of: (all) => all.rates(of("acked")) },
+      ],
+    }),
+    new Chart("Depth", {
+      write: count,
+      lines: [
+        { name: "ready", colour: "accent", fill: true, of: (all) => all.values(of("ready")) },
+        { name: "leased", colour: "leased", of: (all) => all.values(of("leased")) },
+        { name: "delayed", colour: "delayed", of: (all) => all.values((sample) => of("delayed")(sample) + of("blocked")(sample)) },
+        { name: "dead", colour: "bad", of: (all) => all.values(of("dead")) },
+      ],
+    }),
+    new Chart("Oldest message", {
+      write: seconds,
+      lines: [{ name: "age of the next message", colour: "delayed", fill: true, of: (all) => all.values(of("oldest")) }],
+    }),
+    new Chart("Sync latency", {
+      write: seconds,
+      least: 0.001,
+      lines: [
+        { name: "p99", colour: "leased", of: (all) => all.quantiles("sync", SECONDS, 0.99) },
+        { name: "p50", colour: "accent", of: (all) => all.quantiles("sync", SECONDS, 0.5) },
+      ],
+    }),
+    new Chart("Group size", {
+      write: (value) => (value === null || value === undefined ? "–" : value.toFixed(value < 10 ? 1 : 0)),
+      least: 2,
+      lines: [
+        { name: "mean", colour: "accent", fill: true, of: (all) => all.means("group") },
+        { name: "p99", colour: "leased", of: (all) => all.quantiles("group", SIZES, 0.99) },
+      ],
+    }),
+    new Chart("Rejects", {
+      write: (value) => (value === null || value === undefined ? "–" : `${rate(value)}/s`),
+      lines: [
+        { name: "refused", colour: "bad", fill: true, of: (all) => all.rates((sample) => sum(sample.rejects)) },
+        { name: "fenced off", colour: "delayed", of: (all) => all.rates((sample) => sample.fenced) },
+      ],
+    }),
+    new Chart("Lease waits", {
+      write: seconds,
+      least: 0.001,
+      lines: [
+        { name: "p99", colour: "leased", of: (all) => all.quantiles("lock_wait", SECONDS, 0.99) },
+        { name: "p50", colour: "accent", of: (all) => all.quantiles("lock_wait", SECONDS, 0.5) },
+      ],
+    }),
+  ];
+  const table = new Table(
+    "Operations",
+    [
+      text("Operation", (row) => row.key, { head: true, class: "mono" }),
+      text("Calls/s", (row) => rate(row.rate), { class: "number" }),
+      number("Calls", (row) => row.calls),
+      text("Errors", (row) => (row.errors ? count(row.errors) : "–"), { class: "number" }),
+      text("p50", (row) => seconds(row.p50), { class: "number" }),
+      text("p99", (row) => seconds(row.p99), { class: "number" }),
+    ],
+    { empty: "Nobody has asked for anything yet." },
+  );
+  const server = h("div", {});
+  const refused = h("p", { class: "empty", text: "This token does not allow metrics:read in every universe, so there are no charts. Everything else is on the other pages.", hidden: session.metrics });
+  const body = h(
+    "div",
+    { hidden: !session.metrics },
+    h("div", { class: "charts" }, charts.map((chart) => chart.element)),
+    h("div", { class: "columns wide-first" }, card("Operations", "since the server started", table.element), card("Server", `Holdfast ${session.version}`, server)),
+  );
+  const show = () => {
+    if (!series.samples.length) return;
+    for (const chart of charts) chart.show(series);
+    table.show(series.table().sort((one, other) => other.calls - one.calls).slice(0, 40));
+    const last = series.samples.at(-1);
+    server.replaceChildren(
+      facts([
+        ["Up for", seconds(Math.max(0, Math.floor((last.at_ms - last.started_ms) / 1000)))],
+        ["Memory", bytes(last.memory)],
+        ["Calls under way", `${count(last.in_flight)}, of which ${count(last.waiting)} wait`],
+        ["Open streams", count(last.streams)],
+        ["Agents at the relay", count(last.agents)],
+        ["Pushes to be stored", count(last.ingress)],
+        ["Records to be compacted", count(last.lag)],
+        ["Refused so far", count(sum(last.rejects))],
+        ["Fenced off so far", count(last.fenced)],
+      ]),
+    );
+  };
+  return {
+    element: h("div", {}, refused, body),
+    mounted: () => {
+      for (const chart of charts) chart.mount();
+      show();
+    },
+    sample: show,
+    dispose: () => charts.forEach((chart) => chart.dispose()),
+  };
+}
+
+function sum(counts) {
+  return Object.values(counts ?? {}).reduce((total, each) => total + each, 0);
+}

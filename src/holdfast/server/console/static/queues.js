@@ -1,0 +1,200 @@
+// Queues: how deep they are, what is next, and what has died.
+
+import { Table, ago, brief, button, bytes, card, clock, count, fold, h, number, payload, pill, pretty, rate, say, seconds, tally, text, tiles, toggle } from "./dom.js";
+
+const STATES = ["ready", "leased", "delayed", "blocked", "dead"];
+const TILES = { ready: "ready", leased: "leased", delayed: "delayed", blocked: "blocked", dead: "dead", oldest: "oldest", consumers: "consumers" };
+const PEEK = 25;
+const LETTERS = 100;
+
+export const title = "Queues";
+export const rooms = ["queues"];
+
+export function open(context, name) {
+  return name ? openOne(context, name) : openAll(context);
+}
+
+function openAll({ api, pages, filter }) {
+  const rates = new Rates();
+  const table = new Table(
+    "Queues",
+    [
+      { name: "Queue", head: true, cell: (cell) => named(cell) },
+      { name: "Messages", class: "bar", cell: (cell) => depths(cell) },
+      ...STATES.map((state) => number(state[0].toUpperCase() + state.slice(1), (row) => row[state])),
+      text("Oldest", (row) => (row.ready ? seconds(row.head_age_seconds) : "–"), { class: "number" }),
+      text("Put/s", (row) => rate(row.rates?.put), { class: "number" }),
+      text("Acked/s", (row) => rate(row.rates?.acked), { class: "number" }),
+      number("Consumers", (row) => row.waiting_consumers),
+    ],
+    { key: (row) => row.queue, empty: "There is no queue in this universe yet. A queue begins with its first message." },
+  );
+  const page = pages((after) => api.get("v1/surveys/queues", { after, limit: 100, tier: "important" }));
+  let known = [];
+  const show = () => {
+    const most = Math.max(1, ...known.map((row) => STATES.reduce((all, state) => all + row[state], 0)));
+    table.show(known.filter((row) => row.queue.includes(filter.value)).map((row) => ({ ...row, most })));
+  };
+  filter.onchange = show;
+  const totals = tiles(TILES);
+  const heading = tally("queue", "queues");
+  return {
+    element: h("div", {}, totals.element, card(heading.element, filter.element, table.element, page.element)),
+    load: async () => {
+      const found = (await page.load()).queues;
+      const names = new Set(found.map((row) => row.queue));
+      const letters = (row) => row.queue.endsWith(".dlq") && names.has(row.queue.slice(0, -4)); // Counted as dead.
+      known = found.filter((row) => !letters(row)).map((row) => ({ ...row, rates: rates.of(row) }));
+      heading.show(known.length, page.next !== null);
+      for (const state of STATES) totals.show(state, count(known.reduce((all, row) => all + row[state], 0)));
+      totals.show("consumers", count(known.reduce((all, row) => all + row.waiting_consumers, 0)));
+      totals.show("oldest", known.some((row) => row.ready) ? seconds(Math.max(...known.map((row) => row.head_age_seconds))) : "–");
+      show();
+    },
+  };
+}
+
+function openOne({ api, act }, name) {
+  const path = `v1/queues/${encodeURIComponent(name)}`;
+  const totals = tiles(TILES);
+  const state = h("span", {});
+  const pause = button("Pause", () => act(async () => api.post(`${path}/${paused ? "resume" : "pause"}`), () => (paused ? "Delivering again" : "Paused")), { class: "plain" });
+  const redriveAll = button("Redrive all", () => act(async () => api.post(`${path}/redrive`, {}), (moved) => `${moved.count} put back`), { class: "plain" });
+  let paused = false;
+  const ready = messages("Messages that are next", "Nothing is ready.");
+  const error = { name: "Last error", class: "error", cell: (cell) => (row) => say(cell, row.last_error ?? "–") };
+  const dead = messages("Dead letters", "No dead letters.", [error], [
+    text("Died", (row) => ago(row.died_at_unix * 1000)),
+    {
+      name: "",
+      label: "Redrive",
+      class: "number",
+      cell: (cell, row) => {
+        cell.append(button("Redrive", () => act(() => api.post(`${path}/redrive`, { ids: [row.message_id] }), () => "Put back"), { class: "small", "aria-label": `Redrive ${row.message_id}` }));
+      },
+    },
+  ]);
+  const policy = h("div", {});
+  return {
+    heading: [h("a", { href: "#/queues", text: "Queues" }), name, state],
+    actions: [pause],
+    element: h(
+      "div",
+      {},
+      totals.element,
+      card("Dead letters", redriveAll, dead.element),
+      h("div", { class: "columns wide-first" }, card("Next messages", `the first ${PEEK}; looking consumes nothing`, ready.element), card("Policy and totals", "", policy)),
+    ),
+    load: async () => {
+      const [stats, peeked, letters, rules] = await Promise.all([
+        api.get(path, { tier: "important" }),
+        api.get(`${path}/peek`, { limit: PEEK, tier: "important" }),
+        api.get(`${path}/dead-letters`, { limit: LETTERS }),
+        api.get(`${path}/policy`, { tier: "important" }),
+      ]);
+      paused = stats.paused;
+      say(pause, paused ? "Resume" : "Pause");
+      state.replaceChildren(paused ? pill("delayed", "paused") : "");
+      for (const each of STATES) totals.show(each, count(stats[each]));
+      totals.show("consumers", count(stats.waiting_consumers));
+      totals.show("oldest", stats.ready ? seconds(stats.head_age_seconds) : "–");
+      ready.show(peeked.messages);
+      dead.show(letters.messages);
+      toggle(redriveAll, "disabled", letters.messages.length === 0);
+      policy.replaceChildren(policyOf(rules, stats));
+    },
+  };
+}
+
+function messages(caption, empty, before = [], after = []) {
+  return new Table(
+    caption,
+    [
+      {
+        name: "Message",
+        head: true,
+        cell: (cell, row) => {
+          cell.append(fold(h("code", { text: row.message_id.slice(-12), title: row.message_id }), () => inside(row)));
+        },
+      },
+      text("Payload", (row) => brief(payload(row), 90), { class: "mono dim" }),
+      ...before,
+      text("Attempts", (row) => `${row.failure_attempts || row.attempts} of ${row.max_attempts}`, { class: "number" }),
+      text("Put", (row) => ago(row.created_at_unix * 1000)),
+      ...after,
+    ],
+    { empty, key: (row) => row.message_id },
+  );
+}
+
+function inside(row) {
+  const facts = [
+    ["id", row.message_id],
+    ["put", clock(row.created_at_unix * 1000)],
+    ["priority", row.priority],
+    ["group", row.group ?? "–"],
+    ["correlation id", row.correlation_id],
+    ["payload", `${bytes(row.payload_bytes)}, ${row.payload_content_type}`],
+    ...Object.entries(row.attributes ?? {}),
+  ];
+  return [
+    h("dl", { class: "facts small" }, facts.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { class: "mono", text: String(value) })))),
+    row.last_error ? h("pre", { class: "error", tabindex: "0", text: row.last_error }) : "",
+    h("pre", { tabindex: "0", text: pretty(payload(row)) }),
+  ];
+}
+
+function policyOf(rules, stats) {
+  const rows = [
+    ["A delivery lasts", seconds(rules.visibility_seconds)],
+    ["Attempts", count(rules.max_attempts)],
+    ["Dead letters go to", rules.dead_letter_queue ?? `${stats.queue}.dlq`],
+    ["Dead letters are kept", seconds(rules.dead_letter_retention_seconds)],
+    ["Messages are kept", rules.retention_seconds ? seconds(rules.retention_seconds) : "until they are done"],
+    ["Deliveries a second", rules.rate_per_second ? rate(rules.rate_per_second) : "no limit"],
+    ["Put so far", count(stats.put_total)],
+    ["Acked so far", count(stats.acked_total)],
+    ["Failed so far", count(stats.failed_total)],
+    ["Leases that ended", count(stats.expired_total)],
+  ];
+  return h("dl", { class: "facts" }, rows.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { text: value }))));
+}
+
+function named(cell) {
+  const anchor = h("a", {});
+  const paused = pill("delayed", "paused");
+  cell.append(h("div", { class: "named" }, anchor, paused));
+  return (row) => {
+    say(anchor, row.queue);
+    anchor.href = `#/queues/${encodeURIComponent(row.queue)}`;
+    paused.hidden = !row.paused;
+  };
+}
+
+// Messages by state, as a bar: how long it is compares queues, how it is divided compares states.
+function depths(cell) {
+  const parts = STATES.map((state) => [state, h("i", { class: state })]);
+  const bar = h("div", { class: "depth", role: "img" }, parts.map(([, part]) => part));
+  cell.append(bar);
+  return (row) => {
+    for (const [state, part] of parts) part.style.width = `${(100 * row[state]) / row.most}%`;
+    bar.setAttribute("aria-label", STATES.map((state) => `${row[state]} ${state}`).join(", "));
+  };
+}
+
+// How fast totals grow, from one look to the next.
+class Rates {
+  constructor() {
+    this.seen = new Map();
+  }
+
+  of(row) {
+    const now = performance.now();
+    const known = this.seen.get(row.queue);
+    if (known && now - known.at < 900) return known.rates;
+    const grown = known && ((total) => Math.max(0, row[total] - known[total]) / ((now - known.at) / 1000));
+    const rates = grown ? { put: grown("put_total"), acked: grown("acked_total") } : null;
+    this.seen.set(row.queue, { at: now, put_total: row.put_total, acked_total: row.acked_total, rates });
+    return rates;
+  }
+}

@@ -1,0 +1,51 @@
+// What the pipeline has found, as it wrote it. The report is shown in a frame that runs nothing and belongs nowhere.
+
+import { Table, ago, bytes, card, h, link, text } from "./dom.js";
+
+export const title = "Reports";
+export const rooms = [];
+
+export function open({ api, session }) {
+  if (!session.reports) {
+    const words = "This server shows no reports. Start it with --pipeline-reports FOLDER, where FOLDER is the reports folder of the lake, and use a token that allows metrics:read.";
+    return { element: h("p", { class: "empty", text: words }), load: async () => {} };
+  }
+  const place = h("div", { class: "report" });
+  const aside = h("span", {});
+  const files = new Table(
+    "Files of the pipeline",
+    [
+      { ...link("File", (row) => row.name, (row) => row.at + encodeURIComponent(row.name)), cell: newTab },
+      text("Size", (row) => bytes(row.size), { class: "number" }),
+      text("Written", (row) => ago(row.modified_ms)),
+    ],
+    { key: (row) => row.name, empty: "The pipeline has written nothing here yet." },
+  );
+  let shown = null;
+  return {
+    every: 30,
+    element: h("div", {}, card("Latest report", aside, place), card("Files", "", files.element)),
+    load: async () => {
+      const found = await api.post("console/reports");
+      files.show(found.files.map((row) => ({ ...row, at: found.at })));
+      const latest = found.files.find((row) => row.name === "latest.html") ?? found.files.find((row) => row.name.endsWith(".html"));
+      if (!latest) {
+        place.replaceChildren(h("p", { class: "empty", text: "There is no report yet. Run the pipeline, and it appears here." }));
+        return;
+      }
+      aside.textContent = `${latest.name}, ${ago(latest.modified_ms)}`;
+      if (shown === latest.modified_ms) return;
+      shown = latest.modified_ms;
+      place.replaceChildren(h("iframe", { src: found.at + latest.name, title: "The pipeline's latest report", sandbox: "", referrerpolicy: "no-referrer" }));
+    },
+  };
+}
+
+function newTab(cell) {
+  const anchor = h("a", { target: "_blank", rel: "noopener noreferrer" });
+  cell.append(anchor);
+  return (row) => {
+    anchor.textContent = row.name;
+    anchor.href = row.at + encodeURIComponent(row.name);
+  };
+}

@@ -1,0 +1,292 @@
+"""Fill a real server with a fleet at work, and photograph its console: docs/images/console-*.png.
+
+python tools/make_screenshots.py [--seconds 75] [--folder docs/images]
+
+Needs Chromium on the path. Takes about two minutes, most of it to give the charts something to show.
+"""
+
+import argparse
+import asyncio
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+from playwright.sync_api import Browser, Page, sync_playwright
+
+import holdfast
+from holdfast import Plane
+from holdfast.errors import HoldfastError
+
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
+NO_MANIFEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+IMAGE_BYTES_MAX = 200_000
+TIERS = """
+[fields]
+"order.id" = "critical"
+"order.total" = "critical"
+"order.status" = "critical"
+"agent.key" = "critical"
+
+[patterns]
+"trace_*" = "best_effort"
+"""
+QUEUES = {  # Puts a second, how long one takes, and how many work on it.
+    "crawl": (10, 0.012, 2),
+    "embeddings": (35, 0.030, 1),
+    "emails": (12, 0.040, 1),
+    "invoices": (6, 0.080, 1),
+    "settlements": (3, 0.120, 1),
+    "summaries": (3, 0.300, 1),
+}
+ERRORS = {
+    "invoices": [
+        "CardDeclined: issuer answered 51, insufficient funds (order 80412)",
+        "ValidationError: VAT number DE29931 is not 9 digits",
+        "TimeoutError: ledger.internal:7443 did not answer within 10 s",
+    ],
+    "emails": [
+        "SMTPRecipientsRefused: 550 5.1.1 no such user marta@exmaple.com",
+        "KeyError: 'unsubscribe_url' while rendering receipt.mjml",
+    ],
+    "embeddings": ["ValueError: input has 9,214 tokens, the model takes 8,192"],
+}
+AGENTS = ("billing", "concierge", "planner", "researcher", "reviewer", "scheduler", "translator", "writer")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=75.0, help="how long the fleet works before the first picture")
+    parser.add_argument("--folder", type=Path, default=IMAGES)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        sys.exit("Chromium is not installed; apt-get install chromium")
+    with tempfile.TemporaryDirectory(prefix="holdfast-screenshots-") as folder, serving(Path(folder)) as url:
+        fill(url)
+        with at_work(url), sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            photograph(browser, url, options.folder, options.seconds)
+            browser.close()
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """A server over a data directory of its own; its URL."""
+    (folder / "tiers.toml").write_text(TIERS)
+    words = ["serve", "--data", f"dir:{folder / 'data'}", "--port", "0", "--tiers", str(folder / "tiers.toml")]
+    process = subprocess.Popen([sys.executable, "-m", "holdfast.cli", *words], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip().rpartition(" ")[2]
+    finally:
+        process.terminate()
+        process.wait(20)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+# The fleet.
+
+
+def fill(url: str) -> None:
+    """What was there before anybody looked: dead letters, worlds with a history, mail for those who are away."""
+    chance = random.Random(7)
+    with holdfast.connect(url, universe="staging") as staging:
+        staging.queue("emails").put(b"{}")
+    with holdfast.connect(url) as plane:
+        for queue, errors in ERRORS.items():
+            for number, error in enumerate(errors):
+                order = 80_400 + number
+                plane.queue(queue).put({"order": order, "customer": chance.choice(AGENTS)}, max_attempts=1)
+                for message in plane.queue(queue).receive_many():
+                    message.nack(error=error)
+        plane.queue("nightly-export").put({"table": "orders", "day": "2026-11-14"}, delay_seconds=9_000)
+        plane.queue("nightly-export").pause()
+        for name, records in (("ledger-eu", 5_200), ("ledger-us", 3_350), ("onboarding", 420), ("support-desk", 1_280)):
+            make_world(plane, name, records, chance)
+        for number in range(40):
+            order = {"id": f"A-{80_400 + number}", "total": round(chance.uniform(9, 900), 2), "status": "paid"}
+            plane.entities.write("order", f"a-{80_400 + number}", {**order, "note": "gift", "trace_id": "4bf92f35"})
+        for name in AGENTS:
+            plane.entities.write("agent", name, {"key": f"ed25519:{name}", "model": "small", "trace_span": 1})
+            plane.entities.write(
+                "task", f"daily-{name}", {"id": name, "status": "open", "priority": 3, "title": "Report"}
+            )
+
+
+def make_world(plane: Plane, name: str, records: int, chance: random.Random) -> None:
+    world, height, since = plane.world(name), 0, 0
+    world.create()
+    while height < records:
+        words = ("order.paid", "order.shipped", "refund.asked", "note.added")
+        batch = [{"event": chance.choice(words), "order": chance.randrange(90_000)} for _ in range(200)]
+        height = world.append(batch, expected_head=height) + len(batch)
+        since += len(batch)
+        if since >= 1_000:
+            since = 0
+            promise = {"promote": True, "receipt_horizon_height": height, "manifest_hash": NO_MANIFEST}
+            world.snapshots.commit({"orders": height}, height=height, **promise)
+            height = world.head()
+    world.compact(entries=512, margin=64)
+
+
+@contextmanager
+def at_work(url: str) -> Iterator[None]:
+    """Agents that put, work, write to each other, wait for leases and append, until the block ends."""
+    over = threading.Event()
+    jobs = [threading.Thread(target=put, args=(url, over, queue, *QUEUES[queue][:1])) for queue in QUEUES]
+    jobs.append(threading.Thread(target=crawl, args=(url, over)))
+    jobs += [
+        threading.Thread(target=work, args=(url, over, queue, seconds, number))
+        for queue, (_, seconds, workers) in QUEUES.items()
+        for number in range(workers)
+    ]
+    jobs += [threading.Thread(target=each, args=(url, over)) for each in (write_letters, append)]
+    jobs += [threading.Thread(target=read_letters, args=(url, over, agent)) for agent in AGENTS[::2]]
+    jobs += [threading.Thread(target=hold, args=(url, over, key, owner)) for key, owner in LEASES]
+    for job in jobs:
+        job.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for job in jobs:
+            job.join(30)
+
+
+LEASES = [
+    ("deploy/eu-west", "planner"),
+    ("deploy/eu-west", "scheduler"),
+    ("deploy/eu-west", "reviewer"),
+    ("orders/80412", "billing"),
+    ("catalogue/reindex", "researcher"),
+    ("catalogue/reindex", "translator"),
+    ("ledger-eu/writer", "billing"),
+]
+
+
+def put(url: str, over: threading.Event, queue: str, per_second: float) -> None:
+    chance = random.Random(queue)
+    with holdfast.connect(url) as plane:
+        while not over.wait(chance.expovariate(per_second)):
+            plane.queue(queue).put({"order": chance.randrange(80_000, 90_000), "from": chance.choice(AGENTS)})
+
+
+def work(url: str, over: threading.Event, queue: str, seconds: float, number: int) -> None:
+    chance = random.Random(f"{queue} {number}")
+    with holdfast.connect(url) as plane:
+        while not over.is_set():
+            for message in plane.queue(queue).receive_many(8, wait_seconds=0.5, owner=f"{queue}-{number}"):
+                over.wait(seconds * chance.uniform(0.3, 1.6))
+                if chance.random() < 0.01:
+                    message.nack(error="ConnectionResetError: peer went away", delay_seconds=4)
+                else:
+                    message.ack()
+
+
+def write_letters(url: str, over: threading.Event) -> None:
+    chance = random.Random(3)
+    with holdfast.connect(url) as plane:
+        while not over.wait(chance.uniform(0.05, 0.4)):
+            sender, to = chance.sample(AGENTS, 2)
+            words = chance.choice(("Draft is ready", "Please review", "Budget for Thursday", "Figures of the week"))
+            plane.mailbox(sender).send(to, msgspec.json.encode({"subject": words, "thread": chance.randrange(900)}))
+
+
+def read_letters(url: str, over: threading.Event, agent: str) -> None:
+    """The others are away all the time, and their mail waits."""
+    with holdfast.connect(url) as plane:
+        while not over.is_set():
+            box = plane.mailbox(agent)
+            for mail in box.subscribe(wait_seconds=1.0):
+                box.confirm(mail)
+                if over.is_set():
+                    break
+
+
+def crawl(url: str, over: threading.Event) -> None:
+    """Many agents in one process: what they put at the same moment is one commit."""
+
+    async def run() -> None:
+        chance = random.Random(11)
+        async with await holdfast.connect_async(url) as plane:
+            while not over.is_set():
+                pages = [
+                    {"page": f"https://example.com/{chance.randrange(10**6)}"} for _ in range(chance.randrange(1, 24))
+                ]
+                puts = (plane.queue("crawl").put(page) for page in pages)
+                seen = (plane.state(f"seen/{each}").update(chance.random()) for each in range(chance.randrange(12)))
+                await asyncio.gather(*puts, *seen)
+                await asyncio.sleep(chance.uniform(0.1, 0.6))
+
+    asyncio.run(run())
+
+
+def append(url: str, over: threading.Event) -> None:
+    chance = random.Random(5)
+    with holdfast.connect(url) as plane:
+        while not over.wait(0.4):
+            world = plane.world(chance.choice(("ledger-eu", "support-desk")))
+            with suppress(HoldfastError):
+                world.append([{"event": "order.paid", "order": chance.randrange(90_000)}], expected_head=world.head())
+
+
+def hold(url: str, over: threading.Event, key: str, owner: str) -> None:
+    with holdfast.connect(url) as plane:
+        while not over.is_set():
+            with suppress(HoldfastError), plane.lease(key).acquire(owner, ttl_seconds=45, wait_seconds=5):
+                over.wait(20)
+            over.wait(0.2)
+
+
+# The pictures.
+
+
+def photograph(browser: Browser, url: str, folder: Path, seconds: float) -> None:
+    page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
+    page.goto(f"{url}/console")
+    page.wait_for_selector(".status.live")
+    page.wait_for_timeout(seconds * 1_000)
+    shot(page, folder, "overview-light")
+    for name, address in {
+        "queues": "#/queues",
+        "dead-letters": "#/queues/invoices",
+        "world": "#/worlds/ledger-eu",
+        "mail": "#/mail",
+        "leases": "#/leases",
+        "entities": "#/entities",
+    }.items():
+        page.goto(f"{url}/console{address}")
+        page.wait_for_selector("tbody tr")
+        if name == "world":
+            page.get_by_role("button", name="Verify").click()
+            page.wait_for_selector(".verdict.good")
+        page.wait_for_timeout(2_500)
+        shot(page, folder, name)
+    page.goto(f"{url}/console#/overview")
+    page.keyboard.press("t")
+    page.wait_for_timeout(2_500)
+    shot(page, folder, "overview-dark")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{url}/console#/queues")
+    page.wait_for_timeout(2_500)
+    shot(page, folder, "phone")
+
+
+def shot(page: Page, folder: Path, name: str) -> None:
+    path = folder / f"console-{name}.png"
+    page.screenshot(path=str(path))
+    assert path.stat().st_size <= IMAGE_BYTES_MAX, f"{path} has {path.stat().st_size:,} bytes"
+    print(f"{path} {path.stat().st_size // 1_024} KiB")
+
+
+if __name__ == "__main__":
+    main()
