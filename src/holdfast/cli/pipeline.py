@@ -219,13 +219,15 @@ def _spark(master: str | None, remote: str | None) -> "Iterator[SparkSession]":
     with _spark_is_there():
         from holdfast.pipeline import sessions
 
+        before = sessions.running()
         with printing.progress("Starting Spark"):
             spark = sessions.start(master=master, remote=remote)
         try:
             yield spark
         finally:
-            with suppress(Exception):  # A Spark that is gone cannot be stopped, and what was done is done.
-                spark.stop()
+            if before is None:
+                with suppress(Exception):  # A Spark that is gone cannot be stopped, and what was done is done.
+                    spark.stop()
 
 
 @contextmanager

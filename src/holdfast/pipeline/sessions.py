@@ -52,19 +52,28 @@ def start(
     """
     if master is not None and remote is not None:
         raise Unsupported("A job runs on one Spark: give --master or --remote, not both")
+    session = running()
+    if session is None:
+        if _is_ours(master, remote, os.environ):
+            session = _ours(app, conf or {})
+        else:
+            session = _theirs(app, master, remote, conf or {})
+    for name, value in _NEEDED.items():
+        session.conf.set(name, value)
+    return session
+
+
+def running() -> "SparkSession | None":
+    """The session that is there.
+
+    Raises:
+        Unsupported: Spark is not installed.
+    """
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise Unsupported("The pipeline needs Spark; run: pip install 'holdfast[spark]'") from error
-    running = SparkSession.getActiveSession()
-    if running is None:
-        if _is_ours(master, remote, os.environ):
-            running = _ours(app, conf or {})
-        else:
-            running = _theirs(app, master, remote, conf or {})
-    for name, value in _NEEDED.items():
-        running.conf.set(name, value)
-    return running
+    return SparkSession.getActiveSession()
 
 
 def _is_ours(master: str | None, remote: str | None, environment: Mapping[str, str]) -> bool:
