@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 SEEDS ?= 1000
 
-.PHONY: setup lint format twins test nightly simulate crash bench bench-peers bench-pipeline demo screenshots lock clean
+.PHONY: setup lint format twins reference test nightly simulate crash bench bench-peers bench-pipeline demo screenshots lock clean
 
 setup: $(READY)
 
@@ -19,6 +19,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/make_twins.py --check
+	$(BIN)/python tools/make_reference.py --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -28,6 +29,9 @@ format: $(READY)
 
 twins: $(READY)
 	$(BIN)/python tools/make_twins.py
+
+reference: $(READY)
+	$(BIN)/python tools/make_reference.py
 
 test: $(READY)
 	$(BIN)/pytest

@@ -59,12 +59,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     insecure: bool = False  # Tokens without TLS, at an address that others reach.
 
     drain_seconds: _SecondsOrZero = 10.0  # How long calls under way may take when the server is told to stop.
-    connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
+    connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000  # That are open at a time.
     header_bytes_max: Annotated[int, Meta(ge=1_024, le=1_048_576)] = 32_768  # Of one request, its address included.
     header_seconds: _Seconds = 10.0  # How long they may take to arrive.
     body_bytes_max: Annotated[int, Meta(ge=65_536, le=268_435_456)] = HttpLimits().body_bytes_max  # Held in memory.
     stream_bytes_max: Annotated[int, Meta(ge=65_536)] = HttpLimits().stream_bytes_max  # On its way to a blob.
-    keep_alive_seconds: Annotated[int, Meta(ge=1, le=3_600)] = 75
+    keep_alive_seconds: Annotated[int, Meta(ge=1, le=3_600)] = 75  # How long a connection that nobody uses stays open.
 
     queue_max_consumers: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # 0: by the number of processors.
     queue_poll_interval_seconds: _Seconds = 3.0
@@ -74,8 +74,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     relay_host: str | None = None  # What agents call this server; if nothing is said, the address that they reach.
     relay_registration: Literal["open", "closed"] | None = None  # Open on loopback without tokens if nothing is said.
     relay_rate_per_second: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None  # 0: no limit, as on loopback.
-    relay_burst: Annotated[int, Meta(ge=1, le=1_000_000)] = RELAY_BURST
-    relay_authenticate_seconds: _Seconds = RELAY_AUTHENTICATE_SECONDS
+    relay_burst: Annotated[int, Meta(ge=1, le=1_000_000)] = RELAY_BURST  # As many mails may come at once.
+    relay_authenticate_seconds: _Seconds = RELAY_AUTHENTICATE_SECONDS  # To answer the challenge.
 
     ingress_agent: str | None = None  # Who receives what is pushed to nobody in particular.
     ingress_pushes_per_minute: Annotated[int, Meta(ge=0, le=PUSHES_PER_MINUTE_MAX)] = PUSHES_PER_MINUTE  # 0: no limit.
