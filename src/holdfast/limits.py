@@ -261,6 +261,8 @@ LAKE_PAUSE_MS_MAX: Final = 1_000  # Back-off doubles from 10 ms up to this, with
 
 # Audits, roll-ups and reports.
 SIGNATURE_CHARACTERS_MAX: Final = 200  # Of an error's signature: what is said later is rarely what differs.
+DEAD_LETTERS_MEASURED: Final = 100_000  # Of which a roll-up asks the plane for the error, if logs do not tell it,
+ERROR_CHARACTERS_MEASURED: Final = 500  # and how much of it: they are in memory all at once.
 INGEST_TASK_BYTES: Final = 33_554_432  # What one executor takes at a time; a commit has one of these for each core.
 INGEST_CHUNK_BYTES: Final = 4_194_304  # Of one world, so that a large one does not keep a single core busy.
 INGEST_WORLDS_MAX: Final = 4_096  # Worlds, and log files, of one commit: each is a line in the log of its table.

@@ -235,6 +235,7 @@ def test_groups_of_events_become_rows_of_messages() -> None:
             "id": ["a", "b", "c"],
             "correlation_id": ["a", None, "x"],
             "events": pa.array([[put], [], [dead, leased, put]], EVENTS),
+            "known": pa.array(["", None, None], pa.string()),
         }
     )
     rows = lifecycles.message_rows(groups.slice(0))
@@ -244,6 +245,27 @@ def test_groups_of_events_become_rows_of_messages() -> None:
     assert (last["id"], last["error"], last["wait_ms"], last["service_ms"]) == ("c", "no host", 40, 10)
     assert last["put_at"].timestamp() * 1_000 == START_MS
     assert lifecycles.message_rows(groups.slice(3)).num_rows == 0
+
+
+def test_an_error_that_logs_do_not_tell_is_the_one_that_the_plane_knows() -> None:
+    groups = pa.RecordBatch.from_pydict(
+        {
+            "universe": ["main"] * 3,
+            "queue": ["jobs"] * 3,
+            "id": ["a", "b", "c"],
+            "correlation_id": ["a", "b", "c"],
+            "events": pa.array(
+                [
+                    [{"event": "dead-lettered", "at_ms": 5}],
+                    [{"event": "dead-lettered", "at_ms": 5, "attempt": 1, "error": "told"}],
+                    [{"event": "acked", "at_ms": 5}],
+                ],
+                EVENTS,
+            ),
+            "known": ["known"] * 3,
+        }
+    )
+    assert lifecycles.message_rows(groups).column("error").to_pylist() == ["known", "told", None]
 
 
 def test_groups_of_events_become_rows_of_mail() -> None:

@@ -98,8 +98,15 @@ def mails(events: Collection[Event]) -> list[Mail]:
 
 
 def message_rows(groups: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of `messages` from a batch of (universe, queue, id, correlation_id, events)."""
-    rows = [message(events) for events in _events(groups.column("events"))]
+    """Rows of `messages` from a batch of (universe, queue, id, correlation_id, events, known).
+
+    `known` is the error of a dead letter that is still there; logs of older versions do not tell it.
+    """
+    known = groups.column("known").to_pylist()
+    rows = [
+        folded._replace(error=folded.error or error) if folded.outcome == "dead" else folded
+        for folded, error in zip(map(message, _events(groups.column("events"))), known, strict=True)
+    ]
     folded = Message(*zip(*rows, strict=True)) if rows else Message(*[()] * len(Message._fields))  # type: ignore[arg-type]
     named = {name: groups.column(name) for name in ("universe", "queue", "id", "correlation_id")}
     return _batch(MESSAGES.schema, named, folded._asdict())

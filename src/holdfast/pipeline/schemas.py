@@ -164,7 +164,8 @@ ROLLUP_QUEUES: Final = _table(
     1,
     ("queue",),
     queue=pa.string(),
-    messages=pa.int64(),
+    backlog=pa.int64(),  # In the queue when the plane was looked at, whatever logs tell; None: nobody could look.
+    messages=pa.int64(),  # Of which logs tell, and what became of them:
     waiting=pa.int64(),
     leased=pa.int64(),
     acked=pa.int64(),

@@ -1,0 +1,99 @@
+"""Measures: how much there is at this moment, in a plane and in a lake. No Spark in it."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.layers import mailboxes, queues
+from holdfast.layers.mailboxes import Address
+from holdfast.limits import DEAD_LETTERS_MEASURED, ERROR_CHARACTERS_MEASURED, MAIL_BATCH_MAX, SURVEY_MAX
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.schemas import ROLLUP_STORAGE, TABLES
+from holdfast.pipeline.views import View
+
+
+class Size(NamedTuple):
+    """How much there is of something in one universe."""
+
+    universe: str
+    source: str  # plane, or lake
+    name: str
+    rows: int
+    bytes: int | None  # None: nobody knows without reading all of it.
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What only the plane knows."""
+
+    backlogs: list[tuple[str, str, int]]  # (universe, queue, messages in it)
+    mailboxes: list[tuple[str, str, int, int | None]]  # (universe, recipient, mails in it, when the oldest came)
+    errors: list[tuple[str, str, str, str]]  # (universe, queue that it died in, id, error) of dead letters
+    sizes: list[Size]
+
+
+def measure(view: View) -> Measured:
+    """Look at every queue, mailbox and world of a plane."""
+    measured = Measured([], [], [], [])
+    for universe in view.universes():
+        measured.backlogs.extend(_backlogs(view, universe))
+        measured.mailboxes.extend(_mailboxes(view, universe))
+        measured.sizes.extend(_sizes(view, universe))
+        for letter in view.dead_letters(universe):
+            if len(measured.errors) == DEAD_LETTERS_MEASURED:
+                break
+            if letter.last_error is not None and letter.origin is not None:
+                error = letter.last_error[:ERROR_CHARACTERS_MEASURED]
+                measured.errors.append((universe, letter.origin, letter.id, error))
+    return measured
+
+
+def lake_sizes(lake: Lake, universes: Sequence[str] | None = None) -> list[Size]:
+    """How much the tables of a lake have, as their commits say."""
+    sizes: dict[tuple[str, str], tuple[int, int]] = {}
+    for table in TABLES.values():
+        for file in lake.table(table).entries():
+            if universes is None or file.universe in universes:
+                rows, size = sizes.get((file.universe, table.name), (0, 0))
+                sizes[file.universe, table.name] = (rows + file.rows, size + file.size)
+    return [Size(universe, "lake", name, *found) for (universe, name), found in sizes.items()]
+
+
+def storage_rows(sizes: Sequence[Size], at: datetime) -> pa.Table:
+    """Sizes as rows of `rollup_storage`."""
+    rows = [{**size._asdict(), "day": at.date(), "at": at} for size in sizes]
+    return pa.Table.from_pylist(rows, ROLLUP_STORAGE.schema)
+
+
+def _backlogs(view: View, universe: str) -> Iterator[tuple[str, str, int]]:
+    after = ""
+    while page := view.database.read(queues.survey, universe, after=after, limit=SURVEY_MAX):
+        for stats in page:
+            yield universe, stats.queue, stats.ready + stats.delayed + stats.leased + stats.blocked
+        after = page[-1].queue
+
+
+def _mailboxes(view: View, universe: str) -> Iterator[tuple[str, str, int, int | None]]:
+    after = ""
+    while page := view.database.read(mailboxes.mailboxes, universe, after=after, limit=MAIL_BATCH_MAX):
+        for agent, box, oldest_ms in page:
+            yield universe, str(Address(universe, agent)), box.count, oldest_ms
+        after = page[-1][0]
+
+
+def _sizes(view: View, universe: str) -> Iterator[Size]:
+    worlds = records = segments = cold = blobs = stored = 0
+    for world in view.worlds(universe):
+        worlds += 1
+        records += world.head
+        segments += len(world.segments)
+        cold += sum(segment.size for segment in world.segments)
+    for blob in view.blobs(universe):
+        blobs += 1
+        stored += blob.size
+    yield Size(universe, "plane", "worlds", worlds, None)
+    yield Size(universe, "plane", "records", records, None)
+    yield Size(universe, "plane", "segments", segments, cold)
+    yield Size(universe, "plane", "blobs", blobs, stored)
