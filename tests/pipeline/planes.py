@@ -11,7 +11,9 @@ finds nothing wrong with a plane that nobody damaged.
 
 import contextlib
 import hashlib
+import itertools
 import random
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +42,9 @@ from holdfast.wire.queues import AckMessages, MessageLease, NackMessages, QueueP
 CHAIN = "holdfast.pipeline.replays:chain"
 SEGMENT = 64
 MARGIN = 8
-START_MS = 1_763_164_800_000  # 2025-11-15, midnight UTC.
+_DAY_MS = 86_400_000
+# Midnight of the day before. Whoever opens the plane with a real clock must not find that dead letters are too old.
+START_MS = (int(time.time() * 1_000) // _DAY_MS - 1) * _DAY_MS
 BATCH = 256
 ERRORS = ("timeout after 30 s", "connection refused by 10.0.0.7:5432", "KeyError: 'order'")
 
@@ -111,7 +115,7 @@ def opened(url: str, **options: Any) -> Iterator[holdfast.Plane]:
 def extend(path: Path, names: list[str], entries: int, *, universe: str = "main", seed: int = 2) -> int:
     """Append so many entries to each of the worlds; how many that were."""
     dice = random.Random(seed)
-    with opened(f"dir:{path}", universe=universe, clock=ManualClock(START_MS + 86_400_000)) as plane:
+    with opened(f"dir:{path}", universe=universe, clock=ManualClock(START_MS + _DAY_MS)) as plane:
         for name in names:
             _append(plane, name, entries, dice)
     return entries * len(names)
@@ -197,9 +201,9 @@ def fill_queues(plane: holdfast.Plane, clock: ManualClock, messages: int, dice: 
     """Two queues with messages that were acknowledged, failed and died, expired, are leased, or wait."""
     for name in ("orders", "emails"):
         plane.queue(name).set_policy(QueuePolicy(max_attempts=2, visibility_seconds=30.0))
-    left = messages - 1
+    left, names = messages - 1, itertools.cycle(("orders", "emails"))
     while left > 0:
-        queue = plane.queue(("orders", "emails")[left % 2])
+        queue = plane.queue(next(names))
         count = min(left, BATCH)
         bodies = [{"n": left - n, "note": "x" * dice.randrange(50)} for n in range(count)]
         queue.put_many(bodies, tier=holdfast.Tier.IMPORTANT)

@@ -30,7 +30,9 @@ _KNOWN: Final = (
     "load",
     "key",
     "queue",
-    "path",  # Spark's own, of `load(path)` and `save(path)`.
+    "path",  # What Spark says of `load(path)` and `save(path)`.
+    "checkpointlocation",  # And of streams.
+    "queryname",
 )
 
 
@@ -60,7 +62,7 @@ def options_of(given: Mapping[str, str]) -> Options:
     storage = {name.removeprefix("storage."): value for name, value in found.items() if name.startswith("storage.")}
     for name in found:
         if name not in _KNOWN and not name.startswith("storage."):
-            raise InvalidArgument(f"There is no option {name!r}; use {', '.join(_KNOWN[:-1])} or storage.NAME")
+            raise InvalidArgument(f"There is no option {name!r}; use {', '.join(_KNOWN[:-3])} or storage.NAME")
     url = found.get("url") or found.get("path") or os.environ.get("HOLDFAST_URL")
     if not url:
         raise InvalidArgument('Say which plane with option("url", "http://HOST:PORT"), dir:PATH or postgresql://…')

@@ -1,0 +1,271 @@
+"""The data source `holdfast` on a real Spark."""
+
+import json
+import runpy
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.testing import assertDataFrameEqual
+
+import holdfast
+from holdfast.wire.queues import QueuePolicy
+
+HERE = Path(__file__).parent
+planes = SimpleNamespace(**runpy.run_path(str(HERE / "planes.py")))  # Test files cannot import each other.
+serving = runpy.run_path(str(HERE.parent / "end_to_end" / "serving.py"))["serving"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A plane that these tests only read."""
+    path = tmp_path_factory.mktemp("source") / "data"
+    return planes.build(path, worlds=4, entries=300, messages=60, mails=30, entities=10, activity=40)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def table(spark: SparkSession, url: str, name: str = "journal", **options: str) -> DataFrame:
+    return spark.read.format("holdfast").options(url=url, table=name, **options).load()
+
+
+def pushed(frame: DataFrame) -> bool:
+    """Whether nothing is left for Spark to filter."""
+    return "Filter" not in frame._jdf.queryExecution().executedPlan().toString().replace("RuntimeFilters", "")
+
+
+def test_the_journal_is_read_whole_and_each_record_once(spark, built):
+    rows = table(spark, built.url, rowsPerPartition="300").select("world", "height", "raw", "hash").collect()
+    found: dict[str, dict[int, bytes]] = {}
+    for row in rows:
+        found.setdefault(row.world, {})[row.height] = bytes(row.raw)
+    histories = {name: [records[height] for height in range(len(records))] for name, records in found.items()}
+    expected = planes.truth(Path(built.path))
+    assert len(rows) == built.entries
+    assert planes.digest(histories) == planes.digest(expected)
+
+
+def test_filters_on_universe_world_and_height_are_pushed_down(spark, built):
+    journal = table(spark, built.url)
+    wanted = journal.where("universe = 'main' and world in ('world-0001', 'world-0002') and height between 60 and 130")
+    assert pushed(wanted)
+    assert wanted.count() == 2 * 71
+    assert wanted.where("payload is not null and world like 'world-0001'").count() == 71
+    assert not pushed(journal.where("payload like '%move%'"))
+    assert journal.where("payload like '%\"move\"%'").count() == sum(
+        b"dmove" in record for records in planes.truth(Path(built.path)).values() for record in records
+    )
+
+
+def test_filters_on_moments_are_pushed_down(spark, built):
+    activity = table(spark, built.url, "activity").where("kind = 'metrics'")
+    moments = sorted(row.at for row in activity.select("at").collect())
+    assert len(moments) == 40
+    middle = moments[20]
+    later = activity.where(F.col("at") >= F.lit(middle))
+    assert pushed(later)
+    assert later.count() == sum(moment >= middle for moment in moments)
+    day = datetime.fromtimestamp(planes.START_MS / 1_000, UTC).date()
+    assert pushed(activity.where(F.col("day") == F.lit(day)))
+    assert activity.where(F.col("day") == F.lit(day)).count() == 40
+    assert activity.where(F.col("day") < F.lit(day)).count() == 0
+
+
+def test_every_other_table_is_read_with_its_types(spark, built):
+    segments = table(spark, built.url, "segments")
+    assert segments.groupBy("world").count().orderBy("world").collect() == [(f"world-{n:04}", 3) for n in range(1, 4)]
+    queues = table(spark, built.url, "queues")
+    assert dict(queues.dtypes)["attributes"] == "map<string,string>"
+    (large,) = queues.where("size = 20000").collect()
+    assert (large.attributes, large.payload, large.queue) == ({"large": "yes"}, None, "orders")
+    dead = queues.where("origin is not null").collect()
+    assert dead
+    assert all(row.last_error and row.died_at > row.created_at for row in dead)
+    mail = table(spark, built.url, "mail").where("recipient = 'agent-1@main'")
+    assert all(row.expires_at > row.sent_at for row in mail.collect())
+    entities = table(spark, built.url, "entities")
+    fields = entities.where("not deleted").select(F.get_json_object("fields", "$.total").cast("int").alias("total"))
+    assertDataFrameEqual(fields, spark.createDataFrame([(n,) for n in range(10) if n % 5 != 4], "total int"))
+
+
+def test_a_server_is_read_while_it_goes_on(spark, built, cache):
+    with serving(built.url) as server, holdfast.connect(server.url) as plane:
+        assert table(spark, server.url).count() == built.entries
+        plane.world("fresh").create()
+        plane.world("fresh").append([{"n": 1}, {"n": 2}], expected_head=0)
+        fresh = table(spark, server.url, objects=f"dir:{built.path}/objects").where("world = 'fresh'")
+        assert [row.payload for row in fresh.orderBy("height").collect()] == ['{"n":1}', '{"n":2}']
+        plane.world("fresh").archive()
+        plane.world("fresh").delete()
+
+
+def test_what_is_wrong_with_options_is_said(spark, built, tmp_path):
+    with pytest.raises(PySparkException, match="nonsense"):
+        table(spark, built.url, "nonsense")
+    with pytest.raises(PySparkException, match="no data directory"):
+        table(spark, f"dir:{tmp_path / 'nowhere'}").count()
+    with pytest.raises(PySparkException, match="read as a stream"):
+        spark.readStream.format("holdfast").options(url=built.url, table="queues").load().writeStream.format(
+            "noop"
+        ).option("checkpointLocation", str(tmp_path / "checkpoint")).start().processAllAvailable()
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Path:
+    planes.build(tmp_path / "data", worlds=2, entries=100, activity=10)
+    return tmp_path / "data"
+
+
+def streamed(spark: SparkSession, data: Path, name: str, columns: list[str], **options: str) -> list[tuple[Any, ...]]:
+    """All rows that a query has written so far, once it has read what is there; each run goes on where the last was."""
+    out, checkpoint = data.parent / f"{name}-out", data.parent / f"{name}-checkpoint"
+    stream = spark.readStream.format("holdfast").options(url=f"dir:{data}", table=name, **options).load()
+    query = (
+        stream.select(*columns)
+        .writeStream.format("json")
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start(str(out))
+    )
+    assert query.awaitTermination(120)
+    return [tuple(row) for row in spark.read.schema(stream.select(*columns).schema).json(str(out)).collect()]
+
+
+def test_a_stream_of_journals_goes_on_where_it_was(spark, growing):
+    columns = ["world", "height", "hash"]
+    first = streamed(spark, growing, "journal", columns, maxRowsPerBatch="64")
+    assert len(first) == len(set(first)) == sum(map(len, planes.truth(growing).values()))
+    assert Counter(streamed(spark, growing, "journal", columns)) == Counter(first)
+    planes.extend(growing, ["world-0000", "world-0001"], 30)
+    with planes.opened(f"dir:{growing}") as plane:
+        plane.world("new").create()
+        plane.world("new").append([{"n": 0}], expected_head=0)
+    rows = streamed(spark, growing, "journal", columns)
+    assert len(rows) == len(set(rows)) == len(first) + 61
+    assert Counter(row[0] for row in rows) == {
+        name: len(records) for name, records in planes.truth(growing).items() if records
+    }
+    batches = sorted((growing.parent / "journal-checkpoint" / "offsets").glob("[0-9]*"))
+    assert len(batches) > 3  # The first run took 64 rows at a time.
+    offset = json.loads(batches[-1].read_text().splitlines()[-1])
+    assert offset["main/new"] == 1
+
+
+def test_a_stream_of_session_logs_sees_lines_that_are_appended(spark, growing):
+    columns = ["session", "file", "n"]
+    file = planes.leave_log(growing, 5, torn=True)
+    first = streamed(spark, growing, "activity", columns)
+    assert Counter(row[0] for row in first)["crashed"] == 4
+    whole = planes.leave_log(growing, 8, session="whole").read_bytes()
+    start = whole.split(b"\n", 1)[0]
+    torn = file.read_bytes()
+    rest = whole[len(start) + 1 :].split(b"\n")
+    file.write_bytes(torn[: torn.rfind(b"\n") + 1] + b"\n".join(rest[4:]))
+    rows = streamed(spark, growing, "activity", columns)
+    assert len(rows) == len(set(rows))
+    assert Counter(row[0] for row in rows)["crashed"] == 8
+    assert Counter(row[0] for row in rows)["whole"] == 8
+
+
+def test_a_stream_may_begin_with_what_comes_next(spark, growing):
+    assert streamed(spark, growing, "journal", ["world", "height"], startingOffsets="latest") == []
+    planes.extend(growing, ["world-0001"], 5)
+    assert len(streamed(spark, growing, "journal", ["world", "height"], startingOffsets="latest")) == 5
+
+
+def jobs(spark: SparkSession, count: int) -> DataFrame:
+    return spark.range(count).select(
+        F.col("id").cast("string").alias("key"),
+        F.to_json(F.struct("id")).alias("payload"),
+        (F.col("id") % 10).cast("int").alias("priority"),
+        F.create_map(F.lit("n"), F.col("id").cast("string")).alias("attributes"),
+    )
+
+
+def save(frame: DataFrame, url: str, name: str, **options: str) -> None:
+    frame.write.format("holdfast").options(url=url, table=name, **options).mode("append").save()
+
+
+def test_a_frame_is_written_into_a_queue_of_a_directory_once(spark, tmp_path):
+    data = tmp_path / "data"
+    planes.build(data, worlds=1, entries=10)
+    for count in (300, 300, 400):
+        save(jobs(spark, count).repartition(3), f"dir:{data}", "queues", queue="jobs", load="monday")
+    with planes.opened(f"dir:{data}") as plane:
+        assert plane.queue("jobs").stats().put_total == 400
+        messages = plane.queue("jobs").peek(1_000)
+    assert Counter(message.payload for message in messages) == Counter(b'{"id":%d}' % n for n in range(400))
+    assert {(message.priority, message.attributes["n"][-1]) for message in messages} == {(n, str(n)) for n in range(10)}
+    assert not list((data / ".staged").rglob("load/*.arrow"))
+
+
+def test_a_frame_is_written_through_a_server_once_though_tasks_fail(spark, tmp_path, cache):
+    data, fails = tmp_path / "data", tmp_path / "failed"
+    planes.build(data, worlds=1, entries=10)
+
+    def once_broken(batches):
+        for batch in batches:
+            yield batch.slice(0, 100)
+            if not fails.exists():
+                fails.touch()
+                raise RuntimeError("the executor is gone")
+            yield batch.slice(100)
+
+    frame = jobs(spark, 300).drop("attributes").coalesce(1)
+    broken = frame.mapInArrow(once_broken, frame.schema)
+    with serving(f"dir:{data}") as server, holdfast.connect(server.url) as plane:
+        with pytest.raises(PySparkException, match="the executor is gone"):
+            save(broken, server.url, "queues", queue="jobs", load="monday")
+        save(broken, server.url, "queues", queue="jobs", load="monday")
+        assert plane.queue("jobs").stats().put_total == 300
+        letters = spark.range(20).selectExpr("id as key", "'ada' as sender", "'bob' as recipient", "'hi' as body")
+        save(letters, server.url, "mail", load="letters")
+        assert plane.mailbox("bob").count() == 20
+        events = spark.range(5).selectExpr("id as key", "'alpha' as world", "'made' as schema", "'{}' as payload")
+        plane.world("alpha").create()
+        for _ in range(2):
+            save(events, server.url, "inboxes", load="events")
+        assert len(plane.world("alpha").inbox.read()) == 5
+
+
+def test_a_stream_is_written_into_a_queue_once(spark, growing):
+    with planes.opened(f"dir:{growing}") as plane:
+        plane.queue("jobs").set_policy(QueuePolicy())
+    head = sum(map(len, planes.truth(growing).values()))
+    target = growing.parent / "target"
+    planes.build(target, worlds=1, entries=1)
+    for run in range(2):  # The second run has lost its checkpoint, and begins from the start.
+        stream = spark.readStream.format("holdfast").options(url=f"dir:{growing}", table="journal").load()
+        rows = stream.select(F.concat_ws("/", "world", "height").alias("key"), "payload")
+        query = (
+            rows.writeStream.format("holdfast")
+            .options(url=f"dir:{target}", table="queues", queue="copies", load="copy")
+            .option("checkpointLocation", str(growing.parent / f"copy-{run}"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+    with planes.opened(f"dir:{target}") as plane:
+        assert plane.queue("copies").stats().put_total == head
+
+
+def test_a_write_says_what_it_lacks(spark, built):
+    with pytest.raises(PySparkException, match="lack key"):
+        save(spark.range(1).selectExpr("'x' as payload"), built.url, "queues", queue="jobs", load="monday")
+    with pytest.raises(PySparkException, match="Name the load"):
+        save(jobs(spark, 1), built.url, "queues", queue="jobs")
+    with pytest.raises(PySparkException, match="cannot be written to"):
+        save(jobs(spark, 1), built.url, "journal", load="monday")
+    with pytest.raises(PySparkException, match="append"):
+        jobs(spark, 1).write.format("holdfast").options(
+            url=built.url, table="queues", queue="jobs", load="monday"
+        ).mode("overwrite").save()
