@@ -74,13 +74,13 @@ def _batches(run: Run, marks: Mapping[str, int]) -> Iterator[Batch]:
 
 def _add(run: Run, batch: Batch, entity: EntityRow, taken: int) -> None:
     source = f"{entity.kind}/{entity.id}"
+    batch.scopes.append(Scope(entity.universe, ENTITY_CHANGES.name, source, taken + 1))
     if entity.version < taken:
         detail = f"the plane has version {entity.version} and the lake {taken}: it was restored from an older backup"
         batch.found.append(
             Quarantined(entity.universe, ENTITY_CHANGES.name, source, entity.version + 1, taken, REWOUND, detail)
         )
         return
-    batch.scopes.append(Scope(entity.universe, ENTITY_CHANGES.name, source, taken + 1, forgives=True))
     if entity.version == taken:
         return
     following = taken + 1

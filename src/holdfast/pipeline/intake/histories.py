@@ -83,7 +83,8 @@ def _take_batch(run: Run, batch: Batch, journal: LakeTable, segments: LakeTable,
     diverged = {world for answer in answers for world in answer.diverged}
     if diverged:
         held |= diverged
-        run.quarantine.add([_diverged(stretch) for stretch in batch.stretches if _world(stretch) in diverged])
+        found = [_diverged(stretch) for stretch in batch.stretches if _world(stretch) in diverged]
+        run.quarantine.settle(_forgiving(found), found)
         raise Again
     if any(answer.lost for answer in answers):
         raise Again
@@ -96,7 +97,7 @@ def _take_batch(run: Run, batch: Batch, journal: LakeTable, segments: LakeTable,
     if moves:
         journal.append(files, moves)
         run.committed(JOURNAL, sum(file.rows for file in files))
-    run.quarantine.settle(_scopes(batch.stretches), found)
+    run.quarantine.settle([*_scopes(batch.stretches), *_forgiving(batch.found)], found)
 
 
 def _commit_verdicts(run: Run, batch: Batch, segments: LakeTable, verdicts: list[Verdict]) -> None:
@@ -130,7 +131,12 @@ def _moves(stretches: Sequence[Stretch], tips: dict[tuple[str, str], Tip]) -> di
 def _scopes(stretches: Sequence[Stretch]) -> Iterator[Scope]:
     for stretch in stretches:
         low, high = stretch.heights.origin, stretch.heights.target - 1
-        yield Scope(stretch.universe, JOURNAL.name, stretch.world, low, high, forgives=True)
+        yield Scope(stretch.universe, JOURNAL.name, stretch.world, low, high)
+
+
+def _forgiving(found: Sequence[Quarantined]) -> list[Scope]:
+    """In the place of what was said before of worlds that are rewound."""
+    return [Scope(row.universe, row.table, row.source, 0, -1) for row in found]
 
 
 def _diverged(stretch: Stretch) -> Quarantined:

@@ -65,7 +65,6 @@ def _fill_journal(run: Run) -> None:
     damaged = [histories.quarantined(each) for answer in answers for each in answer.damaged]
     looked = [hole for hole in holes if not hole.missing or work[hole.mark]]
     still = [row for hole in looked for row in _still(hole, damaged)]
-    run.quarantine.add(still)
     if added:
         table.append(added, {hole.mark: _next(table, hole) for hole in looked if hole.missing})
         run.committed(JOURNAL, sum(file.rows for file in added))
@@ -136,7 +135,6 @@ def _fill_lines(run: Run, table: LakeTable, hole: Hole, piece: LogPiece) -> None
         table.append(added, {hole.mark: _next(table, hole)})
         run.committed(ACTIVITY, rows.num_rows)
     still = [msgspec.structs.replace(hole.row, start=low, end=high) for low, high in _runs(sorted(left))]
-    run.quarantine.add(still)
     run.quarantine.settle([_scope(hole)], still)
 
 
@@ -214,4 +212,4 @@ def _next(table: LakeTable, hole: Hole) -> Move:
 
 
 def _scope(hole: Hole) -> Scope:
-    return Scope(hole.row.universe, hole.row.table, hole.row.source, hole.row.start, hole.row.end)
+    return Scope(hole.row.universe, hole.row.table, hole.row.source, hole.row.start, hole.row.end, forgives=False)

@@ -116,7 +116,7 @@ def _add(run: Run, batch: Batch, table: LakeTable, file: LogFile) -> None:
     marks = table.marks()
     offset = marks.get(mark(file.universe, file.id), 0)
     n = marks.get(lines_mark(file.universe, file.id), 0)
-    batch.scopes.append(Scope(file.universe, ACTIVITY.name, file.id, n, forgives=file.size >= offset))
+    batch.scopes.append(Scope(file.universe, ACTIVITY.name, file.id, n))
     if file.size == offset:
         return
     try:

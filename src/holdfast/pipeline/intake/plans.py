@@ -129,7 +129,8 @@ class Plan:
         window = msgspec.structs.replace(world, head=min(world.head, start + INGEST_WORLD_ROWS))
         pieces = self._view.pieces(window, begin, batch.staging)
         before = pieces[0] if look_back and pieces and pieces[0].path else None
-        wanted = [msgspec.structs.replace(piece, first=max(piece.first, start)) for piece in pieces]
+        # A segment that reaches beyond the window is taken whole: it is read whole, too.
+        wanted = [msgspec.structs.replace(piece, first=max(piece.first, start), last=None) for piece in pieces]
         return [piece for piece in wanted if piece.end >= start], before
 
     def _only_verdicts(self, batch: Batch, world: WorldView, verdicted: int, start: int) -> list[Piece]:

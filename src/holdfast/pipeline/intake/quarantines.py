@@ -47,7 +47,7 @@ class Scope(msgspec.Struct, frozen=True):
     source: str
     low: int
     high: int = ENDLESS
-    forgives: bool = False  # That the source was rewound is over, too.
+    forgives: bool = True  # What was said of the source being rewound is over, too.
 
     def covers(self, row: Quarantined) -> bool:
         """Whether a row of its source lies in it."""
@@ -76,22 +76,21 @@ class Quarantine:
         return {row.key[:3] for row in self.rows() if row.reason == REWOUND}
 
     def add(self, found: Sequence[Quarantined]) -> None:
-        """Have these rows in it."""
-        if any(self._rows.get(row.key, (None,))[0] != row for row in found):
-            self._commit(lambda rows: _with(rows, found))
+        """Have these rows in it. One that is there already becomes longer, never shorter: another run may need it."""
+        self._commit(lambda rows: _with(rows, [_longest(rows, row) for row in found]))
 
     def settle(self, scopes: Iterable[Scope], found: Sequence[Quarantined] = ()) -> None:
-        """Take away what lies in these scopes and is not among what was found."""
+        """Put what was found in the place of everything that lies in these scopes."""
         by_source: dict[tuple[str, str, str], list[Scope]] = {}
         for scope in scopes:
             by_source.setdefault((scope.universe, scope.table, scope.source), []).append(scope)
         kept = {row.key for row in found}
 
         def settled(rows: _Rows) -> _Rows:
-            return {key: row for key, row in rows.items() if key in kept or not _is_over(by_source, row[0])}
+            left = {key: row for key, row in rows.items() if key in kept or not _is_over(by_source, row[0])}
+            return _with(left, found)
 
-        if len(settled(self._rows)) < len(self._rows):
-            self._commit(settled)
+        self._commit(settled)
 
     def _commit(self, change: Callable[[_Rows], _Rows]) -> None:
         for attempt in range(LAKE_ATTEMPTS):
@@ -127,6 +126,12 @@ def _with(rows: _Rows, found: Sequence[Quarantined]) -> _Rows:
     now = pa.scalar(time.time_ns() // 1_000_000, pa.timestamp("ms", tz="UTC")).as_py()
     new: _Rows = {row.key: (row, now) for row in found if rows.get(row.key, (None,))[0] != row}
     return {**rows, **new}
+
+
+def _longest(rows: _Rows, row: Quarantined) -> Quarantined:
+    if row.key not in rows or rows[row.key][0].end <= row.end:
+        return row
+    return msgspec.structs.replace(row, end=rows[row.key][0].end)
 
 
 def _loaded(table: LakeTable) -> _Rows:

@@ -1,0 +1,256 @@
+"""Ingest: what is in the plane is in the lake, each row once, however often and in however many pieces it comes."""
+
+import json
+import runpy
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cbor2
+import pytest
+from pyspark.sql import SparkSession
+
+from holdfast.errors import SchemaMismatch, Unreachable
+from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.intake import plans, runs
+from holdfast.pipeline.jobs import ingest
+from holdfast.pipeline.lake import Lake, compaction
+from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS
+from holdfast.pipeline.views import open_view
+
+planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    planes.build(path, worlds=4, entries=200, messages=40, mails=20, entities=10, activity=20)
+    return path
+
+
+def config(plane: Path, **options: Any) -> Config:
+    return Config(data=f"dir:{plane}", lake=str(plane.parent / "lake"), **options)
+
+
+def journal(lake: Lake) -> dict[str, list[bytes]]:
+    """The records of every world in the lake; fails where one is twice, or a height is left out."""
+    found: dict[str, list[bytes]] = {}
+    order = [("universe", "ascending"), ("world", "ascending"), ("height", "ascending")]
+    for row in lake.table(JOURNAL).rows(["universe", "world", "height", "raw"]).sort_by(order).to_pylist():
+        records = found.setdefault(row["world"], [])
+        assert row["height"] == len(records), row
+        records.append(row["raw"])
+    return found
+
+
+def truth(plane: Path) -> dict[str, list[bytes]]:
+    """What the plane has, read from a copy: whoever opens a plane changes it, since mail expires and sessions begin."""
+    copy = plane.with_name("copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(plane, copy)
+    return {world: records for world, records in planes.truth(copy).items() if records}
+
+
+def opened(plane: Path, universe: str = "main") -> Any:
+    return planes.opened(f"dir:{plane}", universe=universe, clock=planes.ManualClock(planes.START_MS))
+
+
+def assert_complete(plane: Path) -> None:
+    """The lake has what the plane has, each row once."""
+    lake = Lake(config(plane).lake)
+    assert planes.digest(journal(lake)) == planes.digest(truth(plane))
+    with open_view(config(plane)) as view:
+        lines = [
+            (file.id, line.n, bytes(line.record).decode())
+            for file in view.logs("main")
+            for _, line in planes.loglines.lines(view.log_body(file))
+            if line is not None
+        ]
+        changes = [(row.kind, row.id, row.version, row.at_ms) for row in view.entity_changes("main")]
+        segments = [
+            (world.name, segment.start, segment.end) for world in view.worlds("main") for segment in world.segments
+        ]
+    logged = lake.table(ACTIVITY).rows(["file", "n", "record"]).to_pylist()
+    assert Counter((row["file"], row["n"], row["record"]) for row in logged) == Counter(lines)
+    changed = lake.table(ENTITY_CHANGES).rows(["kind", "id", "version", "at"]).to_pylist()
+    assert Counter(
+        (row["kind"], row["id"], row["version"], int(row["at"].timestamp() * 1_000)) for row in changed
+    ) == Counter(changes)
+    judged = lake.table(SEGMENTS).rows(["world", "start", "end"]).to_pylist()
+    assert Counter((row["world"], row["start"], row["end"]) for row in judged) == Counter(segments)
+
+
+def counts(told: Told) -> dict[str, int]:
+    return {name: rows for name, rows in told.rows.items() if rows}
+
+
+def test_everything_goes_in_and_once_only(plane: Path) -> None:
+    first = ingest.run(None, config(plane))
+    assert first.ok
+    assert first.rows["journal"] == sum(map(len, truth(plane).values()))
+    assert_complete(plane)
+    again = ingest.run(None, config(plane))
+    assert counts(again) == {}
+    assert_complete(plane)
+
+
+def test_rows_say_what_the_records_are(plane: Path) -> None:
+    ingest.run(None, config(plane))
+    rows = Lake(config(plane).lake).table(JOURNAL).rows()
+    for row in rows.to_pylist():
+        kind, value = cbor2.loads(row["raw"])
+        assert row["kind"] == ("entry", "ingress", "snapshot", "baseline", "manifest")[kind]
+        if isinstance(value, dict) and "n" in value:
+            assert json.loads(row["payload"])["n"] == value["n"]
+    hot = rows.filter(rows.column("segment").is_null())
+    assert 0 < hot.num_rows < rows.num_rows
+
+
+def test_a_rerun_takes_only_what_is_new(plane: Path) -> None:
+    ingest.run(None, config(plane))
+    planes.extend(plane, ["world-0000", "world-0003"], 50)
+    assert counts(ingest.run(None, config(plane))) == {"journal": 100}
+    assert_complete(plane)
+
+
+def test_segments_that_were_cut_since_get_their_verdict_and_no_second_row(plane: Path) -> None:
+    ingest.run(None, config(plane))
+    with opened(plane, "main") as plane_open:
+        store = planes.open_objects(f"dir:{plane / 'objects'}")
+        assert planes.cut(plane_open, store, "world-0000", segment=32, margin=8) > 0
+    told = ingest.run(None, config(plane))
+    assert set(counts(told)) == {"segments"}
+    assert_complete(plane)
+
+
+@pytest.mark.parametrize("task_bytes", [1, 3_000])
+def test_a_large_ingest_is_many_commits_and_the_same_rows(
+    plane: Path, monkeypatch: pytest.MonkeyPatch, task_bytes: int
+) -> None:
+    monkeypatch.setattr(runs, "INGEST_TASK_BYTES", task_bytes)
+    monkeypatch.setattr(plans, "INGEST_WORLD_ROWS", 50)
+    monkeypatch.setattr(plans, "INGEST_CHUNK_BYTES", 1_000)
+    ingest.run(None, config(plane))
+    assert len(Lake(config(plane).lake).table(JOURNAL).files()) > 4
+    assert_complete(plane)
+    planes.extend(plane, ["world-0000"], 120)
+    ingest.run(None, config(plane))
+    assert_complete(plane)
+
+
+def test_only_the_universes_that_are_asked_for_go_in(plane: Path) -> None:
+    with opened(plane, "other") as plane_open:
+        plane_open.world("elsewhere").create()
+        plane_open.world("elsewhere").append([{"n": 1}], expected_head=0)
+    ingest.run(None, config(plane, universes=("other",)))
+    assert journal(Lake(config(plane).lake)).keys() == {"elsewhere"}
+    ingest.run(None, config(plane))
+    universes = {file.universe for file in Lake(config(plane).lake).table(JOURNAL).entries()}
+    assert universes == {"main", "other"}
+
+
+def test_one_task_makes_one_file_for_each_universe(plane: Path) -> None:
+    for universe in ("u1", "u2"):
+        with opened(plane, universe) as plane_open:
+            for n in range(5):
+                plane_open.world(f"w{n}").create()
+                plane_open.world(f"w{n}").append([{"n": 1}], expected_head=0)
+    ingest.run(None, config(plane))
+    files = Lake(config(plane).lake).table(JOURNAL).entries()
+    assert Counter(file.universe for file in files) == {"main": 1, "u1": 1, "u2": 1}
+
+
+def test_a_session_log_that_grows_is_read_on(plane: Path) -> None:
+    file = planes.leave_log(plane, lines=5)
+    ingest.run(None, config(plane))
+    with file.open("ab") as stream:
+        for n in range(5, 9):
+            stream.write(planes.loglines.line(n, planes.START_MS + n, b'{"step":%d}' % n))
+    told = ingest.run(None, config(plane))
+    assert counts(told) == {"activity": 4}
+    assert_complete(plane)
+
+
+def test_a_session_log_is_the_same_when_it_was_rotated(plane: Path) -> None:
+    file = planes.leave_log(plane, lines=5)
+    ingest.run(None, config(plane))
+    with opened(plane, "main") as plane_open:
+        plane_open.activity.log("session-9", {"step": 1}, kind="metrics")
+    assert not file.exists()
+    told = ingest.run(None, config(plane))
+    assert counts(told) == {"activity": 1}
+    assert_complete(plane)
+
+
+def test_compaction_between_runs_changes_nothing(plane: Path) -> None:
+    for _ in range(5):
+        planes.extend(plane, ["world-0000"], 10)
+        ingest.run(None, config(plane))
+    table = Lake(config(plane).lake).table(JOURNAL)
+    assert compaction.compact(None, table)[0] == 5
+    compaction.vacuum(table, keep_hours=0)
+    assert_complete(plane)
+    planes.extend(plane, ["world-0000"], 10)
+    assert counts(ingest.run(None, config(plane))) == {"journal": 10}
+    assert_complete(plane)
+
+
+def test_staged_records_are_gone_when_a_run_is_over(plane: Path) -> None:
+    ingest.run(None, config(plane))
+    staging = Path(config(plane).lake) / "_staging"
+    assert not [path for path in staging.rglob("*") if path.is_file()]
+    shutil.rmtree(staging, ignore_errors=True)  # Nobody needs it between runs.
+    planes.extend(plane, ["world-0000"], 10)
+    ingest.run(None, config(plane))
+    assert_complete(plane)
+
+
+def test_a_lake_of_a_newer_version_is_refused_and_left_alone(plane: Path) -> None:
+    ingest.run(None, config(plane))
+    delta = Lake(config(plane).lake).table(JOURNAL).delta()
+    delta.alter.set_table_properties({"holdfast.schema": "99"}, raise_if_not_exists=False)
+    planes.extend(plane, ["world-0000"], 10)
+    with pytest.raises(SchemaMismatch, match="upgrade Holdfast"):
+        ingest.run(None, config(plane))
+
+
+def test_following_takes_in_what_comes_until_it_is_stopped(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    rounds = iter(range(100))
+    opening = ingest.open_view
+
+    def open_later(given: Config) -> Any:
+        match next(rounds):
+            case 1:
+                planes.extend(plane, ["world-0000"], 10)
+            case 2:
+                raise Unreachable("The server is being restarted")
+            case 3:
+                planes.extend(plane, ["world-0001"], 10)
+                stop.set()
+        return opening(given)
+
+    monkeypatch.setattr(ingest, "open_view", open_later)
+    told = ingest.run(None, config(plane), follow=True, every_seconds=0.0, stop=stop)
+    assert told.rows["journal"] == sum(map(len, truth(plane).values()))
+    assert_complete(plane)
+
+
+def test_progress_is_told(plane: Path) -> None:
+    heard: list[tuple[str, int, int]] = []
+    ingest.run(None, config(plane), progress=lambda *told: heard.append(told))
+    assert {what for what, _, _ in heard} == {"journal rows", "segments rows", "activity rows", "entity_changes rows"}
+
+
+def test_executors_take_in_what_one_process_would(spark: SparkSession, plane: Path) -> None:
+    told = ingest.run(spark, config(plane))
+    assert told.ok
+    assert_complete(plane)
+    planes.extend(plane, ["world-0002"], 10)
+    assert counts(ingest.run(spark, config(plane))) == {"journal": 10}
+    assert_complete(plane)
+    frame = Lake(config(plane).lake).table(JOURNAL).read(spark)
+    assert frame.select("universe", "world", "height").distinct().count() == frame.count()
