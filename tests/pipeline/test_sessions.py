@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from holdfast.errors import Unsupported
+from holdfast.errors import InvalidArgument, Unsupported
 from holdfast.pipeline import javas, progress, sessions
 
 # What Spark's own scripts need to start Java; none of it is a Java.
@@ -133,13 +133,14 @@ def test_a_java_that_does_not_start_is_quoted(tmp_path: Path) -> None:
     assert "Unreachable: Spark did not start: this machine is too old" in done.stderr
 
 
-def test_a_connect_server_that_is_not_there_is_unreachable() -> None:
-    code = "from holdfast.pipeline import sessions; sessions.start(remote='sc://127.0.0.1:1')"
-    assert "Unreachable: Nobody answers at sc://127.0.0.1:1" in run(code).stderr
+@pytest.mark.parametrize("place", ["remote='sc://127.0.0.1:1'", "master='spark://127.0.0.1:1'"])
+def test_a_spark_that_is_not_there_is_unreachable_at_once(place: str) -> None:
+    code = f"from holdfast.pipeline import sessions; sessions.start({place})"
+    assert "Unreachable: Nobody answers at s" in run(code).stderr
 
 
 def test_one_spark_is_enough() -> None:
-    with pytest.raises(Unsupported, match="not both"):
+    with pytest.raises(InvalidArgument, match="not both"):
         sessions.start(master="local", remote="sc://127.0.0.1")
 
 

@@ -173,9 +173,11 @@ def _run(names: Sequence[str], options: dict[str, Any], **extra: Any) -> None:
 def _config(options: dict[str, Any]) -> "Config":
     with _spark_is_there():
         from holdfast.pipeline.config import Config
+        from holdfast.pipeline.lake.places import place
 
     if not options["lake"]:
         raise InvalidArgument("A job needs a lake: give --lake, a folder or s3://BUCKET/PATH, or set HOLDFAST_LAKE")
+    place(options["lake"], {})  # Whoever mistyped it need not wait for Spark to start.
     flags = given() | ({"url": options["data"]} if options["data"] else {})
     found = contexts.resolved(flags, os.environ)
     data = (

@@ -9,11 +9,12 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from holdfast.errors import Unreachable, Unsupported
+from holdfast.errors import InvalidArgument, Unreachable, Unsupported
 from holdfast.pipeline import javas
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _CONNECT_PORT: Final = 15_002
+_MASTER_PORT: Final = 7_077
 _KNOCK_SECONDS: Final = 10.0
 LOOPBACK: Final = "127.0.0.1"
 _WARM_SECONDS: Final = 300.0  # How long Java may write at its archive.
@@ -47,11 +49,12 @@ def start(
     `conf` is for a new session, and goes before what we would choose.
 
     Raises:
+        InvalidArgument: a master and a remote are given.
         Unsupported: Spark or Java is not installed.
         Unreachable: Spark did not start, or the cluster does not answer.
     """
     if master is not None and remote is not None:
-        raise Unsupported("A job runs on one Spark: give --master or --remote, not both")
+        raise InvalidArgument("A job runs on one Spark: give a master or a remote, not both")
     session = running()
     if session is None:
         if _is_ours(master, remote, os.environ):
@@ -86,9 +89,11 @@ def _theirs(app: str, master: str | None, remote: str | None, conf: Mapping[str,
 
     builder = SparkSession.builder.appName(app)
     if remote is not None:
-        _knock(remote)
+        _knock(remote, _CONNECT_PORT)
         builder = builder.remote(remote)
     elif master is not None:
+        if master.startswith("spark://") and "," not in master:
+            _knock(master, _MASTER_PORT)
         builder = builder.master(master).config("spark.ui.showConsoleProgress", "false")
         if master.startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -97,16 +102,24 @@ def _theirs(app: str, master: str | None, remote: str | None, conf: Mapping[str,
     try:
         return builder.getOrCreate()
     except Exception as error:  # Of py4j, gRPC or PySpark, each with a tree of its own.
-        raise Unreachable(f"Spark at {remote or master or 'the given master'} cannot be used: {error}") from error
+        raise Unreachable(
+            f"Spark at {remote or master or 'the given master'} cannot be used: {_headline(error)}"
+        ) from error
 
 
-def _knock(remote: str) -> None:
-    """See whether somebody listens: Spark's client would try for ten minutes."""
-    place = urlsplit(remote)
+def _knock(url: str, port: int) -> None:
+    """See whether somebody listens: Spark itself would try for minutes."""
     try:
-        socket.create_connection((place.hostname or "", place.port or _CONNECT_PORT), _KNOCK_SECONDS).close()
+        place = urlsplit(url)
+        socket.create_connection((place.hostname or "", place.port or port), _KNOCK_SECONDS).close()
     except (OSError, ValueError) as error:
-        raise Unreachable(f"Nobody answers at {remote} ({error}); is its Spark Connect server running?") from error
+        raise Unreachable(f"Nobody answers at {url} ({error}); is Spark running there?") from error
+
+
+def _headline(error: Exception) -> str:
+    """What an error says before it begins to tell where."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return " ".join(takewhile(lambda line: not line.startswith(("at ", "JVM stacktrace")), lines))[:_TAIL_BYTES]
 
 
 def warm() -> Path:
@@ -162,7 +175,7 @@ def _ours(app: str, conf: Mapping[str, str], *options: str) -> "SparkSession":
             gateway = launch_gateway(settings, quiet)  # type: ignore[no-untyped-call]
             return SparkSession(SparkContext(conf=settings, gateway=gateway))
         except Exception as error:
-            raise Unreachable(f"Spark did not start: {_tail(said) or error}") from error
+            raise Unreachable(f"Spark did not start: {_tail(said) or _headline(error)}") from error
 
 
 def _settings(app: str, *options: str) -> dict[str, str]:
