@@ -5,19 +5,23 @@ A load has a name, and a row has a key. In the commit that writes a row, a state
     loads/<load>/<hash of the key>
 
 A row whose document is there was written before, and is passed over. So a load that failed half-way is run again as
-it is, by as many tasks as like, and ends with every row written once. `forget` removes the documents of a load.
+it is, by as many tasks as like, and ends with every row written once. `loads/<load>` says how its last run went.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
 import orjson
 
+from holdfast.client.ports import RemotePort
 from holdfast.errors import CasMismatch, InvalidArgument
 from holdfast.limits import INBOX_INLINE_BYTES_MAX, LOAD_BATCH_BYTES, LOAD_BATCH_ROWS, PAYLOAD_INLINE_BYTES_MAX
 from holdfast.names import UNIVERSE, checked_name
+from holdfast.pipeline.config import Config
+from holdfast.plane import Options, open_plane
 from holdfast.tiers import Tier
 from holdfast.wire import Port
 from holdfast.wire.atomic import CommitAtomic, Step
@@ -108,6 +112,31 @@ def run(port: Port, load: Load, rows: Iterable[Row]) -> Loaded:
         written += fresh
         known += len(batch) - fresh
     return Loaded(written, known)
+
+
+def summarise(port: Port, load: Load, loaded: Iterable[Loaded]) -> None:
+    """Write down how a run went that is over."""
+    all = list(loaded)
+    counts = {"written": sum(each.written for each in all), "known": sum(each.known for each in all)}
+    port.call(UpdateState(summary_key(load), canonical(counts), universe=load.universe))
+
+
+def summary_key(load: Load) -> str:
+    """Where it is written down how the last run of a load went."""
+    return f"loads/{load.name}"
+
+
+@contextmanager
+def opened(config: Config) -> Iterator[Port]:
+    """The plane, open to be written to."""
+    if config.data.startswith(("http://", "https://")):
+        port: Port = RemotePort(config.data, token=config.token)
+    else:
+        port = open_plane(config.data, Options(objects=config.objects, activity=config.activity))
+    try:
+        yield port
+    finally:
+        port.close()
 
 
 def _batches(load: Load, rows: Iterable[Row]) -> Iterator[dict[tuple[str, str], Row]]:

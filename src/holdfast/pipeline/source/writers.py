@@ -5,23 +5,19 @@ rows, and the driver writes what all of them have staged.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from holdfast.client.ports import RemotePort
 from holdfast.errors import InvalidArgument, ObjectNotFound
 from holdfast.names import UNIVERSE
 from holdfast.pipeline import loading
 from holdfast.pipeline.loading import Load, Loaded
 from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.source.options import WRITTEN, Options, check_table
-from holdfast.plane import Options as PlaneOptions
-from holdfast.plane import open_plane
-from holdfast.wire import Port
 
 
 @dataclass
@@ -82,36 +78,22 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _discard(self._options, messages)
 
 
-@contextmanager
-def opened(options: Options) -> Iterator[Port]:
-    """The plane, open for writing."""
-    config = options.config
-    if config.data.startswith(("http://", "https://")):
-        port: Port = RemotePort(config.data, token=config.token)
-    else:
-        port = open_plane(config.data, PlaneOptions(objects=config.objects, activity=config.activity))
-    try:
-        yield port
-    finally:
-        port.close()
-
-
 def _write(options: Options, load: Load, batches: Iterator[pa.RecordBatch]) -> Wrote:
     if options.config.data.startswith("dir:"):
         return Wrote(Loaded(), _stage(options, batches))
-    with opened(options) as port:
+    with loading.opened(options.config) as port:
         return Wrote(loading.run(port, load, _rows(batches)))
 
 
 def _commit(options: Options, load: Load, messages: list[WriterCommitMessage | None]) -> None:
-    staged = _staged(messages)
-    if not staged:
-        return
     store = Stores(options.config.storage)(options.staging)
-    with opened(options) as port:
-        for path in staged:
+    loaded = [each.loaded for each in messages if isinstance(each, Wrote)]
+    with loading.opened(options.config) as port:
+        for path in _staged(messages):
             with pa.ipc.open_file(store.get(path)) as file:
-                loading.run(port, load, _rows(file.get_batch(n) for n in range(file.num_record_batches)))
+                batches = (file.get_batch(n) for n in range(file.num_record_batches))
+                loaded.append(loading.run(port, load, _rows(batches)))
+        loading.summarise(port, load, loaded)
     _discard(options, messages)
 
 

@@ -1,0 +1,92 @@
+"""The job `load` on a real Spark."""
+
+import json
+import runpy
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from pyspark.sql import SparkSession
+
+import holdfast
+from holdfast.errors import InvalidArgument, InvalidName
+from holdfast.pipeline import jobs
+from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.jobs import load
+
+HERE = Path(__file__).parent
+planes = SimpleNamespace(**runpy.run_path(str(HERE / "planes.py")))  # Test files cannot import each other.
+serving = runpy.run_path(str(HERE.parent / "end_to_end" / "serving.py"))["serving"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    planes.build(tmp_path / "data", worlds=1, entries=10)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> str:
+    """A file of rows that know nothing of queues."""
+    file = tmp_path / "orders.jsonl"
+    file.write_text("\n".join(json.dumps({"order": n, "total": n * 2, "priority": n % 10}) for n in range(50)))
+    return str(file)
+
+
+def test_a_file_is_loaded_into_a_queue_once_and_again_when_it_is_forgotten(spark, data, orders):
+    config = Config(data=f"dir:{data}", lake="unused")
+
+    def loaded() -> Told:
+        return jobs.run("load", spark, config, source=orders, load="orders", key="order", queue="jobs")
+
+    first, second = loaded(), loaded()
+    assert (first.ok, first.rows, first.notes) == (True, {"queues": 50}, [])
+    assert (second.rows, len(second.notes)) == ({"queues": 0}, 1)
+    with planes.opened(f"dir:{data}") as plane:
+        messages = plane.queue("jobs").peek(100)
+    assert Counter(message.payload for message in messages) == Counter(
+        b'{"order":%d,"total":%d}' % (n, n * 2) for n in range(50)
+    )
+    assert Counter(message.priority for message in messages) == dict.fromkeys(range(10), 5)
+    assert load.forget(config, "orders") == 50
+    assert load.forget(config, "orders") == 0
+    assert loaded().rows == {"queues": 50}
+
+
+def test_a_frame_is_loaded_through_a_server_into_mailboxes(spark, data):
+    frame = spark.range(30).selectExpr("id", "concat('bob-', id % 3) as recipient", "'ada' as sender", "id as n")
+    with serving(f"dir:{data}") as server, holdfast.connect(server.url) as plane:
+        config = Config(data=server.url, lake="unused")
+        told = load.run(spark, config, source=frame, target="mail", load="letters", key="id")
+        assert told.rows == {"mail": 30}
+        assert [plane.mailbox(f"bob-{n}").count() for n in range(3)] == [10, 10, 10]
+        assert json.loads(plane.mailbox("bob-1").read(limit=1)[0].body) == {"id": 1, "n": 1}
+
+
+def test_tables_and_files_of_other_kinds_are_loaded_too(spark: SparkSession, data, tmp_path):
+    config = Config(data=f"dir:{data}", lake="unused", universes=("other",))
+    frame = spark.range(4).selectExpr("id as key", "cast(id as string) as payload")
+    frame.createOrReplaceTempView("rows_to_load")
+    frame.write.csv(str(tmp_path / "rows.csv"), header=True)
+    frame.write.parquet(str(tmp_path / "rows"))
+    for source in ("rows_to_load", str(tmp_path / "rows.csv"), str(tmp_path / "rows")):
+        assert load.run(spark, config, source=source, load=f"l{len(source)}", queue="jobs").rows == {"queues": 4}
+    with planes.opened(f"dir:{data}", universe="other") as plane:
+        assert Counter(message.payload for message in plane.queue("jobs").peek(100)) == dict.fromkeys(
+            (b"0", b"1", b"2", b"3"), 3
+        )
+
+
+def test_what_cannot_be_loaded_is_refused_before_anything_is_written(spark, data, orders):
+    config = Config(data=f"dir:{data}", lake="unused")
+    with pytest.raises(InvalidArgument, match="lack nothing"):
+        load.run(spark, config, source=orders, load="orders", key="nothing", queue="jobs")
+    with pytest.raises(InvalidArgument, match="takes no rows"):
+        load.run(spark, config, source=orders, target="worlds", load="orders", key="order")
+    with pytest.raises(InvalidArgument, match="no table and no file"):
+        load.run(spark, config, source="nonsense", load="orders", queue="jobs")
+    with pytest.raises(InvalidName):
+        load.run(spark, config, source=orders, load="not a name", key="order", queue="jobs")
+    with planes.opened(f"dir:{data}") as plane:
+        assert plane.queues() == []
