@@ -185,8 +185,8 @@ def cut(plane: holdfast.Plane, store: ObjectStore, name: str, *, segment: int, m
     world, count = World(_universe(plane), name), 0
     while span := plane.transact(segments.next_range, world, entries=segment, margin=margin):
         start, end = span
-        hot = plane.transact(journals.present, world, start, end + 1, segment)
-        data = b"".join(segments.body(record for _, record in hot))
+        _, hot = plane.transact(journals.next_run, world, start, end + 1, segment)
+        data = b"".join(segments.body(hot))
         path = segments.object_path(world, start, end)
         store.put(path, data)
         record = SegmentRecord(start, end, path, segments.checksum(data), len(data))

@@ -60,6 +60,7 @@ def test_filters_on_universe_world_and_height_are_pushed_down(spark, built):
     assert pushed(wanted)
     assert wanted.count() == 2 * 71
     assert wanted.where("payload is not null and world like 'world-0001'").count() == 71
+    assert journal.where("universe = 'other'").count() == 0
     assert not pushed(journal.where("payload like '%move%'"))
     assert journal.where("payload like '%\"move\"%'").count() == sum(
         b"dmove" in record for records in planes.truth(Path(built.path)).values() for record in records

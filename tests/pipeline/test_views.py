@@ -111,6 +111,7 @@ def test_long_tails_are_staged_in_pieces_of_bounded_size(data, staging, monkeypa
         assert [(piece.start, piece.end) for piece in pieces] == [(0, 99), (100, 199), (200, 299), (300, 300)]
         assert all(piece.hot for piece in pieces)
         monkeypatch.setattr("holdfast.pipeline.views.moments.PIECE_BYTES", 1_000)
+        monkeypatch.setattr("holdfast.pipeline.views.moments.PIECE_PAGE", 20)
         small = view.pieces(world, 0, staging)
         assert len(small) > 4
         assert rows_of(view, small) == rows_of(view, pieces)
@@ -177,8 +178,13 @@ def test_only_the_universes_that_were_asked_for_are_shown(data):
         planes.build(data, worlds=1, entries=10, universe=universe)
     with open_view(config(data, universes=("other", "unknown"))) as view:
         assert list(view.universes()) == ["other"]
+    planes.leave_log(data, 3, universe="logs-only")
+    with planes.opened(f"dir:{data}", universe="rotated") as plane:
+        plane.activity.log("session", {"alone": True})
+    (data / "activity" / "Not A Universe").mkdir()
     with open_view(config(data)) as view:
-        assert list(view.universes()) == ["main", "other", "third"]
+        assert list(view.universes()) == ["logs-only", "main", "other", "rotated", "third"]
+        assert len(list(view.logs("rotated"))) == 1
 
 
 def test_a_deleted_world_has_no_history_and_an_archived_one_has(data):
@@ -413,6 +419,13 @@ def test_a_view_of_postgres_holds_every_record(postgres_url, tmp_path, staging):
         assert damaged == []
         assert sorted(rows) == list(range(301))
         assert len(list(view.messages("main"))) > 0
+
+
+def test_a_database_without_a_plane_stays_without_one(postgres_url):
+    with pytest.raises(NotFound):
+        open_view(Config(data=postgres_url, lake="unused"))
+    with pytest.raises(NotFound):
+        open_view(Config(data=postgres_url, lake="unused"))
 
 
 def test_postgres_without_its_object_store_says_what_is_missing(postgres_url, tmp_path, staging):

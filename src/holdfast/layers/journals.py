@@ -105,11 +105,22 @@ def read_hot(tx: Transaction, world: World, start: int, limit: int) -> list[tupl
     return [(height, record) for height, (_, record) in enumerate(pairs, start)]
 
 
-def present(tx: Transaction, world: World, start: int, end: int, limit: int) -> list[tuple[int, bytes]]:
-    """At most `limit` records with start <= height < end that the key space holds, whatever is missing between them."""
+def next_run(tx: Transaction, world: World, start: int, end: int, limit: int) -> tuple[int, list[bytes]]:
+    """The first records with start <= height < end that the key space holds, up to `limit` or the next hole.
+
+    The height of the first of them comes with them; it is `end` if there are none. This is for whoever reads around
+    holes, and knows which heights it wants.
+    """
     prefix = _entries(world)
     begin, behind = prefix + start.to_bytes(_HEIGHT_BYTES, "big"), prefix + end.to_bytes(_HEIGHT_BYTES, "big")
-    return [(int.from_bytes(key[-_HEIGHT_BYTES:], "big"), value) for key, value in tx.scan(begin, behind, limit=limit)]
+    pairs = tx.scan(begin, behind, limit=limit)
+    if not pairs:
+        return end, []
+    first, last = (int.from_bytes(pairs[n][0][-_HEIGHT_BYTES:], "big") for n in (0, -1))
+    if last - first + 1 == len(pairs):  # As many different keys as there are heights: they are these heights.
+        return first, [record for _, record in pairs]
+    whole = next(n for n, (key, _) in enumerate(pairs) if int.from_bytes(key[-_HEIGHT_BYTES:], "big") != first + n)
+    return first, [record for _, record in pairs[:whole]]
 
 
 def _check_batch(records: Sequence[bytes]) -> None:

@@ -44,11 +44,18 @@ class Piece(msgspec.Struct, frozen=True):
     size: int
     hot: bool
     first: int = 0  # Only records from this height on are wanted; those before it were read earlier.
+    last: int | None = None  # And up to this one, if it is not the end.
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first and the last height that are wanted, both included."""
+        return max(self.start, self.first), self.end if self.last is None else min(self.last, self.end)
 
     @property
     def rows(self) -> int:
         """How many records are wanted."""
-        return self.end + 1 - max(self.start, self.first)
+        first, last = self.span
+        return max(last + 1 - first, 0)
 
 
 class Stores(msgspec.Struct, frozen=True):

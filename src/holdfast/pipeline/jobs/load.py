@@ -83,17 +83,17 @@ def run(
 def forget(config: Config, load: str) -> int:
     """Make the plane forget which rows of a load it has had; how many they were. The rows themselves stay."""
     load = checked_name("load", load)
-    with open_view(config) as view:
-        found = []
+    count = 0
+    # A view is of a moment that is past, so the plane can be changed beside it.
+    with open_view(config) as view, loading.opened(config) as port:
         for universe in view.universes():
             room = Subspace("u", universe, "states")
-            begin, end = room.key(f"loads/{load}"), room.key(f"loads/{load}/\uffff")
-            found += [(universe, room.unpack(key)[0]) for key, _ in walk(view.database, begin, end)]
-    mine = [(universe, key) for universe, key in found if key == f"loads/{load}" or key.startswith(f"loads/{load}/")]
-    with loading.opened(config) as port:
-        for universe, key in mine:
-            port.call(RemoveState(key, universe=universe))
-    return sum(key != f"loads/{load}" for _, key in mine)
+            for key, _ in walk(view.database, room.key(f"loads/{load}"), room.key(f"loads/{load}/~")):
+                name = room.unpack(key)[0]
+                if name == f"loads/{load}" or name.startswith(f"loads/{load}/"):
+                    port.call(RemoveState(name, universe=universe))
+                    count += name != f"loads/{load}"
+    return count
 
 
 def _frame(spark: "SparkSession", source: "DataFrame | str", format: str | None) -> "DataFrame":

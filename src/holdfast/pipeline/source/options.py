@@ -1,7 +1,6 @@
 """What the options of a read or a write say."""
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -98,10 +97,11 @@ def check_table(options: Options, allowed: tuple[str, ...], *, what_for: str) ->
 
 
 def _staging(url: str) -> str:
-    """Where to put what executors read, if nothing is said: beside the data, or among this machine's own."""
+    """Where to put what executors read, if nothing is said: beside the data, or in this user's cache."""
     if url.startswith("dir:"):
         return f"dir:{Path(url.removeprefix('dir:')).expanduser().absolute() / '.staged'}"
-    return f"dir:{Path(tempfile.gettempdir()) / f'holdfast-staged-{os.getuid()}'}"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return f"dir:{home.absolute() / 'holdfast' / 'staged'}"
 
 
 def _one_of(found: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:

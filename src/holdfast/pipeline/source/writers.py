@@ -13,11 +13,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from holdfast.errors import InvalidArgument, ObjectNotFound
+from holdfast.limits import SOURCE_FILE_BYTES
 from holdfast.names import UNIVERSE
 from holdfast.pipeline import loading
 from holdfast.pipeline.loading import Load, Loaded
 from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.source.options import WRITTEN, Options, check_table
+from holdfast.pipeline.source.plans import packed
 
 
 @dataclass
@@ -25,7 +27,7 @@ class Wrote(WriterCommitMessage):
     """What one task did: the rows that it wrote, or where it has staged them."""
 
     loaded: Loaded
-    staged: str | None = None
+    staged: tuple[str, ...] = ()
 
 
 def load_of(options: Options, columns: list[str]) -> Load:
@@ -80,7 +82,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def _write(options: Options, load: Load, batches: Iterator[pa.RecordBatch]) -> Wrote:
     if options.config.data.startswith("dir:"):
-        return Wrote(Loaded(), _stage(options, batches))
+        return Wrote(Loaded(), tuple(_stage(options, batches)))
     with loading.opened(options.config) as port:
         return Wrote(loading.run(port, load, _rows(batches)))
 
@@ -104,22 +106,20 @@ def _discard(options: Options, messages: list[WriterCommitMessage | None]) -> No
             store.delete(path)
 
 
-def _stage(options: Options, batches: Iterator[pa.RecordBatch]) -> str | None:
-    first = next(batches, None)
-    if first is None:
-        return None
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, first.schema) as file:
-        file.write_batch(first)
-        for batch in batches:
-            file.write_batch(batch)
-    path = f"load/{uuid4().hex}.arrow"
-    Stores(options.config.storage).staging(options.staging).put(path, sink.getvalue().to_pybytes())
-    return path
+def _stage(options: Options, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
+    store = Stores(options.config.storage).staging(options.staging)
+    for some in packed(batches, lambda batch: batch.nbytes, SOURCE_FILE_BYTES):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, some[0].schema) as file:
+            for batch in some:
+                file.write_batch(batch)
+        path = f"load/{uuid4().hex}.arrow"
+        store.put(path, sink.getvalue().to_pybytes())
+        yield path
 
 
 def _staged(messages: list[WriterCommitMessage | None]) -> list[str]:
-    return [each.staged for each in messages if isinstance(each, Wrote) and each.staged is not None]
+    return [path for each in messages if isinstance(each, Wrote) for path in each.staged]
 
 
 def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[loading.Row]:

@@ -1,6 +1,8 @@
 """What a view tells, wherever its key space came from."""
 
 import hashlib
+import heapq
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -14,6 +16,7 @@ from holdfast.errors import (
     BlobNotFound,
     HashMismatch,
     InvalidArgument,
+    InvalidName,
     MissingObject,
     ObjectNotFound,
     SnapshotNotFound,
@@ -25,6 +28,7 @@ from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import PAGE_ITEMS, PIECE_BYTES, PIECE_ENTRIES, PIECE_PAGE
+from holdfast.names import checked_name
 from holdfast.pipeline.logs import LogPiece
 from holdfast.pipeline.pieces import Piece, Stores, WorldView
 from holdfast.pipeline.views import rows
@@ -59,8 +63,9 @@ class View:
         self._resources = resources or ExitStack()
 
     def universes(self) -> Iterator[str]:
-        """The names of all universes, or of those that were asked for."""
-        for name in walks.universes(self.database):
+        """The names of all universes, or of those that were asked for. Some may have nothing but session logs."""
+        every = heapq.merge(walks.universes(self.database), self._local_universes(), self._rotated_universes())
+        for name, _ in itertools.groupby(every):
             if not self._universes or name in self._universes:
                 yield name
 
@@ -93,14 +98,14 @@ class View:
         stage = Stage(self.stores.staging(staging), staging)
         while height < world.head:
             # What is hot and what is cold is looked at in one transaction: a compaction may go on behind it.
-            cold, hot, until = self.database.read(_next, where, height, world.head)
-            if not hot:
+            cold, hot, until = self.database.read(_next, where, height, world.head, min(PIECE_PAGE, PIECE_ENTRIES))
+            if hot:
+                found += stage.add(world, height, hot)
+            else:
                 found += stage.rest(world)
-            found += [self._cold(world, segment, height, stage) for segment in cold]
-            for at, record in hot:
-                found += stage.add(world, at, record)
-            if not cold and not hot:
-                found.append(_missing(world, height, until - 1))
+                found += [self._cold(world, segment, height, stage) for segment in cold]
+                if not cold:
+                    found.append(_missing(world, height, until - 1))
             height = until
         return [*found, *stage.rest(world)]
 
@@ -207,6 +212,18 @@ class View:
     ) -> None:
         self.close()
 
+    def _local_universes(self) -> list[str]:
+        folders = self._logs.iterdir() if self._logs is not None and self._logs.is_dir() else ()
+        return sorted(folder.name for folder in folders if folder.is_dir() and _is_name(folder.name))
+
+    def _rotated_universes(self) -> Iterator[str]:
+        after = None
+        while self.objects is not None and (page := self.objects.list(_MANIFESTS, after=after, limit=1)):
+            name = page[0].path.split("/")[1]
+            if _is_name(name):
+                yield name
+            after = f"{_MANIFESTS}/{name}/~"  # Names of files begin with a year, and so come before it.
+
     def _object(self, path: str) -> bytes:
         if self.objects is None:
             raise InvalidArgument(f"{path} is in an object store that was not named; name it (--objects s3://…)")
@@ -242,14 +259,12 @@ class Stage:
         self._start = 0
         self._bytes = 0
 
-    def add(self, world: WorldView, height: int, record: bytes) -> Iterator[Piece]:
-        """Take a hot record; the piece that is full by it, or that ended before it."""
-        if self._bodies and height != self._start + len(self._bodies):
-            yield from self.rest(world)
+    def add(self, world: WorldView, height: int, records: list[bytes]) -> Iterator[Piece]:
+        """Take hot records that follow those before; the piece that is full by them."""
         if not self._bodies:
             self._start = height
-        self._bodies += segments.body([record])
-        self._bytes += len(record)
+        self._bodies += segments.body(records)
+        self._bytes += sum(map(len, records))
         if len(self._bodies) >= PIECE_ENTRIES or self._bytes >= PIECE_BYTES:
             yield from self.rest(world)
 
@@ -319,13 +334,13 @@ def _all_segments(tx: Transaction, world: World) -> list[SegmentRecord]:
 
 
 def _next(
-    tx: Transaction, world: World, height: int, head: int
-) -> tuple[list[SegmentRecord], list[tuple[int, bytes]], int]:
+    tx: Transaction, world: World, height: int, head: int, limit: int
+) -> tuple[list[SegmentRecord], list[bytes], int]:
     """What holds the records from `height` on, segments or hot records, and the height behind them.
 
     If neither does, the first height behind it that something could hold.
     """
-    cold = [each for each in segments.page(tx, world, after=height - 1, limit=PIECE_PAGE) if each.start < head]
+    cold = [each for each in segments.page(tx, world, after=height - 1, limit=limit) if each.start < head]
     reached = height
     for n, segment in enumerate(cold):
         if segment.start > reached:
@@ -337,16 +352,21 @@ def _next(
         if cold:
             return cold, [], reached
     until = cold[0].start if cold else head
-    hot = journals.present(tx, world, height, until, PIECE_PAGE)
-    if not hot or hot[0][0] > height:
-        return [], [], hot[0][0] if hot else until
-    length = next((n for n, (at, _) in enumerate(hot) if at != height + n), len(hot))
-    return [], hot[:length], height + length
+    first, hot = journals.next_run(tx, world, height, until, limit)
+    return ([], [], first) if first > height else ([], hot, height + len(hot))
 
 
 def _missing(world: WorldView, start: int, end: int) -> Piece:
     return Piece(world.universe, world.name, start, end, "", "", "", 0, hot=True, first=start)
 
 
+def _is_name(text: str) -> bool:
+    try:
+        return checked_name("universe", text) == text
+    except InvalidName:
+        return False
+
+
+_MANIFESTS = "activity-manifest"  # Where the object store says which session logs it has.
 _NOWHERE = Path("/nonexistent")
 _LOOK_BYTES = 65_536

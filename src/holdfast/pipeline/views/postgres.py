@@ -7,10 +7,10 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
+from holdfast.errors import Unsupported
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.views.moments import View
-from holdfast.plane.open import open_database
 
 
 def open_postgres(config: Config) -> View:
@@ -18,11 +18,16 @@ def open_postgres(config: Config) -> View:
 
     Raises:
         Unreachable: it does not answer.
-        Unsupported: its driver is not installed.
+        NotFound: there is no plane in this database.
+        Unsupported: the driver is not installed.
     """
+    try:
+        from holdfast.backends.postgres import PostgresDatabase
+    except ImportError as error:
+        raise Unsupported("PostgreSQL needs its driver; run: pip install 'holdfast[postgres]'") from error
     stores = Stores(config.storage)
     with ExitStack() as resources:
-        database = resources.enter_context(open_database(config.data))
+        database = resources.enter_context(PostgresDatabase(config.data, create=False))
         return View(
             database,
             objects=stores(config.objects) if config.objects else None,
