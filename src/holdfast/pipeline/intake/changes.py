@@ -6,7 +6,7 @@ Only the latest versions of an entity are kept (ENTITY_HISTORY_VERSIONS). Those 
 them are a row of the quarantine.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import cbor2
 import msgspec
@@ -44,7 +44,7 @@ def mark(universe: str, kind: str, id: str) -> str:
 
 def _pass(run: Run) -> None:
     table = run.table(ENTITY_CHANGES)
-    for batch in _batches(run, table.marks()):
+    for batch in _batches(run, table):
         run.quarantine.add(batch.found)
         if batch.moves:
             _commit(table, batch)
@@ -57,12 +57,12 @@ def _commit(table: LakeTable, batch: Batch) -> None:
     table.append(files.write(ENTITY_CHANGES, table.place, files.in_order(ENTITY_CHANGES, rows)), batch.moves)
 
 
-def _batches(run: Run, marks: Mapping[str, int]) -> Iterator[Batch]:
+def _batches(run: Run, table: LakeTable) -> Iterator[Batch]:
     suspects = run.quarantine.rewound()
     batch = Batch()
     for universe in run.view.universes():
         for entity in run.view.entities(universe):
-            taken = marks.get(mark(universe, entity.kind, entity.id), 0)
+            taken = table.mark(mark(universe, entity.kind, entity.id))
             is_suspect = (universe, ENTITY_CHANGES.name, f"{entity.kind}/{entity.id}") in suspects
             if entity.version != taken or is_suspect:
                 _add(run, batch, entity, taken)

@@ -65,8 +65,8 @@ def _pass(run: Run, held: set[tuple[str, str]]) -> None:
     plan = Plan(
         run.view,
         run.staging,
-        heights=journal.marks(),
-        verdicts=segments.marks(),
+        heights=journal.mark,
+        verdicts=segments.mark,
         suspects=run.quarantine.rewound(),
         held=held,
         batch_bytes=run.batch_bytes,

@@ -113,9 +113,8 @@ def _add(run: Run, batch: Batch, table: LakeTable, file: LogFile) -> None:
         batch.found.append(Quarantined(file.universe, ACTIVITY.name, file.name, 0, 0, "malformed", detail))
         return
     batch.scopes.append(Scope(file.universe, ACTIVITY.name, file.name, 0))
-    marks = table.marks()
-    offset = marks.get(mark(file.universe, file.id), 0)
-    n = marks.get(lines_mark(file.universe, file.id), 0)
+    offset = table.mark(mark(file.universe, file.id))
+    n = table.mark(lines_mark(file.universe, file.id))
     batch.scopes.append(Scope(file.universe, ACTIVITY.name, file.id, n))
     if file.size == offset:
         return

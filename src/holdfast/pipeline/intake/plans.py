@@ -1,6 +1,6 @@
 """Which records of which worlds come next: batches of a bounded size, each for one commit."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -54,13 +54,13 @@ class Plan:
         view: View,
         staging: str,
         *,
-        heights: Mapping[str, int],
-        verdicts: Mapping[str, int],
+        heights: Callable[[str], int],
+        verdicts: Callable[[str], int],
         suspects: set[tuple[str, str, str]],
         held: set[tuple[str, str]],
         batch_bytes: int,
     ) -> None:
-        """`suspects` were rewound when last seen; `held` have diverged, and nothing of them is taken."""
+        """`heights` and `verdicts` tell where marks are. `suspects` were rewound when last seen; `held` have diverged, and nothing of them is taken."""
         self._view = view
         self._staging = staging
         self._heights = heights
@@ -94,12 +94,12 @@ class Plan:
     def _add(self, batch: Batch, world: WorldView) -> int:
         """Add the next stretch of a world; the height that it reaches."""
         universe, name = world.universe, world.name
-        start = self._heights.get(journal_mark(universe, name), 0)
+        start = self._heights(journal_mark(universe, name))
         if world.head < start:
             batch.found.append(_rewound(world, start))
             return world.head
-        verdicted = self._verdicts.get(segment_mark(universe, name), 0)
-        tip = self._heights.get(tip_mark(universe, name), 0) if start else 0
+        verdicted = self._verdicts(segment_mark(universe, name))
+        tip = self._heights(tip_mark(universe, name)) if start else 0
         is_suspect = (universe, JOURNAL, name) in self._suspects
         unread = [segment for segment in world.segments if segment.end >= verdicted]
         if start == world.head and not unread and not is_suspect:

@@ -1,0 +1,616 @@
+"""Ingest under faults: killed anywhere, overtaken anywhere, over damage: every row once, or told of."""
+
+import contextlib
+import os
+import random
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from holdfast.pipeline import tasks
+from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.intake import plans, runs
+from holdfast.pipeline.intake.quarantines import Quarantine
+from holdfast.pipeline.jobs import ingest
+from holdfast.pipeline.lake import Lake, LakeTable
+from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, SEGMENTS
+from holdfast.pipeline.views import open_view
+
+planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
+WORLDS = 4
+ENTRIES = 200
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plane that nobody damaged; each test gets a copy."""
+    path: Path = tmp_path_factory.mktemp("sound") / "data"
+    planes.build(path, worlds=WORLDS, entries=ENTRIES, messages=20, mails=10, entities=5, activity=10)
+    return path
+
+
+@pytest.fixture
+def plane(sound: Path, tmp_path: Path) -> Path:
+    shutil.copytree(sound, tmp_path / "data")
+    return tmp_path / "data"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every ingest is several commits."""
+    monkeypatch.setattr(runs, "INGEST_TASK_BYTES", 8_000)
+    monkeypatch.setattr(plans, "INGEST_WORLD_ROWS", 120)
+
+
+def config(plane: Path) -> Config:
+    return Config(data=f"dir:{plane}", lake=str(plane.parent / "lake"))
+
+
+def lake(plane: Path) -> Lake:
+    return Lake(config(plane).lake)
+
+
+def heights(plane: Path) -> Counter[tuple[str, int]]:
+    rows = lake(plane).table(JOURNAL).rows(["world", "height"]).to_pylist()
+    return Counter((row["world"], row["height"]) for row in rows)
+
+
+def expected(plane: Path) -> Counter[tuple[str, int]]:
+    with open_view(config(plane)) as view:
+        return Counter((world.name, height) for world in view.worlds("main") for height in range(world.head))
+
+
+def content(plane: Path) -> dict[str, Any]:
+    """All rows of the lake that a plane decides, in an order of their own."""
+    found = {
+        table.name: sorted(map(repr, lake(plane).table(table).rows(columns).to_pylist()))
+        for table, columns in (
+            (JOURNAL, ["universe", "world", "height", "kind", "payload", "hash"]),
+            (SEGMENTS, ["universe", "world", "start", "end", "verdict"]),
+            (ACTIVITY, ["universe", "file", "n", "record"]),
+            (ENTITY_CHANGES, ["universe", "kind", "id", "version", "fields"]),
+            (QUARANTINE, ["universe", "table", "source", "start", "end", "reason"]),
+        )
+    }
+    assert all(len(rows) == len(set(rows)) for rows in found.values())
+    return found
+
+
+@pytest.fixture
+def wanted(plane: Path) -> Callable[[], dict[str, Any]]:
+    """What an ingest that nothing disturbs makes of the plane as it is."""
+
+    def undisturbed() -> dict[str, Any]:
+        copy = plane.parent / "undisturbed"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(plane, copy / "data")
+        ingest.run(None, config(copy / "data"))
+        return content(copy / "data")
+
+    return undisturbed
+
+
+def quarantined(plane: Path, reason: str | None = None) -> list[tuple[str, str, int, int, str]]:
+    rows = lake(plane).table(QUARANTINE).rows().to_pylist()
+    return sorted(
+        (row["table"], row["source"], row["start"], row["end"], row["reason"])
+        for row in rows
+        if reason in (None, row["reason"])
+    )
+
+
+class Killed(BaseException):
+    """As a kill: nobody handles it."""
+
+
+def steps(monkeypatch: pytest.MonkeyPatch, at: int, act: Callable[[], None], *, after: bool) -> list[int]:
+    """Do something before or after the n-th commit to any table; the list counts the commits."""
+    count: list[int] = []
+    replace = LakeTable.replace
+
+    def counted(self: LakeTable, *args: Any, **options: Any) -> None:
+        count.append(1)
+        is_it = len(count) == at
+        if is_it and not after:
+            act()
+        replace(self, *args, **options)
+        if is_it and after:
+            act()
+
+    monkeypatch.setattr(LakeTable, "replace", counted)
+    return count
+
+
+def damage(plane: Path) -> None:
+    planes.remove_segment(plane, "world-0001", 0)
+    planes.flip_byte(plane, "world-0002", 1)
+    planes.leave_log(plane, lines=6, garbled=2, torn=True)
+
+
+def kill() -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_run_that_ends_at_any_commit_is_finished_by_the_next(
+    plane: Path, wanted: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    damage(plane)
+    right = wanted()
+    for at in range(1, 1_000):
+        shutil.rmtree(plane.parent / "lake", ignore_errors=True)
+        with monkeypatch.context() as patch:
+            count = steps(patch, at, kill, after=after)
+            try:
+                ingest.run(None, config(plane))
+            except Killed:
+                pass
+            else:
+                assert len(count) < at
+                break
+        ingest.run(None, config(plane))
+        assert content(plane) == right, f"killed at commit {at}"
+    assert at > 8
+
+
+def test_a_run_that_is_overtaken_at_any_commit_doubles_nothing(
+    plane: Path, wanted: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(plane)
+    right = wanted()
+    for at in range(1, 1_000):
+        shutil.rmtree(plane.parent / "lake", ignore_errors=True)
+        with open_view(config(plane)) as mine, open_view(config(plane)) as theirs, monkeypatch.context() as patch:
+            count = steps(patch, at, partial(ingest.take_in, None, config(plane), theirs), after=False)
+            ingest.take_in(None, config(plane), mine)
+            if len(count) < at:
+                break
+        assert content(plane) == right, f"overtaken at commit {at}"
+    assert at > 8
+
+
+def test_damage_that_only_one_of_two_runs_sees_is_told_by_the_one_that_counts(
+    plane: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run finds a segment missing and says so; another finds it there, and is killed anywhere; the first goes on."""
+    for at in range(1, 1_000):
+        shutil.rmtree(plane.parent / "lake", ignore_errors=True)
+        was_killed = overtaken_by_one_that_sees_no_damage(plane, at, monkeypatch)
+        assert_told(plane)
+        ingest.run(None, config(plane))
+        assert heights(plane) == expected(plane), f"the other was killed at commit {at}"
+        assert quarantined(plane) == []
+        if not was_killed:
+            break
+    assert at > 3
+
+
+def overtaken_by_one_that_sees_no_damage(plane: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the other one was killed."""
+    file = planes.segment_files(plane, "world-0001")[0]
+    hidden = file.with_suffix(".hidden")
+    add = Quarantine.add
+    outcome: list[bool] = []
+
+    def add_then_be_overtaken(self: Quarantine, found: Any) -> None:
+        add(self, found)
+        if found and not outcome:
+            outcome.append(False)
+            hidden.rename(file)
+            with monkeypatch.context() as inner:
+                steps(inner, at, kill, after=True)
+                try:
+                    ingest.take_in(None, config(plane), theirs)
+                except Killed:
+                    outcome[0] = True
+            file.rename(hidden)
+
+    with open_view(config(plane)) as mine, open_view(config(plane)) as theirs, monkeypatch.context() as patch:
+        file.rename(hidden)
+        patch.setattr(Quarantine, "add", add_then_be_overtaken)
+        ingest.take_in(None, config(plane), mine)
+        hidden.rename(file)
+    return outcome[0]
+
+
+def assert_told(plane: Path) -> None:
+    """Every height of the plane is in the lake once, or in the quarantine."""
+    found = heights(plane)
+    assert set(found.values()) == {1}
+    told = {
+        (source, height)
+        for table, source, start, end, _ in quarantined(plane)
+        if table == JOURNAL.name
+        for height in range(start, end + 1)
+    }
+    assert set(expected(plane)) - set(found) <= told
+
+
+def test_two_processes_at_once_take_in_every_row_once(plane: Path, wanted: Callable[[], dict[str, Any]]) -> None:
+    damage(plane)
+    right = wanted()
+    code = (
+        "import sys; from holdfast.pipeline.config import Config; from holdfast.pipeline.jobs import ingest;"
+        "from holdfast.pipeline.intake import plans, runs; from holdfast.pipeline.views import open_view;"
+        "runs.INGEST_TASK_BYTES = 4_000; plans.INGEST_WORLD_ROWS = 60;"
+        "config = Config(data=sys.argv[1], lake=sys.argv[2]);"
+        "view = open_view(config); print('ready', flush=True); sys.stdin.readline();"
+        "print(ingest.take_in(None, config, view).rows); view.close()"
+    )
+    children = []
+    for _ in range(2):
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, config(plane).data, config(plane).lake],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        children.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"  # A data directory is opened by one after the other.
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    for child in children:
+        child.communicate(timeout=120)
+        assert child.returncode == 0
+    assert content(plane) == right
+
+
+def test_a_staging_folder_that_is_deleted_under_a_run_is_no_damage(
+    plane: Path, wanted: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = wanted()
+    answers, deleted = tasks.answers, []
+
+    def late(spark: Any, work: Any, given: Any) -> Iterator[bytes]:
+        if len(deleted) < 5:
+            deleted.append(1)
+            shutil.rmtree(plane.parent / "lake" / "_staging")
+        return answers(spark, work, given)
+
+    monkeypatch.setattr(tasks, "answers", late)
+    assert ingest.run(None, config(plane)).ok
+    assert len(deleted) == 5
+    assert content(plane) == right
+
+
+def healed(plane: Path) -> Told:
+    told = ingest.run(None, config(plane))
+    assert told.ok, told.findings
+    assert heights(plane) == expected(plane)
+    assert quarantined(plane) == []
+    assert set(lake(plane).table(SEGMENTS).rows(["verdict"]).column("verdict").to_pylist()) == {"ok"}
+    return told
+
+
+def verdicts(plane: Path) -> Counter[str]:
+    return Counter(lake(plane).table(SEGMENTS).rows(["verdict"]).column("verdict").to_pylist())
+
+
+@pytest.mark.parametrize("fault", ["flipped", "missing"])
+def test_a_damaged_segment_is_quarantined_everything_else_goes_in_and_it_heals(plane: Path, fault: str) -> None:
+    kept = plane.parent / "kept"
+    shutil.copytree(plane / "objects", kept)
+    whole = expected(plane)
+    start, end = (planes.flip_byte if fault == "flipped" else planes.remove_segment)(plane, "world-0002", 1)
+    reason = "checksum" if fault == "flipped" else "missing"
+    told = ingest.run(None, config(plane))
+    assert not told.ok
+    assert [(each["world"], each["height"], each["reason"]) for each in told.findings] == [
+        ("world-0002", start, reason)
+    ]
+    assert quarantined(plane) == [("journal", "world-0002", start, end, reason)]
+    lost = {("world-0002", height) for height in range(start, end + 1)}
+    assert set(whole) - set(heights(plane)) == lost
+    assert verdicts(plane)[reason] == 1
+    again = ingest.run(None, config(plane))  # Still damaged, and still told, once.
+    assert (again.rows["journal"], again.ok) == (0, False)
+    assert quarantined(plane) == [("journal", "world-0002", start, end, reason)]
+    planes.extend(plane, ["world-0002"], 10)
+    ingest.run(None, config(plane))
+    shutil.copytree(kept, plane / "objects", dirs_exist_ok=True)
+    assert healed(plane).rows["journal"] == end + 1 - start
+
+
+def test_a_segment_that_is_damaged_after_its_records_came_hot_has_a_bad_verdict_and_no_hole(plane: Path) -> None:
+    ingest.run(None, config(plane))
+    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+        store = planes.open_objects(f"dir:{plane / 'objects'}")
+        assert planes.cut(opened, store, "world-0000", segment=32, margin=8) > 1
+    file = planes.segment_files(plane, "world-0000")[0]
+    kept = file.read_bytes()
+    planes.flip_byte(plane, "world-0000", 0)
+    told = ingest.run(None, config(plane))
+    assert told.rows["segments"] > 1
+    assert verdicts(plane)["checksum"] == 1
+    assert heights(plane) == expected(plane)
+    assert quarantined(plane) == []
+    file.write_bytes(kept)
+    healed(plane)
+
+
+def test_a_run_that_is_killed_while_it_heals_doubles_nothing(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = plane.parent / "kept"
+    shutil.copytree(plane / "objects", kept)
+    file = planes.leave_log(plane, lines=6, garbled=2)
+    planes.remove_segment(plane, "world-0001")
+    planes.remove_segment(plane, "world-0001")
+    ingest.run(None, config(plane))
+    before = plane.parent / "before"
+    shutil.copytree(plane.parent / "lake", before)
+    shutil.copytree(kept, plane / "objects", dirs_exist_ok=True)
+    file.write_bytes(file.read_bytes().replace(b'{"n"#2,', b'{"n":2,').replace(b"#", b":"))
+    for at in range(1, 100):
+        shutil.rmtree(plane.parent / "lake")
+        shutil.copytree(before, plane.parent / "lake")
+        with monkeypatch.context() as patch:
+            count = steps(patch, at, kill, after=at % 2 == 0)
+            try:
+                ingest.run(None, config(plane))
+            except Killed:
+                pass
+            else:
+                assert len(count) < at
+                break
+        healed(plane)
+        lines = lake(plane).table(ACTIVITY).rows(["file", "n"]).to_pylist()
+        assert len(lines) == len({(line["file"], line["n"]) for line in lines})
+        assert Counter(line["n"] for line in lines if line["file"].endswith(file_id(plane, file)))[2] == 1
+    assert at > 4
+
+
+def file_id(plane: Path, file: Path) -> str:
+    with open_view(config(plane)) as view:
+        (writer,) = [found.writer for found in view.logs("main") if found.name == file.stem]
+    return writer
+
+
+def test_a_record_that_is_missing_is_a_hole_of_one(plane: Path) -> None:
+    planes.remove_record(plane, "world-0000", 7)
+    ingest.run(None, config(plane))
+    assert quarantined(plane) == [("journal", "world-0000", 7, 7, "missing")]
+    assert set(expected(plane)) - set(heights(plane)) == {("world-0000", 7)}
+
+
+def test_a_world_that_lost_everything_is_told_of_and_one_that_never_had_anything_is_not(plane: Path) -> None:
+    for height in range(5):
+        planes.remove_record(plane, "world-0000", height)
+    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+        opened.world("hollow").create()
+        opened.world("hollow").append([{"n": n} for n in range(3)], expected_head=0)
+    for height in range(3):
+        planes.remove_record(plane, "hollow", height)
+    ingest.run(None, config(plane))
+    assert quarantined(plane) == [
+        ("journal", "hollow", 0, 2, "missing"),
+        ("journal", "world-0000", 0, 4, "missing"),
+    ]
+
+
+def test_a_record_of_an_unknown_kind_is_quarantined_as_such(plane: Path) -> None:
+    height = planes.append_unknown(plane, "world-0003")
+    planes.extend(plane, ["world-0003"], 5)
+    ingest.run(None, config(plane))
+    assert quarantined(plane) == [("journal", "world-0003", height, height, "schema")]
+    assert set(expected(plane)) - set(heights(plane)) == {("world-0003", height)}
+    assert set(verdicts(plane)) == {"ok"}
+
+
+def test_a_torn_session_log_is_told_of_until_its_line_is_whole(plane: Path) -> None:
+    file = planes.leave_log(plane, lines=5, torn=True)
+    ingest.run(None, config(plane))
+    ((_, source, start, end, reason),) = quarantined(plane)
+    assert (start, end, reason) == (4, 4, "torn")
+    assert source.endswith(file_id(plane, file))
+    ingest.run(None, config(plane))
+    assert len(quarantined(plane)) == 1
+    data = file.read_bytes()
+    file.write_bytes(data + b"4}}\n" if not data.endswith(b"4") else data + b"}}\n")
+    assert ingest.run(None, config(plane)).rows["activity"] == 1
+    assert quarantined(plane) == []
+
+
+def test_a_torn_line_that_was_cut_off_by_rotation_is_told_of_no_more(plane: Path) -> None:
+    file = planes.leave_log(plane, lines=5, torn=True)
+    ingest.run(None, config(plane))
+    assert len(quarantined(plane)) == 1
+    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+        opened.activity.log("another", {"step": 1}, kind="metrics")
+    assert not file.exists()
+    assert ingest.run(None, config(plane)).rows["activity"] == 1
+    assert quarantined(plane) == []
+
+
+def test_a_garbled_line_in_the_middle_is_a_hole_that_heals(plane: Path) -> None:
+    file = planes.leave_log(plane, lines=5, garbled=2)
+    ingest.run(None, config(plane))
+    assert [row[2:] for row in quarantined(plane)] == [(2, 2, "malformed")]
+    file.write_bytes(file.read_bytes().replace(b"#", b":"))
+    assert ingest.run(None, config(plane)).rows["activity"] == 1
+    assert quarantined(plane) == []
+    assert ingest.run(None, config(plane)).rows["activity"] == 0
+
+
+def test_a_session_log_without_a_header_is_not_taken_for_another_file(plane: Path) -> None:
+    file = planes.leave_log(plane, lines=5)
+    ingest.run(None, config(plane))
+    whole = file.read_bytes()
+    file.write_bytes(b"#" + whole[1:])
+    assert ingest.run(None, config(plane)).rows["activity"] == 0
+    assert quarantined(plane) == [("activity", file.stem, 0, 0, "malformed")]
+    file.write_bytes(whole)
+    assert ingest.run(None, config(plane)).rows["activity"] == 0
+    assert quarantined(plane) == []
+
+
+def backed_up(plane: Path) -> Path:
+    return Path(shutil.copytree(plane, plane.parent / "backup"))
+
+
+def restore(plane: Path, backup: Path) -> None:
+    shutil.rmtree(plane)
+    shutil.copytree(backup, plane)
+
+
+def test_a_plane_that_was_restored_from_an_older_backup_is_told_of_as_rewound(plane: Path) -> None:
+    backup = backed_up(plane)
+    before = expected(plane)["world-0001", 0] and max(h for world, h in expected(plane) if world == "world-0001") + 1
+    planes.extend(plane, ["world-0001"], 30)
+    later = Path(shutil.copytree(plane, plane.parent / "later"))
+    ingest.run(None, config(plane))
+    restore(plane, backup)
+    told = ingest.run(None, config(plane))
+    assert not told.ok
+    assert quarantined(plane) == [("journal", "world-0001", before, before + 29, "rewound")]
+    planes.extend(plane, ["world-0001"], 10, seed=7)  # It goes on, and is still behind.
+    ingest.run(None, config(plane))
+    assert quarantined(plane) == [("journal", "world-0001", before + 10, before + 29, "rewound")]
+    restore(plane, later)
+    healed(plane)
+
+
+def test_another_history_is_not_mixed_with_the_one_in_the_lake(plane: Path) -> None:
+    backup = backed_up(plane)
+    planes.extend(plane, ["world-0001"], 30)
+    later = Path(shutil.copytree(plane, plane.parent / "later"))
+    ingest.run(None, config(plane))
+    rows = heights(plane)
+    restore(plane, backup)
+    planes.extend(plane, ["world-0001"], 50, seed=7)
+    planes.extend(plane, ["world-0002"], 5)
+    told = ingest.run(None, config(plane))
+    assert told.rows["journal"] == 5  # Of the world that is as it was.
+    assert [row[1::3] for row in quarantined(plane)] == [("world-0001", "rewound")]
+    assert {key: count for key, count in heights(plane).items() if key[0] == "world-0001"} == {
+        key: count for key, count in rows.items() if key[0] == "world-0001"
+    }
+    assert ingest.run(None, config(plane)).rows["journal"] == 0
+    restore(plane, later)
+    planes.extend(plane, ["world-0002"], 5)
+    healed(plane)
+
+
+def test_entities_and_session_logs_that_are_behind_the_lake_are_told_of(plane: Path) -> None:
+    backup = backed_up(plane)
+    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+        opened.entities.write("order", "o-0", {"total": 99})
+        version = opened.entities.get("order", "o-0").version
+    file = planes.leave_log(plane, lines=5)
+    ingest.run(None, config(plane))
+    whole = file.read_bytes()
+    restore(plane, backup)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"".join(whole.splitlines(keepends=True)[:4]))
+    for _ in range(2):
+        assert ingest.run(None, config(plane)).rows["activity"] == 0
+        assert [(table, start, end, reason) for table, _, start, end, reason in quarantined(plane)] == [
+            ("activity", 3, 4, "rewound"),
+            ("entity_changes", version, version, "rewound"),
+        ]
+    file.write_bytes(whole)
+    assert [row[0] for row in quarantined(plane)] == ["activity", "entity_changes"]
+    assert ingest.run(None, config(plane)).rows["activity"] == 0
+    assert [row[0] for row in quarantined(plane)] == ["entity_changes"]
+
+
+def test_a_deleted_world_is_not_rewound(plane: Path) -> None:
+    ingest.run(None, config(plane))
+    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+        opened.world("world-0001").archive()
+        opened.world("world-0001").delete()
+    told = ingest.run(None, config(plane))
+    assert told.ok
+    assert heights(plane)["world-0001", 0] == 1
+
+
+def test_changes_that_were_forgotten_before_anybody_took_them_are_told_of(
+    plane: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.layers.entities.ENTITY_HISTORY_VERSIONS", 3)
+    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+        for n in range(8):
+            opened.entities.write("job", "j-1", {"n": n})
+    ingest.run(None, config(plane))
+    assert quarantined(plane) == [("entity_changes", "job/j-1", 1, 5, "missing")]
+    assert ingest.run(None, config(plane)).rows["entity_changes"] == 0
+
+
+CHILD = """
+import sys
+from holdfast.pipeline import sessions
+from holdfast.pipeline.config import Config
+from holdfast.pipeline.intake import plans, runs
+from holdfast.pipeline.jobs import ingest
+runs.INGEST_TASK_BYTES, plans.INGEST_WORLD_ROWS = 6_000, 60
+spark = sessions.start(app="killed")
+spark.range(1).count()
+print("ready", flush=True)
+sys.stdin.readline()
+ingest.run(spark, Config(data=sys.argv[1], lake=sys.argv[2]))
+print("done", flush=True)
+"""
+
+
+def kill_at_random(plane: Path, seconds: float) -> None:
+    """Kill an ingest on a Spark of its own after a while."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, config(plane).data, config(plane).lake],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout.readline() == "ready\n"
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        time.sleep(seconds)
+        child.kill()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # The JVM and its workers, which would end by themselves, but later.
+        child.communicate(timeout=60)
+
+
+def killed_and_finished(
+    spark: SparkSession, plane: Path, wanted: Callable[[], dict[str, Any]], kills: int, seed: int
+) -> None:
+    damage(plane)
+    right = wanted()
+    dice = random.Random(seed)
+    for _ in range(kills):
+        kill_at_random(plane, dice.uniform(0.0, 6.0))
+        rows = heights(plane) if lake(plane).table(JOURNAL).exists else Counter()
+        assert set(rows.values()) <= {1}
+    ingest.run(spark, config(plane))
+    assert content(plane) == right, f"seed {seed}"
+
+
+def test_a_killed_ingest_is_finished_by_the_next(
+    spark: SparkSession, plane: Path, wanted: Callable[[], dict[str, Any]]
+) -> None:
+    killed_and_finished(spark, plane, wanted, kills=3, seed=random.randrange(1 << 32))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(5))
+def test_an_ingest_that_is_killed_twenty_times_takes_in_every_row_once(
+    spark: SparkSession, plane: Path, wanted: Callable[[], dict[str, Any]], seed: int
+) -> None:
+    killed_and_finished(spark, plane, wanted, kills=4, seed=seed)
