@@ -132,6 +132,31 @@ def report(**options: Any) -> None:
     _run(["report"], options)
 
 
+@pipeline.command(
+    examples=[
+        "holdfast pipeline load jobs.jsonl --data http://127.0.0.1:9440 --queue jobs --name 2026-11-15 --key id",
+        "holdfast pipeline load mails.parquet --data ./data --target mail --name welcome",
+    ]
+)
+@_common
+@click.argument("source")
+@click.option(
+    "--target", type=click.Choice(["queues", "mail", "inboxes"]), default="queues", help="What gets the rows."
+)
+@click.option("--name", required=True, help="The name of the load: under the same name, no row is written twice.")
+@click.option("--key", default="key", show_default=True, help="The column that tells rows apart.")
+@click.option("--queue", help="Where rows go that name no queue.")
+@click.option("--format", help="Of the files, if their name does not say: parquet, json, csv, orc.")
+@click.option("--staging", metavar="URL", help="A store that executors reach, for the rows of a data directory.")
+def load(source: str, name: str, **options: Any) -> None:
+    """Put the rows of SOURCE, files or a table, into queues, mailboxes or inboxes, each once.
+
+    Columns are named after what they fill. If none of them is the payload, those that fill nothing become its JSON.
+    """
+    how = {word: options.pop(word) for word in ("target", "key", "queue", "format", "staging")}
+    _run(["load"], options, needs_lake=False, source=source, load=name, **how)
+
+
 @pipeline.command(examples=["holdfast pipeline vacuum --lake ./lake"])
 @_common
 def vacuum(**options: Any) -> None:
@@ -155,9 +180,9 @@ def warm() -> None:
     )
 
 
-def _run(names: Sequence[str], options: dict[str, Any], **extra: Any) -> None:
+def _run(names: Sequence[str], options: dict[str, Any], *, needs_lake: bool = True, **extra: Any) -> None:
     """Run jobs on one Spark, print what they tell, and exit with 10 if one of them found damage."""
-    config = _config(options)
+    config = _config(options, needs_lake=needs_lake)
     told: list[Told] = []
     with _spark(options["master"], options["remote"]) as spark:
         from holdfast.pipeline import jobs
@@ -170,14 +195,16 @@ def _run(names: Sequence[str], options: dict[str, Any], **extra: Any) -> None:
         click.get_current_context().exit(DAMAGED)
 
 
-def _config(options: dict[str, Any]) -> "Config":
+def _config(options: dict[str, Any], *, needs_lake: bool) -> "Config":
     with _spark_is_there():
         from holdfast.pipeline.config import Config
         from holdfast.pipeline.lake.places import place
 
-    if not options["lake"]:
+    lake = options["lake"] or ""
+    if needs_lake and not lake:
         raise InvalidArgument("A job needs a lake: give --lake, a folder or s3://BUCKET/PATH, or set HOLDFAST_LAKE")
-    place(options["lake"], {})  # Whoever mistyped it need not wait for Spark to start.
+    if lake:
+        place(lake, {})  # Whoever mistyped it need not wait for Spark to start.
     flags = given() | ({"url": options["data"]} if options["data"] else {})
     found = contexts.resolved(flags, os.environ)
     data = (
@@ -186,7 +213,7 @@ def _config(options: dict[str, Any]) -> "Config":
     named = options["universes"] or ((found["universe"],) if found["universe"] else ())
     return Config(
         data=data,
-        lake=options["lake"],
+        lake=lake,
         objects=found["objects"],
         activity=options["activity"],
         token=found["token"],

@@ -1,0 +1,246 @@
+"""`holdfast pipeline`: what it prints, for people and programs, and the code that it ends with."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from runpy import run_path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from pyspark.sql import SparkSession
+
+import holdfast
+from holdfast.cli import exits
+from holdfast.cli.main import root
+from holdfast.cli.pipeline import _cause
+from holdfast.pipeline import jobs
+
+planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
+Hf = Callable[..., Result]
+HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
+WAIT_SECONDS = 120
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Any:
+    return planes.build(tmp_path / "data", worlds=3, entries=150, messages=40, mails=20, activity=10)
+
+
+@pytest.fixture
+def hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
+    """Runs `holdfast pipeline` in this process, on the Spark that is there if the test has one."""
+    for name in list(os.environ):
+        if name.startswith("HOLDFAST_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+    def run(*words: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(root, ["pipeline", *words])
+        assert result.exit_code == code, (words, result.exit_code, result.output)
+        return result
+
+    return run
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `holdfast pipeline` in a process of its own."""
+    command = [*HOLDFAST, "pipeline", *words]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+
+
+# What it prints.
+
+
+def test_a_job_tells_programs_everything(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+    words = ("ingest", "--data", built.url, "--lake", str(tmp_path / "lake"), "--json")
+    told = json.loads(hf(*words).stdout)
+    assert told["job"] == "ingest"
+    assert told["ok"] is True
+    assert told["rows"]["journal"] == built.entries
+    assert told["findings"] == []
+    assert json.loads(hf(*words).stdout)["rows"]["journal"] == 0
+    assert spark.range(3).count() == 3  # It was there before, and still is.
+
+
+def test_a_whole_run_is_a_table_for_people(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+    said = hf("run", "--data", built.path, "--lake", str(tmp_path / "lake")).stdout.splitlines()
+    assert said[0].split() == ["job", "verdict", "rows", "seconds"]
+    assert [line.split()[:2] for line in said[1 : 1 + len(jobs.WHOLE)]] == [[name, "ok"] for name in jobs.WHOLE]
+    assert f"journal {built.entries:,}" in said[1]
+
+
+def test_damage_is_named_and_ends_with_its_own_code(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+    start, _ = planes.flip_byte(tmp_path / "data", built.worlds[1])
+    words = ("--data", built.url, "--lake", str(tmp_path / "lake"))
+    said = hf("run", *words, code=exits.DAMAGED).stdout
+    assert all(f"\n{name} " in f"\n{said}" for name in jobs.WHOLE)  # Findings keep no other job from running.
+    assert f"✗ audit: main/{built.worlds[1]} at {start}: " in said
+    told = json.loads(hf("audit", *words, "--json", code=exits.DAMAGED).stdout)
+    found = [(finding["world"], finding["height"]) for finding in told["findings"]]
+    assert told["ok"] is False
+    assert (built.worlds[1], start) in found
+    assert {world for world, _ in found} == {built.worlds[1]}
+
+
+def test_only_the_universes_that_are_named_are_read(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+    other = planes.build(tmp_path / "data", worlds=1, entries=20, universe="other")
+    words = ("ingest", "--data", built.url, "--lake", str(tmp_path / "lake"), "--json")
+    assert json.loads(hf(*words, "--universe", "other").stdout)["rows"]["journal"] == other.entries
+    both = json.loads(hf(*words, "--universe", "other", "--universe", "main").stdout)
+    assert both["rows"]["journal"] == built.entries
+
+
+def test_rows_of_a_file_are_loaded_once(hf: Hf, spark: SparkSession, tmp_path: Path) -> None:
+    url = f"dir:{tmp_path / 'data'}"
+    holdfast.open(url).close()
+    rows = tmp_path / "jobs.jsonl"
+    rows.write_text("".join(json.dumps({"id": n, "say": "hello"}) + "\n" for n in range(25)))
+    words = ("load", str(rows), "--data", url, "--queue", "jobs", "--name", "first", "--key", "id", "--json")
+    assert json.loads(hf(*words).stdout)["rows"] == {"queues": 25}
+    hf(*words)
+    with holdfast.open(url) as plane:
+        assert plane.queue("jobs").stats().ready == 25
+
+
+def test_a_lake_is_cleaned(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+    lake = str(tmp_path / "lake")
+    hf("ingest", "--data", built.url, "--lake", lake)
+    assert "vacuum" in hf("vacuum", "--lake", lake).stdout
+
+
+# What goes wrong.
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["ingest", "--data", "dir:x"], 2, "--lake"),
+        (["ingest", "--data", "dir:x", "--lake", "ftp://x"], 2, "no place for a lake"),
+        (["ingest", "--data", "dir:x", "--lake", "y", "--storage", "word"], 2, "NAME=VALUE"),
+        (["ingest", "--data", "dir:x", "--lake", "y", "--universe", ""], 2, "universe"),
+        (["ingest", "--data", "dir:x", "--lake", "y", "--nonsense"], 2, "--nonsense"),
+        (["load", "x.json", "--data", "dir:x"], 2, "--name"),
+    ],
+)
+def test_what_is_wrong_with_a_command_line_is_said_before_spark_starts(
+    hf: Hf, words: list[str], code: int, said: str
+) -> None:
+    assert said in hf(*words, code=code).stderr
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [("dir:/nowhere/at/all", 4), ("http://127.0.0.1:1", 9), ("ftp://x", 2), ("postgresql://x@127.0.0.1:1/x", 9)],
+)
+def test_a_plane_that_is_not_there_has_a_code(
+    hf: Hf, spark: SparkSession, data: str, code: int, tmp_path: Path
+) -> None:
+    said = hf("ingest", "--data", data, "--lake", str(tmp_path / "lake"), "--json", code=code).stderr
+    assert json.loads(said)["detail"]
+
+
+def test_a_lake_that_cannot_be_written_has_a_code(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = hf("ingest", "--data", built.url, "--lake", str(tmp_path / "file" / "lake"), code=9).stderr
+    assert str(tmp_path / "file") in said
+
+
+@pytest.mark.parametrize("module", ["pyspark", "pyarrow", "deltalake"])
+def test_without_the_extra_it_is_said_what_to_install(module: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.modules[{module!r}] = None; from holdfast.cli.main import main; main()"
+    words = ["pipeline", "ingest", "--data", "dir:x", "--lake", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 9
+    assert "pip install 'holdfast[spark]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["pipeline", "--help"], ["pipeline", "run", "--help"]])
+def test_help_does_not_wait_for_spark(words: list[str]) -> None:
+    code = f"""
+import sys
+from holdfast.cli.main import root
+try: root.main({words!r})
+except SystemExit: print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert loaded & {"pyspark", "pyarrow", "deltalake", "pandas", "py4j"} == set()
+    assert "holdfast.cli.main" in loaded
+
+
+def test_no_java_is_told_in_one_line(built: Any, tmp_path: Path) -> None:
+    done = run("ingest", "--data", built.url, "--lake", str(tmp_path / "lake"), JAVA_HOME="/nowhere")
+    assert done.returncode == 9
+    assert done.stderr.startswith("holdfast: Spark did not start: ")
+    assert done.stderr.count("\n") == 1
+
+
+# Reducers that a test holds on to: workers find this file by PYTHONPATH.
+SLOW = """
+import pathlib, time
+def fold(state, entry):
+    pathlib.Path({flag!r}).touch()
+    time.sleep(0.05)
+    return (state or 0) + 1
+"""
+
+
+def test_an_interrupt_in_the_middle_ends_with_130_and_one_line(built: Any, tmp_path: Path) -> None:
+    flag = tmp_path / "folding"
+    (tmp_path / "slowly.py").write_text(SLOW.format(flag=str(flag)))
+    words = ["audit", "--data", built.url, "--lake", str(tmp_path / "lake"), "--reducer", "slowly:fold"]
+    leader, follower = pty.openpty()  # Bars are for terminals.
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TERM": "xterm"}
+    with subprocess.Popen(
+        [*HOLDFAST, "pipeline", *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        start_new_session=True,
+    ) as process:
+        os.close(follower)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not flag.exists():
+            assert process.poll() is None, heard(leader)
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)  # As a terminal does, to all of them.
+        assert process.wait(WAIT_SECONDS) == exits.INTERRUPTED
+        said = heard(leader)
+    assert "audit" in said
+    assert "Traceback" not in said
+    assert said.rstrip().endswith("holdfast: interrupted")
+
+
+def heard(terminal: int) -> str:
+    """All that was written to a terminal whose writers have gone."""
+    parts = []
+    while True:
+        try:
+            part = os.read(terminal, 65_536)
+        except OSError:  # Nobody holds the other end any more.
+            part = b""
+        if not part:
+            os.close(terminal)
+            return b"".join(parts).decode(errors="replace")
+        parts.append(part)
+
+
+def test_the_cause_of_a_failure_is_found_in_what_spark_says() -> None:
+    worker = (
+        "Job aborted:\nTraceback (most recent call last):\n  File x\nholdfast.errors.X: the cause\n\n\tat org.apache"
+    )
+    assert _cause(worker) == "holdfast.errors.X: the cause"
+    assert (
+        _cause("[TABLE] There is no table\nof that name\nJVM stacktrace:\nat org")
+        == "[TABLE] There is no table of that name"
+    )
