@@ -40,6 +40,7 @@ NOT_TWINNED = {  # These serve threads and event loops alike, or one of them alo
         "rotation",
         "rounds",
         "sessionlogs",
+        "steps",
         "sweeper",
         "upkeep",
         "waits",

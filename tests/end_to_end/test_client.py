@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.asyncio.client import ClientConnection
+from websockets.client import ClientProtocol
 
 import holdfast
 from holdfast import AsyncPlane, AsyncWorker, Plane, Worker
@@ -38,6 +38,7 @@ from holdfast.errors import (
     Unreachable,
     VersionConflict,
 )
+from holdfast.turns import LONE_TURNS_MIN
 from holdfast.wire.frames import decode_calls
 from holdfast.wire.inboxes import Control
 from holdfast.wire.queues import NewMessage, Receipts
@@ -73,14 +74,14 @@ def name() -> str:
 def frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many calls there were in each frame that a client has sent."""
     sent: list[int] = []
-    send = ClientConnection.send
+    send = ClientProtocol.send_binary
 
-    async def counting(self: ClientConnection, message: Any, *rest: Any) -> None:
+    def counting(self: ClientProtocol, message: Any, *rest: Any) -> None:
         with suppress(Exception):  # A hello is no list of calls.
             sent.append(len(decode_calls(message)))
-        await send(self, message, *rest)
+        send(self, message, *rest)
 
-    monkeypatch.setattr(ClientConnection, "send", counting)
+    monkeypatch.setattr(ClientProtocol, "send_binary", counting)
     return sent
 
 
@@ -189,6 +190,18 @@ async def test_calls_made_at_the_same_time_travel_together(server: Any, name: st
         frames.clear()
         await asyncio.gather(*(plane.state(f"{name}/{number}").update(number) for number in range(200)))
         assert (sum(frames), len(frames)) == (200, 1)
+
+
+async def test_whoever_was_alone_shares_a_frame_with_those_who_come(server: Any, name: str, frames: list[int]) -> None:
+    async with holdfast.connect_async(server.url) as plane:
+        for number in range(2 * LONE_TURNS_MIN):
+            await plane.state(name).update(number)
+        frames.clear()
+        await asyncio.gather(*(plane.state(f"{name}/{number}").update(number) for number in range(200)))
+        assert frames == [1, 199], "the first went at once"
+        frames.clear()
+        await asyncio.gather(*(plane.state(f"{name}/{number}").update(0) for number in range(200)))
+        assert frames == [200]
 
 
 async def test_puts_made_at_the_same_time_are_one_call(server: Any, name: str, frames: list[int]) -> None:

@@ -1260,6 +1260,19 @@ def test_a_message_that_is_put_after_the_clock_was_set_back_is_delivered(
 # The rate of a queue.
 
 
+def test_a_look_that_the_rate_does_not_let_through_writes_nothing(database: Database) -> None:
+    """Whoever waits for the rate would be woken by its own look, and look again, for as long as it waits."""
+    set_policy(database, rate_per_second=0.1)
+    put(database, b"a", b"b")
+    assert payloads(look(database).messages) == [b"a"]
+
+    def look_again(tx: Transaction) -> bool:
+        assert not queues.lease_or_wait(tx, JOBS, owner="ada").messages
+        return tx.wrote
+
+    assert not database.transact(look_again)
+
+
 def test_a_queue_delivers_no_faster_than_its_rate(database: Database, clock: ManualClock) -> None:
     set_policy(database, rate_per_second=2)
     put(database, *[b""] * 20)

@@ -36,15 +36,50 @@ async def port() -> AsyncIterator[AsyncEmbeddedPort]:
     await port.close()
 
 
-@pytest.fixture
-def streams(port: AsyncEmbeddedPort) -> Streams:
-    return Streams(port)
+@pytest.fixture(params=["messages", "a socket"])
+def streams(port: AsyncEmbeddedPort, request: pytest.FixtureRequest) -> Streams:
+    streams = Streams(port)
+    streams.has_sockets = request.param == "a socket"
+    return streams
 
 
 async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(DEADLINE_SECONDS):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+class Wire:
+    """The socket of a stream, as far as one uses it: frames go to whoever takes them, unless they are held."""
+
+    def __init__(self, peer: "Peer") -> None:
+        self.taker: Callable[[bytes], None] | None = None
+        self.queue = peer._inbox
+        self._peer = peer
+        self._held = False
+        self._waiting: list[bytes] = []
+
+    def give(self, data: bytes) -> None:
+        self._waiting.append(data)
+        self._give_on()
+
+    def hold(self) -> None:
+        self._held = True
+
+    def go_on(self) -> None:
+        self._held = False
+        self._give_on()
+
+    def write_now(self, frame: bytes) -> bool:
+        if not self._peer.reading.is_set() or self._peer.closed is not None:
+            return False
+        self._peer.take(frame)
+        return True
+
+    def _give_on(self) -> None:
+        while self._waiting and not self._held and self.taker is not None:
+            self._peer.heard += 1
+            self.taker(self._waiting.pop(0))
 
 
 class Peer:
@@ -59,7 +94,8 @@ class Peer:
         self.heard = 0  # Messages that the server has asked for.
         self._session = session
         self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.serving = asyncio.create_task(streams.serve(Anybody(), self._receive, self._send))
+        self._wire = Wire(self) if streams.has_sockets else None
+        self.serving = asyncio.create_task(streams.serve(Anybody(), self._receive, self._send, self._wire))
 
     async def __aenter__(self) -> "Peer":
         self._inbox.put_nowait({"type": "websocket.connect"})
@@ -75,7 +111,10 @@ class Peer:
         self.serving.result()
 
     def send(self, frame: Any) -> None:
-        self._inbox.put_nowait({"type": "websocket.receive", "bytes": encode(frame)})
+        if self._wire is not None and self._wire.taker is not None:
+            self._wire.give(encode(frame))
+        else:
+            self._inbox.put_nowait({"type": "websocket.receive", "bytes": encode(frame)})
 
     def end(self) -> None:
         """The connection is gone: nothing more is taken, and whoever is sending fails."""
@@ -107,10 +146,13 @@ class Peer:
             self.closed = message["code"]
             self._inbox.put_nowait({"type": "websocket.disconnect", "code": message["code"]})
         elif message["type"] == "websocket.send":
-            self.frames.append(message["bytes"])
-            found = decode(message["bytes"])
-            if len(self.frames) > 1:
-                self.replies.update((reply[0], reply) for reply in found)
+            self.take(message["bytes"])
+
+    def take(self, frame: bytes) -> None:
+        self.frames.append(frame)
+        found = decode(frame)
+        if len(self.frames) > 1:
+            self.replies.update((reply[0], reply) for reply in found)
 
 
 async def puts(port: AsyncEmbeddedPort) -> int:

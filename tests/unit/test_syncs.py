@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.backends.rocksdb.syncs import LogSync, LoopSync, Syncer
 from holdfast.errors import Closed, CommitUnknown, DatabaseFailed
+from holdfast.turns import LONE_TURNS_MIN
 
 
 class Log:
@@ -148,6 +149,42 @@ def test_the_callers_of_one_turn_of_a_loop_share_a_sync(slow_device: bool) -> No
     syncer.stop()
     assert log.syncs == 1
     assert handed_over == (1 if slow_device else 0)
+
+
+def test_a_caller_that_is_alone_syncs_at_once_and_shares_again_with_those_who_come() -> None:
+    log = Log(free=True)
+
+    async def callers() -> None:
+        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), lambda job: None)
+        for _ in range(LONE_TURNS_MIN):
+            waiting = loop_sync.wait(log.commit())
+            assert waiting is not None
+            await waiting
+        assert loop_sync.wait(log.commit()) is None
+        assert log.sync_log.durable == log.commits
+        syncs = log.syncs
+        others = [loop_sync.wait(log.commit()) for _ in range(5)]
+        await asyncio.gather(*filter(None, others))
+        assert others.count(None) == 0, "the turn was taken, so there are others"
+        assert log.syncs == syncs + 1
+
+    asyncio.run(callers())
+
+
+def test_a_caller_that_is_alone_learns_of_a_failed_sync() -> None:
+    log = Log(free=True)
+
+    async def callers() -> None:
+        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), lambda job: None)
+        for _ in range(LONE_TURNS_MIN):
+            waiting = loop_sync.wait(log.commit())
+            assert waiting is not None
+            await waiting
+        log.error = OSError("gone")
+        with pytest.raises(CommitUnknown):
+            loop_sync.wait(log.commit())
+
+    asyncio.run(callers())
 
 
 def test_a_loop_learns_of_a_failed_sync() -> None:

@@ -1,6 +1,6 @@
 """One stream to a server: calls made at the same time travel in one frame.
 
-    call ──► outbox ──► at the end of this turn of the loop: one frame ──► the server
+    call ──► outbox ──► at the end of this turn of the loop, or at once if nobody else calls: one frame ──► the server
                                                             replies ──► whoever waits for each
 
 A connection that breaks is made again, with pauses that double up to a few seconds. Calls that were not answered are
@@ -21,11 +21,11 @@ from typing import Any, Final
 
 import msgspec
 import websockets
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 
 from holdfast.client.answers import undo_of
 from holdfast.client.merging import MERGED, Merged, Merging, Small
-from holdfast.client.pendings import Pending
+from holdfast.client.pendings import Pending, frames_of, wrong_with
 from holdfast.client.reasons import told, unknown
 from holdfast.client.sockets import Socket
 from holdfast.errors import (
@@ -37,13 +37,13 @@ from holdfast.errors import (
     Unreachable,
     Unsupported,
 )
-from holdfast.limits import CALLS_MAX, CONNECT_PAUSE_MS_MAX, FRAME_BYTES_MAX, ONCE_PERIOD_SECONDS
+from holdfast.limits import CALLS_MAX, CONNECT_PAUSE_MS_MAX, ONCE_PERIOD_SECONDS
+from holdfast.turns import Turns
 from holdfast.wire.frames import (
     PROTOCOL,
     AnyRequest,
     Hello,
     ReplyOnTheWay,
-    decode_calls,
     decode_hello,
     decode_replies,
     encode,
@@ -53,7 +53,6 @@ from holdfast.wire.problems import error_of
 _REFUSED: Final = (401, 403)
 _NOT_ALLOWED: Final = 4_003  # How a server closes the streams of a token that was revoked.
 _NOT_UNDERSTOOD: Final = (1002, 1007, 1009)  # The close codes of a server that could make nothing of a frame.
-_FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # Where a frame is full, and the next one begins.
 _OPEN_SECONDS_MAX: Final = 5.0
 _PING_SECONDS_MAX: Final = 20.0
 _FLEETING_SECONDS: Final = 2.0  # A connection that ended sooner and brought no answer is as good as none.
@@ -88,7 +87,9 @@ class Connection:
         self._pending: dict[int, Pending] = {}
         self._outbox: list[Pending] = []
         self._merging = Merging(self._send_merged)
-        self._socket: ClientConnection | None = None
+        self._socket: Socket | None = None
+        self._turns: Turns | None = None
+        self._waiting_frames: list[bytes] = []  # That the socket has no room for.
         self._runner: asyncio.Task[None] | None = None
         self._flushing = False
         self._error: HoldfastError | None = None
@@ -116,7 +117,7 @@ class Connection:
                 raise self._error
             if isinstance(request, MERGED):
                 return await self._merged(request)
-            pending = self._submit(request, key)
+            pending = self._submit(request, key, now=self._may_go())
             try:
                 return await pending.future
             except asyncio.CancelledError:
@@ -140,22 +141,26 @@ class Connection:
     # Sending.
 
     async def _merged(self, request: Merged) -> Any:
-        if self._socket is None:  # There is no frame to share, and may be no server.
-            return await self._send_merged(request)
+        if self._socket is None or self._may_go():  # There is no frame to share, and may be no server.
+            return await self._send_merged(request, now=True)
         small = Small(request, asyncio.get_running_loop().create_future())
         self._merging.add(small)
         self._flush_soon()
         return await small.future
 
-    def _send_merged(self, request: Merged) -> "asyncio.Future[Any]":
+    def _send_merged(self, request: Merged, *, now: bool = False) -> "asyncio.Future[Any]":
         if self._error is not None:
             raise self._error
-        pending = self._submit(request, uuid.uuid4().hex)
+        pending = self._submit(request, uuid.uuid4().hex, now=now)
         pending.future.add_done_callback(lambda _: self._pending.pop(pending.number, None))
         return pending.future
 
-    def _submit(self, request: AnyRequest, key: str | None) -> Pending:
-        """Have a call sent with the next frame."""
+    def _may_go(self) -> bool:
+        """Whether a call need not wait for others to share its frame."""
+        return self._turns is not None and not self._outbox and not self._flushing and self._turns.take()
+
+    def _submit(self, request: AnyRequest, key: str | None, *, now: bool = False) -> Pending:
+        """Have a call sent with the next frame, or `now`."""
         loop = asyncio.get_running_loop()
         pending = Pending(next(self._numbers), request, key, loop)
         if self._runner is None:
@@ -163,7 +168,10 @@ class Connection:
             self._runner = loop.create_task(self._run())
         self._pending[pending.number] = pending
         self._outbox.append(pending)
-        self._flush_soon()
+        if now:
+            self._write()
+        else:
+            self._flush_soon()
         return pending
 
     def _flush_soon(self) -> None:
@@ -172,31 +180,36 @@ class Connection:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._merging.send()
+        callers = self._merging.send() + len(self._outbox)
         self._flushing = False
+        if self._turns is not None:
+            self._turns.shared(callers)
+        self._write()
+
+    def _write(self) -> None:
+        """Write what is in the outbox: at once, or as soon as the server takes it."""
         socket = self._socket
         if socket is None or not self._outbox:
             return
         outbox, self._outbox = self._outbox, []
-        self._spawn(self._send(socket, outbox), self._tasks)
+        for frame in frames_of(outbox):
+            self._write_frame(socket, frame)
 
-    async def _send(self, socket: ClientConnection, outbox: list[Pending]) -> None:
-        frame: list[msgspec.Raw] = []
-        size = 0
+    def _write_frame(self, socket: Socket, frame: bytes) -> None:
+        waiting = self._waiting_frames
+        if waiting:
+            waiting.append(frame)
+        elif not socket.write_now(frame):
+            waiting.append(frame)
+            self._spawn(self._send(socket, waiting), self._tasks)
+
+    async def _send(self, socket: Socket, waiting: list[bytes]) -> None:
         try:
-            for pending in outbox:
-                if pending.future.done():
-                    continue  # Whoever asked has gone before it was sent.
-                if frame and size + len(pending.data) > _FRAME_BYTES:
-                    await socket.send(encode(frame))
-                    frame, size = [], 0
-                pending.sent = True
-                frame.append(msgspec.Raw(pending.data))
-                size += len(pending.data)
-            if frame:
-                await socket.send(encode(frame))
+            while waiting:
+                await socket.send(waiting[0])
+                del waiting[0]
         except websockets.ConnectionClosed:
-            pass  # Whoever reads notices, and it is sent again.
+            waiting.clear()  # Whoever reads notices, and it is sent again.
 
     # The connection.
 
@@ -242,16 +255,33 @@ class Connection:
                 hello = decode_hello(_bytes(await socket.recv()))
             if hello.protocol != PROTOCOL:
                 raise Unsupported(f"The server speaks protocol {hello.protocol} and this client {PROTOCOL}; upgrade")
+            assert isinstance(socket, Socket)
+            wrong: list[Exception] = []
+            socket.taker = lambda data: self._hear(socket, data, wrong)
             self._resume(socket)
-            while True:
-                replies = decode_replies(_bytes(await socket.recv()))
-                self._heard = True
-                for reply in replies:
-                    self._deliver(reply)
+            try:
+                while True:  # With a taker, only messages that came in pieces, and the end.
+                    socket.taker(_bytes(await socket.recv()))
+            except websockets.ConnectionClosed:
+                if wrong:
+                    raise wrong[0] from None
+                raise
 
-    def _resume(self, socket: ClientConnection) -> None:
+    def _hear(self, socket: Socket, data: bytes, wrong: list[Exception]) -> None:
+        try:
+            replies = decode_replies(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            wrong.append(error)
+            socket.transport.abort()
+            return
+        self._heard = True
+        for reply in replies:
+            self._deliver(reply)
+
+    def _resume(self, socket: Socket) -> None:
         """Send what waits: new calls, and again those whose answers were lost with the last connection."""
-        self._socket = socket
+        self._socket, self._waiting_frames = socket, []
+        self._turns = self._turns or Turns(asyncio.get_running_loop())
         self._up_since = asyncio.get_running_loop().time()
         self._outbox = []
         for _, pending in sorted(self._pending.items()):
@@ -310,7 +340,7 @@ class Connection:
     def _sift(self, reason: str) -> None:
         """The server could make nothing of a frame: find the call that was wrong, or it would be sent for ever."""
         sent = [pending for pending in self._pending.values() if pending.sent]
-        wrong = [(pending, error) for pending in sent if (error := _wrong_with(pending.data)) is not None]
+        wrong = [(pending, error) for pending in sent if (error := wrong_with(pending.data)) is not None]
         for pending, error in wrong:
             pending.fail(InvalidArgument(f"{type(pending.request).__name__} cannot be sent: {error}"))
         if not wrong:
@@ -338,12 +368,8 @@ class Connection:
             pending.future = asyncio.get_running_loop().create_future()
         giving_back = self._spawn(self._give_back(pending, undo), self._tasks)
         if pending.abandoned and self._socket is not None:
-            self._spawn(self._cancel(self._socket, pending.number), self._tasks)
+            self._write_frame(self._socket, encode([pending.number]))
         await asyncio.wait({giving_back}, timeout=_GIVE_BACK_SECONDS)
-
-    async def _cancel(self, socket: ClientConnection, number: int) -> None:
-        with suppress(websockets.ConnectionClosed):  # Then the server cancels it by itself.
-            await socket.send(encode([number]))
 
     async def _give_back(self, pending: Pending, undo: Callable[[Any], AnyRequest | None]) -> None:
         try:
@@ -365,14 +391,6 @@ class Connection:
         among.add(task)  # An event loop keeps only weak references to its tasks.
         task.add_done_callback(among.discard)
         return task
-
-
-def _wrong_with(data: bytes) -> Exception | None:
-    try:
-        decode_calls(encode([msgspec.Raw(data)]))
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        return error
-    return None
 
 
 def _bytes(data: "str | bytes") -> bytes:

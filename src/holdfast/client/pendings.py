@@ -1,14 +1,17 @@
 """Calls that wait for their answers."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from holdfast.errors import HoldfastError, InvalidArgument
 from holdfast.limits import FRAME_BYTES_MAX
 from holdfast.wire.answers import decoder_of
-from holdfast.wire.frames import AnyRequest, Call, encode
+from holdfast.wire.frames import AnyRequest, Call, decode_calls, encode
 
+_FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # Where a frame is full, and the next one begins.
 _CALL_BYTES_MAX: Final = FRAME_BYTES_MAX - 64  # A frame of one call has a few bytes more than the call.
 
 
@@ -40,6 +43,32 @@ class Pending:
     def mark_again(self) -> None:
         """It may have been carried out: let the server look before it does so again."""
         self.data = encode(Call(self.number, self.request, self.key, True))
+
+
+def frames_of(outbox: Sequence[Pending]) -> Iterator[bytes]:
+    """The frames in which calls travel."""
+    frame: list[msgspec.Raw] = []
+    size = 0
+    for pending in outbox:
+        if pending.future.done():
+            continue  # Whoever asked has gone before it was sent.
+        if frame and size + len(pending.data) > _FRAME_BYTES:
+            yield encode(frame)
+            frame, size = [], 0
+        pending.sent = True
+        frame.append(msgspec.Raw(pending.data))
+        size += len(pending.data)
+    if frame:
+        yield encode(frame)
+
+
+def wrong_with(data: bytes) -> Exception | None:
+    """What a server cannot understand about a call."""
+    try:
+        decode_calls(encode([msgspec.Raw(data)]))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return error
+    return None
 
 
 def _encoded(call: Call) -> bytes:

@@ -1,9 +1,12 @@
-"""WebSockets that are alive as long as anything comes."""
+"""WebSockets that are alive as long as anything comes, and carry messages without a detour."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 from websockets.asyncio.client import ClientConnection
-from websockets.frames import CloseCode
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.protocol import State
 
 
 class Socket(ClientConnection):
@@ -13,11 +16,27 @@ class Socket(ClientConnection):
     a server that has many of those to send does not read the ping.
     """
 
+    taker: Callable[[bytes], None] | None = None  # Is given messages as they come; whoever waits is not then.
+
     _heard = 0.0
 
     def data_received(self, data: bytes) -> None:
         self._heard = self.loop.time()
         super().data_received(data)
+
+    def process_event(self, event: Any) -> None:
+        if self.taker is not None and isinstance(event, Frame) and event.opcode is Opcode.BINARY and event.fin:
+            self.taker(bytes(event.data))
+        else:
+            super().process_event(event)
+
+    def write_now(self, message: bytes) -> bool:
+        """Whether the message was written: not if others have still to be taken, or the connection ends."""
+        if self.paused or self.protocol.state is not State.OPEN or self.transport.is_closing():
+            return False
+        self.protocol.send_binary(message)
+        self.send_data()
+        return True
 
     async def keepalive(self) -> None:
         assert self.ping_interval is not None

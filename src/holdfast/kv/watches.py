@@ -42,12 +42,18 @@ class Watch:
     async def wait_async(self, timeout_seconds: float) -> bool:
         """`wait` for an event loop."""
         loop = asyncio.get_running_loop()
+        sleeper = (loop, loop.create_future())
         with self._lock:
-            if self._fired.is_set():
-                return self._take(woken=True)
-            sleeper = (loop, loop.create_future())
-            self._sleepers.append(sleeper)
+            is_there = self._fired.is_set()
+            if not is_there:
+                self._sleepers.append(sleeper)
+        if is_there:
+            taken = self._take(woken=True)
+            await asyncio.sleep(0)  # Whoever finds its own hints here, again and again, does not stop the loop.
+            return taken
         try:
+            if asyncio.current_task() is None:  # It was begun without one, which timeouts need.
+                await asyncio.sleep(0)
             async with asyncio.timeout(timeout_seconds):
                 await sleeper[1]
         except TimeoutError:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from holdfast.errors import HoldfastError
+from holdfast.runtime.steps import Begun
 
 Result = TypeVar("Result")
 
@@ -14,7 +15,10 @@ _taking_back: set[asyncio.Task[None]] = set()  # An event loop keeps only weak r
 
 async def finish_or_undo_async(work: Coroutine[Any, Any, Result], undo: Callable[[Result], object]) -> Result:
     """The result of `work`. If the caller is cancelled meanwhile, `undo(result)` takes it back on another thread."""
-    task = asyncio.ensure_future(work)
+    begun = Begun(work)
+    if begun.is_done:
+        return begun.result
+    task = asyncio.get_running_loop().create_task(begun.rest)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

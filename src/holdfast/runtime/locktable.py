@@ -168,7 +168,9 @@ class LockTable:
 
     async def _acquire_async(self, steps: list[Step], mode: Mode, timeout_seconds: float | None) -> "Held":
         seconds = self.levels.patience(timeout_seconds, steps)
-        held = Held(self, self._owner(), steps, mode)
+        # What was begun without a task is nobody but itself: its thread does not hold what it holds.
+        owner = self._owner() if asyncio.current_task() else Owner(_Taskless())
+        held = Held(self, owner, steps, mode)
         try:
             bell = self._take(held, seconds, TaskBell)
             if bell is not None:
@@ -383,6 +385,13 @@ class TaskBell:
     @property
     def deaf(self) -> bool:
         return self._loop.is_closed()
+
+
+class _Taskless:
+    """Somebody who has no task yet."""
+
+    def get_name(self) -> str:
+        return "of a call"
 
 
 Found = TypeVar("Found")

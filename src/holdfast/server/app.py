@@ -19,6 +19,7 @@ from holdfast.server.http.halls import Hall
 from holdfast.server.http.limits import HttpLimits
 from holdfast.server.http.tables import ENDPOINTS
 from holdfast.server.logs import correlated, correlation_id_of
+from holdfast.server.sockets import BoundedSocket
 
 
 def make_app(doors: Doors, limits: HttpLimits | None = None) -> Starlette:
@@ -73,7 +74,7 @@ async def _serve_stream(doors: Doors, scope: Any, receive: Any, send: Any) -> No
             await receive()
             await send({"type": "websocket.close", "code": 4003, "reason": "not_allowed"})  # Before accepting: a 403.
             return
-        await doors.streams.serve(guard, receive, send)
+        await doors.streams.serve(guard, receive, send, BoundedSocket.of(scope))
 
 
 async def _serve_relay(doors: Doors, scope: Any, receive: Any, send: Any) -> None:

@@ -17,13 +17,16 @@ from holdfast.wire.problems import problem_of
 _log = logging.getLogger("holdfast.stream")
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Write = Callable[[bytes], bool]
 
 
 class Replies:
     """The replies of one connection."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, write: Write | None = None) -> None:
+        """`write` writes a frame at once, if it can."""
         self._send = send
+        self._write = write
         self.unsent = 0  # Bytes that the other end has not taken yet.
 
     @property
@@ -48,6 +51,8 @@ class Replies:
             error = unexpected() if frame is None else _too_large(len(frame))
             frame = encode([Reply(replies[0].number, None, problem_of(error, correlation_id.get()))])
         assert frame is not None
+        if self._write is not None and self._write(frame):
+            return whole
         self.unsent += len(frame)
         try:
             await self._send({"type": "websocket.send", "bytes": frame})

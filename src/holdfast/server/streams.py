@@ -4,6 +4,9 @@
                    └──► the others (waiting, object stores): each a task, and a reply of its own
           numbers ──► whichever of those tasks their callers do not wait for any more: cancelled
 
+Whatever need not wait is done when its frame comes, and answered at once: a task, or a message from uvicorn to one that
+waits for it, takes as long as most calls do.
+
 A connection has a bounded number of calls under way, of long answers in memory, and of bytes that it has not read. At
 a bound, the server begins nothing more or stops reading from it, so neither a fast sender nor a slow reader makes it
 grow; one that takes nothing at all is cut after a while (`sockets.py`). A new connection of the same client takes over:
@@ -14,11 +17,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import nullcontext, suppress
+from contextvars import Context, copy_context
 from typing import Any
 
 import msgspec
 
 from holdfast.errors import Busy, Closed, HoldfastError, ShutdownDraining
+from holdfast.kv.serial import SerialDatabase
 from holdfast.limits import (
     ANSWER_BYTES_MAX,
     CALLS_MAX,
@@ -30,9 +35,12 @@ from holdfast.limits import (
 from holdfast.plane.groups import call_group, is_groupable
 from holdfast.plane.once import once_of
 from holdfast.plane.undelivered import give_back
+from holdfast.runtime.steps import Begun
 from holdfast.server.guards import Guard
+from holdfast.server.hearing import Hearing
 from holdfast.server.logs import correlation_id
 from holdfast.server.replies import Replies, Send, fits, unexpected
+from holdfast.server.sockets import BoundedSocket
 from holdfast.wire.frames import PROTOCOL, Call, Hello, Reply, decode_calls, decode_hello, encode
 from holdfast.wire.problems import problem_of
 from holdfast.wire.queues import Deliveries, Delivery, ReceiveMessages
@@ -53,10 +61,12 @@ class Streams:
         self.open: dict[str, Stream] = {}
         self.draining = False
         self._tasks: set[asyncio.Task[None]] = set()  # What outlives its connection.
+        # A transaction of another kind of store waits for the network, in ways that need a task.
+        self.at_once = isinstance(port.parts.database, SerialDatabase)
 
-    async def serve(self, guard: Guard, receive: Receive, send: Send) -> None:
-        """Serve one connection to its end."""
-        stream = Stream(self, guard, receive, send)
+    async def serve(self, guard: Guard, receive: Receive, send: Send, socket: BoundedSocket | None = None) -> None:
+        """Serve one connection to its end; with its socket, without a detour."""
+        stream = Stream(self, guard, receive, send, socket)
         try:
             await stream.run()
         finally:
@@ -70,11 +80,12 @@ class Streams:
         if old is not None:
             old.cut(_TAKEN_OVER, "Another connection of this client has taken over")
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something that no connection waits for."""
+    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Do something that outlives its connection."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def call_group(self, calls: list[Call], wanted: Callable[[], bool] = lambda: True) -> list[Any]:
         """The outcomes of the first of the calls, by a port that measures groups if it does."""
@@ -96,21 +107,26 @@ class Streams:
 class Stream:
     """One connection."""
 
-    def __init__(self, streams: Streams, guard: Guard, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, streams: Streams, guard: Guard, receive: Receive, send: Send, socket: BoundedSocket | None
+    ) -> None:
         self.session = ""
         self._streams = streams
         self._guard = guard
         self._receive = receive
         self._send = send
+        self._hearing = None if socket is None else Hearing(socket, self, self._hear)
+        self._context = copy_context()
         self._dropped = False
+        self._goodbye: asyncio.Task[None] | None = None
         self._under_way = 0
-        self._replies = Replies(send)
+        self._replies = Replies(send, None if socket is None else socket.write_now)
         self._reads = asyncio.Semaphore(READS_MAX)
         self._room = asyncio.Event()
         self._room.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ones: dict[int, asyncio.Task[None]] = {}  # Calls that run by themselves, by their numbers.
-        self._replying: set[asyncio.Task[None]] = set()
+        self._replying: set[asyncio.Task[bool]] = set()
 
     @property
     def caller(self) -> str:
@@ -120,7 +136,7 @@ class Stream:
     def cut(self, code: int, reason: str) -> None:
         """End the connection: begin nothing more, and say why. Nobody waits until the other end has heard it."""
         self.drop()
-        self._streams.spawn(self._say_goodbye(code, reason))
+        self._goodbye = self._streams.spawn(self._say_goodbye(code, reason))
 
     def drop(self) -> None:
         """The connection is gone, or has a successor: begin nothing more. Commits that were begun are finished."""
@@ -136,10 +152,41 @@ class Stream:
         try:
             if not await self._greet():
                 return
-            while (data := await self._frame()) is not None:
-                await self._take(data)
+            while True:
+                if self._hearing is not None:
+                    self._hearing.begin()  # From now on, only the end comes this way.
+                data = await self._frame()
+                if data is None:
+                    return
+                self._take(data)
+                await asyncio.sleep(0)  # So that what can be answered at once is, and counts if it is not read.
+                await self.wait_for_room()
         finally:
             self.drop()
+            if self._hearing is not None:
+                self._hearing.end()
+            if self._goodbye is not None:  # Whoever runs this closes the connection next, and it would not be heard.
+                await asyncio.wait({self._goodbye})
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is under way, or not read, that nothing more is begun."""
+        return self._under_way >= CALLS_MAX or self._replies.unsent >= UNSENT_BYTES_MAX
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing is begun any more at all."""
+        return self._dropped
+
+    async def wait_for_room(self) -> None:
+        while self.is_full and not self._dropped:
+            self._room.clear()
+            await self._room.wait()
+
+    def _hear(self, message: str | bytes) -> None:
+        data = self._checked(message)
+        if data is not None:
+            self._take(data)
 
     async def _greet(self) -> bool:
         data = await self._frame()
@@ -164,29 +211,33 @@ class Stream:
         if message["type"] != "websocket.receive" or self._dropped:
             return None
         data = message.get("bytes")
-        if data is None:
-            await self._close(_PROTOCOL_ERROR, "Frames are binary")
-        elif len(data) > FRAME_BYTES_MAX:
-            await self._close(_TOO_BIG, f"A frame has at most {FRAME_BYTES_MAX} bytes")
+        return self._checked(message["text"] if data is None else data)
+
+    def _checked(self, message: str | bytes) -> bytes | None:
+        """The frame that a message is; None if it is none, and the connection ends."""
+        if isinstance(message, str):
+            self.cut(_PROTOCOL_ERROR, "Frames are binary")
+        elif len(message) > FRAME_BYTES_MAX:
+            self.cut(_TOO_BIG, f"A frame has at most {FRAME_BYTES_MAX} bytes")
         else:
-            return bytes(data)
+            return bytes(message)
         return None
 
-    async def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> None:
         try:
             calls = decode_calls(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             _log.warning("a frame of %s bytes was not understood: %s", len(data), error)
-            await self._close(_PROTOCOL_ERROR, "The frame is no list of calls")
+            self.cut(_PROTOCOL_ERROR, "The frame is no list of calls")
             return
         if len(calls) > CALLS_MAX:
-            await self._close(_PROTOCOL_ERROR, f"A frame has at most {CALLS_MAX} calls")
+            self.cut(_PROTOCOL_ERROR, f"A frame has at most {CALLS_MAX} calls")
             return
         numbers = [call.number for call in calls if not isinstance(call, int)]
         if len(set(numbers)) < len(numbers) or not self._ones.keys().isdisjoint(numbers):
             # Of two calls that wait under one number only one could be cancelled, and the other would wait for nobody.
             _log.warning("a frame of %s bytes has a number that another call has", len(data))
-            await self._close(_PROTOCOL_ERROR, "Two calls have the same number")
+            self.cut(_PROTOCOL_ERROR, "Two calls have the same number")
             return
         together: list[Call] = []
         refused: list[Reply] = []
@@ -203,25 +254,20 @@ class Stream:
             if is_groupable(call.request):
                 together.append(self._keyed(call))
             else:
-                self._ones[call.number] = self._start(self._one(self._keyed(call)))
+                task = self._begin(self._one(self._keyed(call)))
+                if task is not None:
+                    self._ones[call.number] = task
         if together:
-            self._start(self._all(together))
+            self._begin(self._all(together))
         if refused:
-            self._start(self._reply(refused))
-        await asyncio.sleep(0)  # So that what can be answered at once is, and counts if it is not read.
-        while self._is_full() and not self._dropped:
-            self._room.clear()
-            await self._room.wait()
-
-    def _is_full(self) -> bool:
-        return self._under_way >= CALLS_MAX or self._replies.unsent >= UNSENT_BYTES_MAX
+            self._begin(self._answer_all(refused))
 
     def _cancel(self, number: int) -> None:
         """Nobody waits for this call any more. One that is done is answered, and its caller takes it back."""
         task = self._ones.pop(number, None)
         if task is not None:
             task.cancel()
-            self._start(self._tell_cancelled(number, task))
+            self._start(self._tell_cancelled(number, task), self._context)
 
     async def _tell_cancelled(self, number: int, task: "asyncio.Task[None]") -> None:
         await asyncio.wait({task})  # What it has leased is given back by then.
@@ -241,8 +287,16 @@ class Stream:
             return call
         return Call(call.number, call.request, f"{self._guard.name}/{call.key}", call.again)
 
-    def _start(self, work: Any) -> "asyncio.Task[None]":
-        task = asyncio.get_running_loop().create_task(work)
+    def _begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None] | None":
+        """Do something now, as far as that is possible; the task that does the rest."""
+        context = self._context.copy()
+        if not self._streams.at_once:
+            return self._start(work, context)
+        begun = Begun(work, context)
+        return None if begun.is_done else self._start(begun.rest, context)
+
+    def _start(self, work: Any, context: Context) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -323,21 +377,29 @@ class Stream:
         """Whether the other end is told these replies as they are."""
         if self._dropped:
             return False
-        task = asyncio.current_task()
-        assert task is not None
-        self._replying.add(task)
+        task: asyncio.Task[bool] | None = None
         try:
-            return await self._replies.send(replies)
+            sending = Begun(self._replies.send(replies))
+            if sending.is_done:
+                return sending.result
+            task = asyncio.get_running_loop().create_task(sending.rest)
+            self._replying.add(task)
+            return await task
         except Exception as error:  # The connection is gone, in one of a server's many ways.
             _log.debug("replies could not be sent: %s", error)
-            self._replying.discard(task)
+            if task is not None:
+                self._replying.discard(task)
             self.drop()
             return False
         finally:
-            self._replying.discard(task)
+            if task is not None:
+                self._replying.discard(task)
             self._under_way -= len(replies)
-            if not self._is_full():
+            if not self.is_full:
                 self._room.set()
+
+    async def _answer_all(self, replies: list[Reply]) -> None:
+        await self._reply(replies)
 
     async def _say_goodbye(self, code: int, reason: str) -> None:
         with suppress(Exception):  # It may be gone already, in one of a server's many ways.

@@ -6,7 +6,8 @@ cover leads next. Each waiter is woken by its own lock, so nobody wakes for noth
 
     thread      waits here itself: it leads, or it is woken by the leader
     event loop  collects the callers of one turn of the loop, then waits once for all of them: itself while syncs
-                are fast and few callers wait, on the syncer thread otherwise, so that work and sync overlap
+                are fast and few callers wait, on the syncer thread otherwise, so that work and sync overlap;
+                a caller that has been the only one of its turn for a while syncs at once, and waits for no turn
 
 A sync that fails leaves it open what the device kept, and asking again may lie (the kernel forgets the error). So
 the first failure is final: every waiter, now and later, gets CommitUnknown or DatabaseFailed.
@@ -21,6 +22,7 @@ from contextlib import suppress
 
 from holdfast import limits
 from holdfast.errors import Backend, Closed, CommitUnknown, DatabaseFailed
+from holdfast.turns import Turns
 
 
 class LogSync:
@@ -137,9 +139,17 @@ class LoopSync:
         self._callers: list[asyncio.Future[None]] = []
         self._commit = 0  # What the newest of them waits for; a thread's commits only grow.
         self._busy = False
+        self._turns = Turns(loop)
 
-    def wait(self, commit: int) -> "asyncio.Future[None]":
-        """Done once `commit` is durable, together with everybody else who asks in this turn of the loop."""
+    def wait(self, commit: int) -> "asyncio.Future[None] | None":
+        """Done once `commit` is durable, together with everybody else who asks in this turn; None: it is durable now.
+
+        Raises:
+            CommitUnknown: the sync of a caller that is alone failed.
+        """
+        if not self._busy and self._log.sync_seconds < limits.INLINE_SYNC_SECONDS_MAX and self._turns.take():
+            self._log.wait(commit)
+            return None
         caller = self.loop.create_future()
         self._callers.append(caller)
         self._commit = commit
@@ -151,6 +161,7 @@ class LoopSync:
 
     def _start(self) -> None:
         log, commit, callers, self._callers = self._log, self._commit, self._callers, []
+        self._turns.shared(len(callers))
         if len(callers) <= limits.INLINE_SYNC_WAITERS_MAX and log.sync_seconds < limits.INLINE_SYNC_SECONDS_MAX:
             self._finish(callers, _failure(log, commit))
         else:

@@ -1,0 +1,73 @@
+"""What comes in on a connection, taken as it comes: no task waits for it.
+
+    message ──► room? ──► taken
+                  └ no ──► kept, and nothing more is read ──► room ──► taken in order, and read again
+
+What one read of the socket brings is kept whole, so that is how much a connection can have lying there.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from holdfast.server.sockets import BoundedSocket
+
+
+class Hearer(Protocol):
+    """Who takes what is heard."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is to be taken now."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing more is to be taken at all."""
+
+    async def wait_for_room(self) -> None:
+        """Return when there is room, or there will be none any more."""
+
+
+class Hearing:
+    """The ear of one connection."""
+
+    def __init__(self, socket: BoundedSocket, hearer: Hearer, take: Callable[[str | bytes], None]) -> None:
+        self._socket = socket
+        self._hearer = hearer
+        self._take = take
+        self._unheard: deque[str | bytes] = deque()
+        self._catching_up: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Be given what comes, unless something that came before lies with uvicorn yet."""
+        if self._socket.queue.empty():
+            self._socket.taker = self._hear
+
+    def end(self) -> None:
+        """Take nothing more."""
+        self._socket.taker = None
+        self._unheard.clear()
+
+    def _hear(self, message: str | bytes) -> None:
+        self._unheard.append(message)
+        if self._catching_up is None:
+            self._take_unheard()
+            if self._hearer.is_full and not self._hearer.is_gone:
+                self._socket.hold()
+                self._catching_up = asyncio.get_running_loop().create_task(self._catch_up())
+
+    def _take_unheard(self) -> None:
+        while self._unheard and not self._hearer.is_full:
+            message = self._unheard.popleft()
+            if not self._hearer.is_gone:
+                self._take(message)
+
+    async def _catch_up(self) -> None:
+        while self._hearer.is_full or self._unheard:
+            await self._hearer.wait_for_room()
+            if self._hearer.is_gone:
+                return
+            self._take_unheard()
+        self._catching_up = None
+        self._socket.go_on()

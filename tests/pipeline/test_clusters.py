@@ -1,0 +1,141 @@
+"""The same jobs on other Sparks, and on S3: what does not pickle, or is only on the driver, is found here."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from runpy import run_path
+from types import SimpleNamespace
+from typing import Any
+
+import boto3
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from holdfast.pipeline import javas, jobs
+from holdfast.pipeline.config import Config
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.schemas import JOURNAL, TABLES
+
+planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
+SPARK_HOME = Path(pyspark.__file__).parent
+START_SECONDS = 120
+KEYS = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+
+
+def environment() -> dict[str, str]:
+    """As a cluster has it: everything that jobs would find by themselves is given."""
+    java = javas.find(os.environ)
+    home = {} if java.home is None else {"JAVA_HOME": java.home}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    return {**kept, **home, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+
+
+def pipeline(*words: str) -> list[dict[str, Any]]:
+    """Run `holdfast pipeline` in a process of its own; what it tells."""
+    command = [sys.executable, "-W", "error", "-m", "holdfast.cli", "pipeline", *words, "--json"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    return told if isinstance(told, list) else [told]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def listening(command: list[str], port: int, log: Path) -> Iterator[None]:
+    """A server in a process of its own, from when it listens on."""
+    with log.open("wb") as said, subprocess.Popen(command, env=environment(), stdout=said, stderr=said) as server:
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                except OSError:
+                    assert server.poll() is None, log.read_text()
+                    assert time.monotonic() < deadline, log.read_text()
+                    time.sleep(0.05)
+            yield
+        finally:
+            server.terminate()
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Any:
+    """A plane with everything in it, but little of it."""
+    return planes.build(tmp_path / "data", worlds=3, entries=200, messages=100, mails=40, entities=10, activity=30)
+
+
+def test_all_jobs_run_on_a_cluster_of_processes(built: Any, tmp_path: Path) -> None:
+    work = SPARK_HOME / "work"  # Where its workers put their logs.
+    before = set(work.glob("*"))
+    lake = tmp_path / "lake"
+    try:
+        told = pipeline("run", "--data", built.url, "--lake", str(lake), "--master", "local-cluster[2,1,1024]")
+    finally:
+        for folder in set(work.glob("*")) - before:
+            subprocess.run(["rm", "-rf", folder], check=True)
+    assert [each["job"] for each in told] == list(jobs.WHOLE)
+    assert all(each["ok"] for each in told)
+    assert Lake(str(lake)).table(JOURNAL).count() == built.entries
+
+
+def test_all_jobs_run_through_spark_connect(built: Any, tmp_path: Path) -> None:
+    port, lake = free_port(), tmp_path / "lake"
+    server = [
+        str(SPARK_HOME / "bin" / "spark-submit"),
+        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", "local[2]"),
+        *("--conf", "spark.connect.grpc.binding.address=127.0.0.1"),
+        *("--conf", f"spark.connect.grpc.binding.port={port}"),
+        *("--conf", "spark.ui.enabled=false"),
+        *("--conf", f"spark.sql.warehouse.dir={tmp_path / 'warehouse'}"),
+        *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
+        "spark-internal",
+    ]
+    with listening(server, port, tmp_path / "connect.log"):
+        told = pipeline("run", "--data", built.url, "--lake", str(lake), "--remote", f"sc://127.0.0.1:{port}")
+    assert [each["job"] for each in told] == list(jobs.WHOLE)
+    assert all(each["ok"] for each in told)
+    assert Lake(str(lake)).table(JOURNAL).count() == built.entries
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """An object store in a process of its own: delta-rs holds this interpreter while it waits for an answer."""
+    port = free_port()
+    endpoint = f"http://127.0.0.1:{port}"
+    options = {"aws_endpoint": endpoint, "aws_region": "us-east-1", "aws_allow_http": "true", **KEYS}
+    for name, value in options.items():
+        monkeypatch.setenv(name.upper(), value)  # For the plane, whose URL says nothing of these.
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with listening(command, port, tmp_path / "moto.log"):
+        boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **KEYS).create_bucket(Bucket="bucket")
+        yield options
+
+
+def test_segments_and_lake_may_be_on_s3(spark: SparkSession, s3: dict[str, str], tmp_path: Path) -> None:
+    objects = "s3://bucket/objects"
+    built = planes.build(tmp_path / "data", worlds=3, entries=200, messages=50, mails=20, activity=10, objects=objects)
+    config = Config(data=built.url, lake="s3://bucket/lake", objects=objects, storage=s3)
+    told = list(jobs.run_whole(spark, config))
+    assert [each.findings for each in told] == [[]] * len(told)
+    lake = Lake(config.lake, s3)
+    journal = lake.table(JOURNAL)
+    assert journal.count() == journal.read(spark).count() == built.entries
+    assert any(row["segment"] for row in journal.read(spark).select("segment").distinct().collect())
+    counts = {name: lake.table(table).count() for name, table in TABLES.items()}
+    assert jobs.run("ingest", spark, config).rows["journal"] == 0
+    assert jobs.run("vacuum", spark, config).ok
+    assert {name: lake.table(table).count() for name, table in TABLES.items()} == counts
