@@ -260,6 +260,10 @@ LAKE_ATTEMPTS: Final = 32  # How often a run that loses to another one begins ag
 LAKE_PAUSE_MS_MAX: Final = 1_000  # Back-off doubles from 10 ms up to this, with full jitter.
 
 # Audits, roll-ups and reports.
+AUDIT_TASK_BYTES: Final = 67_108_864  # What one executor judges at a time; a world is never cut.
+AUDIT_WORLDS_MAX: Final = 4_096  # Worlds of one wave: each is some kilobytes in the driver.
+FINDINGS_OF_A_WORLD: Final = 100  # The first ones say what happened; more would only repeat it.
+STATE_BYTES_TOLD: Final = 1_048_576  # A larger state is told by its digest alone.
 SIGNATURE_CHARACTERS_MAX: Final = 200  # Of an error's signature: what is said later is rarely what differs.
 DEAD_LETTERS_MEASURED: Final = 100_000  # Of which a roll-up asks the plane for the error, if logs do not tell it,
 ERROR_CHARACTERS_MEASURED: Final = 500  # and how much of it: they are in memory all at once.

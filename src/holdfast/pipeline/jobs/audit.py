@@ -1,0 +1,245 @@
+"""`audit`: whether every world is what its journal says, and the lake what the plane says; a verdict for each world.
+
+Worlds go to executors whole, in waves of a bounded size: a fold has one order. What is in the lake was read before the
+plane was, so the lake can only be behind. Nothing is repaired.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+
+from holdfast.errors import HashMismatch, MissingObject
+from holdfast.layers import blobs
+from holdfast.layers.snapshots import SnapshotRecord
+from holdfast.limits import AUDIT_TASK_BYTES, AUDIT_WORLDS_MAX, FINDINGS_MAX
+from holdfast.pipeline import replays, tasks, verdicts
+from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.intake.plans import journal_mark
+from holdfast.pipeline.intake.quarantines import Quarantine
+from holdfast.pipeline.lake import Lake, Writer, staging
+from holdfast.pipeline.pieces import Stores, WorldView
+from holdfast.pipeline.schemas import JOURNAL, WORLD_STATE
+from holdfast.pipeline.verdicts import PLACE_DIGITS, Body, Case, Finding, Verdict
+from holdfast.pipeline.views import View, open_view
+
+
+def run(
+    spark: SparkSession,
+    config: Config,
+    *,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Told:
+    """Judge every world. `ok` says that nothing is wrong with any of them; findings say where and what.
+
+    Raises:
+        InvalidArgument: there is no such reducer.
+    """
+    begun = time.monotonic()
+    replays.reducer_of(config.reducer)
+    lake = Lake(config.lake, config.storage)
+    table = lake.table(WORLD_STATE)
+    history = _History(spark, lake, config)
+    writer = Writer(WORLD_STATE, table.place, is_sorted=False)
+    counts = {"worlds": 0, "records": 0, "snapshots": 0}
+    notes: list[str] = []
+    findings: list[dict[str, Any]] = []
+    wrong = 0
+    with open_view(config) as view, staging.staged(lake.place) as staged:
+        waves = _waves(view, staged.store_url, history, AUDIT_TASK_BYTES * tasks.parallelism(spark))
+        for wave in waves:
+            judged = list(_judged(spark, config, view, wave.cases, history))
+            staging.clear(staged.below(wave.folder))
+            writer.write(_rows(judged))
+            for each in judged:
+                counts["worlds"] += 1
+                counts["records"] += each.records
+                counts["snapshots"] += each.snapshots
+                wrong += bool(each.findings)
+                findings += [_told(each, finding) for finding in each.findings]
+            del findings[FINDINGS_MAX:]
+            if progress is not None:
+                progress("worlds", counts["worlds"], counts["worlds"])
+    files = writer.close()
+    table.overwrite(files, universes=config.universes or None)
+    if wrong:
+        notes.append(f"{wrong} of {counts['worlds']} worlds are not what they should be")
+    if config.reducer is None:
+        notes.append("Without a reducer, what snapshots hold was not compared with what the records lead to")
+    rows = {**counts, WORLD_STATE.name: sum(file.rows for file in files)}
+    return Told(job="audit", ok=not wrong, rows=rows, seconds=time.monotonic() - begun, findings=findings, notes=notes)
+
+
+class _Kept(NamedTuple):
+    """What the lake has of a world."""
+
+    rows: int
+    total: int  # The sum of `place_value`.
+    highest: int
+    damaged: int  # Rows whose hash is not that of their record.
+
+
+class _History:
+    """What the lake has, at the moment when it was looked at."""
+
+    def __init__(self, spark: SparkSession, lake: Lake, config: Config) -> None:
+        journal = lake.table(JOURNAL)
+        self.is_there = journal.exists
+        self._marks = journal.marks()
+        self._holes: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        self._kept: dict[tuple[str, str], _Kept] = {}
+        if not self.is_there:
+            return
+        for hole in Quarantine(lake).rows():
+            if hole.table == JOURNAL.name:
+                self._holes.setdefault((hole.universe, hole.source), []).append((hole.start, hole.end))
+        value = sf.conv(sf.substring("hash", 1, PLACE_DIGITS), 16, 10).cast("decimal(19,0)")
+        frame = journal.read(spark, universes=config.universes or None)
+        sums = frame.groupBy("universe", "world").agg(
+            sf.count("*").alias("rows"),
+            sf.sum(value * (sf.col("height") + 1).cast("decimal(18,0)")).alias("total"),
+            sf.max("height").alias("highest"),
+            sf.count_if(sf.sha2("raw", 256) != sf.col("hash")).alias("damaged"),
+        )
+        for row in sums.collect():
+            total = row["total"] if row["total"] is not None else Decimal(0)
+            self._kept[row["universe"], row["world"]] = _Kept(row["rows"], int(total), row["highest"], row["damaged"])
+
+    def expected(self, universe: str, world: str) -> tuple[int, list[tuple[int, int]]]:
+        """Up to which height the lake has a world's records, and which of them it lacks."""
+        return self._marks.get(journal_mark(universe, world), 0), self._holes.get((universe, world), [])
+
+    def compare(self, case: Case, verdict: Verdict) -> Iterator[Finding]:
+        """Whether the lake has what the plane has."""
+        kept = self._kept.get((case.universe, case.world), _Kept(0, 0, -1, 0))
+        if kept.damaged:
+            yield Finding(0, "lake", f"{kept.damaged} rows of the lake have another hash than their record")
+        if kept.highest >= case.head:
+            yield Finding(case.head, "lake", f"the lake has records up to {kept.highest}, beyond the head {case.head}")
+        elif any(finding.reason in _UNREADABLE for finding in verdict.findings):
+            return  # The plane itself cannot say what the lake should have.
+        elif (kept.rows, kept.total) != (verdict.lake_count, int(verdict.lake_sum)):
+            said = f"the lake has {kept.rows} records below {case.lake_next}, and the plane has {verdict.lake_count}"
+            yield Finding(0, "lake", said if kept.rows != verdict.lake_count else "the lake has other records")
+
+
+class _Wave(msgspec.Struct):
+    """Worlds that are judged at the same time."""
+
+    folder: str  # Below the staging place.
+    cases: list[Case]
+    size: int = 0
+
+
+class _Task(msgspec.Struct, frozen=True):
+    storage: dict[str, str]
+    reducer: str | None
+    cases: list[Case]
+
+
+def _waves(view: View, url: str, history: _History, wave_bytes: int) -> Iterator[_Wave]:
+    count = 0
+    wave = _Wave(f"wave-{count}", [])
+    for universe in view.universes():
+        for world in view.worlds(universe):
+            case = _case(view, world, f"{url}/{wave.folder}", history)
+            wave.cases.append(case)
+            wave.size += case.size
+            if wave.size >= wave_bytes or len(wave.cases) >= AUDIT_WORLDS_MAX:
+                yield wave
+                count += 1
+                wave = _Wave(f"wave-{count}", [])
+    if wave.cases:
+        yield wave
+
+
+def _case(view: View, world: WorldView, url: str, history: _History) -> Case:
+    lake_next, lacks = history.expected(world.universe, world.name)
+    return Case(
+        world.universe,
+        world.name,
+        world.head,
+        world.baseline,
+        [_body(view, world.universe, record, url) for record in world.snapshots],
+        view.pieces(world, 0, url),
+        min(lake_next, world.head),
+        lacks,
+    )
+
+
+def _body(view: View, universe: str, record: SnapshotRecord, url: str) -> Body:
+    """Where executors find the bytes of a snapshot. Large ones are staged if they cannot reach the object store."""
+    digest = blobs.digest_of(record.snapshot_ref)
+    blob = view.database.read(blobs.find, universe, digest)
+    if blob is None:
+        return Body(record)
+    if blob.inline is not None:
+        return Body(record, blob.size, blob.inline)
+    path = blobs.object_path(universe, digest)
+    if view.objects_url is not None:
+        return Body(record, blob.size, None, view.objects_url, path)
+    try:
+        view.stores.staging(url).put(path, view.blob(universe, record.snapshot_ref))
+    except MissingObject:
+        return Body(record, blob.size)
+    except HashMismatch:
+        return Body(record, blob.size, b"")
+    return Body(record, blob.size, None, url, path)
+
+
+def _judged(spark: SparkSession, config: Config, view: View, cases: list[Case], history: _History) -> Iterator[Verdict]:
+    groups = tasks.balanced([case.size for case in cases], tasks.parallelism(spark))
+    work = [
+        msgspec.msgpack.encode(_Task(config.storage, config.reducer, [cases[n] for n in group])) for group in groups
+    ]
+    by_world = {(case.universe, case.world): case for case in cases}
+    for answer in tasks.answers(spark, _judge, work):
+        for verdict in msgspec.msgpack.decode(answer, type=list[Verdict]):
+            case = by_world[verdict.universe, verdict.world]
+            found = [*verdict.findings, *(history.compare(case, verdict) if history.is_there else ())]
+            if found and view.world(case.universe, case.world) is None:
+                continue  # It was deleted meanwhile, and its records with it.
+            yield msgspec.structs.replace(verdict, findings=found)
+
+
+def _judge(task: bytes) -> bytes:
+    """What an executor does."""
+    given = msgspec.msgpack.decode(task, type=_Task)
+    stores = Stores(given.storage)
+    return msgspec.msgpack.encode([verdicts.judge(case, stores, given.reducer) for case in given.cases])
+
+
+def _rows(judged: Iterable[Verdict]) -> pa.RecordBatch:
+    now = datetime.now(UTC)
+    rows = [
+        {
+            "universe": each.universe,
+            "world": each.world,
+            "height": each.height,
+            "state": each.state,
+            "digest": each.digest,
+            "verdict": each.verdict,
+            "reason": _reason(each.findings[0]) if each.findings else None,
+            "at": now,
+        }
+        for each in judged
+    ]
+    return pa.RecordBatch.from_pylist(rows, WORLD_STATE.schema)
+
+
+def _reason(finding: Finding) -> str:
+    return f"{finding.reason} at {finding.height}: {finding.detail}"
+
+
+def _told(verdict: Verdict, finding: Finding) -> dict[str, Any]:
+    named = {"universe": verdict.universe, "world": verdict.world, "verdict": verdict.verdict}
+    return {**named, **msgspec.structs.asdict(finding)}
+
+
+_UNREADABLE: Final = frozenset(("missing", "checksum", "malformed", "schema"))
