@@ -1,0 +1,176 @@
+"""The audit of a whole plane: what is wrong is named, with its world and its height, and nothing else is."""
+
+import hashlib
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import holdfast
+from holdfast.errors import InvalidArgument
+from holdfast.kv import Transaction
+from holdfast.layers import blobs, journals, records, snapshots
+from holdfast.layers.blobs import Blob
+from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
+from holdfast.layers.worlds import World
+from holdfast.pipeline import replays
+from holdfast.pipeline.config import Config
+from holdfast.pipeline.jobs import audit, ingest
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.schemas import JOURNAL, WORLD_STATE
+from holdfast.wire.canonical import canonical
+
+planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
+
+
+def config_of(tmp_path: Path, reducer: str | None = planes.CHAIN) -> Config:
+    return Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"), reducer=reducer)
+
+
+def states(config: Config) -> dict[str, dict[str, Any]]:
+    return {row["world"]: row for row in Lake(config.lake).table(WORLD_STATE).rows().to_pylist()}
+
+
+def found(told: Any) -> set[tuple[str, int, str]]:
+    return {(each["world"], each["height"], each["reason"]) for each in told.findings}
+
+
+def make_worlds(tx: Transaction, names: list[str], wrong: str | None) -> None:
+    """Worlds with eight records, a snapshot and a baseline; the `wrong` one's baseline is not what its records say."""
+    for name in names:
+        world = World("main", name)
+        snapshots.found(tx, world)
+        history = [records.entry(canonical({"world": name, "n": n})) for n in range(8)]
+        journals.append(tx, world, history, expected_head=0)
+        for height, promote in ((3, False), (6, True)):
+            state = replays.replay(history[:height], replays.chain)
+            data = canonical(b"wrong" if promote and name == wrong else state)
+            digest = hashlib.sha256(data).digest()
+            blobs.record(tx, "main", digest, Blob(len(data), data))
+            record = SnapshotRecord(digest.hex(), height, 1, height, NO_MANIFEST)
+            snapshots.commit(tx, world, record, promote=promote)
+
+
+def test_one_baseline_that_contradicts_its_journal_is_found_among_a_thousand_worlds(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    names = [f"world-{n:04}" for n in range(1_000)]
+    with planes.opened(f"dir:{tmp_path / 'data'}") as plane:
+        for n in range(0, len(names), 100):
+            plane.transact(make_worlds, names[n : n + 100], "world-0637", tier=holdfast.Tier.IMPORTANT)
+    config = config_of(tmp_path)
+    told = audit.run(spark, config)
+    assert not told.ok
+    assert {(each["universe"], each["world"]) for each in told.findings} == {("main", "world-0637")}
+    assert ("world-0637", 6, "contradicts") in found(told)
+    assert told.rows == {"worlds": 1_000, "records": 11_000, "snapshots": 3_000, "world_state": 1_000}
+    rows = states(config)
+    assert {name for name, row in rows.items() if row["verdict"] != "ok"} == {"world-0637"}
+    assert "contradicts at 6" in rows["world-0637"]["reason"]
+    assert {row["height"] for row in rows.values()} == {11}  # Eight entries, and three notes of snapshots.
+    assert rows["world-0000"]["digest"] == hashlib.sha256(rows["world-0000"]["state"]).hexdigest()
+
+
+def test_damage_of_every_kind_is_named_and_the_other_worlds_are_well(spark: SparkSession, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    planes.build(data, worlds=6, entries=200)
+    config = config_of(tmp_path)
+    ingest.run(spark, config)
+    assert audit.run(spark, config).ok
+    flipped, _ = planes.flip_byte(data, "world-0001")
+    removed, _ = planes.remove_segment(data, "world-0002", 1)
+    planes.remove_record(data, "world-0000", 20)
+    height = planes.plant_baseline(data, "world-0003", {"planted": True})
+    unknown = planes.append_unknown(data, "world-0004")
+    told = audit.run(spark, config)
+    assert not told.ok
+    assert {
+        ("world-0001", flipped, "checksum"),
+        ("world-0002", removed, "missing"),
+        ("world-0000", 20, "missing"),
+        ("world-0003", height, "contradicts"),
+        ("world-0004", unknown, "schema"),
+    } <= found(told)
+    assert {each["world"] for each in told.findings} == {f"world-{n:04}" for n in range(5)}
+    verdicts = {name: row["verdict"] for name, row in states(config).items()}
+    assert verdicts == {
+        **dict.fromkeys(("world-0000", "world-0001", "world-0002", "world-0004"), "incomplete"),
+        "world-0003": "contradicts",
+        "world-0005": "ok",
+        "empty": "ok",
+    }
+
+
+def test_a_lake_that_lost_a_row_or_has_one_twice_or_another_one_is_found(spark: SparkSession, tmp_path: Path) -> None:
+    planes.build(tmp_path / "data", worlds=3, entries=100)
+    config = config_of(tmp_path, None)
+    ingest.run(spark, config)
+    journal = Lake(config.lake).table(JOURNAL)
+    rows = journal.rows().to_pylist()
+
+    def at(world: str, height: int) -> int:
+        return next(n for n, row in enumerate(rows) if (row["world"], row["height"]) == (world, height))
+
+    del rows[at("world-0000", 40)]
+    rows.append(rows[at("world-0001", 40)])
+    swapped = at("world-0002", 40), at("world-0002", 41)
+    for n, height in zip(swapped, (41, 40), strict=True):
+        rows[n] = {**rows[n], "height": height}
+    journal.overwrite(pa.Table.from_pylist(rows, JOURNAL.schema).to_batches())
+    told = audit.run(spark, config)
+    assert found(told) == {(f"world-{n:04}", 0, "lake") for n in range(3)}
+    assert {row["verdict"] for name, row in states(config).items() if name != "empty"} == {"contradicts"}
+
+
+def test_a_lake_that_is_behind_or_ahead_of_the_plane(spark: SparkSession, tmp_path: Path) -> None:
+    """Behind is well: the next ingest brings the rest. Ahead is not: the plane lost something."""
+    planes.build(tmp_path / "data", worlds=2, entries=60)
+    config = config_of(tmp_path)
+    ingest.run(spark, config)
+    planes.extend(tmp_path / "data", ["world-0000", "world-0001"], 20)
+    assert audit.run(spark, config).ok
+
+    def cut_off(tx: Transaction) -> int:
+        world = World("main", "world-0000")
+        head = journals.head(tx, world) - 30
+        tx.put(journals._head_key(world), head.to_bytes(8, "big"))
+        return head
+
+    with planes.opened(config.data) as plane:
+        head = plane.transact(cut_off)
+    told = audit.run(spark, config)
+    assert ("world-0000", head, "lake") in found(told)
+    assert {each["world"] for each in told.findings} == {"world-0000"}
+
+
+def test_only_the_universes_that_are_asked_for_are_judged(spark: SparkSession, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    planes.build(data, worlds=1, entries=50)
+    planes.build(data, worlds=1, entries=50, universe="other")
+    planes.plant_baseline(data, "world-0000", b"wrong", universe="other")
+    config = config_of(tmp_path)
+    both = audit.run(spark, config)
+    assert {each["universe"] for each in both.findings} == {"other"}
+    told = audit.run(spark, msgspec.structs.replace(config, universes=("main",)))
+    assert told.ok
+    assert told.rows["worlds"] == 2
+    universes = Lake(config.lake).table(WORLD_STATE).rows().column("universe").to_pylist()
+    assert sorted(universes) == ["main", "main", "other", "other"]
+
+
+def test_a_reducer_that_does_not_exist_is_refused_before_anything_is_done(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="names no reducer"):
+        audit.run(spark, config_of(tmp_path, "nowhere:nothing"))
+
+
+def test_a_plane_without_worlds_is_well(spark: SparkSession, tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path / 'data'}"):
+        pass
+    told = audit.run(spark, config_of(tmp_path, None))
+    assert told.ok
+    assert told.rows["worlds"] == 0
