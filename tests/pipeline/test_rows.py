@@ -130,6 +130,7 @@ def test_blobs_and_whatever_names_them_are_told(data):
         world.append([{"file": names["sunk"]}], expected_head=0)
         state = world.snapshots.commit({"state": 1}, height=1).snapshot_ref
         plane.queue("jobs").put(b"m" * 20_000)
+        plane.blobs.put(names["nobody"].encode())  # A blob that names another is looked into by whoever wants to.
     with view_of(data) as view:
         blobs = {row.hash: row for row in view.blobs("main")}
         found = {(reference.hash, reference.place) for reference in view.references("main")}

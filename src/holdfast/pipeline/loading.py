@@ -17,8 +17,14 @@ import msgspec
 import orjson
 
 from holdfast.client.ports import RemotePort
-from holdfast.errors import CasMismatch, InvalidArgument
-from holdfast.limits import INBOX_INLINE_BYTES_MAX, LOAD_BATCH_BYTES, LOAD_BATCH_ROWS, PAYLOAD_INLINE_BYTES_MAX
+from holdfast.errors import Busy, CasMismatch, InvalidArgument
+from holdfast.limits import (
+    CONFLICT_RETRIES_MAX,
+    INBOX_INLINE_BYTES_MAX,
+    LOAD_BATCH_BYTES,
+    LOAD_BATCH_ROWS,
+    PAYLOAD_INLINE_BYTES_MAX,
+)
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.pipeline.config import Config
 from holdfast.plane import Options, open_plane
@@ -156,7 +162,9 @@ def _batches(load: Load, rows: Iterable[Row]) -> Iterator[dict[tuple[str, str], 
 def _commit(port: Port, load: Load, batch: dict[tuple[str, str], Row]) -> int:
     """Write a batch in one commit; how many of its rows are new."""
     left = batch
-    while left:
+    for _ in range(CONFLICT_RETRIES_MAX):
+        if not left:
+            return 0
         steps: list[Step] = []
         for (universe, key), row in left.items():
             steps.append(UpdateState(key, _WRITTEN, if_absent=True, universe=universe))
@@ -168,7 +176,7 @@ def _commit(port: Port, load: Load, batch: dict[tuple[str, str], Row]) -> int:
             left = {place: row for place, row in left.items() if not _is_known(port, place)}
         else:
             return len(left)
-    return 0
+    raise Busy(f"Others load {load.name} so fast that this cannot keep up; run it again when they are done")
 
 
 def _is_known(port: Port, place: tuple[str, str]) -> bool:
