@@ -1,11 +1,27 @@
-"""What a newcomer meets first is true: the README's code runs, and the demo checks what it claims."""
+"""What a newcomer meets first is true: the code of README, tutorial and guides runs, and the demo checks its claims.
 
+The blocks of a document run from top to bottom in one shell, as a reader would run them:
+
+    ```sh                       as it is
+    ```python                   by python
+    ```python title=worker.py   is saved under that name
+    ```text                     what the block before it prints: each line is a part of one of its lines
+"""
+
+import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import boto3
 import pytest
+from moto.server import ThreadedMotoServer
+
+from holdfast.server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -20,6 +36,107 @@ def test_the_readmes_code_runs(block: str, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, check=True)
 
 
+MARK = "@@ block"
+BLOCK = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def run_blocks(document: str, folder: Path, words: Mapping[str, str]) -> None:
+    """Run a document in a folder, with `words` of it replaced by those of this machine."""
+    text = (ROOT / "docs" / document).read_text()
+    for word, ours in words.items():
+        assert word in text
+        text = text.replace(word, ours)
+    blocks = BLOCK.findall(text)
+    assert len(blocks) >= 2
+    script = ["set -eu -o pipefail"]
+    for number, (language, title, code) in enumerate(blocks):
+        script.append(f"echo '{MARK} {number}'")
+        if title:
+            (folder / title).parent.mkdir(parents=True, exist_ok=True)
+            (folder / title).write_text(code)
+        elif language == "python":
+            script.append(f"python -W error - <<'END OF BLOCK'\n{code}END OF BLOCK")
+        elif language == "sh":
+            script.append(code)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    environment |= {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "XDG_STATE_HOME": str(folder / "state"),
+        "HOLDFAST_URL": words.get(SERVER, ""),
+    }
+    shell = subprocess.Popen(
+        ["bash", "-c", "\n".join(script)],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = shell.communicate(timeout=180)
+    finally:
+        for _ in range(2):  # What a block has left running is ours, and goes with it.
+            try:
+                os.killpg(shell.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                break
+    assert shell.returncode == 0, said
+    parts = re.split(rf"^{MARK} \d+$", said, flags=re.MULTILINE)[1:]
+    for number, (language, _, expected) in enumerate(blocks):
+        if language == "text":
+            for line in expected.splitlines():
+                assert line in parts[number - 1], f"{line!r} is not in: {parts[number - 1]}"
+
+
+SERVER = "http://127.0.0.1:9440"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("document", ["tutorial.md", "how-to/write-a-worker.md"])
+def test_a_document_with_a_server_does_what_it_says(document: str, tmp_path: Path) -> None:
+    port = free_port()
+    words = {SERVER: f"http://127.0.0.1:{port}", "holdfast serve ": f"holdfast serve --port {port} "}
+    run_blocks(document, tmp_path, words)
+
+
+@pytest.mark.parametrize("document", ["write-a-backend", "back-up-and-restore"])
+def test_a_guide_does_what_it_says(document: str, tmp_path: Path) -> None:
+    run_blocks(f"how-to/{document}.md", tmp_path, {})
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+    for name, value in {**keys, "AWS_ENDPOINT": endpoint, "AWS_ALLOW_HTTP": "true"}.items():
+        monkeypatch.setenv(name, value)
+    boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="bucket")
+    yield endpoint
+    server.stop()
+
+
+@pytest.mark.usefixtures("s3")
+def test_the_way_to_postgresql_is_as_it_is_described(tmp_path: Path, postgres_url: str) -> None:
+    run_blocks("how-to/move-to-postgresql.md", tmp_path, {"postgresql://holdfast@db/plane": postgres_url})
+
+
+def test_the_settings_of_the_production_guide_are_understood(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "how-to" / "production.md").read_text()
+    [settings] = re.findall(r"^```toml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    (tmp_path / "holdfast.toml").write_text(settings)
+    assert Settings.load(file=tmp_path / "holdfast.toml", environment={}).tokens
+
+
 def test_the_demo_holds_what_it_claims() -> None:
     demo = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "demo.py")], capture_output=True, text=True, check=True
@@ -28,13 +145,29 @@ def test_the_demo_holds_what_it_claims() -> None:
     assert "Every claim was checked" in demo.stdout
 
 
-@pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/benchmarks.md"])
+GUIDES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", *GUIDES])
 def test_files_that_the_documents_name_exist(document: str) -> None:
     text = (ROOT / document).read_text()
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)#][^)]*)\)", text) if "://" not in link]
     paths = re.findall(r"`((?:src|tests|benches|tools|docs|examples)/[\w./]+)`", text)
     missing = [name for name in [*links, *paths] if not (ROOT / document).parent.joinpath(name).exists()]
     assert [name for name in missing if not (ROOT / name).exists()] == []
+
+
+def test_every_test_that_the_fault_model_names_exists() -> None:
+    text = (ROOT / "docs" / "explanation" / "fault-model.md").read_text()
+    named = re.findall(r"`(tests/[\w/.]+)::(\w+)`", text)
+    assert len(named) >= 40
+    for file, test in named:
+        assert re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{test}"
+    marks = set(re.findall("[⁰¹²³⁴⁵⁶⁷⁸⁹]+", text))
+    digits = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
+    notes = set(re.findall(r"^(\d+)\. ", text, re.MULTILINE))
+    assert {mark.translate(digits) for mark in marks} == notes
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
