@@ -13,9 +13,9 @@ mpl.use("Agg")
 COLORS = ("#1b6ca8", "#d1495b", "#3a7d44", "#8d6a9f", "#edae49")
 
 
-def page(title: str, panels: int) -> tuple[Figure, list[Axes]]:
+def page(title: str, panels: int, *, panel_inches: float = 4.2) -> tuple[Figure, list[Axes]]:
     """An empty page with panels below each other."""
-    figure = Figure(figsize=(10, 4.2 * panels), dpi=120, layout="constrained")
+    figure = Figure(figsize=(10, panel_inches * panels), dpi=120, layout="constrained")
     figure.suptitle(title, fontsize=13, fontweight="bold")
     return figure, list(figure.subplots(panels, 1, squeeze=False)[:, 0])
 
@@ -62,9 +62,9 @@ def bars(
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, frameon=False)
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write the page as an image; its suffix says of which kind."""
-    figure.savefig(path)
+    figure.savefig(path, metadata=dict(metadata or {}))
 
 
 def _finish(axes: Axes, title: str, y_label: str) -> None:
