@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import holdfast
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.layers import journals, records, snapshots
 from holdfast.layers.worlds import World
@@ -40,3 +41,34 @@ def test_single_events_of_many_callers_share_their_syncs(tmp_path: Path) -> None
         asyncio.run(everybody())
         assert not database.unsynced
         assert 4 <= syncs <= 16
+
+
+async def test_a_put_and_the_delivery_that_it_wakes_share_a_sync(tmp_path: Path) -> None:
+    """However often the putter was alone before: the consumer that it wakes commits before they both sync."""
+    async with holdfast.open_async(f"dir:{tmp_path}") as plane:
+        jobs = plane.queue("jobs")
+        database = plane._port.parts.database
+        syncs = 0
+        sync = database._log._sync
+
+        def counted() -> None:
+            nonlocal syncs
+            syncs += 1
+            sync()
+
+        database._log._sync = counted
+        for _ in range(20):
+            database._log.sync_seconds = 0.0  # However busy the machine is, the loop syncs itself.
+            await jobs.put("alone")
+        assert syncs == 20
+        await jobs.purge()
+        waiting = asyncio.create_task(jobs.receive(wait_seconds=60))
+        while (await jobs.stats()).waiting_consumers == 0:
+            await asyncio.sleep(0.001)
+        syncs = 0
+        database._log.sync_seconds = 0.0
+        await jobs.put("awaited")
+        message = await waiting
+        assert message is not None
+        assert message.json() == "awaited"
+        assert syncs == 1

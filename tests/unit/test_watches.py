@@ -140,6 +140,25 @@ async def test_a_hint_from_another_thread_wakes_every_coroutine(watches: Watches
     assert await asyncio.gather(*waiting) == [True, True, True]
 
 
+async def test_a_hint_from_the_same_loop_tells_that_somebody_was_woken(watches: Watches) -> None:
+    watch = watches.open(b"a")
+    assert not watches.notify([b"a"]), "nobody waits yet"
+    assert await watch.wait_async(0)
+    waiting = asyncio.ensure_future(watch.wait_async(60))
+    await asyncio.sleep(0)
+    assert not watches.notify([b"b"])
+    assert watches.notify([b"a"])
+    assert await waiting
+
+
+async def test_a_hint_for_another_loop_wakes_nobody_here(watches: Watches) -> None:
+    watch = watches.open(b"a")
+    waiting = asyncio.ensure_future(watch.wait_async(60))
+    await asyncio.sleep(0)
+    assert not await asyncio.to_thread(watches.notify, [b"a"])
+    assert await waiting
+
+
 async def test_a_coroutine_takes_a_hint_that_is_there_without_waiting(watches: Watches) -> None:
     watch = watches.open(b"a")
     watches.notify([b"a"])

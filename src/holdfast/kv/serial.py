@@ -42,6 +42,7 @@ class SerialDatabase(Database):
         self._watches = Watches()
         self._turn = threading.Lock()
         self._running = 0  # The thread whose turn it is.
+        self._woke = False  # Whether the last commit woke somebody on its event loop, who may share its sync.
         self._closed = False
         forget_in_children(self)
 
@@ -171,8 +172,7 @@ class SerialDatabase(Database):
             result = run(tx, work, args, kwargs)
             if tx.wrote:
                 self._commit(tx)
-                if self._watches.count:
-                    self._watches.notify(tx.writes, tx.cleared)
+                self._woke = bool(self._watches.count) and self._watches.notify(tx.writes, tx.cleared)
             return result, self._last_commit()
         finally:
             self._running = 0

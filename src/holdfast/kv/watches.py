@@ -70,16 +70,25 @@ class Watch:
         self._closed = True
         self.fire()
 
-    def fire(self) -> None:
-        """Leave the hint and wake every waiter."""
+    def fire(self) -> bool:
+        """Leave the hint and wake every waiter; whether one of them is a coroutine of the loop that runs here."""
         if self._fired.is_set():
-            return
+            return False
         with self._lock:
             self._fired.set()
             sleepers, self._sleepers = self._sleepers, []
+        if not sleepers:
+            return False
+        here = asyncio._get_running_loop()
+        woke_here = False
         for loop, future in sleepers:
+            if loop is here:
+                _wake(future)
+                woke_here = True
+                continue
             with suppress(RuntimeError):  # The loop was closed, and its sleeper is gone with it.
                 loop.call_soon_threadsafe(_wake, future)
+        return woke_here
 
     def _take(self, woken: bool) -> bool:
         if woken:
@@ -147,10 +156,13 @@ class Watches:
 
         return stop
 
-    def notify(self, keys: Collection[bytes], cleared: Collection[Range] = ()) -> None:
-        """Fire the watches that these written keys and deleted ranges may concern."""
+    def notify(self, keys: Collection[bytes], cleared: Collection[Range] = ()) -> bool:
+        """Fire the watches that these written keys and deleted ranges may concern.
+
+        Whether a coroutine of the loop that runs here was woken, and will most likely commit something in a moment.
+        """
         if not self.count:
-            return
+            return False
         for told in self._hearers:
             told(keys, cleared)
         with self._lock:
@@ -159,8 +171,8 @@ class Watches:
             for begin, end in cleared:
                 hit |= {prefix for prefix in self._by_prefix if _touches(prefix, begin, end)}
             fired = [watch for prefix in hit for watch in self._by_prefix[prefix]]
-        for watch in fired:
-            watch.fire()
+        woke_here = [watch.fire() for watch in fired]
+        return True in woke_here
 
     def fire_all(self) -> None:
         """Fire every watch: something changed, nobody knows what."""

@@ -145,7 +145,7 @@ class RocksDatabase(SerialDatabase):
         if commit <= self._log.durable:
             return None
         if tier is _CRITICAL:
-            return self._loop_sync().wait(commit)
+            return self._loop_sync().wait(commit, alone=not self._woke)
         self._syncer.sync_soon()
         return None
 

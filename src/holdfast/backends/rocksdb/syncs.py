@@ -141,13 +141,15 @@ class LoopSync:
         self._busy = False
         self._turns = Turns(loop)
 
-    def wait(self, commit: int) -> "asyncio.Future[None] | None":
+    def wait(self, commit: int, *, alone: bool = True) -> "asyncio.Future[None] | None":
         """Done once `commit` is durable, together with everybody else who asks in this turn; None: it is durable now.
+
+        Whoever knows that others will commit in this turn is not `alone`.
 
         Raises:
             CommitUnknown: the sync of a caller that is alone failed.
         """
-        if not self._busy and self._log.sync_seconds < limits.INLINE_SYNC_SECONDS_MAX and self._turns.take():
+        if alone and not self._busy and self._log.sync_seconds < limits.INLINE_SYNC_SECONDS_MAX and self._turns.take():
             self._log.wait(commit)
             return None
         caller = self.loop.create_future()
