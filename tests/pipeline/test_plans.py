@@ -2,6 +2,8 @@
 
 import os
 import runpy
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,8 +27,9 @@ from pyspark.sql.datasource import (
 
 from holdfast.errors import Corrupt, InvalidArgument
 from holdfast.limits import SOURCE_STAGED_SECONDS
-from holdfast.pipeline.source import plans
-from holdfast.pipeline.source.filters import Conditions, split
+from holdfast.pipeline import loading
+from holdfast.pipeline.source import options, plans
+from holdfast.pipeline.source.filters import COLUMNS, Conditions, split
 from holdfast.pipeline.source.options import options_of
 from holdfast.pipeline.views import open_view
 
@@ -95,16 +98,16 @@ def data(tmp_path: Path) -> Path:
 
 
 def planned(data: Path, filters: tuple[object, ...] = (), **given: str) -> list[plans.Share]:
-    options = options_of({"url": f"dir:{data}", **given})
-    conditions, _ = split(options.table, filters)
-    with open_view(options.config) as view:
-        return plans.shares(view, options, conditions)
+    chosen = options_of({"url": f"dir:{data}", **given})
+    conditions, _ = split(chosen.table, filters)
+    with open_view(chosen.config) as view:
+        return plans.shares(view, chosen, conditions)
 
 
 def read(data: Path, shares: list[plans.Share], filters: tuple[object, ...] = (), **given: str) -> list[dict]:
-    options = options_of({"url": f"dir:{data}", **given})
-    conditions, _ = split(options.table, filters)
-    return [row for share in shares for batch in plans.read(share, options, conditions) for row in batch.to_pylist()]
+    chosen = options_of({"url": f"dir:{data}", **given})
+    conditions, _ = split(chosen.table, filters)
+    return [row for share in shares for batch in plans.read(share, chosen, conditions) for row in batch.to_pylist()]
 
 
 def test_a_filter_spares_the_pieces_that_it_does_not_want(data):
@@ -152,21 +155,21 @@ def test_a_damaged_line_fails_a_read_and_a_torn_one_does_not(data):
 
 def test_what_came_between_two_offsets_stays_the_same(data):
     planes.build(data, worlds=2, entries=300, activity=10)
-    options = options_of({"url": f"dir:{data}"})
-    with open_view(options.config) as view:
+    chosen = options_of({"url": f"dir:{data}"})
+    with open_view(chosen.config) as view:
         first = plans.heads(view)
     planes.extend(data, ["world-0000", "world-0001"], 300)
-    with open_view(options.config) as view:
+    with open_view(chosen.config) as view:
         second = plans.heads(view)
-        expected = plans.between(view, options, first, second)
+        expected = plans.between(view, chosen, first, second)
     planes.extend(data, ["world-0001"], 100, seed=9)
     with planes.opened(f"dir:{data}") as plane:
         world = plane.world("world-0001")
         manifest = world.snapshots.baseline().manifest_hash
         world.snapshots.commit({}, height=650, promote=True, receipt_horizon_height=650, manifest_hash=manifest)
         planes.cut(plane, planes.open_objects(f"dir:{data / 'objects'}"), "world-0001", segment=64, margin=8)
-    with open_view(options.config) as view:
-        again = plans.between(view, options, first, second)
+    with open_view(chosen.config) as view:
+        again = plans.between(view, chosen, first, second)
     rows = sorted((row["world"], row["height"], row["hash"]) for row in read(data, expected))
     assert len(rows) == 600
     assert sorted((row["world"], row["height"], row["hash"]) for row in read(data, again)) == rows
@@ -177,13 +180,13 @@ def test_what_came_between_two_offsets_stays_the_same(data):
 def test_session_logs_end_behind_their_last_whole_line(data):
     planes.build(data, worlds=1, entries=10)
     file = planes.leave_log(data, 5, torn=True)
-    options = options_of({"url": f"dir:{data}", "table": "activity"})
-    with open_view(options.config) as view:
+    chosen = options_of({"url": f"dir:{data}", "table": "activity"})
+    with open_view(chosen.config) as view:
         (end,) = plans.ends(view).values()
         assert end == file.read_bytes().rfind(b"\n") + 1
-        shares = plans.between(view, options, {}, plans.ends(view))
+        shares = plans.between(view, chosen, {}, plans.ends(view))
         assert len(read(data, shares, table="activity")) == 4
-        assert plans.between(view, options, plans.ends(view), plans.ends(view)) == []
+        assert plans.between(view, chosen, plans.ends(view), plans.ends(view)) == []
 
 
 def test_what_was_staged_goes_when_nobody_can_be_reading_it(data):
@@ -214,3 +217,32 @@ def test_options_that_say_nothing_are_refused(given, said, monkeypatch):
     monkeypatch.delenv("HOLDFAST_URL", raising=False)
     with pytest.raises(InvalidArgument, match=said):
         options_of(given)
+
+
+def test_the_document_names_every_option_and_column():
+    document = (Path(__file__).parents[2] / "docs" / "spark-source.md").read_text()
+    rows = [
+        [cell.strip().replace("`", "") for cell in line.split("|")[1:-1]]
+        for line in document.splitlines()
+        if line.startswith("| `")
+    ]
+    told = {row[0].lower() for row in rows if row[1] in ("all", "reads", "writes", "streams")}
+    assert told == {"storage.name", *(name for name in options.KNOWN if name not in options.SPARKS_OWN)}
+    filtered = {row[0]: tuple(row[1].split(", ")) for row in rows if len(row) == 2}
+    assert filtered == COLUMNS
+    written = {
+        row[0]: (tuple(row[1].split(", ")), tuple(row[2].split(", ")))
+        for row in rows
+        if len(row) == 3 and row[1] not in ("all", "reads", "writes", "streams")
+    }
+    assert written == loading.COLUMNS
+
+
+@pytest.mark.parametrize("missing", ["orjson", "pyarrow"])
+def test_without_its_extras_holdfast_does_not_keep_spark_from_finding_other_sources(missing):
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "import pyspark_holdfast; assert not hasattr(pyspark_holdfast, 'DefaultSource')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

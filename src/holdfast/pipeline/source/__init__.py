@@ -4,7 +4,7 @@ spark.read.format("holdfast").option("url", "http://127.0.0.1:9440").option("tab
 spark.readStream.format("holdfast").options(url="dir:./data", table="activity").load()
 frame.write.format("holdfast").options(url="http://…", table="queues", queue="jobs", load="2026-11-15", key="id")…
 
-What an option means is said in `docs/pipeline.md`. Whoever has Holdfast installed need not register anything:
+What an option means is said in `docs/spark-source.md`. Whoever has Holdfast installed need not register anything:
 `pyspark_holdfast` is found by its name.
 """
 

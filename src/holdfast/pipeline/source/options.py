@@ -14,7 +14,7 @@ from holdfast.pipeline.config import Config
 READ: Final = ("journal", "activity", "segments", "queues", "mail", "entities")
 STREAMED: Final = ("journal", "activity")
 WRITTEN: Final = ("queues", "mail", "inboxes")
-_KNOWN: Final = (
+KNOWN: Final = (
     "url",
     "table",
     "token",
@@ -29,10 +29,8 @@ _KNOWN: Final = (
     "load",
     "key",
     "queue",
-    "path",  # What Spark says of `load(path)` and `save(path)`.
-    "checkpointlocation",  # And of streams.
-    "queryname",
 )
+SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname")  # What Spark says of `load(path)`, and of streams.
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -60,8 +58,8 @@ def options_of(given: Mapping[str, str]) -> Options:
     found = {name.lower(): value for name, value in given.items()}
     storage = {name.removeprefix("storage."): value for name, value in found.items() if name.startswith("storage.")}
     for name in found:
-        if name not in _KNOWN and not name.startswith("storage."):
-            raise InvalidArgument(f"There is no option {name!r}; use {', '.join(_KNOWN[:-3])} or storage.NAME")
+        if name not in (*KNOWN, *SPARKS_OWN) and not name.startswith("storage."):
+            raise InvalidArgument(f"There is no option {name!r}; use {', '.join(KNOWN)} or storage.NAME")
     url = found.get("url") or found.get("path") or os.environ.get("HOLDFAST_URL")
     if not url:
         raise InvalidArgument('Say which plane with option("url", "http://HOST:PORT"), dir:PATH or postgresql://…')

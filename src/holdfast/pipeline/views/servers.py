@@ -116,7 +116,9 @@ def _end(backups: Backups, id: str) -> None:
 
 def _cache(url: str) -> Path:
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return home / "holdfast" / "views" / hashlib.sha256(url.encode()).hexdigest()[:16]
+    views = home / "holdfast" / "views"
+    views.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return views / hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
 def _fetch(backups: Backups, id: str, folder: Path, tables: Path, *, with_logs: bool) -> list[ObjectMeta]:
