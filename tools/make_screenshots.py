@@ -104,17 +104,16 @@ def fill(url: str) -> None:
     with holdfast.connect(url) as plane:
         for queue, errors in ERRORS.items():
             for number, error in enumerate(errors):
-                order = 80_400 + number
-                plane.queue(queue).put({"order": order, "customer": chance.choice(AGENTS)}, max_attempts=1)
+                plane.queue(queue).put({"order": 80_400 + number, "customer": chance.choice(AGENTS)}, max_attempts=1)
                 for message in plane.queue(queue).receive_many():
                     message.nack(error=error)
         plane.queue("nightly-export").put({"table": "orders", "day": "2026-11-14"}, delay_seconds=9_000)
         plane.queue("nightly-export").pause()
         for name, records in (("ledger-eu", 5_200), ("ledger-us", 3_350), ("onboarding", 420), ("support-desk", 1_280)):
             make_world(plane, name, records, chance)
-        for number in range(40):
-            order = {"id": f"A-{80_400 + number}", "total": round(chance.uniform(9, 900), 2), "status": "paid"}
-            plane.entities.write("order", f"a-{80_400 + number}", {**order, "note": "gift", "trace_id": "4bf92f35"})
+        for number in range(80_400, 80_440):
+            order = {"id": f"A-{number}", "total": round(chance.uniform(9, 900), 2), "status": "paid", "note": "gift"}
+            plane.entities.write("order", f"a-{number}", {**order, "trace_id": "4bf92f35"})
         for name in AGENTS:
             plane.entities.write("agent", name, {"key": f"ed25519:{name}", "model": "small", "trace_span": 1})
             plane.entities.write(
@@ -132,8 +131,13 @@ def make_world(plane: Plane, name: str, records: int, chance: random.Random) -> 
         since += len(batch)
         if since >= 1_000:
             since = 0
-            promise = {"promote": True, "receipt_horizon_height": height, "manifest_hash": NO_MANIFEST}
-            world.snapshots.commit({"orders": height}, height=height, **promise)
+            world.snapshots.commit(
+                {"orders": height},
+                height=height,
+                promote=True,
+                receipt_horizon_height=height,
+                manifest_hash=NO_MANIFEST,
+            )
             height = world.head()
     world.compact(entries=512, margin=64)
 

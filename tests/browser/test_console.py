@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -400,6 +401,29 @@ def test_what_a_token_does_not_allow_is_said(noisy: Page, guarded: Any) -> None:
     expect(noisy.get_by_role("alert").filter(has_text="does not allow world:survey")).to_be_visible()
 
 
+def test_the_verbs_that_the_document_names_are_enough_to_see_everything(page: Page, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "console.md").read_text()
+    verbs = "".join(re.findall(r"^    ((?:[a-z]+:[a-z._]+,?)+)$", text, re.MULTILINE))
+    assert verbs.count(":") > 20
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        shown = plane.tokens.create("viewer", universes="*", verbs=verbs).token
+        fill(plane)
+    running = Server(tmp_path, tokens=True)
+    try:
+        page.goto(f"{running.url}/console")
+        sign_in(page, shown)
+        expect(page.get_by_role("img", name="Throughput: calls")).to_be_visible()
+        for name in PAGES[1:-1]:
+            page.goto(f"{running.url}/console#/{name}")
+            expect(page.locator("tbody tr").first).to_be_visible()
+            expect(page.locator(".problem")).to_be_hidden()
+        page.goto(f"{running.url}/console#/worlds/ledger")
+        page.get_by_role("button", name="Verify").click()
+        expect(page.locator(".verdict")).to_contain_text("Sound")
+    finally:
+        running.kill()
+
+
 # Restarts.
 
 
@@ -465,7 +489,7 @@ def tab_to(page: Page, target: Any) -> None:
 
 
 def test_it_fits_a_phone(browser: Browser, server: Any) -> None:
-    context = browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True)  # type: ignore[arg-type]
+    context = browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True)
     page = context.new_page()
     visit(page, server)
     for name in PAGES:
@@ -480,7 +504,7 @@ def test_it_fits_a_phone(browser: Browser, server: Any) -> None:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("name", PAGES)
 def test_axe_finds_nothing(page: Page, server: Any, name: str, theme: str) -> None:
-    page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+    page.emulate_media(color_scheme=theme)
     visit(page, server, name)
     assert page.evaluate("document.documentElement.dataset.theme") == theme
     if name not in ("overview", "reports"):
@@ -496,7 +520,7 @@ def test_axe_finds_nothing(page: Page, server: Any, name: str, theme: str) -> No
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_at_the_door(page: Page, guarded: Any, theme: str) -> None:
-    page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+    page.emulate_media(color_scheme=theme)
     page.goto(f"{guarded[0].url}/console")
     expect(page.get_by_label("Token")).to_be_visible()
     found = Axe().run(page)

@@ -74,8 +74,7 @@ class Reports:
         return Response(msgspec.json.encode(answer), headers={"Cache-Control": "no-store"}, media_type=JSON)
 
     async def _file(self, request: HttpRequest) -> Response:
-        known_until = self._passes.get(request.path_params["pass_"], float("-inf"))
-        if time.monotonic() > known_until:
+        if not self._is_known(request.path_params["pass_"]):
             raise Refusal(
                 403, "pass_expired", "This address of a report was for five minutes; open it from the console"
             )
@@ -104,6 +103,9 @@ class Reports:
         except OSError:  # The pipeline has not run yet.
             return []
         return sorted(found, key=lambda each: each.modified_ms, reverse=True)[:CONSOLE_REPORTS_MAX]
+
+    def _is_known(self, shown: str) -> bool:
+        return time.monotonic() <= self._passes.get(shown, float("-inf"))
 
     def _new_pass(self) -> str:
         now = time.monotonic()

@@ -15,8 +15,10 @@ import * as worlds from "./worlds.js";
 const PAGES = { overview, queues, mail, worlds, leases, entities, reports };
 const NAMES = { overview: "Overview", queues: "Queues", mail: "Mail", worlds: "Worlds", leases: "Leases", entities: "Entities", reports: "Reports" };
 const EVERY_MS = 5_000; // What only time changes is looked at again so often.
-const REST_MS = 250; // Between two looks, however much is written.
+const SESSION_MS = 30_000; // Universes come, and tokens end.
+const REST_MS = 400; // Between two looks, however much is written.
 const TOAST_MS = 6_000;
+const HIDDEN_MS = 300_000; // Then a page that nobody sees gives its connection back; a browser has six for a server.
 
 class App {
   constructor(root) {
@@ -26,7 +28,9 @@ class App {
     this.series = new Series();
     addEventListener("hashchange", () => this.session && this.route());
     addEventListener("keydown", (event) => this.session && this.key(event));
+    document.addEventListener("visibilitychange", () => this.session && this.seen());
     setInterval(() => this.page?.tick?.(), 1_000);
+    setInterval(() => document.hidden || !this.live || this.again(), SESSION_MS);
     setInterval(() => document.hidden || !this.live || Date.now() < (this.page?.notBefore ?? 0) || this.refresh(), EVERY_MS);
   }
 
@@ -109,6 +113,8 @@ class App {
   }
 
   fill() {
+    const shown = Array.from(this.universes.options, (option) => option.value);
+    if (shown.join() === this.session.universes.join()) return;
     this.universes.replaceChildren(...this.session.universes.map((name) => h("option", { value: name, text: name })));
     this.universes.value = this.api.universe;
   }
@@ -120,6 +126,12 @@ class App {
     history.replaceState(null, "", address);
     this.route();
     this.listen();
+  }
+
+  seen() {
+    clearTimeout(this.hiding);
+    if (!document.hidden && this.events.stopping.signal.aborted) this.listen();
+    else if (document.hidden) this.hiding = setTimeout(() => this.events.stop(), HIDDEN_MS);
   }
 
   listen() {
@@ -177,7 +189,7 @@ class App {
   }
 
   route() {
-    const [name = "overview", ...parts] = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
+    const [name = "overview", ...parts] = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(unescaped);
     this.name = name in PAGES ? name : "overview";
     this.module = PAGES[this.name];
     this.leave();
@@ -305,6 +317,14 @@ class Pages {
     this.first.disabled = !this.after;
     this.following.disabled = !this.next;
     return found;
+  }
+}
+
+function unescaped(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
   }
 }
 

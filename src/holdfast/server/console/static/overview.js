@@ -17,7 +17,7 @@ export function open({ api, series, session }) {
         { name: "errors", colour: "bad", of: (all) => all.rates((sample) => sample.errors) },
       ],
     }),
-    new Chart("Messages", {
+    new Chart(`Messages in ${api.universe}`, {
       write: (value) => (value === null || value === undefined ? "–" : `${rate(value)}/s`),
       lines: [
         { name: "put", colour: "accent", of: (all) => all.rates(of("put")) },
@@ -25,7 +25,7 @@ export function open({ api, series, session }) {
         { name: "acked", colour: "good", of: (all) => all.rates(of("acked")) },
       ],
     }),
-    new Chart("Depth", {
+    new Chart(`Depth in ${api.universe}`, {
       write: count,
       lines: [
         { name: "ready", colour: "accent", fill: true, of: (all) => all.values(of("ready")) },
@@ -34,9 +34,9 @@ export function open({ api, series, session }) {
         { name: "dead", colour: "bad", of: (all) => all.values(of("dead")) },
       ],
     }),
-    new Chart("Oldest message", {
+    new Chart(`Oldest in ${api.universe}`, {
       write: seconds,
-      lines: [{ name: "age of the next message", colour: "delayed", fill: true, of: (all) => all.values(of("oldest")) }],
+      lines: [{ name: "age of the message that is next", colour: "delayed", fill: true, of: (all) => all.values(of("oldest")) }],
     }),
     new Chart("Sync latency", {
       write: seconds,

@@ -107,7 +107,8 @@ function openOne({ api, act }, name) {
 
   async function read() {
     start = Math.max(0, Math.floor(Number(from.value) || 0));
-    records.show((await api.get(`${path}/entries`, { start, limit: RECORDS, tier: "important" })).records);
+    const found = (await api.get(`${path}/entries`, { start, limit: RECORDS, tier: "important" })).records;
+    records.show(follow ? found.reverse() : found); // The newest ones first.
   }
 
   function go(height) {

@@ -1,0 +1,382 @@
+"""The console's doors: its files, who is let in, what it hears, and the reports of the pipeline."""
+
+import http.client
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.limits import CONSOLE_PASS_SECONDS, CONSOLE_PASSES_MAX, CONSOLE_REPORT_BYTES_MAX, CONSOLE_WATCHERS_MAX
+from holdfast.server.console import files, reports
+from holdfast.server.console.samples import Samples
+from holdfast.server.doors import Doors
+from holdfast.server.metrics import Metrics
+from holdfast.wire.queues import QueueStats
+
+_spec = importlib.util.spec_from_file_location("holdfast_processes", Path(__file__).with_name("processes.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_processes = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_processes)
+Server = _processes.Server
+
+STATIC = Path(files.__file__).with_name("static")
+LINES_MAX = 100
+WRONG = "hft_" + "0" * 32 + "_" + "x" * 48
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    running = Server(tmp_path_factory.mktemp("console"))
+    yield running
+    running.kill()
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
+    """A server that asks for tokens, and some of them."""
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        made = {
+            "all": plane.tokens.create("operator", universes="*", verbs="*").token,
+            "some": plane.tokens.create("reader", universes="main,other", verbs="queue:*").token,
+        }
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    (folder / "latest.html").write_text("<h1>Report</h1>")
+    running = Server(tmp_path, tokens=True, pipeline_reports=str(folder))
+    yield running, made
+    running.kill()
+
+
+def ask(
+    server: Any, path: str, method: str = "GET", token: str | None = None, **headers: str
+) -> tuple[int, Any, bytes]:
+    """The status, headers and body of an answer, wherever it leads."""
+    connection = http.client.HTTPConnection(*server.address, timeout=20)
+    said = {name.replace("_", "-"): value for name, value in headers.items()}
+    if token is not None:
+        said["Authorization"] = f"Bearer {token}"
+    try:
+        connection.request(method, path, headers=said)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+class Listener:
+    """Listens to /console/events."""
+
+    def __init__(self, server: Any, universe: str = "main", token: str | None = None) -> None:
+        self._connection = http.client.HTTPConnection(*server.address, timeout=20)
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._connection.request("GET", f"/console/events?universe={universe}", headers=headers)
+        self.answer = self._connection.getresponse()
+
+    def next(self, *names: str) -> tuple[str, Any]:
+        """The next event of one of these names, or of any; it does not come if a hundred other lines do."""
+        name = ""
+        for _ in range(LINES_MAX):
+            line = self.answer.readline().decode()
+            if not line:
+                return "over", None
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ").strip()
+            elif line.startswith("data: ") and (not names or name in names):
+                return name, json.loads(line.removeprefix("data: "))
+        pytest.fail(f"none of {names} came")
+
+    def __enter__(self) -> "Listener":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+# Files.
+
+
+def test_the_page_is_guarded_by_what_it_says_of_itself(server: Any) -> None:
+    status, headers, body = ask(server, "/console")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+    assert policy["require-trusted-types-for"] == "'script'"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert b"<script>" not in body
+    assert b"style=" not in body
+
+
+@pytest.mark.parametrize("path", [f"/console/{each.name}" for each in sorted(STATIC.iterdir())] + ["/console"])
+def test_whoever_has_a_file_is_not_sent_it_again(server: Any, path: str) -> None:
+    if path.endswith(files.PAGE):
+        path = "/console"
+    status, headers, body = ask(server, path)
+    assert status == 200
+    assert body
+    etag = headers["etag"]
+    assert re.fullmatch(r'"[0-9a-f]{32}"', etag)
+    assert headers["cache-control"] == "no-cache"
+    for known in (etag, f'"x", {etag}', f"W/{etag}", "*"):
+        status, headers, body = ask(server, path, If_None_Match=known)
+        assert (status, headers["etag"], body) == (304, etag, b"")
+    assert ask(server, path, If_None_Match='"x"')[0] == 200
+    assert ask(server, path, "HEAD")[2] == b""
+
+
+def test_no_file_names_another_host_or_makes_markup_of_text() -> None:
+    for file in STATIC.iterdir():
+        if file.name.startswith("uplot"):
+            continue  # With its author's address in a comment.
+        text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", text) == [], file.name
+        for word in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+            "srcdoc",
+        ):
+            assert word not in text, (file.name, word)
+
+
+def test_the_charts_come_with_their_licence() -> None:
+    assert "MIT" in (STATIC / "uplot-license.txt").read_text()
+    assert "uPlot (v" in (STATIC / "uplot.js").read_text()[:80]
+
+
+@pytest.mark.parametrize("path", ["/console/nothing.js", "/console/../server/tokens.py", "/console/console.html"])
+def test_there_is_nothing_else(server: Any, path: str) -> None:
+    status, headers, _ = ask(server, path)
+    assert (status, headers["content-type"]) == (404, "application/problem+json")
+
+
+def test_a_slash_leads_back_to_the_page(server: Any) -> None:
+    status, headers, _ = ask(server, "/console/")
+    assert (status, headers["location"]) == (308, "../console")
+
+
+# Who is let in.
+
+
+def test_without_tokens_everybody_on_this_machine_is(server: Any) -> None:
+    with server.plane(universe="staging") as plane:
+        plane.queue("jobs").put(b"x")
+    session = json.loads(ask(server, "/console/session")[2])
+    assert (session["tokens"], session["signed_in"], session["metrics"], session["reports"]) == (
+        False,
+        True,
+        True,
+        False,
+    )
+    assert {"main", "staging"} <= set(session["universes"])
+
+
+@pytest.mark.parametrize("path", ["/console/session", "/console/events"])
+def test_pages_of_other_sites_are_not(server: Any, path: str) -> None:
+    assert ask(server, path, Origin="https://example.com")[0] == 403
+    assert ask(server, path, Host="example.com")[0] in (401, 403)
+
+
+def test_whoever_shows_no_token_hears_only_that_one_is_asked_for(guarded: Any) -> None:
+    server, _ = guarded
+    status, _, body = ask(server, "/console/session")
+    assert status == 200
+    session = json.loads(body)
+    assert (session["tokens"], session["signed_in"]) == (True, False)
+    assert (session["version"], session["universes"], session["verbs"]) == ("", [], [])
+    assert ask(server, "/console/events")[0] == 401
+    assert ask(server, "/console/reports", "POST")[0] == 401
+    assert ask(server, "/console")[0] == 200
+
+
+def test_a_wrong_token_is_refused(guarded: Any) -> None:
+    for path in ("/console/session", "/console/events"):
+        status, headers, body = ask(guarded[0], path, token=WRONG)
+        assert (status, json.loads(body)["code"]) == (401, "not_allowed")
+        assert headers["www-authenticate"].startswith("Bearer")
+
+
+def test_a_session_says_what_its_token_may(guarded: Any) -> None:
+    server, made = guarded
+    session = json.loads(ask(server, "/console/session", token=made["some"])[2])
+    assert (session["name"], session["universes"], session["verbs"]) == ("reader", ["main", "other"], ["queue:*"])
+    assert (session["metrics"], session["reports"]) == (False, False)
+    session = json.loads(ask(server, "/console/session", token=made["all"])[2])
+    assert (session["name"], session["metrics"], session["reports"]) == ("operator", True, True)
+    assert session["universes"] == ["main"]
+
+
+# What is heard.
+
+
+def test_samples_come_every_second_and_agree_with_the_metrics(server: Any) -> None:
+    with server.plane() as plane, Listener(server) as listener:
+        assert listener.next()[0] == "history"
+        plane.queue("sampled").put(b"x")
+        first = listener.next("sample")[1]
+        second = listener.next("sample")[1]
+        assert second["at_ms"] > first["at_ms"]
+        assert second["started_ms"] == first["started_ms"]
+        assert second["operations"]["queues.put"]["calls"] >= 1
+        text = server.get("/metrics")[2].decode()
+        total = sum(float(value) for value in re.findall(r"^holdfast_requests_total{.*} (\S+)$", text, re.MULTILINE))
+        assert second["calls"] == total
+    with Listener(server) as later:
+        assert len(later.next("history")[1]["samples"]) >= 2
+
+
+def test_what_has_changed_is_told_by_room(server: Any) -> None:
+    with server.plane(universe="rooms") as plane, Listener(server, "rooms") as listener:
+        listener.next("sample")
+        plane.queue("jobs").put(b"x")
+        assert listener.next("changed")[1] == {"rooms": ["queues"]}
+        plane.lease("deploy").acquire("ada")
+        assert listener.next("changed")[1] == {"rooms": ["leases"]}
+        plane.world("w").create()
+        assert listener.next("changed")[1] == {"rooms": ["worlds"]}
+        plane.mailbox("ada").send("bob", b"x")
+        assert listener.next("changed")[1] == {"rooms": ["mail"]}
+        plane.entities.write("order", "1", {"n": 1})
+        assert listener.next("changed")[1] == {"rooms": ["entities"]}
+    with server.plane(universe="elsewhere") as other, Listener(server, "rooms") as listener:
+        listener.next("sample")
+        other.queue("jobs").put(b"x")
+        assert listener.next("sample", "changed")[0] == "sample"
+
+
+def test_a_token_hears_of_what_it_may_list(guarded: Any) -> None:
+    server, made = guarded
+    with server.plane(token=made["all"]) as plane, Listener(server, token=made["some"]) as listener:
+        assert listener.next()[1] == {"samples": [], "metrics": False}
+        plane.lease("deploy").acquire("ada")
+        plane.queue("jobs").put(b"x")
+        assert listener.next()[1] == {"rooms": ["queues"]}
+        plane.tokens.revoke(made["some"])
+        name, problem = listener.next("problem")
+        assert (name, problem["code"]) == ("problem", "not_allowed")
+        assert listener.next()[0] == "over"
+
+
+def test_a_universe_that_is_none_is_refused(server: Any) -> None:
+    status, _, body = ask(server, "/console/events?universe=a%20b")
+    assert (status, json.loads(body)["code"]) == (400, "invalid_name")
+
+
+def test_pages_are_told_when_the_server_stops(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    try:
+        with Listener(server) as listener:
+            listener.next("sample")
+            assert server.stop()[0] == 0
+            assert "still under way" not in server.log()
+            assert listener.next("end")[1] == {"reason": "shutdown_draining"}
+    finally:
+        server.kill()
+
+
+def test_only_so_many_pages_are_live_and_one_that_goes_makes_room(server: Any) -> None:
+    listeners = [Listener(server) for _ in range(CONSOLE_WATCHERS_MAX)]
+    try:
+        assert all(each.answer.status == 200 for each in listeners)
+        status, headers, body = ask(server, "/console/events")
+        assert (status, json.loads(body)["code"]) == (503, "console_busy")
+        assert int(headers["retry-after"]) >= 1
+    finally:
+        for each in listeners:
+            each.__exit__()
+    for _ in range(200):
+        with Listener(server) as last:
+            if last.answer.status == 200:
+                return
+    pytest.fail("nobody was let in again")
+
+
+# Samples.
+
+
+def stats(queue: str, **counts: int) -> QueueStats:
+    given = dict.fromkeys(("ready", "delayed", "leased", "blocked", "dead"), 0) | counts
+    return QueueStats(
+        queue=queue, paused=False, waiting_consumers=0, head_message_id=None, head_age_seconds=2.0,
+        put_total=3, delivered_total=0, acked_total=0, failed_total=0, expired_total=0, dead_total=0, **given,
+    )  # fmt: skip
+
+
+def test_dead_letters_count_as_dead_and_not_as_ready() -> None:
+    metrics = Metrics()
+    metrics._queues = [("main", stats("jobs", ready=2, dead=5)), ("main", stats("jobs.dlq", ready=5))]
+    metrics._queues.append(("other", stats("lonely.dlq", ready=1)))
+    sample, _ = Samples(metrics, None)._take()
+    assert (sample["queues"]["main"]["ready"], sample["queues"]["main"]["dead"]) == (2, 5)
+    assert sample["queues"]["main"]["put"] == 3
+    assert sample["queues"]["main"]["oldest"] == 2.0
+    assert sample["queues"]["other"]["ready"] == 1  # Whose queue is not there any more.
+
+
+# Reports.
+
+
+def test_a_report_is_had_by_a_pass(guarded: Any) -> None:
+    server, made = guarded
+    assert ask(server, "/console/reports", "POST", token=made["some"])[0] == 403
+    status, _, body = ask(server, "/console/reports", "POST", token=made["all"])
+    assert status == 200
+    found = json.loads(body)
+    assert [each["name"] for each in found["files"]] == ["latest.html"]
+    status, headers, body = ask(server, f"/{found['at']}latest.html")
+    assert (status, body) == (200, b"<h1>Report</h1>")
+    assert headers["content-security-policy"].startswith("sandbox; default-src 'none'")
+    assert headers["cache-control"] == "no-store"
+    assert ask(server, f"/{found['at']}other.html")[0] == 404
+    status, _, body = ask(server, "/console/reports/nobody/latest.html")
+    assert (status, json.loads(body)["code"]) == (403, "pass_expired")
+
+
+def test_a_server_without_a_folder_of_reports_has_none(server: Any) -> None:
+    assert ask(server, "/console/reports", "POST")[0] == 404
+
+
+def test_only_files_of_the_folder_itself_are_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "reports"
+    (folder / "inside").mkdir(parents=True)
+    (tmp_path / "secret.html").write_text("secret")
+    (folder / "link.html").symlink_to(tmp_path / "secret.html")
+    (folder / "script.js").write_text("1")
+    with (folder / "large.html").open("wb") as large:
+        large.truncate(CONSOLE_REPORT_BYTES_MAX + 1)
+    (folder / "latest.json").write_text("{}")
+    assert [each.name for each in made_of(folder)._found()] == ["latest.json"]
+    assert made_of(tmp_path / "nothing")._found() == []
+
+
+def made_of(folder: Path) -> reports.Reports:
+    return reports.Reports(Doors.__new__(Doors), str(folder))
+
+
+def test_passes_end_and_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(reports.time, "monotonic", lambda: now)
+    made = made_of(tmp_path)
+    first = made._new_pass()
+    assert made._is_known(first)
+    now += CONSOLE_PASS_SECONDS - 1
+    second = made._new_pass()
+    assert made._is_known(first)
+    now += 2
+    assert not made._is_known(first)
+    assert made._is_known(second)
+    for _ in range(CONSOLE_PASSES_MAX):
+        made._new_pass()
+    assert not made._is_known(second)
+    assert len(made._passes) == CONSOLE_PASSES_MAX
