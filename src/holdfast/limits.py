@@ -237,6 +237,10 @@ RELAY_BURST: Final = 200  # As many may come at once.
 RELAY_SENDERS_MAX: Final = 65_536  # Senders whose rate is remembered; the quietest are forgotten first.
 
 # The pipeline.
+VIEW_TURN_SECONDS_MAX: Final = 60.0  # How long views of one directory may wait for each other,
+VIEW_PATIENCE_SECONDS: Final = 1.0  # and for a command that has it open at the moment.
+MANIFESTS_AT_ONCE: Final = 16  # Manifests of session logs that are read from the object store at a time,
+MANIFESTS_KNOWN_MAX: Final = 65_536  # and that a process remembers: they never change.
 PIECE_ENTRIES: Final = 8_192  # Hot records that are staged together for an executor to read,
 PIECE_BYTES: Final = 8_388_608  # and their bytes.
 PIECE_PAGE: Final = 256  # Hot records that one read of the key space takes; each may have 256 KiB.
@@ -264,6 +268,8 @@ AUDIT_TASK_BYTES: Final = 67_108_864  # What one executor judges at a time; a wo
 AUDIT_WORLDS_MAX: Final = 4_096  # Worlds of one wave: each is some kilobytes in the driver.
 FINDINGS_OF_A_WORLD: Final = 100  # The first ones say what happened; more would only repeat it.
 STATE_BYTES_TOLD: Final = 1_048_576  # A larger state is told by its digest alone.
+SCAN_TASK_BYTES: Final = 268_435_456  # Of segments, logs and blobs that one executor searches for hashes at a time.
+BLOB_GRACE_SECONDS: Final = 86_400.0  # A younger blob may be about to be referred to by whoever stored it.
 SIGNATURE_CHARACTERS_MAX: Final = 200  # Of an error's signature: what is said later is rarely what differs.
 DEAD_LETTERS_MEASURED: Final = 100_000  # Of which a roll-up asks the plane for the error, if logs do not tell it,
 ERROR_CHARACTERS_MEASURED: Final = 500  # and how much of it: they are in memory all at once.
@@ -272,6 +278,7 @@ INGEST_CHUNK_BYTES: Final = 4_194_304  # Of one world, so that a large one does 
 INGEST_WORLDS_MAX: Final = 4_096  # Worlds, and log files, of one commit: each is a line in the log of its table.
 INGEST_WORLD_ROWS: Final = 131_072  # Of one world in one commit; what is hot of them is staged.
 INGEST_CHANGES: Final = 65_536  # Changes of entities in one commit. The driver itself writes them.
+INGEST_ALONE_BYTES: Final = 1_048_576  # A run that follows takes fewer than these by itself: executors begin too late.
 INGEST_FOLLOW_SECONDS: Final = 5.0  # How long a run that follows a plane rests between two looks.
 INGEST_HEAL_SECONDS: Final = 300.0  # How soon it looks again whether what was damaged can be read.
 FINDINGS_MAX: Final = 1_000  # Of what is wrong, so many are told; the quarantine has them all.

@@ -33,7 +33,7 @@ def executed(run: Run, items: Sequence[Item]) -> Iterator[Answer]:
     place, storage = run.table(JOURNAL).place, run.config.storage
     groups = tasks.balanced([item.size for item in items], tasks.parallelism(run.spark))
     work = [msgspec.msgpack.encode(Task(place, storage, [items[n] for n in group])) for group in groups]
-    for answer in tasks.answers(run.spark, journals.take, work):
+    for answer in run.answers(journals.take, work, sum(item.size for item in items)):
         yield msgspec.msgpack.decode(answer, type=Answer)
 
 

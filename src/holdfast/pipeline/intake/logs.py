@@ -163,7 +163,7 @@ def _take_batch(run: Run, batch: Batch, table: LakeTable) -> None:
 def _executed(run: Run, pieces: list[LogPiece], place: Place) -> Iterator[Answer]:
     groups = tasks.balanced([piece.size - piece.start for piece in pieces], tasks.parallelism(run.spark))
     work = [msgspec.msgpack.encode(Task(place, run.config.storage, [pieces[n] for n in group])) for group in groups]
-    for answer in tasks.answers(run.spark, take, work):
+    for answer in run.answers(take, work, sum(piece.size - piece.start for piece in pieces)):
         yield msgspec.msgpack.decode(answer, type=Answer)
 
 

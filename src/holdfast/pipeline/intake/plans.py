@@ -60,7 +60,10 @@ class Plan:
         held: set[tuple[str, str]],
         batch_bytes: int,
     ) -> None:
-        """`heights` and `verdicts` tell where marks are. `suspects` were rewound when last seen; `held` have diverged, and nothing of them is taken."""
+        """`heights` and `verdicts` tell where marks are.
+
+        `suspects` were rewound when they were last seen. `held` have another history, and nothing of them is taken.
+        """
         self._view = view
         self._staging = staging
         self._heights = heights

@@ -1,6 +1,6 @@
 """What the parts of one run share, and how often it begins again when another run is faster."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,10 @@ class Run:
         view: View,
         staged: Place,
         tell: Callable[[str, int, int], None] | None,
+        *,
+        alone_bytes: int = 0,
     ) -> None:
+        """What is smaller than `alone_bytes` is done here: that is over before executors would begin."""
         self.spark = spark
         self.config = config
         self.view = view
@@ -42,6 +45,7 @@ class Run:
         self.staging = staged.store_url
         self.rows = dict.fromkeys((table.name for table in (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES)), 0)
         self.batch_bytes = INGEST_TASK_BYTES * tasks.parallelism(spark)
+        self._alone_bytes = alone_bytes
         self._commits = 0
         self._staged = staged
         self._tell = tell
@@ -52,6 +56,10 @@ class Run:
 
     def table(self, table: Table) -> LakeTable:
         return self.lake.table(table)
+
+    def answers(self, work: Callable[[bytes], bytes], given: Sequence[bytes], size: int) -> Iterator[bytes]:
+        """Have executors do tasks that need so many bytes to be read."""
+        return tasks.answers(self.spark if size >= self._alone_bytes else None, work, given)
 
     def clear(self, url: str) -> None:
         """Remove what was staged for a batch that is over."""

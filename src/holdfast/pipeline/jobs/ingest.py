@@ -7,12 +7,13 @@ became of the run that made it. `follow` does so again and again.
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast.errors import HoldfastError, Retry
-from holdfast.limits import FINDINGS_MAX, INGEST_FOLLOW_SECONDS, INGEST_HEAL_SECONDS
+from holdfast.limits import FINDINGS_MAX, INGEST_ALONE_BYTES, INGEST_FOLLOW_SECONDS, INGEST_HEAL_SECONDS
 from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.intake import changes, histories, holes, logs
 from holdfast.pipeline.intake.quarantines import Quarantined
@@ -50,7 +51,8 @@ def run(
     while follow and not _is_over(stop, every_seconds):
         is_healing = time.monotonic() - healed >= INGEST_HEAL_SECONDS
         try:
-            told = _sum(told, _once(spark, config, progress, is_healing=is_healing))
+            round = _once(spark, config, progress, is_healing=is_healing, alone_bytes=INGEST_ALONE_BYTES)
+            told = _sum(told, round)
         except HoldfastError as error:
             if error.retry is Retry.NEVER:
                 raise
@@ -66,18 +68,19 @@ def take_in(
     *,
     progress: Callable[[str, int, int], None] | None = None,
     is_healing: bool = True,
+    alone_bytes: int = 0,
 ) -> Told:
-    """Take in what a view has; without Spark, in this process."""
+    """Take in what a view has; without Spark, and where there are fewer than so many bytes, in this process."""
     begun = time.monotonic()
     with staging.staged(Lake(config.lake, config.storage).place) as staged:
-        work = Run(spark, config, view, staged, progress)
+        work = [Run(spark, config, view, staged, progress, alone_bytes=alone_bytes) for _ in range(2)]
         if is_healing:
-            holes.fill(work)
-        histories.take_in(work)
-        logs.take_in(work)
-        changes.take_in(work)
-        found = work.quarantine.rows()
-    rows = {**work.rows, QUARANTINE.name: len(found)}
+            holes.fill(work[0])
+        _take_in_all(*work)
+        work[0].quarantine.refresh()
+        found = work[0].quarantine.rows()
+    rows = {name: sum(each.rows[name] for each in work) for name in work[0].rows}
+    rows[QUARANTINE.name] = len(found)
     return Told(
         job="ingest",
         ok=not found,
@@ -88,15 +91,34 @@ def take_in(
     )
 
 
+def _take_in_all(worlds: Run, rest: Run) -> None:
+    """Records of worlds, and everything else. Executors work on both at once; each has its own tables and marks."""
+    if worlds.spark is None:
+        histories.take_in(worlds)
+        _take_in_rest(rest)
+        return
+    with ThreadPoolExecutor(1, "holdfast-ingest") as aside:
+        beside = aside.submit(_take_in_rest, rest)
+        histories.take_in(worlds)
+        beside.result()
+
+
+def _take_in_rest(run: Run) -> None:
+    run.quarantine.refresh()
+    logs.take_in(run)
+    changes.take_in(run)
+
+
 def _once(
     spark: "SparkSession | None",
     config: Config,
     progress: Callable[[str, int, int], None] | None,
     *,
     is_healing: bool,
+    alone_bytes: int = 0,
 ) -> Told:
     with open_view(config) as view:
-        return take_in(spark, config, view, progress=progress, is_healing=is_healing)
+        return take_in(spark, config, view, progress=progress, is_healing=is_healing, alone_bytes=alone_bytes)
 
 
 def _is_over(stop: threading.Event, seconds: float) -> bool:
