@@ -6,6 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -41,6 +42,7 @@ from holdfast.runtime import migrations as moving
 from holdfast.runtime.activity import ActivityLog
 from holdfast.runtime.migrations import Mover, Side
 from holdfast.testing.clock import ManualClock
+from holdfast.tiers import Tier
 
 POPULATED = runpy.run_path(str(Path(__file__).parents[1] / "populated.py"))  # Test files cannot import each other.
 populate, everything, use, LARGE = (POPULATED[name] for name in ("populate", "everything", "use", "LARGE"))
@@ -461,8 +463,9 @@ def test_a_directory_that_is_being_migrated_cannot_be_opened(source: str, tmp_pa
     with RocksReader(kv):
         with pytest.raises(DirectoryInUse):
             holdfast.open(source)
+        RocksReader(kv).close()  # Others may read.
         with pytest.raises(DirectoryInUse):
-            RocksReader(kv)
+            holdfast.open(source)
     holdfast.open(source).close()
 
 
@@ -481,7 +484,41 @@ def test_a_postgresql_that_somebody_uses_is_neither_source_nor_target(
             told = json.loads(hf("migrate", *words, *shared, code=9).stderr)
             assert told["code"] == "plane_in_use"
             assert "stop the servers and workers" in told["detail"]
+    with holdfast.open(postgres_url, activity=str(tmp_path / "logs")):
+        """Nothing was begun, so nothing keeps it closed."""
     hf("migrate", source, postgres_url, *shared)
+
+
+def test_whoever_opens_the_target_in_the_last_moment_keeps_it(
+    hf: Hf, source: str, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.cli import migrations as command
+
+    looks = iter([None, PlaneInUse("somebody came")])
+
+    def look(_url: str) -> None:
+        if (found := next(looks)) is not None:
+            raise found
+
+    monkeypatch.setattr(command, "check_unused", look)
+    words = ("migrate", source, postgres_url, "--objects", f"dir:{tmp_path / 'shared'}")
+    assert "somebody came" in hf(*words, code=9).stderr
+    with holdfast.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
+        assert plane.pairs.get(b"raw") is None
+
+
+def test_a_half_migrated_plane_is_neither_migrated_nor_backed_up(
+    hf: Hf, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = f"dir:{tmp_path / 'half'}"
+    with monkeypatch.context() as broken:
+        broken.setattr(moving.Mover, "finish", lambda _self: (_ for _ in ()).throw(HashMismatch("x")))
+        hf("migrate", source, half, code=10)
+    for words in (("migrate", half, f"dir:{tmp_path / 'new'}"), ("--url", half, "backup", str(tmp_path / "backup"))):
+        assert "is not complete" in hf(*words, code=9).stderr
+    assert "is not complete" in hf("doctor", str(tmp_path / "half"), code=9).stderr
+    hf("migrate", source, half)
+    hf("doctor", str(tmp_path / "half"), "--deep")
 
 
 def test_nobody_writes_to_a_postgresql_while_it_is_read(postgres_url: str) -> None:
@@ -553,6 +590,25 @@ def test_transactions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             here.transact(lambda tx, number=number: tx.put(b"%03d" % number, bytes(1 << 20)))
         run(Mover(Side(here), Side(there), "here"))
     assert max(sizes) < 4 << 20
+
+
+def test_memory_is_bounded_however_large_the_plane_is(tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        for number in range(64):
+            values = [(b"%02d %02d" % (number, part), os.urandom(65_536)) for part in range(16)]
+            plane.transact(lambda tx, values=values: [tx.put(*pair) for pair in values], tier=Tier.IMPORTANT)
+        plane.blobs.write(os.urandom(1 << 20) for _ in range(64))
+    kv, objects = tmp_path / "data" / "kv", open_objects(f"dir:{tmp_path / 'data' / 'objects'}")
+    there = open_objects(f"dir:{tmp_path / 'objects'}")
+    with RocksReader(kv) as database, RocksDatabase(tmp_path / "kv") as target:
+        tracemalloc.start()
+        try:
+            moved = run(Mover(Side(database, objects), Side(target, there), "here"))
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert moved.object_bytes >= 64 << 20
+    assert most < 40 << 20  # Of 128 MiB: a page of pairs, a batch of them, and a part of an object.
 
 
 def test_a_plane_keeps_its_own_objects_out_of_the_environment(

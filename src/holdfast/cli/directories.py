@@ -9,6 +9,7 @@ from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.cli.planes import Target, patiently
 from holdfast.errors import InvalidUrl, NotFound, PathUnusable, SchemaMismatch, Unsupported
+from holdfast.layers.migrations import check_complete
 from holdfast.plane.formats import FORMAT
 
 MARKER = "holdfast.json"
@@ -51,8 +52,15 @@ def open_key_space(path: Path, patience_seconds: float) -> RocksDatabase:
     Raises:
         DirectoryInUse: another process has it open.
         DamagedDatabase: what it holds is damaged.
+        MigrationUnfinished: only a part of a plane was migrated to it.
     """
-    return patiently(lambda: RocksDatabase(path / "kv"), patience_seconds)
+    database = patiently(lambda: RocksDatabase(path / "kv"), patience_seconds)
+    try:
+        database.read(check_complete)
+    except BaseException:
+        database.close()
+        raise
+    return database
 
 
 def objects_of(path: Path, place: Target) -> ObjectStore | None:

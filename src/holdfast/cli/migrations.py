@@ -9,7 +9,7 @@ import click
 
 from holdfast.cli import directories, planes, printing
 from holdfast.cli.commands import Verb, given
-from holdfast.errors import InvalidArgument
+from holdfast.errors import InvalidArgument, PlaneInUse
 from holdfast.layers.migrations import Migration, State
 from holdfast.plane.migrations import check_unused, folder_of, opened_source, opened_target, said
 from holdfast.runtime.migrations import Mover
@@ -52,15 +52,20 @@ def migrate(source: str, target: str, *, activity: str | None, leave_activity: b
     fields = {"source": said(source), "target": said(target), **_fields(moved)}
     printing.done(
         f"{moved.keys:,} keys, {moved.objects:,} objects ({moved.object_bytes:,} bytes) and {moved.logs:,} session "
-        f"logs that were not among them are in {said(target)}; all {moved.ranges:,} ranges of keys are equal to those of "
-        f"{said(source)}, and every object has its hash. The digest of the keys is {moved.digest.hex()}",
+        f"logs that were not among them are in {said(target)}; all {moved.ranges:,} ranges of keys are equal to those "
+        f"of {said(source)}, and every object has its hash. The digest of the keys is {moved.digest.hex()}",
         fields,
     )
 
 
 def _moved(mover: Mover, target: str, keys: int) -> Migration:
+    check_unused(target)
     if mover.begin():
-        check_unused(target)  # Behind the record that keeps others out: whoever came before it is seen here.
+        try:
+            check_unused(target)  # Once more, behind the record that keeps others out: nobody slips in between.
+        except PlaneInUse:
+            mover.withdraw()
+            raise
         with printing.progress("Objects") as advance:
             mover.move_objects(advance)
         with printing.progress("Keys", max(keys - mover.now.keys, 0) or None) as advance:

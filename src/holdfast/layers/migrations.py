@@ -107,13 +107,19 @@ def move_on(
     return after
 
 
+def withdraw(tx: Transaction, begun: Migration) -> None:
+    """Forget a migration that has copied nothing yet."""
+    if found(tx) == begun and begun.at == BEGIN and begun.state is State.COPYING:
+        tx.delete(KEY)
+
+
 def check_complete(tx: Transaction) -> None:
     """Raise MigrationUnfinished if this key space is not all of a plane yet."""
     migration = found(tx)
     if migration is not None and migration.state is not State.DONE:
         raise MigrationUnfinished(
             f"This is the target of a migration from {migration.source} that is not complete; finish it with "
-            "holdfast migrate, which goes on where it was"
+            "holdfast migrate, which goes on where it was, or empty it"
         )
 
 

@@ -62,8 +62,10 @@ class Mover:
 
         Raises:
             TargetNotEmpty: the target holds something else.
+            MigrationUnfinished: the source is itself the target of a migration that is not complete.
             InvalidArgument: there are objects, and the target has no place for them.
         """
+        self._source.database.read(migrations.check_complete, tier=Tier.IMPORTANT)
         if self._target.objects is None:
             first = next(chain((file.path for file in self._files()), map(str, self._local_logs())), None)
             if first is not None:
@@ -72,6 +74,10 @@ class Mover:
                 )
         self.now = self._target.database.transact(migrations.begin, self._name)
         return self.now.state is not State.DONE
+
+    def withdraw(self) -> None:
+        """Leave the target as it was, if nothing was copied yet."""
+        self._target.database.transact(migrations.withdraw, self.now)
 
     def move_objects(self, advance: Advance) -> None:
         """Have every object in the target's store, each read back and hashed.

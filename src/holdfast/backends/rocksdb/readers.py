@@ -2,7 +2,7 @@
 
 Opening a RocksDB writes: it replays its log into tables, and rocksdict writes its settings again. So this opens a
 folder of links to the files, read-only, which replays the log in memory. RocksDB takes no lock when it only reads;
-this does, so that nobody changes under a reader what it reads.
+this takes a shared one, so that nobody changes under a reader what it reads, and several may read.
 """
 
 import fcntl
@@ -82,13 +82,13 @@ class RocksReader(SerialDatabase):
 
 
 def _locked(path: Path) -> int:
-    """The lock that RocksDB itself would take, held by a descriptor."""
+    """A lock that RocksDB's own excludes, and the other way round, held by a descriptor."""
     try:
-        descriptor = os.open(path / "LOCK", os.O_RDWR)
+        descriptor = os.open(path / "LOCK", os.O_RDONLY)
     except OSError as error:
         raise PathUnusable(f"{path} cannot be locked ({error.strerror}); name a data directory of yours") from error
     # A lock of the descriptor, not of the process: it is refused also where this very process has the directory open.
-    wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    wanted = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
     except OSError as error:
