@@ -1,17 +1,23 @@
 """Views of planes: of a data directory, of a server, of a PostgreSQL."""
 
+import os
 import runpy
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import cbor2
+import msgspec
 import pytest
 
 import holdfast
 from holdfast import limits
+from holdfast.backends.objects import ObjectStore
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import (
     BlobNotFound,
@@ -25,6 +31,9 @@ from holdfast.errors import (
     SchemaMismatch,
 )
 from holdfast.handles.sync.backups import Backups
+from holdfast.kv import Subspace
+from holdfast.layers import segments
+from holdfast.layers.worlds import World, room
 from holdfast.pipeline import codec
 from holdfast.pipeline.codec import Damaged
 from holdfast.pipeline.config import Config
@@ -153,6 +162,30 @@ def test_a_view_leaves_nothing_behind_and_removes_what_a_dead_one_left(data):
     assert list(data.glob(".view-*")) == []
 
 
+def test_many_views_of_one_directory_are_opened_at_the_same_time(data):
+    planes.build(data, worlds=2, entries=100)
+
+    def heads(_: int) -> dict[str, int]:
+        with open_view(config(data)) as view:
+            return {world.name: world.head for world in view.worlds("main")}
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(heads, range(16)))
+    assert found == [{"empty": 0, "world-0000": 101, "world-0001": 101}] * 16
+    assert list(data.glob(".view-*")) == []
+
+
+def test_a_folder_that_was_never_locked_goes_after_a_while(data):
+    planes.build(data, worlds=1, entries=10)
+    (data / ".view-young").mkdir()
+    (data / ".view-old").mkdir()
+    old = time.time() - limits.VIEW_TURN_SECONDS_MAX - 10
+    os.utime(data / ".view-old", (old, old))
+    with open_view(config(data)):
+        assert (data / ".view-young").exists()
+        assert not (data / ".view-old").exists()
+
+
 def test_a_directory_that_somebody_has_open_is_refused_with_what_to_do(data):
     planes.build(data, worlds=1, entries=10)
     with planes.opened(f"dir:{data}"), pytest.raises(DirectoryInUse, match="--data http://HOST:PORT"):
@@ -221,9 +254,6 @@ def test_holes_in_the_hot_tail_and_lost_segments_are_missing_pieces(data, stagin
 
 def test_a_lost_entry_of_the_index_is_a_hole_up_to_the_next_segment(data, staging):
     planes.build(data, worlds=2, entries=300)
-    from holdfast.layers import segments
-    from holdfast.layers.worlds import World
-
     with planes.opened(f"dir:{data}") as plane:
         where = World("main", "world-0001")
         plane.transact(lambda tx: segments.forget(tx, where, segments.find(tx, where, 64)))
@@ -234,10 +264,30 @@ def test_a_lost_entry_of_the_index_is_a_hole_up_to_the_next_segment(data, stagin
     assert len(rows) == world.head - 64
 
 
+def test_records_that_only_a_newer_version_understands_hide_nothing_else(data, staging):
+    planes.build(data, worlds=2, entries=300)
+    where = World("main", "world-0001")
+    newer = msgspec.msgpack.encode({"made by": "a newer version"})
+
+    def write(tx):
+        tx.put(Subspace("u", "main", "segments", "world-0001").key(127), newer)
+        tx.put(room(where).key("snapshot", 111), newer)
+        tx.put(room(where).key("meta"), msgspec.msgpack.encode(["frozen", 0]))
+
+    with planes.opened(f"dir:{data}") as plane:
+        plane.transact(write)
+    with open_view(config(data)) as view:
+        world = view.world("main", "world-0001")
+        rows, damaged = rows_of(view, view.pieces(world, 0, staging))
+    assert world.state == "unknown"
+    assert [snapshot.height for snapshot in world.snapshots] == [0, 223]
+    assert [segment.start for segment in world.segments] == [0, 128]
+    assert [(each.start, each.end, each.reason) for each in damaged] == [(64, 127, "missing")]
+    assert len(rows) == world.head - 64
+
+
 def test_a_world_without_a_baseline_is_shown_without_one(data):
     planes.build(data, worlds=1, entries=100)
-    from holdfast.layers.worlds import World, room
-
     with planes.opened(f"dir:{data}") as plane:
         plane.transact(lambda tx: tx.delete(room(World("main", "world-0000")).key("baseline")))
     with open_view(config(data)) as view:
@@ -296,6 +346,32 @@ def test_a_log_goes_on_at_its_offset_also_when_it_was_rotated_since(data, stagin
         assert rotated.is_rotated
         piece = view.log_piece(rotated, staging, start=reached.offset, n=reached.n)
         assert list(activity_rows([piece], view.stores)) == [reached]
+
+
+def test_manifests_are_read_together_and_once(data):
+    planes.build(data, worlds=1, entries=10)
+    with planes.opened(f"dir:{data}") as plane:
+        for n in range(40):
+            plane.activity.log(f"session-{n}", {"n": n})
+    asked, threads = [], set()
+
+    class Counting(ObjectStore):
+        def get(self, path: str) -> bytes:
+            asked.append(path)
+            threads.add(threading.get_ident())
+            return super().get(path)
+
+    with open_view(config(data)) as view:
+        view.objects = Counting(view.objects._store)
+        first = list(view.logs("main"))
+        assert len(first) == len(asked) == 40
+        assert len(threads) > 1
+        assert list(view.logs("main")) == first
+        assert len(asked) == 40
+    with open_view(config(data)) as view:
+        view.objects = Counting(view.objects._store)
+        assert list(view.logs("main")) == first
+        assert len(asked) == 40
 
 
 @pytest.fixture

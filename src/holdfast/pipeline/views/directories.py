@@ -4,6 +4,7 @@ DATA/.view-<id>/kv/         the key space at one moment, from hard links; only t
 DATA/.view-<id>/activity/   session logs that are not in the object store: hard links too
 """
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ import msgspec
 
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import DirectoryInUse, NotFound, PathUnusable, SchemaMismatch
+from holdfast.limits import VIEW_PATIENCE_SECONDS
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.views import folders
@@ -19,6 +21,7 @@ from holdfast.pipeline.views.moments import View
 from holdfast.plane.formats import FORMAT
 
 _MARKER: Final = "holdfast.json"
+_LOOK_SECONDS: Final = 0.05
 
 
 def open_directory(config: Config) -> View:
@@ -46,6 +49,7 @@ def open_directory(config: Config) -> View:
             objects_url=url,
             logs=folder / "activity",
             stores=stores,
+            place=url,
             universes=config.universes,
             resources=resources.pop_all(),
         )
@@ -70,11 +74,19 @@ def check_directory(path: Path) -> None:
 
 
 def _checkpoint(path: Path, target: Path) -> None:
-    try:
-        with RocksDatabase(path / "kv") as database:
-            database.checkpoint(target)
-    except DirectoryInUse as error:
-        raise DirectoryInUse(
-            f"{path} is open in another process, most likely a server; give its URL instead (--data http://HOST:PORT), "
-            "or close it"
-        ) from error
+    """Open the key space for as long as a checkpoint takes, one view at a time."""
+    until = time.monotonic() + VIEW_PATIENCE_SECONDS
+    with folders.turn(path):
+        while True:
+            try:
+                with RocksDatabase(path / "kv") as database:
+                    database.checkpoint(target)
+                return
+            except DirectoryInUse as error:
+                # Commands hold a directory for moments; a server does not let go of it.
+                if time.monotonic() > until:
+                    raise DirectoryInUse(
+                        f"{path} is open in another process, most likely a server; give its URL instead "
+                        "(--data http://HOST:PORT), or close it"
+                    ) from error
+                time.sleep(_LOOK_SECONDS)

@@ -3,16 +3,20 @@
 import fcntl
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from holdfast.errors import PathUnusable
+from holdfast.errors import Busy, PathUnusable
+from holdfast.limits import VIEW_TURN_SECONDS_MAX
 
 PREFIX: Final = ".view-"
 _LOCK: Final = "lock"
+_TURN: Final = ".views"
+_LOOK_SECONDS: Final = 0.01
 
 
 @contextmanager
@@ -39,11 +43,42 @@ def temporary(parent: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
+@contextmanager
+def turn(parent: Path) -> Iterator[None]:
+    """Have a turn at `parent` among all views, of other processes too.
+
+    Raises:
+        Busy: others have taken it for too long.
+    """
+    descriptor = os.open(parent / _TURN, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        until = time.monotonic() + VIEW_TURN_SECONDS_MAX
+        while not _has(descriptor):
+            if time.monotonic() > until:
+                raise Busy(f"Other views of {parent} are being opened for too long; try again")
+            time.sleep(_LOOK_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _has(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def sweep(parent: Path) -> None:
     """Remove the folders that nobody has locked."""
     for folder in parent.glob(f"{PREFIX}*"):
         with suppress(FileNotFoundError, BlockingIOError):
-            # One that has no lock yet is being made by somebody.
+            if not (folder / _LOCK).exists():
+                # It is being made by somebody, or was by somebody who died right then.
+                if folder.stat().st_mtime < time.time() - VIEW_TURN_SECONDS_MAX:
+                    shutil.rmtree(folder, ignore_errors=True)
+                continue
             descriptor = os.open(folder / _LOCK, os.O_RDWR)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -22,19 +22,22 @@ from holdfast.errors import (
     SnapshotNotFound,
     WorldNotFound,
 )
-from holdfast.kv import Database, Subspace, Transaction
+from holdfast.kv import Database, Subspace, Transaction, pages
 from holdfast.layers import blobs, journals, segments, snapshots, worlds
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import PAGE_ITEMS, PIECE_BYTES, PIECE_ENTRIES, PIECE_PAGE
+from holdfast.limits import PIECE_BYTES, PIECE_ENTRIES, PIECE_PAGE
 from holdfast.names import checked_name
 from holdfast.pipeline.logs import LogPiece
 from holdfast.pipeline.pieces import Piece, Stores, WorldView
-from holdfast.pipeline.views import rows
+from holdfast.pipeline.views import manifests, rows
+from holdfast.pipeline.views.manifests import Manifests
 from holdfast.pipeline.views.rows import BlobRow, ChangeRow, EntityRow, MailRow, MessageRow, Reference
 from holdfast.runtime import loglines, rotation, walks
 from holdfast.runtime.loglines import LogFile
+
+Result = TypeVar("Result")
 
 _GONE = (WorldState.DELETING, WorldState.DELETED)
 
@@ -50,15 +53,20 @@ class View:
         objects_url: str | None,
         logs: Path | None,
         stores: Stores,
+        place: str,
         universes: tuple[str, ...] = (),
         resources: ExitStack | None = None,
     ) -> None:
-        """`logs` is the folder of session logs that are not in the object store; `resources` go when it is closed."""
+        """`logs` is the folder of session logs that are not in the object store; `resources` go when it is closed.
+
+        `place` tells the object store from others.
+        """
         self.database = database
         self.objects = objects
         self.objects_url = objects_url  # None: executors cannot reach the objects, so what they need is staged.
         self.stores = stores
         self._logs = logs
+        self._place = place
         self._universes = universes
         self._resources = resources or ExitStack()
 
@@ -128,7 +136,8 @@ class View:
 
     def logs(self, universe: str) -> Iterator[LogFile]:
         """The files of session logs, in order, each as long as it is now."""
-        return rotation.files_in_order(self._logs or _NOWHERE, self.objects, universe)
+        rotated = None if self.objects is None else Manifests(self.objects, self._place)
+        return rotation.files_in_order(self._logs or _NOWHERE, rotated, universe)
 
     def log_body(self, file: LogFile) -> bytes:
         """The bytes of a file; at most as many as it had when it was listed.
@@ -218,11 +227,11 @@ class View:
 
     def _rotated_universes(self) -> Iterator[str]:
         after = None
-        while self.objects is not None and (page := self.objects.list(_MANIFESTS, after=after, limit=1)):
+        while self.objects is not None and (page := self.objects.list(manifests.FOLDER, after=after, limit=1)):
             name = page[0].path.split("/")[1]
             if _is_name(name):
                 yield name
-            after = f"{_MANIFESTS}/{name}/~"  # Names of files begin with a year, and so come before it.
+            after = f"{manifests.FOLDER}/{name}/~"  # Names of files begin with a year, and so come before it.
 
     def _object(self, path: str) -> bytes:
         if self.objects is None:
@@ -298,14 +307,16 @@ def _staged(folder: str, checksum: str) -> str:
 
 def _world(tx: Transaction, world: World) -> WorldView | None:
     try:
-        state = worlds.describe(tx, world).state
+        state: str = worlds.describe(tx, world).state
     except WorldNotFound:
         return None
+    except msgspec.MsgspecError:
+        state = "unknown"  # A newer version may know more states; what it has written can still be read.
     if state in _GONE:
         return None
     try:
         baseline = snapshots.baseline(tx, world)
-    except SnapshotNotFound:
+    except (SnapshotNotFound, msgspec.MsgspecError):
         baseline = None
     return WorldView(
         world.universe,
@@ -313,24 +324,22 @@ def _world(tx: Transaction, world: World) -> WorldView | None:
         journals.head(tx, world),
         journals.first_hot(tx, world),
         baseline,
-        _all_snapshots(tx, world),
-        _all_segments(tx, world),
+        list(_understood(tx, *worlds.room(world).range("snapshot"), _decode_snapshot)),
+        list(_understood(tx, *_segments_of(world).range(), _decode_segment)),
         state,
     )
 
 
-def _all_snapshots(tx: Transaction, world: World) -> list[SnapshotRecord]:
-    found: list[SnapshotRecord] = []
-    while page := snapshots.page(tx, world, start=found[-1].height + 1 if found else 0, limit=PAGE_ITEMS):
-        found += page
-    return found
+def _understood(tx: Transaction, begin: bytes, end: bytes, decode: Callable[[bytes], Result]) -> Iterator[Result]:
+    """The records of a range, without those that are of no kind that this version knows."""
+    for page in pages(tx, begin, end):
+        for _, value in page:
+            with suppress(msgspec.MsgspecError):
+                yield decode(value)
 
 
-def _all_segments(tx: Transaction, world: World) -> list[SegmentRecord]:
-    found: list[SegmentRecord] = []
-    while page := segments.page(tx, world, after=found[-1].end if found else -1, limit=PAGE_ITEMS):
-        found += page
-    return found
+def _segments_of(world: World) -> Subspace:
+    return Subspace("u", world.universe, "segments", world.name)
 
 
 def _next(
@@ -340,7 +349,9 @@ def _next(
 
     If neither does, the first height behind it that something could hold.
     """
-    cold = [each for each in segments.page(tx, world, after=height - 1, limit=limit) if each.start < head]
+    index = _segments_of(world)
+    behind = _understood(tx, index.key(height), index.range()[1], _decode_segment)
+    cold = [each for each in itertools.islice(behind, limit) if each.start < head]
     reached = height
     for n, segment in enumerate(cold):
         if segment.start > reached:
@@ -367,6 +378,7 @@ def _is_name(text: str) -> bool:
         return False
 
 
-_MANIFESTS = "activity-manifest"  # Where the object store says which session logs it has.
 _NOWHERE = Path("/nonexistent")
 _LOOK_BYTES = 65_536
+_decode_snapshot = msgspec.msgpack.Decoder(SnapshotRecord).decode
+_decode_segment = msgspec.msgpack.Decoder(SegmentRecord).decode

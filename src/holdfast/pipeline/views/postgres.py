@@ -34,6 +34,7 @@ def open_postgres(config: Config) -> View:
             objects_url=config.objects,
             logs=_logs(config.activity),
             stores=stores,
+            place=config.objects or "",
             universes=config.universes,
             resources=resources.pop_all(),
         )

@@ -29,11 +29,11 @@ from holdfast.limits import OBJECT_LIST_MAX
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.views import folders
+from holdfast.pipeline.views.manifests import FOLDER
 from holdfast.pipeline.views.moments import View
 from holdfast.plane.formats import FORMAT
 from holdfast.wire.backups import BackupBegun, BackupFile
 
-_MANIFESTS: Final = "activity-manifest/"  # Where the object store says which session logs it has.
 _TAIL_BYTES: Final = 4_096  # The end of a table has the ids of the database and the process that wrote it.
 
 
@@ -66,6 +66,7 @@ def open_server(config: Config) -> View:
             objects_url=config.objects,
             logs=folder / "activity",
             stores=stores,
+            place=config.objects or config.data,
             universes=config.universes,
             resources=resources.pop_all(),
         )
@@ -130,7 +131,7 @@ def _fetch(backups: Backups, id: str, folder: Path, tables: Path, *, with_logs: 
     for file in backups.files(id):
         part, _, rest = file.path.partition("/")
         if part == "objects":
-            if rest.startswith(_MANIFESTS):
+            if rest.startswith(f"{FOLDER}/"):
                 manifests.append(ObjectMeta(rest, file.size, ""))
             elif not with_logs:
                 break  # What belongs to the backup alone comes first, and the rest is read where it is.
