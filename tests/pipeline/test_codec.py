@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import cbor2
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -75,9 +76,13 @@ def test_a_hot_record_has_no_segment_and_every_kind_its_name(store):
 
 
 def test_only_wanted_heights_of_a_piece_become_rows(store):
-    rows, _ = rows_of([stored(store, ENTRIES, start=1_000, first=1_090)])
+    piece = stored(store, ENTRIES, start=1_000, first=1_090)
+    rows, _ = rows_of([piece])
     assert [row["height"] for row in rows] == list(range(1_090, 1_100))
     assert rows[0]["raw"] == ENTRIES[90]
+    short = msgspec.structs.replace(piece, last=1_094)
+    assert [row["height"] for row in rows_of([short])[0]] == list(range(1_090, 1_095))
+    assert (piece.rows, short.rows) == (10, 5)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +151,7 @@ def test_a_missing_segment_and_a_hole_are_told_as_missing(store, tmp_path):
 
 def test_a_segment_with_too_few_records_is_malformed(store):
     piece = stored(store, ENTRIES)
-    short = Piece(*(getattr(piece, field) if field != "end" else 120 for field in piece.__struct_fields__))
+    short = msgspec.structs.replace(piece, end=120)
     _, damaged = rows_of([short])
     assert [(each.start, each.end, each.reason) for each in damaged] == [(0, 120, "malformed")]
     with pytest.raises(MalformedSegment):

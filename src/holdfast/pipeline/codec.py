@@ -72,21 +72,21 @@ def journal_rows(pieces: Iterable[Piece], open_store: OpenStore) -> Iterator[pa.
     """
     rows = Rows()
     for piece in pieces:
+        first, last = piece.span
         try:
             records = read_piece(piece, open_store(piece.store))
         except Corrupt as error:
             yield Damaged(
                 piece.universe,
                 piece.world,
-                max(piece.start, piece.first),
-                piece.end,
+                first,
+                last,
                 reason_of(error),
                 str(error),
                 None if piece.hot else piece.path or None,
             )
             continue
-        skipped = max(piece.first - piece.start, 0)
-        yield from rows.add(piece, records[skipped:], piece.start + skipped)
+        yield from rows.add(piece, records[first - piece.start : last + 1 - piece.start], first)
     yield from rows.rest()
 
 
