@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -126,6 +127,16 @@ def test_every_store(store: ObjectStore, check: Callable[[ObjectStore], None]) -
 @pytest.mark.parametrize("check", OBJECT_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_every_store_async(store: ObjectStore, check: Callable[[ObjectStore], None]) -> None:
     check(cast("ObjectStore", Twin(store)))
+
+
+def test_every_store_tells_when_an_object_was_written(store: ObjectStore) -> None:
+    before_ms = int(time.time() * 1_000) - 2_000  # S3 tells whole seconds.
+    metas = {store.put(f"a/{n}", b"x" * n) for n in range(3)}
+    store.put("ab", b"elsewhere")
+    told = list(store.times("a"))
+    assert {meta.path: meta.size for meta, _ in told} == {meta.path: meta.size for meta in metas}
+    assert all(before_ms <= at_ms <= time.time() * 1_000 + 1_000 for _, at_ms in told)
+    assert list(store.times("nowhere")) == []
 
 
 def test_a_cancelled_stream_leaves_no_object(store: ObjectStore) -> None:

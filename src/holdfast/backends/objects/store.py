@@ -197,6 +197,13 @@ class ObjectStore:
                     break
         return page
 
+    def times(self, prefix: str = "") -> Iterator[tuple[ObjectMeta, int]]:
+        """Every object below `prefix`, in any order, and when it was written, in milliseconds since 1970."""
+        with suppress(ObjectNotFound), translated(prefix or "/"):
+            for batch in self._listing(prefix, None, OBJECT_LIST_MAX):
+                for stored in batch:
+                    yield _meta(stored), round(stored["last_modified"].timestamp() * 1_000)
+
     def delete(self, path: str) -> None:
         """Remove the object; fine when there is none."""
         with translated(check_path(path), writes=True), suppress(FileNotFoundError):

@@ -1,0 +1,250 @@
+"""What something refers to is never told to be unreachable, wherever the reference is; what nothing refers to is."""
+
+import hashlib
+import runpy
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+import holdfast
+from holdfast import Plane
+from holdfast.backends.objects import open_objects
+from holdfast.layers.snapshots import NO_MANIFEST
+from holdfast.pipeline import searches
+from holdfast.pipeline.config import Config
+from holdfast.pipeline.jobs import reachability
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.schemas import UNREACHABLE
+from holdfast.pipeline.searches import Source, Wanted
+from holdfast.wire.inboxes import DomainEvent
+from holdfast.wire.mail import NewMail
+
+planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
+NOW = datetime.now(UTC)
+PART = 1 << 16
+LARGE = 20_000  # More than the key space takes.
+
+
+def config_of(tmp_path: Path) -> Config:
+    return Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"))
+
+
+def rows(config: Config) -> dict[str, dict[str, Any]]:
+    return {row["hash"]: row for row in Lake(config.lake).table(UNREACHABLE).rows().to_pylist()}
+
+
+def by_entry(plane: Plane, small: str, large: str) -> None:
+    world = plane.world("hot")
+    world.create()
+    world.append([{"attachment": small}, large], expected_head=0)
+
+
+def by_segment(plane: Plane, small: str, large: str) -> None:
+    world = plane.world("cold")
+    world.create()
+    world.append([{"deep": [{"er": small.upper()}]}, large, *range(18)], expected_head=0)
+    world.snapshots.commit(None, height=20, promote=True, receipt_horizon_height=20, manifest_hash=NO_MANIFEST)
+    assert world.compact(entries=10, margin=1).segments == 1
+
+
+def by_inbox(plane: Plane, small: str, large: str) -> None:
+    plane.world("inbox").create()
+    for hash in (small, large):
+        plane.world("inbox").inbox.put(DomainEvent(schema="s", payload_blob=hash))
+    plane.world("inbox").drain(limit=1)
+
+
+def by_message(plane: Plane, *hashes: str) -> None:
+    for hash in hashes:
+        plane.queue("jobs").put({"see": hash})
+
+
+def by_mail(plane: Plane, small: str, large: str) -> None:
+    plane.mailbox("ada").send_many([NewMail("bob", f"look at {hash}!".encode()) for hash in (small, large)])
+
+
+def by_state(plane: Plane, small: str, large: str) -> None:
+    plane.state("deploy").update({"image": small, "large": [large]})
+
+
+def by_entity(plane: Plane, small: str, large: str) -> None:
+    plane.entities.write("order", "o-1", {"invoice": small, "scan": large})
+    plane.entities.write("order", "o-1", {"invoice": None, "scan": None})  # History refers to them still.
+
+
+def by_pair(plane: Plane, small: str, large: str) -> None:
+    plane.pairs.put(b"mine", f"{small}{large}".encode())
+
+
+def by_log(plane: Plane, small: str, large: str) -> None:
+    plane.activity.log("session", {"wrote": [small, large]})
+
+
+def by_large_blob(plane: Plane, small: str, large: str) -> None:
+    """Which a message refers to; names lie across parts of it."""
+    body = bytearray(b"x" * (1 << 20))
+    for n, hash in enumerate((small, large), 1):
+        place = n * (1 << 16) - 30
+        body[place : place + 64] = hash.encode()
+    by_message(plane, plane.blobs.put(bytes(body)))
+
+
+def by_chain_of_blobs(plane: Plane, small: str, large: str) -> None:
+    hash = plane.blobs.put(f"see {small}, {large}".encode())
+    for _ in range(3):
+        hash = plane.blobs.put(f"see {hash}".encode())
+    by_message(plane, hash)
+
+
+WAYS: list[Callable[..., None]] = [
+    by_entry,
+    by_segment,
+    by_inbox,
+    by_message,
+    by_mail,
+    by_state,
+    by_entity,
+    by_pair,
+    by_log,
+    by_large_blob,
+    by_chain_of_blobs,
+]
+
+
+@pytest.fixture(scope="module")
+def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A plane with blobs that are referred to in every way, and with some that are not."""
+    path = tmp_path_factory.mktemp("reachability")
+    referred: dict[str, list[str]] = {}
+    with holdfast.open(f"dir:{path / 'data'}") as plane:
+        for way in WAYS:
+            small = plane.blobs.put(f"small {way.__name__}".encode())
+            large = plane.blobs.put(way.__name__.encode().ljust(LARGE))
+            way(plane, small, large)
+            referred[way.__name__] = [small, large]
+        plane.queue("jobs").put(b"z" * LARGE)  # Its payload is a blob.
+        plane.world("kept").create()
+        plane.world("kept").append([1], expected_head=0)
+        plane.world("kept").snapshots.commit("s" * LARGE, height=1)
+        lost = {
+            "keys": plane.blobs.put(b"nobody knows me"),
+            "objects": plane.blobs.put(b"nobody knows me".ljust(LARGE)),
+        }
+        chained = plane.blobs.put(f"only the lost refer to {lost['keys']}".encode())
+    stray = "ab" * 32
+    open_objects(f"dir:{path / 'data' / 'objects'}").put(f"cas/main/sha256/{stray}", b"half a put")
+    config = config_of(path)
+    told = reachability.run(spark, config, now=NOW)
+    return SimpleNamespace(
+        config=config, told=told, referred=referred, lost={**lost, "chained": chained, "unrecorded": stray}
+    )
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_what_something_refers_to_is_reachable(found: SimpleNamespace, way: Callable[..., None]) -> None:
+    assert not set(found.referred[way.__name__]) & set(rows(found.config))
+
+
+def test_what_nothing_refers_to_is_told_with_its_size_and_place(found: SimpleNamespace) -> None:
+    told = rows(found.config)
+    assert set(told) == set(found.lost.values())
+    assert {name: (told[hash]["size"], told[hash]["place"]) for name, hash in found.lost.items()} == {
+        "keys": (15, "keys"),
+        "objects": (LARGE, "objects"),
+        "chained": (23 + 64, "keys"),
+        "unrecorded": (10, "unrecorded"),
+    }
+    assert found.told.ok
+    assert found.told.rows["unreachable"] == 4
+    assert found.told.rows["unreachable_bytes"] == 15 + LARGE + 87 + 10
+    assert found.told.notes[0].startswith("main: nothing refers to 4 of ")
+
+
+def test_young_blobs_are_not_reclaimable_and_old_ones_are(spark: SparkSession, found: SimpleNamespace) -> None:
+    assert {row["reclaimable"] for row in rows(found.config).values()} == {False}
+    told = reachability.run(spark, found.config, now=NOW + timedelta(days=2))
+    after = rows(found.config)
+    assert {row["reclaimable"] for row in after.values()} == {True}
+    assert {row["since"] for row in after.values()} == {NOW.replace(microsecond=NOW.microsecond // 1_000 * 1_000)}
+    assert told.rows["reclaimable_bytes"] == told.rows["unreachable_bytes"]
+    assert after[found.lost["keys"]]["modified_at"] is None
+    modified = after[found.lost["objects"]]["modified_at"]
+    assert abs((modified - datetime.now(UTC)).total_seconds()) < 3_600
+
+
+def test_nothing_is_deleted(found: SimpleNamespace) -> None:
+    with holdfast.open(found.config.data) as plane:
+        for name in ("keys", "objects", "chained"):
+            assert plane.blobs.get(found.lost[name])
+
+
+def test_what_is_referred_to_again_is_forgotten_and_begins_anew(spark: SparkSession, tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    with holdfast.open(config.data) as plane:
+        hash = plane.blobs.put(b"mine")
+    reachability.run(spark, config, now=NOW)
+    with holdfast.open(config.data) as plane:
+        plane.pairs.put(b"mine", hash.encode())
+    reachability.run(spark, config, now=NOW + timedelta(days=1))
+    assert rows(config) == {}
+    with holdfast.open(config.data) as plane:
+        plane.pairs.delete(b"mine")
+    reachability.run(spark, config, now=NOW + timedelta(days=2))
+    assert (rows(config)[hash]["since"] - NOW).days in (1, 2)
+    assert not rows(config)[hash]["reclaimable"]
+
+
+def test_where_damage_hides_references_nothing_is_reclaimable(spark: SparkSession, tmp_path: Path) -> None:
+    planes.build(tmp_path / "data", worlds=2, entries=200)
+    config = config_of(tmp_path)
+    with holdfast.open(config.data) as plane:
+        plane.blobs.put(b"nobody knows me")
+    planes.remove_segment(tmp_path / "data", "world-0001")
+    told = reachability.run(spark, config, now=NOW + timedelta(days=9), grace_seconds=0)
+    assert not told.ok
+    assert "segments/main/world-0001/0-" in told.findings[0]["detail"]
+    assert told.rows["unreachable"] == 1
+    assert told.rows["reclaimable"] == 0
+
+
+def test_each_universe_has_blobs_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    with holdfast.open(config.data) as plane:
+        hash = plane.blobs.put(b"mine")
+        by_message(plane, hash)
+    with holdfast.open(config.data, universe="other") as plane:
+        plane.blobs.put(b"mine")
+    reachability.run(spark, config, now=NOW)
+    (row,) = rows(config).values()
+    assert (row["universe"], row["hash"]) == ("other", hash)
+
+
+@given(st.sets(st.binary(min_size=32, max_size=32), max_size=20), st.data())
+def test_a_search_finds_what_is_wanted_and_nothing_else(digests: set[bytes], data: st.DataObject) -> None:
+    hashes = sorted(digest.hex() for digest in digests)
+    wanted = data.draw(st.sets(st.sampled_from(hashes)) if hashes else st.just(set()))
+    assert Wanted.of(wanted).among(hashes) == {hash for hash in hashes if hash[:16] in {each[:16] for each in wanted}}
+
+
+def test_a_hash_across_two_parts_of_an_object_is_found(tmp_path: Path) -> None:
+    hash = hashlib.sha256(b"x").hexdigest()
+    file = tmp_path / "objects" / "large"
+    file.parent.mkdir()
+    source = Source("it", f"dir:{file.parent}", file.name, 0)
+    parted = SimpleNamespace(open=lambda path: _parts(file.read_bytes()))
+    for place in range(PART - 66, PART + 3):
+        file.write_bytes(b"-" * place + hash.encode() + b"-" * 100)
+        assert list(searches._hashes(lambda url: parted, source)) == [hash]  # type: ignore[arg-type,return-value]
+        assert list(searches._hashes(Stores(), source)) == [hash]
+
+
+def _parts(data: bytes) -> list[bytes]:
+    return [data[n : n + PART] for n in range(0, len(data), PART)]
