@@ -8,13 +8,16 @@ The blocks of a document run from top to bottom in one shell, as a reader would 
     ```text                     what the block before it prints: each line is a part of one of its lines
 """
 
+import http.client
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import boto3
@@ -104,6 +107,35 @@ def test_a_document_with_a_server_does_what_it_says(document: str, tmp_path: Pat
     port = free_port()
     words = {SERVER: f"http://127.0.0.1:{port}", "holdfast serve ": f"holdfast serve --port {port} "}
     run_blocks(document, tmp_path, words)
+
+
+def test_every_door_that_the_reference_names_is_there(tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "holdfast.cli", "serve", "--data", "memory:", "--port", str(port)]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            for _ in range(600):
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                time.sleep(0.05)
+            text = (ROOT / "docs" / "reference" / "endpoints.md").read_text()
+            section = text.partition("## Other doors")[2].partition("\n## ")[0]
+            doors = re.findall(r"^\| `(/[\w./]+)` \|", section, re.MULTILINE)
+            assert len(doors) >= 8
+            missing = [door for door in doors if not is_there(port, door)]
+        finally:
+            server.terminate()
+    assert missing == []
+
+
+def is_there(port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    upgrade["Sec-WebSocket-Key"] = "AAAAAAAAAAAAAAAAAAAAAA=="
+    connection.request("GET", path, headers=upgrade if path.startswith("/v1/") else {})
+    status = connection.getresponse().status
+    connection.close()
+    return status < 400
 
 
 @pytest.mark.parametrize("document", ["write-a-backend", "back-up-and-restore"])
