@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from holdfast.errors import Corrupt, InvalidArgument
+from holdfast.errors import Corrupt, InvalidArgument, Unreachable
 from holdfast.limits import SOURCE_STAGED_SECONDS
 from holdfast.pipeline import loading
 from holdfast.pipeline.source import options, plans
@@ -175,6 +176,16 @@ def test_what_came_between_two_offsets_stays_the_same(data):
     assert sorted((row["world"], row["height"], row["hash"]) for row in read(data, again)) == rows
     assert sum(plans.limited(first, second, 100).values()) == sum(first.values()) + 100
     assert plans.limited(first, second, 10_000) == second
+
+
+@pytest.mark.parametrize("table", ["journal", "activity", "queues"])
+def test_what_was_staged_elsewhere_is_no_damage(data, table):
+    planes.build(data, worlds=1, entries=10, messages=5)
+    planes.leave_log(data, 3)
+    shares = planned(data, table=table)
+    shutil.rmtree(data / ".staged")
+    with pytest.raises(Unreachable, match="all executors reach"):
+        read(data, shares, table=table)
 
 
 def test_session_logs_end_behind_their_last_whole_line(data):

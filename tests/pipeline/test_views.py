@@ -113,13 +113,14 @@ def test_pieces_begin_where_they_are_asked_to_and_reach_the_head(data, staging, 
 
 def test_long_tails_are_staged_in_pieces_of_bounded_size(data, staging, monkeypatch):
     planes.build(data, worlds=1, entries=300)
-    monkeypatch.setattr("holdfast.pipeline.views.moments.PIECE_ENTRIES", 100)
+    for module in ("moments", "stages"):
+        monkeypatch.setattr(f"holdfast.pipeline.views.{module}.PIECE_ENTRIES", 100)
     with open_view(config(data)) as view:
         world = view.world("main", "world-0000")
         pieces = view.pieces(world, 0, staging)
         assert [(piece.start, piece.end) for piece in pieces] == [(0, 99), (100, 199), (200, 299), (300, 300)]
         assert all(piece.hot for piece in pieces)
-        monkeypatch.setattr("holdfast.pipeline.views.moments.PIECE_BYTES", 1_000)
+        monkeypatch.setattr("holdfast.pipeline.views.stages.PIECE_BYTES", 1_000)
         monkeypatch.setattr("holdfast.pipeline.views.moments.PIECE_PAGE", 20)
         small = view.pieces(world, 0, staging)
         assert len(small) > 4

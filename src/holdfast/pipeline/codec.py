@@ -24,7 +24,7 @@ from holdfast.layers import segments
 from holdfast.layers.records import Kind
 from holdfast.layers.segments import SegmentRecord
 from holdfast.limits import ROWS_BATCH, ROWS_BATCH_BYTES
-from holdfast.pipeline.pieces import OpenStore, Piece
+from holdfast.pipeline.pieces import OpenStore, Piece, not_staged
 from holdfast.pipeline.schemas import JOURNAL
 
 
@@ -47,6 +47,7 @@ def read_piece(piece: Piece, objects: ObjectStore) -> list[bytes]:
         MissingObject: nothing holds them.
         ChecksumMismatch: these are not the bytes that were indexed.
         MalformedSegment: they are, and do not hold what they should.
+        Unreachable: they were staged, and this is not the place.
     """
     if not piece.path:
         raise MissingObject(
@@ -56,6 +57,8 @@ def read_piece(piece: Piece, objects: ObjectStore) -> list[bytes]:
     try:
         data = objects.get(piece.path)
     except ObjectNotFound as error:
+        if piece.staged:
+            raise not_staged(piece.path, piece.store) from error
         raise MissingObject(f"{piece.path} is not in the object store; restore it from a backup") from error
     return segments.parse(data, SegmentRecord(piece.start, piece.end, piece.path, piece.checksum, piece.size))
 

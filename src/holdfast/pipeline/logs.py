@@ -13,7 +13,7 @@ import pyarrow as pa
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import MissingObject, ObjectNotFound
 from holdfast.limits import ROWS_BATCH, ROWS_BATCH_BYTES
-from holdfast.pipeline.pieces import OpenStore
+from holdfast.pipeline.pieces import OpenStore, not_staged
 from holdfast.pipeline.schemas import ACTIVITY
 from holdfast.runtime import loglines
 from holdfast.runtime.loglines import Line
@@ -32,6 +32,7 @@ class LogPiece(msgspec.Struct, frozen=True):
     size: int  # Where the file ended when it was listed.
     base: int = 0  # The offset in the file at which the object begins.
     n: int = 0  # The number that the first wanted line should have, if that is known.
+    staged: bool = False  # The object was written for this read alone.
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -62,10 +63,13 @@ def read_log(piece: LogPiece, objects: ObjectStore) -> bytes:
 
     Raises:
         MissingObject: it is not there.
+        Unreachable: it was staged, and this is not the place.
     """
     try:
         return objects.get_range(piece.path, piece.start - piece.base, piece.size - piece.start)
     except ObjectNotFound as error:
+        if piece.staged:
+            raise not_staged(piece.path, piece.store) from error
         raise MissingObject(f"{piece.path} is not in the object store; restore it from a backup") from error
 
 

@@ -9,6 +9,7 @@ import msgspec
 from obstore.store import LocalStore, MemoryStore
 
 from holdfast.backends.objects import ObjectStore, open_objects
+from holdfast.errors import Unreachable
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
 
@@ -45,6 +46,7 @@ class Piece(msgspec.Struct, frozen=True):
     hot: bool
     first: int = 0  # Only records from this height on are wanted; those before it were read earlier.
     last: int | None = None  # And up to this one, if it is not the end.
+    staged: bool = False  # The object was written for this read alone; that it is not there says nothing of the plane.
 
     @property
     def span(self) -> tuple[int, int]:
@@ -56,6 +58,14 @@ class Piece(msgspec.Struct, frozen=True):
         """How many records are wanted."""
         first, last = self.span
         return max(last + 1 - first, 0)
+
+
+def not_staged(path: str, store: str) -> Unreachable:
+    """The error of whoever does not find what was staged for it."""
+    return Unreachable(
+        f"{path} was staged in {store} and is not there; name a place for staging that all executors reach, and that "
+        "nobody clears meanwhile"
+    )
 
 
 class Stores(msgspec.Struct, frozen=True):

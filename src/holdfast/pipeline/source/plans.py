@@ -16,11 +16,11 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.backends.objects import ObjectStore
-from holdfast.errors import Corrupt
+from holdfast.errors import Corrupt, ObjectNotFound
 from holdfast.limits import SOURCE_FILE_BYTES, SOURCE_STAGED_SECONDS
 from holdfast.pipeline.codec import Damaged, journal_rows
 from holdfast.pipeline.logs import DamagedLines, LogPiece, Reached, activity_rows
-from holdfast.pipeline.pieces import Piece, Stores
+from holdfast.pipeline.pieces import Piece, Stores, not_staged
 from holdfast.pipeline.source import tables
 from holdfast.pipeline.source.filters import Conditions
 from holdfast.pipeline.source.options import Options
@@ -181,7 +181,11 @@ def _stage(store: ObjectStore, url: str, batch: pa.RecordBatch) -> Staged:
 
 def _batches(share: Share, stores: Stores, *, skips_damage: bool) -> Iterator[pa.RecordBatch]:
     if isinstance(share, Staged):
-        with pa.ipc.open_file(stores(share.store).get(share.path)) as file:
+        try:
+            data = stores(share.store).get(share.path)
+        except ObjectNotFound as error:
+            raise not_staged(share.path, share.store) from error
+        with pa.ipc.open_file(data) as file:
             yield from (file.get_batch(n) for n in range(file.num_record_batches))
         return
     rows = journal_rows(share.pieces, stores) if isinstance(share, Pieces) else activity_rows(share.pieces, stores)

@@ -23,17 +23,18 @@ from holdfast.errors import (
     WorldNotFound,
 )
 from holdfast.kv import Database, Subspace, Transaction, pages
-from holdfast.layers import blobs, journals, segments, snapshots, worlds
+from holdfast.layers import blobs, journals, snapshots, worlds
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import PIECE_BYTES, PIECE_ENTRIES, PIECE_PAGE
+from holdfast.limits import PIECE_ENTRIES, PIECE_PAGE
 from holdfast.names import checked_name
 from holdfast.pipeline.logs import LogPiece
 from holdfast.pipeline.pieces import Piece, Stores, WorldView
 from holdfast.pipeline.views import manifests, rows
 from holdfast.pipeline.views.manifests import Manifests
 from holdfast.pipeline.views.rows import BlobRow, ChangeRow, EntityRow, MailRow, MessageRow, Reference
+from holdfast.pipeline.views.stages import Stage
 from holdfast.runtime import loglines, rotation, walks
 from holdfast.runtime.loglines import LogFile
 
@@ -164,7 +165,7 @@ class View:
         data = self.log_body(file)[start:]
         path = f"logs/{hashlib.sha256(data).hexdigest()}{loglines.SUFFIX}"
         self.stores.staging(staging).put(path, data)
-        return LogPiece(*labels, staging, path, start, start + len(data), start, n)
+        return LogPiece(*labels, staging, path, start, start + len(data), start, n, staged=True)
 
     def log_end(self, file: LogFile) -> int:
         """Behind the last whole line of a file; a line that is not whole may be about to be written."""
@@ -241,7 +242,7 @@ class View:
         except ObjectNotFound as error:
             raise MissingObject(f"{path} is not in the object store; restore it from a backup") from error
 
-    def _cold(self, world: WorldView, segment: SegmentRecord, height: int, stage: "Stage") -> Piece:
+    def _cold(self, world: WorldView, segment: SegmentRecord, height: int, stage: Stage) -> Piece:
         piece = Piece(
             world.universe,
             world.name,
@@ -256,53 +257,6 @@ class View:
             last=min(segment.end, world.head - 1),
         )
         return piece if self.objects_url is not None else stage.copy(piece, self._object)
-
-
-class Stage:
-    """Writes what executors could not reach otherwise to a store that they can."""
-
-    def __init__(self, store: ObjectStore, url: str) -> None:
-        self._store = store
-        self._url = url
-        self._bodies: list[bytes] = []
-        self._start = 0
-        self._bytes = 0
-
-    def add(self, world: WorldView, height: int, records: list[bytes]) -> Iterator[Piece]:
-        """Take hot records that follow those before; the piece that is full by them."""
-        if not self._bodies:
-            self._start = height
-        self._bodies += segments.body(records)
-        self._bytes += sum(map(len, records))
-        if len(self._bodies) >= PIECE_ENTRIES or self._bytes >= PIECE_BYTES:
-            yield from self.rest(world)
-
-    def rest(self, world: WorldView) -> Iterator[Piece]:
-        """The piece of what was taken, if there is something."""
-        if not self._bodies:
-            return
-        end = self._start + len(self._bodies) - 1
-        data = b"".join(self._bodies)
-        checksum = segments.checksum(data)
-        path = _staged("hot", checksum)
-        self._store.put(path, data)
-        yield Piece(
-            world.universe, world.name, self._start, end, self._url, path, checksum, len(data), True, self._start
-        )
-        self._bodies, self._bytes = [], 0
-
-    def copy(self, piece: Piece, read: Callable[[str], bytes]) -> Piece:
-        """A piece that is read from here on from the store; one whose object is missing stays missing."""
-        try:
-            data = read(piece.path)
-        except MissingObject:
-            return msgspec.structs.replace(piece, store=self._url)
-        self._store.put(piece.path, data)
-        return msgspec.structs.replace(piece, store=self._url)
-
-
-def _staged(folder: str, checksum: str) -> str:
-    return f"{folder}/{checksum.removeprefix('sha256:')}.log"
 
 
 def _world(tx: Transaction, world: World) -> WorldView | None:
