@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import msgspec
 import psycopg
 import pytest
 from click.testing import Result
@@ -36,7 +37,7 @@ from holdfast.errors import (
 )
 from holdfast.kv import Database
 from holdfast.layers import migrations
-from holdfast.layers.migrations import BEGIN, END, KEY, State
+from holdfast.layers.migrations import BEGIN, END, KEY
 from holdfast.plane.migrations import said
 from holdfast.runtime import migrations as moving
 from holdfast.runtime.activity import ActivityLog
@@ -218,57 +219,46 @@ class Killed(BaseException):
 
 
 def test_an_interruption_at_any_step_loses_nothing_and_doubles_nothing(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every step once: the migration dies there, and the next one begins with a new target database object."""
+    """Steps are counted by a migration that is not interrupted; then each of them is the last one of another."""
     monkeypatch.setattr(moving, "MIGRATION_BATCH_PAIRS", 16)
     monkeypatch.setattr(moving, "MIGRATION_RANGE_PAIRS", 24)
     folder = Path(source.removeprefix("dir:"))
-    objects = open_objects(f"dir:{folder / 'objects'}")
     with RocksReader(folder / "kv") as database:
-        here = Side(database, objects, folder / "activity")
-        with MemoryDatabase() as whole:
-            expected = run(Mover(here, Side(whole, open_objects("memory:")), "here"))
-            wanted = pairs(whole)
-        target, store, steps, kills = tmp_path / "target", open_objects(f"dir:{tmp_path / 'store'}"), 0, 0
-        while True:
-            left = 1  # Each attempt comes one step further than the one before it.
+        here = Side(database, open_objects(f"dir:{folder / 'objects'}"), folder / "activity")
+
+        def migrated(
+            *, last: int | None
+        ) -> tuple[int, dict[bytes, bytes], list[tuple[str, int]], migrations.Migration]:
+            steps = 0
 
             def step(_steps: int) -> None:
-                nonlocal left, steps
-                if left == 0:
-                    raise Killed
-                left -= 1
+                nonlocal steps
                 steps += 1
+                if steps == last:
+                    raise Killed
 
-            with RocksDatabase(target) as half:
-                mover = Mover(here, Side(half, store), "here")
-                try:
-                    if not mover.begin():
-                        break
-                    if mover.now.state is State.COPYING and mover.now.at == BEGIN and kills < 3:
-                        mover.move_objects(step)
-                    else:
-                        mover.move_objects(quietly)
-                    mover.copy_keys(step)
-                    mover.compare_keys(step)
-                    mover.finish()
-                except Killed:
-                    kills += 1
+            with MemoryDatabase() as target:
+                there = Side(target, open_objects("memory:"))
+                if last is not None:
+                    with pytest.raises(Killed):
+                        run(Mover(here, there, "here"), step)
                     with pytest.raises(MigrationUnfinished, match="from here"):
-                        half.read(migrations.check_complete)
-        assert kills > 8
-        with RocksDatabase(target) as done:
-            assert pairs(done) == wanted
-            moved = done.read(migrations.found)
-        assert moved is not None
-        assert (moved.keys, moved.digest, moved.ranges, moved.again) == (
-            expected.keys,
-            expected.digest,
-            expected.ranges,
-            0,
-        )
-        assert moved.objects == expected.objects
+                        target.read(migrations.check_complete)
+                moved = run(Mover(here, there, "here"), step)
+                target.read(migrations.check_complete)
+                assert there.objects is not None
+                stored = [(meta.path, meta.size) for meta in there.objects.list()]
+                times = {"began_ms": 0, "ended_ms": 0}
+                return steps, pairs(target), stored, msgspec.structs.replace(moved, **times)
+
+        steps, *wanted = migrated(last=None)
+        assert steps > 30
+        for last in range(1, steps + 1):
+            _, *came = migrated(last=last)
+            assert came == wanted, f"interrupted behind step {last}"
+        print(f"{steps} steps, and a crash behind each")
 
 
 def test_a_half_migrated_plane_cannot_be_opened(
@@ -428,6 +418,9 @@ def test_a_store_that_loses_an_object_is_found(missing: bool, monkeypatch: pytes
         (("data", "http://127.0.0.1:1"), 9, "stop it and name its data"),
         (("memory:", "new"), 2, "names no plane"),
         (("postgresql:///none?host=/nowhere", "new"), 9, "does not answer"),
+        (("postgresql://[bad/db", "new"), 2, "not understood"),
+        (("postgresql://host/db?no=such", "new"), 2, "not understood"),
+        (("data", "postgresql://host/db?no=such"), 2, "not understood"),
     ],
 )
 def test_what_cannot_be_migrated_is_refused_in_words(

@@ -70,7 +70,7 @@ def _moved(mover: Mover, target: str, keys: int) -> Migration:
             mover.move_objects(advance)
         with printing.progress("Keys", max(keys - mover.now.keys, 0) or None) as advance:
             mover.copy_keys(advance)
-        with printing.progress("Comparing keys", max(keys - mover.now.keys, 0) or None) as advance:
+        with printing.progress("Comparing keys", mover.copied or max(keys - mover.now.keys, 0) or None) as advance:
             mover.compare_keys(advance)
         mover.finish()
     return mover.now

@@ -18,10 +18,19 @@ _OURS: Final = frozenset({"holdfast.json", "kv", "objects", "activity"})
 
 
 def said(url: str) -> str:
-    """A URL as it may be written down: a folder by its whole path, and nobody's password."""
+    """A URL as it may be written down: a folder by its whole path, and nobody's password.
+
+    Raises:
+        InvalidUrl: it is none.
+    """
     if url.startswith("dir:"):
         return f"dir:{folder_of(url).resolve()}"
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidUrl(
+            f"The URL is not understood ({error}); write dir:PATH or postgresql://user@host/database"
+        ) from None
     user, at, host = parts.netloc.rpartition("@")
     query = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name != "password"], safe="/:")
     return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}{at}{host}", query=query))

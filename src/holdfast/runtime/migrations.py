@@ -3,8 +3,9 @@
     objects and session logs ──► keys, a batch a transaction ──► ranges of keys, compared by their digests ──► done
 
 Each step can be interrupted and repeated: objects that are there are hashed instead of copied, and keys go on where the
-record in the target says (`layers/migrations.py`). Nothing is ever written to the source. An object of the target that
-has other bytes belongs to somebody else, and is not written over.
+record in the target says (`layers/migrations.py`). A comparison begins anew: only one that was made while nobody could
+write to the source says anything about it as a whole. Nothing is ever written to the source. An object of the target
+that has other bytes belongs to somebody else, and is not written over.
 
 What changed in the source between two runs is found when ranges are compared, and copied again.
 """
@@ -55,6 +56,7 @@ class Mover:
         self._name = name
         self._with_logs = with_logs
         self._objects = self._object_bytes = self._logs = 0
+        self.copied = 0  # Keys, if they were copied to the end by now.
         self.now: Migration
 
     def begin(self) -> bool:
@@ -107,14 +109,16 @@ class Mover:
         for batch, at in _batches(_migrated(self._source.database, self.now.at, END)):
             self._move_on(_replace(self.now, at=at, keys=self.now.keys + len(batch)), batch)
             advance(len(batch))
+        self.copied = self.now.keys
         self._move_on(_replace(self.now, state=State.CHECKING, at=BEGIN, keys=0))
 
     def compare_keys(self, advance: Advance) -> None:
-        """Compare all ranges of the two key spaces, and copy those again that differ.
+        """Compare all ranges of the two key spaces from the first one on, and copy those again that differ.
 
         Raises:
             HashMismatch: a range differs although it was copied again.
         """
+        self._move_on(_replace(self.now, at=BEGIN, keys=0, ranges=0, digest=b""))
         while self.now.at < END:
             at, end, count, digest = _range_of(self._source.database, self.now.at)
             again = _digest(_plain(self._target.database, at, end)) != (count, digest)

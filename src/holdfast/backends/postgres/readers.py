@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from holdfast.backends.postgres.database import PostgresDatabase
 from holdfast.backends.postgres.sessions import APPLICATION, connect
-from holdfast.errors import DatabaseFailed, PlaneInUse
+from holdfast.errors import DatabaseFailed, InvalidUrl, PlaneInUse
 
 _ALONE: Final = "holdfast-migrate"  # How whoever must be alone is told from everybody else.
 _LOCK_WAIT: Final = "5s"  # A transaction that is under way ends within this, or is no transaction of Holdfast.
@@ -32,8 +32,9 @@ class PostgresReader(PostgresDatabase):
             NotFound: there is no plane in this database.
             PlaneInUse: another process has the plane open, or writes to its table.
         """
+        url = alone(url)
         options = conninfo_to_dict(url).get("options", "")
-        url = make_conninfo(alone(url), options=f"{options} -c default_transaction_read_only=on")
+        url = make_conninfo(url, options=f"{options} -c default_transaction_read_only=on")
         super().__init__(url, create=False)
         try:
             self._holder = _still(url)
@@ -53,8 +54,17 @@ class PostgresReader(PostgresDatabase):
 
 
 def alone(url: str) -> str:
-    """The URL for whoever must be alone, and looks whether it is."""
-    return make_conninfo(url, application_name=_ALONE)
+    """The URL for whoever must be alone, and looks whether it is.
+
+    Raises:
+        InvalidUrl: it is none.
+    """
+    try:
+        return make_conninfo(url, application_name=_ALONE)
+    except psycopg.ProgrammingError as error:
+        raise InvalidUrl(
+            f"The PostgreSQL URL is not understood ({error}); write postgresql://user@host/database"
+        ) from None
 
 
 def check_unused(url: str) -> None:
