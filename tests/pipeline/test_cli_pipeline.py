@@ -6,8 +6,10 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from runpy import run_path
 from types import SimpleNamespace
@@ -198,41 +200,37 @@ def test_an_interrupt_in_the_middle_ends_with_130_and_one_line(built: Any, tmp_p
     flag = tmp_path / "folding"
     (tmp_path / "slowly.py").write_text(SLOW.format(flag=str(flag)))
     words = ["audit", "--data", built.url, "--lake", str(tmp_path / "lake"), "--reducer", "slowly:fold"]
-    leader, follower = pty.openpty()  # Bars are for terminals.
+    terminal, follower = pty.openpty()  # Bars are for terminals.
+    said: list[bytes] = []
+    listener = threading.Thread(target=listen, args=(terminal, said))
+    listener.start()
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TERM": "xterm"}
-    with subprocess.Popen(
-        [*HOLDFAST, "pipeline", *words],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=follower,
-        start_new_session=True,
-    ) as process:
+    command = [*HOLDFAST, "pipeline", *words]
+    with subprocess.Popen(command, env=environment, stderr=follower, start_new_session=True) as process:
         os.close(follower)
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not flag.exists():
-            assert process.poll() is None, heard(leader)
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)  # As a terminal does, to all of them.
-        assert process.wait(WAIT_SECONDS) == exits.INTERRUPTED
-        said = heard(leader)
-    assert "audit" in said
-    assert "Traceback" not in said
-    assert said.rstrip().endswith("holdfast: interrupted")
-
-
-def heard(terminal: int) -> str:
-    """All that was written to a terminal whose writers have gone."""
-    parts = []
-    while True:
         try:
-            part = os.read(terminal, 65_536)
-        except OSError:  # Nobody holds the other end any more.
-            part = b""
-        if not part:
-            os.close(terminal)
-            return b"".join(parts).decode(errors="replace")
-        parts.append(part)
+            deadline = time.monotonic() + WAIT_SECONDS
+            while not flag.exists():
+                assert process.poll() is None, said
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGINT)  # As a terminal does, to all of them.
+            assert process.wait(WAIT_SECONDS) == exits.INTERRUPTED
+        finally:
+            process.kill()
+    listener.join()
+    text = b"".join(said).decode(errors="replace")
+    assert "audit" in text
+    assert "Traceback" not in text
+    assert text.rstrip().endswith("holdfast: interrupted")
+
+
+def listen(terminal: int, said: list[bytes]) -> None:
+    """All that is written to a terminal, until nobody holds its other end any more."""
+    with suppress(OSError):
+        while part := os.read(terminal, 65_536):
+            said.append(part)
+    os.close(terminal)
 
 
 def test_the_cause_of_a_failure_is_found_in_what_spark_says() -> None:

@@ -3,6 +3,7 @@
 Every command starts a Spark of its own on this machine, unless --master or --remote names another one.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -248,6 +249,8 @@ def _spark(master: str | None, remote: str | None) -> "Iterator[SparkSession]":
     with _spark_is_there():
         from holdfast.pipeline import sessions
 
+        if not os.environ.get("HOLDFAST_DEBUG"):
+            logging.getLogger().addFilter(_is_not_of_py4j)
         before = sessions.running()
         with printing.progress("Starting Spark"):
             spark = sessions.start(master=master, remote=remote)
@@ -257,6 +260,11 @@ def _spark(master: str | None, remote: str | None) -> "Iterator[SparkSession]":
             if before is None:
                 with suppress(Exception):  # A Spark that is gone cannot be stopped, and what was done is done.
                     spark.stop()
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """Whether it is not what py4j says, with a trace, of an interrupt that met it while it waited for Java."""
+    return "while sending command" not in str(record.msg)
 
 
 @contextmanager
@@ -291,12 +299,17 @@ def _bar(job: str) -> "Iterator[Tell | None]":
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        rows: dict[str, TaskID] = {"": bar.add_task(job, total=None)}
+        bar.add_task(job, total=None)
+        rows: dict[str, TaskID] = {}
+        bounded: set[str] = set()  # What ends; jobs also tell of things that they only count.
 
         def tell(what: str, done: int, total: int) -> None:
             if what not in rows:
-                rows[what] = bar.add_task(f"  {what}", total=total or None)
-            bar.update(rows[what], completed=done, total=total or None, visible=not 0 < total <= done)
+                rows[what] = bar.add_task(f"  {what}", total=None)
+            if done < total:
+                bounded.add(what)
+            end = total if what in bounded else None
+            bar.update(rows[what], completed=done, total=end, visible=end is None or done < end)
 
         yield tell
 
