@@ -41,6 +41,12 @@ OTHER_DOORS: Final = {
     "/metrics": "Prometheus: [metrics.md](../metrics.md)",
     "/console": "the web console: [console.md](../console.md)",
 }
+_PARAMETERS: Final = {  # Those that mean the same everywhere, and so say nothing of themselves.
+    "universe": "The tenant; `main` if nothing is said.",
+    "tier": "The promise that the acknowledgement is to carry.",
+    "limit": "At most so many.",
+    "after": "The first one behind this.",
+}
 _RANGES: Final = ((("ge", "minimum"), "≥ {}"), (("gt", "exclusiveMinimum"), "> {}"), (("le", "maximum"), "≤ {}"))
 
 
@@ -161,16 +167,19 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> list[str
         if status != "default"
     ]
     if taken:
-        lines.append(f"Takes {taken}.")
-    lines += [f"Answers {'; '.join(given)}.", ""]
+        lines += [f"Takes {taken}.", ""]
+        for content in operation["requestBody"]["content"].values():
+            if "properties" in content.get("schema", {}):  # A body that has no name elsewhere.
+                lines += _fields(content["schema"])
+    lines += [f"Answers {'; '.join(each.rstrip('.') for each in given)}.", ""]
     return lines
 
 
 def _contents(body: Mapping[str, Any]) -> str:
-    kinds = [
-        f"`{media}` {_type(content.get('schema', {}))}".strip() for media, content in body.get("content", {}).items()
-    ]
-    return " or ".join(kinds)
+    by_kind: dict[str, list[str]] = {}
+    for media, content in body.get("content", {}).items():
+        by_kind.setdefault(_type(content.get("schema", {})), []).append(f"`{media}`")
+    return ", or ".join(f"{' or '.join(media)}: {kind}" for kind, media in by_kind.items())
 
 
 def _parameters(parameters: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -179,7 +188,7 @@ def _parameters(parameters: Iterable[Mapping[str, Any]]) -> list[str]:
             f"`{each['name']}`{' (required)' if each.get('required') else ''}",
             each["in"],
             _type(each.get("schema", {})),
-            each.get("description", ""),
+            each.get("description") or _PARAMETERS.get(each["name"], ""),
         )
         for each in parameters
     ]
@@ -194,17 +203,18 @@ def _schema(name: str, schema: Mapping[str, Any]) -> list[str]:
     lines = [f"### {name}", ""]
     if schema.get("description"):
         lines += [schema["description"], ""]
-    fields = schema.get("properties")
-    if fields:
-        required = set(schema.get("required", ()))
-        rows = [
-            (f"`{field}`{' (required)' if field in required else ''}", _type(kind), _default(kind))
-            for field, kind in fields.items()
-        ]
-        lines += _table(("field", "type", "default"), rows)
-    else:
-        lines += [_type({key: value for key, value in schema.items() if key != "description"}), ""]
-    return lines
+    if schema.get("properties"):
+        return lines + _fields(schema)
+    return [*lines, _type({key: value for key, value in schema.items() if key != "description"}), ""]
+
+
+def _fields(schema: Mapping[str, Any]) -> list[str]:
+    required = set(schema.get("required", ()))
+    rows = [
+        (f"`{field}`{' (required)' if field in required else ''}", _type(kind), _default(kind))
+        for field, kind in schema["properties"].items()
+    ]
+    return _table(("field", "type", "default"), rows)
 
 
 def _default(kind: Mapping[str, Any]) -> str:
@@ -232,6 +242,8 @@ def _type(schema: Mapping[str, Any]) -> str:
     bounds = [words.format(f"{schema[name]:,}") for (_, name), words in _RANGES if name in schema]
     if kind == "string" and "maxLength" in schema:
         bounds.append(f"at most {schema['maxLength']} characters")
+    if schema.get("format") == "binary" or schema.get("contentEncoding") == "base64":
+        return "bytes" if schema.get("format") == "binary" else "base64"
     name = {"string": "text", None: "anything"}.get(kind, str(kind))
     return f"{name} ({', '.join(bounds)})" if bounds else name
 

@@ -1,5 +1,6 @@
 """The reference in docs/ is what the code says, all of it."""
 
+import re
 import runpy
 import subprocess
 import sys
@@ -69,6 +70,12 @@ def test_every_endpoint_setting_error_and_limit_is_there() -> None:
     for name, value in vars(limits).items():
         if name.isupper():
             assert f"| `{name}` | {value:,} |" in page("limits")
+
+
+def test_every_link_within_the_page_of_endpoints_leads_somewhere() -> None:
+    text = page("endpoints")
+    headings = {heading.lower() for heading in re.findall(r"^#+ (\w+)$", text, re.MULTILINE)}
+    assert set(re.findall(r"\]\(#(\w+)\)", text)) <= headings
 
 
 def test_a_setting_says_its_meaning() -> None:
