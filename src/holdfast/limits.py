@@ -251,6 +251,7 @@ SOURCE_FILE_BYTES: Final = 8_388_608  # Bytes of session logs that one task read
 SOURCE_STAGED_SECONDS: Final = 86_400  # How long what was staged for a read stays, if nobody stages it again.
 LOAD_BATCH_ROWS: Final = 128  # Rows of a bulk load in one commit: with its key each is two operations.
 LOAD_BATCH_BYTES: Final = 1_048_576  # And their bytes: a quarter of a frame.
+LOAD_LOOKS: Final = 16  # Threads that ask which rows were written before; a server hears them as one.
 
 # The lake.
 LAKE_ROW_GROUP_ROWS: Final = 65_536  # What a reader skips or reads as a whole.

@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -97,6 +98,7 @@ def test_options_of_messages_are_columns(plane):
         "queue": "other",
         "payload": '{"n":1}',
         "priority": 9,
+        "ttl_seconds": Decimal("1000.5"),
         "attributes": [("k", "v")],
         "correlation_id": "c-1",
         "group": None,
@@ -109,6 +111,14 @@ def test_options_of_messages_are_columns(plane):
     assert (first.attributes, first.correlation_id, first.group) == ({"k": "v"}, "c-1", None)
     (second,) = plane.queue("jobs").peek()
     assert second.payload == b'{"n":[1,2]}'
+
+
+def test_rows_keep_their_order_within_a_queue(plane):
+    mixed = [{"id": n, "payload": b"%d" % n, "queue": f"queue-{n % 3}", "priority": 5} for n in range(300)]
+    assert run(plane._port, Load("mixed", "queues", key="id"), mixed) == Loaded(300, 0)
+    for n in range(3):
+        found = [int(message.payload) for message in plane.queue(f"queue-{n}").peek(1_000)]
+        assert found == list(range(n, 300, 3))
 
 
 def test_large_payloads_become_blobs(plane):

@@ -10,6 +10,7 @@ it is, by as many tasks as like, and ends with every row written once. `loads/<l
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from holdfast.limits import (
     INBOX_INLINE_BYTES_MAX,
     LOAD_BATCH_BYTES,
     LOAD_BATCH_ROWS,
+    LOAD_LOOKS,
     PAYLOAD_INLINE_BYTES_MAX,
 )
 from holdfast.names import UNIVERSE, checked_name
@@ -165,22 +167,43 @@ def _commit(port: Port, load: Load, batch: dict[tuple[str, str], Row]) -> int:
     for _ in range(CONFLICT_RETRIES_MAX):
         if not left:
             return 0
-        steps: list[Step] = []
-        for (universe, key), row in left.items():
-            steps.append(UpdateState(key, _WRITTEN, if_absent=True, universe=universe))
-            steps.append(_STEPS[load.target](port, load, universe, key, row))
+        done: list[Step] = [UpdateState(key, _WRITTEN, if_absent=True, universe=universe) for universe, key in left]
+        steps = _joined(_STEPS[load.target](port, load, *place, row) for place, row in left.items())
         try:
-            port.call(CommitAtomic(steps, tier=Tier.CRITICAL))
+            port.call(CommitAtomic(done + steps, tier=Tier.CRITICAL))
         except CasMismatch:
             # Some were written before; which ones is found out only now, because most loads run once.
-            left = {place: row for place, row in left.items() if not _is_known(port, place)}
+            left = _unknown(port, left)
         else:
             return len(left)
     raise Busy(f"Others load {load.name} so fast that this cannot keep up; run it again when they are done")
 
 
-def _is_known(port: Port, place: tuple[str, str]) -> bool:
-    return port.call(GetState(place[1], place[0])).state is not None
+def _unknown(port: Port, batch: dict[tuple[str, str], Row]) -> dict[tuple[str, str], Row]:
+    """The rows that were not written before. Calls of several threads share the way to a server, and its answers."""
+    with ThreadPoolExecutor(LOAD_LOOKS) as pool:
+        found = pool.map(lambda place: port.call(GetState(place[1], place[0])).state, batch)
+        return {place: batch[place] for place, state in zip(batch, found, strict=True) if state is None}
+
+
+def _joined(steps: Iterable[Step]) -> list[Step]:
+    """The same steps, with those that put into one queue, or send from one mailbox, as one."""
+    found: dict[tuple[str, ...], Step] = {}
+    for n, step in enumerate(steps):
+        if isinstance(step, PutMessages):
+            place: tuple[str, ...] = ("queue", step.queue, step.universe)
+        elif isinstance(step, SendMail):
+            place = ("mail", step.sender, step.universe)
+        else:
+            place = (str(n),)
+        before = found.get(place)
+        if isinstance(before, PutMessages) and isinstance(step, PutMessages):
+            before.messages.extend(step.messages)
+        elif isinstance(before, SendMail) and isinstance(step, SendMail):
+            before.mails.extend(step.mails)
+        else:
+            found[place] = step
+    return list(found.values())
 
 
 def _place(load: Load, row: Row) -> tuple[str, str]:
@@ -198,6 +221,7 @@ def _message(port: Port, load: Load, universe: str, key: str, row: Row) -> Step:
     options = {name: row[name] for name in _OPTIONS if row.get(name) is not None}
     if isinstance(options.get("attributes"), list):
         options["attributes"] = dict(options["attributes"])  # How Arrow tells a map.
+    options |= {name: float(options[name]) for name in _SECONDS if name in options}  # Spark makes decimals of 1.5.
     options.setdefault("content_type", kind)
     queue = row.get("queue") or load.queue
     if len(payload) > PAYLOAD_INLINE_BYTES_MAX:
@@ -241,6 +265,7 @@ def _bytes(value: Any) -> tuple[bytes, str]:
 
 
 _OPTIONS: Final = tuple(name for name in COLUMNS["queues"][1] if name not in ("queue", "universe"))
+_SECONDS: Final = ("delay_seconds", "ttl_seconds", "visibility_seconds")
 _WRITTEN: Final = canonical(True)
 _STEPS: Final[dict[str, Callable[[Port, Load, str, str, Row], Step]]] = {
     "queues": _message,
