@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from holdfast.errors import Unreachable
 from holdfast.pipeline import tasks
 from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.intake import plans, runs
@@ -270,21 +271,28 @@ def test_two_processes_at_once_take_in_every_row_once(plane: Path, wanted: Calla
     assert content(plane) == right
 
 
+@pytest.mark.parametrize("times", [2, 100])
 def test_a_staging_folder_that_is_deleted_under_a_run_is_no_damage(
-    plane: Path, wanted: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    plane: Path, wanted: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
+    planes.leave_log(plane, lines=5)
     right = wanted()
     answers, deleted = tasks.answers, []
 
     def late(spark: Any, work: Any, given: Any) -> Iterator[bytes]:
-        if len(deleted) < 5:
+        if len(deleted) < times:
             deleted.append(1)
-            shutil.rmtree(plane.parent / "lake" / "_staging")
+            shutil.rmtree(plane.parent / "lake" / "_staging", ignore_errors=True)
         return answers(spark, work, given)
 
-    monkeypatch.setattr(tasks, "answers", late)
-    assert ingest.run(None, config(plane)).ok
-    assert len(deleted) == 5
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks, "answers", late)
+        if times == 2:
+            assert ingest.run(None, config(plane)).ok
+        else:
+            with pytest.raises(Unreachable, match="is not there; name a place for staging"):
+                ingest.run(None, config(plane))
+    ingest.run(None, config(plane))
     assert content(plane) == right
 
 
@@ -354,6 +362,7 @@ def test_a_run_that_is_killed_while_it_heals_doubles_nothing(plane: Path, monkey
     shutil.copytree(plane.parent / "lake", before)
     shutil.copytree(kept, plane / "objects", dirs_exist_ok=True)
     file.write_bytes(file.read_bytes().replace(b'{"n"#2,', b'{"n":2,').replace(b"#", b":"))
+    writer = file_id(plane, file)
     for at in range(1, 100):
         shutil.rmtree(plane.parent / "lake")
         shutil.copytree(before, plane.parent / "lake")
@@ -369,7 +378,7 @@ def test_a_run_that_is_killed_while_it_heals_doubles_nothing(plane: Path, monkey
         healed(plane)
         lines = lake(plane).table(ACTIVITY).rows(["file", "n"]).to_pylist()
         assert len(lines) == len({(line["file"], line["n"]) for line in lines})
-        assert Counter(line["n"] for line in lines if line["file"].endswith(file_id(plane, file)))[2] == 1
+        assert Counter(line["n"] for line in lines if line["file"].endswith(writer))[2] == 1
     assert at > 4
 
 

@@ -17,7 +17,7 @@ from holdfast.pipeline.intake import journals, plans
 from holdfast.pipeline.intake.journals import Answer, Item, Task, Tip, Verdict
 from holdfast.pipeline.intake.plans import Batch, Plan, Stretch
 from holdfast.pipeline.intake.quarantines import REWOUND, Quarantined, Scope
-from holdfast.pipeline.intake.runs import Again, Run
+from holdfast.pipeline.intake.runs import Again, Run, require_staged
 from holdfast.pipeline.lake import LakeTable, Move
 from holdfast.pipeline.schemas import JOURNAL, SEGMENTS
 
@@ -86,8 +86,7 @@ def _take_batch(run: Run, batch: Batch, journal: LakeTable, segments: LakeTable,
         found = [_diverged(stretch) for stretch in batch.stretches if _world(stretch) in diverged]
         run.quarantine.settle(_forgiving(found), found)
         raise Again
-    if any(answer.lost for answer in answers):
-        raise Again
+    require_staged(answer.lost for answer in answers)
     found = [quarantined(each) for answer in answers for each in answer.damaged] + batch.found
     run.quarantine.add(found)
     _commit_verdicts(run, batch, segments, [each for answer in answers for each in answer.verdicts])

@@ -18,7 +18,7 @@ from holdfast.pipeline import logs as loglines
 from holdfast.pipeline.intake import histories, journals, logs, plans
 from holdfast.pipeline.intake.journals import Item, Verdict
 from holdfast.pipeline.intake.quarantines import REWOUND, Quarantined, Scope
-from holdfast.pipeline.intake.runs import Again, Run
+from holdfast.pipeline.intake.runs import Run, require_staged
 from holdfast.pipeline.lake import LakeTable, Move, files
 from holdfast.pipeline.logs import LogPiece
 from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, SEGMENTS
@@ -59,8 +59,7 @@ def _fill_journal(run: Run) -> None:
         answers = list(histories.executed(run, items)) if items else []
     finally:
         run.clear(staging)
-    if any(answer.lost for answer in answers):
-        raise Again
+    require_staged(answer.lost for answer in answers)
     added = [file for answer in answers for file in answer.files]
     damaged = [histories.quarantined(each) for answer in answers for each in answer.damaged]
     looked = [hole for hole in holes if not hole.missing or work[hole.mark]]
@@ -148,6 +147,7 @@ def _revise_segments(run: Run) -> None:
         answers = list(histories.executed(run, items)) if items else []
     finally:
         run.clear(staging)
+    require_staged(answer.lost for answer in answers)
     well = [each for answer in answers for each in answer.verdicts if each.verdict == journals.OK]
     if well:
         _replace_verdicts(table, well)

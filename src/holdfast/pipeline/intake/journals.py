@@ -6,7 +6,7 @@ of it (its tip): a plane that was restored from a backup, and went on differentl
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Final
 
@@ -14,14 +14,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import Corrupt
+from holdfast.errors import Corrupt, ObjectNotFound, Unreachable
 from holdfast.layers.segments import SegmentRecord
 from holdfast.pipeline import codec
 from holdfast.pipeline.codec import Damaged
 from holdfast.pipeline.lake.files import AddedFile, Writer
 from holdfast.pipeline.lake.places import Place
-from holdfast.pipeline.pieces import Piece, Stores
+from holdfast.pipeline.pieces import OpenStore, Piece, Stores
 from holdfast.pipeline.schemas import JOURNAL
 
 OK: Final = "ok"
@@ -81,13 +80,23 @@ class Answer(msgspec.Struct):
     verdicts: list[Verdict] = []
     tips: list[Tip] = []
     diverged: list[tuple[str, str]] = []  # Worlds that have another history than the lake.
-    lost: bool = False  # What was staged is gone: that is no damage, and the work has to be done again.
+    lost: str = ""  # What was staged is not there: that is no damage, and the work has to be done again.
 
 
 def take(task: bytes) -> bytes:
     """Read, decode and write: what an executor does."""
     given = msgspec.msgpack.decode(task, type=Task)
     open_store = cache(Stores(given.storage))
+    try:
+        answer = _taken(given, open_store)
+    except Unreachable as error:
+        if not _is_lost(given.items, open_store):
+            raise
+        answer = Answer(lost=str(error))
+    return msgspec.msgpack.encode(answer)
+
+
+def _taken(given: Task, open_store: OpenStore) -> Answer:
     answer = Answer()
     writer = Writer(JOURNAL, given.place)
     tips: dict[tuple[str, str], Tip] = {}
@@ -101,8 +110,7 @@ def take(task: bytes) -> bytes:
     answer.tips = list(tips.values())
     answer.verdicts = list(_verdicts(given.items, answer.damaged, open_store))
     answer.diverged = [(item.universe, item.world) for item in given.items if _has_diverged(item, open_store)]
-    answer.lost = _is_lost(given.items, answer.damaged)
-    return msgspec.msgpack.encode(answer)
+    return answer
 
 
 def tip_of(hash: str) -> int:
@@ -114,7 +122,7 @@ def segment_of(piece: Piece) -> SegmentRecord:
     return SegmentRecord(piece.start, piece.end, piece.path, piece.checksum, piece.size)
 
 
-def _found(items: list[Item], open_store: Callable[[str], ObjectStore]) -> Iterator[pa.RecordBatch | Damaged]:
+def _found(items: list[Item], open_store: OpenStore) -> Iterator[pa.RecordBatch | Damaged]:
     # Pieces of all worlds go through in one run, because a batch of rows may have those of many.
     yield from codec.journal_rows((piece for item in items if not item.wanted for piece in item.pieces), open_store)
     for item in items:
@@ -139,7 +147,7 @@ def _tips(batch: pa.RecordBatch) -> dict[tuple[str, str], Tip]:
     return {(universe, world): Tip(universe, world, height, tip_of(hash)) for universe, world, height, hash in rows}
 
 
-def _verdicts(items: list[Item], damaged: list[Damaged], open_store: Callable[[str], ObjectStore]) -> Iterator[Verdict]:
+def _verdicts(items: list[Item], damaged: list[Damaged], open_store: OpenStore) -> Iterator[Verdict]:
     faults = {fault.segment: fault for fault in damaged if fault.segment is not None and fault.reason != "schema"}
     for item in items:
         for piece in item.pieces:
@@ -159,7 +167,7 @@ def _verdict(piece: Piece, verdict: str = OK, reason: str | None = None) -> Verd
     return Verdict(piece.universe, piece.world, segment_of(piece), verdict, reason)
 
 
-def _has_diverged(item: Item, open_store: Callable[[str], ObjectStore]) -> bool:
+def _has_diverged(item: Item, open_store: OpenStore) -> bool:
     if item.before is None:
         return False
     try:
@@ -169,12 +177,10 @@ def _has_diverged(item: Item, open_store: Callable[[str], ObjectStore]) -> bool:
     return tip_of(hashlib.sha256(records[item.height - 1 - item.before.start]).hexdigest()) != item.tip
 
 
-def _is_lost(items: list[Item], damaged: list[Damaged]) -> bool:
-    staged = {
-        (piece.universe, piece.world, piece.end) for item in items for piece in item.pieces if piece.hot and piece.path
-    }
-    return any(
-        (fault.universe, fault.world, fault.end) in staged and fault.reason in ("missing", "checksum")
-        for fault in damaged
-        if fault.segment is None
-    )
+def _is_lost(items: list[Item], open_store: OpenStore) -> bool:
+    for piece in (piece for item in items for piece in (*item.pieces, *item.verdicts) if piece.staged):
+        try:
+            open_store(piece.store).head(piece.path)
+        except ObjectNotFound:
+            return True
+    return False

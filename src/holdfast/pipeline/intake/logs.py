@@ -13,16 +13,16 @@ from functools import cache
 import msgspec
 import pyarrow.compute as pc
 
-from holdfast.errors import MissingObject
+from holdfast.errors import MissingObject, ObjectNotFound, Unreachable
 from holdfast.limits import INGEST_WORLDS_MAX
 from holdfast.pipeline import logs, tasks
 from holdfast.pipeline.intake.quarantines import REWOUND, Quarantined, Scope
-from holdfast.pipeline.intake.runs import Again, Run
+from holdfast.pipeline.intake.runs import Run, require_staged
 from holdfast.pipeline.lake import LakeTable, Move
 from holdfast.pipeline.lake.files import AddedFile, Writer
 from holdfast.pipeline.lake.places import Place
 from holdfast.pipeline.logs import DamagedLines, LogPiece, Reached
-from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.pieces import OpenStore, Stores
 from holdfast.pipeline.schemas import ACTIVITY
 from holdfast.runtime import loglines
 from holdfast.runtime.loglines import LogFile
@@ -42,6 +42,7 @@ class Answer(msgspec.Struct):
     files: list[AddedFile] = []
     damaged: list[DamagedLines] = []
     reached: list[Reached] = []
+    lost: str = ""
 
 
 class Batch(msgspec.Struct):
@@ -63,10 +64,21 @@ def take_in(run: Run) -> None:
 def take(task: bytes) -> bytes:
     """Read, decode and write: what an executor does."""
     given = msgspec.msgpack.decode(task, type=Task)
+    open_store = cache(Stores(given.storage))
+    try:
+        answer = _taken(given, open_store)
+    except Unreachable as error:
+        if not _is_lost(given.pieces, open_store):
+            raise
+        answer = Answer(lost=str(error))
+    return msgspec.msgpack.encode(answer)
+
+
+def _taken(given: Task, open_store: OpenStore) -> Answer:
     answer = Answer()
     writer = Writer(ACTIVITY, given.place)
     pieces = sorted(given.pieces, key=lambda piece: (piece.universe, piece.kind, piece.file))
-    for found in logs.activity_rows(pieces, cache(Stores(given.storage))):
+    for found in logs.activity_rows(pieces, open_store):
         if isinstance(found, DamagedLines):
             answer.damaged.append(found)
         elif isinstance(found, Reached):
@@ -74,7 +86,17 @@ def take(task: bytes) -> bytes:
         else:
             writer.write(found)
     answer.files = writer.close()
-    return msgspec.msgpack.encode(answer)
+    return answer
+
+
+def _is_lost(pieces: list[LogPiece], open_store: OpenStore) -> bool:
+    for piece in pieces:
+        if piece.staged:
+            try:
+                open_store(piece.store).head(piece.path)
+            except ObjectNotFound:
+                return True
+    return False
 
 
 def mark(universe: str, file: str) -> str:
@@ -143,10 +165,8 @@ def _add_shorter(run: Run, batch: Batch, table: LakeTable, file: LogFile, offset
 
 def _take_batch(run: Run, batch: Batch, table: LakeTable) -> None:
     answers = list(_executed(run, batch.pieces, table.place)) if batch.pieces else []
+    require_staged(answer.lost for answer in answers)
     damaged = [each for answer in answers for each in answer.damaged]
-    staged = {piece.file for piece in batch.pieces if piece.store == batch.staging}
-    if any(each.reason == "missing" and each.file in staged for each in damaged):
-        raise Again
     found = batch.found + [
         Quarantined(each.universe, ACTIVITY.name, each.file, each.start, each.end, each.reason, each.detail)
         for each in damaged

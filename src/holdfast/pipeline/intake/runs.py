@@ -1,8 +1,8 @@
 """What the parts of one run share, and how often it begins again when another run is faster."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import TransactionConflict, Unreachable
 from holdfast.limits import INGEST_TASK_BYTES, LAKE_ATTEMPTS
@@ -19,8 +19,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_LOSSES_MAX: Final = 3  # Times that what was staged is gone before that is more than somebody's cleaning.
+
+
 class Again(Exception):
     """Nothing is wrong, and nothing was committed: plan anew."""
+
+
+class Lost(Again):
+    """What was staged is not there: somebody has cleared the place, or executors do not reach it."""
+
+
+def require_staged(lost: Iterable[str]) -> None:
+    """Raise Lost if some task did not find what was staged for it."""
+    if said := next(filter(None, lost), None):
+        raise Lost(said)
 
 
 class Run:
@@ -79,15 +92,19 @@ class Run:
 
         Raises:
             TransactionConflict: that was so time and again, and this run came no further meanwhile.
+            Unreachable: what was staged was not there, several times.
         """
-        attempt = 0
+        attempt = losses = 0
         while attempt < LAKE_ATTEMPTS:
             before = self._commits
             try:
                 work()
                 return
-            except (Again, TransactionConflict):
+            except (Again, TransactionConflict) as error:
                 attempt = 0 if self._commits > before else attempt + 1
+                losses += isinstance(error, Lost)
+                if losses > _LOSSES_MAX:
+                    raise Unreachable(str(error)) from error
                 pause(attempt)
                 self.quarantine.refresh()
         raise TransactionConflict(f"Other runs were faster {LAKE_ATTEMPTS} times in a row at {what}; try again later")
