@@ -273,6 +273,8 @@ def photograph(browser: Browser, url: str, folder: Path, seconds: float) -> None
         if name == "world":
             page.get_by_role("button", name="Verify").click()
             page.wait_for_selector(".verdict.good")
+        if name == "dead-letters":
+            page.locator(".opener").first.click()
         page.wait_for_timeout(2_500)
         shot(page, folder, name)
     page.goto(f"{url}/console#/overview")

@@ -230,7 +230,7 @@ def test_a_queue_is_paused_and_resumed(page: Page, server: Any) -> None:
 def test_what_others_wrote_is_text_and_nothing_else(page: Page, server: Any) -> None:
     for where, place in (("queues/invoices", "Messages that are next"), ("mail/bob", ""), ("worlds/ledger", "Journal")):
         page.goto(f"{server.url}/console#/{where}")
-        page.get_by_role("region", name=place).locator("summary").first.click()
+        page.get_by_role("region", name=place).locator("summary, .opener").last.click()
         expect(page.locator("pre").first).to_contain_text("onerror=")
         expect(page.locator("td img, th img, pre img, td script")).to_have_count(0)
         assert "owned" not in page.title()
@@ -509,13 +509,18 @@ def test_axe_finds_nothing(page: Page, server: Any, name: str, theme: str) -> No
     assert page.evaluate("document.documentElement.dataset.theme") == theme
     if name not in ("overview", "reports"):
         expect(page.locator("tbody tr").first).to_be_visible()
-    for summary in page.locator("summary").all()[:2]:
-        summary.click()
-    page.keyboard.press("?")
-    for _ in range(2):
-        found = Axe().run(page, options={"iframes": False})
-        assert found.violations_count == 0, found.generate_report()
+    for each in page.locator("summary, .opener").all()[:2]:
+        each.click()
+    if name == "overview":  # The list of keys is the same on every page.
+        page.keyboard.press("?")
+        check_by_axe(page)
         page.keyboard.press("Escape")
+    check_by_axe(page)
+
+
+def check_by_axe(page: Page) -> None:
+    found = Axe().run(page, options={"iframes": False})
+    assert found.violations_count == 0, found.generate_report()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -523,8 +528,7 @@ def test_axe_finds_nothing_at_the_door(page: Page, guarded: Any, theme: str) -> 
     page.emulate_media(color_scheme=theme)
     page.goto(f"{guarded[0].url}/console")
     expect(page.get_by_label("Token")).to_be_visible()
-    found = Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
+    check_by_axe(page)
 
 
 def test_dark_or_light_is_remembered(page: Page, server: Any) -> None:

@@ -9,6 +9,12 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
+// The time of day, unless the edge of the chart would cut it.
+function hour(plot, tick) {
+  if (plot.valToPos(tick, "x") > plot.over.clientWidth - 20) return "";
+  return new Date(tick * 1000).toLocaleTimeString("sv-SE").slice(0, tick % 60 ? 8 : 5);
+}
+
 export class Chart {
   // lines: [{ name, colour, of: (series) => [values], fill }]
   constructor(title, { lines, write, least = 1 }) {
@@ -38,7 +44,7 @@ export class Chart {
           y: { range: (_, low, high) => [0, Math.max(this.least, (high ?? 0) * 1.15)] },
         },
         axes: [
-          { ...axis, size: 26, space: 64, values: (_, ticks) => ticks.map((tick) => new Date(tick * 1000).toLocaleTimeString("sv-SE").slice(0, tick % 60 ? 8 : 5)) },
+          { ...axis, size: 26, space: 64, values: (plot, ticks) => ticks.map((tick) => hour(plot, tick)) },
           { ...axis, size: 52, space: 30, values: (_, ticks) => ticks.map((tick) => this.write(tick)) },
         ],
         series: [{}, ...this.lines.map((line) => ({

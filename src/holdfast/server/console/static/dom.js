@@ -49,10 +49,11 @@ export function icon(name) {
   return svg("svg", { viewBox: "0 0 16 16", class: "icon", "aria-hidden": "true" }, svg("path", { d: ICONS[name] }));
 }
 
-// A table whose rows stay the same elements as long as their keys do: what has the focus keeps it.
+// A table whose rows stay the same elements as long as their keys do: what has the focus keeps it, what is open stays so.
 export class Table {
-  constructor(caption, columns, { empty = "Nothing here.", key = (row) => row.key } = {}) {
+  constructor(caption, columns, { empty = "Nothing here.", key = (row) => row.key, inside = null } = {}) {
     this.columns = columns;
+    this.inside = inside; // Makes what is shown below a row once its `opener` is pressed.
     this.keyOf = key;
     this.rows = new Map();
     this.body = h("tbody");
@@ -79,22 +80,46 @@ export class Table {
           cell.update = column.cell(cell, row) ?? (() => {});
           return cell;
         });
-        known = { element: h("tr", {}, cells), cells };
+        known = { elements: [h("tr", {}, cells)], cells };
+        known.elements[0].addEventListener("click", (event) => event.target.closest(".opener") && this.#unfold(known, row));
         this.rows.set(key, known);
       }
       for (const cell of known.cells) cell.update(row);
-      if (known.element === before) before = before.nextElementSibling;
-      else this.body.insertBefore(known.element, before);
+      for (const element of known.elements) {
+        if (element === before) before = before.nextElementSibling;
+        else this.body.insertBefore(element, before);
+      }
     }
     for (const [key, known] of this.rows) {
       if (!kept.has(key)) {
-        known.element.remove();
+        for (const element of known.elements) element.remove();
         this.rows.delete(key);
       }
     }
     this.none.hidden = rows.length > 0;
     this.scroller.hidden = rows.length === 0;
   }
+
+  #unfold(known, row) {
+    const [element, open] = known.elements;
+    element.querySelector(".opener").setAttribute("aria-expanded", String(!open));
+    if (open) {
+      open.remove();
+      known.elements = [element];
+      return;
+    }
+    const shown = h("tr", { class: "inside" }, h("td", { colspan: this.columns.length }, this.inside(row)));
+    known.elements = [element, shown];
+    element.after(shown);
+  }
+}
+
+// A column whose cells open and close what is inside of their rows.
+export function opener(name, write, about) {
+  const cell = (cell, row) => {
+    cell.append(h("button", { type: "button", class: "opener", "aria-expanded": "false", title: about(row) }, h("code", { text: write(row) })));
+  };
+  return { name, cell, head: true, class: "tight" };
 }
 
 // A column whose cells are text.
@@ -164,7 +189,7 @@ export function seconds(value) {
   if (value === 0) return "0 s";
   if (value < 0.001) return `${Math.round(value * 1e6)} µs`;
   if (value < 1) return `${(value * 1e3).toPrecision(value < 0.1 ? 2 : 3)} ms`;
-  if (value < 10) return `${value.toFixed(1)} s`;
+  if (value < 10) return `${Number.isInteger(value) ? value : value.toFixed(1)} s`;
   if (value < 60) return `${Math.floor(value)} s`;
   if (value < 3600) return `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
   if (value < 86_400) return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;

@@ -1,6 +1,6 @@
 // Mailboxes: what waits in them, since when, and what became of what their agents sent.
 
-import { Table, ago, brief, card, clock, count, decoded, fold, h, link, number, pill, pretty, tally, text } from "./dom.js";
+import { Table, ago, brief, card, clock, count, decoded, h, link, number, opener, pill, pretty, tally, text } from "./dom.js";
 
 const PAGE = 256;
 const SHOWN = 100;
@@ -65,20 +65,17 @@ function openOne({ api }, name) {
   const mails = new Table(
     "Mail that waits",
     [
-      {
-        name: "Mail",
-        head: true,
-        cell: (cell, row) => {
-          const body = decoded(row.body ?? "", row.content_type ?? "");
-          cell.append(fold(h("code", { text: `#${row.sequence}` }), () => h("pre", { tabindex: "0", text: pretty(body) })));
-        },
-      },
+      opener("Mail", (row) => `#${row.sequence}`, (row) => row.id),
       text("From", (row) => row.sender),
       text("Body", (row) => brief(decoded(row.body ?? "", row.content_type ?? ""), 100), { class: "mono dim" }),
       text("Sent", (row) => ago(row.sent_ms)),
       text("Expires", (row) => clock(row.expires_ms), { class: "dim" }),
     ],
-    { key: (row) => row.sequence, empty: "No mail waits here." },
+    {
+      key: (row) => row.sequence,
+      empty: "No mail waits here.",
+      inside: (row) => h("pre", { tabindex: "0", text: pretty(decoded(row.body ?? "", row.content_type ?? "")) }),
+    },
   );
   const receipts = new Table(
     "Receipts for what was sent",

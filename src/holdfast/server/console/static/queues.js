@@ -1,6 +1,6 @@
 // Queues: how deep they are, what is next, and what has died.
 
-import { Table, ago, brief, button, bytes, card, clock, count, fold, h, number, payload, pill, pretty, rate, say, seconds, tally, text, tiles, toggle } from "./dom.js";
+import { Table, ago, brief, button, bytes, card, clock, count, h, number, opener, payload, pill, pretty, rate, say, seconds, tally, text, tiles, toggle } from "./dom.js";
 
 const STATES = ["ready", "leased", "delayed", "blocked", "dead"];
 const TILES = { ready: "ready", leased: "leased", delayed: "delayed", blocked: "blocked", dead: "dead", oldest: "oldest", consumers: "consumers" };
@@ -110,20 +110,14 @@ function messages(caption, empty, before = [], after = []) {
   return new Table(
     caption,
     [
-      {
-        name: "Message",
-        head: true,
-        cell: (cell, row) => {
-          cell.append(fold(h("code", { text: row.message_id.slice(-12), title: row.message_id }), () => inside(row)));
-        },
-      },
+      opener("Message", (row) => row.message_id.slice(-12), (row) => row.message_id),
       text("Payload", (row) => brief(payload(row), 90), { class: "mono dim" }),
       ...before,
       text("Attempts", (row) => `${row.failure_attempts || row.attempts} of ${row.max_attempts}`, { class: "number" }),
       text("Put", (row) => ago(row.created_at_unix * 1000)),
       ...after,
     ],
-    { empty, key: (row) => row.message_id },
+    { empty, key: (row) => row.message_id, inside },
   );
 }
 
@@ -137,11 +131,12 @@ function inside(row) {
     ["payload", `${bytes(row.payload_bytes)}, ${row.payload_content_type}`],
     ...Object.entries(row.attributes ?? {}),
   ];
-  return [
+  return h(
+    "div",
+    { class: "columns" },
+    h("div", {}, row.last_error ? h("pre", { class: "error", tabindex: "0", text: row.last_error }) : "", h("pre", { tabindex: "0", text: pretty(payload(row)) })),
     h("dl", { class: "facts small" }, facts.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { class: "mono", text: String(value) })))),
-    row.last_error ? h("pre", { class: "error", tabindex: "0", text: row.last_error }) : "",
-    h("pre", { tabindex: "0", text: pretty(payload(row)) }),
-  ];
+  );
 }
 
 function policyOf(rules, stats) {
