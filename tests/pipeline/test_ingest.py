@@ -240,6 +240,38 @@ def test_following_takes_in_what_comes_until_it_is_stopped(plane: Path, monkeypa
     assert_complete(plane)
 
 
+def test_following_compacts_what_many_small_commits_leave(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest, "INGEST_HEAL_SECONDS", 0.0)
+    monkeypatch.setattr(ingest, "INGEST_TIDY_FILES", 3)
+    stop = threading.Event()
+    rounds = iter(range(5))
+    opening = ingest.open_view
+
+    def open_later(given: Config) -> Any:
+        planes.extend(plane, ["world-0000"], 10)
+        if next(rounds) == 4:
+            stop.set()
+        return opening(given)
+
+    monkeypatch.setattr(ingest, "open_view", open_later)
+    ingest.run(None, config(plane), follow=True, every_seconds=0.0, stop=stop)
+    assert len(Lake(config(plane).lake).table(JOURNAL).files()) < 3
+    assert_complete(plane)
+
+
+def test_a_lake_whose_own_checkpoint_was_deleted_goes_on(plane: Path) -> None:
+    ingest.run(None, config(plane))
+    Lake(config(plane).lake).table(JOURNAL).delta().create_checkpoint()
+    planes.extend(plane, ["world-0000"], 10)
+    assert counts(ingest.run(None, config(plane))) == {"journal": 10}
+    log = Path(config(plane).lake) / "journal" / "_delta_log"
+    for path in (*log.glob("*.checkpoint.parquet"), log / "_last_checkpoint"):
+        path.unlink()
+    planes.extend(plane, ["world-0000"], 10)
+    assert counts(ingest.run(None, config(plane))) == {"journal": 10}
+    assert_complete(plane)
+
+
 def test_progress_is_told(plane: Path) -> None:
     heard: list[tuple[str, int, int]] = []
     ingest.run(None, config(plane), progress=lambda *told: heard.append(told))

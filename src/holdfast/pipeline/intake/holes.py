@@ -47,7 +47,7 @@ def _fill_journal(run: Run) -> None:
     table = run.table(JOURNAL)
     holes = [
         _hole(table, row, "world", "height")
-        for row in run.quarantine.rows()
+        for row in sorted(run.quarantine.rows(), key=lambda row: row.key)  # As rows are sorted in files.
         if row.table == JOURNAL.name
         and row.reason != REWOUND
         and row.end < table.mark(plans.journal_mark(row.universe, row.source))

@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.errors import HoldfastError, Retry
-from holdfast.limits import FINDINGS_MAX, INGEST_ALONE_BYTES, INGEST_FOLLOW_SECONDS, INGEST_HEAL_SECONDS
+from holdfast.limits import (
+    FINDINGS_MAX,
+    INGEST_ALONE_BYTES,
+    INGEST_FOLLOW_SECONDS,
+    INGEST_HEAL_SECONDS,
+    INGEST_TIDY_FILES,
+)
 from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.intake import changes, histories, holes, logs
 from holdfast.pipeline.intake.quarantines import Quarantined
 from holdfast.pipeline.intake.runs import Run
-from holdfast.pipeline.lake import Lake, staging
-from holdfast.pipeline.schemas import QUARANTINE
+from holdfast.pipeline.lake import Lake, compaction, staging
+from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, SEGMENTS
 from holdfast.pipeline.views import View, open_view
 
 if TYPE_CHECKING:
@@ -57,7 +63,9 @@ def run(
             if error.retry is Retry.NEVER:
                 raise
             continue  # The plane is being restarted, or the store is away for a moment.
-        healed = time.monotonic() if is_healing else healed
+        if is_healing:
+            healed = time.monotonic()
+            tidy(spark, config)
     return msgspec.structs.replace(told, seconds=time.monotonic() - begun)
 
 
@@ -89,6 +97,13 @@ def take_in(
         findings=[_finding(row) for row in found[:FINDINGS_MAX]],
         notes=[f"{len(found)} stretches are quarantined"] if found else [],
     )
+
+
+def tidy(spark: "SparkSession | None", config: Config) -> None:
+    """Compact what many small commits have left, once there is enough of it. Old files stay until `vacuum`."""
+    lake = Lake(config.lake, config.storage)
+    for table in (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES):
+        compaction.compact(spark, lake.table(table), files_min=INGEST_TIDY_FILES)
 
 
 def _take_in_all(worlds: Run, rest: Run) -> None:

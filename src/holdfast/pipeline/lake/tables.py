@@ -191,6 +191,7 @@ class LakeTable:
             RemoveAction(file.path, not is_same_data, now_ms, file.size, {"universe": file.universe}) for file in old
         ]
         transactions = [Transaction(name, move.target, now_ms) for name, move in moves.items()]
+        before = delta.version()
         with _translated(self.place):
             delta.create_write_transaction(
                 actions,
@@ -200,7 +201,8 @@ class LakeTable:
                 commit_properties=CommitProperties(app_transactions=transactions),
             )
             delta.update_incremental()
-        self.place.sync(f"_delta_log/{delta.version():020}.json")
+        for version in range(before + 1, delta.version() + 1):
+            self.place.sync(f"_delta_log/{version:020}.json")
 
     def scan(
         self,
