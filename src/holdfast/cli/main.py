@@ -14,6 +14,7 @@ from holdfast.cli.commands import Globals, Noun, Verb, global_options
 
 # Where each command is; a file is loaded when its command is asked for.
 _COMMANDS: Final = {
+    "demo": "demo:demo",
     "serve": "serving:serve",
     "queue": "queues:queue",
     "mail": "mail:mail",

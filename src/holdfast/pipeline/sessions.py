@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
@@ -129,7 +130,7 @@ def warm() -> Path:
         Unsupported: Spark or Java is not installed.
         Unreachable: Spark did not start, or Java could not write the archive.
     """
-    from pyspark import SparkContext, __version__
+    from pyspark import __version__
 
     java = javas.find(os.environ)
     archive = javas.archive(java, __version__, os.environ)
@@ -137,17 +138,30 @@ def warm() -> Path:
         draft = Path(folder) / archive.name
         spark = _ours("warm", {}, javas.make(java, draft))
         spark.range(1_000).mapInArrow(_same, "id long").groupBy("id").count().collect()
-        gateway = SparkContext._gateway
-        assert gateway is not None
-        spark.stop()
-        SparkContext._gateway = SparkContext._jvm = None
-        gateway.shutdown()
-        gateway.proc.stdin.close()  # Java ends when nobody can tell it anything any more.
-        code = gateway.proc.wait(_WARM_SECONDS)
+        code = end(spark)
         if code != 0 or not draft.exists():
             raise Unreachable(f"Java ended with {code} and wrote no archive into {archive.parent}; is there room?")
         draft.replace(archive)
     return archive
+
+
+def end(spark: "SparkSession") -> int:
+    """Stop a Spark of our own and wait until its Java has ended, with which exit code.
+
+    Whoever only stops it leaves Java to end some time after this process does.
+    """
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    with suppress(Exception):  # One that is gone cannot be stopped, and its Java has ended.
+        spark.stop()
+    SparkContext._gateway = SparkContext._jvm = None
+    with suppress(Exception):
+        gateway.shutdown()
+    gateway.proc.stdin.close()  # Java ends when nobody can tell it anything any more.
+    code: int = gateway.proc.wait(_WARM_SECONDS)
+    return code
 
 
 def _same(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":

@@ -1,0 +1,156 @@
+"""What the audience sees: chapters, progress bars, claims that were checked, and a table of them all at the end."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from typing import IO, Final, TypeAlias
+
+import msgspec
+from rich.console import Console
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+_WIDTH_MAX: Final = 100  # Longer lines are hard to read, however wide the terminal is.
+_WIDTH_MIN: Final = 40
+
+Tell: TypeAlias = Callable[[str, int, int], None]
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A sentence that the story says, how it was checked, and whether it is true."""
+
+    chapter: str
+    claim: str
+    checked: str
+    figure: str
+    holds: bool
+
+
+class Stage:
+    """Tells a story on a console, and remembers what it claimed."""
+
+    def __init__(self, out: IO[str], *, quiet: bool = False) -> None:
+        console = Console(file=out, quiet=quiet, highlight=False)
+        self.console = Console(
+            file=out, quiet=quiet, highlight=False, width=max(_WIDTH_MIN, min(console.width, _WIDTH_MAX))
+        )
+        self.claims: list[Claim] = []
+        self._chapter = ""
+        self._chapters = 0
+        self._has_marks = _can_say(self.console, "✓✗·…")
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """How long the story has lasted."""
+        return time.monotonic() - self._began
+
+    @property
+    def failed(self) -> list[Claim]:
+        return [claim for claim in self.claims if not claim.holds]
+
+    def title(self, title: str, text: str) -> None:
+        """How the story begins."""
+        self.console.print()
+        self.console.print(Text(title, style="bold cyan"))
+        self.say(text)
+
+    def chapter(self, title: str) -> None:
+        self._chapters += 1
+        self._chapter = title
+        self.console.print()
+        self.console.rule(Text(f"{self._chapters}  {title}", style="bold"), align="left", style="cyan")
+
+    def say(self, text: str) -> None:
+        """A paragraph."""
+        self.console.print(Text(text))
+
+    def note(self, text: str) -> None:
+        """Something on a line of its own, as a command or an address."""
+        self.console.print(Text(f"    {text}", style="cyan", overflow="fold"))
+
+    def claim(self, claim: str, holds: bool, *, checked: str, figure: str = "") -> bool:
+        """Say something that was checked; whether it is true."""
+        holds = bool(holds)
+        self.claims.append(Claim(chapter=self._chapter, claim=claim, checked=checked, figure=figure, holds=holds))
+        # Wrapped here, so that further lines stand below the first, and a figure is not torn apart.
+        mark, width = self._mark(holds), self.console.width - 5
+        lines = list(Text(claim, style="" if holds else "bold red").wrap(self.console, width))
+        said = list(Text(figure, style="dim").wrap(self.console, width)) if figure else []
+        if len(said) == 1 and len(lines[-1]) + len(said[0]) + 2 <= width:
+            lines[-1] = Text.assemble(lines[-1], "  ", said.pop())
+        for n, line in enumerate((*lines, *said)):
+            line.rstrip()
+            self.console.print(Text.assemble("  ", mark if n == 0 else " " * len(mark), " ", line))
+        return holds
+
+    @contextmanager
+    def bar(self, what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+        """A progress bar while the block lasts; call what it gives with how much is done."""
+        with self._progress() as progress:
+            task = progress.add_task(f"  {what}", total=total)
+            yield lambda done: progress.update(task, completed=done)
+
+    @contextmanager
+    def bars(self, what: str) -> Iterator[Tell]:
+        """A bar for a job, and one below it for each thing that it tells of: `tell(what, done, total)`."""
+        with self._progress() as progress:
+            progress.add_task(f"  {what}", total=None)
+            rows: dict[str, TaskID] = {}
+            ends: set[str] = set()  # What has an end; jobs also tell of things that they only count.
+
+            def tell(part: str, done: int, total: int) -> None:
+                if part not in rows:
+                    rows[part] = progress.add_task(f"    {part}", total=None)
+                if done < total:
+                    ends.add(part)
+                end = total if part in ends else None
+                progress.update(rows[part], completed=done, total=end, visible=end is None or done < end)
+
+            yield tell
+
+    def table(self) -> None:
+        """Every claim, how it was checked, and its figure."""
+        self.console.print()
+        self.console.rule(Text("Every claim, and how it was checked", style="bold"), align="left", style="cyan")
+        for chapter, claims in groupby(self.claims, lambda each: each.chapter):
+            self.console.print(Text(chapter, style="bold cyan"))
+            table = Table.grid(padding=(0, 2), expand=True)
+            table.add_column(no_wrap=True)
+            table.add_column(ratio=5)
+            table.add_column(ratio=4, style="dim")
+            table.add_column(ratio=3, overflow="fold")
+            for each in claims:
+                style = "" if each.holds else "bold red"
+                table.add_row(self._mark(each.holds), Text(each.claim, style=style), each.checked, Text(each.figure))
+            self.console.print(table)
+
+    def end(self) -> None:
+        """Whether the story was true."""
+        self.console.print()
+        if not self.failed:
+            text = f"All {len(self.claims)} claims hold. The night took {self.seconds:.0f} s."
+            self.console.print(Text(text, style="bold green"))
+            return
+        self.console.print(Text(f"{len(self.failed)} of {len(self.claims)} claims do not hold:", style="bold red"))
+        for each in self.failed:
+            self.console.print(Padding(Text(f"{each.chapter}: {each.claim}  {each.figure}"), (0, 0, 0, 2)))
+
+    def _mark(self, holds: bool) -> Text:
+        words = ("✓", "✗") if self._has_marks else ("ok", "NO")
+        return Text(words[0], style="bold green") if holds else Text(words[1], style="bold red")
+
+    def _progress(self) -> Progress:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        return Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+
+
+def _can_say(console: Console, text: str) -> bool:
+    try:
+        text.encode(console.encoding)
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
