@@ -9,10 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import boto3
 import cbor2
 import pytest
+from moto.server import ThreadedMotoServer
 from pyspark.sql import SparkSession
 
+import holdfast
 from holdfast.errors import SchemaMismatch, Unreachable
 from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.intake import plans, runs
@@ -21,6 +24,8 @@ from holdfast.pipeline.lake import Lake, compaction
 from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS
 from holdfast.pipeline.views import open_view
 
+SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
+serving = runpy.run_path(str(SERVING))["serving"]
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 
 
@@ -270,6 +275,64 @@ def test_a_lake_whose_own_checkpoint_was_deleted_goes_on(plane: Path) -> None:
     planes.extend(plane, ["world-0000"], 10)
     assert counts(ingest.run(None, config(plane))) == {"journal": 10}
     assert_complete(plane)
+
+
+def test_a_plane_behind_a_server_is_the_same_plane(
+    plane: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ingest.run(None, config(plane))
+    with serving(f"dir:{plane}") as server:
+        online = Config(data=server.url, lake=config(plane).lake)
+        with holdfast.connect(server.url) as remote:
+            world = remote.world("world-0000")
+            world.append([{"n": n} for n in range(20)], expected_head=world.head())
+        assert ingest.run(None, online).rows["journal"] == 20
+        assert ingest.run(None, online).rows["journal"] == 0
+    assert ingest.run(None, config(plane)).rows["journal"] == 0
+    assert_complete(plane)
+
+
+def test_a_plane_in_postgres_goes_in_while_others_write_to_it(postgres_url: str, tmp_path: Path) -> None:
+    objects = f"dir:{tmp_path / 'objects'}"
+    built = planes.build(tmp_path / "unused", worlds=2, entries=200, entities=3, url=postgres_url, objects=objects)
+    given = Config(data=postgres_url, lake=str(tmp_path / "lake"), objects=objects)
+    stop = threading.Event()
+
+    def write() -> None:
+        with planes.opened(postgres_url, universe="main", objects=objects) as plane_open:
+            world = plane_open.world("world-0000")
+            for n in range(20):
+                world.append([{"n": n}], expected_head=world.head())
+        stop.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    taken = ingest.run(None, given, follow=True, every_seconds=0.0, stop=stop).rows["journal"]
+    writer.join()
+    taken += ingest.run(None, given).rows["journal"]
+    found = journal(Lake(given.lake))
+    assert taken == sum(map(len, found.values())) == built.entries + 20
+
+
+def test_a_lake_in_an_object_store_is_filled_in_the_same_way(plane: Path) -> None:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+        endpoint = f"http://{host}:{port}"
+        boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys).create_bucket(Bucket="lake")
+        storage = {"aws_endpoint": endpoint, "aws_region": "us-east-1", "aws_allow_http": "true", **keys}
+        remote = Config(data=f"dir:{plane}", lake="s3://lake/history", storage=storage)
+        start, end = planes.flip_byte(plane, "world-0002", 1)
+        told = ingest.run(None, remote)
+        assert [(each["world"], each["height"], each["end"]) for each in told.findings] == [("world-0002", start, end)]
+        planes.flip_byte(plane, "world-0002", 1)  # Back.
+        assert ingest.run(None, remote).rows["journal"] == end + 1 - start
+        assert planes.digest(journal(Lake(remote.lake, storage))) == planes.digest(truth(plane))
+    finally:
+        server.stop()
 
 
 def test_progress_is_told(plane: Path) -> None:
