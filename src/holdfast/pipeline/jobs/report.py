@@ -1,0 +1,75 @@
+"""`report`: one HTML page over the sums of the lake, which needs nothing but a browser.
+
+    <lake>/reports/20261115T120500Z.html     this report
+    <lake>/reports/latest.html               the same
+    <lake>/reports/latest.json               its totals, for programs
+
+Each file is there whole or not at all. There is nothing in it for executors to do: sums are small.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.lake.places import Place
+from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.reports.facts import gather
+from holdfast.pipeline.reports.page import page
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FOLDER: Final = "reports"
+
+
+def run(
+    spark: "SparkSession | None",
+    config: Config,
+    *,
+    progress: Callable[[str, int, int], None] | None = None,
+    now: datetime | None = None,
+) -> Told:
+    """Write a report of what `rollup`, `audit` and `reachability` found when they ran last."""
+    del spark
+    begun, now = time.monotonic(), now or datetime.now(UTC)
+    lake = Lake(config.lake, config.storage)
+    facts = gather(lake, made_at=now, universes=config.universes)
+    name = f"{now:%Y%m%dT%H%M%SZ}.html"
+    data = page(facts).encode()
+    totals = {"made_at": now, "report": name, "totals": facts.totals}
+    place = lake.place.below(FOLDER)
+    written = {name: data, "latest.html": data, "latest.json": msgspec.json.format(msgspec.json.encode(totals)) + b"\n"}
+    for n, (path, body) in enumerate(written.items(), 1):
+        write(place, path, body)
+        if progress is not None:
+            progress("files", n, len(written))
+    rows = {name: total for name, total in facts.totals.items() if total is not None}
+    notes = [f"{place.url}/{name}"]
+    return Told(job="report", ok=True, rows=rows, seconds=time.monotonic() - begun, notes=notes)
+
+
+def write(place: Place, path: str, data: bytes) -> None:
+    """Put a file into a place; whoever reads it meanwhile gets the old one or the new one, whole."""
+    if not place.is_local:
+        Stores(place.storage)(place.url).put(path, data)
+        return
+    folder = Path(place.url)
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor, staged = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), 0o644)
+        Path(staged).replace(folder / path)
+    except BaseException:
+        Path(staged).unlink(missing_ok=True)
+        raise
+    place.sync(path)

@@ -1,0 +1,258 @@
+"""Plots as SVG. Whatever is written in one may come from users, and is escaped.
+
+Colours are classes of the page (`c1` … `c5`); lines differ in their dashes too, for whoever cannot tell the colours
+apart or prints the page. Every plot has a title and a description that say in words what it shows.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from html import escape
+from typing import Final, NamedTuple
+
+from holdfast.pipeline.reports import words
+
+_WIDTH: Final = 480  # A phone shows it a little smaller, a desk a little larger.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 30
+_DASHES: Final = ("", "6 4", "2 3", "10 4 2 4", "1 5")
+_POINTS_MARKED: Final = 60  # More points than these are a line, and no dots.
+
+
+class Series(NamedTuple):
+    """A line: a value for each moment, or None."""
+
+    name: str
+    values: Sequence[float | None]
+    color: int = 0  # 1 to 5; 0: by its place.
+
+
+class Bar(NamedTuple):
+    label: str
+    value: float
+    hint: str = ""
+
+
+def lines(
+    title: str,
+    description: str,
+    moments: Sequence[datetime],
+    series: Sequence[Series],
+    *,
+    unit: str = "count",
+    height: int = 210,
+) -> str:
+    """Values over time, with a legend. The unit is count, bytes or ms; milliseconds have a logarithmic scale."""
+    values = [value for each in series for value in each.values if value is not None]
+    if not moments or not values:
+        return _nothing(title)
+    scale = _SCALES[unit](values, height)
+    xs = _places(moments)
+    parts = [*_value_axis(scale), *_time_axis(moments, height)]
+    for n, each in enumerate(series):
+        color = f"c{each.color or n % 5 + 1}"
+        for run in _runs(xs, each.values):
+            points = " ".join(f"{x:.1f},{scale.at(value):.1f}" for x, value in run)
+            parts.append(f'<polyline class="line {color}" points="{points}"{_dash(n)}/>')
+        if len(moments) <= _POINTS_MARKED:
+            parts += _dots(zip(xs, moments, each.values, strict=True), each, scale, color)
+    legend = "".join(
+        f'<li><svg class="swatch" viewBox="0 0 28 8" aria-hidden="true"><line class="line c{each.color or n % 5 + 1}" '
+        f'x1="0" y1="4" x2="28" y2="4"{_dash(n)}/></svg>{escape(each.name)}</li>'
+        for n, each in enumerate(series)
+    )
+    return _svg(title, description, height, parts) + f'<ul class="legend">{legend}</ul>'
+
+
+def bars(title: str, description: str, rows: Sequence[Bar], *, say: Callable[[float], str] = words.number) -> str:
+    """Amounts that are compared with each other, the largest first."""
+    if not rows or max(row.value for row in rows) <= 0:
+        return _nothing(title)
+    most, pitch = max(row.value for row in rows), 38
+    parts = []
+    for n, row in enumerate(rows):
+        y = n * pitch
+        width = max(row.value / most * (_WIDTH - 80), 2)
+        parts.append(
+            f"<g><title>{escape(row.hint or row.label)}: {escape(say(row.value))}</title>"
+            f'<text class="label" x="0" y="{y + 13}">{escape(words.cut(row.label, 62))}</text>'
+            f'<rect class="bar c1" x="0" y="{y + 18}" width="{width:.1f}" height="12" rx="2"/>'
+            f'<text class="value" x="{width + 6:.1f}" y="{y + 28}">{escape(say(row.value))}</text></g>'
+        )
+    return _svg(title, description, len(rows) * pitch, parts)
+
+
+def grid(
+    title: str, description: str, rows: Sequence[str], columns: Sequence[str], cells: dict[tuple[int, int], float]
+) -> str:
+    """How much there is between each of the rows and each of the columns."""
+    if not cells:
+        return _nothing(title)
+    left, top, most = 128, 92, max(cells.values())
+    side = min((_WIDTH - left - 40) / len(columns), 44)
+    parts = []
+    for n, name in enumerate(columns):
+        x = left + (n + 0.5) * side
+        parts.append(
+            f'<text class="label crowded" transform="translate({x:.1f} {top - 8}) rotate(-45)">'
+            f"<title>{escape(name)}</title>{escape(words.cut(name, 16))}</text>"
+        )
+    for m, name in enumerate(rows):
+        y = top + m * side
+        parts.append(
+            f'<text class="label crowded end" x="{left - 8}" y="{y + side / 2 + 4:.1f}">'
+            f"<title>{escape(name)}</title>{escape(words.cut(name, 18))}</text>"
+        )
+        for n, other in enumerate(columns):
+            value = cells.get((m, n), 0)
+            x = left + n * side
+            hint = f"{name} to {other}: {words.number(value)}"
+            shade = (
+                f'class="cell c1" fill-opacity="{0.15 + 0.85 * math.sqrt(value / most):.2f}"'
+                if value
+                else 'class="cell none"'
+            )
+            parts.append(
+                f'<rect {shade} x="{x + 1:.1f}" y="{y + 1:.1f}" width="{side - 2:.1f}" height="{side - 2:.1f}" rx="3">'
+                f"<title>{escape(hint)}</title></rect>"
+            )
+    return _svg(title, description, round(top + len(rows) * side + 4), parts)
+
+
+class _Counts:
+    """From nothing to a bit more than the most, in whole numbers."""
+
+    say = staticmethod(words.short)
+
+    def __init__(self, values: Sequence[float], height: int) -> None:
+        self._height = height
+        most = max(*values, 1)
+        step = self._step(most / 4)
+        self._most = math.ceil(most / step - 1e-9) * step
+        self.ticks = [n * step for n in range(round(self._most / step) + 1)]
+
+    def at(self, value: float) -> float:
+        """How far down the plot a value is."""
+        return self._height - _BOTTOM - self._part(value) * (self._height - _TOP - _BOTTOM)
+
+    def _part(self, value: float) -> float:
+        return value / self._most
+
+    def _step(self, rough: float) -> float:
+        return max(_nice(rough), 1)
+
+
+class _Bytes(_Counts):
+    """The same, by powers of two, which are round in KiB, MiB and GiB."""
+
+    say = staticmethod(words.size)
+
+    def _step(self, rough: float) -> float:
+        return 2.0 ** math.ceil(math.log2(rough) - 1e-9)
+
+
+class _Milliseconds(_Counts):
+    """Logarithmic, because latencies differ by more than could be told apart otherwise."""
+
+    say = staticmethod(words.duration)
+
+    def __init__(self, values: Sequence[float], height: int) -> None:
+        self._height = height
+        low = max((tick for tick in _DURATIONS[:-1] if tick <= min(values)), default=_DURATIONS[0])
+        high = min((tick for tick in _DURATIONS if tick >= max(values) and tick > low), default=_DURATIONS[-1])
+        self._low, self._high = math.log(low), math.log(high)
+        self.ticks = [tick for tick in _DURATIONS if low <= tick <= high]
+
+    def _part(self, value: float) -> float:
+        part = (math.log(max(value, _DURATIONS[0])) - self._low) / (self._high - self._low)
+        return min(max(part, 0.0), 1.0)
+
+
+def _svg(title: str, description: str, height: int, parts: Sequence[str]) -> str:
+    id = f"plot-{hashlib.sha256(title.encode()).hexdigest()[:8]}"
+    return (
+        f'<svg class="plot" viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="{id}-t {id}-d">'
+        f'<title id="{id}-t">{escape(title)}</title><desc id="{id}-d">{escape(description)}</desc>'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _dash(n: int) -> str:
+    return f' stroke-dasharray="{_DASHES[n % 5]}"' if _DASHES[n % 5] else ""
+
+
+def _nothing(title: str) -> str:
+    return f'<p class="nothing">{escape(title)}: nothing to show yet.</p>'
+
+
+def _places(moments: Sequence[datetime]) -> list[float]:
+    first, span = moments[0], (moments[-1] - moments[0]).total_seconds()
+    room = _WIDTH - _LEFT - _RIGHT
+    if not span:
+        return [_LEFT + room / 2] * len(moments)
+    return [_LEFT + (moment - first).total_seconds() / span * room for moment in moments]
+
+
+def _runs(xs: Sequence[float], values: Sequence[float | None]) -> Iterator[list[tuple[float, float]]]:
+    """Points that follow each other without a gap, two at least."""
+    run: list[tuple[float, float]] = []
+    for x, value in zip(xs, values, strict=True):
+        if value is not None:
+            run.append((x, value))
+            continue
+        if len(run) > 1:
+            yield run
+        run = []
+    if len(run) > 1:
+        yield run
+
+
+def _dots(
+    points: Iterable[tuple[float, datetime, float | None]],
+    series: Series,
+    scale: "_Counts",
+    color: str,
+) -> Iterator[str]:
+    for x, moment, value in points:
+        if value is not None:
+            hint = f"{series.name}, {words.moment(moment)}: {scale.say(value)}"
+            yield (
+                f'<circle class="dot {color}" cx="{x:.1f}" cy="{scale.at(value):.1f}" r="3">'
+                f"<title>{escape(hint)}</title></circle>"
+            )
+
+
+def _value_axis(scale: "_Counts") -> Iterator[str]:
+    for tick in scale.ticks:
+        y = scale.at(tick)
+        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text class="tick end" x="{_LEFT - 8}" y="{y + 4:.1f}">{escape(scale.say(tick))}</text>'
+
+
+def _time_axis(moments: Sequence[datetime], height: int) -> Iterator[str]:
+    first, last = moments[0], moments[-1]
+    span = last - first
+    steps = [timedelta(hours=hours) for hours in (1, 2, 3, 6, 12)]
+    steps += [timedelta(days=days) for days in (1, 2, 7, 14, 30, 90, 365)]
+    step = next((step for step in steps if span / step <= 6), steps[-1])
+    if not span:
+        ticks = [first]
+    else:
+        midnight = first.replace(hour=0, minute=0, second=0, microsecond=0)
+        ticks = [midnight + n * step for n in range(1 + math.ceil((last - midnight) / step))]
+        ticks = [tick for tick in ticks if first <= tick <= last]
+    at = dict(zip(ticks, _places([first, *ticks, last])[1:-1] if span else _places(ticks), strict=True))
+    for tick, x in at.items():
+        said = f"{tick:%H:%M}" if step < timedelta(days=1) and (tick.hour or not span) else f"{tick.day} {tick:%b}"
+        anchor = " end" if x > _WIDTH - 40 else ""
+        yield f'<text class="tick middle{anchor}" x="{x:.1f}" y="{height - 8}">{said}</text>'
+
+
+def _nice(rough: float) -> float:
+    """1, 2 or 5 times a power of ten, and at least `rough`."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+
+
+_DURATIONS: Final = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 864_000_000, 8_640_000_000)
+_SCALES: Final = {"count": _Counts, "bytes": _Bytes, "ms": _Milliseconds}
