@@ -1,0 +1,42 @@
+"""The example of a declarative pipeline, as somebody would run it."""
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow.parquet as pq
+import pyspark
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "declarative"
+planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))  # Test files cannot import.
+
+
+@pytest.mark.nightly
+def test_the_example_of_a_declarative_pipeline_runs(tmp_path):
+    built = planes.build(tmp_path / "data", worlds=3, entries=100)
+    shutil.copytree(EXAMPLE, tmp_path / "example")
+    spec = tmp_path / "example" / "spark-pipeline.yml"
+    spec.write_text(spec.read_text().replace("file:///tmp/holdfast-declarative", (tmp_path / "storage").as_uri()))
+    python = Path(sys.executable)
+    environment = {
+        **os.environ,
+        "HOLDFAST_URL": built.url,
+        "SPARK_HOME": pyspark.__path__[0],
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": str(python),
+        "PYSPARK_DRIVER_PYTHON": str(python),
+        "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    command = [str(python.parent / "spark-pipelines"), "run", "--spec", str(spec)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "Run is COMPLETED" in done.stdout, done.stdout + done.stderr
+    rows = pq.read_table(tmp_path / "spark-warehouse" / "worlds").to_pylist()
+    assert {(row["world"], row["head"]) for row in rows} == {(name, 101) for name in built.worlds}
+    assert all(row["from_outside"] == 3 and row["baselines"] == 1 for row in rows)
