@@ -7,7 +7,7 @@ import shutil
 from datetime import UTC, date, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
@@ -220,29 +220,31 @@ def test_a_report_that_cannot_be_written_leaves_nothing_half(
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to show the page to")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
-def test_a_browser_shows_the_page_and_finds_nothing_that_keeps_people_out(
-    lake: Lake, tmp_path: Path, scheme: Any, width: int
-) -> None:
+def test_a_browser_shows_the_page_and_finds_nothing_that_keeps_people_out(lake: Lake, tmp_path: Path) -> None:
+    """By day and by night, on a phone and at a desk."""
     from axe_playwright_python.sync_playwright import Axe
     from playwright.sync_api import sync_playwright
 
     (tmp_path / "report.html").write_text(page(gather(lake, made_at=NOW)))
+    schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        # Of the page, not of the browser, which has to run the checks in it.
-        context = browser.new_context(
-            color_scheme=scheme, viewport={"width": width, "height": 800}, bypass_csp=True, offline=True
-        )
-        shown = context.new_page()
-        asked: list[str] = []
-        shown.on("request", lambda request: asked.append(request.url))
-        shown.goto(f"file://{tmp_path / 'report.html'}")
-        assert len(asked) == 1
-        assert shown.evaluate("document.documentElement.scrollWidth") <= width
-        results = Axe().run(shown)
-        assert results.violations_count == 0, results.generate_report()
+        for scheme, width in itertools.product(schemes, (360, 1280)):
+            context = browser.new_context(
+                color_scheme=scheme,
+                viewport={"width": width, "height": 800},
+                bypass_csp=True,  # For the checks, which run in the page.
+                offline=True,
+            )
+            shown = context.new_page()
+            asked: list[str] = []
+            shown.on("request", lambda request, asked=asked: asked.append(request.url))
+            shown.goto(f"file://{tmp_path / 'report.html'}")
+            assert len(asked) == 1
+            assert shown.evaluate("document.documentElement.scrollWidth") <= width
+            results = Axe().run(shown)
+            assert results.violations_count == 0, results.generate_report()
+            context.close()
         browser.close()
 
 
