@@ -36,12 +36,12 @@ class MonotonicClock:
         return time.monotonic_ns() // 1_000_000
 
 
-def when_moved(clock: Clock | None, wake: Callable[[], None]) -> Callable[[], None]:
+def when_moved(clock: Clock | None, wake: Callable[[], object]) -> Callable[[], object]:
     """Have `wake` called whenever somebody moves the clock by hand, until the function that this returns is called.
 
     A wall clock only passes, which timeouts see for themselves; one that a test moves tells whoever waits for it.
     """
-    subscribe: Callable[[Callable[[], None]], Callable[[], None]] | None = getattr(clock, "subscribe", None)
+    subscribe: Callable[[Callable[[], object]], Callable[[], object]] | None = getattr(clock, "subscribe", None)
     return subscribe(wake) if subscribe is not None else _nothing
 
 

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import nullcontext, suppress
 from contextvars import Context, copy_context
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -61,8 +62,11 @@ class Streams:
         self.open: dict[str, Stream] = {}
         self.draining = False
         self._tasks: set[asyncio.Task[None]] = set()  # What outlives its connection.
-        # A transaction of another kind of store waits for the network, in ways that need a task.
-        self.at_once = isinstance(port.parts.database, SerialDatabase)
+
+    @cached_property
+    def at_once(self) -> bool:
+        """Whether calls are begun without a task. Other stores wait for the network, in ways that need one."""
+        return isinstance(self.port.parts.database, SerialDatabase)
 
     async def serve(self, guard: Guard, receive: Receive, send: Send, socket: BoundedSocket | None = None) -> None:
         """Serve one connection to its end; with its socket, without a detour."""
