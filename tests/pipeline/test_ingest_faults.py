@@ -395,6 +395,31 @@ def test_a_record_that_is_missing_is_a_hole_of_one(plane: Path) -> None:
     assert set(expected(plane)) - set(heights(plane)) == {("world-0000", 7)}
 
 
+def test_a_hole_that_is_filled_in_part_becomes_what_is_left_of_it(plane: Path) -> None:
+    def read(tx: Any) -> list[bytes]:
+        return [record for _, record in planes.journals.read_hot(tx, world, 5, 5)]
+
+    def put(tx: Any) -> None:
+        planes.journals.write(tx, world, records[2:3], 7)
+        planes.journals.write(tx, world, [], head)
+
+    world = planes.World("main", "world-0000")
+    head = max(height for name, height in expected(plane) if name == "world-0000") + 1
+    records = planes._work(plane, "main", read)
+    for height in range(5, 10):
+        planes.remove_record(plane, "world-0000", height)
+    ingest.run(None, config(plane))
+    assert quarantined(plane) == [("journal", "world-0000", 5, 9, "missing")]
+    planes._work(plane, "main", put)
+    assert ingest.run(None, config(plane)).rows["journal"] == 1
+    assert quarantined(plane) == [
+        ("journal", "world-0000", 5, 6, "missing"),
+        ("journal", "world-0000", 8, 9, "missing"),
+    ]
+    assert set(expected(plane)) - set(heights(plane)) == {("world-0000", height) for height in (5, 6, 8, 9)}
+    assert ingest.run(None, config(plane)).rows["journal"] == 0
+
+
 def test_a_world_that_lost_everything_is_told_of_and_one_that_never_had_anything_is_not(plane: Path) -> None:
     for height in range(5):
         planes.remove_record(plane, "world-0000", height)

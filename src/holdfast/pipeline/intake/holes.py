@@ -7,13 +7,16 @@ the table itself is asked which of the rows it has: a run may have been killed a
 said so, or have found damage where another one found none.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import MissingObject
+from holdfast.limits import INGEST_WORLDS_MAX
 from holdfast.pipeline import logs as loglines
 from holdfast.pipeline.intake import histories, journals, logs, plans
 from holdfast.pipeline.intake.journals import Item, Verdict
@@ -23,12 +26,14 @@ from holdfast.pipeline.lake import LakeTable, Move, files
 from holdfast.pipeline.logs import LogPiece
 from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, SEGMENTS
 
+_Span: TypeAlias = tuple[int, int]  # Both included.
+
 
 class Hole(msgspec.Struct, frozen=True):
     """A row of the quarantine, and which of its heights or lines the table still lacks."""
 
     row: Quarantined
-    missing: list[tuple[int, int]]  # Both included.
+    missing: list[_Span]
 
     @property
     def mark(self) -> str:
@@ -45,13 +50,18 @@ def fill(run: Run) -> None:
 
 def _fill_journal(run: Run) -> None:
     table = run.table(JOURNAL)
-    holes = [
-        _hole(table, row, "world", "height")
+    rows = [
+        row
         for row in sorted(run.quarantine.rows(), key=lambda row: row.key)  # As rows are sorted in files.
         if row.table == JOURNAL.name
         and row.reason != REWOUND
         and row.end < table.mark(plans.journal_mark(row.universe, row.source))
     ]
+    for begin in range(0, len(rows), INGEST_WORLDS_MAX):
+        _fill_heights(run, table, _holes(table, rows[begin : begin + INGEST_WORLDS_MAX], "world", "height"))
+
+
+def _fill_heights(run: Run, table: LakeTable, holes: Sequence[Hole]) -> None:
     staging = f"{run.staging}/holes"
     try:
         work = {hole.mark: list(_items(run, hole, staging)) for hole in holes if hole.missing}
@@ -92,66 +102,64 @@ def _still(hole: Hole, damaged: Sequence[Quarantined]) -> Iterator[Quarantined]:
 
 def _fill_activity(run: Run) -> None:
     table = run.table(ACTIVITY)
-    rows = [
-        row
-        for row in run.quarantine.rows()
-        if row.table == ACTIVITY.name
-        and row.reason != REWOUND
-        and row.end < table.mark(logs.lines_mark(row.universe, row.source))
-    ]
-    if not rows:
-        return
-    sources = {(row.universe, row.source) for row in rows}
-    found = {
-        (file.universe, file.id): file
-        for universe in {universe for universe, _ in sources}
-        for file in run.view.logs(universe)
-        if (file.universe, file.id) in sources
-    }
+    rows: dict[tuple[str, str], list[Quarantined]] = {}
+    for row in run.quarantine.rows():
+        taken = table.mark(logs.lines_mark(row.universe, row.source))
+        if row.table == ACTIVITY.name and row.reason != REWOUND and row.end < taken:
+            rows.setdefault((row.universe, row.source), []).append(row)
     staging = f"{run.staging}/log-holes"
     try:
-        for row in rows:
-            file = found.get((row.universe, row.source))
-            if file is not None:
-                hole = _hole(table, row, "file", "n")
-                try:
-                    _fill_lines(run, table, hole, run.view.log_piece(file, staging))
-                except MissingObject:
-                    continue
+        for universe in sorted({universe for universe, _ in rows}):
+            for file in run.view.logs(universe):
+                if bad := rows.get((universe, file.id)):
+                    try:
+                        piece = run.view.log_piece(file, staging)
+                        _fill_lines(run, table, _holes(table, bad, "file", "n"), piece)
+                    except MissingObject:
+                        continue
     finally:
         run.clear(staging)
 
 
-def _fill_lines(run: Run, table: LakeTable, hole: Hole, piece: LogPiece) -> None:
-    lines = loglines.activity_rows([piece], run.stores)
-    batches = [each for each in lines if isinstance(each, pa.RecordBatch)]
-    rows = pa.Table.from_batches(batches, ACTIVITY.schema).filter(_within(pc.field("n"), hole.missing))
-    left = set(_numbers(hole.missing)) - set(rows.column("n").to_pylist())
-    if left and not rows.num_rows:
-        return
+def _fill_lines(run: Run, table: LakeTable, holes: Sequence[Hole], piece: LogPiece) -> None:
+    """Take the lines of one file that are in its holes."""
+    batches = (each for each in loglines.activity_rows([piece], run.stores) if isinstance(each, pa.RecordBatch))
+    wanted = {n for hole in holes for n in _numbers(hole.missing)}
+    rows = pa.Table.from_batches([_only(batch, wanted) for batch in batches], ACTIVITY.schema)
     if rows.num_rows:
         added = files.write(ACTIVITY, table.place, files.in_order(ACTIVITY, rows))
-        table.append(added, {hole.mark: _next(table, hole)})
+        table.append(added, {hole.mark: _next(table, hole) for hole in holes if hole.missing})
         run.committed(ACTIVITY, rows.num_rows)
-    still = [msgspec.structs.replace(hole.row, start=low, end=high) for low, high in _runs(sorted(left))]
-    run.quarantine.settle([_scope(hole)], still)
+    found = set(rows.column("n").to_pylist())
+    still: list[Quarantined] = []
+    for hole in holes:
+        left = [n for n in _numbers(hole.missing) if n not in found]
+        still += [msgspec.structs.replace(hole.row, start=low, end=high) for low, high in _spans(left)]
+    run.quarantine.settle([_scope(hole) for hole in holes], still)
+
+
+def _only(batch: pa.RecordBatch, numbers: set[int]) -> pa.RecordBatch:
+    return batch.filter(pc.is_in(batch.column("n"), pa.array(sorted(numbers), pa.int64())))
 
 
 def _revise_segments(run: Run) -> None:
     """Segments that were damaged and are well now: their rows say so."""
     table = run.table(SEGMENTS)
     bad = [row for rows in table.scan(where=pc.field("verdict") != journals.OK) for row in rows.to_pylist()]
-    staging = f"{run.staging}/verdicts"
-    try:
-        items = [item for row in bad for item in _segment_items(run, row, staging)]
-        answers = list(histories.executed(run, items)) if items else []
-    finally:
-        run.clear(staging)
-    require_staged(answer.lost for answer in answers)
-    well = [each for answer in answers for each in answer.verdicts if each.verdict == journals.OK]
-    if well:
-        _replace_verdicts(table, well)
-        run.committed(SEGMENTS, 0)
+    for begin in range(0, len(bad), INGEST_WORLDS_MAX):
+        staging = f"{run.staging}/verdicts"
+        try:
+            items = [
+                item for row in bad[begin : begin + INGEST_WORLDS_MAX] for item in _segment_items(run, row, staging)
+            ]
+            answers = list(histories.executed(run, items)) if items else []
+        finally:
+            run.clear(staging)
+        require_staged(answer.lost for answer in answers)
+        well = [each for answer in answers for each in answer.verdicts if each.verdict == journals.OK]
+        if well:
+            _replace_verdicts(table, well)
+            run.committed(SEGMENTS, 0)
 
 
 def _segment_items(run: Run, row: dict[str, object], staging: str) -> Iterator[Item]:
@@ -176,29 +184,48 @@ def _replace_verdicts(table: LakeTable, well: Sequence[Verdict]) -> None:
     table.replace(old, files.write(SEGMENTS, table.place, files.in_order(SEGMENTS, rows)))
 
 
-def _hole(table: LakeTable, row: Quarantined, source: str, number: str) -> Hole:
-    """A hole, without what the table has of it."""
-    where = (pc.field(source) == row.source) & _within(pc.field(number), [(row.start, row.end)])
-    present: set[int] = set()
-    for rows in table.scan([number], where, universe=row.universe, **{source: row.source}):
-        present.update(rows.column(number).to_pylist())
-    missing = [each for each in range(row.start, row.end + 1) if each not in present]
-    return Hole(row, list(_runs(missing)))
+def _holes(table: LakeTable, rows: Sequence[Quarantined], source: str, number: str) -> list[Hole]:
+    """Holes, without what the table has of them: one look at its files for all."""
+    by_universe: dict[str, dict[str, list[_Span]]] = {}
+    for row in rows:
+        by_universe.setdefault(row.universe, {}).setdefault(row.source, []).append((row.start, row.end))
+    present = {
+        (universe, name): numbers
+        for universe, spans in by_universe.items()
+        for name, numbers in _present(table, universe, spans, source, number).items()
+    }
+    holes = []
+    for row in rows:
+        there = present.get((row.universe, row.source), set())
+        holes.append(Hole(row, list(_spans([n for n in range(row.start, row.end + 1) if n not in there]))))
+    return holes
 
 
-def _within(field: pc.Expression, spans: Sequence[tuple[int, int]]) -> pc.Expression:
-    where = pc.scalar(False)
-    for low, high in spans:
-        where = where | ((field >= low) & (field <= high))
-    return where
+def _present(
+    table: LakeTable, universe: str, spans: dict[str, list[_Span]], source: str, number: str
+) -> dict[str, set[int]]:
+    """What the table has of these spans, by source."""
+    found: dict[str, set[int]] = {}
+    for file in table.entries():
+        near = [name for name in spans if file.universe == universe and file.may_hold(**{source: name})]
+        if not near:
+            continue
+        rows = table.rows_of(file, [source, number], pc.field(source).isin(near))
+        numbers = rows.column(number).to_numpy()
+        names = np.asarray(rows.column(source).to_pylist(), dtype=object)
+        for name in near:
+            mine = numbers[names == name]
+            for low, high in spans[name]:
+                found.setdefault(name, set()).update(mine[(mine >= low) & (mine <= high)].tolist())
+    return found
 
 
-def _numbers(spans: Sequence[tuple[int, int]]) -> Iterator[int]:
+def _numbers(spans: Iterable[_Span]) -> Iterator[int]:
     for low, high in spans:
         yield from range(low, high + 1)
 
 
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _spans(numbers: Sequence[int]) -> Iterator[_Span]:
     """Numbers in order, as stretches without a gap."""
     begin = 0
     for n, number in enumerate(numbers):

@@ -60,7 +60,7 @@ def place(url: str, storage: dict[str, str]) -> Place:
         InvalidUrl: it is neither a folder nor an object store.
     """
     scheme, separator, rest = url.partition("://")
-    if separator and scheme in ("s3", "s3a", "az", "abfs", "abfss", "gs") and rest:
+    if separator and scheme in ("s3", "az", "gs") and rest:
         return Place(url.rstrip("/"), dict(storage))
     if separator and scheme == "file":
         return Place(str(Path(rest).absolute()))
