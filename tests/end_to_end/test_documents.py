@@ -78,7 +78,7 @@ def run_blocks(document: str, folder: Path, words: Mapping[str, str]) -> None:
         start_new_session=True,
     )
     try:
-        said, _ = shell.communicate(timeout=180)
+        said, _ = shell.communicate(timeout=600)
     finally:
         for _ in range(2):  # What a block has left running is ours, and goes with it.
             try:
@@ -102,7 +102,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize("document", ["tutorial.md", "how-to/write-a-worker.md"])
+@pytest.mark.parametrize("document", ["tutorial.md", "how-to/write-a-worker.md", "pipeline.md"])
 def test_a_document_with_a_server_does_what_it_says(document: str, tmp_path: Path) -> None:
     port = free_port()
     words = {SERVER: f"http://127.0.0.1:{port}", "holdfast serve ": f"holdfast serve --port {port} "}

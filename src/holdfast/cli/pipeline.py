@@ -333,9 +333,9 @@ def _print(told: "Sequence[Told]", *, many: bool) -> None:
 
 
 def _summary(told: "Told") -> dict[str, Any]:
-    rows = ", ".join(f"{table} {count:,}" for table, count in told.rows.items())
+    rows = ", ".join(f"{table} {count:,}" for table, count in told.rows.items() if count)
     verdict = "ok" if told.ok else f"{len(told.findings):,} findings"
-    return {"job": told.job, "verdict": verdict, "rows": rows or None, "seconds": round(told.seconds, 1)}
+    return {"job": told.job, "verdict": verdict, "rows": rows or "nothing new", "seconds": round(told.seconds, 1)}
 
 
 def _said(finding: dict[str, Any]) -> str:
