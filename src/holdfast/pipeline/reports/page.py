@@ -1,26 +1,19 @@
 """The page: facts as HTML that loads nothing from anywhere. Whatever comes from the lake is escaped."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from html import escape
 from importlib.resources import files
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from holdfast.limits import REPORT_GRID, REPORT_ROWS
 from holdfast.pipeline.reports import plots, words
 from holdfast.pipeline.reports.facts import Facts, Row, Timeline
 from holdfast.pipeline.reports.plots import Bar, Series
+from holdfast.pipeline.reports.sheets import Column, about, beside, figure, nothing, table
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-
-
-class Column(NamedTuple):
-    """A column of a table: its heading, and what stands in it for a row."""
-
-    heading: str
-    say: Callable[[Row], str]
-    kind: str = "number"  # number, text, or code
 
 
 def page(facts: Facts) -> str:
@@ -81,17 +74,17 @@ def _health(facts: Facts) -> str:
     totals = facts.totals
     wrong = (totals["worlds"] or 0) - (totals["worlds_ok"] or 0)
     if not totals["worlds"] and not totals["quarantined"]:
-        return '<p class="nothing">No world has been audited yet; run: holdfast pipeline audit</p>'
+        return nothing("No world has been audited yet; run: holdfast pipeline audit")
     if not wrong and not totals["quarantined"]:
         verdict = f'<p class="verdict good">All {words.number(totals["worlds"])} worlds are well</p>'
     else:
         said = [f"{wrong:,} of {totals['worlds']:,} worlds are not well"] if wrong else []
         said += [f"{totals['quarantined']:,} stretches could not be read"] if totals["quarantined"] else []
         verdict = f'<p class="verdict bad">{" · ".join(said)}</p>'
-    about = _about(
+    intro = about(
         "Checksums, heights, snapshots and restores of every world, and what could not be read on the way in."
     )
-    worlds = _table(
+    worlds = table(
         "Worlds that are not what their journal says",
         facts.wrong_worlds,
         [
@@ -102,7 +95,7 @@ def _health(facts: Facts) -> str:
             Column("What is wrong", lambda row: row["reason"] or "", "code"),
         ],
     )
-    quarantined = _table(
+    quarantined = table(
         "What could not be read",
         facts.quarantined,
         [
@@ -113,7 +106,7 @@ def _health(facts: Facts) -> str:
             Column("Reason", lambda row: f"{row['reason']}: {row['detail']}", "code"),
         ],
     )
-    return about + verdict + (worlds if facts.wrong_worlds else "") + (quarantined if facts.quarantined else "")
+    return intro + verdict + (worlds if facts.wrong_worlds else "") + (quarantined if facts.quarantined else "")
 
 
 def _queues(facts: Facts) -> str:
@@ -133,14 +126,14 @@ def _queues(facts: Facts) -> str:
         [Series("died", counts["dead"], 4), Series("delivered again", counts["retries"], 2)],
     )
     flow = (
-        f'<div class="beside pair"><div><h3>Messages an hour</h3>{_figure(done)}</div>'
-        f"<div><h3>Failures an hour</h3>{_figure(failed)}</div></div>"
+        f'<div class="beside pair"><div><h3>Messages an hour</h3>{figure(done)}</div>'
+        f"<div><h3>Failures an hour</h3>{figure(failed)}</div></div>"
     )
-    table = _table(
+    rows = table(
         "Queues with the most messages",
         facts.queues,
         [
-            Column("Queue", lambda row: row["queue"], "text"),
+            Column("Queue", lambda row: _named(facts, row, "queue"), "text"),
             Column("Messages", lambda row: words.number(row["messages"])),
             Column("Now in it", lambda row: words.number(row["backlog"])),
             Column("Died", lambda row: words.number(row["dead"])),
@@ -151,12 +144,12 @@ def _queues(facts: Facts) -> str:
             Column("p99", lambda row: words.duration(row["service_p99_ms"])),
         ],
     )
-    about = _about(
+    intro = about(
         "Wait is from put to the first delivery, service from the last delivery to the end. "
         "Half of the messages took no longer than p50, all but one in a hundred no longer than p99."
     )
     latencies = "".join(_latency(timeline) for timeline in facts.latencies)
-    return about + flow + table + (f'<div class="beside pair">{latencies}</div>' if latencies else "")
+    return intro + flow + rows + (f'<div class="beside pair">{latencies}</div>' if latencies else "")
 
 
 def _latency(timeline: Timeline) -> str:
@@ -177,35 +170,39 @@ def _latency(timeline: Timeline) -> str:
         ],
         unit="ms",
     )
-    return f"<div><h3>{escape(timeline.name)}</h3>{_figure(plot, 'By hour, on a logarithmic scale.')}</div>"
+    return f"<div><h3>{escape(timeline.name)}</h3>{figure(plot, 'By hour, on a logarithmic scale.')}</div>"
 
 
 def _dead_letters(facts: Facts) -> str:
+    if not facts.errors:
+        return nothing("There are no dead letters.")
     total = sum(row["letters"] for row in facts.errors)
     plot = plots.bars(
         "Dead letters by error",
         f"{words.number(total)} dead letters of the most frequent {len(facts.errors)} kinds of errors.",
         [
-            Bar(row["signature"], row["letters"], f"{row['queue']}: {row['example'] or row['signature']}")
+            Bar(f"{_named(facts, row, 'queue')}: {row['signature']}", row["letters"], row["example"] or "")
             for row in facts.errors
         ],
     )
-    table = _table(
+    rows = table(
         "The same, with the last one of each",
         facts.errors,
         [
-            Column("Queue", lambda row: row["queue"], "text"),
+            Column("Queue", lambda row: _named(facts, row, "queue"), "text"),
             Column("Letters", lambda row: words.number(row["letters"])),
             Column("Last", lambda row: words.lately(row["last_at"])),
             Column("Last error", lambda row: words.cut(row["example"] or "", 160), "code"),
         ],
     )
-    about = _about("Errors that differ only in numbers, ids, addresses and paths are counted as one.")
-    return about + _beside("What they died of", plot, table)
+    intro = about("Errors that differ only in numbers, ids, addresses and paths are counted as one.")
+    return intro + beside("What they died of", plot, rows)
 
 
 def _mail(facts: Facts) -> str:
-    about = _about("Who writes to whom, and how long mail waits for its reader. What expired or was refused is lost.")
+    if not facts.mailboxes and not facts.talk:
+        return nothing("There was no mail.")
+    intro = about("Who writes to whom, and how long mail waits for its reader. What expired or was refused is lost.")
     boxes = sorted(facts.mailboxes, key=lambda row: row["oldest_at"] or facts.made_at)
     ages = plots.bars(
         "How old the oldest mail is that waits",
@@ -213,7 +210,7 @@ def _mail(facts: Facts) -> str:
         [Bar(row["recipient"], _age_ms(row, facts.made_at)) for row in boxes if row["oldest_at"]],
         say=words.duration,
     )
-    table = _table(
+    rows = table(
         "Mailboxes in which the most mail waits",
         facts.mailboxes,
         [
@@ -225,7 +222,7 @@ def _mail(facts: Facts) -> str:
             Column("p99", lambda row: words.duration(row["wait_p99_ms"])),
         ],
     )
-    pairs = _table(
+    pairs = table(
         "Pairs that exchange the most mail",
         facts.talk[:REPORT_ROWS],
         [
@@ -235,7 +232,7 @@ def _mail(facts: Facts) -> str:
             Column("Refused", lambda row: words.number(row["rejected"])),
         ],
     )
-    return about + _beside("Who talks to whom", _talk(facts.talk), pairs) + _beside("What waits", ages, table)
+    return intro + beside("Who talks to whom", _talk(facts.talk), pairs) + beside("What waits", ages, rows)
 
 
 def _talk(talk: Sequence[Row]) -> str:
@@ -258,17 +255,19 @@ def _talk(talk: Sequence[Row]) -> str:
 
 
 def _leases(facts: Facts) -> str:
-    about = _about("Who had to wait for a lease, or was refused. Leases that nobody had to wait for are not here.")
+    if not facts.leases:
+        return nothing("Nobody had to wait for a lease, or was refused one.")
+    intro = about("Who had to wait for a lease, or was refused. Leases that nobody had to wait for are not here.")
     plot = plots.bars(
         "Leases that were not free",
         f"The {len(facts.leases)} leases that were most often held by somebody else.",
-        [Bar(row["key"], row["contended"], f"{row['key']} of {row['universe']}") for row in facts.leases],
+        [Bar(_named(facts, row, "key"), row["contended"]) for row in facts.leases],
     )
-    table = _table(
+    rows = table(
         "The same, and how it ended",
         facts.leases,
         [
-            Column("Lease", lambda row: row["key"], "text"),
+            Column("Lease", lambda row: _named(facts, row, "key"), "text"),
             Column("Not free", lambda row: words.number(row["contended"])),
             Column("Granted", lambda row: words.number(row["granted"])),
             Column("Refused", lambda row: words.number(row["refused"])),
@@ -276,11 +275,11 @@ def _leases(facts: Facts) -> str:
             Column("Longest", lambda row: words.duration(row["waited_max_ms"])),
         ],
     )
-    return about + _beside("Leases that were not free", plot, table)
+    return intro + beside("Leases that were not free", plot, rows)
 
 
 def _storage(facts: Facts) -> str:
-    about = _about("How much the lake and the plane hold, measured by every rollup.")
+    intro = about("How much the lake and the plane hold, measured by every rollup.")
     days = sorted({row["day"] for row in facts.storage})
     moments = [datetime(day.year, day.month, day.day, tzinfo=facts.made_at.tzinfo) for day in days]
     sizes: dict[str, dict[Any, int]] = {}
@@ -298,7 +297,7 @@ def _storage(facts: Facts) -> str:
         unit="bytes",
     )
     latest = [row for row in facts.storage if row["day"] == days[-1]] if days else []
-    table = _table(
+    rows = table(
         f"On {days[-1]}" if days else "Sizes",
         sorted(latest, key=lambda row: -(row["bytes"] or 0))[:REPORT_ROWS],
         [
@@ -308,7 +307,7 @@ def _storage(facts: Facts) -> str:
             Column("Bytes", lambda row: words.size(row["bytes"])),
         ],
     )
-    blobs = _table(
+    blobs = table(
         "Blobs that nothing refers to",
         facts.unreachable,
         [
@@ -318,7 +317,13 @@ def _storage(facts: Facts) -> str:
             Column("Reclaimable", lambda row: words.size(row["reclaimable_bytes"])),
         ],
     )
-    return about + _beside("Bytes by day", plot, table) + (blobs if facts.unreachable else "")
+    return intro + beside("Bytes by day", plot, rows) + (blobs if facts.unreachable else "")
+
+
+def _named(facts: Facts, row: Row, column: str) -> str:
+    """A name, with its universe where there are several."""
+    has_several = len({each["universe"] for each in (*facts.queues, *facts.storage, *facts.leases)}) > 1
+    return f"{row[column]} of {row['universe']}" if has_several else str(row[column])
 
 
 def _busiest(talk: Sequence[Row], side: str) -> list[str]:
@@ -341,43 +346,6 @@ def _span(timeline: Timeline) -> str:
 
 def _time(at: datetime) -> str:
     return f'<time datetime="{at.isoformat(timespec="seconds")}">{words.moment(at)}</time>'
-
-
-def _about(text: str) -> str:
-    return f'<p class="about">{escape(text)}</p>'
-
-
-def _figure(plot: str, caption: str = "") -> str:
-    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f"<figure>{plot}{below}</figure>"
-
-
-def _beside(heading: str, plot: str, table: str) -> str:
-    return f'<h3>{escape(heading)}</h3><div class="beside">{_figure(plot)}{table}</div>'
-
-
-def _table(caption: str, rows: Iterable[Row], columns: Sequence[Column]) -> str:
-    body = []
-    for row in rows:
-        cells = [_cell(column, escape(column.say(row)), is_first=not n) for n, column in enumerate(columns)]
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    if not body:
-        return f'<p class="nothing">{escape(caption)}: none.</p>'
-    kinds = {"number": "number", "text": "text", "code": "text"}
-    head = "".join(f'<th scope="col" class="{kinds[each.kind]}">{escape(each.heading)}</th>' for each in columns)
-    # Whoever has no mouse scrolls with the keyboard, which needs a focus.
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
-        f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
-
-
-def _cell(column: Column, said: str, *, is_first: bool) -> str:
-    if is_first:
-        return f'<th scope="row" class="text">{said}</th>'
-    if column.kind == "code":
-        return f'<td class="text code"><code>{said}</code></td>'
-    return f'<td class="{column.kind}">{said}</td>'
 
 
 def _id(name: str) -> str:

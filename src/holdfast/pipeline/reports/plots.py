@@ -243,7 +243,8 @@ def _time_axis(moments: Sequence[datetime], height: int) -> Iterator[str]:
         ticks = [tick for tick in ticks if first <= tick <= last]
     at = dict(zip(ticks, _places([first, *ticks, last])[1:-1] if span else _places(ticks), strict=True))
     for tick, x in at.items():
-        said = f"{tick:%H:%M}" if step < timedelta(days=1) and (tick.hour or not span) else f"{tick.day} {tick:%b}"
+        is_hour = step < timedelta(days=1) and tick.hour
+        said = words.lately(tick) if not span else f"{tick:%H:%M}" if is_hour else f"{tick.day} {tick:%b}"
         anchor = " end" if x > _WIDTH - 40 else ""
         yield f'<text class="tick middle{anchor}" x="{x:.1f}" y="{height - 8}">{said}</text>'
 

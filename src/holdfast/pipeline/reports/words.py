@@ -52,8 +52,10 @@ def moment(at: datetime | None) -> str:
 
 
 def lately(at: datetime | None) -> str:
-    """15 Nov, 11:20."""
-    return _NOTHING if at is None else f"{at.day} {at:%b, %H:%M}"
+    """15 Nov, 11:20; or 15 Nov, of midnight."""
+    if at is None:
+        return _NOTHING
+    return f"{at.day} {at:%b, %H:%M}" if at.hour or at.minute else f"{at.day} {at:%b}"
 
 
 def cut(text: str, characters: int) -> str:
