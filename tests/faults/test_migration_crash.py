@@ -50,6 +50,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str
     for name, value in {**keys, "AWS_ENDPOINT": endpoint, "AWS_ALLOW_HTTP": "true"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # Where a child that is killed leaves its links.
     boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="crash")
     yield "s3://crash/plane"
     server.stop()

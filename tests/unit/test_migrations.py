@@ -6,6 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
+import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -460,6 +461,26 @@ def test_a_directory_that_is_being_migrated_cannot_be_opened(source: str, tmp_pa
         with pytest.raises(DirectoryInUse):
             holdfast.open(source)
     holdfast.open(source).close()
+
+
+def test_links_that_a_killed_reader_left_are_removed_and_those_of_a_living_one_stay(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, new = tmp_path / "holdfast-reader-left", tmp_path / "holdfast-reader-new"
+    for folder in (left, new):
+        folder.mkdir()
+        (folder / "000009.sst").symlink_to(tmp_path / "data" / "kv" / "CURRENT")
+    kv = Path(source.removeprefix("dir:")) / "kv"
+    with RocksReader(kv) as living:
+        [links] = [path for path in tmp_path.glob("holdfast-reader-*") if path not in (left, new)]
+        for folder in (left, links):
+            os.utime(folder, (0, 0))
+        RocksReader(kv).close()
+        assert sorted(tmp_path.glob("holdfast-reader-*")) == sorted([links, new])
+        assert pairs(living)
+    assert (kv / "CURRENT").exists()
+    assert list(tmp_path.glob("holdfast-reader-*")) == [new]
 
 
 def test_a_directory_that_is_read_cannot_be_written(source: str) -> None:

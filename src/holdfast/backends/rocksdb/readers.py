@@ -10,6 +10,8 @@ import os
 import shutil
 import struct
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +28,8 @@ from holdfast.kv.serial import SerialDatabase
 from holdfast.tiers import Tier
 
 _SETTINGS: Final = "rocksdict-config.json"
+_PREFIX: Final = "holdfast-reader-"
+_LEFT_SECONDS: Final = 60.0
 _FLOCK: Final = "hhqqi"  # C's struct flock: type, whence, start, length, pid.
 
 
@@ -42,8 +46,11 @@ class RocksReader(SerialDatabase):
         """
         super().__init__(SystemClock(), IdSource())
         self._lock = _locked(path)
-        self._links = tempfile.TemporaryDirectory(prefix="holdfast-reader-")
+        _sweep()
+        self._links = tempfile.TemporaryDirectory(prefix=_PREFIX)
+        self._mine = os.open(self._links.name, os.O_RDONLY)
         try:
+            fcntl.flock(self._mine, fcntl.LOCK_SH)
             if gap := find_gap(path):
                 raise DamagedDatabase(f"The log in {path} lost commits in its middle ({gap}); restore it from a backup")
             self._rocks = _open(path, Path(self._links.name))
@@ -78,6 +85,7 @@ class RocksReader(SerialDatabase):
 
     def _let_go(self) -> None:
         self._links.cleanup()
+        os.close(self._mine)
         os.close(self._lock)
 
 
@@ -98,6 +106,20 @@ def _locked(path: Path) -> int:
         who = f"process {holder}" if holder > 0 else "another process"
         raise DirectoryInUse(f"{path} is open in {who}; stop it, then run this again") from error
     return descriptor
+
+
+def _sweep() -> None:
+    """Remove the links of readers that were killed: nobody has them locked."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if left.stat().st_mtime > time.time() - _LEFT_SECONDS:
+                continue  # Whoever makes one may not have come to locking it.
+            descriptor = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left)
+            finally:
+                os.close(descriptor)
 
 
 def _open(path: Path, links: Path) -> Rdict:
