@@ -18,14 +18,15 @@ from holdfast.layers import blobs, journals, records, snapshots
 from holdfast.layers.blobs import Blob
 from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
 from holdfast.layers.worlds import World
-from holdfast.pipeline import replays
+from holdfast.pipeline import jobs, replays
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.jobs import audit, ingest
 from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.schemas import JOURNAL, WORLD_STATE
+from holdfast.pipeline.schemas import JOURNAL, UNREACHABLE, WORLD_STATE
 from holdfast.wire.canonical import canonical
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
+serving = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "serving.py"))["serving"]
 
 
 def config_of(tmp_path: Path, reducer: str | None = planes.CHAIN) -> Config:
@@ -174,3 +175,30 @@ def test_a_plane_without_worlds_is_well(spark: SparkSession, tmp_path: Path) -> 
     told = audit.run(spark, config_of(tmp_path, None))
     assert told.ok
     assert told.rows["worlds"] == 0
+
+
+def test_a_plane_is_judged_while_its_server_goes_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executors cannot reach its object store: what they need is brought to them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data = tmp_path / "data"
+    planes.build(data, worlds=3, entries=200)
+    with planes.opened(f"dir:{data}") as plane:
+        world = plane.world("large")
+        world.create()
+        world.append([1], expected_head=0)
+        world.snapshots.commit("x" * 20_000, height=1)
+        lost = plane.blobs.put(b"nobody knows me".ljust(20_000))
+    height = planes.plant_baseline(data, "world-0002", {"planted": True})
+    flipped, _ = planes.flip_byte(data, "world-0001")
+    with serving(f"dir:{data}") as server:
+        config = Config(data=server.url, lake=str(tmp_path / "lake"), reducer=planes.CHAIN)
+        told = {name: jobs.run(name, spark, config) for name in ("audit", "reachability", "report")}
+    assert {("world-0002", height, "contradicts"), ("world-0001", flipped, "checksum")} <= found(told["audit"])
+    assert ("large", 1, "contradicts") in found(told["audit"])
+    assert {each["world"] for each in told["audit"].findings} == {"large", "world-0001", "world-0002"}
+    assert told["reachability"].rows["unreachable"] == 1
+    (row,) = Lake(config.lake).table(UNREACHABLE).rows().to_pylist()
+    assert (row["hash"], row["modified_at"]) == (lost, None)  # A server tells nothing of when.
+    assert "3 of 5 worlds are not well" in (tmp_path / "lake" / "reports" / "latest.html").read_text()
