@@ -25,6 +25,7 @@ from holdfast.errors import (
     HashMismatch,
     InvalidArgument,
     InvalidUrl,
+    MigrationUnfinished,
     MissingObject,
     NotAllowed,
     NotFound,
@@ -32,7 +33,7 @@ from holdfast.errors import (
 )
 from holdfast.handles.sync.backups import Backups
 from holdfast.kv import Subspace
-from holdfast.layers import segments
+from holdfast.layers import migrations, segments
 from holdfast.layers.worlds import World, room
 from holdfast.pipeline import codec
 from holdfast.pipeline.codec import Damaged
@@ -521,3 +522,13 @@ def test_the_objects_of_a_directory_may_be_elsewhere(data, tmp_path, staging):
         found = everything(view, staging)
     assert len(found["world-0001"]) == 301
     assert not (data / "objects").exists()
+
+
+def test_half_a_plane_is_not_looked_into(data: Path) -> None:
+    holdfast.open(f"dir:{data}").close()
+    with RocksDatabase(data / "kv") as database:
+        database.transact(migrations.begin, "dir:elsewhere")
+    with pytest.raises(MigrationUnfinished, match="dir:elsewhere"):
+        open_view(config(data))
+    with RocksDatabase(data / "kv"):  # Nothing holds on to it.
+        pass

@@ -10,10 +10,12 @@ with open_view(config) as view:
 """
 
 from holdfast.errors import InvalidUrl
+from holdfast.layers.migrations import check_complete
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.pieces import Piece, WorldView
 from holdfast.pipeline.views import directories, postgres, servers
 from holdfast.pipeline.views.moments import View
+from holdfast.tiers import Tier
 
 __all__ = ["Piece", "View", "WorldView", "open_view"]
 
@@ -25,8 +27,19 @@ def open_view(config: Config) -> View:
         InvalidUrl: the data are no plane's.
         NotFound: there is no data directory.
         DirectoryInUse: a process has the directory open, and only that one can read it.
+        MigrationUnfinished: not all of a plane is there yet.
         Unreachable: the server, or PostgreSQL, does not answer.
     """
+    view = _opened(config)
+    try:
+        view.database.read(check_complete, tier=Tier.IMPORTANT)
+    except BaseException:
+        view.close()
+        raise
+    return view
+
+
+def _opened(config: Config) -> View:
     scheme, _, rest = config.data.partition(":")
     if scheme == "dir" and rest:
         return directories.open_directory(config)
