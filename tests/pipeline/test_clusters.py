@@ -26,21 +26,29 @@ from holdfast.pipeline.schemas import JOURNAL, TABLES
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 SPARK_HOME = Path(pyspark.__file__).parent
 START_SECONDS = 120
+DEFAULTS = """
+spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+spark.executor.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+spark.sql.shuffle.partitions 2
+spark.ui.enabled false
+"""
 KEYS = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
 
 
-def environment() -> dict[str, str]:
+def environment(folder: Path) -> dict[str, str]:
     """As a cluster has it: everything that jobs would find by themselves is given."""
     java = javas.find(os.environ)
     home = {} if java.home is None else {"JAVA_HOME": java.home}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
-    return {**kept, **home, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    (folder / "spark-defaults.conf").write_text(DEFAULTS)
+    given = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_CONF_DIR": str(folder), "PYSPARK_PYTHON": sys.executable}
+    return {**kept, **home, **given}
 
 
-def pipeline(*words: str) -> list[dict[str, Any]]:
+def pipeline(folder: Path, *words: str) -> list[dict[str, Any]]:
     """Run `holdfast pipeline` in a process of its own; what it tells."""
     command = [sys.executable, "-W", "error", "-m", "holdfast.cli", "pipeline", *words, "--json"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment(folder), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     return told if isinstance(told, list) else [told]
@@ -56,7 +64,8 @@ def free_port() -> int:
 @contextmanager
 def listening(command: list[str], port: int, log: Path) -> Iterator[None]:
     """A server in a process of its own, from when it listens on."""
-    with log.open("wb") as said, subprocess.Popen(command, env=environment(), stdout=said, stderr=said) as server:
+    env = environment(log.parent)
+    with log.open("wb") as said, subprocess.Popen(command, env=env, stdout=said, stderr=said) as server:
         try:
             deadline = time.monotonic() + START_SECONDS
             while True:
@@ -83,7 +92,9 @@ def test_all_jobs_run_on_a_cluster_of_processes(built: Any, tmp_path: Path) -> N
     before = set(work.glob("*"))
     lake = tmp_path / "lake"
     try:
-        told = pipeline("run", "--data", built.url, "--lake", str(lake), "--master", "local-cluster[2,1,1024]")
+        told = pipeline(
+            tmp_path, "run", "--data", built.url, "--lake", str(lake), "--master", "local-cluster[2,1,1024]"
+        )
     finally:
         for folder in set(work.glob("*")) - before:
             subprocess.run(["rm", "-rf", folder], check=True)
@@ -99,13 +110,11 @@ def test_all_jobs_run_through_spark_connect(built: Any, tmp_path: Path) -> None:
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", "local[2]"),
         *("--conf", "spark.connect.grpc.binding.address=127.0.0.1"),
         *("--conf", f"spark.connect.grpc.binding.port={port}"),
-        *("--conf", "spark.ui.enabled=false"),
         *("--conf", f"spark.sql.warehouse.dir={tmp_path / 'warehouse'}"),
-        *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
         "spark-internal",
     ]
     with listening(server, port, tmp_path / "connect.log"):
-        told = pipeline("run", "--data", built.url, "--lake", str(lake), "--remote", f"sc://127.0.0.1:{port}")
+        told = pipeline(tmp_path, "run", "--data", built.url, "--lake", str(lake), "--remote", f"sc://127.0.0.1:{port}")
     assert [each["job"] for each in told] == list(jobs.WHOLE)
     assert all(each["ok"] for each in told)
     assert Lake(str(lake)).table(JOURNAL).count() == built.entries

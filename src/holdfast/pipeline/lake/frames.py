@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 def read(spark: "SparkSession", table: Table, place: Place, files: Sequence[tuple[str, str]]) -> "DataFrame":
     """The rows of (path, universe) files."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
     schema = spark_schema(table)
     if not files:
         return spark.createDataFrame([], schema)
@@ -28,10 +30,13 @@ def read(spark: "SparkSession", table: Table, place: Place, files: Sequence[tupl
         paths = [f"{place.url}/{path}" for path, _ in files]
         return spark.read.schema(schema).option("basePath", place.url).parquet(*paths)
 
+    shown = to_arrow_schema(schema, timezone="UTC")  # Spark knows times to the microsecond and no others.
+
     def each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for path, universe in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
-                yield from reading.batches_of(table, place, path, universe)
+                for found in reading.batches_of(table, place, path, universe):
+                    yield found.cast(shown)
 
     names = spark.createDataFrame(list(files), "path string, universe string")
     return names.repartition(len(files)).mapInArrow(each, schema)
