@@ -341,7 +341,12 @@ def test_progress_is_told(plane: Path) -> None:
     assert {what for what, _, _ in heard} == {"journal rows", "segments rows", "activity rows", "entity_changes rows"}
 
 
-def test_executors_take_in_what_one_process_would(spark: SparkSession, plane: Path) -> None:
+def test_executors_take_in_what_one_process_would(
+    spark: SparkSession, plane: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "INGEST_TASK_BYTES", 6_000)
+    monkeypatch.setattr(plans, "INGEST_WORLD_ROWS", 120)
+    monkeypatch.setattr(runs, "pause", pytest.fail)  # Plans that are made ahead do not get into anybody's way.
     told = ingest.run(spark, config(plane))
     assert told.ok
     assert_complete(plane)

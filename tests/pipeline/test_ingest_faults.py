@@ -599,8 +599,12 @@ print("done", flush=True)
 """
 
 
-def kill_at_random(plane: Path, seconds: float) -> None:
-    """Kill an ingest on a Spark of its own after a while."""
+def commits(plane: Path) -> int:
+    return len(list((plane.parent / "lake").glob("*/_delta_log/*.json")))
+
+
+def kill_after(plane: Path, count: int, seconds: float) -> bool:
+    """Kill an ingest on a Spark of its own some time after so many commits; whether it was still under way."""
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, config(plane).data, config(plane).lake],
         stdin=subprocess.PIPE,
@@ -612,10 +616,15 @@ def kill_at_random(plane: Path, seconds: float) -> None:
         assert child.stdout is not None
         assert child.stdin is not None
         assert child.stdout.readline() == "ready\n"
+        target, deadline = commits(plane) + count, time.monotonic() + 120
         child.stdin.write("go\n")
         child.stdin.flush()
+        while commits(plane) < target and child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
         time.sleep(seconds)
+        is_under_way = child.poll() is None
         child.kill()
+        return is_under_way
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)  # The JVM and its workers, which would end by themselves, but later.
@@ -628,10 +637,12 @@ def killed_and_finished(
     damage(plane)
     right = wanted()
     dice = random.Random(seed)
+    hits = 0
     for _ in range(kills):
-        kill_at_random(plane, dice.uniform(0.0, 6.0))
+        hits += kill_after(plane, dice.randrange(6), dice.uniform(0.0, 0.5))
         rows = heights(plane) if lake(plane).table(JOURNAL).exists else Counter()
         assert set(rows.values()) <= {1}
+    assert hits > 0
     ingest.run(spark, config(plane))
     assert content(plane) == right, f"seed {seed}"
 

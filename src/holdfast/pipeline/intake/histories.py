@@ -65,17 +65,18 @@ def _pass(run: Run, held: set[tuple[str, str]]) -> None:
     plan = Plan(
         run.view,
         run.staging,
-        heights=journal.mark,
-        verdicts=segments.mark,
+        heights=run.table(JOURNAL).mark,  # A look of its own: it plans while others commit.
+        verdicts=run.table(SEGMENTS).mark,
         suspects=run.quarantine.rewound(),
         held=held,
         batch_bytes=run.batch_bytes,
     )
-    for batch in plan.batches():
-        try:
-            _take_batch(run, batch, journal, segments, held)
-        finally:
-            run.clear(batch.staging)
+    with run.ahead(plan.batches()) as batches:
+        for batch in batches:
+            try:
+                _take_batch(run, batch, journal, segments, held)
+            finally:
+                run.clear(batch.staging)
 
 
 def _take_batch(run: Run, batch: Batch, journal: LakeTable, segments: LakeTable, held: set[tuple[str, str]]) -> None:
@@ -92,7 +93,7 @@ def _take_batch(run: Run, batch: Batch, journal: LakeTable, segments: LakeTable,
     _commit_verdicts(run, batch, segments, [each for answer in answers for each in answer.verdicts])
     files = [file for answer in answers for file in answer.files]
     tips = {(tip.universe, tip.world): tip for answer in answers for tip in _ends(answer.tips, batch.stretches)}
-    moves = _moves(batch.stretches, tips)
+    moves = _moves(journal, batch.stretches, tips)
     if moves:
         journal.append(files, moves)
         run.committed(JOURNAL, sum(file.rows for file in files))
@@ -116,14 +117,15 @@ def _ends(tips: Sequence[Tip], stretches: Sequence[Stretch]) -> Iterator[Tip]:
     return (tip for tip in tips if last.get((tip.universe, tip.world)) == tip.height)
 
 
-def _moves(stretches: Sequence[Stretch], tips: dict[tuple[str, str], Tip]) -> dict[str, Move]:
+def _moves(journal: LakeTable, stretches: Sequence[Stretch], tips: dict[tuple[str, str], Tip]) -> dict[str, Move]:
     moves: dict[str, Move] = {}
     for stretch in stretches:
         if stretch.heights.target > stretch.heights.origin:
             moves[plans.journal_mark(*_world(stretch))] = stretch.heights
-            tip = tips.get(_world(stretch))
+            mark, tip = plans.tip_mark(*_world(stretch)), tips.get(_world(stretch))
+            before = journal.mark(mark) if stretch.tip is None else stretch.tip
             # A last record that could not be read leaves nothing to compare with.
-            moves[plans.tip_mark(*_world(stretch))] = Move(stretch.tip, 0 if tip is None else tip.tip)
+            moves[mark] = Move(before, 0 if tip is None else tip.tip)
     return moves
 
 

@@ -109,11 +109,12 @@ def lines_mark(universe: str, file: str) -> str:
 
 def _pass(run: Run) -> None:
     table = run.table(ACTIVITY)
-    for batch in _batches(run, table):
-        try:
-            _take_batch(run, batch, table)
-        finally:
-            run.clear(batch.staging)
+    with run.ahead(_batches(run, run.table(ACTIVITY))) as batches:
+        for batch in batches:
+            try:
+                _take_batch(run, batch, table)
+            finally:
+                run.clear(batch.staging)
 
 
 def _batches(run: Run, table: LakeTable) -> Iterator[Batch]:

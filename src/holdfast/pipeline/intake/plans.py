@@ -21,7 +21,7 @@ class Stretch(msgspec.Struct, frozen=True):
     world: str
     heights: Move
     verdicts: Move  # Below which height all segments have one.
-    tip: int  # Of the last record that is in the lake.
+    tip: int | None  # Of the last record that is in the lake; None: the stretch before it in this plan has it.
 
 
 class Batch(msgspec.Struct):
@@ -74,51 +74,53 @@ class Plan:
         self._count = 0
 
     def batches(self) -> Iterator[Batch]:
-        """Each is committed before the next one is asked for, because that begins where its marks are."""
+        """Each of them is committed, or none of those behind it is."""
         batch = self._new()
         for universe in self._view.universes():
             for world in self._view.worlds(universe):
                 if (universe, world.name) in self._held:
                     continue
-                while True:
-                    reached = self._add(batch, world)
-                    if batch.size >= self._batch_bytes or len(batch.stretches) >= INGEST_WORLDS_MAX:
-                        yield batch
-                        batch = self._new()
-                    if reached >= world.head:
-                        break
-                    if batch.stretches and batch.stretches[-1].world == world.name:
-                        # The next stretch begins where a commit has ended, so this one is committed first.
+                last: Stretch | None = None
+                is_over = False
+                while not is_over:
+                    last = self._add(batch, world, last)
+                    is_over = last is None or last.heights.target >= world.head
+                    is_full = batch.size >= self._batch_bytes or len(batch.stretches) >= INGEST_WORLDS_MAX
+                    if is_full or not is_over:  # A mark moves once in a commit, so a world goes on in the next one.
                         yield batch
                         batch = self._new()
         if batch.stretches or batch.found:
             yield batch
 
-    def _add(self, batch: Batch, world: WorldView) -> int:
-        """Add the next stretch of a world; the height that it reaches."""
+    def _add(self, batch: Batch, world: WorldView, last: Stretch | None) -> Stretch | None:
+        """Add the next stretch of a world, behind the last one of this plan; None if there is nothing to do."""
         universe, name = world.universe, world.name
-        start = self._heights(journal_mark(universe, name))
+        if last is None:
+            start = self._heights(journal_mark(universe, name))
+            verdicted = self._verdicts(segment_mark(universe, name))
+            tip: int | None = self._heights(tip_mark(universe, name)) if start else 0
+        else:
+            start, verdicted, tip = last.heights.target, last.verdicts.target, None
         if world.head < start:
             batch.found.append(_rewound(world, start))
-            return world.head
-        verdicted = self._verdicts(segment_mark(universe, name))
-        tip = self._heights(tip_mark(universe, name)) if start else 0
-        is_suspect = (universe, JOURNAL, name) in self._suspects
-        unread = [segment for segment in world.segments if segment.end >= verdicted]
-        if start == world.head and not unread and not is_suspect:
-            return start
-        pieces, before = self._pieces(batch, world, start, look_back=tip != 0 and (start < world.head or is_suspect))
+            return None
+        is_suspect = last is None and (universe, JOURNAL, name) in self._suspects
+        is_judged = all(segment.end < verdicted for segment in world.segments)
+        if start == world.head and is_judged and not is_suspect:
+            return None
+        pieces, before = self._pieces(batch, world, start, look_back=bool(tip) and (start < world.head or is_suspect))
         end = max(start, pieces[-1].end + 1) if pieces else start
         only = self._only_verdicts(batch, world, verdicted, start)
         reached = max((piece.end + 1 for piece in (*pieces, *only) if not piece.hot), default=verdicted)
         for n, chunk in enumerate(_chunks(pieces) or [[]]):
             item = Item(universe, name, chunk, verdicted=verdicted)
             if n == 0:
-                item = msgspec.structs.replace(item, verdicts=only, before=before, height=start, tip=tip)
+                item = msgspec.structs.replace(item, verdicts=only, before=before, height=start, tip=tip or 0)
             batch.items.append(item)
             batch.size += item.size
-        batch.stretches.append(Stretch(universe, name, Move(start, end), Move(verdicted, reached), tip))
-        return end
+        stretch = Stretch(universe, name, Move(start, end), Move(verdicted, reached), tip)
+        batch.stretches.append(stretch)
+        return stretch
 
     def _new(self) -> Batch:
         self._count += 1

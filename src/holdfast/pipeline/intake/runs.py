@@ -1,8 +1,9 @@
 """What the parts of one run share, and how often it begins again when another run is faster."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from holdfast.errors import TransactionConflict, Unreachable
 from holdfast.limits import INGEST_TASK_BYTES, LAKE_ATTEMPTS
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+T = TypeVar("T")
 _LOSSES_MAX: Final = 3  # Times that what was staged is gone before that is more than somebody's cleaning.
 
 
@@ -34,6 +36,13 @@ def require_staged(lost: Iterable[str]) -> None:
     """Raise Lost if some task did not find what was staged for it."""
     if said := next(filter(None, lost), None):
         raise Lost(said)
+
+
+def _ahead(planner: ThreadPoolExecutor, batches: Iterator[T]) -> Iterator[T]:
+    coming = planner.submit(next, batches, None)
+    while (batch := coming.result()) is not None:
+        coming = planner.submit(next, batches, None)
+        yield batch
 
 
 class Run:
@@ -69,6 +78,15 @@ class Run:
 
     def table(self, table: Table) -> LakeTable:
         return self.lake.table(table)
+
+    @contextmanager
+    def ahead(self, batches: Iterator[T]) -> Iterator[Iterator[T]]:
+        """The same batches, each planned and staged while executors work on the one before it."""
+        if self.spark is None:
+            yield batches
+            return
+        with ThreadPoolExecutor(1, "holdfast-plan") as planner:
+            yield _ahead(planner, batches)
 
     def answers(self, work: Callable[[bytes], bytes], given: Sequence[bytes], size: int) -> Iterator[bytes]:
         """Have executors do tasks that need so many bytes to be read."""
