@@ -245,6 +245,20 @@ def test_following_takes_in_what_comes_until_it_is_stopped(plane: Path, monkeypa
     assert_complete(plane)
 
 
+def test_following_ends_well_when_it_is_interrupted(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = iter(range(100))
+    opening = ingest.open_view
+
+    def open_later(given: Config) -> Any:
+        if next(rounds) == 2:
+            raise KeyboardInterrupt
+        return opening(given)
+
+    monkeypatch.setattr(ingest, "open_view", open_later)
+    told = ingest.run(None, config(plane), follow=True, every_seconds=0.0)
+    assert told.rows["journal"] == sum(map(len, truth(plane).values()))
+
+
 def test_following_compacts_what_many_small_commits_leave(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest, "INGEST_HEAL_SECONDS", 0.0)
     monkeypatch.setattr(ingest, "INGEST_TIDY_FILES", 3)

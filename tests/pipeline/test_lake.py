@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from moto.server import ThreadedMotoServer
 from pyspark.sql import SparkSession
 
-from holdfast.errors import InvalidUrl, PathUnusable, SchemaMismatch, TransactionConflict
+from holdfast.errors import InvalidUrl, PathUnusable, SchemaMismatch, TransactionConflict, Unreachable
 from holdfast.pipeline import tasks
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.jobs import vacuum
@@ -202,6 +202,16 @@ def test_of_two_compactions_at_once_one_does_nothing(lake: Lake) -> None:
     assert heights(lake.table(JOURNAL), "ada") == list(range(6))
 
 
+def test_a_commit_that_began_before_a_compaction_is_none_the_worse_for_it(lake: Lake) -> None:
+    table = lake.table(JOURNAL)
+    for n in range(5):
+        table.append_rows(entries("main", "ada", range(n, n + 1)), {"journal/main/ada": Move(n, n + 1)})
+    slow = lake.table(JOURNAL)
+    assert compaction.compact(None, table) == (5, 1)
+    slow.append_rows(entries("main", "ada", range(5, 6)), {"journal/main/ada": Move(5, 6)})
+    assert heights(lake.table(JOURNAL), "ada") == list(range(6))
+
+
 def test_vacuum_removes_orphans_and_what_was_replaced_but_nothing_young(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     table = lake.table(JOURNAL)
@@ -345,6 +355,15 @@ def test_spark_reads_what_was_committed_and_writes_files_to_commit(spark: SparkS
     copied.overwrite(copied.write(found.coalesce(1)))
     keys = [("universe", "ascending"), ("world", "ascending"), ("height", "ascending")]
     assert copied.rows().sort_by(keys) == table.rows().sort_by(keys)
+
+
+def _refuse(task: bytes) -> bytes:
+    raise Unreachable(f"{task.decode()} does not answer")
+
+
+def test_an_error_of_an_executor_is_the_error_of_the_job(spark: SparkSession) -> None:
+    with pytest.raises(Unreachable, match=r"^the store does not answer$"):
+        list(tasks.answers(spark, _refuse, [b"the store"]))
 
 
 def test_executors_compact(spark: SparkSession, tmp_path: Path) -> None:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from holdfast.errors import HoldfastError
+from holdfast.errors.codes import rebuild
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _TASK: Final = pa.schema([("task", pa.binary())])
-_ANSWER: Final = pa.schema([("answer", pa.binary())])
+_ANSWER: Final = pa.schema([("answer", pa.binary()), ("code", pa.string()), ("message", pa.string())])
 _UNKNOWN: Final = 8  # Tasks for a cluster that does not tell its size: behind Spark Connect there is no such question.
 
 
@@ -30,6 +33,9 @@ def answers(spark: "SparkSession | None", work: Callable[[bytes], bytes], tasks:
 
     Spark cuts a small table into as many partitions as it has room for, so with that many tasks of the same size each
     core does one. `work` travels by its name: executors have Holdfast installed.
+
+    Raises:
+        HoldfastError: what `work` raised, wherever it did.
     """
     if spark is None or not tasks:
         yield from map(work, tasks)
@@ -38,11 +44,21 @@ def answers(spark: "SparkSession | None", work: Callable[[bytes], bytes], tasks:
     def each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for task in batch.column("task").to_pylist():
-                yield pa.RecordBatch.from_pydict({"answer": [work(task)]}, _ANSWER)
+                yield pa.RecordBatch.from_pylist([_answered(work, task)], _ANSWER)
 
     frame = spark.createDataFrame(pa.table({"task": list(tasks)}, _TASK))
-    for row in frame.mapInArrow(each, "answer binary").collect():
+    for row in frame.mapInArrow(each, "answer binary, code string, message string").collect():
+        if row["code"] is not None:
+            raise rebuild(row["code"], row["message"])
         yield bytes(row["answer"])
+
+
+def _answered(work: Callable[[bytes], bytes], task: bytes) -> dict[str, bytes | str]:
+    """The answer, or the error in words: one that leaves an executor by itself is a page of Java."""
+    try:
+        return {"answer": work(task)}
+    except HoldfastError as error:
+        return {"code": error.code, "message": str(error)}
 
 
 def balanced(sizes: Sequence[int], count: int) -> list[list[int]]:

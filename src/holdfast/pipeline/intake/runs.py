@@ -13,6 +13,7 @@ from holdfast.pipeline.intake.quarantines import Quarantine, pause
 from holdfast.pipeline.lake import Lake, LakeTable, staging
 from holdfast.pipeline.lake.places import Place
 from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.progress import Tell
 from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS, Table
 from holdfast.pipeline.views import View
 
@@ -54,7 +55,7 @@ class Run:
         config: Config,
         view: View,
         staged: Place,
-        tell: Callable[[str, int, int], None] | None,
+        tell: Tell | None,
         *,
         alone_bytes: int = 0,
     ) -> None:

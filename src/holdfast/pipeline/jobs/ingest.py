@@ -4,10 +4,12 @@ It fills journal, segments, activity, entity_changes and quarantine, and begins 
 became of the run that made it. `follow` does so again and again.
 """
 
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,18 +27,21 @@ from holdfast.pipeline.intake import changes, histories, holes, logs
 from holdfast.pipeline.intake.quarantines import Quarantined
 from holdfast.pipeline.intake.runs import Run
 from holdfast.pipeline.lake import Lake, compaction, staging
+from holdfast.pipeline.progress import Tell
 from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, SEGMENTS
 from holdfast.pipeline.views import View, open_view
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_log = logging.getLogger("holdfast.pipeline")
+
 
 def run(
     spark: "SparkSession | None",
     config: Config,
     *,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Tell | None = None,
     follow: bool = False,
     every_seconds: float = INGEST_FOLLOW_SECONDS,
     stop: threading.Event | None = None,
@@ -51,22 +56,30 @@ def run(
         HoldfastError: the plane or the lake cannot be reached.
     """
     begun = time.monotonic()
-    stop = stop or threading.Event()
     told = _once(spark, config, progress, is_healing=True)
+    if follow:
+        with suppress(KeyboardInterrupt):
+            for more in _follow(spark, config, progress, every_seconds, stop or threading.Event()):
+                told = _sum(told, more)
+    return msgspec.structs.replace(told, seconds=time.monotonic() - begun)
+
+
+def _follow(
+    spark: "SparkSession | None", config: Config, progress: Tell | None, every_seconds: float, stop: threading.Event
+) -> Iterator[Told]:
     healed = time.monotonic()
-    while follow and not _is_over(stop, every_seconds):
+    while not stop.wait(every_seconds):
         is_healing = time.monotonic() - healed >= INGEST_HEAL_SECONDS
         try:
-            round = _once(spark, config, progress, is_healing=is_healing, alone_bytes=INGEST_ALONE_BYTES)
-            told = _sum(told, round)
+            yield _once(spark, config, progress, is_healing=is_healing, alone_bytes=INGEST_ALONE_BYTES)
+            if is_healing:
+                tidy(spark, config)
+                healed = time.monotonic()
         except HoldfastError as error:
             if error.retry is Retry.NEVER:
                 raise
-            continue  # The plane is being restarted, or the store is away for a moment.
-        if is_healing:
-            healed = time.monotonic()
-            tidy(spark, config)
-    return msgspec.structs.replace(told, seconds=time.monotonic() - begun)
+            # The plane is being restarted, or a store is away for a moment.
+            _log.warning("This round took in nothing more, and the next one tries again: %s", error)
 
 
 def take_in(
@@ -74,7 +87,7 @@ def take_in(
     config: Config,
     view: View,
     *,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Tell | None = None,
     is_healing: bool = True,
     alone_bytes: int = 0,
 ) -> Told:
@@ -127,20 +140,13 @@ def _take_in_rest(run: Run) -> None:
 def _once(
     spark: "SparkSession | None",
     config: Config,
-    progress: Callable[[str, int, int], None] | None,
+    progress: Tell | None,
     *,
     is_healing: bool,
     alone_bytes: int = 0,
 ) -> Told:
     with open_view(config) as view:
         return take_in(spark, config, view, progress=progress, is_healing=is_healing, alone_bytes=alone_bytes)
-
-
-def _is_over(stop: threading.Event, seconds: float) -> bool:
-    try:
-        return stop.wait(seconds)
-    except KeyboardInterrupt:
-        return True
 
 
 def _sum(before: Told, told: Told) -> Told:

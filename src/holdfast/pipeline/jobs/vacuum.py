@@ -1,12 +1,12 @@
 """`vacuum`: small files of the lake are compacted, and what no table needs any more is removed."""
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.limits import LAKE_FILES_MIN, LAKE_KEEP_HOURS
 from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.lake import Lake, compaction, staging
+from holdfast.pipeline.progress import Tell
 from holdfast.pipeline.schemas import TABLES
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ def run(
     spark: "SparkSession | None",
     config: Config,
     *,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Tell | None = None,
     keep_hours: int = LAKE_KEEP_HOURS,
     files_min: int = LAKE_FILES_MIN,
 ) -> Told:
