@@ -145,7 +145,8 @@ def test_what_is_wrong_with_a_command_line_is_said_before_spark_starts(
 def test_a_plane_that_is_not_there_has_a_code(
     hf: Hf, spark: SparkSession, data: str, code: int, tmp_path: Path
 ) -> None:
-    said = hf("ingest", "--data", data, "--lake", str(tmp_path / "lake"), "--json", code=code).stderr
+    words = ("ingest", "--data", data, "--lake", str(tmp_path / "lake"), "--patience", "0.5", "--json")
+    said = hf(*words, code=code).stderr
     assert json.loads(said)["detail"]
 
 

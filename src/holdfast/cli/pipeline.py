@@ -5,18 +5,21 @@ Every command starts a Spark of its own on this machine, unless --master or --re
 
 import logging
 import os
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import click
 import msgspec
 
-from holdfast.cli import contexts, printing
+from holdfast.cli import contexts, planes, printing
 from holdfast.cli.commands import Noun, given, wants_json
 from holdfast.cli.exits import DAMAGED
-from holdfast.errors import Backend, InvalidArgument, Unsupported
+from holdfast.errors import Backend, InvalidArgument, Unreachable, Unsupported
 from holdfast.names import checked_name
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 _FINDINGS_SHOWN: Final = 20  # --json has them all.
 _CAUSE_CHARACTERS: Final = 600
+_PAUSE_SECONDS: Final = 0.2
 _SPARK: Final = "run: pip install 'holdfast[spark]'"
 
 
@@ -184,6 +188,8 @@ def warm() -> None:
 def _run(names: Sequence[str], options: dict[str, Any], *, needs_lake: bool = True, **extra: Any) -> None:
     """Run jobs on one Spark, print what they tell, and exit with 10 if one of them found damage."""
     config = _config(options, needs_lake=needs_lake)
+    if config.data.startswith(("http://", "https://")):
+        _knock(config.data, given().get("patience", planes.PATIENCE_SECONDS))
     told: list[Told] = []
     with _spark(options["master"], options["remote"]) as spark:
         from holdfast.pipeline import jobs
@@ -222,6 +228,20 @@ def _config(options: dict[str, Any], *, needs_lake: bool) -> "Config":
         universes=tuple(checked_name("universe", name) for name in named),
         reducer=options.get("reducer"),
     )
+
+
+def _knock(url: str, patience_seconds: float) -> None:
+    """Raise Unreachable unless somebody listens: whoever mistyped a server need not wait for Spark to start."""
+    place, deadline = urlsplit(url), time.monotonic() + patience_seconds
+    where = (place.hostname or "", place.port or (443 if place.scheme == "https" else 80))
+    while True:
+        try:
+            socket.create_connection(where, max(patience_seconds, 1.0)).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise Unreachable(f"{url} does not answer ({error}); check that `holdfast serve` runs there") from error
+            time.sleep(_PAUSE_SECONDS)
 
 
 def _pairs(given: Sequence[str]) -> dict[str, str]:
