@@ -118,6 +118,12 @@ def test_a_lake_is_cleaned(hf: Hf, spark: SparkSession, built: Any, tmp_path: Pa
     assert "vacuum" in hf("vacuum", "--lake", lake).stdout
 
 
+def test_a_report_starts_no_spark(hf: Hf, tmp_path: Path) -> None:
+    done = run("report", "--lake", str(tmp_path / "lake"), "--json", JAVA_HOME="/nowhere")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "lake" / "reports" / "latest.html").exists()
+
+
 # What goes wrong.
 
 

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -188,12 +188,13 @@ def warm() -> None:
 def _run(names: Sequence[str], options: dict[str, Any], *, needs_lake: bool = True, **extra: Any) -> None:
     """Run jobs on one Spark, print what they tell, and exit with 10 if one of them found damage."""
     config = _config(options, needs_lake=needs_lake)
-    if config.data.startswith(("http://", "https://")):
+    from holdfast.pipeline import jobs
+
+    if config.data.startswith(("http://", "https://")) and not set(names) <= set(jobs.PLANELESS):
         _knock(config.data, given().get("patience", planes.PATIENCE_SECONDS))
     told: list[Told] = []
-    with _spark(options["master"], options["remote"]) as spark:
-        from holdfast.pipeline import jobs
-
+    needs_spark = not set(names) <= set(jobs.SPARKLESS)
+    with _spark(options["master"], options["remote"]) if needs_spark else nullcontext() as spark:
         for name in names:
             with _bar(name) as tell, _failures(name):
                 told.append(jobs.run(name, spark, config, progress=tell, **extra))
@@ -290,8 +291,9 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
 @contextmanager
 def _failures(job: str) -> Iterator[None]:
     """What Spark says of a job that it gave up, as an error of ours: the last line of the trace is the cause."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
+    with _spark_is_there():
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
 
     try:
         yield

@@ -19,9 +19,9 @@ _LOOK_SECONDS: Final = 0.25
 
 
 @contextmanager
-def watched(spark: "SparkSession", tell: Tell | None) -> Iterator[None]:
+def watched(spark: "SparkSession | None", tell: Tell | None) -> Iterator[None]:
     """While it lasts, `tell("Spark tasks", done, total)` is called with the tasks of whatever Spark is doing."""
-    if tell is None:
+    if tell is None or spark is None:
         yield
     elif ".connect." in type(spark).__module__:  # There, it is the server that tells.
         heard = _heard(tell)

@@ -21,11 +21,15 @@ JOBS: Final = {
     "load": "Put rows of a table or file into queues, mailboxes or inboxes.",
     "vacuum": "Remove files of the lake that no table has, and join small ones.",
 }
+SPARKLESS: Final = ("report",)
+PLANELESS: Final = ("report", "vacuum")  # The lake has all that they need.
 WHOLE: Final = ("ingest", "audit", "reachability", "rollup", "report")
 
 
-def run(name: str, spark: "SparkSession", config: Config, *, progress: Tell | None = None, **options: Any) -> Told:
-    """Run a job by its name, and tell of Spark's tasks meanwhile.
+def run(
+    name: str, spark: "SparkSession | None", config: Config, *, progress: Tell | None = None, **options: Any
+) -> Told:
+    """Run a job by its name, and tell of Spark's tasks meanwhile. Those of `SPARKLESS` need no Spark.
 
     Raises:
         InvalidArgument: there is no such job.
