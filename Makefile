@@ -55,7 +55,7 @@ bench-pipeline: $(READY)
 	$(BIN)/python -m benches.bench_pipeline $(ARGS)
 
 demo: $(READY)
-	$(BIN)/python examples/demo.py
+	$(BIN)/holdfast demo $(ARGS)
 
 # Pictures of the console of a server at work; needs Chromium.
 screenshots: $(READY)

@@ -83,7 +83,7 @@ class Child:
 
     def kill(self) -> None:
         """SIGKILL, which no process can catch, delay or clean up after."""
-        self.process.kill()
+        self.process.kill()  # Of no effect on one that has ended.
         self.process.wait()
 
     def stop(self) -> None:
@@ -114,12 +114,14 @@ class Cast:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._children: list[Child] = []
+        self._server: Child | None = None
 
     def serve(self, port: int = 0) -> "Server":
         """A server over the story's data directory."""
         words = ["serve", "--data", f"dir:{self.folder / 'data'}", "--port", str(port)]
         words += ["--pipeline-reports", str(self.folder / "lake" / "reports"), "--log-format", "json"]
-        return Server(self._started(["holdfast.cli", *words], "server.log"))
+        self._server = self._started(["holdfast.cli", *words], "server.log")
+        return Server(self._server)
 
     def agent(self, role: str, *words: str) -> Child:
         """An agent: what `holdfast.demo.agents` says it does."""
@@ -160,7 +162,13 @@ class Cast:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.dismiss(*self._children)
+        # Agents that are still here when the story breaks off would wait for a server that ends with them.
+        for child in self._children:
+            if child is not self._server:
+                child.kill()
+        if self._server is not None:
+            self._server.stop()
+        self.wait_for(*self._children)
 
     def _started(self, words: list[str], log: str) -> Child:
         child = Child(words, self.folder / log)

@@ -9,7 +9,7 @@ from typing import IO, Final, TypeAlias
 import msgspec
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -96,19 +96,13 @@ class Stage:
 
     @contextmanager
     def bars(self, what: str) -> Iterator[Tell]:
-        """A bar for a job, and one below it for each thing that it tells of: `tell(what, done, total)`."""
+        """A bar for a job, and one below it for what it told of last: `tell(what, done, total)`."""
         with self._progress() as progress:
             progress.add_task(f"  {what}", total=None)
-            rows: dict[str, TaskID] = {}
-            ends: set[str] = set()  # What has an end; jobs also tell of things that they only count.
+            row = progress.add_task("", total=None, visible=False)
 
             def tell(part: str, done: int, total: int) -> None:
-                if part not in rows:
-                    rows[part] = progress.add_task(f"    {part}", total=None)
-                if done < total:
-                    ends.add(part)
-                end = total if part in ends else None
-                progress.update(rows[part], completed=done, total=end, visible=end is None or done < end)
+                progress.update(row, description=f"    {part}", completed=done, total=total or None, visible=True)
 
             yield tell
 
@@ -144,8 +138,15 @@ class Stage:
         return Text(words[0], style="bold green") if holds else Text(words[1], style="bold red")
 
     def _progress(self) -> Progress:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(), _Count(), TimeElapsedColumn())
         return Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+
+
+class _Count(MofNCompleteColumn):
+    """How much of how much; nothing where nobody knows."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.total else Text()
 
 
 def _can_say(console: Console, text: str) -> bool:

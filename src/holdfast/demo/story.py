@@ -1,5 +1,6 @@
 """The night, from an empty folder to the morning's report; at its end nothing of it is left but what was asked for."""
 
+import logging
 import os
 import shutil
 import signal
@@ -53,7 +54,7 @@ def tell(out: IO[str], *, quiet: bool, with_spark: bool, keep: Path | None, repo
         if keep is None and not os.access(report.parent, os.W_OK):
             raise PathUnusable(f"No report can be written to {report.parent}; go to another folder, or give --keep")
     stage = Stage(out, quiet=quiet)
-    with _signals(), _folder(keep) as folder:
+    with _signals(), _silence(), _folder(keep) as folder:
         stage.title(
             "A night with Holdfast",
             "A fleet of agents answers support tickets. Some of its processes will be killed with kill -9, and so will "
@@ -129,6 +130,17 @@ def _signals() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Nobody logs into the story: clients of a server that is killed have much to say, and so has a Spark that ends."""
+    nowhere = logging.NullHandler()
+    logging.getLogger().addHandler(nowhere)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(nowhere)
 
 
 def _copied(report: Path, target: Path) -> Path:

@@ -1,8 +1,9 @@
 """The pipeline: Spark reads the whole night from the live server into a lake, judges it, and writes a report."""
 
 import os
-import signal
+import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -51,8 +52,8 @@ def tell(night: Night) -> Path:
     expected = memories.digests(night)
     heads = sum(night.plane.world(name).head() for name in expected)
     with _spark(night) as spark:
-        told = {name: _job(night, spark, config, name) for name in _DOES}
-        again = _job(night, spark, config, "ingest")
+        told = {name: _job(night, spark, config, name, does) for name, does in _DOES.items()}
+        again = _job(night, spark, config, "ingest", "looks again")
     stage.claim(
         "every job of the pipeline ran, and found nothing wrong",
         all(each.ok and not each.findings for each in told.values()),
@@ -77,21 +78,39 @@ def tell(night: Night) -> Path:
 def _spark(night: Night) -> "Iterator[SparkSession]":
     from holdfast.pipeline import sessions
 
+    scratch = night.cast.folder / "spark"
     with night.stage.bar("Spark starts"):
-        ours = signal.getsignal(signal.SIGINT)
-        spark = sessions.start(app="holdfast-demo")
-        signal.signal(signal.SIGINT, ours)  # Spark has one of its own, which would break off the cleaning up.
+        spark = _started(scratch)
     try:
         yield spark
     finally:
         sessions.end(spark)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _job(night: Night, spark: "SparkSession", config: "Config", name: str) -> "Told":
+def _started(scratch: Path) -> "SparkSession":
+    """A Spark that works in `scratch`.
+
+    It starts beside the main thread, where it would take the signals that end a story for itself.
+    """
+    from holdfast.pipeline import sessions
+
+    with ThreadPoolExecutor(1, "holdfast-demo-spark") as aside:
+        starting = aside.submit(sessions.start, app="holdfast-demo", conf={"spark.local.dir": str(scratch)})
+        try:
+            return starting.result()
+        except KeyboardInterrupt:  # Its Java is on its way, and would be left behind.
+            sessions.end(starting.result())
+            raise
+
+
+def _job(night: Night, spark: "SparkSession", config: "Config", name: str, does: str) -> "Told":
     from holdfast.pipeline import jobs
 
-    with night.stage.bars(f"{name} {_DOES[name]}") as progress:
-        return jobs.run(name, spark, config, progress=progress)
+    with night.stage.bars(name) as progress:
+        told = jobs.run(name, spark, config, progress=progress)
+    night.stage.note(f"{name:13} {does}, {told.seconds:.0f} s")
+    return told
 
 
 def _claim_rows(night: Night, config: "Config", heads: int, told: "Told", again: "Told") -> None:

@@ -34,9 +34,14 @@ class _Writers:
             thread.start()
 
     def stop(self) -> None:
-        self._over.set()
+        """Let each finish what it does."""
+        self.give_up()
         for thread in self._threads:
             thread.join(PATIENCE_SECONDS)
+
+    def give_up(self) -> None:
+        """Have them end, whenever that is: where there is no server, they wait for it."""
+        self._over.set()
 
     def _write(self, writer: int) -> None:
         try:
@@ -70,8 +75,9 @@ def tell(night: Night) -> None:
             time.sleep(_AWAY_SECONDS)
             night.server = night.cast.serve(night.server.port)
             _wait_for(night, writers, known + _AFTER, done)
-    finally:
         writers.stop()
+    finally:
+        writers.give_up()
     first = min((at for at, _ in writers.acknowledged[known:]), default=killed_at)
     stage.claim(
         f"the server, process {killed.pid}, died of SIGKILL in the middle of writes",

@@ -1,0 +1,51 @@
+"""What the demo's audience sees."""
+
+import io
+
+from holdfast.demo.stage import Stage
+
+
+def told(encoding: str = "utf-8", width: str = "60", *, holds: bool = True) -> tuple[Stage, str]:
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding=encoding, errors="strict", write_through=True)
+    stage = Stage(out)
+    stage.console.width = int(width)
+    stage.chapter("One")
+    stage.claim("a claim that takes more than one line of this narrow stage", holds, checked="by hand", figure="7 of 7")
+    stage.table()
+    stage.end()
+    return stage, raw.getvalue().decode(encoding)
+
+
+def test_a_claim_is_told_with_its_figure_and_again_in_the_table() -> None:
+    stage, said = told()
+    assert [claim.figure for claim in stage.claims] == ["7 of 7"]
+    assert said.count("✓") == 2
+    assert "All 1 claims hold" in said
+    assert max(map(len, said.splitlines())) <= 60
+
+
+def test_a_claim_that_does_not_hold_is_named_at_the_end() -> None:
+    stage, said = told(holds=False)
+    assert stage.failed == stage.claims
+    assert said.count("✗") == 2
+    assert "1 of 1 claims do not hold:" in said
+
+
+def test_a_terminal_without_marks_is_told_in_letters() -> None:
+    _, said = told("ascii")
+    assert "ok" in said
+    _, said = told("ascii", holds=False)
+    assert "NO" in said
+
+
+def test_a_story_for_programs_is_told_in_silence() -> None:
+    out = io.StringIO()
+    stage = Stage(out, quiet=True)
+    stage.chapter("One")
+    assert stage.claim("a claim", True, checked="by hand")
+    with stage.bar("work", 1) as done:
+        done(1)
+    stage.table()
+    stage.end()
+    assert out.getvalue() == ""
