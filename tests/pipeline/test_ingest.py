@@ -18,9 +18,10 @@ from pyspark.sql import SparkSession
 import holdfast
 from holdfast.errors import SchemaMismatch, Unreachable
 from holdfast.pipeline.config import Config, Told
-from holdfast.pipeline.intake import plans, runs
+from holdfast.pipeline.intake import couriers, plans, runs
 from holdfast.pipeline.jobs import ingest
 from holdfast.pipeline.lake import Lake, compaction
+from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS
 from holdfast.pipeline.views import open_view
 
@@ -329,7 +330,13 @@ def test_a_plane_in_postgres_goes_in_while_others_write_to_it(postgres_url: str,
     assert taken == sum(map(len, found.values())) == built.entries + 20
 
 
-def test_a_lake_in_an_object_store_is_filled_in_the_same_way(plane: Path) -> None:
+@pytest.mark.parametrize("carried", [0, 2_500, 65_536], ids=["staged", "mixed", "carried"])
+def test_a_lake_in_an_object_store_is_filled_in_the_same_way(
+    plane: Path, monkeypatch: pytest.MonkeyPatch, carried: int
+) -> None:
+    monkeypatch.setattr(couriers, "INGEST_CARRIED_BYTES_MAX", carried)
+    put, staged = Stores.staging, []
+    monkeypatch.setattr(Stores, "staging", lambda self, url: (staged.append(url), put(self, url))[1])
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:
@@ -338,13 +345,17 @@ def test_a_lake_in_an_object_store_is_filled_in_the_same_way(plane: Path) -> Non
         endpoint = f"http://{host}:{port}"
         boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys).create_bucket(Bucket="lake")
         storage = {"aws_endpoint": endpoint, "aws_region": "us-east-1", "aws_allow_http": "true", **keys}
-        remote = Config(data=f"dir:{plane}", lake="s3://lake/history", storage=storage)
+        remote = Config(data=f"dir:{plane}", lake=f"s3://lake/history-{carried}", storage=storage)
         start, end = planes.flip_byte(plane, "world-0002", 1)
         told = ingest.run(None, remote)
         assert [(each["world"], each["height"], each["end"]) for each in told.findings] == [("world-0002", start, end)]
         planes.flip_byte(plane, "world-0002", 1)  # Back.
         assert ingest.run(None, remote).rows["journal"] == end + 1 - start
+        planes.extend(plane, ["world-0000", "world-0001"], 10)
+        assert ingest.run(None, remote).rows["journal"] == 20
         assert planes.digest(journal(Lake(remote.lake, storage))) == planes.digest(truth(plane))
+        is_used = any(url.startswith("s3://") and "logs" not in url for url in staged)
+        assert is_used == (carried < 65_536)
     finally:
         server.stop()
 

@@ -6,7 +6,7 @@ Each table keeps its own marks, so a run may be killed between any two of these 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pyarrow as pa
 from holdfast.pipeline import tasks
 from holdfast.pipeline.codec import Damaged
 from holdfast.pipeline.intake import journals, plans
-from holdfast.pipeline.intake.journals import Answer, Item, Task, Tip, Verdict
+from holdfast.pipeline.intake.journals import Answer, Item, Tip, Verdict
 from holdfast.pipeline.intake.plans import Batch, Plan, Stretch
 from holdfast.pipeline.intake.quarantines import REWOUND, Quarantined, Scope
 from holdfast.pipeline.intake.runs import Again, Run, require_staged
@@ -28,11 +28,14 @@ def take_in(run: Run) -> None:
     run.until_done("the journal", lambda: _pass(run, held))
 
 
-def executed(run: Run, items: Sequence[Item]) -> Iterator[Answer]:
-    """Have executors work on items, which are in order; each task makes files of its own."""
+def executed(run: Run, items: Sequence[Item], bodies: Mapping[str, bytes] | None = None) -> Iterator[Answer]:
+    """Have executors work on items, which are in order; a task makes files of its own, and has the bodies it needs."""
     place, storage = run.table(JOURNAL).place, run.config.storage
     groups = tasks.balanced([item.size for item in items], tasks.parallelism(run.spark))
-    work = [msgspec.msgpack.encode(Task(place, storage, [items[n] for n in group])) for group in groups]
+    work = [
+        msgspec.msgpack.encode(journals.task(place, storage, [items[n] for n in group], bodies or {}))
+        for group in groups
+    ]
     for answer in run.answers(journals.take, work, sum(item.size for item in items)):
         yield msgspec.msgpack.decode(answer, type=Answer)
 
@@ -70,6 +73,7 @@ def _pass(run: Run, held: set[tuple[str, str]]) -> None:
         suspects=run.quarantine.rewound(),
         held=held,
         batch_bytes=run.batch_bytes,
+        courier=run.courier,
     )
     with run.ahead(plan.batches()) as batches:
         for batch in batches:
@@ -80,7 +84,7 @@ def _pass(run: Run, held: set[tuple[str, str]]) -> None:
 
 
 def _take_batch(run: Run, batch: Batch, journal: LakeTable, segments: LakeTable, held: set[tuple[str, str]]) -> None:
-    answers = list(executed(run, batch.items)) if batch.items else []
+    answers = list(executed(run, batch.items, batch.load.bodies)) if batch.items else []
     diverged = {world for answer in answers for world in answer.diverged}
     if diverged:
         held |= diverged

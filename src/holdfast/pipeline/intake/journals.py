@@ -6,7 +6,7 @@ of it (its tip): a plane that was restored from a backup, and went on differentl
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Final
 
@@ -14,10 +14,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.backends.objects import ObjectStore
 from holdfast.errors import Corrupt, ObjectNotFound, Unreachable
 from holdfast.layers.segments import SegmentRecord
 from holdfast.pipeline import codec
 from holdfast.pipeline.codec import Damaged
+from holdfast.pipeline.intake.couriers import CARRIED, unpacked
 from holdfast.pipeline.lake.files import AddedFile, Writer
 from holdfast.pipeline.lake.places import Place
 from holdfast.pipeline.pieces import OpenStore, Piece, Stores
@@ -51,6 +53,7 @@ class Task(msgspec.Struct, frozen=True):
     place: Place  # Of the table.
     storage: dict[str, str]
     items: list[Item]
+    bodies: dict[str, bytes] = {}  # What came with it.
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -83,10 +86,20 @@ class Answer(msgspec.Struct):
     lost: str = ""  # What was staged is not there: that is no damage, and the work has to be done again.
 
 
+def task(place: Place, storage: dict[str, str], items: list[Item], bodies: Mapping[str, bytes]) -> Task:
+    """A task, with those of the bodies that its items need."""
+    pieces = [piece for item in items for piece in (*item.pieces, *item.verdicts, item.before) if piece is not None]
+    return Task(place, storage, items, {each.path: bodies[each.path] for each in pieces if each.store == CARRIED})
+
+
 def take(task: bytes) -> bytes:
     """Read, decode and write: what an executor does."""
     given = msgspec.msgpack.decode(task, type=Task)
-    open_store = cache(Stores(given.storage))
+    stores, carried = cache(Stores(given.storage)), unpacked(given.bodies)
+
+    def open_store(url: str) -> ObjectStore:
+        return carried if url == CARRIED else stores(url)
+
     try:
         answer = _taken(given, open_store)
     except Unreachable as error:
@@ -178,7 +191,8 @@ def _has_diverged(item: Item, open_store: OpenStore) -> bool:
 
 
 def _is_lost(items: list[Item], open_store: OpenStore) -> bool:
-    for piece in (piece for item in items for piece in (*item.pieces, *item.verdicts) if piece.staged):
+    staged = (piece for item in items for piece in (*item.pieces, *item.verdicts) if piece.staged)
+    for piece in staged:
         try:
             open_store(piece.store).head(piece.path)
         except ObjectNotFound:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from holdfast.limits import INGEST_CHUNK_BYTES, INGEST_WORLD_ROWS, INGEST_WORLDS_MAX
+from holdfast.pipeline.intake.couriers import Courier, Load
 from holdfast.pipeline.intake.journals import Item
 from holdfast.pipeline.intake.quarantines import REWOUND, Quarantined
 from holdfast.pipeline.lake.tables import Move
@@ -28,6 +29,7 @@ class Batch(msgspec.Struct):
     """What one commit takes in."""
 
     staging: str
+    load: Load
     stretches: list[Stretch] = []
     items: list[Item] = []
     found: list[Quarantined] = []  # What is known to be wrong without a look into any record.
@@ -59,6 +61,7 @@ class Plan:
         suspects: set[tuple[str, str, str]],
         held: set[tuple[str, str]],
         batch_bytes: int,
+        courier: Courier | None,
     ) -> None:
         """`heights` and `verdicts` tell where marks are.
 
@@ -71,6 +74,7 @@ class Plan:
         self._suspects = suspects
         self._held = held
         self._batch_bytes = batch_bytes
+        self._courier = courier
         self._count = 0
 
     def batches(self) -> Iterator[Batch]:
@@ -122,9 +126,15 @@ class Plan:
         batch.stretches.append(stretch)
         return stretch
 
+    def _staged(self, batch: Batch, world: WorldView, start: int) -> list[Piece]:
+        if self._courier is None:
+            return self._view.pieces(world, start, batch.staging)
+        pieces = self._view.pieces(world, start, self._courier.staging)
+        return self._courier.carry(pieces, batch.staging, batch.load)
+
     def _new(self) -> Batch:
         self._count += 1
-        return Batch(f"{self._staging}/{self._count}")
+        return Batch(f"{self._staging}/{self._count}", Load())
 
     def _pieces(
         self, batch: Batch, world: WorldView, start: int, *, look_back: bool
@@ -132,7 +142,7 @@ class Plan:
         """The pieces of the next stretch, and the one that holds the record before it."""
         begin = start - 1 if look_back else start
         window = msgspec.structs.replace(world, head=min(world.head, start + INGEST_WORLD_ROWS))
-        pieces = self._view.pieces(window, begin, batch.staging)
+        pieces = self._staged(batch, window, begin)
         before = pieces[0] if look_back and pieces and pieces[0].path else None
         # A segment that reaches beyond the window is taken whole: it is read whole, too.
         wanted = [msgspec.structs.replace(piece, first=max(piece.first, start), last=None) for piece in pieces]
@@ -144,7 +154,7 @@ class Plan:
         if not below:
             return []
         cut = msgspec.structs.replace(world, head=below[-1].end + 1)
-        pieces = self._view.pieces(cut, below[0].start, batch.staging)
+        pieces = self._staged(batch, cut, below[0].start)
         return [piece for piece in pieces if not piece.hot and piece.end < start]
 
 

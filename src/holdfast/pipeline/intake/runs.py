@@ -9,6 +9,7 @@ from holdfast.errors import TransactionConflict, Unreachable
 from holdfast.limits import INGEST_TASK_BYTES, LAKE_ATTEMPTS
 from holdfast.pipeline import tasks
 from holdfast.pipeline.config import Config
+from holdfast.pipeline.intake.couriers import Courier
 from holdfast.pipeline.intake.quarantines import Quarantine, pause
 from holdfast.pipeline.lake import Lake, LakeTable, staging
 from holdfast.pipeline.lake.places import Place
@@ -57,6 +58,7 @@ class Run:
         staged: Place,
         tell: Tell | None,
         *,
+        courier: Courier | None = None,
         alone_bytes: int = 0,
     ) -> None:
         """What is smaller than `alone_bytes` is done here: that is over before executors would begin."""
@@ -68,6 +70,7 @@ class Run:
         self.staging = staged.store_url
         self.rows = dict.fromkeys((table.name for table in (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES)), 0)
         self.batch_bytes = INGEST_TASK_BYTES * tasks.parallelism(spark)
+        self.courier = courier
         self._alone_bytes = alone_bytes
         self._commits = 0
         self._staged = staged

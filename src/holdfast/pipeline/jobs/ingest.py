@@ -5,11 +5,13 @@ became of the run that made it. `follow` does so again and again.
 """
 
 import logging
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,9 +26,12 @@ from holdfast.limits import (
 )
 from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.intake import changes, histories, holes, logs
+from holdfast.pipeline.intake.couriers import Courier
 from holdfast.pipeline.intake.quarantines import Quarantined
 from holdfast.pipeline.intake.runs import Run
 from holdfast.pipeline.lake import Lake, compaction, staging
+from holdfast.pipeline.lake.places import Place
+from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.progress import Tell
 from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, SEGMENTS
 from holdfast.pipeline.views import View, open_view
@@ -93,8 +98,8 @@ def take_in(
 ) -> Told:
     """Take in what a view has; without Spark, and where there are fewer than so many bytes, in this process."""
     begun = time.monotonic()
-    with staging.staged(Lake(config.lake, config.storage).place) as staged:
-        work = [Run(spark, config, view, staged, progress, alone_bytes=alone_bytes) for _ in range(2)]
+    with staging.staged(Lake(config.lake, config.storage).place) as staged, _courier(config, staged) as courier:
+        work = [Run(spark, config, view, staged, progress, courier=courier, alone_bytes=alone_bytes) for _ in range(2)]
         if is_healing:
             holes.fill(work[0])
         _take_in_all(*work)
@@ -129,6 +134,16 @@ def _take_in_all(worlds: Run, rest: Run) -> None:
         beside = aside.submit(_take_in_rest, rest)
         histories.take_in(worlds)
         beside.result()
+
+
+@contextmanager
+def _courier(config: Config, staged: Place) -> Iterator[Courier | None]:
+    """Nobody is needed where executors read the very folder that a view stages in."""
+    if staged.is_local:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="holdfast-ingest-") as folder:
+        yield Courier(Stores(config.storage), Path(folder))
 
 
 def _take_in_rest(run: Run) -> None:
