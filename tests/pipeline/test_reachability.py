@@ -21,9 +21,9 @@ from holdfast.pipeline import searches
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.jobs import reachability
 from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.schemas import UNREACHABLE
 from holdfast.pipeline.searches import Source, Wanted
+from holdfast.pipeline.views.rows import hashes_in
 from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.mail import NewMail
 
@@ -227,24 +227,31 @@ def test_each_universe_has_blobs_of_its_own(spark: SparkSession, tmp_path: Path)
     assert (row["universe"], row["hash"]) == ("other", hash)
 
 
-@given(st.sets(st.binary(min_size=32, max_size=32), max_size=20), st.data())
-def test_a_search_finds_what_is_wanted_and_nothing_else(digests: set[bytes], data: st.DataObject) -> None:
-    hashes = sorted(digest.hex() for digest in digests)
-    wanted = data.draw(st.sets(st.sampled_from(hashes)) if hashes else st.just(set()))
-    assert Wanted.of(wanted).among(hashes) == {hash for hash in hashes if hash[:16] in {each[:16] for each in wanted}}
+@given(st.data())
+def test_a_search_finds_what_is_wanted_and_nothing_else(data: st.DataObject) -> None:
+    hashes = data.draw(st.lists(st.binary(min_size=32, max_size=32).map(bytes.hex), max_size=8, unique=True))
+    wanted = set(data.draw(st.lists(st.sampled_from(hashes)))) if hashes else set()
+    between = st.text("0123456789abcdefABCDEF -", max_size=70)
+    text = "".join(f"{data.draw(between)}{data.draw(st.sampled_from([hash, hash.upper()]))}" for hash in hashes)
+    prefixes = {hash[:16] for hash in wanted}
+    expected = {hash for hash in hashes_in(text.encode()) if hash[:16] in prefixes}
+    assert Wanted.of(wanted).found_in(text.encode()) == expected
+    assert wanted <= expected
+
+
+def test_a_search_in_nothing_but_digits_finds_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searches, "_PLACES", 1_000)
+    digits = "".join(hashlib.sha256(b"%d" % n).hexdigest() for n in range(500))
+    wanted = {digits[n : n + 64] for n in range(0, len(digits) - 64, 997)}
+    assert Wanted.of(wanted).found_in(digits.encode()) == wanted
+    assert Wanted.of(()).found_in(digits.encode()) == set()
 
 
 def test_a_hash_across_two_parts_of_an_object_is_found(tmp_path: Path) -> None:
     hash = hashlib.sha256(b"x").hexdigest()
-    file = tmp_path / "objects" / "large"
-    file.parent.mkdir()
-    source = Source("it", f"dir:{file.parent}", file.name, 0)
-    parted = SimpleNamespace(open=lambda path: _parts(file.read_bytes()))
+    source = Source("it", "anywhere", "large", 0)
     for place in range(PART - 66, PART + 3):
-        file.write_bytes(b"-" * place + hash.encode() + b"-" * 100)
-        assert list(searches._hashes(lambda url: parted, source)) == [hash]  # type: ignore[arg-type,return-value]
-        assert list(searches._hashes(Stores(), source)) == [hash]
-
-
-def _parts(data: bytes) -> list[bytes]:
-    return [data[n : n + PART] for n in range(0, len(data), PART)]
+        body = b"-" * place + hash.encode() + b"-" * 100
+        store = SimpleNamespace(open=lambda path, body=body: [body[:PART], body[PART:]])
+        found = [Wanted.of([hash]).found_in(part) for part in searches._parts(lambda url, store=store: store, source)]
+        assert set().union(*found) == {hash}

@@ -4,6 +4,7 @@ A name is 64 hexadecimal digits, wherever they stand. Most digits that look so n
 there is to be found: the blobs of a universe, as an object of sorted prefixes that is small and searched fast.
 """
 
+import string
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -13,7 +14,7 @@ import numpy
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import ObjectNotFound
 from holdfast.pipeline.pieces import OpenStore, Stores
-from holdfast.pipeline.views.rows import hashes_in
+from holdfast.pipeline.views.rows import HASH_CHARACTERS, digit_runs
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -49,7 +50,8 @@ def search(search: Search) -> Found:
     missing: list[str] = []
     for source in search.sources:
         try:
-            hashes |= wanted.among(_hashes(stores, source))
+            for part in _parts(stores, source):
+                hashes |= wanted.found_in(part)
         except ObjectNotFound:
             missing.append(source.what)
     return Found(sorted(hashes), missing)
@@ -79,26 +81,39 @@ class Wanted:
     def save(self, store: ObjectStore, path: str) -> None:
         store.put(path, self._prefixes.tobytes())
 
-    def among(self, hashes: Iterable[str]) -> set[str]:
-        """Those of the hashes that are wanted; very rarely one that is not."""
-        asked = list(hashes)
-        if not asked or not len(self._prefixes):
+    def found_in(self, data: bytes) -> set[str]:
+        """The wanted hashes that stand in these bytes; very rarely one that is not wanted.
+
+        Bytes that are nothing but digits have a hash at every place, so they are never all taken apart.
+        """
+        found: set[str] = set()
+        for run in digit_runs(data):
+            for begin in range(0, len(run) - HASH_CHARACTERS + 1, _PLACES):
+                found |= self._at_any_place(run[begin : begin + _PLACES + HASH_CHARACTERS - 1])
+        return found
+
+    def _at_any_place(self, run: bytes) -> set[str]:
+        if not len(self._prefixes):
             return set()
-        numbers = numpy.fromiter((int(hash[:_DIGITS], 16) for hash in asked), numpy.uint64, len(asked))
+        digits = _VALUES[numpy.frombuffer(run, numpy.uint8)]
+        count = len(run) - HASH_CHARACTERS + 1
+        numbers = numpy.zeros(count, numpy.uint64)
+        for n in range(_DIGITS):
+            numbers = (numbers << numpy.uint64(4)) | digits[n : n + count]
         places = numpy.searchsorted(self._prefixes, numbers).clip(max=len(self._prefixes) - 1)
-        return {asked[n] for n in numpy.flatnonzero(self._prefixes[places] == numbers)}
+        hits = numpy.flatnonzero(self._prefixes[places] == numbers).tolist()
+        return {run[n : n + HASH_CHARACTERS].decode().lower() for n in hits}
 
 
-def _hashes(open_store: OpenStore, source: Source) -> Iterator[str]:
-    """What looks like a hash in an object, also where it lies across two parts of it."""
-    seen: set[str] = set()
+def _parts(open_store: OpenStore, source: Source) -> Iterator[bytes]:
+    """The bytes of an object, a bounded number at a time, with those before them in which a hash could have begun."""
     before = b""
     for part in open_store(source.store).open(source.path):
-        found = hashes_in(before + part)
-        yield from found - seen
-        seen = found
-        before = (before + part)[-_OVERLAP:]
+        data = before + part
+        yield data
+        before = data[-(HASH_CHARACTERS - 1) :]
 
 
-_DIGITS: Final = 16  # 64 bits: of a billion blobs and a billion other hashes, hardly one is mistaken.
-_OVERLAP: Final = 63
+_DIGITS: Final = 16  # Of a prefix. 64 bits: of a billion blobs and a billion other hashes, hardly one is mistaken.
+_PLACES: Final = 1 << 18  # At which a hash could begin that are looked at together.
+_VALUES: Final = numpy.array([int(chr(n), 16) if chr(n) in string.hexdigits else 0 for n in range(256)], numpy.uint64)
