@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,13 +17,15 @@ from pyspark.sql import SparkSession
 import holdfast
 from holdfast import Plane
 from holdfast.backends.objects import open_objects
+from holdfast.errors import Unreachable
 from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.pipeline import searches
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.jobs import reachability
 from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.schemas import UNREACHABLE
-from holdfast.pipeline.searches import Source, Wanted
+from holdfast.pipeline.searches import Found, Search, Source, Wanted
 from holdfast.pipeline.views.rows import hashes_in
 from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.mail import NewMail
@@ -245,6 +248,15 @@ def test_a_search_in_nothing_but_digits_finds_what_is_wanted(monkeypatch: pytest
     wanted = {digits[n : n + 64] for n in range(0, len(digits) - 64, 997)}
     assert Wanted.of(wanted).found_in(digits.encode()) == wanted
     assert Wanted.of(()).found_in(digits.encode()) == set()
+
+
+def test_what_was_staged_and_is_not_there_is_no_damage_of_the_plane(tmp_path: Path) -> None:
+    Wanted.of(()).save(Stores().staging(f"dir:{tmp_path}"), "wanted")
+    lost = Source("the blob", f"dir:{tmp_path}", "nowhere", 5)
+    search = Search({}, f"dir:{tmp_path}", "wanted", [lost])
+    assert searches.search(search) == Found([], ["the blob"])
+    with pytest.raises(Unreachable, match="was staged"):
+        searches.search(msgspec.structs.replace(search, sources=[msgspec.structs.replace(lost, staged=True)]))
 
 
 def test_a_hash_across_two_parts_of_an_object_is_found(tmp_path: Path) -> None:

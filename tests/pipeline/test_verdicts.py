@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 import holdfast
+from holdfast.errors import Unreachable
 from holdfast.kv import Transaction
 from holdfast.layers import blobs, snapshots, worlds
 from holdfast.layers.snapshots import SnapshotRecord
@@ -157,6 +158,19 @@ def test_a_snapshot_with_other_bytes_is_found(data: Path) -> None:
     bodies = [msgspec.structs.replace(case.snapshots[1], inline=b"\x00" * (case.snapshots[1].size or 0))]
     changed = msgspec.structs.replace(case, snapshots=[case.snapshots[0], *bodies, *case.snapshots[2:]])
     assert found(judge(changed, Stores(), CHAIN)) == [(bodies[0].record.height, "blob")]
+
+
+def test_what_was_staged_and_is_not_there_is_no_damage_of_the_plane(data: Path) -> None:
+    case = case_of(data)
+    body = msgspec.structs.replace(
+        case.snapshots[1], inline=None, store=f"dir:{data / 'gone'}", path="cas/x", staged=True
+    )
+    changed = msgspec.structs.replace(case, snapshots=[case.snapshots[0], body, *case.snapshots[2:]])
+    with pytest.raises(Unreachable, match="was staged"):
+        judge(changed, Stores(), CHAIN)
+    lost = msgspec.structs.replace(body, staged=False)
+    changed = msgspec.structs.replace(case, snapshots=[case.snapshots[0], lost, *case.snapshots[2:]])
+    assert found(judge(changed, Stores(), CHAIN)) == [(body.record.height, "blob")]
 
 
 def test_a_baseline_beyond_the_head_is_found(data: Path) -> None:

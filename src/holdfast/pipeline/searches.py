@@ -13,7 +13,7 @@ import numpy
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import ObjectNotFound
-from holdfast.pipeline.pieces import OpenStore, Stores
+from holdfast.pipeline.pieces import OpenStore, Stores, not_staged
 from holdfast.pipeline.views.rows import HASH_CHARACTERS, digit_runs
 
 
@@ -24,6 +24,7 @@ class Source(msgspec.Struct, frozen=True):
     store: str
     path: str
     size: int
+    staged: bool = False  # It was written for this search alone; that it is not there says nothing of the plane.
 
 
 class Search(msgspec.Struct, frozen=True):
@@ -52,7 +53,9 @@ def search(search: Search) -> Found:
         try:
             for part in _parts(stores, source):
                 hashes |= wanted.found_in(part)
-        except ObjectNotFound:
+        except ObjectNotFound as error:
+            if source.staged:
+                raise not_staged(source.path, source.store) from error
             missing.append(source.what)
     return Found(sorted(hashes), missing)
 

@@ -21,7 +21,7 @@ from holdfast.layers.records import Kind
 from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
 from holdfast.limits import FINDINGS_OF_A_WORLD, STATE_BYTES_TOLD
 from holdfast.pipeline import codec, replays
-from holdfast.pipeline.pieces import OpenStore, Piece
+from holdfast.pipeline.pieces import OpenStore, Piece, not_staged
 from holdfast.wire.canonical import canonical
 from holdfast.wire.restores import Entry
 
@@ -42,6 +42,7 @@ class Body(msgspec.Struct, frozen=True):
     inline: bytes | None = None
     store: str = ""
     path: str = ""
+    staged: bool = False  # The object was written for this look alone; that it is not there says nothing of the plane.
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -274,7 +275,9 @@ class _Judge:
         self._read_heights.add(height)
         try:
             data = self._open(body.store).get(body.path) if body.inline is None and body.path else body.inline
-        except ObjectNotFound:
+        except ObjectNotFound as error:
+            if body.staged:
+                raise not_staged(body.path, body.store) from error
             data = None
         fault = None
         if body.size is None:

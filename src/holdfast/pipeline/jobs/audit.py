@@ -190,7 +190,7 @@ def _body(view: View, universe: str, record: SnapshotRecord, url: str) -> Body:
         return Body(record, blob.size)
     except HashMismatch:
         return Body(record, blob.size, b"")
-    return Body(record, blob.size, None, url, path)
+    return Body(record, blob.size, None, url, path, staged=True)
 
 
 def _judged(spark: SparkSession, config: Config, view: View, cases: list[Case], history: _History) -> Iterator[Verdict]:

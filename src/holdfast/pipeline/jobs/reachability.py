@@ -137,21 +137,22 @@ class _Mark:
             except MissingObject:
                 self.missing.append(f"the session log {file.name}")
                 continue
-            yield Source(f"the session log {file.name}", piece.store, piece.path, file.size)
+            yield Source(f"the session log {file.name}", piece.store, piece.path, file.size, piece.staged)
 
     def _segments(self, world: WorldView) -> Iterator[Source]:
         if self._view.objects_url is not None:
-            places = [(self._view.objects_url, each.object_path, each.size) for each in world.segments]
+            places = [(self._view.objects_url, each.object_path, each.size, False) for each in world.segments]
         else:
             pieces = self._view.pieces(world, 0, self._staged.store_url)
-            places = [(each.store, each.path, each.size) for each in pieces if not each.hot]
-        for store, path, size in places:
-            yield Source(f"the segment {path}", store, path, size)
+            places = [(each.store, each.path, each.size, each.staged) for each in pieces if not each.hot]
+        for store, path, size, is_staged in places:
+            yield Source(f"the segment {path}", store, path, size, is_staged)
 
     def _bodies(self, large: list[BlobRow]) -> Iterator[Source]:
         for blob in large:
             path = blobs.object_path(self._universe, bytes.fromhex(blob.hash))
             what, url = f"the blob {blob.hash}", self._view.objects_url
+            is_staged = url is None
             if url is None:
                 url = self._staged.store_url
                 try:
@@ -159,7 +160,7 @@ class _Mark:
                 except MissingObject:
                     self.missing.append(what)
                     continue
-            yield Source(what, url, path, blob.size)
+            yield Source(what, url, path, blob.size, is_staged)
 
 
 def _elsewhere(view: View) -> Iterator[str]:
