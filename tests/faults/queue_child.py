@@ -28,8 +28,13 @@ from holdfast.testing.histories import History, Operation
 QUEUE = "jobs"
 
 
+_pipe = threading.Lock()
+
+
 def say(client: str, *words: Any) -> None:
-    os.write(1, msgspec.json.encode([time.monotonic_ns(), client, *words]) + b"\n")
+    line = msgspec.json.encode([time.monotonic_ns(), client, *words]) + b"\n"
+    with _pipe:  # A pipe that is full takes a long line in pieces, and those of others in between.
+        os.write(1, line)
 
 
 def record(client: str, kind: str, argument: Any, call: Callable[[], Any]) -> Any:
