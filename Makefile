@@ -57,9 +57,10 @@ bench-pipeline: $(READY)
 demo: $(READY)
 	$(BIN)/holdfast demo $(ARGS)
 
-# Pictures of the console of a server at work; needs Chromium.
+# Pictures of the console of a server at work, and of the demo; needs Chromium.
 screenshots: $(READY)
 	$(BIN)/python tools/make_screenshots.py
+	$(BIN)/python tools/make_demo_pictures.py
 
 # Resolve pyproject.toml anew, in an environment of its own, and pin what came out.
 lock:

@@ -150,7 +150,7 @@ def test_claims_that_do_not_hold_are_named_and_the_demo_fails(newcomer: Newcomer
     assert "every restore equals a full replay, byte for byte" in " ".join(failed.split())
     assert "nothing that was acknowledged is lost" in " ".join(failed.split())
     assert said.count("✗") == 4  # Each where it was told, and in the table.
-    assert max(map(len, said.partition("The console:")[0].splitlines())) <= 80
+    assert max(map(len, said.partition("To look around")[0].splitlines())) <= 80
 
     # What was to be kept is there, and is a plane like any other.
     assert list(newcomer.temporary.iterdir()) == []

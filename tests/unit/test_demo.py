@@ -2,6 +2,9 @@
 
 import io
 
+import pytest
+
+from holdfast.cli.demo import has_browser
 from holdfast.demo.stage import Stage
 
 
@@ -49,3 +52,19 @@ def test_a_story_for_programs_is_told_in_silence() -> None:
     stage.table()
     stage.end()
     assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("environment", "platform", "opens"),
+    [
+        ({}, "linux", False),  # A server without a screen: what would open there is a browser in the terminal.
+        ({"DISPLAY": ":0"}, "linux", True),
+        ({"WAYLAND_DISPLAY": "wayland-0"}, "linux", True),
+        ({"BROWSER": "firefox"}, "linux", True),
+        ({}, "darwin", True),
+    ],
+)
+def test_the_report_opens_where_there_is_a_window_for_it(
+    environment: dict[str, str], platform: str, opens: bool
+) -> None:
+    assert has_browser(environment, platform) is opens

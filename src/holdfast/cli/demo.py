@@ -1,7 +1,9 @@
 """`holdfast demo`: see it work. The story is told by `holdfast.demo`."""
 
+import os
 import sys
 import webbrowser
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -39,18 +41,23 @@ def demo(*, without_spark: bool, no_open: bool, keep: Path | None) -> None:
         printing.record(msgspec.to_builtins(ending))
     else:
         _say_where(ending.report, ending.kept)
-    if ending.report is not None and not no_open and sys.stdout.isatty() and not wants_json():
-        webbrowser.open(Path(ending.report).as_uri())
+        if ending.report is not None and not no_open and sys.stdout.isatty() and has_browser(os.environ):
+            webbrowser.open(Path(ending.report).as_uri())
     click.get_current_context().exit(0 if ending.ok else _NOT_TRUE)
+
+
+def has_browser(environment: Mapping[str, str], platform: str = sys.platform) -> bool:
+    """Whether a page can be shown in a window; a browser in the terminal would paint over the story."""
+    return platform == "darwin" or any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 
 def _say_where(report: str | None, kept: str | None) -> None:
     """What the audience can look at now."""
     if report is not None:
-        click.echo(f"The report: {report}")
-    if kept is not None:
-        click.echo(f"The console: holdfast serve --data dir:{kept}/data --pipeline-reports {kept}/lake/reports")
-        click.echo("  then open http://127.0.0.1:9440/console")
-    else:
-        click.echo("The console: holdfast demo --keep ./demo, then holdfast serve --data dir:./demo/data")
-        click.echo("  and open http://127.0.0.1:9440/console")
+        click.echo(f"The report is in {report}")
+    folder = kept or "./demo"
+    click.echo("\nTo look around in the console, run" + ("" if kept else " the demo once more, and keep its data:"))
+    if not kept:
+        click.echo(f"    holdfast demo --keep {folder}")
+    click.echo(f"    holdfast serve --data dir:{folder}/data --pipeline-reports {folder}/lake/reports")
+    click.echo("and open http://127.0.0.1:9440/console")

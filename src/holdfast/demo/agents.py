@@ -16,7 +16,7 @@ from holdfast.handles.sync.messages import Message
 
 TICKETS: Final = "tickets"
 ANSWERS: Final = "answers"
-LEASE_SECONDS: Final = 2.0  # How long a ticket waits for a desk that died; one that lives extends its lease by itself.
+LEASE_SECONDS: Final = 3.0  # How long a ticket waits for a desk that died; one that lives extends its lease by itself.
 RETRY_SECONDS: Final = 0.2
 _READ_SECONDS: Final = 0.02  # To read a mail.
 _THINK_SECONDS: Final = 0.02  # To answer a ticket.

@@ -79,9 +79,9 @@ class Stage:
         # Wrapped here, so that further lines stand below the first, and a figure is not torn apart.
         mark, width = self._mark(holds), self.console.width - 5
         lines = list(Text(claim, style="" if holds else "bold red").wrap(self.console, width))
-        said = list(Text(figure, style="dim").wrap(self.console, width)) if figure else []
-        if len(said) == 1 and len(lines[-1]) + len(said[0]) + 2 <= width:
-            lines[-1] = Text.assemble(lines[-1], "  ", said.pop())
+        said = list(Text(f"({figure})", style="dim").wrap(self.console, width)) if figure else []
+        if len(said) == 1 and len(lines[-1]) + len(said[0]) + 1 <= width:
+            lines[-1] = Text.assemble(lines[-1], " ", said.pop())
         for n, line in enumerate((*lines, *said)):
             line.rstrip()
             self.console.print(Text.assemble("  ", mark if n == 0 else " " * len(mark), " ", line))
@@ -131,7 +131,7 @@ class Stage:
             return
         self.console.print(Text(f"{len(self.failed)} of {len(self.claims)} claims do not hold:", style="bold red"))
         for each in self.failed:
-            self.console.print(Padding(Text(f"{each.chapter}: {each.claim}  {each.figure}"), (0, 0, 0, 2)))
+            self.console.print(Padding(Text(f"{each.chapter}: {each.claim} ({each.figure})"), (0, 0, 0, 2)))
 
     def _mark(self, holds: bool) -> Text:
         words = ("✓", "✗") if self._has_marks else ("ok", "NO")

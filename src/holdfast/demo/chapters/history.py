@@ -63,6 +63,7 @@ def tell(night: Night) -> Path:
     _claim_rows(night, config, heads, told["ingest"], again)
     _claim_states(night, config, expected)
     _claim_lives(night, config)
+    _say_what_is_missing(night, config)
     report = lake / "reports" / "latest.html"
     page = report.read_text() if report.exists() else ""
     stage.claim(
@@ -141,6 +142,18 @@ def _claim_states(night: Night, config: "Config", expected: dict[str, str]) -> N
         checked="hashes of states, by two ways, and the audit's verdicts",
         figure=f"{len(states)} worlds",
     )
+
+
+def _say_what_is_missing(night: Night, config: "Config") -> None:
+    """The report counts events, and the kill of the server took some with it that nobody had promised to keep."""
+    from holdfast.pipeline.schemas import MESSAGES
+
+    missing = sum(row["put_at"] is None for row in _rows(config, MESSAGES, ["put_at"]))
+    if missing:
+        night.stage.say(
+            f"In the report {missing} messages were never put. Their events were in the server's memory when it was "
+            "killed: session logs are best effort, and the messages themselves are not."
+        )
 
 
 def _claim_lives(night: Night, config: "Config") -> None:
