@@ -201,3 +201,14 @@ def test_a_folder_with_something_in_it_is_not_taken(newcomer: Newcomer) -> None:
     assert (process.returncode, out) == (9, "")
     assert "is not empty; name a new folder for --keep" in err
     assert newcomer.left() == [str(newcomer.here / "mine.txt")]
+
+
+@pytest.mark.parametrize("module", ["pyspark", "deltalake"])
+def test_whoever_has_no_spark_is_told_before_the_story_begins(newcomer: Newcomer, module: str) -> None:
+    without = f"import sys; sys.modules[{module!r}] = None; from holdfast.cli.main import root; root.main(['demo'])"
+    process = newcomer.start("-c", without)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (9, "")
+    assert "pip install 'holdfast[spark]'" in err
+    assert "holdfast demo --without-spark" in err
+    assert newcomer.left() == []

@@ -5,11 +5,13 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.demo.chapters import memories
 from holdfast.demo.night import Night
+from holdfast.errors import Unsupported
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,10 +34,18 @@ def check() -> None:
     Raises:
         Unsupported: Spark or Java is not installed.
     """
-    from holdfast.pipeline import javas, sessions
+    try:
+        from holdfast.pipeline import javas, sessions
 
-    sessions.running()
-    javas.find(os.environ)
+        sessions.running()
+        javas.find(os.environ)
+        for job in _DOES:
+            import_module(f"holdfast.pipeline.jobs.{job}")
+    except (Unsupported, ModuleNotFoundError) as error:
+        raise Unsupported(
+            f"{str(error).rstrip('.')}; the morning of the demo needs pip install 'holdfast[spark]', or leave it out: "
+            "holdfast demo --without-spark"
+        ) from error
 
 
 def tell(night: Night) -> Path:
