@@ -87,7 +87,10 @@ def test_a_full_mailbox_and_a_block_are_refusals_with_exit_codes(hf: Hf) -> None
 
 def test_boxes_are_listed_with_what_waits_in_them(hf: Hf) -> None:
     hf("mail", "send", "ada", "bob", "x")
-    assert parsed(hf("mail", "list", "--json")) == [{"agent": "ada", "pending": 0}, {"agent": "bob", "pending": 1}]
+    ada, bob = parsed(hf("mail", "list", "--json"))
+    assert ada == {"agent": "ada", "pending": 0, "oldest_at": None, "joined": False}
+    assert bob.pop("oldest_at").startswith("20")
+    assert bob == {"agent": "bob", "pending": 1, "joined": False}
 
 
 def test_agents_are_registered_with_a_key_that_is_made_and_kept(hf: Hf, tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from holdfast.cli.messages import kind_of
 from holdfast.handles import Plane
 from holdfast.limits import MAIL_BATCH_MAX, MAIL_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.sealing import AgentKey
-from holdfast.wire.mail import Envelope, MailPolicy, MailReceipt
+from holdfast.wire.mail import Envelope, MailboxSize, MailPolicy, MailReceipt
 
 _ENVELOPES: Final = ("sequence", "id", "from", "sent_at", "payload")
+_BOXES: Final = ("agent", "pending", "oldest_at", "joined")
 _RECEIPTS: Final = ("sequence", "id", "to", "state", "was_stored", "at")
 _key_option = click.option("--key", "key_file", metavar="FILE", help="The agent's key: opens what was sealed for it.")
 
@@ -159,7 +160,7 @@ def list_(after: str, limit: int) -> None:
     """Mailboxes, and how much waits in each."""
     with planes.opened() as plane:
         found = plane.mailboxes(after=after, limit=limit)
-    printing.rows([msgspec.structs.asdict(each) for each in found], ("agent", "pending"), nothing="Nobody has mail.")
+    printing.rows([_box_fields(each) for each in found], _BOXES, nothing="Nobody has mail.")
 
 
 @mail.command()
@@ -226,6 +227,11 @@ def _fields(each: Envelope) -> dict[str, Any]:
         "correlation_id": each.correlation_id,
         **printing.payload(each.body, each.content_type),
     }
+
+
+def _box_fields(each: MailboxSize) -> dict[str, Any]:
+    oldest = None if each.oldest_ms is None else printing.moment(each.oldest_ms)
+    return {"agent": each.agent, "pending": each.pending, "oldest_at": oldest, "joined": each.joined}
 
 
 def _receipt_fields(each: MailReceipt) -> dict[str, Any]:
