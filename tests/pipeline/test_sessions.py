@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,6 +135,28 @@ def test_a_java_that_does_not_start_is_quoted(tmp_path: Path) -> None:
     assert "Unreachable: Spark did not start: this machine is too old" in done.stderr
 
 
+def test_an_interrupt_while_java_starts_leaves_none_behind(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    script(tmp_path / "bin" / "java", f'[ "$1" = -version ] || {{ echo $$ >> {pids}; exec sleep 60; }}')
+    code = "from holdfast.pipeline import sessions; sessions.start()"
+    environment = {**os.environ, "JAVA_HOME": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE) as process:
+        while not (pids.exists() and pids.read_text().endswith("\n")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in said
+    assert [pid for pid in pids.read_text().split() if is_alive(pid)] == []
+
+
+def is_alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 @pytest.mark.parametrize("place", ["remote='sc://127.0.0.1:1'", "master='spark://127.0.0.1:1'"])
 def test_a_spark_that_is_not_there_is_unreachable_at_once(place: str) -> None:
     code = f"from holdfast.pipeline import sessions; sessions.start({place})"
@@ -155,8 +179,6 @@ def test_tasks_are_told_of_while_they_run(spark: SparkSession, tmp_path: Path) -
 
     def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Hold the last task up until somebody has been told of the others."""
-        import time
-
         for batch in batches:
             deadline = time.monotonic() + 60
             while 3 in batch["id"].to_pylist() and not seen.exists() and time.monotonic() < deadline:

@@ -5,14 +5,17 @@ session is set, and it can be set at any time. A Spark of our own starts fast, l
 """
 
 import os
+import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from holdfast.errors import InvalidArgument, Unreachable, Unsupported
@@ -186,10 +189,35 @@ def _ours(app: str, conf: Mapping[str, str], *options: str) -> "SparkSession":
     with tempfile.TemporaryFile() as said:
         quiet = {} if os.environ.get("HOLDFAST_DEBUG") else {"stdout": said, "stderr": said}
         try:
-            gateway = launch_gateway(settings, quiet)  # type: ignore[no-untyped-call]
+            with _killed_if_interrupted():
+                gateway = launch_gateway(settings, quiet)  # type: ignore[no-untyped-call]
             return SparkSession(SparkContext(conf=settings, gateway=gateway))
         except Exception as error:
             raise Unreachable(f"Spark did not start: {_tail(said) or _headline(error)}") from error
+
+
+@contextmanager
+def _killed_if_interrupted() -> Iterator[None]:
+    """Kill the Java that is starting if we do not get to know it: it would wait for ever to be told something."""
+    java_gateway: Any = import_module("pyspark.java_gateway")
+    started: list[subprocess.Popen[bytes]] = []
+
+    def popen(*words: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        # A group of its own: a script starts Java, which starts Java.
+        started.append(subprocess.Popen(*words, process_group=0, **options))
+        return started[-1]
+
+    original, java_gateway.Popen = java_gateway.Popen, popen  # Nobody else gets to know the process.
+    try:
+        yield
+    except BaseException:
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        raise
+    finally:
+        java_gateway.Popen = original
 
 
 def _settings(app: str, *options: str) -> dict[str, str]:
