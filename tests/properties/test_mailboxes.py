@@ -571,8 +571,10 @@ class Mailboxes(RuleBasedStateMachine):
             assert box.session == (None if known.reader is None else known.reader[0])
             assert box.live_from == known.live_from
         listed = self.database.read(mailboxes.mailboxes, self.universe, after="", limit=10)
-        assert [each for each in listed if each[1]] == [
-            (agent, len(known.mails)) for agent, known in self.model.boxes.items() if known.mails
+        assert [(agent, box.count, oldest_ms) for agent, box, oldest_ms in listed if box.count] == [
+            (agent, len(known.mails), known.mails[0].sent_ms)
+            for agent, known in self.model.boxes.items()
+            if known.mails
         ]
 
     @invariant()

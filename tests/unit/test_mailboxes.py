@@ -209,6 +209,12 @@ def test_a_sequence_is_never_given_twice(database: Database, clock: ManualClock)
     assert [(mail.sequence, mail.body) for mail in peek(database)] == [(3, b"c")]
 
 
+def listed(database: Database, universe: str, *, after: str = "", limit: int) -> list[tuple[str, int, int | None]]:
+    """Whose mailboxes there are, how many mails wait in each, and since when the oldest does."""
+    found = database.read(mailboxes.mailboxes, universe, after=after, limit=limit)
+    return [(agent, box.count, oldest_ms) for agent, box, oldest_ms in found]
+
+
 def test_everybody_has_a_mailbox_of_their_own(database: Database) -> None:
     send(database, b"for bob")
     send(database, b"for eve", to=EVE)
@@ -216,9 +222,9 @@ def test_everybody_has_a_mailbox_of_their_own(database: Database) -> None:
     assert bodies(database) == [b"for bob"]
     assert bodies(database, EVE) == [b"for eve"]
     assert bodies(database, Address("other", "bob")) == [b"elsewhere"]
-    assert database.read(mailboxes.mailboxes, "main", after="", limit=10) == [("ada", 0), ("bob", 1), ("eve", 1)]
-    assert database.read(mailboxes.mailboxes, "main", after="ada", limit=1) == [("bob", 1)]
-    assert database.read(mailboxes.mailboxes, "nobody", after="", limit=10) == []
+    assert listed(database, "main", limit=10) == [("ada", 0, None), ("bob", 1, START_MS), ("eve", 1, START_MS)]
+    assert listed(database, "main", after="ada", limit=1) == [("bob", 1, START_MS)]
+    assert listed(database, "nobody", limit=10) == []
 
 
 # Reading.
