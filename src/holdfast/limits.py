@@ -15,6 +15,7 @@ SCAN_ITEMS_MAX: Final = 10_000  # One scan's answer is a list in memory; walk lo
 PAGE_ITEMS: Final = 1_000  # What `pages` asks for at a time.
 REMEMBERED_MAX: Final = 8_192  # Pairs read or written lately that an embedded store keeps at hand, up to twice.
 REMEMBERED_BYTES_MAX: Final = 4_096  # And how long a value may be for that.
+TURN_LOOP_SECONDS_MAX: Final = 0.002  # For so long an event loop stands still until another thread has had its turn.
 TURN_WAIT_SECONDS_MAX: Final = 10.0  # A transaction that cannot start by then is refused as Busy.
 CONFLICT_RETRIES_MAX: Final = 32  # Attempts before a transaction that keeps losing is refused as a Conflict.
 CONFLICT_PAUSE_MS_MAX: Final = 100  # Back-off doubles from 1 ms up to this, with full jitter.
@@ -22,7 +23,8 @@ CONFLICT_PAUSE_MS_MAX: Final = 100  # Back-off doubles from 1 ms up to this, wit
 # Durability.
 IMPORTANT_SYNC_SECONDS_MAX: Final = 5.0  # How long an IMPORTANT write may stay unsynced.
 SYNC_WAIT_SECONDS_MAX: Final = 60.0  # A device that takes longer has failed as far as callers are concerned.
-INLINE_SYNC_SECONDS_MAX: Final = 0.001  # An event loop waits for a sync itself only while syncs are faster than this.
+INLINE_SYNC_SECONDS_MAX: Final = 0.005  # A loop syncs itself: a thread would wait for the interpreter as long as this.
+INLINE_SYNC_PAUSE: Final = 4  # After a slower one, so many groups are synced by a thread before it tries again.
 INLINE_SYNC_WAITERS_MAX: Final = 32  # Above this, the next group's work overlaps the sync and a thread hop pays off.
 
 # Groups of callers on PostgreSQL.

@@ -58,7 +58,7 @@ async def test_a_put_and_the_delivery_that_it_wakes_share_a_sync(tmp_path: Path)
 
         database._log._sync = counted
         for _ in range(20):
-            database._log.sync_seconds = 0.0  # However busy the machine is, the loop syncs itself.
+            database._loop_sync()._aside = 0  # However busy the machine is, the loop syncs itself.
             await jobs.put("alone")
         assert syncs == 20
         await jobs.purge()
@@ -66,9 +66,31 @@ async def test_a_put_and_the_delivery_that_it_wakes_share_a_sync(tmp_path: Path)
         while (await jobs.stats()).waiting_consumers == 0:
             await asyncio.sleep(0.001)
         syncs = 0
-        database._log.sync_seconds = 0.0
+        database._loop_sync()._aside = 0
         await jobs.put("awaited")
         message = await waiting
         assert message is not None
         assert message.json() == "awaited"
         assert syncs == 1
+
+
+async def test_deliveries_to_consumers_who_wait_do_not_wait_for_each_others_syncs(tmp_path: Path) -> None:
+    async with holdfast.open_async(f"dir:{tmp_path}") as plane:
+        jobs = plane.queue("jobs")
+        waiting = [asyncio.create_task(jobs.receive(wait_seconds=60)) for _ in range(8)]
+        while (await jobs.stats()).waiting_consumers < 8:
+            await asyncio.sleep(0.001)
+        database = plane._port.parts.database
+        syncs = 0
+        sync = database._log._sync
+
+        def counted() -> None:
+            nonlocal syncs
+            syncs += 1
+            sync()
+
+        database._log._sync = counted
+        await jobs.put_many(list(range(8)))
+        messages = await asyncio.gather(*waiting)
+        assert sorted(message.json() for message in messages) == list(range(8))
+        assert syncs < 8

@@ -643,11 +643,22 @@ async def test_a_cancelled_waiter_leaves_its_place_to_those_behind(table: LockTa
     assert_empty(table)
 
 
-@pytest.mark.parametrize("turns", [0, 1], ids=["before the loop hears of it", "before the task does"])
-async def test_one_who_is_cancelled_in_the_moment_of_the_grant_passes_it_on(table: LockTable, turns: int) -> None:
+@pytest.mark.parametrize(
+    ("elsewhere", "turns"),
+    [(True, 0), (True, 1), (False, 0)],
+    ids=["before the loop hears of it", "before the task does", "released on the same loop"],
+)
+async def test_one_who_is_cancelled_in_the_moment_of_the_grant_passes_it_on(
+    table: LockTable, elsewhere: bool, turns: int
+) -> None:
     held = await table.acquire_async(row(1))
     first, second = await waiting_task(table, row(1)), await waiting_task(table, row(1))
-    held.release()
+    if elsewhere:
+        thread = threading.Thread(target=held.release)
+        thread.start()
+        thread.join()
+    else:
+        held.release()
     for _ in range(turns):
         await asyncio.sleep(0)
     first.cancel()

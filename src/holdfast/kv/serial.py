@@ -92,8 +92,10 @@ class SerialDatabase(Database):
         if not self._turn.acquire(blocking=False):
             if self._running == threading.get_ident():
                 raise nested()
-            # Another thread has the turn. The event loop must not stand still until it is passed on.
-            return await asyncio.to_thread(self.transact, work, *args, tier=tier, **kwargs)
+            # Another thread has the turn, most likely for some microseconds. Only if it takes long, the event loop goes
+            # on: whoever goes to a thread keeps the turn from the loop's next calls, which then follow it there.
+            if not self._turn.acquire(timeout=limits.TURN_LOOP_SECONDS_MAX):
+                return await asyncio.to_thread(self.transact, work, *args, tier=tier, **kwargs)
         try:
             result, commit = self._run_and_pass_on(work, args, kwargs)
         except Exception:

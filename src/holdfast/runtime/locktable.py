@@ -376,6 +376,9 @@ class TaskBell:
             alarm.cancel()
 
     def ring(self) -> bool:
+        if _get_running_loop() is self._loop:
+            _wake(self._rung)
+            return True
         try:
             self._loop.call_soon_threadsafe(_wake, self._rung)
         except RuntimeError:  # The loop was closed, and its tasks are gone with it.

@@ -140,6 +140,9 @@ class LoopSync:
         self._commit = 0  # What the newest of them waits for; a thread's commits only grow.
         self._busy = False
         self._turns = Turns(loop)
+        # So many groups go to the syncer before the loop tries it itself again. How long syncs take there says little:
+        # a thread that comes back from one waits for the interpreter, and seems slow for as long as the loop is busy.
+        self._aside = limits.INLINE_SYNC_PAUSE if log.sync_seconds >= limits.INLINE_SYNC_SECONDS_MAX else 0
 
     def wait(self, commit: int, *, alone: bool = True) -> "asyncio.Future[None] | None":
         """Done once `commit` is durable, together with everybody else who asks in this turn; None: it is durable now.
@@ -149,8 +152,10 @@ class LoopSync:
         Raises:
             CommitUnknown: the sync of a caller that is alone failed.
         """
-        if alone and not self._busy and self._log.sync_seconds < limits.INLINE_SYNC_SECONDS_MAX and self._turns.take():
+        if alone and not self._busy and not self._aside and self._turns.take():
+            started = time.perf_counter()
             self._log.wait(commit)
+            self._note(time.perf_counter() - started)
             return None
         caller = self.loop.create_future()
         self._callers.append(caller)
@@ -164,10 +169,18 @@ class LoopSync:
     def _start(self) -> None:
         log, commit, callers, self._callers = self._log, self._commit, self._callers, []
         self._turns.shared(len(callers))
-        if len(callers) <= limits.INLINE_SYNC_WAITERS_MAX and log.sync_seconds < limits.INLINE_SYNC_SECONDS_MAX:
-            self._finish(callers, _failure(log, commit))
+        if len(callers) <= limits.INLINE_SYNC_WAITERS_MAX and not self._aside:
+            started = time.perf_counter()
+            failure = _failure(log, commit)
+            self._note(time.perf_counter() - started)
+            self._finish(callers, failure)
         else:
+            self._aside = max(self._aside - 1, 0)
             self._hand_over(lambda: self._post(callers, _failure(log, commit)))
+
+    def _note(self, seconds: float) -> None:
+        if seconds >= limits.INLINE_SYNC_SECONDS_MAX:
+            self._aside = limits.INLINE_SYNC_PAUSE
 
     def _post(self, callers: list["asyncio.Future[None]"], failure: Exception | None) -> None:
         with suppress(RuntimeError):  # The loop was closed, and its callers are gone with it.

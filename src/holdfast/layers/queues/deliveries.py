@@ -56,6 +56,7 @@ class Leased(NamedTuple):
     states: list[SidecarState | None]
     notes: list[tuple[Any, ...]]  # What is to be told once it is committed.
     repeated: bool = False  # They were leased before, by the same call.
+    more: bool = False  # Others are ready, too.
 
 
 def lease(tx: Transaction, queue: QueueKey, *, owner: str, limit: int = 1, **options: Any) -> list[Stored]:
@@ -109,7 +110,8 @@ def lease_or_wait(
     states: list[SidecarState | None] = [None] * len(taken)
     if with_state:
         states = [sidecars.open(tx, queue, message) for message in taken]
-    return Leased(taken, _again_in_ms(book, policy), states, tx.notes)
+    more = any(book.tally.ready.values())
+    return Leased(taken, _again_in_ms(book, policy), states, tx.notes, more=more)
 
 
 def deliveries_of(leased: Leased) -> list[Delivery]:

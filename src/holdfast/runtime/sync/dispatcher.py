@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from holdfast.clock import Clock, SystemClock, when_moved
 from holdfast.errors import Busy, LockTimeout, QueueBusy
-from holdfast.kv import Database
+from holdfast.kv import Database, Transaction
+from holdfast.kv.serial import SerialDatabase
 from holdfast.layers import queues
 from holdfast.layers.once import Once
 from holdfast.layers.queues import Ahead, Leased, QueueKey
@@ -37,6 +38,7 @@ class Dispatcher:
         self._clock = clock or SystemClock()
         self._waits = waits
         self._jitter = Random()
+        self._is_serial = isinstance(database, SerialDatabase)  # No transaction is run twice, or beside another.
         self._lines = LockTable(("queue",), nested=False, waiters_max=waits.consumers_max)
         self._ahead: OrderedDict[QueueKey, Ahead] = OrderedDict()
 
@@ -71,18 +73,20 @@ class Dispatcher:
                 f"{self._waits.consumers_max} consumers wait already; raise queue_max_consumers, or come back later"
             ) from busy
         with place:
-            return self._first_in_line(queue, until_ms, tier, options)
+            return self._first_in_line(queue, until_ms, tier, options, place.release)
 
     def waiting(self, queue: QueueKey) -> int:
         """How many consumers wait here for messages of a queue."""
         return self._lines.line(["queue", "/".join(queue)])
 
-    def _first_in_line(self, queue: QueueKey, until_ms: int, tier: Tier, options: dict[str, Any]) -> Leased:
+    def _first_in_line(
+        self, queue: QueueKey, until_ms: int, tier: Tier, options: dict[str, Any], leave: Callable[[], None]
+    ) -> Leased:
         with self._database.watch(queues.room_of(queue).prefix) as watch:
             stop_listening = when_moved(self._clock, watch.fire)
             try:
                 while True:
-                    leased = self._lease(queue, tier, options)
+                    leased = self._lease(queue, tier, options, leave if self._is_serial else None)
                     left_ms = until_ms - self._clock.now_ms()
                     if leased.messages or leased.repeated or left_ms <= 0:
                         return leased
@@ -91,14 +95,18 @@ class Dispatcher:
             finally:
                 stop_listening()
 
-    def _lease(self, queue: QueueKey, tier: Tier, options: dict[str, Any]) -> Leased:
+    def _lease(
+        self, queue: QueueKey, tier: Tier, options: dict[str, Any], leave: Callable[[], None] | None = None
+    ) -> Leased:
         ahead = self._ahead.get(queue)
         if ahead is None:
             ahead = self._ahead[queue] = Ahead()
             if len(self._ahead) > _AHEAD_QUEUES:
                 self._ahead.popitem(last=False)
         call = options.get("call")
-        lease = queues.lease_or_wait if call is None else queues.lease_once
+        lease: Callable[..., Leased] = queues.lease_or_wait if call is None else queues.lease_once
+        if leave is not None:
+            lease = partial(_lease_and_leave, lease, leave)
         leased = finish_or_undo(
             self._database.transact(lease, queue, ahead=ahead, tier=tier, **options),
             partial(self._give_back, queue, call),
@@ -116,6 +124,16 @@ class Dispatcher:
         """Nobody waits for these any more: they were not delivered, and nothing has failed."""
         if leased.messages:
             self._tell(self._database.transact(*_undoing(queue, leased, call)))
+
+
+def _lease_and_leave(
+    lease: Callable[..., Leased], leave: Callable[[], None], tx: Transaction, queue: QueueKey, **options: Any
+) -> Leased:
+    """Lease, and let the next one in line look. It has its turn when this transaction is committed, or has failed."""
+    leased = lease(tx, queue, **options)
+    if leased.messages and leased.more:  # Otherwise it would look in vain, and hold up what is synced with it.
+        leave()
+    return leased
 
 
 def _undoing(queue: QueueKey, leased: Leased, call: Once | None) -> tuple[Any, ...]:
