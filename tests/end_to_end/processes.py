@@ -141,9 +141,9 @@ class Server:
     def stop(self, *, times: int = 1) -> tuple[int, float]:
         """Signal it; its exit code, and how long it took."""
         started = time.monotonic()
-        for _ in range(times):
+        for number in range(times):
+            assert number == 0 or self.said("stopping: calls under way"), "it has not heard the first one"
             self.process.send_signal(signal.SIGTERM)
-            time.sleep(0.3 if times > 1 else 0)
         code = self.process.wait(SECONDS_MAX)
         return code, time.monotonic() - started
 

@@ -804,7 +804,7 @@ def test_a_keeper_whose_server_is_silent_does_not_hold_up_the_end(server: Any, n
         accepted = proxy.accepted
         proxy.cut_all()
         until(lambda: proxy.accepted > accepted)
-        time.sleep(0.3)  # By now the keeper waits for an answer that does not come.
+        until(lambda: plane._port._port._connection._pending)  # The keeper waits for an answer that does not come.
         plane.close()
 
 

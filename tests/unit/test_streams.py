@@ -223,7 +223,8 @@ async def test_a_commit_that_was_begun_is_told_of_though_its_connection_ended(
     told: list[Any] = []
     monkeypatch.setattr(port.parts, "tell", told.extend)
     held = Held(monkeypatch, port)
-    monkeypatch.setattr("holdfast.server.streams.Stream._is_wanted", lambda self: True)  # It was, when it was asked.
+    # It was, when it was asked.
+    monkeypatch.setattr("holdfast.server.conversations.Conversation._is_wanted", lambda self: True)
     async with Peer(streams) as peer:
         peer.send([Call(0, PUT)])
         await held.free_the_turn()
@@ -320,7 +321,7 @@ async def test_a_call_that_is_cancelled_before_it_began_is_answered_too(
 async def test_calls_that_were_cancelled_make_room_for_others(
     streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.server.streams.CALLS_MAX", 4)
+    monkeypatch.setattr("holdfast.server.conversations.CALLS_MAX", 4)
     async with Peer(streams) as peer:
         for first in range(0, 30, 3):
             numbers = range(first, first + 3)
@@ -492,7 +493,7 @@ async def test_a_consumer_is_told_of_as_many_messages_as_fit_a_reply(
     streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.server.replies.ANSWER_BYTES_MAX", 20_000)
-    monkeypatch.setattr("holdfast.server.streams._FEW", 1)
+    monkeypatch.setattr("holdfast.server.conversations._FEW", 1)
     await fill(port, 60)
     async with Peer(streams) as peer:
         peer.send([Call(0, ReceiveMessages("jobs", "ada", 60), "key")])

@@ -151,15 +151,21 @@ def test_the_callers_of_one_turn_of_a_loop_share_a_sync(slow_device: bool) -> No
     assert handed_over == (1 if slow_device else 0)
 
 
+async def lone(log: Log) -> LoopSync:
+    """A loop that had one caller in each of the last turns."""
+    loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), lambda job: None)
+    for _ in range(LONE_TURNS_MIN):
+        waiting = loop_sync.wait(log.commit())
+        assert waiting is not None
+        await waiting
+    return loop_sync
+
+
 def test_a_caller_that_is_alone_syncs_at_once_and_shares_again_with_those_who_come() -> None:
     log = Log(free=True)
 
     async def callers() -> None:
-        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), lambda job: None)
-        for _ in range(LONE_TURNS_MIN):
-            waiting = loop_sync.wait(log.commit())
-            assert waiting is not None
-            await waiting
+        loop_sync = await lone(log)
         assert loop_sync.wait(log.commit()) is None
         assert log.sync_log.durable == log.commits
         syncs = log.syncs
@@ -175,11 +181,7 @@ def test_a_caller_that_is_alone_learns_of_a_failed_sync() -> None:
     log = Log(free=True)
 
     async def callers() -> None:
-        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), lambda job: None)
-        for _ in range(LONE_TURNS_MIN):
-            waiting = loop_sync.wait(log.commit())
-            assert waiting is not None
-            await waiting
+        loop_sync = await lone(log)
         log.error = OSError("gone")
         with pytest.raises(CommitUnknown):
             loop_sync.wait(log.commit())

@@ -30,7 +30,7 @@ from holdfast.cli.commands import Verb
 from holdfast.cli.copies import Finished, Line, Written
 from holdfast.cli.values import chunks
 from holdfast.errors import InvalidArgument
-from holdfast.plane.formats import FORMAT
+from holdfast.plane.formats import FORMAT, check_marker
 from holdfast.runtime.checkpoints import needed, rotated_logs
 from holdfast.wire.backups import BackupFile
 
@@ -61,7 +61,7 @@ def backup(dest: str) -> None:
 
 def _backup(place: planes.Target, dest: str) -> Finished:
     path = directories.path_of(place, what_for="backup")
-    directories.check_marker(path)
+    check_marker(path)
     objects = directories.objects_of(path, place)
     target = _target(dest, path)
     checkpoint = _checkpoint(path, target, place.patience_seconds)

@@ -1,18 +1,12 @@
 """A data directory as `doctor` and `backup` see it without a server: opened as it is, never made, nothing running."""
 
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.cli.planes import Target, patiently
-from holdfast.errors import InvalidUrl, NotFound, PathUnusable, SchemaMismatch, Unsupported
+from holdfast.errors import InvalidUrl, Unsupported
 from holdfast.layers.migrations import check_complete
-from holdfast.plane.formats import FORMAT
-
-MARKER = "holdfast.json"
 
 
 def path_of(place: Target, *, what_for: str) -> Path:
@@ -26,24 +20,6 @@ def path_of(place: Target, *, what_for: str) -> Path:
             raise Unsupported(f"PostgreSQL has its own tools for a {what_for} (pg_dump, amcheck); use those")
         raise InvalidUrl(f"A {what_for} is for a data directory or a server; give --url dir:PATH, or http://HOST:PORT")
     return Path(place.url.removeprefix("dir:")).expanduser()
-
-
-def check_marker(path: Path) -> None:
-    """Raise unless the folder is a data directory of a format that this version knows.
-
-    Raises:
-        NotFound: it is none.
-        SchemaMismatch: a newer Holdfast wrote it.
-    """
-    if not (path / "kv" / "CURRENT").exists():
-        raise NotFound(f"{path} is no data directory of Holdfast (there is no kv/CURRENT); check the path")
-    try:
-        found: Any = msgspec.json.decode((path / MARKER).read_bytes())
-        format = found["format"]
-    except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
-        raise PathUnusable(f"{path / MARKER} cannot be read ({error}); restore it from a backup") from error
-    if format != FORMAT:
-        raise SchemaMismatch(f"{path} has format {format} and this version knows {FORMAT}; upgrade Holdfast")
 
 
 def open_key_space(path: Path, patience_seconds: float) -> RocksDatabase:

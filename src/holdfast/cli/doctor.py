@@ -11,6 +11,7 @@ from holdfast.cli import directories, planes, printing
 from holdfast.cli.commands import Verb, wants_json
 from holdfast.cli.exits import DAMAGED
 from holdfast.errors import Corrupt, PathUnusable
+from holdfast.plane.formats import check_marker
 from holdfast.wire.checkups import Finding, Seen
 
 
@@ -71,7 +72,7 @@ def _examined(folder: Path, place: planes.Target, *, deep: bool) -> Iterator[See
     from holdfast.runtime.checkpoints import looked_at
 
     try:
-        directories.check_marker(folder)
+        check_marker(folder)
         database = directories.open_key_space(folder, place.patience_seconds)
     except (Corrupt, PathUnusable) as error:
         yield Seen("data directory", 1, Finding(str(folder), str(error)))

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from holdfast.cli import directories, planes, printing
+from holdfast.cli import planes, printing
 from holdfast.cli.commands import Verb, given
 from holdfast.errors import InvalidArgument, PlaneInUse
 from holdfast.layers.migrations import Migration, State
+from holdfast.plane.formats import check_marker
 from holdfast.plane.migrations import check_unused, folder_of, opened_source, opened_target, said
 from holdfast.runtime.migrations import Mover
 
@@ -88,7 +89,7 @@ def _check_places(source: str, target: str) -> None:
         raise InvalidArgument("SOURCE and TARGET are the same plane; name another target")
     if source.startswith("dir:"):
         folder = folder_of(source)
-        directories.check_marker(folder)
+        check_marker(folder)
         if target.startswith("dir:") and folder.resolve() in folder_of(target).resolve().parents:
             raise InvalidArgument(f"{target} lies inside {source}; choose a place outside of what is migrated")
 

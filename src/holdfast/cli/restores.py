@@ -20,9 +20,8 @@ from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.cli import planes, printing
 from holdfast.cli.commands import Verb
 from holdfast.cli.copies import BACKUP_FORMAT, FINISHED, MANIFEST, Finished, Line
-from holdfast.cli.directories import MARKER
 from holdfast.errors import Conflict, HashMismatch, MissingObject, NotFound, ObjectNotFound, SchemaMismatch
-from holdfast.plane.formats import FORMAT
+from holdfast.plane.formats import FORMAT, MARKER
 
 _PLACES: Final = {"keyspace": "kv", "objects": "objects", "activity": "activity"}  # Where each part of a backup goes.
 

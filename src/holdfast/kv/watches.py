@@ -48,9 +48,8 @@ class Watch:
             if not is_there:
                 self._sleepers.append(sleeper)
         if is_there:
-            taken = self._take(woken=True)
             await asyncio.sleep(0)  # Whoever finds its own hints here, again and again, does not stop the loop.
-            return taken
+            return self._take(woken=True)
         try:
             if asyncio.current_task() is None:  # It was begun without one, which timeouts need.
                 await asyncio.sleep(0)

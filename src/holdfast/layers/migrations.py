@@ -20,12 +20,11 @@ from holdfast.errors import Conflict, InvalidKey, MigrationUnfinished, TargetNot
 from holdfast.kv import Pair, Subspace, Transaction, pages, prefix_range, unpack
 from holdfast.layers.queues import rooms
 from holdfast.layers.queues.rooms import QueueKey, Room
-from holdfast.layers.queues.tallies import NEVER_MS, Tally
+from holdfast.layers.queues.tallies import NEVER_MS, Tally, add
 
 KEY: Final = Subspace("holdfast").key("migration")
 BEGIN, END = prefix_range(b"")
 _IN_A_TALLY: Final = Subspace("tally").prefix
-_SUMS: Final = ("delayed", "leased", "blocked", "put", "delivered", "acked", "failed", "expired", "died")
 _decode_tally = msgspec.msgpack.Decoder(Tally).decode
 
 
@@ -145,10 +144,7 @@ def united_tally(tx: Transaction, room: Room) -> Pair:
     united = Tally()
     tallies = [_decode_tally(value) for value in values]
     for tally in tallies:
-        for priority, count in tally.ready.items():
-            united.ready[priority] = united.ready.get(priority, 0) + count
-        for name in _SUMS:
-            setattr(united, name, getattr(united, name) + getattr(tally, name))
+        add(united, tally)
     # Fronts are of no use where several write; from none, everything is found. The first note says what is due first.
     first = tx.scan(*room.due_range(0), limit=1)
     united.next_due_ms = united.due_front_ms = (

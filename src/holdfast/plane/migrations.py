@@ -11,10 +11,11 @@ from obstore.store import LocalStore
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.backends.rocksdb import RocksReader
 from holdfast.errors import InvalidUrl, TargetNotEmpty, Unsupported
+from holdfast.plane.formats import MARKER
 from holdfast.plane.open import open_database
 from holdfast.runtime.migrations import Side
 
-_OURS: Final = frozenset({"holdfast.json", "kv", "objects", "activity"})
+_OURS: Final = frozenset({MARKER, "kv", "objects", "activity"})
 
 
 def said(url: str) -> str:
@@ -67,7 +68,7 @@ def opened_target(url: str, *, objects: str | None = None) -> Iterator[Side]:
     """
     if url.startswith("dir:"):
         folder = folder_of(url)
-        if folder.is_dir() and not (folder / "holdfast.json").exists():
+        if folder.is_dir() and not (folder / MARKER).exists():
             others = sorted(path.name for path in folder.iterdir() if path.name not in _OURS)
             if others:
                 raise TargetNotEmpty(f"{folder} holds {others[0]}, which is no plane's; choose a new folder")

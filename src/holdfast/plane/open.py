@@ -23,7 +23,7 @@ from holdfast.kv.serial import SerialDatabase
 from holdfast.layers.blobs import Verify
 from holdfast.layers.migrations import check_complete
 from holdfast.limits import PUSHES_PER_MINUTE
-from holdfast.plane.formats import FORMAT
+from holdfast.plane.formats import FORMAT, MARKER
 from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
 from holdfast.runtime.sync.blobs import BlobStore
@@ -195,11 +195,11 @@ def _directory(path: str) -> Path:
 
 def _check_format(directory: Path) -> None:
     """Write the format of a new data directory, or refuse one that a newer Holdfast wrote."""
-    marker = directory / "holdfast.json"
+    marker = directory / MARKER
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not marker.exists():
-            draft = directory / f".holdfast.json.{os.getpid()}"
+            draft = directory / f".{MARKER}.{os.getpid()}"
             with draft.open("wb") as file:
                 file.write(msgspec.json.encode(_Marker(FORMAT)))
                 file.flush()

@@ -140,7 +140,7 @@ class Checkpoints:
         folder = data / f"{_PREFIX}{id}"
         try:
             self._database.checkpoint(folder / "keyspace")
-            _link(self._logs, folder / "activity")
+            link_all(self._logs, folder / "activity")
         except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, OSError):
@@ -296,7 +296,7 @@ def _view(folder: Path) -> Iterator[RocksDatabase]:
         shutil.rmtree(view, ignore_errors=True)
 
 
-def _link(source: Path, target: Path) -> None:
+def link_all(source: Path, target: Path) -> None:
     """Hard links to all files of a folder, or copies where there can be none."""
     for path in source.rglob("*") if source.is_dir() else ():
         place = target / path.relative_to(source)

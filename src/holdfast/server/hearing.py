@@ -48,6 +48,8 @@ class Hearing:
         """Take nothing more."""
         self._socket.taker = None
         self._unheard.clear()
+        if self._catching_up is not None:
+            self._catching_up.cancel()
 
     def _hear(self, message: str | bytes) -> None:
         self._unheard.append(message)

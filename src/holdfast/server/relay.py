@@ -20,6 +20,7 @@ from holdfast.errors import BatchTooLarge, HoldfastError, InvalidArgument, NotAl
 from holdfast.limits import FRAME_BYTES_MAX, RELAY_AUTHENTICATE_SECONDS, RELAY_FRAMES_MAX
 from holdfast.runtime.relay import NOT_ALLOWED, PROTOCOL_ERROR, STOPPING, TOO_BIG, TOO_SLOW, Allow, Session
 from holdfast.runtime.rounds import Commit, RelayHub
+from holdfast.server.hearing import Hearing
 from holdfast.server.introductions import Introduced, Introductions
 from holdfast.server.logs import correlation_id
 from holdfast.server.sockets import BoundedSocket
@@ -117,8 +118,6 @@ class Connection:
         self._socket = BoundedSocket.of(scope)
         self._client: str = (scope.get("client") or ("", 0))[0]
         self._host = relay.options.host or _host(scope)
-        self._calls: list[Rpc] = []  # Not answered yet.
-        self._catching_up: asyncio.Task[None] | None = None
         self._encoding: Encoding = "msgpack" if b"format=msgpack" in scope.get("query_string", b"") else "json"
 
     async def run(self) -> None:
@@ -134,10 +133,6 @@ class Connection:
         finally:
             session.end(STOPPING, "gone")
             self._relay.leave(session)
-            if self._socket is not None:
-                self._socket.taker = None
-            if self._catching_up is not None:
-                await _stop(self._catching_up, seconds=0)
             await _stop(reading, seconds=0)
             await _stop(writing, seconds=_LAST_WORDS_SECONDS)
 
@@ -175,34 +170,24 @@ class Connection:
 
     async def _read(self, session: Session) -> None:
         """Take what the agent sends, as long as there is room for it."""
-        socket = self._socket
+        socket, taking = self._socket, Taking(self, session)
+        hearing = None if socket is None else Hearing(socket, taking, taking.take)
         if socket is not None:
             session.write = lambda frames: socket.write_now(encode(frames, self._encoding))
-            socket.taker = lambda message: self._take_from(socket, session, message)
-        while session.ended is None:
-            message = await self._message()  # With a taker only what came before it, and the end.
-            if message is None:
-                return
-            for call in self._take(session, message):
-                await self._answer(session, call)
-            await session.room()
+        try:
+            while session.ended is None:
+                if hearing is not None:
+                    hearing.begin()  # From now on, only the end comes this way.
+                message = await self._message()
+                if message is None:
+                    return
+                taking.take(message)
+                await taking.wait_for_room()
+        finally:
+            if hearing is not None:
+                hearing.end()
 
-    def _take_from(self, socket: BoundedSocket, session: Session, message: str | bytes) -> None:
-        """Take what comes, and no more before what it asks for is under way."""
-        calls = self._take(session, message)
-        if (calls or session.is_full) and self._catching_up is None:
-            socket.hold()
-            self._catching_up = asyncio.get_running_loop().create_task(self._catch_up(socket, session))
-        self._calls += calls
-
-    async def _catch_up(self, socket: BoundedSocket, session: Session) -> None:
-        while self._calls:
-            await self._answer(session, self._calls.pop(0))
-        await session.room()
-        self._catching_up = None
-        socket.go_on()
-
-    def _take(self, session: Session, message: str | bytes | None) -> list[Rpc]:
+    def take(self, session: Session, message: str | bytes | None) -> list[Rpc]:
         """Give a message to the session; those of its frames that are for somebody else."""
         if session.ended is not None:
             return []
@@ -216,7 +201,8 @@ class Connection:
         session.take([frame for frame in frames if not isinstance(frame, Rpc)] if calls else frames)
         return calls
 
-    async def _answer(self, session: Session, call: Rpc) -> None:
+    async def answer(self, session: Session, call: Rpc) -> None:
+        """Have a call answered, and the answer sent."""
         try:
             answer = await self._relay.answer(session.name, msgspec.json.encode(call.body), session.allow)
         except HoldfastError as error:
@@ -276,6 +262,32 @@ class Connection:
 
     async def _close(self, code: int, reason: str) -> None:
         await self._send({"type": "websocket.close", "code": code, "reason": reason})
+
+
+class Taking:
+    """What an agent sends, taken while its session has room and its calls are answered, one after the other."""
+
+    def __init__(self, connection: Connection, session: Session) -> None:
+        self._connection = connection
+        self._session = session
+        self._calls: list[Rpc] = []  # Not answered yet.
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self._calls) or self._session.is_full
+
+    @property
+    def is_gone(self) -> bool:
+        return self._session.ended is not None
+
+    def take(self, message: str | bytes) -> None:
+        self._calls += self._connection.take(self._session, message)
+
+    async def wait_for_room(self) -> None:
+        while self._calls:
+            await self._connection.answer(self._session, self._calls[0])
+            del self._calls[0]
+        await self._session.room()
 
 
 class Unreadable(Exception):

@@ -110,7 +110,7 @@ def lease_or_wait(
     states: list[SidecarState | None] = [None] * len(taken)
     if with_state:
         states = [sidecars.open(tx, queue, message) for message in taken]
-    more = any(book.tally.ready.values())
+    more = _most_urgent(book.tally.ready) >= 0
     return Leased(taken, _again_in_ms(book, policy), states, tx.notes, more=more)
 
 

@@ -50,6 +50,7 @@ class Tally(msgspec.Struct, array_like=True):
 
 
 _decode = msgspec.msgpack.Decoder(Tally).decode
+_COUNTS = ("delayed", "leased", "blocked", "put", "delivered", "acked", "failed", "expired", "died")
 
 
 def load(tx: Transaction, room: Room) -> Tally:
@@ -64,12 +65,16 @@ def total(tx: Transaction, room: Room) -> Tally:
         return load(tx, room)
     summed = Tally()
     for _, value in tx.scan(*room.tallies.range(), limit=10_000):
-        tally = _decode(value)
-        for priority, count in tally.ready.items():
-            summed.ready[priority] = summed.ready.get(priority, 0) + count
-        for name in ("delayed", "leased", "blocked", "put", "delivered", "acked", "failed", "expired", "died"):
-            setattr(summed, name, getattr(summed, name) + getattr(tally, name))
+        add(summed, _decode(value))
     return summed
+
+
+def add(summed: Tally, tally: Tally) -> None:
+    """Add the counts of a tally to others. Fronts, and what is due, are not sums."""
+    for priority, count in tally.ready.items():
+        summed.ready[priority] = summed.ready.get(priority, 0) + count
+    for name in _COUNTS:
+        setattr(summed, name, getattr(summed, name) + getattr(tally, name))
 
 
 class Book:

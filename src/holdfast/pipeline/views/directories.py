@@ -7,20 +7,18 @@ DATA/.view-<id>/activity/   session logs that are not in the object store: hard 
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import DirectoryInUse, NotFound, PathUnusable, SchemaMismatch
+from holdfast.errors import DirectoryInUse
 from holdfast.limits import VIEW_PATIENCE_SECONDS
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.views import folders
 from holdfast.pipeline.views.moments import View
-from holdfast.plane.formats import FORMAT
+from holdfast.plane.formats import check_marker
+from holdfast.runtime.checkpoints import link_all
 
-_MARKER: Final = "holdfast.json"
 _LOOK_SECONDS: Final = 0.05
 
 
@@ -34,13 +32,13 @@ def open_directory(config: Config) -> View:
         DamagedDatabase: what it holds is damaged.
     """
     path = Path(config.data.removeprefix("dir:")).expanduser().absolute()
-    check_directory(path)
+    check_marker(path)
     stores = Stores(config.storage)
     with ExitStack() as resources:
         folder = resources.enter_context(folders.temporary(path))
         _checkpoint(path, folder / "kv")
         logs = Path(config.activity.removeprefix("dir:")).expanduser() if config.activity else path / "activity"
-        folders.link(logs, folder / "activity")
+        link_all(logs, folder / "activity")
         database = resources.enter_context(RocksDatabase(folder / "kv"))
         url = config.objects or f"dir:{path / 'objects'}"
         return View(
@@ -53,24 +51,6 @@ def open_directory(config: Config) -> View:
             universes=config.universes,
             resources=resources.pop_all(),
         )
-
-
-def check_directory(path: Path) -> None:
-    """Raise unless the folder is a data directory of a format that this version knows.
-
-    Raises:
-        NotFound: it is none.
-        SchemaMismatch: a newer Holdfast wrote it.
-    """
-    if not (path / "kv" / "CURRENT").exists():
-        raise NotFound(f"{path} is no data directory of Holdfast (there is no kv/CURRENT); check the path")
-    try:
-        found: Any = msgspec.json.decode((path / _MARKER).read_bytes())
-        format = found["format"]
-    except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
-        raise PathUnusable(f"{path / _MARKER} cannot be read ({error}); restore it from a backup") from error
-    if format != FORMAT:
-        raise SchemaMismatch(f"{path} has format {format} and this version knows {FORMAT}; upgrade Holdfast")
 
 
 def _checkpoint(path: Path, target: Path) -> None:

@@ -93,18 +93,3 @@ def _locked(folder: Path) -> int:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.rename(folder / f"{_LOCK}.new", folder / _LOCK)
     return descriptor
-
-
-def link(source: Path, target: Path) -> None:
-    """Hard links to all files of a folder, or copies where there can be none."""
-    for path in source.rglob("*") if source.is_dir() else ():
-        if not path.is_file():
-            continue
-        place = target / path.relative_to(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(path, place)
-        except FileNotFoundError:
-            continue  # It is in the object store by now.
-        except OSError:
-            shutil.copyfile(path, place)
