@@ -226,13 +226,13 @@ class View:
         folders = self._logs.iterdir() if self._logs is not None and self._logs.is_dir() else ()
         return sorted(folder.name for folder in folders if folder.is_dir() and _is_name(folder.name))
 
-    def _rotated_universes(self) -> Iterator[str]:
+    def _rotated_universes(self) -> list[str]:
+        found: list[str] = []
         after = None
         while self.objects is not None and (page := self.objects.list(manifests.FOLDER, after=after, limit=1)):
-            name = page[0].path.split("/")[1]
-            if _is_name(name):
-                yield name
-            after = f"{manifests.FOLDER}/{name}/~"  # Names of files begin with a year, and so come before it.
+            found.append(page[0].path.split("/")[1])
+            after = f"{manifests.FOLDER}/{found[-1]}/~"  # Names of files begin with a year, and so come before it.
+        return sorted(filter(_is_name, found))  # Paths of `main-2/` come before those of `main/`; names do not.
 
     def _object(self, path: str) -> bytes:
         if self.objects is None:
