@@ -72,6 +72,24 @@ def test_moments_are_compared_as_moments_with_a_zone_or_without():
         assert conditions.apply(ROWS)["height"].to_pylist() == [3]
 
 
+@pytest.mark.parametrize(
+    ("filter", "heights"),
+    [
+        (LessThan, [1, 2]),
+        (LessThanOrEqual, [1, 2]),
+        (GreaterThan, [3]),
+        (GreaterThanOrEqual, [3]),
+        (EqualTo, []),
+    ],
+)
+def test_moments_are_compared_with_microseconds_though_the_plane_knows_none(filter, heights):
+    moment = datetime(1970, 1, 1, 0, 0, 1, 500, tzinfo=UTC)  # Half a millisecond behind the second row.
+    conditions, _ = split("activity", [filter(("at",), moment)])
+    assert conditions.apply(ROWS)["height"].to_pylist() == heights
+    conditions, _ = split("activity", [In(("at",), (moment,))])
+    assert conditions.apply(ROWS).num_rows == 0
+
+
 def test_other_filters_are_left_to_spark():
     filters = [
         Not(EqualTo(("world",), "a")),

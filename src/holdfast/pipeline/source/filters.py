@@ -116,6 +116,8 @@ def _holds(condition: Condition, known: Any) -> bool:
 
 
 def _mask(condition: Condition, column: pa.Array) -> pa.Array:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(_MOMENT)  # As Spark would compare it: a value that is cut to the column is another one.
     match condition.operator:
         case "present":
             return pc.is_valid(column)
@@ -126,6 +128,7 @@ def _mask(condition: Condition, column: pa.Array) -> pa.Array:
     return _COMPARE[condition.operator](column, pa.scalar(condition.value, column.type))
 
 
+_MOMENT: Final = pa.timestamp("us", tz="UTC")
 _OPERATORS: Final[Mapping[str, str]] = {
     "EqualTo": "=",
     "In": "in",
