@@ -230,6 +230,18 @@ def test_what_was_staged_goes_when_nobody_can_be_reading_it(data):
     assert staged[1].exists()
 
 
+def test_what_others_keep_where_something_is_staged_stays(data):
+    built = planes.build(data, worlds=2, entries=300)
+    segments = planes.segment_files(data, "world-0001")
+    old = time.time() - SOURCE_STAGED_SECONDS - 60
+    for file in segments:
+        os.utime(file, (old, old))
+    given = {"staging": f"dir:{data / 'objects'}"}
+    shares = planned(data, **given)
+    assert all(file.exists() for file in segments)
+    assert len(read(data, shares, **given)) == built.entries
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -76,7 +76,7 @@ def options_of(given: Mapping[str, str]) -> Options:
     return Options(
         config,
         _one_of(found, "table", (*READ, "inboxes"), "journal"),
-        found.get("staging") or _staging(url),
+        _staging(found.get("staging"), url),
         _one_of(found, "damage", ("fail", "skip"), "fail") == "skip",
         _number(found, "rowsperpartition") or SOURCE_PARTITION_ROWS,
         _number(found, "maxrowsperbatch"),
@@ -94,8 +94,13 @@ def check_table(options: Options, allowed: tuple[str, ...], *, what_for: str) ->
         raise InvalidArgument(f'The table {options.table} cannot be {what_for}; use option("table", …) with {allowed}')
 
 
-def _staging(url: str) -> str:
-    """Where to put what executors read, if nothing is said: beside the data, or in this user's cache."""
+def _staging(given: str | None, url: str) -> str:
+    """Where to put what executors read: if nothing is said, beside the data, or in this user's cache.
+
+    It is a folder of our own in any case, because what has become old in it is removed.
+    """
+    if given:
+        return f"{given.rstrip('/')}/holdfast-staged"
     if url.startswith("dir:"):
         return f"dir:{Path(url.removeprefix('dir:')).expanduser().absolute() / '.staged'}"
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
