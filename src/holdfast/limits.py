@@ -241,8 +241,8 @@ RELAY_SENDERS_MAX: Final = 65_536  # Senders whose rate is remembered; the quiet
 # The pipeline.
 VIEW_TURN_SECONDS_MAX: Final = 60.0  # How long views of one directory may wait for each other,
 VIEW_PATIENCE_SECONDS: Final = 1.0  # and for a command that has it open at the moment.
-MANIFESTS_AT_ONCE: Final = 16  # Manifests of session logs that are read from the object store at a time,
-MANIFESTS_KNOWN_MAX: Final = 65_536  # and that a process remembers: they never change.
+VIEW_OBJECTS_AT_ONCE: Final = 16  # Manifests, or segments that a server sends, that are read at a time.
+MANIFESTS_KNOWN_MAX: Final = 65_536  # Of session logs, that a process remembers: they never change.
 PIECE_ENTRIES: Final = 8_192  # Hot records that are staged together for an executor to read,
 PIECE_BYTES: Final = 8_388_608  # and their bytes.
 PIECE_PAGE: Final = 256  # Hot records that one read of the key space takes; each may have 256 KiB.

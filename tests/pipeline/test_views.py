@@ -419,6 +419,23 @@ def test_a_view_of_a_server_holds_every_record_while_the_server_goes_on(data, st
             assert len(everything(view, staging)["world-0000"]) == len(before["world-0000"]) + 1
 
 
+def test_a_server_sends_several_segments_at_a_time(data, staging, cache):
+    planes.build(data, worlds=2, entries=300)
+    both = threading.Barrier(2)
+    with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
+        world = view.world("main", "world-0001")
+        first = view.pieces(msgspec.structs.replace(world, head=world.segments[1].end + 1), 0, staging)
+        get = view.objects.get
+
+        def together(path: str) -> bytes:
+            both.wait(WAIT_SECONDS)  # Nobody goes on alone.
+            return get(path)
+
+        view.objects.get = together
+        assert view.pieces(msgspec.structs.replace(world, head=world.segments[1].end + 1), 0, staging) == first
+    assert [(piece.start, piece.staged) for piece in first] == [(0, True), (64, True)]
+
+
 def test_a_server_sends_a_table_once(data, staging, cache, monkeypatch):
     planes.build(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:

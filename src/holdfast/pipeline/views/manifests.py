@@ -11,7 +11,7 @@ from typing import Final
 from holdfast.backends.objects import ObjectStore
 from holdfast.backends.objects.store import Page
 from holdfast.errors import ObjectNotFound
-from holdfast.limits import MANIFESTS_AT_ONCE, MANIFESTS_KNOWN_MAX, OBJECT_LIST_MAX
+from holdfast.limits import MANIFESTS_KNOWN_MAX, OBJECT_LIST_MAX, VIEW_OBJECTS_AT_ONCE
 
 FOLDER: Final = "activity-manifest"
 
@@ -30,7 +30,7 @@ class Manifests(ObjectStore):
         page = self._objects.list(prefix, after=after, limit=limit)
         unknown = [meta.path for meta in page if (self._name, meta.path) not in _known]
         if len(unknown) > 1:
-            with ThreadPoolExecutor(MANIFESTS_AT_ONCE) as pool:
+            with ThreadPoolExecutor(VIEW_OBJECTS_AT_ONCE) as pool:
                 for _ in pool.map(self._remember, unknown):
                     pass
         return page

@@ -112,11 +112,12 @@ class View:
                 found += stage.add(world, height, hot)
             else:
                 found += stage.rest(world)
-                found += [self._cold(world, segment, height, stage) for segment in cold]
+                found += [self._cold(world, segment, height) for segment in cold]
                 if not cold:
                     found.append(_missing(world, height, until - 1))
             height = until
-        return [*found, *stage.rest(world)]
+        found += stage.rest(world)
+        return found if self.objects_url is not None else stage.copies(found, self._object)
 
     def blob(self, universe: str, hash: str) -> bytes:
         """The bytes of a blob, checked.
@@ -242,8 +243,8 @@ class View:
         except ObjectNotFound as error:
             raise MissingObject(f"{path} is not in the object store; restore it from a backup") from error
 
-    def _cold(self, world: WorldView, segment: SegmentRecord, height: int, stage: Stage) -> Piece:
-        piece = Piece(
+    def _cold(self, world: WorldView, segment: SegmentRecord, height: int) -> Piece:
+        return Piece(
             world.universe,
             world.name,
             segment.start,
@@ -256,7 +257,6 @@ class View:
             first=max(segment.start, height),
             last=min(segment.end, world.head - 1),
         )
-        return piece if self.objects_url is not None else stage.copy(piece, self._object)
 
 
 def _world(tx: Transaction, world: World) -> WorldView | None:

@@ -1,13 +1,14 @@
 """What executors could not reach otherwise, written to a store that they can."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import MissingObject
 from holdfast.layers import segments
-from holdfast.limits import PIECE_BYTES, PIECE_ENTRIES
+from holdfast.limits import PIECE_BYTES, PIECE_ENTRIES, VIEW_OBJECTS_AT_ONCE
 from holdfast.pipeline.pieces import Piece, WorldView
 
 
@@ -54,8 +55,13 @@ class Stage:
         )
         self._bodies, self._bytes = [], 0
 
-    def copy(self, piece: Piece, read: Callable[[str], bytes]) -> Piece:
-        """A cold piece as it is read from here on. One whose object is missing stays missing, in no store."""
+    def copies(self, pieces: list[Piece], read: Callable[[str], bytes]) -> list[Piece]:
+        """The same pieces, the cold ones as they are read from here on. Several are on their way at a time."""
+        with ThreadPoolExecutor(VIEW_OBJECTS_AT_ONCE) as pool:
+            return list(pool.map(lambda piece: piece if piece.hot else self._copy(piece, read), pieces))
+
+    def _copy(self, piece: Piece, read: Callable[[str], bytes]) -> Piece:
+        """A cold piece, copied. One whose object is missing stays missing, in no store."""
         try:
             data = read(piece.path)
         except MissingObject:
