@@ -40,7 +40,8 @@ from holdfast.pipeline.codec import Damaged
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.logs import DamagedLines, Reached, activity_rows
 from holdfast.pipeline.pieces import Piece
-from holdfast.pipeline.views import View, open_view
+from holdfast.pipeline.views import View, open_view, servers
+from holdfast.wire.backups import BackupFile
 
 WAIT_SECONDS = 60
 SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
@@ -473,6 +474,50 @@ def test_a_table_of_another_plane_is_not_taken_for_this_ones(data, staging, cach
         (table,) = (tmp_path / name).glob("*.sst")
         ends.add(table.read_bytes()[-4_096:])
     assert len(ends) == 2  # The same pairs in two key spaces.
+
+
+def test_views_of_one_server_share_tables_while_both_bring_them(data, staging, cache, monkeypatch):
+    planes.build(data, worlds=2, entries=300)
+    with RocksDatabase(data / "kv") as database:
+        database.flush_tables()
+    link, cleared = servers._link, []
+
+    def clearing(source: Path, target: Path) -> None:
+        link(source, target)
+        if target.parent.name == "tables":  # As another view does that ends its own bringing at this moment.
+            target.unlink()
+            cleared.append(target)
+
+    with serving(f"dir:{data}") as server:
+        monkeypatch.setattr(servers, "_link", clearing)
+        with open_view(Config(data=server.url, lake="unused")) as view:
+            assert len(everything(view, staging)["world-0001"]) == 301
+    assert cleared
+
+
+@pytest.mark.parametrize("path", ["activity/../../../owned", "keyspace/../../owned", "keyspace//owned.sst"])
+def test_a_server_cannot_write_outside_of_its_view(data, cache, monkeypatch, path):
+    planes.build(data, worlds=1, entries=10)
+    files = Backups.files
+    monkeypatch.setattr(Backups, "files", lambda self, id: [BackupFile(path, 0), *files(self, id)])
+    with serving(f"dir:{data}") as server, pytest.raises(InvalidArgument, match="owned"):
+        open_view(Config(data=server.url, lake="unused"))
+    assert list(cache.rglob("owned*")) == list(cache.rglob(".view-*")) == []
+
+
+def test_a_checkpoint_that_goes_while_it_is_fetched_is_no_view_without_logs(data, cache, monkeypatch):
+    planes.build(data, worlds=1, entries=10)
+    planes.leave_log(data, 5)
+    opened = Backups.open
+
+    def ending(self, id, path, *, start=0, length=None):
+        if path.startswith("activity/"):
+            self.end(id)
+        return opened(self, id, path, start=start, length=length)
+
+    monkeypatch.setattr(Backups, "open", ending)
+    with serving(f"dir:{data}") as server, pytest.raises(NotFound):
+        open_view(Config(data=server.url, lake="unused"))
 
 
 def _noting(opened, sent):

@@ -21,7 +21,7 @@ from typing import Final
 from obstore.store import MemoryStore
 
 import holdfast
-from holdfast.backends.objects import ObjectMeta, ObjectStore
+from holdfast.backends.objects import ObjectMeta, ObjectStore, check_path
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import HoldfastError, NotFound, ObjectNotFound, SchemaMismatch, Unreachable, Unsupported
 from holdfast.handles.sync.backups import Backups
@@ -129,15 +129,14 @@ def _fetch(backups: Backups, id: str, folder: Path, tables: Path, *, with_logs: 
     manifests: list[ObjectMeta] = []
     named: set[str] = set()
     for file in backups.files(id):
-        part, _, rest = file.path.partition("/")
+        part, _, rest = check_path(file.path).partition("/")  # It may be no server of ours that says so.
         if part == "objects":
             if rest.startswith(f"{FOLDER}/"):
                 manifests.append(ObjectMeta(rest, file.size, ""))
             elif not with_logs:
                 break  # What belongs to the backup alone comes first, and the rest is read where it is.
         elif part == "activity":
-            with suppress(NotFound):
-                _save(backups, id, file, folder / file.path)
+            _save(backups, id, file, folder / file.path)
         elif rest.endswith(".sst"):
             named.add(rest)
             _bring_table(backups, id, file, tables / rest, folder / "kv" / rest)
@@ -157,8 +156,9 @@ def _bring_table(backups: Backups, id: str, file: BackupFile, cached: Path, plac
             return
     _save(backups, id, file, place)
     draft = cached.with_name(f"{cached.name}.{uuid.uuid4().hex}")
-    _link(place, draft)
-    draft.replace(cached)
+    with suppress(FileNotFoundError):  # Another view removes what it does not know, and this may be among it.
+        _link(place, draft)
+        draft.replace(cached)
 
 
 def _save(backups: Backups, id: str, file: BackupFile, place: Path) -> None:
