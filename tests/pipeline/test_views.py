@@ -499,7 +499,7 @@ def test_views_of_one_server_share_tables_while_both_bring_them(data, staging, c
 def test_a_server_cannot_write_outside_of_its_view(data, cache, monkeypatch, path):
     planes.build(data, worlds=1, entries=10)
     files = Backups.files
-    monkeypatch.setattr(Backups, "files", lambda self, id: [BackupFile(path, 0), *files(self, id)])
+    monkeypatch.setattr(Backups, "files", lambda self, name: [BackupFile(path, 0), *files(self, name)])
     with serving(f"dir:{data}") as server, pytest.raises(InvalidArgument, match="owned"):
         open_view(Config(data=server.url, lake="unused"))
     assert list(cache.rglob("owned*")) == list(cache.rglob(".view-*")) == []
