@@ -26,6 +26,9 @@ from holdfast.cli.pipeline import _cause
 from holdfast.pipeline import jobs
 
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
+END_TO_END = Path(__file__).parents[1] / "end_to_end"
+processes = SimpleNamespace(**run_path(str(END_TO_END / "processes.py")))
+certificates = run_path(str(END_TO_END / "test_serving.py"))["certificates"]
 Hf = Callable[..., Result]
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
 WAIT_SECONDS = 120
@@ -112,6 +115,30 @@ def test_rows_of_a_file_are_loaded_once(hf: Hf, spark: SparkSession, tmp_path: P
         assert plane.queue("jobs").stats().ready == 25
 
 
+def test_a_server_behind_tls_is_read_and_written_with_certificates(
+    hf: Hf, spark: SparkSession, built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    pem = certificates(tmp_path)
+    rows = tmp_path / "jobs.jsonl"
+    rows.write_text('{"id": 1}\n{"id": 2}\n')
+    server = processes.Server(
+        tmp_path, tls_cert=pem["server_cert"], tls_key=pem["server_key"], tls_client_ca=pem["ca_cert"]
+    )
+    try:
+        known = ("--ca", "ca-cert.pem", "--cert", "client-cert.pem")  # In the folder that the command runs in.
+        words = ("ingest", "--data", server.url, "--lake", str(tmp_path / "lake"), "--json", "--patience", "1")
+        assert json.loads(hf(*words, *known, "--key", "client-key.pem").stdout)["rows"]["journal"] == built.entries
+        hf(*words, "--ca", "ca-cert.pem", code=9)
+        assert "--ca" in hf(*words, "--ca", "nowhere.pem", code=9).stderr
+        monkeypatch.setenv("HOLDFAST_KEY", "client-key.pem")  # A load calls something else its key.
+        loaded = hf("load", str(rows), "--data", server.url, "--queue", "new", "--name", "x", *known, "--key", "id")
+        assert "queues 2" in loaded.stdout
+    finally:
+        server.kill()
+
+
 def test_a_lake_is_cleaned(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
     lake = str(tmp_path / "lake")
     hf("ingest", "--data", built.url, "--lake", lake)
@@ -136,6 +163,9 @@ def test_a_report_starts_no_spark(hf: Hf, tmp_path: Path) -> None:
         (["ingest", "--data", "dir:x", "--lake", "y", "--universe", ""], 2, "universe"),
         (["ingest", "--data", "dir:x", "--lake", "y", "--nonsense"], 2, "--nonsense"),
         (["load", "x.json", "--data", "dir:x"], 2, "--name"),
+        (["ingest", "--data", "http://127.0.0.1:99999", "--lake", "y"], 2, "99999"),
+        (["ingest", "--data", "http://[::1", "--lake", "y"], 2, "[::1"),
+        (["ingest", "--data", "https://127.0.0.1:1", "--lake", "y", "--ca", "/no/such"], 9, "--ca"),
     ],
 )
 def test_what_is_wrong_with_a_command_line_is_said_before_spark_starts(

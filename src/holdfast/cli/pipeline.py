@@ -19,7 +19,7 @@ import msgspec
 from holdfast.cli import contexts, planes, printing
 from holdfast.cli.commands import Noun, given, wants_json
 from holdfast.cli.exits import DAMAGED
-from holdfast.errors import Backend, InvalidArgument, Unreachable, Unsupported
+from holdfast.errors import Backend, InvalidArgument, InvalidUrl, Unreachable, Unsupported
 from holdfast.names import checked_name
 
 if TYPE_CHECKING:
@@ -191,6 +191,7 @@ def _run(names: Sequence[str], options: dict[str, Any], *, needs_lake: bool = Tr
     from holdfast.pipeline import jobs
 
     if config.data.startswith(("http://", "https://")) and not set(names) <= set(jobs.PLANELESS):
+        config.tls()  # Whoever has mistyped something need not wait for Spark to start.
         _knock(config.data, given().get("patience", planes.PATIENCE_SECONDS))
     told: list[Told] = []
     needs_spark = not set(names) <= set(jobs.SPARKLESS)
@@ -225,16 +226,28 @@ def _config(options: dict[str, Any], *, needs_lake: bool) -> "Config":
         objects=found["objects"],
         activity=options["activity"],
         token=found["token"],
+        ca=_file(found["ca"]),
+        cert=_file(found["cert"]),
+        cert_key=_file(found["key"]),
         storage=_pairs(options["storage"]),
         universes=tuple(checked_name("universe", name) for name in named),
         reducer=options.get("reducer"),
     )
 
 
+def _file(given: str | None) -> str | None:
+    """A file by a name that workers of Spark understand too, wherever they run."""
+    return given and os.path.abspath(given)
+
+
 def _knock(url: str, patience_seconds: float) -> None:
     """Raise Unreachable unless somebody listens: whoever mistyped a server need not wait for Spark to start."""
-    place, deadline = urlsplit(url), time.monotonic() + patience_seconds
-    where = (place.hostname or "", place.port or (443 if place.scheme == "https" else 80))
+    try:
+        place = urlsplit(url)
+        where = (place.hostname or "", place.port or (443 if place.scheme == "https" else 80))
+    except ValueError as error:
+        raise InvalidUrl(f"{url!r} is no server ({error}); write http://HOST:PORT") from error
+    deadline = time.monotonic() + patience_seconds
     while True:
         try:
             socket.create_connection(where, max(patience_seconds, 1.0)).close()

@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.cli import contexts
 from holdfast.cli.commands import given
-from holdfast.errors import DirectoryInUse, InvalidArgument, PathUnusable
+from holdfast.errors import DirectoryInUse, InvalidArgument
 from holdfast.handles import Plane
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.wire import Port
@@ -54,15 +54,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     def tls(self) -> ssl.SSLContext | None:
         """How to trust the server, and how to be trusted by it; None where nothing is encrypted."""
-        if not self.url.startswith("https://"):
-            return None
-        try:
-            context = ssl.create_default_context(cafile=self.ca)
-            if self.cert:
-                context.load_cert_chain(self.cert, self.key)
-        except (OSError, ssl.SSLError) as error:
-            raise PathUnusable(f"The certificates cannot be used ({error}); check --ca, --cert and --key") from error
-        return context
+        from holdfast.client import trust
+
+        return trust.context(self.url, ca=self.ca, cert=self.cert, key=self.key)
 
 
 def target() -> Target:

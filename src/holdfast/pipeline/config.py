@@ -1,8 +1,11 @@
 """What a job is told."""
 
+import ssl
 from typing import Any
 
 import msgspec
+
+from holdfast.client import trust
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,9 +16,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     objects: str | None = None  # Where big bytes are, if the data do not say (PostgreSQL).
     activity: str | None = None  # The folder of session logs, if the data do not say.
     token: str | None = None  # For a server.
+    ca: str | None = None  # Files of an https:// server, as on the command line; writes need them on executors too.
+    cert: str | None = None
+    cert_key: str | None = None
     storage: dict[str, str] = {}  # Options of the object stores, such as aws_endpoint.
     universes: tuple[str, ...] = ()  # Only these; none: all of them.
     reducer: str | None = None  # module:function, (state, record) -> state; None: a chain of hashes.
+
+    def tls(self) -> ssl.SSLContext | None:
+        """How to trust a server; None where nothing is encrypted.
+
+        Raises:
+            PathUnusable: a file is not there, or is none of its kind.
+        """
+        return trust.context(self.data, ca=self.ca, cert=self.cert, key=self.cert_key)
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):

@@ -138,7 +138,7 @@ def summary_key(load: Load) -> str:
 def opened(config: Config) -> Iterator[Port]:
     """The plane, open to be written to."""
     if config.data.startswith(("http://", "https://")):
-        port: Port = RemotePort(config.data, token=config.token)
+        port: Port = RemotePort(config.data, token=config.token, tls=config.tls())
     else:
         port = open_plane(config.data, Options(objects=config.objects, activity=config.activity))
     try:

@@ -72,6 +72,7 @@ def run(
     loading.check_columns(what, frame.columns)
     options = {"url": config.data, "table": target, "load": load, "key": key, "universe": universe}
     given = {"queue": queue, "token": config.token, "objects": config.objects, "staging": staging}
+    given |= {"ca": config.ca, "cert": config.cert, "certKey": config.cert_key}
     options |= {name: value for name, value in given.items() if value is not None}
     options |= {f"storage.{name}": value for name, value in config.storage.items()}
     frame.write.format("holdfast").options(**options).mode("append").save()

@@ -42,13 +42,14 @@ def open_server(config: Config) -> View:
 
     Raises:
         Unreachable: it does not answer.
+        PathUnusable: the certificates cannot be used.
         NotAllowed: the token does not allow backups of all universes.
         Unsupported: its data are not in a directory.
         SchemaMismatch: it is of a newer Holdfast.
     """
     stores = Stores(config.storage)
     with ExitStack() as resources:
-        plane = resources.enter_context(holdfast.connect(config.data, token=config.token))
+        plane = resources.enter_context(holdfast.connect(config.data, token=config.token, tls=config.tls()))
         begun = _begin(plane.backups)
         resources.callback(_end, plane.backups, begun.id)
         if begun.data_format != FORMAT:
