@@ -14,6 +14,8 @@ export class Problem extends Error {
 }
 
 export const token = {
+  // Whether a header can carry it. A browser sends no other, and would not say that this is why.
+  canShow: (value) => /^[ -~]+$/.test(value),
   get: () => sessionStorage.getItem(TOKEN),
   set: (value) => sessionStorage.setItem(TOKEN, value),
   forget: () => sessionStorage.removeItem(TOKEN),
@@ -69,7 +71,7 @@ export class Events {
     this.state = state; // ("live"), ("lost", in how many ms) or ("refused", problem)
     this.stopping = new AbortController();
     this.hurry = () => {};
-    addEventListener("online", () => this.hurry());
+    addEventListener("online", () => this.hurry(), { signal: this.stopping.signal });
     this.#run();
   }
 
@@ -130,6 +132,7 @@ export class Events {
       }
     } finally {
       clearTimeout(timer);
+      silence.abort(); // Whatever ended it, the server is not to go on.
     }
   }
 

@@ -1,6 +1,6 @@
 // The frame of the console: who is looking, at which universe and page, and whether the server is there.
 
-import { Api, Events, token } from "./api.js";
+import { Api, Events, Problem, token } from "./api.js";
 import { button, h, icon, say } from "./dom.js";
 import * as entities from "./entities.js";
 import * as leases from "./leases.js";
@@ -63,6 +63,7 @@ class App {
     document.title = "Sign in · Holdfast";
     this.root.replaceChildren(
       login(problem, (shown) => {
+        if (!token.canShow(shown)) return this.ask(new Problem(401, { detail: "A token has letters, digits and underscores; copy all of it, and nothing else." }));
         token.set(shown);
         return this.start();
       }),
@@ -73,6 +74,8 @@ class App {
   out(problem = null) {
     if (!this.session) return;
     this.session = null;
+    this.live = false;
+    clearInterval(this.counting);
     this.events?.stop();
     this.leave();
     token.forget();
@@ -172,12 +175,15 @@ class App {
 
   // Connected, perhaps to a server that has started since: who we are may have changed, and everything else.
   async again() {
+    const before = this.session;
     try {
-      this.session = { ...this.session, ...(await this.api.get("console/session")) };
-      this.fill();
+      const session = await this.api.get("console/session");
+      if (this.session !== before) return; // Whoever was looking has signed out, or was asked twice.
+      this.session = session;
     } catch {
       return; // Whoever is refused was sent to sign in; whoever lost the connection again tries again.
     }
+    this.fill();
     this.refresh();
   }
 
@@ -190,7 +196,7 @@ class App {
 
   route() {
     const [name = "overview", ...parts] = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(unescaped);
-    this.name = name in PAGES ? name : "overview";
+    this.name = Object.hasOwn(PAGES, name) ? name : "overview";
     this.module = PAGES[this.name];
     this.leave();
     this.failed = h("p", { class: "problem", role: "alert", hidden: true });

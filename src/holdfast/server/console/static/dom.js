@@ -68,11 +68,17 @@ export class Table {
   }
 
   show(rows) {
-    const kept = new Set();
+    // What is gone goes first, so that what follows stays where it is: an element that is moved loses the focus.
+    const kept = new Set(rows.map(this.keyOf));
+    for (const [key, known] of this.rows) {
+      if (!kept.has(key)) {
+        for (const element of known.elements) element.remove();
+        this.rows.delete(key);
+      }
+    }
     let before = this.body.firstElementChild;
     for (const row of rows) {
       const key = this.keyOf(row);
-      kept.add(key);
       let known = this.rows.get(key);
       if (!known) {
         const cells = this.columns.map((column) => {
@@ -81,26 +87,21 @@ export class Table {
           return cell;
         });
         known = { elements: [h("tr", {}, cells)], cells };
-        known.elements[0].addEventListener("click", (event) => event.target.closest(".opener") && this.#unfold(known, row));
+        known.elements[0].addEventListener("click", (event) => event.target.closest(".opener") && this.#unfold(known));
         this.rows.set(key, known);
       }
+      known.row = row;
       for (const cell of known.cells) cell.update(row);
       for (const element of known.elements) {
         if (element === before) before = before.nextElementSibling;
         else this.body.insertBefore(element, before);
       }
     }
-    for (const [key, known] of this.rows) {
-      if (!kept.has(key)) {
-        for (const element of known.elements) element.remove();
-        this.rows.delete(key);
-      }
-    }
     this.none.hidden = rows.length > 0;
     this.scroller.hidden = rows.length === 0;
   }
 
-  #unfold(known, row) {
+  #unfold(known) {
     const [element, open] = known.elements;
     element.querySelector(".opener").setAttribute("aria-expanded", String(!open));
     if (open) {
@@ -108,7 +109,7 @@ export class Table {
       known.elements = [element];
       return;
     }
-    const shown = h("tr", { class: "inside" }, h("td", { colspan: this.columns.length }, this.inside(row)));
+    const shown = h("tr", { class: "inside" }, h("td", { colspan: this.columns.length }, this.inside(known.row)));
     known.elements = [element, shown];
     element.after(shown);
   }

@@ -3,6 +3,7 @@
 import { Table, ago, brief, card, clock, count, h, link, number, pill, pretty, tally, text } from "./dom.js";
 
 const TIERS = { critical: "bad", important: "accent", best_effort: "quiet" };
+const KINDS = 100;
 const WORDS = { critical: "critical", important: "important", best_effort: "best effort" };
 
 export const title = "Entities";
@@ -21,7 +22,22 @@ function chips(names, tier) {
   return names.map((name) => pill(TIERS[tier], name));
 }
 
-function openAll({ api, filter }) {
+// The tier of a field. Names like "constructor" are those of fields, too.
+function tierOf(tiers, name) {
+  return Object.hasOwn(tiers, name) ? tiers[name] : "important";
+}
+
+// The tiers of the fields of a kind, however many kinds stand before it.
+async function tiersOf(api, kind) {
+  for (let after = ""; ; ) {
+    const { kinds } = await api.get("v1/surveys/kinds", { after: after || null, limit: KINDS, tier: "important" });
+    const found = kinds.find((each) => each.kind === kind);
+    if (found || kinds.length < KINDS) return found?.tiers ?? {};
+    after = kinds.at(-1).kind;
+  }
+}
+
+function openAll({ api, pages, filter }) {
   const table = new Table(
     "Kinds of entities",
     [
@@ -37,17 +53,21 @@ function openAll({ api, filter }) {
     ],
     { key: (row) => row.kind, empty: "There are no entities in this universe yet." },
   );
+  const page = pages(async (after) => {
+    const found = await api.get("v1/surveys/kinds", { after, limit: KINDS, tier: "important" });
+    return { ...found, next: found.kinds.length === KINDS ? found.kinds.at(-1).kind : null };
+  });
   let known = [];
   const show = () => table.show(known.filter((row) => row.kind.includes(filter.value)));
   filter.onchange = show;
   const heading = tally("kind", "kinds");
   const patterns = h("div", { class: "chips" });
   return {
-    element: h("div", {}, card(heading.element, filter.element, table.element), h("div", { class: "columns" }, tiers(), card("Patterns of the policy", "the first that matches a kind or a field decides", patterns))),
+    element: h("div", {}, card(heading.element, filter.element, table.element, page.element), h("div", { class: "columns" }, tiers(), card("Patterns of the policy", "the first that matches a kind or a field decides", patterns))),
     load: async () => {
-      const found = await api.get("v1/surveys/kinds", { limit: 100, tier: "important" });
+      const found = await page.load();
       known = found.kinds;
-      heading.show(known.length);
+      heading.show(known.length, page.next !== null);
       patterns.replaceChildren(h("dl", { class: "facts left" }, Object.entries(found.patterns).map(([pattern, tier]) => h("div", {}, h("dt", {}, h("code", { text: pattern })), h("dd", {}, pill(TIERS[tier], WORDS[tier]))))));
       show();
     },
@@ -75,7 +95,7 @@ function openKind({ api, pages, filter }, kind) {
         name: `${WORDS[tier][0].toUpperCase()}${WORDS[tier].slice(1)} fields`,
         class: "mono",
         cell: (cell) => (row) => {
-          const words = Object.keys(row.fields).filter((name) => (known.tiers[name] ?? "important") === tier).map((name) => `${name}: ${brief(row.fields[name], 40)}`);
+          const words = Object.keys(row.fields).filter((name) => tierOf(known.tiers, name) === tier).map((name) => `${name}: ${brief(row.fields[name], 40)}`);
           if (cell.textContent !== words.join("")) cell.replaceChildren(...words.map((each) => h("div", { text: each })));
         },
       })),
@@ -93,8 +113,8 @@ function openKind({ api, pages, filter }, kind) {
     heading: [h("a", { href: "#/entities", text: "Entities" }), kind],
     element: card(heading.element, filter.element, table.element, page.element),
     load: async () => {
-      const [kinds, found] = await Promise.all([api.get("v1/surveys/kinds", { limit: 100, tier: "important" }), page.load()]);
-      known.tiers = kinds.kinds.find((each) => each.kind === kind)?.tiers ?? {};
+      const [tiers, found] = await Promise.all([tiersOf(api, kind), page.load()]);
+      known.tiers = tiers;
       known.entities = found.entities;
       heading.show(known.entities.length, page.next !== null);
       show();
@@ -129,11 +149,10 @@ function openOne({ api }, kind, id) {
     heading: [h("a", { href: "#/entities", text: "Entities" }), h("a", { href: `#/entities/${encodeURIComponent(kind)}`, text: kind }), id],
     element: h("div", {}, card("Fields", about, fields.element), card("Changes", "the latest ones", changes.element)),
     load: async () => {
-      const [entity, kinds] = await Promise.all([api.get(path, { tier: "important" }), api.get("v1/surveys/kinds", { limit: 100, tier: "important" })]);
-      const tiers = kinds.kinds.find((each) => each.kind === kind)?.tiers ?? {};
+      const [entity, tiers] = await Promise.all([api.get(path, { tier: "important" }), tiersOf(api, kind)]);
       const history = await api.get(`${path}/history`, { after: Math.max(0, entity.version - 50), limit: 50, tier: "important" });
       about.textContent = `version ${count(entity.version)}, made ${clock(entity.created_ms)}`;
-      fields.show(Object.entries(entity.fields).map(([key, value]) => ({ key, value, tier: tiers[key] ?? "important" })));
+      fields.show(Object.entries(entity.fields).map(([key, value]) => ({ key, value, tier: tierOf(tiers, key) })));
       changes.show(history.changes.reverse());
     },
   };

@@ -11,9 +11,8 @@ export function login(problem, shown) {
     {
       onsubmit: async (event) => {
         event.preventDefault();
-        enter.disabled = true;
+        enter.disabled = field.disabled = wrong.hidden = true; // What is typed now would be gone with the answer.
         await shown(field.value.trim());
-        enter.disabled = false;
       },
     },
     h("label", { for: "token", text: "Token" }),

@@ -58,9 +58,10 @@ function openOne({ api, act }, name) {
   const path = `v1/queues/${encodeURIComponent(name)}`;
   const totals = tiles(TILES);
   const state = h("span", {});
-  const pause = button("Pause", () => act(async () => api.post(`${path}/${paused ? "resume" : "pause"}`), () => (paused ? "Delivering again" : "Paused")), { class: "plain" });
+  const pause = button("Pause", () => turn(!paused), { class: "plain" });
   const redriveAll = button("Redrive all", () => act(async () => api.post(`${path}/redrive`, {}), (moved) => `${moved.count} put back`), { class: "plain" });
   let paused = false;
+  const turn = (off) => act(() => api.post(`${path}/${off ? "pause" : "resume"}`), () => (off ? "Paused" : "Delivering again"));
   const ready = messages("Messages that are next", "Nothing is ready.");
   const error = { name: "Last error", class: "error", cell: (cell) => (row) => say(cell, row.last_error ?? "–") };
   const dead = messages("Dead letters", "No dead letters.", [error], [

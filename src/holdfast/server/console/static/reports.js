@@ -36,7 +36,7 @@ export function open({ api, session }) {
       aside.textContent = `${latest.name}, ${ago(latest.modified_ms)}`;
       if (shown === latest.modified_ms) return;
       shown = latest.modified_ms;
-      place.replaceChildren(h("iframe", { src: found.at + latest.name, title: "The pipeline's latest report", sandbox: "", referrerpolicy: "no-referrer" }));
+      place.replaceChildren(h("iframe", { src: found.at + encodeURIComponent(latest.name), title: "The pipeline's latest report", sandbox: "", referrerpolicy: "no-referrer" }));
     },
   };
 }

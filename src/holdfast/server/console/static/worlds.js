@@ -3,7 +3,7 @@
 import { Table, brief, button, bytes, card, clock, count, fold, h, link, number, pill, pretty, say, svg, tally, text } from "./dom.js";
 
 const RECORDS = 50;
-const SEGMENTS = 1_000;
+const MARKS = 1_000; // Segments, and snapshots, that are drawn and listed.
 const KINDS = { entry: "quiet", ingress: "leased", snapshot: "accent", baseline: "good", manifest: "delayed" };
 const STATES = { active: "good", paused: "delayed", pausing: "delayed", archived: "quiet", archiving: "quiet", deleted: "bad", deleting: "bad" };
 
@@ -103,18 +103,23 @@ function openOne({ api, act }, name) {
   const verify = button("Verify", () => check(), { class: "plain" });
   let world = null;
   let follow = true; // Until somebody asks for another place, the newest records are shown.
+  let typed = false; // A height that somebody is about to ask for stays as it is.
+  let gone = false;
   let start = 0;
+  from.addEventListener("input", () => {
+    typed = true;
+  });
 
-  async function read() {
-    start = Math.max(0, Math.floor(Number(from.value) || 0));
+  async function read(height) {
+    start = Math.max(0, Math.floor(height || 0));
+    if (!typed) from.value = String(start);
     const found = (await api.get(`${path}/entries`, { start, limit: RECORDS, tier: "important" })).records;
     records.show(follow ? found.reverse() : found); // The newest ones first.
   }
 
   function go(height) {
-    follow = false;
-    from.value = String(Math.max(0, height));
-    return act(read);
+    follow = typed = false;
+    return act(() => read(height));
   }
 
   async function check() {
@@ -122,7 +127,7 @@ function openOne({ api, act }, name) {
     progress.hidden = false;
     const seen = { records: 0, segments: 0, snapshots: 0 };
     try {
-      for (let next = 0; next !== null; ) {
+      for (let next = 0; next !== null && !gone; ) {
         const found = await api.get(`${path}/check`, { start: next });
         for (const each of Object.keys(seen)) seen[each] += found[each];
         next = found.next;
@@ -160,6 +165,7 @@ function openOne({ api, act }, name) {
     button("Newer", () => go(Math.min(start + RECORDS, Math.max(0, world.head - 1))), { class: "small" }),
     button("Newest", () => {
       follow = true;
+      typed = false;
       return act(load);
     }, { class: "small" }),
   );
@@ -169,18 +175,15 @@ function openOne({ api, act }, name) {
     state.replaceChildren(pill(STATES[world.state], world.state));
     if (world.state === "deleted" || world.state === "deleting") return;
     const [cold, kept, baseline] = await Promise.all([
-      api.get(`${path}/segments`, { limit: SEGMENTS, tier: "important" }),
-      api.get(`${path}/snapshots`, { limit: SEGMENTS, tier: "important" }),
+      api.get(`${path}/segments`, { limit: MARKS, tier: "important" }),
+      api.get(`${path}/snapshots`, { limit: MARKS, tier: "important" }),
       api.get(`${path}/baseline`, { tier: "important" }),
     ]);
-    size.textContent = `${count(world.head)} records: ${count(world.hot)} cold in ${count(cold.segments.length)} segments, ${count(world.head - world.hot)} hot`;
+    size.textContent = `${count(world.head)} records: ${count(world.hot)} cold in ${many(cold.segments)} segments, ${count(world.head - world.hot)} hot`;
     timeline.replaceChildren(...drawn(world, cold.segments, kept.snapshots, go));
     segments.show([...cold.segments].reverse());
     snapshots.show([...kept.snapshots].reverse().map((each) => ({ ...each, isBaseline: each.height === baseline.height })));
-    if (follow) {
-      from.value = String(Math.max(0, world.head - RECORDS));
-      await read();
-    }
+    if (follow) await read(world.head - RECORDS);
   }
 
   return {
@@ -194,7 +197,14 @@ function openOne({ api, act }, name) {
       h("div", { class: "columns" }, card("Snapshots", "", snapshots.element), card("Segments", "", segments.element)),
     ),
     load,
+    dispose: () => {
+      gone = true;
+    },
   };
+}
+
+function many(found) {
+  return `${count(found.length)}${found.length < MARKS ? "" : " or more"}`;
 }
 
 // The journal to scale: segments below, what is hot behind them, snapshots and the baseline above.
@@ -220,5 +230,5 @@ function drawn(world, segments, snapshots, go) {
     return label;
   }));
   const key = (kind, words) => h("span", { class: "key" }, h("i", { class: `dot ${kind}` }), words);
-  return [picture, scale, h("p", { class: "keys" }, key("cold", "segments, in the object store"), key("hot", "hot tail, in the key space"), key("tick", `${count(snapshots.length)} snapshots`), key("mark", `baseline at ${count(world.baseline)}`))];
+  return [picture, scale, h("p", { class: "keys" }, key("cold", "segments, in the object store"), key("hot", "hot tail, in the key space"), key("tick", `${many(snapshots)} snapshots`), key("mark", `baseline at ${count(world.baseline)}`))];
 }
