@@ -28,6 +28,7 @@ def test_the_example_of_a_declarative_pipeline_runs(tmp_path):
         "HOLDFAST_URL": built.url,
         "SPARK_HOME": pyspark.__path__[0],
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_TESTING": "1",  # Its Spark Connect takes a free port, not 15002.
         "PYSPARK_PYTHON": str(python),
         "PYSPARK_DRIVER_PYTHON": str(python),
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
