@@ -61,7 +61,7 @@ class Newcomer:
     def run(self, *words: str, code: int = 0) -> str:
         """Run it to its end; what it says."""
         process = self.start(*words)
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == code, (process.returncode, out, err)
         return out
 
@@ -189,7 +189,7 @@ def test_whoever_interrupts_it_finds_nothing_left(newcomer: Newcomer, number: si
     while "The agents come back" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err.strip()) == (130, "holdfast: interrupted")
     assert newcomer.left() == []
 
@@ -197,7 +197,7 @@ def test_whoever_interrupts_it_finds_nothing_left(newcomer: Newcomer, number: si
 def test_a_folder_with_something_in_it_is_not_taken(newcomer: Newcomer) -> None:
     (newcomer.here / "mine.txt").write_text("mine")
     process = newcomer.start(*HOLDFAST, "demo", "--without-spark", "--keep", ".")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (9, "")
     assert "is not empty; name a new folder for --keep" in err
     assert newcomer.left() == [str(newcomer.here / "mine.txt")]
@@ -207,7 +207,7 @@ def test_a_folder_with_something_in_it_is_not_taken(newcomer: Newcomer) -> None:
 def test_whoever_has_no_spark_is_told_before_the_story_begins(newcomer: Newcomer, module: str) -> None:
     without = f"import sys; sys.modules[{module!r}] = None; from holdfast.cli.main import root; root.main(['demo'])"
     process = newcomer.start("-c", without)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (9, "")
     assert "pip install 'holdfast[spark]'" in err
     assert "holdfast demo --without-spark" in err

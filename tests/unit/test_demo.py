@@ -1,10 +1,15 @@
-"""What the demo's audience sees."""
+"""What the demo's audience sees, and that nobody whom it starts outlives it."""
 
 import io
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.cli.demo import has_browser
+from holdfast.demo.cast import Cast
 from holdfast.demo.stage import Stage
 
 
@@ -68,3 +73,26 @@ def test_the_report_opens_where_there_is_a_window_for_it(
     environment: dict[str, str], platform: str, opens: bool
 ) -> None:
     assert has_browser(environment, platform) is opens
+
+
+def test_whoever_is_interrupted_while_somebody_is_started_leaves_nobody_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is a moment at which a process runs, and nobody knows of it yet."""
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def interrupted(*words: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        started.append(popen(*words, **options))
+        signal.raise_signal(signal.SIGINT)
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt), Cast(tmp_path) as cast:
+        cast.agent("reader", "http://127.0.0.1:1", "ada")
+    [process] = started
+    try:
+        assert process.poll() is not None
+    finally:
+        process.kill()
+        process.wait()

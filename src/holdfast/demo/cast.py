@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -18,6 +19,7 @@ PATIENCE_SECONDS: Final = 60.0  # How long any step of the story may take before
 _STOP_SECONDS: Final = 15.0
 _WORDS_MAX: Final = 500  # Characters of a log that are quoted.
 _LOOK_SECONDS: Final = 0.02
+_INTERRUPTIONS: Final = (signal.SIGINT, signal.SIGTERM)
 
 Found = TypeVar("Found")
 
@@ -171,9 +173,24 @@ class Cast:
         self.wait_for(*self._children)
 
     def _started(self, words: list[str], log: str) -> Child:
-        child = Child(words, self.folder / log)
-        self._children.append(child)
+        with _undisturbed():
+            child = Child(words, self.folder / log)
+            self._children.append(child)
         return child
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Put interruptions off: whoever is started must be known before anything else happens, or outlives the story."""
+    heard: list[int] = []
+    before = {each: signal.signal(each, lambda number, _: heard.append(number)) for each in _INTERRUPTIONS}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in heard:
+            signal.raise_signal(number)
 
 
 class Server:

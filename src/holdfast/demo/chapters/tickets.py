@@ -52,11 +52,12 @@ def _killed(night: Night) -> dict[str, Any]:
         for n in range(1, _KILLED_AT + 1):
             held = desk.hear_of("took")
             done(n)
+    leased = night.plane.queue(TICKETS).stats().leased
     desk.kill()
     night.orphan = held["id"]
     night.stage.claim(
         f"desk 1, process {desk.pid}, died of kill -9 with ticket number {_KILLED_AT} in hand",
-        desk.was_killed and night.plane.queue(TICKETS).stats().leased == 1,
+        desk.was_killed and leased == 1,
         checked="exit status; leases of the queue",
         figure=f"fence {held['fence']}",
     )
