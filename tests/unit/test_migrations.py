@@ -26,8 +26,10 @@ from holdfast.backends.objects import open_objects
 from holdfast.backends.postgres import PostgresDatabase
 from holdfast.backends.rocksdb import RocksDatabase, RocksReader
 from holdfast.errors import (
+    CommitUnknown,
     Conflict,
     DirectoryInUse,
+    DiskFull,
     HashMismatch,
     InvalidArgument,
     MigrationUnfinished,
@@ -279,6 +281,7 @@ def test_a_half_migrated_plane_cannot_be_opened(
 def test_a_migration_that_is_done_is_done_once(hf: Hf, source: str, tmp_path: Path) -> None:
     words = ("migrate", source, f"dir:{tmp_path / 'new'}", "--json")
     first = hf(*words).stdout
+    assert "before, and compared at" in hf(*words[:-1]).stdout
     with holdfast.open(f"dir:{tmp_path / 'new'}") as plane:
         plane.pairs.put(b"raw", b"since")
     assert hf(*words).stdout == first
@@ -395,6 +398,38 @@ def test_a_target_that_does_not_hold_what_was_written_is_found(monkeypatch: pyte
             mover.compare_keys(quietly)
 
 
+@pytest.mark.parametrize("others", [b"large", b"theirs"])
+def test_an_object_that_another_migration_brings_meanwhile_is_compared(others: bytes) -> None:
+    source, target = open_objects("memory:"), open_objects("memory:")
+    source.put("a/b", b"large")
+    opened = source.open
+
+    def meanwhile(path: str) -> Iterator[bytes]:
+        target.put(path, others)
+        return opened(path)
+
+    source.open = meanwhile  # type: ignore[method-assign, assignment]
+    file = moving.BackupFile("a/b", 5, hashlib.sha256(b"large").hexdigest())
+    if others == b"large":
+        assert moving._bring(file, source, target) == 5
+    else:
+        with pytest.raises(TargetNotEmpty, match="other bytes at a/b"):
+            moving._bring(file, source, target)
+    assert target.get("a/b") == others
+
+
+def test_of_a_failure_and_the_one_that_it_leads_to_the_first_is_told() -> None:
+    class Full(MemoryDatabase):
+        def close(self) -> None:
+            super().close()
+            raise CommitUnknown("what is left could not be synced")
+
+    with pytest.raises(DiskFull), Full():
+        raise DiskFull("the device is full")
+    with pytest.raises(CommitUnknown), Full():
+        """Nothing else went wrong."""
+
+
 @pytest.mark.parametrize("missing", [True, False])
 def test_a_store_that_loses_an_object_is_found(missing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = open_objects("memory:"), open_objects("memory:")
@@ -422,6 +457,10 @@ def test_a_store_that_loses_an_object_is_found(missing: bool, monkeypatch: pytes
         (("postgresql://[bad/db", "new"), 2, "not understood"),
         (("postgresql://host/db?no=such", "new"), 2, "not understood"),
         (("data", "postgresql://host/db?no=such"), 2, "not understood"),
+        (("data", "postgresql://me:50%off@host/db"), 2, "a % in it is written %25"),
+        (("dir:~no-such-user/data", "new"), 9, "names no folder"),
+        (("data", "dir:~no-such-user/data"), 9, "names no folder"),
+        (("dir:", "new"), 2, "names no folder"),
     ],
 )
 def test_what_cannot_be_migrated_is_refused_in_words(
@@ -429,8 +468,23 @@ def test_what_cannot_be_migrated_is_refused_in_words(
 ) -> None:
     holdfast.open(f"dir:{tmp_path / 'data'}").close()
     places = [word if ":" in word else str(tmp_path / word) for word in words]
-    assert says in hf("migrate", *places, code=code).stderr
+    told = hf("migrate", *places, code=code).stderr
+    assert says in told
+    assert "50%off" not in told
     assert not (tmp_path / "new" / "kv").exists()
+
+
+@pytest.mark.parametrize(
+    ("store", "says"), [("memory:", "ends with this process"), ("ftp://x", "names no object store")]
+)
+def test_a_store_that_would_keep_nothing_is_refused_before_anything_is_made(
+    hf: Hf, source: str, postgres_url: str, tmp_path: Path, *, store: str, says: str
+) -> None:
+    assert says in hf("migrate", source, f"dir:{tmp_path / 'new'}", "--to-objects", store, code=2).stderr
+    assert not (tmp_path / "new").exists()
+    assert says in hf("migrate", source, postgres_url, "--objects", store, code=2).stderr
+    with psycopg.connect(postgres_url) as connection:
+        assert connection.execute("SELECT to_regclass('holdfast_kv')").fetchone() == (None,)
 
 
 # In use.
@@ -566,7 +620,7 @@ def test_a_url_is_written_down_without_its_password() -> None:
     assert said("postgresql://me:secret@host:5/db?password=secret&sslmode=require") == (
         "postgresql://me@host:5/db?sslmode=require"
     )
-    assert said("postgresql://host/db") == "postgresql://host/db"
+    assert said("postgres://host/db?sslpassword=secret") == "postgresql://host/db"
     assert said("dir:.") == f"dir:{Path.cwd()}"
 
 

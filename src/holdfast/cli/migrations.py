@@ -49,19 +49,28 @@ def migrate(source: str, target: str, *, activity: str | None, leave_activity: b
             planes.target().patience_seconds,
         )
         there = stack.enter_context(opened_target(target, objects=to_objects))
-        moved = _moved(Mover(here, there, said(source), with_logs=not leave_activity), target, here.keys)
+        mover = Mover(here, there, said(source), with_logs=not leave_activity)
+        is_new = _moved(mover, target, here.keys)
+    moved = mover.now
     fields = {"source": said(source), "target": said(target), **_fields(moved)}
-    printing.done(
-        f"{moved.keys:,} keys, {moved.objects:,} objects ({moved.object_bytes:,} bytes) and {moved.logs:,} session "
-        f"logs that were not among them are in {said(target)}; all {moved.ranges:,} ranges of keys are equal to those "
-        f"of {said(source)}, and every object has its hash. The digest of the keys is {moved.digest.hex()}",
-        fields,
-    )
+    if is_new:
+        text = (
+            f"{moved.keys:,} keys, {moved.objects:,} objects ({moved.object_bytes:,} bytes) and {moved.logs:,} session "
+            f"logs that were not among them are in {said(target)}; all {moved.ranges:,} ranges of keys are equal to "
+            f"those of {said(source)}, and every object has its hash. The digest of the keys is {moved.digest.hex()}"
+        )
+    else:
+        text = (
+            f"{said(source)} was migrated to {said(target)} before, and compared at {fields['ended_at']}; nothing was "
+            "done now"
+        )
+    printing.done(text, fields)
 
 
-def _moved(mover: Mover, target: str, keys: int) -> Migration:
+def _moved(mover: Mover, target: str, keys: int) -> bool:
+    """Migrate what is not migrated yet; whether there was anything."""
     check_unused(target)
-    if mover.begin():
+    if is_begun := mover.begin():
         try:
             check_unused(target)  # Once more, behind the record that keeps others out: nobody slips in between.
         except PlaneInUse:
@@ -74,7 +83,7 @@ def _moved(mover: Mover, target: str, keys: int) -> Migration:
         with printing.progress("Comparing keys", mover.copied or max(keys - mover.now.keys, 0) or None) as advance:
             mover.compare_keys(advance)
         mover.finish()
-    return mover.now
+    return is_begun
 
 
 def _shared_objects(url: str) -> str | None:

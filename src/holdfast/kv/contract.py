@@ -17,11 +17,12 @@ What every backend promises, and `holdfast.testing.conformance` proves:
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from holdfast.errors import Unsupported
+from holdfast.errors import HoldfastError, Unsupported
 from holdfast.kv.watches import Told, Watch
 from holdfast.tiers import Tier
 
@@ -92,7 +93,11 @@ class Database(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            with suppress(HoldfastError):  # A device that is full cannot be synced either; what came first is told.
+                self.close()
 
 
 class View(Protocol):

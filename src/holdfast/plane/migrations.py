@@ -12,10 +12,11 @@ from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.backends.rocksdb import RocksReader
 from holdfast.errors import InvalidUrl, TargetNotEmpty, Unsupported
 from holdfast.plane.formats import MARKER
-from holdfast.plane.open import open_database
+from holdfast.plane.open import folder_at, open_database
 from holdfast.runtime.migrations import Side
 
 _OURS: Final = frozenset({MARKER, "kv", "objects", "activity"})
+_SECRETS: Final = frozenset({"password", "sslpassword"})
 
 
 def said(url: str) -> str:
@@ -33,8 +34,9 @@ def said(url: str) -> str:
             f"The URL is not understood ({error}); write dir:PATH or postgresql://user@host/database"
         ) from None
     user, at, host = parts.netloc.rpartition("@")
-    query = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name != "password"], safe="/:")
-    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}{at}{host}", query=query))
+    query = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name not in _SECRETS], safe="/:")
+    scheme = "postgresql" if parts.scheme == "postgres" else parts.scheme  # Two words for the same.
+    return urlunsplit(parts._replace(scheme=scheme, netloc=f"{user.partition(':')[0]}{at}{host}", query=query))
 
 
 @contextmanager
@@ -65,21 +67,26 @@ def opened_target(url: str, *, objects: str | None = None) -> Iterator[Side]:
     Raises:
         TargetNotEmpty: a folder has something in it that is no plane.
         DirectoryInUse: somebody else has it open.
+        InvalidUrl: there is no such store, or it would forget its objects.
     """
+    if objects == "memory:":
+        raise InvalidUrl("A store at memory: ends with this process, and the objects with it; name one that stays")
     if url.startswith("dir:"):
         folder = folder_of(url)
         if folder.is_dir() and not (folder / MARKER).exists():
             others = sorted(path.name for path in folder.iterdir() if path.name not in _OURS)
             if others:
                 raise TargetNotEmpty(f"{folder} holds {others[0]}, which is no plane's; choose a new folder")
+        store = None if objects is None else open_objects(objects)  # First: a URL that is none leaves nothing behind.
         with open_database(url) as database:
-            yield Side(database, open_objects(objects or f"dir:{folder / 'objects'}"))
+            yield Side(database, store or open_objects(f"dir:{folder / 'objects'}"))
         return
     _check_postgres(url)
     from holdfast.backends.postgres import PostgresDatabase, alone
 
+    kept = None if objects is None else open_objects(objects)
     with PostgresDatabase(alone(url)) as shared:
-        yield Side(shared, None if objects is None else open_objects(objects))
+        yield Side(shared, kept)
 
 
 def check_unused(url: str) -> None:
@@ -91,8 +98,15 @@ def check_unused(url: str) -> None:
 
 
 def folder_of(url: str) -> Path:
-    """The folder that a dir: URL names."""
-    return Path(url.removeprefix("dir:")).expanduser()
+    """The folder that a dir: URL names.
+
+    Raises:
+        InvalidUrl, PathUnusable: it names none.
+    """
+    path = url.removeprefix("dir:")
+    if not path:
+        raise InvalidUrl("dir: names no folder; write dir:PATH")
+    return folder_at(path)
 
 
 def _read_only(url: str | None) -> ObjectStore | None:

@@ -101,7 +101,7 @@ def open_database(url: str, *, clock: Clock | None = None, ids: IdSource | None 
     if url == "memory:":
         return MemoryDatabase(clock=clock, ids=ids)
     if scheme == "dir" and rest:
-        directory = _directory(rest)
+        directory = folder_at(rest)
         _check_format(directory)
         return RocksDatabase(directory / "kv", clock=clock, ids=ids)
     if scheme in ("postgresql", "postgres") and rest.startswith("//"):
@@ -121,7 +121,7 @@ def object_store_url(url: str) -> str | None:
     """Where the big bytes of a plane are kept if nothing else is said; None where nodes share no place for them."""
     scheme, _, rest = url.partition(":")
     if scheme == "dir":
-        return f"dir:{_directory(rest) / 'objects'}"
+        return f"dir:{folder_at(rest) / 'objects'}"
     return url if url == "memory:" else None
 
 
@@ -169,13 +169,13 @@ def _logs(url: str, folder: str | None) -> Path | None:
     """Where session logs are written before they are rotated into the object store; None: where nothing stays."""
     scheme, _, rest = url.partition(":")
     if folder is not None:
-        return _directory(folder.removeprefix("dir:"))
+        return folder_at(folder.removeprefix("dir:"))
     if scheme == "dir":
-        return _directory(rest) / "activity"
+        return folder_at(rest) / "activity"
     if url == "memory:":
         return None
     # Several processes may share this folder: each file has one writer.
-    return _directory(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "holdfast" / "activity"
+    return folder_at(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "holdfast" / "activity"
 
 
 def _open_postgres(url: str, clock: Clock | None, ids: IdSource | None) -> Database:
@@ -186,10 +186,15 @@ def _open_postgres(url: str, clock: Clock | None, ids: IdSource | None) -> Datab
     return PostgresDatabase(url, clock=clock, ids=ids)
 
 
-def _directory(path: str) -> Path:
+def folder_at(path: str) -> Path:
+    """The folder of that name, with `~` as whose home it is.
+
+    Raises:
+        PathUnusable: there is no such user.
+    """
     try:
         return Path(path).expanduser()
-    except RuntimeError as error:  # There is no such user.
+    except RuntimeError as error:
         raise PathUnusable(f"{path} names no folder ({error}); write the whole path") from error
 
 

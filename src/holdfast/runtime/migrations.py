@@ -238,17 +238,21 @@ def _bring(file: BackupFile, source: ObjectStore | None, target: ObjectStore) ->
     if expected is None and source is not None:
         expected = _hash_of(source, file.path)
     there = _hash_of(target, file.path)
-    if there is None:
-        _copy(file.path, expected, source, target)
+    if is_ours := there is None:
+        is_ours = _copy(file.path, expected, source, target)
         there = _hash_of(target, file.path)
-        if there != expected:
+    if there != expected:
+        if is_ours:
             raise HashMismatch(f"{file.path} is not in the target as it was written; run this again")
-    elif there != expected:
-        raise _foreign(file.path)
+        raise TargetNotEmpty(
+            f"The target's object store has other bytes at {file.path}; choose a bucket or prefix of its own"
+        )
     return 0 if expected is None else expected[1]
 
 
-def _copy(path: str, expected: tuple[str, int] | None, source: ObjectStore | None, target: ObjectStore) -> None:
+def _copy(path: str, expected: tuple[str, int] | None, source: ObjectStore | None, target: ObjectStore) -> bool:
+    """Copy one object; whether nobody else was first."""
+
     def checked() -> Iterator[bytes]:
         if source is None:
             raise ObjectNotFound(path)
@@ -263,16 +267,13 @@ def _copy(path: str, expected: tuple[str, int] | None, source: ObjectStore | Non
     try:
         target.write(path, checked(), create_only=True)
     except ObjectExists:
-        raise _foreign(path) from None
+        return False
     except ObjectNotFound:
         raise MissingObject(
             f"{path} is not in the source's object store, so there is no whole plane to migrate; name the store that "
             "has it, or see what holdfast doctor says"
         ) from None
-
-
-def _foreign(path: str) -> TargetNotEmpty:
-    return TargetNotEmpty(f"The target's object store has other bytes at {path}; choose a bucket or prefix of its own")
+    return True
 
 
 def _hash_of(store: ObjectStore, path: str) -> tuple[str, int] | None:

@@ -25,7 +25,7 @@ from holdfast.backends.objects.failures import headline
 from holdfast.backends.objects.folders import FolderStore
 from holdfast.backends.objects.paths import check_path
 from holdfast.backends.objects.store import ObjectMeta, ObjectStore
-from holdfast.errors import InvalidArgument, InvalidUrl
+from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable
 
 __all__ = ["open_objects", "ObjectStore", "FolderStore", "ObjectMeta", "check_path"]
 
@@ -47,7 +47,10 @@ def open_objects(url: str, **config: Any) -> ObjectStore:
     if url == "memory:":
         return ObjectStore(MemoryStore())
     if scheme == "dir" and rest:
-        return FolderStore(Path(rest))
+        try:
+            return FolderStore(Path(rest).expanduser())
+        except RuntimeError as error:
+            raise PathUnusable(f"{rest} names no folder ({error}); write the whole path") from error
     if scheme in ("s3", "az", "gs"):
         try:
             return ObjectStore(from_url(url, **config))

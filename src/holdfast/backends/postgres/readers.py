@@ -10,8 +10,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from holdfast.backends.postgres.database import PostgresDatabase
-from holdfast.backends.postgres.sessions import APPLICATION, connect
-from holdfast.errors import DatabaseFailed, InvalidUrl, PlaneInUse
+from holdfast.backends.postgres.sessions import APPLICATION, connect, not_understood
+from holdfast.errors import DatabaseFailed, PlaneInUse
 
 _ALONE: Final = "holdfast-migrate"  # How whoever must be alone is told from everybody else.
 _LOCK_WAIT: Final = "5s"  # A transaction that is under way ends within this, or is no transaction of Holdfast.
@@ -62,9 +62,7 @@ def alone(url: str) -> str:
     try:
         return make_conninfo(url, application_name=_ALONE)
     except psycopg.ProgrammingError as error:
-        raise InvalidUrl(
-            f"The PostgreSQL URL is not understood ({error}); write postgresql://user@host/database"
-        ) from None
+        raise not_understood(error) from None
 
 
 def check_unused(url: str) -> None:

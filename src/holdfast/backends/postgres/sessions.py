@@ -346,11 +346,15 @@ def connect(url: str) -> psycopg.Connection[tuple[object, ...]]:
                 fallback_application_name=APPLICATION,
             )
         except psycopg.ProgrammingError as error:
-            raise InvalidUrl(
-                f"The PostgreSQL URL is not understood ({error}); write postgresql://user@host/database"
-            ) from error
+            raise not_understood(error) from None
         except psycopg.OperationalError as error:
             failure = error
             if any(answer in str(error) for answer in _FINAL_ANSWERS):
                 break
     raise Unreachable(f"PostgreSQL does not answer ({failure}); start it, or correct the URL") from failure
+
+
+def not_understood(error: psycopg.ProgrammingError) -> InvalidUrl:
+    """Says what is wrong with a URL, without the part of it that may be a password."""
+    why = "a % in it is written %25" if "percent-encoded" in str(error) else error
+    return InvalidUrl(f"The PostgreSQL URL is not understood ({why}); write postgresql://user@host/database")
