@@ -18,6 +18,7 @@ from holdfast.handles import Plane
 from holdfast.layers.worlds import World, room
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
+SECONDS_MAX = 60.0  # Far more than anything here takes; whoever waits for a condition must end some day.
 Hf = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -42,7 +43,7 @@ def hf(environment: dict[str, str]) -> Hf:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=SECONDS_MAX,
             check=False,
             stdin=subprocess.DEVNULL,
         )
@@ -78,7 +79,7 @@ def start(environment: dict[str, str]) -> Iterator[Callable[..., "subprocess.Pop
 
 def open_patiently(url: str) -> Plane:
     """The plane, as soon as whoever has it open lets go of it."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + SECONDS_MAX
     while True:
         try:
             return holdfast.open(url)
@@ -88,7 +89,7 @@ def open_patiently(url: str) -> Plane:
 
 
 def until(there: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SECONDS_MAX
     while not there():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -101,7 +102,7 @@ def shell(script: str, environment: dict[str, str], **also: str) -> str:
         env={**environment, **also},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SECONDS_MAX,
         check=True,
         stdin=subprocess.DEVNULL,
     )
@@ -131,7 +132,7 @@ def test_a_get_waits_for_a_put_of_another_process(
     waiting = start("queue", "get", "jobs", "--wait", "forever", "--json")
     until((tmp_path / "data" / "kv" / "CURRENT").exists)  # It has made the directory, and looks for a message.
     id = hf("queue", "put", "jobs", "hello").stdout.strip()
-    output, _ = waiting.communicate(timeout=20)
+    output, _ = waiting.communicate(timeout=SECONDS_MAX)
     found = json.loads(output)
     assert (found["id"], found["payload"]) == (id, "hello")
     # Nothing extends the lease of a process that has ended.
@@ -141,9 +142,9 @@ def test_a_get_waits_for_a_put_of_another_process(
 def test_commands_under_one_lock_never_overlap(start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = f'echo "start $HOLDFAST_FENCE" >> {log}; sleep 0.3; echo "end $HOLDFAST_FENCE" >> {log}; exit 5'
-    runs = [start("lock", "run", "deploy", "--wait", "60", "--ttl", "10", "--", "sh", "-c", script) for _ in range(3)]
+    runs = [start("lock", "run", "deploy", "--wait", "60", "--ttl", "60", "--", "sh", "-c", script) for _ in range(3)]
     for run in runs:
-        output, errors = run.communicate(timeout=50)
+        output, errors = run.communicate(timeout=2 * SECONDS_MAX)
         assert run.returncode == 5, (output, errors)
     assert log.read_text().split("\n")[:-1] == [f"{word} {fence}" for fence in (1, 2, 3) for word in ("start", "end")]
 
@@ -154,11 +155,11 @@ def test_a_command_is_stopped_when_somebody_else_gets_its_lock(
     script = (
         f'trap "echo told > {tmp_path}/told; exit 0" TERM; echo "$HOLDFAST_LEASE_ID" > {tmp_path}/id; sleep 60 & wait'
     )
-    running = start("lock", "run", "deploy", "--ttl", "3", "--", "sh", "-c", script)
+    running = start("lock", "run", "deploy", "--ttl", "9", "--", "sh", "-c", script)
     until(lambda: (tmp_path / "id").exists() and (tmp_path / "id").read_text().endswith("\n"))
     hf("lock", "release", "deploy", "--lease-id", (tmp_path / "id").read_text().strip(), "--fence", "1")
     hf("lock", "acquire", "deploy", "--owner", "eve", "--ttl", "60")
-    _, errors = running.communicate(timeout=20)
+    _, errors = running.communicate(timeout=SECONDS_MAX)
     assert running.returncode == 6, errors
     assert "the command was stopped" in errors
     assert (tmp_path / "told").exists()
@@ -169,12 +170,12 @@ def test_a_command_whose_lock_cannot_be_kept_alive_is_gone_before_the_lock_passe
 ) -> None:
     alive = tmp_path / "alive"
     script = f"trap '' TERM; while :; do date +%s%3N > {alive}; sleep 0.05; done"
-    running = start("lock", "run", "deploy", "--ttl", "3", "--patience", "0.2", "--", "sh", "-c", script)
+    running = start("lock", "run", "deploy", "--ttl", "15", "--patience", "0.2", "--", "sh", "-c", script)
     until(alive.exists)
     with open_patiently(environment["HOLDFAST_URL"]) as plane:  # Nobody else can renew anything meanwhile.
         granted = plane.lease("deploy").describe().lease
         assert granted is not None
-        _, errors = running.communicate(timeout=20)
+        _, errors = running.communicate(timeout=SECONDS_MAX)
     assert running.returncode == 6, errors
     last_sign_of_life_ms = int(alive.read_text() or 0)
     assert last_sign_of_life_ms <= granted.expires_ms
@@ -185,7 +186,7 @@ def test_signals_reach_the_command(start: Callable[..., "subprocess.Popen[str]"]
     running = start("lock", "run", "deploy", "--", "sh", "-c", script)
     until((tmp_path / "ready").exists)
     running.send_signal(signal.SIGTERM)
-    _, errors = running.communicate(timeout=20)
+    _, errors = running.communicate(timeout=SECONDS_MAX)
     assert running.returncode == 9, errors
     assert json.loads(hf("lock", "list", "--json").stdout) == []
 
@@ -195,7 +196,7 @@ def test_an_interrupt_ends_a_wait_with_130(start: Callable[..., "subprocess.Pope
     assert waiting.stdout is not None
     assert json.loads(waiting.stdout.readline())["ready"] == 0
     waiting.send_signal(signal.SIGINT)
-    _, errors = waiting.communicate(timeout=20)
+    _, errors = waiting.communicate(timeout=SECONDS_MAX)
     assert (waiting.returncode, json.loads(errors.strip())["code"]) == (130, "interrupted")
 
 

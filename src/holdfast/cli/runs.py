@@ -2,7 +2,7 @@
 
     renewed ──► the command goes on                       at a third of the ttl, from a thread of its own
     fenced  ──► SIGTERM at once, SIGKILL after the grace  somebody else may have the lease
-    silence ──► SIGTERM, SIGKILL when the lease ends      what cannot be renewed is lost, though nobody said so
+    silence ──► SIGTERM, SIGKILL before the lease ends    what cannot be renewed is lost, though nobody said so
 
 Silence is measured by this process's own monotonic clock from the moment before a renewal was asked for, so that the
 command is gone before the lease passes on, whatever the clocks of the two machines say.
@@ -24,6 +24,7 @@ import click
 from holdfast.errors import Backend, Busy, HoldfastError, LeaseExpired
 
 _LOOK_SECONDS: Final = 0.05  # How often the lease is looked at while the command runs.
+_SPARE: Final = 10  # A tenth of the lease is left for a kill that comes late on a busy machine.
 _RETRY_SECONDS: Final = 1.0  # How soon a renewal that got no answer is tried again, at the latest.
 _PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _BY_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT)  # A terminal sends these to everybody in front of it.
@@ -125,7 +126,7 @@ def _supervised(
                 _stop(process, ended, time.monotonic() + grace_seconds, is_attended)
                 raise LeaseExpired(f"The lock is lost, and the command was stopped: {renewal.lost}") from renewal.lost
             if time.monotonic() >= renewal.held_until - grace_seconds:
-                _stop(process, ended, renewal.held_until, is_attended)
+                _stop(process, ended, renewal.held_until - renewal.ttl_seconds / _SPARE, is_attended)
                 why = renewal.trouble or "a renewal got no answer in time"
                 raise LeaseExpired(
                     f"The lock could not be kept alive, and the command was stopped: {why}"
