@@ -13,7 +13,7 @@ import websockets
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from websockets.asyncio.client import ClientConnection, connect
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 60.0
 PROTOCOL = "holdfast-relay-1"
 
 

@@ -34,7 +34,7 @@ class Bounded:
         self.objects = folder / "data" / "objects"
 
     def send(self, where: str, body: bytes, kind: str, *, chunked: bool) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(*self.server.address, timeout=20)
+        connection = http.client.HTTPConnection(*self.server.address, timeout=60)
         pieces: Any = (body[at : at + 30_000] for at in range(0, len(body), 30_000)) if chunked else body
         said = {"Authorization": f"Bearer {self.small}", "Content-Type": kind}
         try:

@@ -23,13 +23,11 @@ from websockets.client import ClientProtocol
 import holdfast
 from holdfast import AsyncPlane, AsyncWorker, Plane, Worker
 from holdfast.client.connection import Connection
-from holdfast.client.ports import RemotePort
 from holdfast.errors import (
     BlobNotFound,
     CasMismatch,
     Closed,
     HeadAdvanced,
-    HoldfastError,
     InvalidArgument,
     InvalidUrl,
     InvalidValue,
@@ -48,7 +46,7 @@ HERE = Path(__file__).parent
 serving = runpy.run_path(str(HERE / "serving.py"))["serving"]  # Test files cannot import each other.
 Proxy = runpy.run_path(str(HERE.parent / "faults" / "proxy.py"))["Proxy"]
 MEGABYTE = 1_048_576
-PATIENCE_SECONDS = 30.0  # Far more than anything here takes.
+PATIENCE_SECONDS = 60.0  # Far more than anything here takes.
 _names = count()
 
 
@@ -769,11 +767,11 @@ def test_a_client_does_not_outlive_a_fork(server: Any) -> None:
 async def test_a_message_is_kept_while_its_event_loop_is_blocked(server: Any, name: str) -> None:
     async with holdfast.connect_async(server.url) as plane:
         jobs = plane.queue(name)
-        await jobs.put("a", visibility_seconds=0.6)
+        await jobs.put("a", visibility_seconds=6)  # A machine that is busy for two seconds loses nothing.
         message = await jobs.receive()
         assert message is not None
         first = message.expires_ms
-        until(lambda: message.expires_ms > first + 900)  # Blocks the loop: this is no `await`.
+        until(lambda: message.expires_ms > first + 3_000)  # Blocks the loop: this is no `await`.
         await message.ack()
         stats = await jobs.stats()
         assert (stats.expired_total, stats.acked_total) == (0, 1)
@@ -783,10 +781,10 @@ def test_the_keeper_outlasts_connections_that_are_closed(server: Any, name: str)
     """Servers close connections that are quiet for a while; an extension must not be lost by that."""
     with Proxy(server.port) as proxy, holdfast.connect(proxy.url) as plane:
         jobs = plane.queue(name)
-        jobs.put("a", visibility_seconds=0.9)
+        jobs.put("a", visibility_seconds=6)
         message = jobs.receive()
         assert message is not None
-        for _ in range(4):
+        for _ in range(3):
             before = message.expires_ms
             until(lambda before=before: message.expires_ms > before)
             proxy.cut_all()
@@ -834,7 +832,7 @@ def test_a_server_that_drains_puts_calls_off_until_the_next_one(
         plane.queue("jobs").put("a")
         first.drain()
         with ThreadPoolExecutor(1) as threads:
-            until(lambda: isinstance(_outcome(first.url), HoldfastError))
+            until(lambda: first.get("/v1/queues").status == 503)
             told.clear()
             put = threads.submit(plane.queue("jobs").put, "b")
             until(lambda: told == ["shutdown_draining"])
@@ -845,13 +843,3 @@ def test_a_server_that_drains_puts_calls_off_until_the_next_one(
                 proxy.target = second.port
                 put.result(PATIENCE_SECONDS)
                 assert plane.queue("jobs").stats().ready == 2
-
-
-def _outcome(url: str) -> Any:
-    port = RemotePort(url, patience_seconds=0.1)
-    try:
-        return port.call(ListWorlds())
-    except HoldfastError as error:
-        return error
-    finally:
-        port.close()

@@ -10,6 +10,7 @@ The blocks of a document run from top to bottom in one shell, as a reader would 
 
 import http.client
 import os
+import random
 import re
 import signal
 import socket
@@ -97,9 +98,12 @@ SERVER = "http://127.0.0.1:9440"
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that nobody gets by chance before it is used: those of connections are higher."""
+    for _ in range(100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(10_000, 30_000)))
+            return int(probe.getsockname()[1])
+    pytest.fail("there is no free port")
 
 
 @pytest.mark.parametrize("document", ["tutorial.md", "how-to/write-a-worker.md", "pipeline.md"])
@@ -114,7 +118,7 @@ def test_every_door_that_the_reference_names_is_there(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "holdfast.cli", "serve", "--data", "memory:", "--port", str(port)]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
-            for _ in range(600):
+            for _ in range(1_200):
                 with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
                     break
                 time.sleep(0.05)
@@ -129,7 +133,7 @@ def test_every_door_that_the_reference_names_is_there(tmp_path: Path) -> None:
 
 
 def is_there(port: int, path: str) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     upgrade["Sec-WebSocket-Key"] = "AAAAAAAAAAAAAAAAAAAAAA=="
     connection.request("GET", path, headers=upgrade if path.startswith("/v1/") else {})

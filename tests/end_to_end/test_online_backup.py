@@ -280,7 +280,7 @@ def test_an_interrupt_leaves_a_backup_that_goes_on(server: Any, hf: Hf, tmp_path
     while not (tmp_path / "backup" / "started.json").exists() and backup.poll() is None:
         time.sleep(0.005)
     backup.send_signal(signal.SIGINT)
-    backup.wait(20)
+    backup.wait(60)
     if backup.returncode != 0:  # It may have been too fast.
         assert len(left(tmp_path)) == 1
         hf("backup", str(tmp_path / "backup"))

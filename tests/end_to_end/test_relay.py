@@ -5,8 +5,10 @@ import base64
 import json
 import runpy
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ Server = runpy.run_path(str(HERE / "processes.py"))["Server"]  # Test files cann
 serving = runpy.run_path(str(HERE / "serving.py"))["serving"]
 _client = runpy.run_path(str(HERE / "relay_client.py"))
 Agent, Refused, base64url, to_sign = (_client[name] for name in ("Agent", "Refused", "base64url", "to_sign"))
-SECONDS_MAX = 30.0  # Far more than anything here takes.
+SECONDS_MAX = 60.0  # Far more than anything here takes.
 
 Start = Callable[..., Any]
 
@@ -249,7 +251,7 @@ async def test_tokens_stand_for_agents_of_their_universe(start: Start, tmp_path:
         assert (await ada.until_closed())[0] == 4003
         assert bob.closed is None
     async with Agent(server.url, "carol", token=slow) as carol:
-        assert (await carol.send("bob", b"x"))["code"] == "busy", "to come in was its one call of this second"
+        assert "busy" in [answer.get("code") for answer in await hundred_at_once(carol)]  # It has one call a second.
     for address, token in (("ada", other), ("ada@other", reader), ("ada", mail), ("ada", "nonsense")):
         with pytest.raises(Refused) as closed:
             async with Agent(server.url, address, token=token):
@@ -334,29 +336,38 @@ async def test_senders_that_race_the_switch_to_live(join: Any, plane: Plane) -> 
     store(plane, 300)
     senders = [await join(f"racer-{number}") for number in range(3)]
 
-    async def race(sender: Any) -> None:
-        for number in range(100):
-            assert (await sender.send("bob", f"{sender.address}/{number}".encode()))["type"] == "sent"
+    is_live = threading.Event()  # Until then everybody goes on, however fast they are.
 
-    def race_by_stream() -> None:
-        for number in range(100):
+    async def race(sender: Any) -> int:
+        for number in count():
+            if number >= 100 and is_live.is_set():
+                return number
+            assert (await sender.send("bob", f"{sender.address}/{number}".encode()))["type"] == "sent"
+        raise AssertionError
+
+    def race_by_stream() -> int:
+        for number in count():
+            if number >= 100 and is_live.is_set():
+                return number
             plane.mailbox("streamer").send("bob", f"streamer/{number}".encode())
+        raise AssertionError
 
     racing = [asyncio.create_task(race(sender)) for sender in senders]
     racing.append(asyncio.create_task(asyncio.to_thread(race_by_stream)))
     bob = await join("bob", auto=True)
-    await bob.get(700)
-    await asyncio.gather(*racing)
-    assert [mail["sequence"] for mail in bob.mails] == list(range(700))
+    await bob.until(lambda: not bob.mails[-1]["stored"] if bob.mails else False)
+    is_live.set()
+    sent = await asyncio.gather(*racing)
+    await bob.get(300 + sum(sent))
+    assert [mail["sequence"] for mail in bob.mails] == list(range(300 + sum(sent)))
     stored = [mail["stored"] for mail in bob.mails]
     assert stored == sorted(stored, reverse=True), "stored mail first, then live mail"
-    assert not all(stored)
-    for name in [sender.address.encode() for sender in senders] + [b"streamer"]:
-        numbers = [int(body.rpartition(b"/")[2]) for body in bob.bodies() if body.startswith(name + b"/")]
-        assert numbers == list(range(100))
+    for name, number in zip([*(each.address for each in senders), "streamer"], sent, strict=True):
+        numbers = [int(body.rpartition(b"/")[2]) for body in bob.bodies() if body.startswith(f"{name}/".encode())]
+        assert numbers == list(range(number))
     await until(lambda: plane.mailbox("bob").count() == 0)
-    for sender in senders:
-        await sender.until(lambda sender=sender: len(sender.confirms) == 100)
+    for sender, number in zip(senders, sent, strict=False):
+        await sender.until(lambda sender=sender, number=number: len(sender.confirms) == number)
         assert [each["message_id"] for each in sender.confirms] == list(sender.sent)
 
 
@@ -456,7 +467,7 @@ async def test_refusals_say_which_mail_they_are_about(join: Any, plane: Plane) -
     wrong = await ada.send("bob", b"x", surprise=True)
     assert (wrong["code"], "surprise" in wrong["detail"]) == ("invalid_frame", True)
     await ada.say({"type": "fly"})
-    await ada.until(lambda: ada.frames[-1].get("code") == "invalid_frame")
+    await ada.until(lambda: [frame.get("code") for frame in ada.frames].count("invalid_frame") == 2)
     assert ada.closed is None
 
 
@@ -525,19 +536,25 @@ async def test_many_frames_may_come_in_one_message(join: Any, plane: Plane) -> N
 async def test_a_sender_that_is_too_fast_is_slowed_down(start: Start) -> None:
     server = start(relay_rate_per_second=5, relay_burst=10)
     async with Agent(server.url, "ada") as ada, Agent(server.url, "eve") as eve:
-        ids = [await ada.post("bob", b"x") for _ in range(12)]
-        answers = [await ada.answer(id) for id in ids]
-        limited = [answer for answer in answers if answer["type"] == "rate_limited"]
-        assert limited
-        assert all(0 < answer["retry_after_ms"] <= 400 for answer in limited)
+        types = [answer["type"] for answer in await hundred_at_once(ada)]
+        assert types[:10] == ["sent"] * 10
+        assert "rate_limited" in types
+        assert all(0 < answer["retry_after_ms"] <= 200 for answer in ada.frames if answer["type"] == "rate_limited")
         assert (await eve.send("bob", b"x"))["type"] == "sent"
         await ada.close()
         async with Agent(server.url, "ada", key=ada.key) as again:  # A new connection is no new sender.
-            answers = [await again.send("bob", b"x") for _ in range(11)]
+            answers = await hundred_at_once(again)
             assert "rate_limited" in [answer["type"] for answer in answers]
             await asyncio.sleep(answers[-1].get("retry_after_ms", 0) / 1_000)
             while (await again.send("bob", b"x"))["type"] != "sent":
                 await asyncio.sleep(0.05)
+
+
+async def hundred_at_once(agent: Any) -> list[Any]:
+    """Answers to a hundred mails of one message, which come to a rate however slow the machine is."""
+    frames = [agent.mail("bob", b"x") for _ in range(100)]
+    await agent.say(*frames)
+    return [await agent.answer(frame["message_id"]) for frame in frames]
 
 
 # Those who do not read.
@@ -581,22 +598,25 @@ async def test_hundreds_of_agents_cost_no_thread_each(start: Start) -> None:
             assert (await agent.answer(id))["type"] == "sent"
         for agent in agents:
             await agent.until(lambda agent=agent: agent.confirms)
-        assert len(list(threads.iterdir())) < before + 20
+        assert len(list(threads.iterdir())) < before + 100
 
 
 # Stopping.
 
 
 async def test_a_server_that_stops_says_so_and_keeps_what_it_acknowledged(start: Start, tmp_path: Path) -> None:
-    server = start(drain_seconds=20)
+    server = start(drain_seconds=SECONDS_MAX)
     async with Agent(server.url, "ada") as ada, Agent(server.url, "bob") as bob:
         await ada.send("bob", b"1")
         [mail] = await bob.get(1)
-        server.process.send_signal(signal.SIGTERM)
-        await bob.until(lambda: {"type": "draining"} in bob.frames)
-        refused = await ada.send("bob", b"2")
-        assert (refused["code"], refused["retry"]) == ("shutdown_draining", "later")
-        await bob.confirm(mail)
+        with server.unfinished_upload() as finish:  # So that it does not end before it was heard.
+            server.process.send_signal(signal.SIGTERM)
+            await bob.until(lambda: {"type": "draining"} in bob.frames)
+            refused = await ada.send("bob", b"2")
+            assert (refused["code"], refused["retry"]) == ("shutdown_draining", "later")
+            await bob.confirm(mail)
+            await ada.until(lambda: ada.confirms)
+            await asyncio.to_thread(finish)
         assert (await ada.until_closed())[0] == 1012
         assert (await bob.until_closed())[0] == 1012
         assert await asyncio.to_thread(server.process.wait, SECONDS_MAX) == 0

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,16 @@ import websockets
 from websockets.sync.client import connect as connect_stream
 
 import holdfast
-from holdfast.errors import Busy, HoldfastError, InvalidArgument, NotAllowed, PathUnusable, PayloadTooLarge
+from holdfast import Plane
+from holdfast.errors import (
+    Busy,
+    HoldfastError,
+    InvalidArgument,
+    NotAllowed,
+    PathUnusable,
+    PayloadTooLarge,
+    Unreachable,
+)
 from holdfast.limits import FRAME_BYTES_MAX
 from holdfast.server.serving import serve
 from holdfast.server.settings import Settings
@@ -70,7 +79,7 @@ def test_a_server_says_where_it_is_and_how_it_is(start: Callable[..., Any]) -> N
     ):
         assert sample in text
     assert "holdfast_sync_seconds_count 0.0" not in text
-    assert server.stop()[0] == 0
+    assert server.stop() == 0
     assert server.process.stdout is not None
     assert server.process.stdout.read() == ""
     assert server.said('"message":"stopped"')
@@ -96,38 +105,27 @@ async def test_what_cannot_be_had_is_said_before_anything_is_opened(tmp_path: Pa
 # Stopping.
 
 
-@contextmanager
-def unfinished_upload(server: Any) -> Iterator[Callable[[], int]]:
-    """A blob of which only a half has arrived; call it to send the rest and hear the status."""
-    connection = http.client.HTTPConnection(*server.address, timeout=SECONDS_MAX)
-    connection.putrequest("POST", "/v1/blobs")
-    connection.putheader("Content-Type", "application/octet-stream")
-    connection.putheader("Content-Length", "8")
-    connection.endheaders(b"half")
-    while b"holdfast_http_requests_in_flight 1.0" not in server.get("/metrics")[2]:
-        time.sleep(0.02)
-
-    def finish() -> int:
-        connection.send(b"half")
-        return connection.getresponse().status
-
-    try:
-        yield finish
-    finally:
-        connection.close()
-
-
 def until_draining(server: Any) -> None:
-    until = time.monotonic() + 5
+    until = time.monotonic() + SECONDS_MAX
     while server.get("/readyz")[0] == 200:
         assert time.monotonic() < until
         time.sleep(0.02)
 
 
+def connect(plane: Plane) -> None:
+    """An impatient client does not wait for a server that is slow to let it in; its connection, once made, stays."""
+    until = time.monotonic() + SECONDS_MAX
+    while time.monotonic() < until:
+        with suppress(Unreachable):
+            plane.queue("jobs").stats()
+            return
+    pytest.fail("it was never let in")
+
+
 def test_a_server_that_stops_answers_what_is_under_way_and_begins_nothing_new(start: Callable[..., Any]) -> None:
-    server = start(drain_seconds=15)
-    with unfinished_upload(server) as finish, server.plane(patience_seconds=0.2) as plane:
-        plane.queue("jobs").put(b"1")
+    server = start(drain_seconds=10 * SECONDS_MAX)
+    with server.unfinished_upload() as finish, server.plane(patience_seconds=0.2) as plane:
+        connect(plane)
         server.process.send_signal(signal.SIGTERM)
         until_draining(server)
         status, headers, body = server.get("/readyz")
@@ -143,25 +141,23 @@ def test_a_server_that_stops_answers_what_is_under_way_and_begins_nothing_new(st
 
 
 def test_a_second_signal_ends_it_at_once(start: Callable[..., Any]) -> None:
-    server = start(drain_seconds=60)
-    with unfinished_upload(server):
-        code, seconds = server.stop(times=2)
-    assert (code, seconds < 5) == (0, True)
+    server = start(drain_seconds=10 * SECONDS_MAX)  # For longer than anybody here waits for its end.
+    with server.unfinished_upload():
+        assert server.stop(times=2) == 0
     assert server.said("stopping at once")
     assert "Traceback" not in server.log()
 
 
 def test_what_does_not_finish_in_time_is_cut_off(start: Callable[..., Any]) -> None:
     server = start(drain_seconds=0.5)
-    with unfinished_upload(server):
-        code, seconds = server.stop()
-    assert (code, 0.5 <= seconds < 6) == (0, True)
+    with server.unfinished_upload():
+        assert server.stop() == 0
     assert server.said("still under way")
     assert "Traceback" not in server.log()
 
 
 def test_whoever_only_waits_holds_nobody_up(start: Callable[..., Any]) -> None:
-    server = start(drain_seconds=60)
+    server = start(drain_seconds=10 * SECONDS_MAX)
     with server.plane(patience_seconds=0.1) as plane:
         outcomes: list[Any] = []
 
@@ -171,12 +167,12 @@ def test_whoever_only_waits_holds_nobody_up(start: Callable[..., Any]) -> None:
             except HoldfastError as error:
                 outcomes.append(error)
 
+        connect(plane)
         waiting = threading.Thread(target=wait)
         waiting.start()
         while b"holdfast_calls_waiting 1.0" not in server.get("/metrics")[2]:
             time.sleep(0.02)
-        code, seconds = server.stop()
-        assert (code, seconds < 5) == (0, True)
+        assert server.stop() == 0
         waiting.join(SECONDS_MAX)
         assert isinstance(outcomes[0], HoldfastError)
 
@@ -188,6 +184,7 @@ def test_nothing_that_was_acknowledged_is_lost_by_stopping_under_load(start: Cal
     def put_until_refused() -> None:
         with server.plane(patience_seconds=0.1) as plane:
             queue = plane.queue("jobs")
+            connect(plane)
             with suppress(HoldfastError):
                 while True:
                     acknowledged.append(queue.put(b"1").id)
@@ -197,7 +194,7 @@ def test_nothing_that_was_acknowledged_is_lost_by_stopping_under_load(start: Cal
         writer.start()
     while len(acknowledged) < 500:
         time.sleep(0.01)
-    assert server.stop()[0] == 0
+    assert server.stop() == 0
     for writer in writers:
         writer.join(SECONDS_MAX)
     found: set[str] = set()
@@ -258,9 +255,8 @@ def test_a_token_does_what_it_is_for_and_nothing_else(start: Callable[..., Any],
     assert server.said('"code":"not_allowed"', "beta", '"asked":"queue:put"')
     elsewhere = server.get("/v1/queue/stats?universe=beta", token=tokens["worker"], body=b'{"queue":"jobs"}')
     assert elsewhere[0] == 403
-    with server.plane(tokens["slow"]) as plane:
-        plane.queue("jobs").put(b"1")
-        with pytest.raises(Busy, match="calls a second"):
+    with server.plane(tokens["slow"]) as plane, pytest.raises(Busy, match="calls a second"):
+        for _ in range(100):  # However slow this is: not a hundred seconds for a hundred calls.
             plane.queue("jobs").put(b"1")
     with server.plane(tokens["small"]) as plane:
         plane.queue("jobs").put(b"1")
@@ -301,6 +297,7 @@ def test_whoever_waits_with_a_token_that_was_revoked_gets_nothing(
             except HoldfastError as error:
                 outcomes.append(error)
 
+        connect(worker)
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
         while not admin.queue("jobs").stats().waiting_consumers:
@@ -369,7 +366,7 @@ def test_a_server_speaks_tls(start: Callable[..., Any], tmp_path: Path) -> None:
         assert plane.queue("jobs").stats().ready == 1
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
         server.get("/healthz", tls=ssl.create_default_context())
-    plain = http.client.HTTPConnection(*server.address, timeout=5)
+    plain = http.client.HTTPConnection(*server.address, timeout=SECONDS_MAX)
     with pytest.raises((OSError, http.client.HTTPException)):
         plain.request("GET", "/healthz")
         plain.getresponse()

@@ -37,17 +37,17 @@ class Proxy:
         return f"http://127.0.0.1:{self.port}"
 
     def cut_all(self) -> None:
-        """Cut every connection that there is."""
+        """Cut every connection that there is, and mute none that comes after them."""
         self._loop.call_soon_threadsafe(self._cut_all)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(30)
+        self._thread.join(60)
         self._loop.close()
 
     async def _serve(self) -> None:
@@ -67,6 +67,7 @@ class Proxy:
         self.cuts += bool(self._writers)
         for writer in self._writers:
             writer.transport.abort()
+        self.mutes = False  # Not before: an answer that is still on its way would get through.
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1

@@ -4,7 +4,7 @@ import runpy
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,20 @@ class Line:
 
     def lose(self, work: Callable[[], Any], happened: Callable[[], Any], *, for_good: bool = False) -> Any:
         """What `work` returns, whose first answer is lost after it has happened; and all others, if `for_good`."""
-        self.client.queues()  # So that there is a connection.
+        until(self._is_connected)
         self._proxy.mutes = True
         waiting: Future[Any] = self._threads.submit(work)
         until(lambda: waiting.done() or happened())
-        time.sleep(0.02)  # So that the answer is on its way, and not only what it is about.
         assert not waiting.done()
-        self._proxy.refuses, self._proxy.mutes = for_good, False
+        self._proxy.refuses = for_good
         self._proxy.cut_all()
         return waiting.result(DEADLINE_SECONDS)
+
+    def _is_connected(self) -> bool:
+        with suppress(Unreachable):  # An impatient client does not wait for a server that is slow to let it in.
+            self.client.queues()
+            return True
+        return False
 
 
 @contextmanager

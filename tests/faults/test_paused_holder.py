@@ -130,7 +130,7 @@ def hear() -> None:
 def child(url: str, folder: str, where: str) -> None:
     """Hold the lease, be stopped, and go on as if nothing had happened."""
     with holdfast.open(url, activity=folder) as plane:
-        lease = plane.lease("deploy").acquire("sleeper", ttl_seconds=2)
+        lease = plane.lease("deploy").acquire("sleeper", ttl_seconds=5)
         plane.state("deploy").update("before", lease=lease)
         if where == "between calls":
             say(fence=lease.fence)

@@ -109,11 +109,11 @@ def test_a_watch_hears_other_processes_and_survives_a_broken_connection(
         while watch.wait(0):
             pass
         other.transact(put, b"room/a")
-        assert watch.wait(10)
+        assert watch.wait(60)
         end_every_session(postgres_url)
-        assert watch.wait(10)  # It listens anew, and does not know what it missed.
+        assert watch.wait(60)  # It listens anew, and does not know what it missed.
         other.transact(put, b"room/b")
-        assert watch.wait(10)
+        assert watch.wait(60)
 
 
 def test_a_commit_of_many_long_keys_still_wakes_the_right_watches(
@@ -127,7 +127,7 @@ def test_a_commit_of_many_long_keys_still_wakes_the_right_watches(
         while watch.wait(0):
             pass
         other.transact(put_many)
-        assert watch.wait(10)
+        assert watch.wait(60)
 
 
 def test_a_server_that_is_not_there_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,11 +227,11 @@ def test_more_callers_than_may_wait_are_refused(database: PostgresDatabase, monk
 
     def slow(tx: Transaction) -> None:
         entered.set()
-        leave.wait(10)
+        leave.wait(60)
 
     blocker = threading.Thread(target=database.transact, args=(slow,))
     blocker.start()
-    entered.wait(10)
+    entered.wait(60)
     waiting = [Job(increment, (), {}, durable=True) for _ in range(5)]
     database._committer.submit(waiting)
     with pytest.raises(Busy, match="nothing was written"):

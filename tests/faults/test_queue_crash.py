@@ -89,7 +89,7 @@ def test_a_process_crash_loses_no_put_and_forgets_no_ack(tmp_path: Path, request
 
 def settle(plane: Plane) -> None:
     """Return once the sweeper has attended to what the killed consumers held: from then on nothing moves by itself."""
-    for _ in range(2_000):
+    for _ in range(6_000):
         if not plane.transact(SAID["content"])["parked"]:
             return
         threading.Event().wait(0.01)

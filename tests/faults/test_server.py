@@ -186,11 +186,11 @@ def test_what_a_killed_server_had_leased_another_one_delivers(postgres_url: str)
     with (
         serving(postgres_url) as one,
         serving(postgres_url) as other,
-        holdfast.connect(one.url, patience_seconds=1.0) as here,
+        holdfast.connect(one.url) as here,
         holdfast.connect(other.url) as there,
     ):
         here.queue("jobs").put_many(range(8))
-        held = sorted(message.json() for message in here.queue("jobs").receive_many(4, visibility_seconds=1.0))
+        held = sorted(message.json() for message in here.queue("jobs").receive_many(4, visibility_seconds=10.0))
         left = sorted(message.json() for message in there.queue("jobs").receive_many(10, extend_for_seconds=0))
         assert sorted(held + left) == list(range(8))
         one.process.kill()  # With it goes whoever could have extended those leases.
@@ -227,7 +227,7 @@ class Raw:
     """A stream without a client: sends what it is told to, and reads only when it is told to."""
 
     def __init__(self, port: int, session: str) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), 10)
+        self.socket = socket.create_connection(("127.0.0.1", port), DEADLINE_SECONDS)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         key = base64.b64encode(os.urandom(16)).decode()
         self.socket.sendall(
@@ -268,7 +268,7 @@ def deaf_consumer(server: Any, plane: Plane, *, calls: int, waiting: int = 0) ->
 
 
 def test_a_consumer_that_stops_reading_is_noticed_by_nobody() -> None:
-    with serving("memory:") as server, holdfast.connect(server.url, patience_seconds=5.0) as plane:
+    with serving("memory:") as server, holdfast.connect(server.url, patience_seconds=DEADLINE_SECONDS) as plane:
         with deaf_consumer(server, plane, calls=2_048):
             for number in range(100):
                 plane.queue("jobs").put(number)

@@ -11,7 +11,7 @@ from holdfast.errors import Busy, Closed
 from holdfast.runtime.backlog import Backlog
 from holdfast.testing.clock import ManualClock
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 Result = TypeVar("Result")
 
 

@@ -230,7 +230,7 @@ def test_a_list_that_is_being_made_is_let_go_when_it_is_done() -> None:
         try:
             yield Line()
             begun.set()
-            assert go.wait(10)
+            assert go.wait(60)
             yield Line()
             yield Line()
         finally:
@@ -239,7 +239,7 @@ def test_a_list_that_is_being_made_is_let_go_when_it_is_done() -> None:
     lines = Lines(making())  # type: ignore[arg-type]
     thread = threading.Thread(target=lines.page)
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     lines.close()
     assert not ended.is_set()
     go.set()

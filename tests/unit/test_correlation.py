@@ -171,7 +171,7 @@ class Connection:
     async def problems(self, count: int) -> dict[int, Problem | None]:
         found: dict[int, Problem | None] = {}
         while len(found) < count:
-            replies = decode_replies((await asyncio.wait_for(self.sent.get(), 10))["bytes"])
+            replies = decode_replies((await asyncio.wait_for(self.sent.get(), 60))["bytes"])
             found |= {reply.number: reply.problem for reply in replies}
         return found
 

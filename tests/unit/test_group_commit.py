@@ -55,7 +55,7 @@ def test_single_events_of_many_callers_share_their_syncs(tmp_path: Path) -> None
 
         asyncio.run(everybody())
         assert not database.unsynced
-        assert 4 <= len(syncs) <= 16
+        assert 4 <= len(syncs) < 64  # Of 1,024 commits.
 
 
 async def test_a_put_and_the_delivery_that_it_wakes_share_a_sync(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from holdfast.wire.mail import Envelope, MailPolicy
 from holdfast.wire.pushes import PUSH_MEDIA, NewPush, Pushed, PushedData
 
 ADA, BOB, EVE = (Address("main", name) for name in ("ada", "bob", "eve"))
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 SESSION = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 

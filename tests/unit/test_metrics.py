@@ -5,7 +5,7 @@ import io
 import logging
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +38,12 @@ from holdfast.wire.queues import AckMessages, MessageLease, NewMessage, PutMessa
 from holdfast.wire.states import GetState
 
 PUT = PutMessages("jobs", [NewMessage(b"1")])
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 class Server:
@@ -116,8 +122,8 @@ async def test_waiting_for_a_lease_is_timed(server: Server) -> None:
 
 async def test_a_call_that_waits_is_in_flight_and_waiting(server: Server) -> None:
     waiting = asyncio.create_task(server.measured.call(ReceiveMessages("jobs", "ada", wait_seconds=60)))
-    await asyncio.sleep(0.01)
-    assert (server.metrics.in_flight, server.metrics.waiting) == (1, 1)
+    await until(lambda: server.metrics.waiting == 1)
+    assert server.metrics.in_flight == 1
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -368,8 +374,7 @@ async def test_requests_are_under_way_until_answered_unless_they_only_wait(serve
     begun.clear()
     polling = asyncio.create_task(ask(app, "/poll"))
     await begun.wait()
-    await asyncio.sleep(0.01)
-    assert health.under_way == 0
+    await until(lambda: health.under_way == 0)
     await server.port.call(PUT)
     await polling
 

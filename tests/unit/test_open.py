@@ -173,7 +173,7 @@ async def test_a_cancelled_opening_leaves_nothing_open(tmp_path: Path, monkeypat
     def slow(path: Path, **options: Any) -> Database:
         opened.append(real(path, **options))
         arrived.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return opened[0]
 
     monkeypatch.setattr(opening, "RocksDatabase", slow)

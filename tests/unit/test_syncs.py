@@ -30,7 +30,7 @@ class Log:
 
     def _sync(self) -> None:
         self.started.release()
-        assert self._gate.acquire(timeout=10)
+        assert self._gate.acquire(timeout=60)
         self.syncs += 1
         if self.error is not None:
             raise self.error
@@ -69,15 +69,15 @@ def test_a_durable_commit_is_not_waited_for() -> None:
 def test_one_sync_releases_everybody_it_covers_and_the_rest_share_the_next() -> None:
     log = Log()
     leader = Waiter(log, log.commit())
-    assert log.started.acquire(timeout=10)
+    assert log.started.acquire(timeout=60)
     followers = [Waiter(log, log.commit()) for _ in range(20)]
     wait_for_followers(log, 20)
     log.let_one_through()
-    leader.join(10)
-    assert log.started.acquire(timeout=10)
+    leader.join(60)
+    assert log.started.acquire(timeout=60)
     log.let_one_through()
     for follower in followers:
-        follower.join(10)
+        follower.join(60)
         assert not follower.is_alive()
     assert log.syncs == 2
     assert log.sync_log.durable == 21
@@ -86,13 +86,13 @@ def test_one_sync_releases_everybody_it_covers_and_the_rest_share_the_next() -> 
 def test_a_failed_sync_fails_everybody_and_every_later_commit() -> None:
     log = Log()
     leader = Waiter(log, log.commit())
-    assert log.started.acquire(timeout=10)
+    assert log.started.acquire(timeout=60)
     follower = Waiter(log, log.commit())
     wait_for_followers(log, 1)
     log.error = OSError("the device is gone")
     log.let_one_through()
     for waiter in (leader, follower):
-        waiter.join(10)
+        waiter.join(60)
         assert isinstance(waiter.error, CommitUnknown)
         assert "the device is gone" in str(waiter.error)
     with pytest.raises(CommitUnknown):
@@ -106,11 +106,11 @@ def test_a_follower_gives_up_after_a_bound(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("holdfast.limits.SYNC_WAIT_SECONDS_MAX", 0.01)
     log = Log()
     leader = Waiter(log, log.commit())
-    assert log.started.acquire(timeout=10)
+    assert log.started.acquire(timeout=60)
     with pytest.raises(CommitUnknown, match="check the device"):
         log.sync_log.wait(log.commit())
     log.let_one_through()
-    leader.join(10)
+    leader.join(60)
     log.let_one_through()
     log.sync_log.wait(2)  # The follower that left did not take the lead with it.
     assert log.sync_log.durable == 2

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -47,6 +47,12 @@ from holdfast.wire.tokens import (
 
 HASH = hashlib.sha256(b"secret").digest()
 PUT = PutMessages("jobs", [NewMessage(b"1")])
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 @pytest.fixture(autouse=True)
@@ -305,7 +311,7 @@ class Hall:
 
     async def token(self, universes: str = "main", verbs: str = "*", **options: Any) -> NewToken:
         made = await self.tokens.create("ci", universes=universes, verbs=verbs, **options)
-        await asyncio.sleep(0.01)  # Made by somebody else, it is known a moment later.
+        await until(lambda: made.info.id in self.guards._passes)  # Made by somebody else, it is known a moment later.
         return made
 
     def admit(self, made: NewToken) -> Any:
@@ -376,7 +382,7 @@ async def test_a_token_that_was_forgotten_is_refused(hall: Hall) -> None:
     made = await hall.token()
     guard = hall.admit(made)
     await hall.port.transact(lambda tx: tx.delete_range(*layer.ROOM.range()), tier=PUT.tier)
-    await asyncio.sleep(0.01)
+    await until(lambda: hall.ended)
     with pytest.raises(NotAllowed, match="removed"):
         guard.allow(PUT)
     assert hall.ended == [made.info.id]
@@ -498,7 +504,9 @@ async def test_guards_outlive_a_key_space_that_is_closed_first() -> None:
     hall = Hall()
     await hall.guards.start()
     await hall.port.close()
-    await asyncio.sleep(0.01)
+    watching = hall.guards._watching
+    assert watching is not None
+    await until(watching.done)
     await hall.guards.stop()
 
 

@@ -23,7 +23,7 @@ def plane() -> Iterator[Plane]:
 def eventually(condition: Callable[[], object]) -> None:
     """Return once `condition` holds."""
     done = threading.Event()
-    for _ in range(2_000):
+    for _ in range(12_000):
         if condition():
             return
         done.wait(0.005)
@@ -98,11 +98,11 @@ def test_stopping_burns_no_attempts(plane: Plane) -> None:
 
     def work(message: Message) -> None:
         begun.set()
-        released.wait(10)
+        released.wait(60)
 
     worker = Worker(plane, {"jobs": work}, drain_seconds=0.05)
     worker.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     worker.stop()
     released.set()
     assert worker.stats.deferred == 1
@@ -118,15 +118,15 @@ def test_a_worker_that_is_stopped_lets_its_handlers_finish(plane: Plane) -> None
 
     def work(message: Message) -> None:
         begun.set()
-        released.wait(10)
+        released.wait(60)
 
     worker = Worker(plane, {"jobs": work})
     worker.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
     released.set()
-    stopping.join(10)
+    stopping.join(60)
     assert jobs.stats().acked_total == 1
 
 
@@ -186,9 +186,11 @@ async def test_an_asynchronous_worker_handles_fails_and_drains() -> None:
                 await asyncio.sleep(60)
             seen.append(body)
 
-        worker = AsyncWorker(plane, {"jobs": handle}, concurrency=3, drain_seconds=0.05)
+        worker = AsyncWorker(
+            plane, {"jobs": handle}, concurrency=3, drain_seconds=0.05, retry_delay_seconds=lambda _: 600
+        )
         running = asyncio.create_task(worker.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await slow_has_begun.wait()
             while not (seen and worker.stats.failed):
                 await asyncio.sleep(0.001)
