@@ -8,10 +8,10 @@ import pytest
 
 import holdfast
 from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import CasMismatch, Unreachable
+from holdfast.errors import CasMismatch, InvalidArgument, Unreachable
 from holdfast.handles import AsyncPlane
 from holdfast.kv import Transaction
-from holdfast.kv.groups import run_group
+from holdfast.kv.groups import run_apart, run_group
 from holdfast.plane.gathering import Gathering
 from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort
@@ -123,3 +123,63 @@ async def test_a_group_that_is_too_large_is_several(monkeypatch: pytest.MonkeyPa
         numbers = [number for number in range(60) if number % 7 != 3]
         assert await asyncio.gather(*(gathering.call(put, number) for number in numbers)) == numbers
         assert database.commits > 3
+
+
+def test_a_work_that_raises_after_it_wrote_leaves_nothing_and_the_others_are_told_once() -> None:
+    """Works write to one transaction; whoever raises in the middle has the group run again, each by itself."""
+    runs: list[int] = []
+
+    def work(tx: Transaction, number: int) -> int:
+        runs.append(number)
+        tx.put(b"%d" % number, b"new")
+        tx.note("wrote", number)
+        if number == 2:
+            raise InvalidArgument("not this one")
+        return number
+
+    with holdfast.open("memory:") as plane:
+        database = plane._port.parts.database
+        works = [(work, number) for number in (1, 2, 3)]
+        outcomes, notes = database.transact(lambda tx: (run_group(tx, works), tx.notes))
+        assert [type(outcome) for outcome in outcomes] == [int, InvalidArgument, int]
+        assert notes == [("wrote", 1), ("wrote", 3)]
+        assert [key for key, _ in database.read(lambda tx: tx.scan(b"0", b"z", limit=9))] == [b"1", b"3"]
+        assert runs == [1, 2, 1, 2, 3]
+
+
+def test_a_work_that_is_refused_before_it_wrote_does_not_have_the_group_run_again() -> None:
+    runs: list[int] = []
+
+    def work(tx: Transaction, number: int) -> int:
+        runs.append(number)
+        if number == 2:
+            raise InvalidArgument("not this one")
+        tx.put(b"%d" % number, b"new")
+        return number
+
+    with holdfast.open("memory:") as plane:
+        outcomes = plane._port.parts.database.transact(run_group, [(work, number) for number in (1, 2, 3)])
+        assert [type(outcome) for outcome in outcomes] == [int, InvalidArgument, int]
+        assert runs == [1, 2, 3]
+
+
+def test_one_list_of_operations_that_is_refused_half_way_does_not_have_the_others_run_again() -> None:
+    """So that whoever sends such lists does not make everybody else's calls cost twice as much."""
+    runs: list[str] = []
+
+    def half(tx: Transaction, request: str) -> None:
+        runs.append(request)
+        tx.put(b"half", b"")
+        raise InvalidArgument("the second half fails")
+
+    def other(tx: Transaction, request: str) -> None:
+        runs.append(request)
+        tx.put(b"other", b"")
+
+    with holdfast.open("memory:") as plane:
+        database = plane._port.parts.database
+        apart = (lambda tx, request: run_apart(tx, half, request)), "list"
+        outcomes = database.transact(run_group, [(other, "first"), apart, (other, "last")])
+        assert [type(outcome) for outcome in outcomes] == [type(None), InvalidArgument, type(None)]
+        assert runs == ["first", "list", "last"]
+        assert database.read(lambda tx: tx.get(b"half")) is None

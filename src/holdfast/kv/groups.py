@@ -1,6 +1,10 @@
-"""Several works in one transaction, each as if it were alone: one that raises leaves nothing and disturbs nobody."""
+"""Several works in one transaction, each as if it were alone: one that raises leaves nothing and disturbs nobody.
 
-from collections.abc import Callable, Iterable
+Nearly all works either succeed or are refused before they write anything, so they all write to the one transaction.
+Only if one raises after it wrote, the group is run again, each work in a transaction of its own on top of the others.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.errors import HoldfastError
@@ -11,24 +15,65 @@ GROUP_BYTES = TRANSACTION_BYTES_MAX // 4  # A group that has grown so large ends
 
 # A function, and what it is given beside the transaction. As a pair they cost nothing; bound together, a call more.
 Work = tuple[Callable[[Transaction, Any], Any], Any]
+Caught = type[Exception]
+Enough = Callable[[], bool]  # Asked behind each work: whether the rest is another group's.
 
 
-def run_group(tx: Transaction, works: Iterable[Work], catch: type[Exception] = HoldfastError) -> list[Any]:
+def _never() -> bool:
+    return False
+
+
+def run_group(
+    tx: Transaction, works: Sequence[Work], catch: Caught = HoldfastError, enough: Enough = _never
+) -> list[Any]:
     """The result of each work, or the error that it raised; fewer than there are works if they did not all fit.
 
-    An error that is not to be caught ends the group, and the transaction with it.
+    An error that is not to be caught ends the group, and the transaction with it. Works may be run twice, so they do
+    nothing but read and write.
     """
+    if not tx.wrote and not tx.notes:
+        outcomes = _run_together(tx, works, catch, enough)
+        if outcomes is not None:
+            return outcomes
+        tx.undo()
+    return _run_apart(tx, works, catch, enough)
+
+
+def run_apart(tx: Transaction, run: Callable[[Transaction, Any], Any], request: Any) -> Any:
+    """The result of a work that may raise after it wrote: nothing is left of it then, and the group need not know."""
+    inner = tx.inside()
+    try:
+        result = run(inner, request)
+    finally:
+        inner.end()
+    tx.absorb(inner)
+    return result
+
+
+def _run_together(tx: Transaction, works: Sequence[Work], catch: Caught, enough: Enough) -> list[Any] | None:
+    """The outcomes; None if a work raised after it wrote."""
+    outcomes: list[Any] = []
+    notes = tx.notes
+    for run, request in works:
+        written, noted = tx.size_bytes, len(notes)
+        try:
+            outcomes.append(run(tx, request))
+        except catch as error:
+            if tx.size_bytes != written or len(notes) != noted:
+                return None
+            outcomes.append(error)
+        if tx.size_bytes > GROUP_BYTES or enough():
+            break
+    return outcomes
+
+
+def _run_apart(tx: Transaction, works: Sequence[Work], catch: Caught, enough: Enough) -> list[Any]:
     outcomes: list[Any] = []
     for run, request in works:
-        inner = tx.inside()
         try:
-            outcomes.append(run(inner, request))
+            outcomes.append(run_apart(tx, run, request))
         except catch as error:
             outcomes.append(error)
-        else:
-            tx.absorb(inner)
-        finally:
-            inner.end()
-        if tx.size_bytes > GROUP_BYTES:
+        if tx.size_bytes > GROUP_BYTES or enough():
             break
     return outcomes

@@ -205,6 +205,12 @@ class Transaction:
         view = _Inside(self)
         return Transaction(view, clock=view, ids=self._ids, writable=self._writable, writer=self.writer)
 
+    def undo(self) -> None:
+        """Forget everything that was written and noted."""
+        self._writes.clear()
+        self.notes.clear()
+        self._cleared, self._bytes = (), 0
+
     def absorb(self, other: "Transaction") -> None:
         """Write everything that `other`, which ran on top of this transaction, has written."""
         self.notes += other.notes

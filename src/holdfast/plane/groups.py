@@ -7,13 +7,13 @@ Each call sees what those before it have written. A group ends where it has grow
 one's.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from holdfast.errors import Closed, HoldfastError
 from holdfast.kv import Transaction
-from holdfast.kv.groups import Work, run_group
+from holdfast.kv.groups import Work, run_apart, run_group
 from holdfast.kv.transact import check_tier
 from holdfast.layers.once import Fresh, once, sending
 from holdfast.limits import GROUP_ANSWERS_BYTES
@@ -74,15 +74,13 @@ async def call_group(port: Any, calls: Sequence[Call], wanted: Callable[[], bool
             work: Work = operation.run, request
         else:
             assert isinstance(request, CommitAtomic), "the caller has asked is_groupable"
-            work = partial(carry_out, request=request), port.parts
+            work = partial(_carry_out_apart, request=request), port.parts
         works.append(work if call.key is None else _keyed(work, request, call.key, fresh[call.again]))
     database, notes = port.parts.database, []
     outcomes: list[Any]
     try:
-        if writes:
-            outcomes, notes = await database.transact_async(_write_each, works, answers, wanted, tier=tier)
-        else:
-            outcomes = await database.read_async(_read_each, works, answers, wanted, tier=tier)
+        together = database.transact_async if writes else database.read_async
+        outcomes, notes = await together(_run_each, works, answers, wanted, tier=tier)
     except HoldfastError as error:
         outcomes = [error] * len(calls)
     if notes:
@@ -104,12 +102,17 @@ class _Answers:
         self._bytes += len(encode(answer))
         return answer
 
-    def while_few(self, works: Sequence[Work]) -> Iterator[Work]:
-        self._bytes = 0  # A transaction may be run again.
-        for work in works:
-            yield work
-            if self._bytes > GROUP_ANSWERS_BYTES:
-                return
+    def begin(self) -> None:
+        """A transaction may be run again."""
+        self._bytes = 0
+
+    def are_many(self) -> bool:
+        return self._bytes > GROUP_ANSWERS_BYTES
+
+
+def _carry_out_apart(tx: Transaction, parts: Any, request: CommitAtomic) -> Any:
+    """Where many write and one is refused for the sake of another, that is no reason to run the group again."""
+    return run_apart(tx, partial(carry_out, request=request), parts)
 
 
 def _refuse(tx: Transaction, tier: Tier) -> None:
@@ -128,7 +131,7 @@ def _keyed(work: Work, request: Request[Any], key: str, fresh: Fresh) -> Work:
     return run_once, given
 
 
-def _write_each(
+def _run_each(
     tx: Transaction, works: Sequence[Work], answers: _Answers | None, wanted: Callable[[], bool]
 ) -> tuple[list[Any], list[Any]]:
     # A call that is sent for the first time does not look for its key, so it must not run behind its own repetition.
@@ -136,23 +139,8 @@ def _write_each(
     # run one at a time: this one either has its turn before the repetition, which then finds the key, or hears of the
     # end here, however long it stood in line. (Where stores are shared, nothing is taken for sent for the first time.)
     if not wanted():
-        raise _unwanted()
-    return run_group(tx, works if answers is None else answers.while_few(works)), tx.notes
-
-
-def _read_each(
-    tx: Transaction, works: Sequence[Work], answers: _Answers | None, wanted: Callable[[], bool]
-) -> list[Any]:
-    if not wanted():
-        raise _unwanted()
-    results: list[Any] = []
-    for run, request in works if answers is None else answers.while_few(works):
-        try:
-            results.append(run(tx, request))
-        except HoldfastError as error:
-            results.append(error)
-    return results
-
-
-def _unwanted() -> Closed:
-    return Closed("The connection ended before the call was begun; send it again")
+        raise Closed("The connection ended before the call was begun; send it again")
+    if answers is None:
+        return run_group(tx, works), tx.notes
+    answers.begin()
+    return run_group(tx, works, enough=answers.are_many), tx.notes

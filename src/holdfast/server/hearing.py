@@ -52,12 +52,14 @@ class Hearing:
             self._catching_up.cancel()
 
     def _hear(self, message: str | bytes) -> None:
-        self._unheard.append(message)
-        if self._catching_up is None:
-            self._take_unheard()
-            if self._hearer.is_full and not self._hearer.is_gone:
-                self._socket.hold()
-                self._catching_up = asyncio.get_running_loop().create_task(self._catch_up())
+        hearer = self._hearer
+        if self._catching_up is not None or hearer.is_full:
+            self._unheard.append(message)
+        elif not hearer.is_gone:
+            self._take(message)
+        if self._catching_up is None and hearer.is_full and not hearer.is_gone:
+            self._socket.hold()
+            self._catching_up = asyncio.get_running_loop().create_task(self._catch_up())
 
     def _take_unheard(self) -> None:
         while self._unheard and not self._hearer.is_full:

@@ -26,7 +26,7 @@ NONCE_BYTES: Final = 32
 Encoding = Literal["json", "msgpack"]
 
 _TO_BASE64URL: Final = bytes.maketrans(b"+/", b"-_")
-_FROM_BASE64URL: Final = str.maketrans({"-": "+", "_": "/", "+": "!", "/": "!"})
+_FROM_BASE64URL: Final = bytes.maketrans(b"-_+/", b"+/!!")
 
 
 class Body(bytes):
@@ -198,9 +198,9 @@ def _body_of(kind: type[Any], value: object) -> Body:
         return Body(value)
     if not isinstance(value, str):
         raise ValueError("bytes are base64url text in JSON, and bin in MessagePack")
-    text = value.rstrip("=").translate(_FROM_BASE64URL)
     try:
-        return Body(a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True))
+        text = value.encode("ascii").rstrip(b"=").translate(_FROM_BASE64URL)
+        return Body(a2b_base64(text + b"=" * (-len(text) % 4), strict_mode=True))
     except (Base64Error, ValueError) as error:
         raise ValueError(f"no base64url (RFC 4648, 5): {error}") from None
 

@@ -58,6 +58,7 @@ class Box(msgspec.Struct, array_like=True):
     live_to: int = 0  # Mail from `live_from` up to here was delivered to its reader while it was there.
     latest_ms: int = 0  # When the last of its mail will be over.
     due_slot: int = -1  # Under which slot that was noted last.
+    may_refuse: bool = True  # Whether there may be somebody whose mail is refused; most have nobody to look for.
 
 
 class Outgoing(msgspec.Struct, array_like=True):
@@ -115,6 +116,11 @@ class Room:
 
     def block_key(self, sender: Address) -> bytes:
         return self.blocks + str(sender).encode()
+
+    @property
+    def blocked(self) -> tuple[bytes, bytes]:
+        """Where those are whose mail is refused."""
+        return self.blocks, self.blocks + b"\xff"
 
     def mails_from(self, sequence: int) -> tuple[bytes, bytes]:
         """Where mail is, from a sequence on."""

@@ -39,10 +39,13 @@ def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[s
     check(new)
     room, policy, author = room_of(to), policy_of(tx, to.universe), str(sender)
     id = new.id or str(tx.new_id())
-    if tx.get(room.block_key(sender)) is not None:
-        tell(tx, "rejected", to, id, author)
-        raise SenderBlocked(f"{to} does not want mail of {sender}; nothing was stored")
     box = box_of(tx, room)
+    if box.may_refuse:
+        if tx.get(room.block_key(sender)) is not None:
+            tell(tx, "rejected", to, id, author)
+            raise SenderBlocked(f"{to} does not want mail of {sender}; nothing was stored")
+        if not box.next:  # Its first mail: from here on `block` says so.
+            box.may_refuse = bool(tx.scan(*room.blocked, limit=1))
     if (place := tx.get(room.id_key(id))) is not None and _waits(tx, to, box, place, author):
         return id, True
     correlation_id = new.correlation_id or id
@@ -110,17 +113,21 @@ def block(tx: Transaction, address: Address, sender: Address, *, blocked: bool =
     if not blocked:
         tx.delete(key)
         return
-    if tx.get(key) is None and len(tx.scan(room.blocks, room.blocks + b"\xff", limit=BLOCKS_MAX)) >= BLOCKS_MAX:
+    if tx.get(key) is None and len(tx.scan(*room.blocked, limit=BLOCKS_MAX)) >= BLOCKS_MAX:
         raise InvalidArgument(f"{address} blocks {BLOCKS_MAX} senders, as many as it may; accept some of them again")
     tx.put(key, tx.now_ms.to_bytes(8, "big"))
+    box = box_of(tx, room)
+    if not box.may_refuse:
+        box.may_refuse = True
+        tx.put(room.box, encode(box))
 
 
 def blocks(tx: Transaction, address: Address, *, after: str, limit: int) -> list[str]:
     """At most `limit` senders whose mail is refused, in order, the first one behind `after`."""
     if not 0 < limit <= BLOCKS_MAX:
         raise InvalidArgument(f"A page has 1 to {BLOCKS_MAX} senders, not {limit}")
-    prefix = room_of(address).blocks
-    pairs = tx.scan(prefix + after.encode(errors="replace") + b"\x00", prefix + b"\xff", limit=limit)
+    prefix, end = room_of(address).blocked
+    pairs = tx.scan(prefix + after.encode(errors="replace") + b"\x00", end, limit=limit)
     return [key[len(prefix) :].decode() for key, _ in pairs]
 
 
