@@ -1,5 +1,6 @@
 """Views of planes: of a data directory, of a server, of a PostgreSQL."""
 
+import fcntl
 import os
 import runpy
 import subprocess
@@ -41,6 +42,7 @@ from holdfast.pipeline.config import Config
 from holdfast.pipeline.logs import DamagedLines, Reached, activity_rows
 from holdfast.pipeline.pieces import Piece
 from holdfast.pipeline.views import View, open_view, servers
+from holdfast.runtime import rotation
 from holdfast.wire.backups import BackupFile
 
 WAIT_SECONDS = 60
@@ -360,6 +362,23 @@ def test_a_log_goes_on_at_its_offset_also_when_it_was_rotated_since(data, stagin
         assert list(activity_rows([piece], view.stores)) == [reached]
 
 
+def test_a_log_that_is_rotated_behind_the_list_is_found_again(data, staging):
+    planes.build(data, worlds=1, entries=10)
+    planes.leave_log(data, 5)
+    with open_view(config(data)) as view:
+        (file,) = view.logs("main")
+        assert not file.is_rotated
+        assert rotation.rotate(Path(file.path), view.objects)  # As the nodes of a PostgreSQL do at any time.
+        piece = view.log_piece(file, staging)
+        assert sum(batch.num_rows for batch in activity_rows([piece], view.stores) if hasattr(batch, "num_rows")) == 5
+        (rotated,) = view.logs("main")
+        (data / "objects" / rotated.path).unlink()
+        assert view.log_piece(file, staging) == piece  # Whoever reads it finds that it is missing.
+        next(data.glob("objects/activity-manifest/main/*")).unlink()
+        with pytest.raises(MissingObject, match="look for the file again"):
+            view.log_piece(file, staging)
+
+
 def test_manifests_are_read_together_and_once(data):
     planes.build(data, worlds=1, entries=10)
     with planes.opened(f"dir:{data}") as plane:
@@ -507,7 +526,7 @@ def test_a_server_cannot_write_outside_of_its_view(data, cache, monkeypatch, pat
 
 def test_a_checkpoint_that_goes_while_it_is_fetched_is_no_view_without_logs(data, cache, monkeypatch):
     planes.build(data, worlds=1, entries=10)
-    planes.leave_log(data, 5)
+    log = planes.leave_log(data, 5)
     opened = Backups.open
 
     def ending(self, id, path, *, start=0, length=None):
@@ -516,8 +535,10 @@ def test_a_checkpoint_that_goes_while_it_is_fetched_is_no_view_without_logs(data
         return opened(self, id, path, start=start, length=length)
 
     monkeypatch.setattr(Backups, "open", ending)
-    with serving(f"dir:{data}") as server, pytest.raises(NotFound):
-        open_view(Config(data=server.url, lake="unused"))
+    with log.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # Somebody writes to it, so the server does not rotate it.
+        with serving(f"dir:{data}") as server, pytest.raises(NotFound):
+            open_view(Config(data=server.url, lake="unused"))
 
 
 def _noting(opened, sent):

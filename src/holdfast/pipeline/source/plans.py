@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.backends.objects import ObjectStore
-from holdfast.errors import Corrupt, ObjectNotFound
+from holdfast.errors import Corrupt, MissingObject, ObjectNotFound
 from holdfast.limits import SOURCE_FILE_BYTES, SOURCE_STAGED_SECONDS
 from holdfast.pipeline.codec import Damaged, journal_rows
 from holdfast.pipeline.logs import DamagedLines, LogPiece, Reached, activity_rows
@@ -25,6 +25,7 @@ from holdfast.pipeline.source import tables
 from holdfast.pipeline.source.filters import Conditions
 from holdfast.pipeline.source.options import Options
 from holdfast.pipeline.views import View
+from holdfast.runtime.loglines import LogFile
 
 Part = TypeVar("Part")
 
@@ -60,7 +61,7 @@ def shares(view: View, options: Options, conditions: Conditions) -> list[Share]:
         return [Pieces(part) for part in packed(found, lambda piece: piece.rows, options.partition_rows)]
     if options.table == "activity":
         files = (
-            view.log_piece(file, options.staging)
+            _log(view, file, options)
             for universe in universes
             for file in view.logs(universe)
             if conditions.allow(universe=universe, session=file.session, kind=file.kind, file=file.id)
@@ -135,7 +136,7 @@ def between(view: View, options: Options, start: dict[str, int], end: dict[str, 
         found = (piece for key, span in grown.items() for piece in _span(view, key, span, options))
         return [Pieces(part) for part in packed(found, lambda piece: piece.rows, options.partition_rows)]
     files = (
-        msgspec.structs.replace(view.log_piece(file, options.staging, start=span[0]), size=span[1])
+        msgspec.structs.replace(_log(view, file, options, start=span[0]), size=span[1])
         for universe in sorted({key.partition("/")[0] for key in grown})
         for file in view.logs(universe)
         if (span := grown.get(f"{universe}/{file.id}")) is not None
@@ -167,6 +168,14 @@ def _span(view: View, key: str, span: tuple[int, int], options: Options) -> Iter
     world = view.world(universe, name)
     if world is not None:  # Else it was deleted since, and has no history any more.
         yield from view.pieces(msgspec.structs.replace(world, head=span[1]), span[0], options.staging)
+
+
+def _log(view: View, file: LogFile, options: Options, *, start: int = 0) -> LogPiece:
+    try:
+        return view.log_piece(file, options.staging, start=start)
+    except MissingObject:
+        # It stays missing, in no store: whoever reads it tells of damage, or passes it over.
+        return LogPiece(file.universe, file.session, file.kind, file.id, "", file.path, start, file.size)
 
 
 def _stage(store: ObjectStore, url: str, batch: pa.RecordBatch) -> Staged:

@@ -159,11 +159,20 @@ class View:
         """The lines of a file from the offset `start` on, as what an executor can read.
 
         A file in the object store is read where it is. Others are staged below the store `staging`.
+
+        Raises:
+            MissingObject: it is not there any more, not even in the object store.
         """
         labels = (file.universe, file.session, file.kind, file.id)
         if file.is_rotated and self.objects_url is not None:
             return LogPiece(*labels, self.objects_url, file.path, start, file.size, 0, n)
-        data = self.log_body(file)[start:]
+        try:
+            data = self.log_body(file)[start:]
+        except MissingObject:
+            rotated = None if file.is_rotated else self._rotated_since(file)
+            if rotated is None:
+                raise
+            return self.log_piece(rotated, staging, start=start, n=n)
         path = f"logs/{hashlib.sha256(data).hexdigest()}{loglines.SUFFIX}"
         self.stores.staging(staging).put(path, data)
         return LogPiece(*labels, staging, path, start, start + len(data), start, n, staged=True)
@@ -234,6 +243,10 @@ class View:
             found.append(page[0].path.split("/")[1])
             after = f"{manifests.FOLDER}/{found[-1]}/~"  # Names of files begin with a year, and so come before it.
         return sorted(filter(_is_name, found))  # Paths of `main-2/` come before those of `main/`; names do not.
+
+    def _rotated_since(self, file: LogFile) -> LogFile | None:
+        """A file that was rotated since it was listed, as it is now."""
+        return next((each for each in self.logs(file.universe) if each.id == file.id and each.is_rotated), None)
 
     def _object(self, path: str) -> bytes:
         if self.objects is None:
