@@ -173,6 +173,8 @@ def test_rows_that_cannot_be_loaded_are_refused_with_what_to_do(plane):
         run(plane._port, Load("monday", "queues", "id"), [{"id": 1, "payload": b""}])
     with pytest.raises(InvalidArgument, match="JSON form"):
         run(plane._port, JOBS, [{"id": 1, "payload": object()}])
+    with pytest.raises(InvalidArgument, match=r"soon.*delay_seconds"):
+        run(plane._port, JOBS, [{"id": 1, "payload": b"", "delay_seconds": "soon"}])
     check_columns(JOBS, ["id", "payload", "priority"])
     with pytest.raises(InvalidArgument, match="lack payload"):
         check_columns(JOBS, ["id"])

@@ -100,6 +100,14 @@ def test_a_moment_that_no_calendar_has_is_damage(store):
     assert damaged == [(0, 0, "malformed")]
 
 
+@pytest.mark.parametrize("n", [-1, 1 << 63])
+def test_a_number_that_no_line_has_is_damage(store, n):
+    data = HEADER + line(0) + loglines.line(n, 5, b"{}") + line(2)
+    rows, damaged, _ = read(stored(store, data))
+    assert [row["n"] for row in rows] == [0, 2]
+    assert damaged == [(1, 1, "malformed")]
+
+
 def test_a_file_that_is_gone_is_missing(store):
     piece = LogPiece("main", "ada", "metrics", "f", store, "activity/gone.jsonl", 0, 100)
     assert read(piece) == ([], [(0, 0, "missing")], None)

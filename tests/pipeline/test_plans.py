@@ -26,14 +26,16 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from holdfast.errors import Corrupt, InvalidArgument, Unreachable
+from holdfast.errors import Corrupt, InvalidArgument, InvalidName, PathUnusable, Unreachable
 from holdfast.limits import SOURCE_STAGED_SECONDS
 from holdfast.pipeline import loading
-from holdfast.pipeline.source import options, plans
+from holdfast.pipeline.source import options, plans, tables
 from holdfast.pipeline.source.filters import COLUMNS, Conditions, split
 from holdfast.pipeline.source.options import options_of
 from holdfast.pipeline.views import open_view
 
+SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
+serving = runpy.run_path(str(SERVING))["serving"]
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))  # Test files cannot import.
 
 ROWS = pa.RecordBatch.from_pydict(
@@ -117,7 +119,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def planned(data: Path, filters: tuple[object, ...] = (), **given: str) -> list[plans.Share]:
-    chosen = options_of({"url": f"dir:{data}", **given})
+    chosen = options_of({"url": f"dir:{data}", **given})  # Or another `url`.
     conditions, _ = split(chosen.table, filters)
     with open_view(chosen.config) as view:
         return plans.shares(view, chosen, conditions)
@@ -170,6 +172,32 @@ def test_a_damaged_line_fails_a_read_and_a_torn_one_does_not(data):
     with pytest.raises(Corrupt, match="lines 2 to 2"):
         read(data, shares, table="activity")
     assert len(read(data, shares, table="activity", damage="skip")) == 4 + 4
+
+
+def test_a_session_log_that_a_server_lost_is_passed_over_like_any_damage(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    planes.build(data, worlds=1, entries=10, activity=30)
+    lost = sorted(data.glob("objects/activity/main/*/*_metrics_*"))[0]
+    lines = lost.read_bytes().count(b"\n") - 1
+    lost.unlink()
+    with serving(f"dir:{data}") as server:
+        given = {"url": server.url, "table": "activity"}
+        shares = planned(data, **given)
+        with pytest.raises(Corrupt, match="restore it from a backup"):
+            read(data, shares, **given)
+        rows = read(data, shares, damage="skip", **given)
+    assert sum(row["kind"] == "metrics" for row in rows) == 30 - lines
+
+
+def test_batches_of_rows_are_bounded_by_their_bytes(data, monkeypatch):
+    with planes.opened(f"dir:{data}") as plane:
+        for n in range(40):
+            plane.mailbox("ada").send("bob", b"x" * 1_000 + b"%d" % n)
+    monkeypatch.setattr(tables, "ROWS_BATCH_BYTES", 10_000)
+    with open_view(options_of({"url": f"dir:{data}"}).config) as view:
+        batches = list(tables.batches(view, "mail", "main"))
+    assert sum(batch.num_rows for batch in batches) == 40
+    assert max(batch.num_rows for batch in batches) <= 10
 
 
 def test_what_came_between_two_offsets_stays_the_same(data):
@@ -252,12 +280,24 @@ def test_what_others_keep_where_something_is_staged_stays(data):
         ({"url": "dir:x", "rowsPerPartition": "0"}, "rowsperpartition"),
         ({"url": "dir:x", "maxRowsPerBatch": "many"}, "maxrowsperbatch"),
         ({"url": "dir:x", "startingOffsets": "never"}, "startingoffsets"),
+        ({"url": "dir:x", "universe": "../x"}, "universe"),
     ],
 )
 def test_options_that_say_nothing_are_refused(given, said, monkeypatch):
     monkeypatch.delenv("HOLDFAST_URL", raising=False)
-    with pytest.raises(InvalidArgument, match=said):
+    with pytest.raises((InvalidArgument, InvalidName), match=said):
         options_of(given)
+
+
+def test_a_universe_is_named_as_anywhere_else():
+    assert options_of({"url": "dir:x", "universe": "Main"}).config.universes == ("main",)
+
+
+def test_a_place_that_cannot_be_staged_in_is_told(data, tmp_path):
+    planes.build(data, worlds=1, entries=10)
+    (tmp_path / "file").touch()
+    with pytest.raises(PathUnusable, match="file"):
+        planned(data, staging=f"dir:{tmp_path / 'file'}")
 
 
 def test_the_document_names_every_option_and_column():

@@ -114,6 +114,8 @@ def test_what_is_wrong_with_options_is_said(spark, built, tmp_path):
         table(spark, built.url, "nonsense")
     with pytest.raises(PySparkException, match="no data directory"):
         table(spark, f"dir:{tmp_path / 'nowhere'}").count()
+    with pytest.raises(PySparkException, match="inboxes cannot be read"):
+        spark.read.format("holdfast").schema("world string").options(url=built.url, table="inboxes").load().count()
     with pytest.raises(PySparkException, match="read as a stream"):
         spark.readStream.format("holdfast").options(url=built.url, table="queues").load().writeStream.format(
             "noop"

@@ -221,7 +221,7 @@ def _message(port: Port, load: Load, universe: str, key: str, row: Row) -> Step:
     options = {name: row[name] for name in _OPTIONS if row.get(name) is not None}
     if isinstance(options.get("attributes"), list):
         options["attributes"] = dict(options["attributes"])  # How Arrow tells a map.
-    options |= {name: float(options[name]) for name in _SECONDS if name in options}  # Spark makes decimals of 1.5.
+    options |= {name: _seconds(name, options[name]) for name in _SECONDS if name in options}
     options.setdefault("content_type", kind)
     queue = row.get("queue") or load.queue
     if len(payload) > PAYLOAD_INLINE_BYTES_MAX:
@@ -250,6 +250,13 @@ def _item(port: Port, load: Load, universe: str, key: str, row: Row) -> Step:
         hash = port.call(PutBlob(payload, universe)).hash
         return PutItem(row["world"], DomainEvent(schema=row["schema"], payload_blob=hash, key=name), universe)
     return PutItem(row["world"], DomainEvent(schema=row["schema"], payload=payload, key=name), universe)
+
+
+def _seconds(name: str, value: Any) -> float:
+    try:
+        return float(value)  # Spark makes decimals of 1.5.
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"A row has {value!r} as its {name}; give a number of seconds") from error
 
 
 def _bytes(value: Any) -> tuple[bytes, str]:

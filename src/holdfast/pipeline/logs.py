@@ -94,7 +94,7 @@ def _rows(piece: LogPiece, data: bytes) -> Iterator[pa.RecordBatch | DamagedLine
     good: list[Line] = []
     n, bad, size = piece.n, 0, 0
     for _, line in loglines.lines(data[:whole]):
-        if line is None or not 0 <= line.at_ms < _END_OF_TIME_MS:
+        if line is None or not (0 <= line.at_ms < _END_OF_TIME_MS and 0 <= line.n < _N_MAX):
             bad += 1
             continue
         if bad:
@@ -138,4 +138,5 @@ def _damaged(piece: LogPiece, start: int, end: int) -> DamagedLines:
 
 
 _DAY_MS: Final = 86_400_000
+_N_MAX: Final = 1 << 63  # What a column holds.
 _END_OF_TIME_MS: Final = 253_402_300_800_000  # The year 10,000, behind which a timestamp has no text.

@@ -9,7 +9,7 @@ import msgspec
 from obstore.store import LocalStore, MemoryStore
 
 from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.errors import Unreachable
+from holdfast.errors import PathUnusable, Unreachable
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
 
@@ -85,9 +85,18 @@ class Stores(msgspec.Struct, frozen=True):
         return _remote(url, tuple(sorted(self.storage.items())))
 
     def staging(self, url: str) -> ObjectStore:
-        """The store at `url`, to write what is read soon: a local folder is made, but nothing in it is synced."""
+        """The store at `url`, to write what is read soon: a local folder is made, but nothing in it is synced.
+
+        Raises:
+            PathUnusable: the folder cannot be made.
+        """
         if (folder := _folder(url)) is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise PathUnusable(
+                    f"{folder} cannot be made ({error.strerror}); name another place for staging, or let it be written"
+                ) from error
             return ObjectStore(LocalStore(folder))
         return _remote(url, tuple(sorted(self.storage.items())))
 

@@ -35,7 +35,9 @@ class HoldfastSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         del schema
-        return BatchReader(options_of(self.options))
+        options = options_of(self.options)
+        check_table(options, READ, what_for="read")  # Whoever gives a schema has not asked for ours.
+        return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         del schema

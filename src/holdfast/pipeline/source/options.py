@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.limits import SOURCE_PARTITION_ROWS
+from holdfast.names import checked_name
 from holdfast.pipeline.config import Config
 
 READ: Final = ("journal", "activity", "segments", "queues", "mail", "entities")
@@ -57,6 +58,7 @@ def options_of(given: Mapping[str, str]) -> Options:
 
     Raises:
         InvalidArgument: an option is missing, unknown, or says nothing that is understood.
+        InvalidName: the universe is none.
     """
     found = {name.lower(): value for name, value in given.items()}
     storage = {name.removeprefix("storage."): value for name, value in found.items() if name.startswith("storage.")}
@@ -66,7 +68,7 @@ def options_of(given: Mapping[str, str]) -> Options:
     url = found.get("url") or found.get("path") or os.environ.get("HOLDFAST_URL")
     if not url:
         raise InvalidArgument('Say which plane with option("url", "http://HOST:PORT"), dir:PATH or postgresql://…')
-    universe = found.get("universe")
+    universe = checked_name("universe", found["universe"]) if found.get("universe") else None
     config = Config(
         data=url,
         lake="",

@@ -1,13 +1,12 @@
 """The tables that the data source shows, and the rows of those that the key space holds."""
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any, Final
 
 import cbor2
 import pyarrow as pa
 
-from holdfast.limits import ROWS_BATCH
+from holdfast.limits import ROWS_BATCH, ROWS_BATCH_BYTES
 from holdfast.pipeline.codec import payload_of
 from holdfast.pipeline.schemas import ACTIVITY, JOURNAL
 from holdfast.pipeline.views import View
@@ -88,10 +87,23 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
 def batches(view: View, table: str, universe: str) -> Iterator[pa.RecordBatch]:
     """The rows of a table that the key space itself holds."""
     schema = SCHEMAS[table]
-    rows = _ROWS[table](view, universe)
-    while page := list(islice(rows, ROWS_BATCH)):
+    for page in _pages(_ROWS[table](view, universe)):
         columns = [pa.array(column, field.type) for column, field in zip(zip(*page, strict=True), schema, strict=True)]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _pages(rows: Iterator[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    """As many rows together as one batch takes, which bodies of mail and fields of entities may fill soon."""
+    page: list[tuple[Any, ...]] = []
+    size = 0
+    for row in rows:
+        page.append(row)
+        size += sum(len(value) for value in row if isinstance(value, bytes | str))
+        if len(page) >= ROWS_BATCH or size >= ROWS_BATCH_BYTES:
+            yield page
+            page, size = [], 0
+    if page:
+        yield page
 
 
 def _segments(view: View, universe: str) -> Iterator[tuple[Any, ...]]:
