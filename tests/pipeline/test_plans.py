@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
     StringContains,
     StringStartsWith,
 )
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from holdfast.errors import Corrupt, InvalidArgument, InvalidName, PathUnusable, Unreachable
 from holdfast.limits import SOURCE_STAGED_SECONDS
@@ -32,6 +33,7 @@ from holdfast.pipeline import loading
 from holdfast.pipeline.source import options, plans, tables
 from holdfast.pipeline.source.filters import COLUMNS, Conditions, split
 from holdfast.pipeline.source.options import options_of
+from holdfast.pipeline.source.readers import StreamReader
 from holdfast.pipeline.views import open_view
 
 SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
@@ -222,6 +224,21 @@ def test_what_came_between_two_offsets_stays_the_same(data):
     assert sorted((row["world"], row["height"], row["hash"]) for row in read(data, again)) == rows
     assert sum(plans.limited(first, second, 100).values()) == sum(first.values()) + 100
     assert plans.limited(first, second, 10_000) == second
+
+
+def test_a_stream_does_not_pass_over_a_plane_that_went_back(data):
+    planes.build(data, worlds=2, entries=50)
+    reader = StreamReader(options_of({"url": f"dir:{data}"}))
+    now = reader.latestOffset({}, ReadAllAvailable())
+    before = {**now, "main/world-0001": now["main/world-0001"] + 5, "main/gone": 7}
+    with pytest.raises(Corrupt, match=r"main/world-0001.*older backup"):
+        reader.latestOffset(before, ReadAllAvailable())
+    skipping = StreamReader(options_of({"url": f"dir:{data}", "damage": "skip"}))
+    assert skipping.latestOffset(before, ReadAllAvailable()) == before
+    with planes.opened(f"dir:{data}") as plane:
+        plane.world("world-0001").archive()
+        plane.world("world-0001").delete()
+    assert reader.latestOffset(now, ReadAllAvailable()) == now  # What was deleted stays where it was.
 
 
 @pytest.mark.parametrize("table", ["journal", "activity", "queues"])

@@ -128,6 +128,23 @@ def ends(view: View) -> dict[str, int]:
     }
 
 
+def onward(options: Options, start: dict[str, int], found: dict[str, int]) -> dict[str, int]:
+    """Where a stream that has read up to `start` goes: an offset never goes back, and what was deleted stays.
+
+    Raises:
+        Corrupt: a journal ends before what was read of it, so other records will get the same heights.
+    """
+    for key, place in found.items():
+        # The journal of a deleted world ends at 0. A session log loses bad lines at its end when it is rotated.
+        if options.table == "journal" and 0 < place < start.get(key, 0) and not options.skips_damage:
+            raise Corrupt(
+                f"The stream has read {key} up to {start[key]}, and it ends at {place}: the plane was restored from an "
+                'older backup. Begin without the checkpoint, or give option("damage", "skip") to pass over new records '
+                "below"
+            )
+    return {**start, **{key: max(place, start.get(key, 0)) for key, place in found.items()}}
+
+
 def between(view: View, options: Options, start: dict[str, int], end: dict[str, int]) -> list[Share]:
     """What came between two offsets of a stream. The same two give the same rows, whatever was added since."""
     sweep(options.staging)

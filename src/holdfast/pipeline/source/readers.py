@@ -53,9 +53,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._now() if self._options.is_latest else {}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        # What was deleted since stays where it was: an offset never goes back.
-        found = self._now() if self._until is None else self._until
-        now = {**start, **{key: max(place, start.get(key, 0)) for key, place in found.items()}}
+        now = plans.onward(self._options, start, self._now() if self._until is None else self._until)
         return plans.limited(start, now, limit.max_rows) if isinstance(limit, ReadMaxRows) else now
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
