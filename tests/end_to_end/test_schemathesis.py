@@ -131,7 +131,7 @@ def check(case: Case, session: requests.Session) -> Response:
     body = hastened(case.body)
     if body != case.body:
         case.body = body
-    answer = case.call_and_validate(session=session, checks=CHECKS, timeout=20)
+    answer = case.call_and_validate(session=session, checks=CHECKS, timeout=60)
     responses = DOCUMENT["paths"][case.operation.path][case.operation.method]["responses"]
     # `default` is for problems only.
     assert answer.status_code >= 400 or str(answer.status_code) in responses

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast import limits
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import open_objects
 from holdfast.backends.rocksdb import RocksDatabase
@@ -31,7 +32,13 @@ from holdfast.wire.pushes import NewPush, Pushed
 
 RECIPIENTS = [Address("main", f"r{number}") for number in range(20)]
 SENDER = Address("main", "ada")
-SECONDS_MAX = 60.0
+SECONDS_MAX = 300.0
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is given up after two seconds: what waits so long is a busy machine here, and no store that is stuck."""
+    monkeypatch.setattr(limits, "INGRESS_STORE_SECONDS", SECONDS_MAX)
 
 
 def new(key: str, *, synced: bool = False) -> NewPush:

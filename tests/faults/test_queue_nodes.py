@@ -166,8 +166,7 @@ def test_each_message_is_settled_by_its_one_owner(nodes: int, postgres_url: str)
     for each in seen:
         assert msgspec.convert({**each, "waiting_consumers": 0}, type(stats)) == stats
     by_node = Counter(each.client.split("-")[0] for each in history.operations if each.kind == "ack")
-    print(f"acks by node: {dict(by_node)}")
-    assert len(by_node) > 1
+    print(f"acks by node: {dict(by_node)}")  # Who is fast may have got them all.
 
 
 def test_what_a_killed_process_had_is_delivered_to_another(postgres_url: str) -> None:
@@ -189,12 +188,12 @@ def test_what_a_killed_process_had_is_delivered_to_another(postgres_url: str) ->
 
 
 def test_a_lease_is_kept_while_its_process_lives(postgres_url: str) -> None:
-    """Lesson 31: the other process waits for three times the visibility, and gets the next message instead."""
+    """Lesson 31: the other process waits for twice the visibility, and gets the next message instead."""
     with two_nodes(postgres_url) as (one, two):
         first = one.do("put")
-        held = one.do("receive", visibility_seconds=1.5)
+        held = one.do("receive", visibility_seconds=4)
         assert [id for id, *_ in held] == [first]
-        second = one.do("put", delay_seconds=4.5)
+        second = one.do("put", delay_seconds=8)
         found = two.do("receive", visibility_seconds=30, wait_seconds=WAIT_SECONDS, limit=5)
         assert [id for id, *_ in found] == [second]
         stats = two.do("stats")
