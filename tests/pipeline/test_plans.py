@@ -34,6 +34,7 @@ from holdfast.pipeline.source import options, plans, tables
 from holdfast.pipeline.source.filters import COLUMNS, Conditions, split
 from holdfast.pipeline.source.options import options_of
 from holdfast.pipeline.source.readers import StreamReader
+from holdfast.pipeline.source.writers import BatchWriter, load_of
 from holdfast.pipeline.views import open_view
 
 SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
@@ -249,6 +250,25 @@ def test_what_was_staged_elsewhere_is_no_damage(data, table):
     shutil.rmtree(data / ".staged")
     with pytest.raises(Unreachable, match="all executors reach"):
         read(data, shares, table=table)
+
+
+def test_rows_that_were_staged_elsewhere_are_not_taken_for_written(data):
+    planes.build(data, worlds=1, entries=10)
+    chosen = options_of({"url": f"dir:{data}", "table": "queues", "queue": "jobs", "load": "monday"})
+    writer = BatchWriter(chosen, load_of(chosen, ["key", "payload"]))
+    left = data / ".staged" / "load" / "left.arrow"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    old = time.time() - SOURCE_STAGED_SECONDS - 60
+    os.utime(left, (old, old))
+    rows = pa.RecordBatch.from_pylist([{"key": "1", "payload": "{}"}])
+    wrote = writer.write(iter([rows]))
+    writer.commit([wrote, None])
+    assert not left.exists()  # A task that failed has left it.
+    with pytest.raises(Unreachable, match="all executors reach"):
+        writer.commit([wrote])
+    with planes.opened(f"dir:{data}") as plane:
+        assert plane.queue("jobs").stats().put_total == 1
 
 
 def test_session_logs_end_behind_their_last_whole_line(data):

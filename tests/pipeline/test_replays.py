@@ -65,6 +65,13 @@ def test_a_reducer_is_found_by_its_name():
     assert reducer_of("holdfast.pipeline.replays:chain") is chain
 
 
+def test_a_module_that_cannot_be_imported_is_told(tmp_path, monkeypatch):
+    (tmp_path / "broken_reducer.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidArgument, match=r"broken_reducer:fold.*division by zero"):
+        reducer_of("broken_reducer:fold")
+
+
 @pytest.mark.parametrize("name", ["", "json", "json:nothing", "no.such.module:f", ":f", "holdfast:__version__"])
 def test_what_names_no_reducer_is_refused(name):
     with pytest.raises(InvalidArgument, match="reducer"):

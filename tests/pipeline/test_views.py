@@ -192,6 +192,13 @@ def test_a_folder_that_was_never_locked_goes_after_a_while(data):
         assert not (data / ".view-old").exists()
 
 
+def test_a_folder_that_cannot_be_removed_is_in_nobodys_way(data):
+    planes.build(data, worlds=1, entries=10)
+    (data / ".view-strange" / "lock").mkdir(parents=True)  # As that of another user: it cannot be locked.
+    with open_view(config(data)) as view:
+        assert [world.name for world in view.worlds("main")] == ["empty", "world-0000"]
+
+
 def test_a_directory_that_somebody_has_open_is_refused_with_what_to_do(data):
     planes.build(data, worlds=1, entries=10)
     with planes.opened(f"dir:{data}"), pytest.raises(DirectoryInUse, match="--data http://HOST:PORT"):

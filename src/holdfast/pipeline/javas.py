@@ -7,6 +7,7 @@ Half of the work of starting Spark is loading classes. Java can write down what 
 and begins there the next time: `sessions.warm`.
 """
 
+import atexit
 import hashlib
 import os
 import re
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -89,7 +91,7 @@ def _has_aot(java: Java) -> bool:
 
 
 def caches(environment: Mapping[str, str]) -> Path:
-    """The folder for what can be made again; a new one under /tmp where there is no home that can be written to."""
+    """The folder for what can be made again; without a home that can be written to, one for this process alone."""
     base = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(base) / "holdfast"
     try:
@@ -98,7 +100,14 @@ def caches(environment: Mapping[str, str]) -> Path:
             return folder
     except OSError:
         pass
-    return Path(tempfile.mkdtemp(prefix="holdfast-"))
+    return _scratch()
+
+
+@cache
+def _scratch() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _wrapped(java: Path, folder: Path) -> Path:

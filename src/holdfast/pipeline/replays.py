@@ -39,7 +39,7 @@ def reducer_of(name: str | None) -> Reducer:
         if not colon:
             raise ImportError("there is no colon")
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # A module that is imported may raise anything.
         raise InvalidArgument(
             f"{name!r} names no reducer ({error}); write module:function, and put the module where executors find it"
         ) from error

@@ -17,9 +17,9 @@ from holdfast.limits import SOURCE_FILE_BYTES
 from holdfast.names import UNIVERSE
 from holdfast.pipeline import loading
 from holdfast.pipeline.loading import Load, Loaded
-from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.pieces import Stores, not_staged
 from holdfast.pipeline.source.options import WRITTEN, Options, check_table
-from holdfast.pipeline.source.plans import packed
+from holdfast.pipeline.source.plans import packed, sweep
 
 
 @dataclass
@@ -92,11 +92,16 @@ def _commit(options: Options, load: Load, messages: list[WriterCommitMessage | N
     loaded = [each.loaded for each in messages if isinstance(each, Wrote)]
     with loading.opened(options.config) as port:
         for path in _staged(messages):
-            with pa.ipc.open_file(store.get(path)) as file:
+            try:
+                data = store.get(path)
+            except ObjectNotFound as error:
+                raise not_staged(path, options.staging) from error
+            with pa.ipc.open_file(data) as file:
                 batches = (file.get_batch(n) for n in range(file.num_record_batches))
                 loaded.append(loading.run(port, load, _rows(batches)))
         loading.summarise(port, load, loaded)
     _discard(options, messages)
+    sweep(options.staging)  # Tasks that failed have left rows that nobody knows of.
 
 
 def _discard(options: Options, messages: list[WriterCommitMessage | None]) -> None:

@@ -73,7 +73,7 @@ def _has(descriptor: int) -> bool:
 def sweep(parent: Path) -> None:
     """Remove the folders that nobody has locked."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(FileNotFoundError, BlockingIOError):
+        with suppress(OSError):  # It is gone, somebody has it, or it is another user's.
             if not (folder / _LOCK).exists():
                 # It is being made by somebody, or was by somebody who died right then.
                 if folder.stat().st_mtime < time.time() - VIEW_TURN_SECONDS_MAX:
