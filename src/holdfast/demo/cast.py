@@ -15,11 +15,11 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
+INTERRUPTIONS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE_SECONDS: Final = 60.0  # How long any step of the story may take before it counts as broken.
 _STOP_SECONDS: Final = 15.0
 _WORDS_MAX: Final = 500  # Characters of a log that are quoted.
 _LOOK_SECONDS: Final = 0.02
-_INTERRUPTIONS: Final = (signal.SIGINT, signal.SIGTERM)
 
 Found = TypeVar("Found")
 
@@ -183,7 +183,7 @@ class Cast:
 def _undisturbed() -> Iterator[None]:
     """Put interruptions off: whoever is started must be known before anything else happens, or outlives the story."""
     heard: list[int] = []
-    before = {each: signal.signal(each, lambda number, _: heard.append(number)) for each in _INTERRUPTIONS}
+    before = {each: signal.signal(each, lambda number, _: heard.append(number)) for each in INTERRUPTIONS}
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from typing import IO, Any, Final
 import msgspec
 
 import holdfast
-from holdfast.demo.cast import PATIENCE_SECONDS, Cast
+from holdfast.demo.cast import INTERRUPTIONS, PATIENCE_SECONDS, Cast
 from holdfast.demo.chapters import history, mail, memories, opening, outage, poison, tickets, tiers
 from holdfast.demo.night import Night
 from holdfast.demo.stage import Claim, Stage
@@ -28,7 +28,6 @@ _CHAPTERS: Final[tuple[Callable[[Night], Any], ...]] = (
     memories.tell,
     outage.tell,
 )
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,11 +119,11 @@ def _signals() -> Iterator[None]:
 
     def interrupt(number: int, frame: Any) -> None:
         del number, frame
-        for each in _SIGNALS:
+        for each in INTERRUPTIONS:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {each: signal.signal(each, interrupt) for each in _SIGNALS}
+    before = {each: signal.signal(each, interrupt) for each in INTERRUPTIONS}
     try:
         yield
     finally:
