@@ -795,7 +795,7 @@ def test_the_keeper_outlasts_connections_that_are_closed(server: Any, name: str)
 def test_a_keeper_whose_server_is_silent_does_not_hold_up_the_end(server: Any, name: str) -> None:
     with Proxy(server.port) as proxy:
         plane = holdfast.connect(proxy.url)
-        plane.queue(name).put("a", visibility_seconds=0.3)
+        plane.queue(name).put("a", visibility_seconds=3)
         message = plane.queue(name).receive()
         assert message is not None
         proxy.swallows = True
