@@ -19,7 +19,7 @@ from holdfast.layers.blobs import Blob
 from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
 from holdfast.layers.worlds import World
 from holdfast.pipeline import jobs, replays
-from holdfast.pipeline.config import Config
+from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.jobs import audit, ingest
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import JOURNAL, UNREACHABLE, WORLD_STATE
@@ -202,3 +202,21 @@ def test_a_plane_is_judged_while_its_server_goes_on(
     (row,) = Lake(config.lake).table(UNREACHABLE).rows().to_pylist()
     assert (row["hash"], row["modified_at"]) == (lost, None)  # A server tells nothing of when.
     assert "3 of 5 worlds are not well" in (tmp_path / "lake" / "reports" / "latest.html").read_text()
+
+
+def test_two_audits_at_the_same_time_leave_one_verdict_for_each_world(spark: SparkSession, tmp_path: Path) -> None:
+    planes.build(tmp_path / "data", worlds=3, entries=20)
+    config = config_of(tmp_path)
+    for _ in range(2):  # Once when nobody has made the table yet, and once over verdicts that are there.
+        others: list[Told] = []
+
+        def overtake(what: str, done: int, total: int, others: list[Told] = others) -> None:
+            if not others:
+                others.append(audit.run(spark, config))
+
+        told = audit.run(spark, config, progress=overtake)
+        assert others[0].ok
+        assert others[0].rows == told.rows
+        worlds = Lake(config.lake).table(WORLD_STATE).rows().column("world").to_pylist()
+        assert sorted(worlds) == sorted(states(config))
+        assert len(worlds) == told.rows["worlds"]

@@ -165,6 +165,17 @@ def test_overwriting_replaces_everything_or_the_universes_that_are_named(lake: L
     assert lake.table(JOURNAL).count() == 0
 
 
+def test_of_two_who_overwrite_nothing_at_once_one_is_refused(lake: Lake) -> None:
+    """There is no file that both would remove; and their rows would be there beside each other."""
+    for rows in (range(6), range(9)):
+        first, second = lake.table(JOURNAL), lake.table(JOURNAL)
+        first.overwrite(entries("main", "ada", rows).to_batches())
+        with pytest.raises(TransactionConflict):
+            second.overwrite(entries("main", "ada", range(7)).to_batches())
+        assert lake.table(JOURNAL).count() == len(rows)
+        lake.table(JOURNAL).overwrite([])
+
+
 def test_of_two_who_overwrite_at_once_one_is_refused(lake: Lake) -> None:
     lake.table(JOURNAL).append_rows(entries("main", "ada", range(5)))
     first, second = lake.table(JOURNAL), lake.table(JOURNAL)

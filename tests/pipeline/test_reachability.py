@@ -20,7 +20,7 @@ from holdfast.backends.objects import open_objects
 from holdfast.errors import Unreachable
 from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.pipeline import searches
-from holdfast.pipeline.config import Config
+from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.jobs import reachability
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.pieces import Stores
@@ -267,3 +267,19 @@ def test_a_hash_across_two_parts_of_an_object_is_found(tmp_path: Path) -> None:
         store = SimpleNamespace(open=lambda path, body=body: [body[:PART], body[PART:]])
         found = [Wanted.of([hash]).found_in(part) for part in searches._parts(lambda url, store=store: store, source)]
         assert set().union(*found) == {hash}
+
+
+def test_two_looks_at_the_same_time_leave_one_row_for_each_blob(spark: SparkSession, tmp_path: Path) -> None:
+    with planes.opened(f"dir:{tmp_path / 'data'}") as plane:
+        hashes = {plane.blobs.put(bytes([n]) * 100) for n in range(3)}
+    config = config_of(tmp_path)
+    for _ in range(2):  # Once when nobody has made the table yet, and once over rows that are there.
+        others: list[Told] = []
+
+        def overtake(what: str, done: int, total: int, others: list[Told] = others) -> None:
+            if not others:
+                others.append(reachability.run(spark, config))
+
+        assert reachability.run(spark, config, progress=overtake).rows["unreachable"] == 3
+        assert others[0].rows["unreachable"] == 3
+        assert sorted(Lake(config.lake).table(UNREACHABLE).rows().column("hash").to_pylist()) == sorted(hashes)

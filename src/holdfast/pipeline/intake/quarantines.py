@@ -3,7 +3,6 @@
 It is small, and rewritten a universe at a time. Every commit moves one mark, so writers take turns.
 """
 
-import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -12,8 +11,9 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.errors import TransactionConflict
-from holdfast.limits import LAKE_ATTEMPTS, LAKE_PAUSE_MS_MAX
+from holdfast.limits import LAKE_ATTEMPTS
 from holdfast.pipeline.lake import Lake, LakeTable, Move, files
+from holdfast.pipeline.lake.attempts import pause
 from holdfast.pipeline.lake.tables import REWRITES
 from holdfast.pipeline.schemas import QUARANTINE
 
@@ -111,11 +111,6 @@ class Quarantine:
             self._rows = wanted
             return
         raise TransactionConflict(f"Others wrote to the quarantine {LAKE_ATTEMPTS} times in a row; try again later")
-
-
-def pause(attempt: int) -> None:
-    """Rest a little before another attempt; nobody knows how long the others will."""
-    time.sleep(random.random() * min(10 << min(attempt, 10), LAKE_PAUSE_MS_MAX) / 1_000)
 
 
 def _is_over(scopes: Mapping[tuple[str, str, str], list[Scope]], row: Quarantined) -> bool:

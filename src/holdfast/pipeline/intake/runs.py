@@ -10,8 +10,9 @@ from holdfast.limits import INGEST_TASK_BYTES, LAKE_ATTEMPTS
 from holdfast.pipeline import tasks
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.intake.couriers import Courier
-from holdfast.pipeline.intake.quarantines import Quarantine, pause
+from holdfast.pipeline.intake.quarantines import Quarantine
 from holdfast.pipeline.lake import Lake, LakeTable, staging
+from holdfast.pipeline.lake.attempts import pause
 from holdfast.pipeline.lake.places import Place
 from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.progress import Tell

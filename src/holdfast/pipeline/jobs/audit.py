@@ -1,7 +1,8 @@
 """`audit`: whether every world is what its journal says, and the lake what the plane says; a verdict for each world.
 
 Worlds go to executors whole, in waves of a bounded size: a fold has one order. What is in the lake was read before the
-plane was, so the lake can only be behind. Nothing is repaired.
+plane was, so the lake can only be behind. Nothing is repaired. Of two audits at the same time, the table has the
+verdicts of the one that ended last; each tells its own.
 """
 
 import time
@@ -23,7 +24,7 @@ from holdfast.pipeline import replays, tasks, verdicts
 from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.intake.plans import journal_mark
 from holdfast.pipeline.intake.quarantines import Quarantine
-from holdfast.pipeline.lake import Lake, Writer, staging
+from holdfast.pipeline.lake import Lake, Writer, attempts, staging
 from holdfast.pipeline.pieces import Stores, WorldView
 from holdfast.pipeline.schemas import JOURNAL, WORLD_STATE
 from holdfast.pipeline.verdicts import PLACE_DIGITS, Body, Case, Finding, Verdict
@@ -40,6 +41,7 @@ def run(
 
     Raises:
         InvalidArgument: there is no such reducer.
+        TransactionConflict: others always wrote the table at the same moment.
     """
     begun = time.monotonic()
     replays.reducer_of(config.reducer)
@@ -67,7 +69,12 @@ def run(
             if progress is not None:
                 progress("worlds", counts["worlds"], counts["worlds"])
     files = writer.close()
-    table.overwrite(files, universes=config.universes or None)
+
+    def put() -> None:
+        table.refresh()
+        table.overwrite(files, universes=config.universes or None)
+
+    attempts.until_committed(f"the table {WORLD_STATE.name}", put)
     if wrong:
         notes.append(f"{wrong} of {counts['worlds']} worlds are not what they should be")
     if config.reducer is None:

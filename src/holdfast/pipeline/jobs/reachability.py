@@ -25,7 +25,7 @@ from holdfast.layers import blobs
 from holdfast.limits import BLOB_GRACE_SECONDS, SCAN_TASK_BYTES
 from holdfast.pipeline import searches, tasks
 from holdfast.pipeline.config import Config, Told
-from holdfast.pipeline.lake import Lake, staging
+from holdfast.pipeline.lake import Lake, attempts, staging
 from holdfast.pipeline.lake.places import Place
 from holdfast.pipeline.pieces import WorldView
 from holdfast.pipeline.schemas import UNREACHABLE
@@ -43,7 +43,11 @@ def run(
     grace_seconds: float = BLOB_GRACE_SECONDS,
     now: datetime | None = None,
 ) -> Told:
-    """Find the blobs of each universe that nothing refers to. `ok` says that everything could be searched."""
+    """Find the blobs of each universe that nothing refers to. `ok` says that everything could be searched.
+
+    Raises:
+        TransactionConflict: others always wrote the table at the same moment.
+    """
     begun, now = time.monotonic(), now or datetime.now(UTC)
     lake = Lake(config.lake, config.storage)
     table = lake.table(UNREACHABLE)
@@ -67,7 +71,12 @@ def run(
             notes.append(_count(counts, universe, mark, rows))
             if progress is not None:
                 progress("universes", n + 1, n + 1)
-    table.overwrite(batches, universes=config.universes or None)
+
+    def put() -> None:
+        table.refresh()
+        table.overwrite(batches, universes=config.universes or None)
+
+    attempts.until_committed(f"the table {UNREACHABLE.name}", put)
     counts[UNREACHABLE.name] = sum(batch.num_rows for batch in batches)
     seconds = time.monotonic() - begun
     return Told(job="reachability", ok=not findings, rows=counts, seconds=seconds, findings=findings, notes=notes)

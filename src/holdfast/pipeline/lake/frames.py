@@ -25,7 +25,7 @@ def read(spark: "SparkSession", table: Table, place: Place, files: Sequence[tupl
 
     schema = spark_schema(table)
     if not files:
-        return spark.createDataFrame([], schema)
+        return spark.createDataFrame(table.schema.empty_table(), schema)
     if place.is_local:
         paths = [f"{place.url}/{path}" for path, _ in files]
         return spark.read.schema(schema).option("basePath", place.url).parquet(*paths)
@@ -38,7 +38,7 @@ def read(spark: "SparkSession", table: Table, place: Place, files: Sequence[tupl
                 for found in reading.batches_of(table, place, path, universe):
                     yield found.cast(shown)
 
-    names = spark.createDataFrame(list(files), "path string, universe string")
+    names = spark.createDataFrame(pa.table([*zip(*files, strict=True)], ["path", "universe"]))
     return names.repartition(len(files)).mapInArrow(each, schema)
 
 

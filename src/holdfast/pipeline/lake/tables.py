@@ -147,7 +147,7 @@ class LakeTable:
         Raises:
             TransactionConflict: somebody else has overwritten or compacted it meanwhile; nothing was committed.
         """
-        added: list[AddedFile] = []
+        mark, added = self.mark(REWRITES), list[AddedFile]()
         writer = files.Writer(self.table, self.place, is_sorted=False)
         for item in source:
             if isinstance(item, AddedFile):
@@ -155,7 +155,10 @@ class LakeTable:
             else:
                 writer.write(item.cast(self.table.schema))
         old = [file for file in self.entries() if universes is None or file.universe in universes]
-        self.replace(old, [*added, *writer.close()])
+        new = [*added, *writer.close()]
+        if old or new:
+            # Even where there is nothing to remove: of two that come first, one comes second.
+            self.replace(old, new, {REWRITES: Move(mark, mark + 1)})
 
     def replace(
         self,
@@ -172,7 +175,7 @@ class LakeTable:
         """
         moves = dict(moves or {})
         if old:
-            moves[REWRITES] = Move(self.mark(REWRITES), self.mark(REWRITES) + 1)
+            moves.setdefault(REWRITES, Move(self.mark(REWRITES), self.mark(REWRITES) + 1))
         if not (old or new or moves):
             return
         delta, marks = self._made(), self.marks()
