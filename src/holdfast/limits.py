@@ -71,7 +71,8 @@ SURVEY_MAX: Final = 100  # Each is several reads, and everybody else waits for a
 KIND_SAMPLE: Final = 32  # Entities of a kind that are looked at for the names of its fields.
 
 # The console.
-CONSOLE_WATCHERS_MAX: Final = 64  # Pages that are open and live.
+CONSOLE_WATCHERS_MAX: Final = 64  # Pages that are open and live,
+CONSOLE_WATCHERS_OF_TOKEN_MAX: Final = 16  # and those of one token, so that none shuts the others out.
 CONSOLE_LOOK_SECONDS: Final = 0.2  # How often a page hears what has changed.
 CONSOLE_SAMPLE_SECONDS: Final = 1.0  # How often the charts of all pages get another point.
 CONSOLE_SAMPLES: Final = 300  # Points that a page gets when it opens; they are kept while somebody watches.
@@ -280,6 +281,7 @@ REPORT_QUEUES_PLOTTED: Final = 4  # Each in a plot of its own.
 REPORT_GRID: Final = 12  # Agents on each side of the grid of who talks to whom.
 DEAD_LETTERS_MEASURED: Final = 100_000  # Of which a roll-up asks the plane for the error, if logs do not tell it,
 ERROR_CHARACTERS_MEASURED: Final = 500  # and how much of it: they are in memory all at once.
+ROLLUP_BUCKET_EVENTS: Final = 131_072  # That one executor has in memory at a time, with all that are told of a message.
 INGEST_TASK_BYTES: Final = 33_554_432  # What one executor takes at a time; a commit has one of these for each core.
 INGEST_CHUNK_BYTES: Final = 4_194_304  # Of one world, so that a large one does not keep a single core busy.
 INGEST_WORLDS_MAX: Final = 4_096  # Worlds, and log files, of one commit: each is a line in the log of its table.

@@ -1,23 +1,17 @@
 """Events of messages and mail become rows, whatever was lost, told twice or told out of order on the way."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
 from holdfast.pipeline import lifecycles
-from holdfast.pipeline.lifecycles import Event, Mail, Message
+from holdfast.pipeline.lifecycles import Event, Mail, MailGroup, Message, MessageGroup
 from holdfast.pipeline.schemas import MAIL, MESSAGES
 from holdfast.testing.clock import START_MS, ManualClock
-
-EVENTS = pa.list_(
-    pa.struct([("event", pa.string()), ("at_ms", pa.int64()), ("attempt", pa.int32()), ("error", pa.string())])
-)
 
 
 class LifeOfAMessage:
@@ -222,70 +216,45 @@ def test_mail_that_went_straight_into_a_world_has_arrived() -> None:
     assert lifecycles.mails([Event("confirmed", 5)]) == [Mail(None, None, 5, "confirmed", None)]
 
 
-# Batches.
+# Rows.
 
 
 def test_groups_of_events_become_rows_of_messages() -> None:
-    put, leased = {"event": "put", "at_ms": START_MS}, {"event": "leased", "at_ms": START_MS + 40, "attempt": 1}
-    dead = {"event": "dead-lettered", "at_ms": START_MS + 50, "attempt": 1, "error": "no host"}
-    groups = pa.RecordBatch.from_pydict(
-        {
-            "universe": ["main"] * 3,
-            "queue": ["jobs"] * 3,
-            "id": ["a", "b", "c"],
-            "correlation_id": ["a", None, "x"],
-            "events": pa.array([[put], [], [dead, leased, put]], EVENTS),
-            "known": pa.array(["", None, None], pa.string()),
-        }
-    )
-    rows = lifecycles.message_rows(groups.slice(0))
+    put, leased = Event("put", START_MS), Event("leased", START_MS + 40, 1)
+    dead = Event("dead-lettered", START_MS + 50, 1, "no host")
+    groups = [
+        MessageGroup("main", "jobs", "a", "a", [put], ""),
+        MessageGroup("main", "jobs", "b", None, []),
+        MessageGroup("main", "jobs", "c", "x", [dead, leased, put]),
+    ]
+    rows = lifecycles.message_rows(groups)
     assert rows.schema == MESSAGES.schema
     assert [row["outcome"] for row in rows.to_pylist()] == ["waiting", "unknown", "dead"]
-    last = lifecycles.message_rows(groups.slice(2)).to_pylist()[0]
+    last = rows.to_pylist()[2]
     assert (last["id"], last["error"], last["wait_ms"], last["service_ms"]) == ("c", "no host", 40, 10)
     assert last["put_at"].timestamp() * 1_000 == START_MS
-    assert lifecycles.message_rows(groups.slice(3)).num_rows == 0
+    assert lifecycles.message_rows([]).num_rows == 0
 
 
 def test_an_error_that_logs_do_not_tell_is_the_one_that_the_plane_knows() -> None:
-    groups = pa.RecordBatch.from_pydict(
-        {
-            "universe": ["main"] * 3,
-            "queue": ["jobs"] * 3,
-            "id": ["a", "b", "c"],
-            "correlation_id": ["a", "b", "c"],
-            "events": pa.array(
-                [
-                    [{"event": "dead-lettered", "at_ms": 5}],
-                    [{"event": "dead-lettered", "at_ms": 5, "attempt": 1, "error": "told"}],
-                    [{"event": "acked", "at_ms": 5}],
-                ],
-                EVENTS,
-            ),
-            "known": ["known"] * 3,
-        }
-    )
+    dead, told = Event("dead-lettered", 5), Event("dead-lettered", 5, 1, "told")
+    groups = [MessageGroup("main", "jobs", "x", "x", [event], "known") for event in (dead, told, Event("acked", 5))]
     assert lifecycles.message_rows(groups).column("error").to_pylist() == ["known", "told", None]
 
 
 def test_groups_of_events_become_rows_of_mail() -> None:
-    events: Any = [[{"event": "stored", "at_ms": 1}, {"event": "stored", "at_ms": 9}], [], [{"event": "x", "at_ms": 1}]]
-    groups = pa.RecordBatch.from_pydict(
-        {
-            "universe": ["main"] * 3,
-            "recipient": ["bob@main"] * 3,
-            "sender": ["ada@main", "eve@main", "eve@main"],
-            "id": ["a", "b", "c"],
-            "events": pa.array(events, pa.list_(pa.struct([("event", pa.string()), ("at_ms", pa.int64())]))),
-        }
-    )
+    groups = [
+        MailGroup("main", "bob@main", "ada@main", "a", [Event("stored", 1), Event("stored", 9)]),
+        MailGroup("main", "bob@main", "eve@main", "b", []),
+        MailGroup("main", "bob@main", "eve@main", "c", [Event("x", 1)]),
+    ]
     rows = lifecycles.mail_rows(groups)
     assert rows.schema == MAIL.schema
     assert [(row["id"], row["sender"], row["outcome"]) for row in rows.to_pylist()] == [
         ("a", "ada@main", "waiting"),
         ("a", "ada@main", "waiting"),
     ]
-    assert lifecycles.mail_rows(groups.slice(1)).num_rows == 0
+    assert lifecycles.mail_rows(groups[1:]).num_rows == 0
 
 
 def test_what_a_plane_tells_of_a_message_is_folded_into_what_became_of_it(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 import holdfast
-from holdfast.errors import LeaseHeld
+from holdfast.errors import LeaseHeld, TransactionConflict
 from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.jobs import ingest, rollup
-from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.lake import Lake, attempts
 from holdfast.pipeline.schemas import TABLES
 from holdfast.pipeline.views import open_view
 from holdfast.testing.clock import ManualClock
@@ -224,6 +224,94 @@ def test_records_that_make_no_sense_are_left_out(spark: SparkSession, tmp_path: 
     ingest.run(spark, config)
     told = rollup.run(spark, config, now=NOW)
     assert (told.rows["messages"], told.rows["mail"], told.rows["rollup_leases"]) == (1, 0, 0)
+
+
+def put(config: Config, queue: str, *, universe: str = "main") -> None:
+    with planes.opened(config.data, clock=ManualClock(planes.START_MS), universe=universe) as plane:
+        plane.queue(queue).put("x")
+
+
+def versions(config: Config) -> dict[str, int]:
+    tables = {name: Lake(config.lake).table(table) for name, table in TABLES.items()}
+    return {name: table.delta().version() for name, table in tables.items() if table.exists}
+
+
+def counts(config: Config) -> dict[tuple[str, str], tuple[int, int | None]]:
+    rows = Lake(config.lake).table(TABLES["rollup_queues"]).rows().to_pylist()
+    return {(row["universe"], row["queue"]): (row["messages"], row["backlog"]) for row in rows}
+
+
+def test_what_would_be_made_of_the_same_is_left_as_it_is(spark: SparkSession, tmp_path: Path) -> None:
+    config = Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"))
+    put(config, "jobs")
+    put(config, "jobs", universe="other")
+    ingest.run(spark, config)
+    first = rollup.run(spark, config, now=NOW)
+    before = versions(config)
+    again = rollup.run(spark, config, now=NOW)
+    assert {**again.rows, "rollup_storage": 0} == {**first.rows, "rollup_storage": 0}
+    assert {name for name, version in versions(config).items() if version != before[name]} == {"rollup_storage"}
+
+    others = {file.path for file in Lake(config.lake).table(TABLES["messages"]).entries() if file.universe == "other"}
+    put(config, "jobs")
+    ingest.run(spark, config)
+    assert rollup.run(spark, config, now=NOW).rows["messages"] == 3
+    assert counts(config) == {("main", "jobs"): (2, 2), ("other", "jobs"): (1, 1)}
+    assert others <= {file.path for file in Lake(config.lake).table(TABLES["messages"]).entries()}
+
+
+def test_a_run_for_one_universe_leaves_the_others_alone(spark: SparkSession, tmp_path: Path) -> None:
+    config = Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"))
+    put(config, "jobs")
+    put(config, "jobs", universe="other")
+    ingest.run(spark, config)
+    rollup.run(spark, config, now=NOW)
+    put(config, "jobs")
+    put(config, "jobs", universe="other")
+    ingest.run(spark, config)
+    only = Config(data=config.data, lake=config.lake, universes=("other",))
+    assert rollup.run(spark, only, now=NOW).rows["messages"] == 2
+    assert counts(config) == {("main", "jobs"): (1, 1), ("other", "jobs"): (2, 2)}
+
+
+def test_of_two_runs_at_the_same_time_the_second_looks_again(spark: SparkSession, tmp_path: Path) -> None:
+    config = Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"))
+    put(config, "jobs")
+    ingest.run(spark, config)
+    overtaken: list[Told] = []
+
+    def overtake(what: str, done: int, total: int) -> None:
+        """When a run has made its messages, and no sums yet, another one begins later, sees more, and ends."""
+        if what == "rollup messages" and not overtaken:
+            put(config, "jobs")
+            ingest.run(spark, config)
+            overtaken.append(rollup.run(spark, config, now=NOW))
+
+    told = rollup.run(spark, config, now=NOW, progress=overtake)
+    assert [other.rows["messages"] for other in overtaken] == [2]
+    assert {**told.rows, "rollup_storage": 0} == {**overtaken[0].rows, "rollup_storage": 0}
+    assert counts(config) == {("main", "jobs"): (2, 2)}
+    before = versions(config)
+    rollup.run(spark, config, now=NOW)
+    assert {name for name, version in versions(config).items() if version != before[name]} == {"rollup_storage"}
+
+
+def test_a_run_that_is_always_overtaken_says_so(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "LAKE_ATTEMPTS", 1)
+    config = Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"))
+    put(config, "jobs")
+    ingest.run(spark, config)
+
+    def overtake(what: str, done: int, total: int) -> None:
+        if what == "rollup messages":
+            put(config, "jobs")
+            ingest.run(spark, config)
+            rollup.run(spark, config, now=NOW)
+
+    with pytest.raises(TransactionConflict, match="the roll-ups 1 times in a row; wait until they have ended"):
+        rollup.run(spark, config, now=NOW, progress=overtake)
 
 
 def check_percentiles(row: dict[str, Any], what: str, values: list[int | None]) -> None:

@@ -11,7 +11,7 @@ it belongs to, which puts events in order whatever clocks say, and shows of whic
 was not told stays None: a row claims less than what happened, and never more.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -56,6 +56,27 @@ class Mail(NamedTuple):
     wait_ms: int | None
 
 
+class MessageGroup(NamedTuple):
+    """All that is told of a message of one queue."""
+
+    universe: str
+    queue: str
+    id: str
+    correlation_id: str | None
+    events: Collection[Event]
+    known: str | None = None  # The error of a dead letter that is still there; logs of older versions do not tell it.
+
+
+class MailGroup(NamedTuple):
+    """All that is told of the mails that one sender sent to one recipient under one id."""
+
+    universe: str
+    recipient: str
+    sender: str
+    id: str
+    events: Collection[Event]
+
+
 def message(events: Collection[Event]) -> Message:
     """What became of a message of one queue."""
     told = _in_order({event for event in events if event.event in _STEPS and 0 <= event.at_ms < AT_MS_MAX})
@@ -67,15 +88,15 @@ def message(events: Collection[Event]) -> Message:
     # A message that was put is delivered for the first time by attempt 1; a dead letter comes with those that it had.
     first = 1 if put_ms is not None else min(leases, key=lambda attempt: attempt or 0, default=None)
     ended_ms = last.at_ms if last is not None and outcome in _ENDED else None
-    counts = [sum(event.event == what for event in told) for what in ("nacked", "expired", "redriven")]
+    names = [event.event for event in told]
     return Message(
         put_ms=put_ms,
         first_leased_ms=leases.get(first),
         ended_ms=ended_ms,
         attempts=len(deliveries),
-        nacks=counts[0],
-        expiries=counts[1],
-        redrives=counts[2],
+        nacks=names.count("nacked"),
+        expiries=names.count("expired"),
+        redrives=names.count("redriven"),
         outcome=outcome,
         error=last.error if last is not None and outcome == "dead" else None,
         wait_ms=_between(put_ms, leases.get(1)),
@@ -97,28 +118,20 @@ def mails(events: Collection[Event]) -> list[Mail]:
     return [_mail(life) for life in lives if life]
 
 
-def message_rows(groups: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of `messages` from a batch of (universe, queue, id, correlation_id, events, known).
-
-    `known` is the error of a dead letter that is still there; logs of older versions do not tell it.
-    """
-    known = groups.column("known").to_pylist()
-    rows = [
-        folded._replace(error=folded.error or error) if folded.outcome == "dead" else folded
-        for folded, error in zip(map(message, _events(groups.column("events"))), known, strict=True)
-    ]
-    folded = Message(*zip(*rows, strict=True)) if rows else Message(*[()] * len(Message._fields))  # type: ignore[arg-type]
-    named = {name: groups.column(name) for name in ("universe", "queue", "id", "correlation_id")}
-    return _batch(MESSAGES.schema, named, folded._asdict())
+def message_rows(groups: Sequence[MessageGroup]) -> pa.RecordBatch:
+    """Rows of `messages`."""
+    rows = [_completed(message(group.events), group.known) for group in groups]
+    return _batch(MESSAGES.schema, MessageGroup, groups, Message, rows)
 
 
-def mail_rows(groups: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of `mail` from a batch of (universe, recipient, sender, id, events)."""
-    rows = [(n, mail) for n, events in enumerate(_events(groups.column("events"))) for mail in mails(events)]
-    folded = Mail(*zip(*(mail for _, mail in rows), strict=True)) if rows else Mail(*[()] * len(Mail._fields))  # type: ignore[arg-type]
-    places = pa.array([n for n, _ in rows], pa.int64())
-    named = {name: groups.column(name).take(places) for name in ("universe", "recipient", "sender", "id")}
-    return _batch(MAIL.schema, named, folded._asdict())
+def mail_rows(groups: Sequence[MailGroup]) -> pa.RecordBatch:
+    """Rows of `mail`."""
+    lives = [(group, mail) for group in groups for mail in mails(group.events)]
+    return _batch(MAIL.schema, MailGroup, [group for group, _ in lives], Mail, [mail for _, mail in lives])
+
+
+def _completed(folded: Message, known: str | None) -> Message:
+    return folded._replace(error=folded.error or known) if folded.outcome == "dead" else folded
 
 
 def _in_order(events: set[Event]) -> list[Event]:
@@ -160,33 +173,27 @@ def _between(begin_ms: int | None, end_ms: int | None) -> int | None:
     return None if begin_ms is None or end_ms is None or end_ms < begin_ms else end_ms - begin_ms
 
 
-def _events(column: pa.ListArray) -> Iterator[list[Event]]:
-    """The events of each row. A column at a time, because objects of Arrow are slow to make one by one."""
-    structs = column.flatten()
-    names = structs.type.names if hasattr(structs.type, "names") else [field.name for field in structs.type]
-    parts = {name: structs.field(name).to_pylist() for name in names}
-    nothing: list[None] = [None] * len(structs)
-    events = list(
-        map(Event, parts["event"], parts["at_ms"], parts.get("attempt", nothing), parts.get("error", nothing))
-    )
-    end = 0
-    for length in column.value_lengths().to_pylist():
-        begin, end = end, end + (length or 0)
-        yield events[begin:end]
-
-
-def _batch(schema: pa.Schema, named: dict[str, Any], folded: dict[str, Sequence[Any]]) -> pa.RecordBatch:
+def _batch(
+    schema: pa.Schema,
+    group: type[NamedTuple],
+    groups: Sequence[tuple[Any, ...]],
+    fold: type[NamedTuple],
+    folds: Sequence[tuple[Any, ...]],
+) -> pa.RecordBatch:
     """Columns in the order of the schema, where a moment that a fold calls `…_ms` is called `…_at`."""
+    named = dict(zip(group._fields, _columns(groups, group), strict=True))
+    named |= zip(fold._fields, _columns(folds, fold), strict=True)
     columns = []
     for field in schema:
         if field.name in named:
-            columns.append(named[field.name])
-        elif field.name in folded:
-            columns.append(pa.array(folded[field.name], field.type))
+            columns.append(pa.array(named[field.name], field.type))
         else:
-            moments = pa.array(folded[field.name.removesuffix("_at") + "_ms"], pa.int64())
-            columns.append(moments.cast(field.type))
+            columns.append(pa.array(named[field.name.removesuffix("_at") + "_ms"], pa.int64()).cast(field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], row: type[NamedTuple]) -> list[Sequence[Any]]:
+    return list(zip(*rows, strict=True)) if rows else [()] * len(row._fields)
 
 
 # Within one delivery, what happens later has the higher number.

@@ -3,28 +3,38 @@
     activity ──► messages, mail ──► rollup_queues, rollup_queue_hours, rollup_errors, rollup_mailboxes, rollup_talk
         └──────────────────────────► rollup_leases              plane, lake ──► rollup_storage
 
-Every table is made anew from what lies below it, so a run that was killed, or ran twice, leaves nothing wrong. Only
-rollup_storage remembers: a run replaces what was measured on its own day.
+A table is made anew, a universe at a time, from what lies below it, so a run that was killed, or ran twice, leaves
+nothing wrong. The commit that puts it in place says what it was made of (the mark `made/<universe>`): what would be
+made of the same is left as it is. Only rollup_storage remembers: a run replaces what was measured on its own day.
+
+Of two runs at the same time, the one that comes second at a table looks at everything again. It looks at the tables
+that it makes before it looks at what it makes them of, so nothing that is newer is ever replaced by what is older.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Final
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+import holdfast
 from holdfast.errors import HoldfastError
-from holdfast.pipeline import lifecycles, measures
+from holdfast.limits import ROLLUP_BUCKET_EVENTS
+from holdfast.pipeline import events, lifecycles, measures, tasks
 from holdfast.pipeline.config import Config, Told
-from holdfast.pipeline.lake import AddedFile, Lake, LakeTable, Writer
+from holdfast.pipeline.jobs import sums
+from holdfast.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, attempts
 from holdfast.pipeline.lake import files as lake_files
-from holdfast.pipeline.lake import frames as lake_frames
 from holdfast.pipeline.measures import Measured
+from holdfast.pipeline.progress import Tell
 from holdfast.pipeline.schemas import (
     ACTIVITY,
     MAIL,
@@ -38,279 +48,253 @@ from holdfast.pipeline.schemas import (
     ROLLUP_TALK,
     Table,
 )
-from holdfast.pipeline.signatures import signature
 from holdfast.pipeline.views import View, open_view
-from holdfast.runtime.events import LEASE_KIND, LOG_KIND, MAIL_KIND
+from holdfast.runtime.events import LOG_KIND, MAIL_KIND
 
-_QUEUE_EVENT: Final = (
-    "event string, queue string, id string, correlation_id string, at_ms long, attempt int, error string"
+# Those above are made of those below.
+_TABLES: Final = (
+    ROLLUP_STORAGE,
+    ROLLUP_QUEUES,
+    ROLLUP_QUEUE_HOURS,
+    ROLLUP_ERRORS,
+    ROLLUP_MAILBOXES,
+    ROLLUP_TALK,
+    ROLLUP_LEASES,
+    MAIL,
+    MESSAGES,
 )
-_MAIL_EVENT: Final = "event string, `to` string, id string, sender string, at_ms long"
-_LEASE_EVENT: Final = "event string, key string, owner string, waited_ms long, at_ms long"
-_STEPS: Final = 9
+_HAND: Final = pa.schema([("bucket", pa.int32()), ("hand", pa.binary())])
+_MARK_DIGITS: Final = 15  # Of a hash in hexadecimal: a mark is a number of 63 bits.
 
 
 def run(
     spark: SparkSession,
     config: Config,
     *,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Tell | None = None,
     view: View | None = None,
     now: datetime | None = None,
 ) -> Told:
-    """Make `messages`, `mail` and all sums anew. A plane that cannot be looked at is left out, with a note."""
+    """Bring `messages`, `mail` and all sums to what the lake and the plane have.
+
+    A plane that cannot be looked at is left out, with a note.
+
+    Raises:
+        TransactionConflict: other runs were always faster.
+    """
     begun = time.monotonic()
-    work = _Work(spark, config, progress)
-    notes: list[str] = []
-    measured = _measured(config, view, notes)
-    activity = work.lake.table(ACTIVITY).read(spark, universes=work.universes)
-    work.fold(MESSAGES, _with_errors(spark, message_groups(activity), measured), lifecycles.message_rows)
-    work.fold(MAIL, mail_groups(activity), lifecycles.mail_rows)
-    messages, mail = work.read(MESSAGES), work.read(MAIL)
-    work.write(ROLLUP_QUEUES, queues(spark, messages, measured))
-    work.write(ROLLUP_QUEUE_HOURS, queue_hours(messages))
-    work.write(ROLLUP_ERRORS, errors(messages))
-    work.write(ROLLUP_MAILBOXES, mailboxes(spark, mail, measured))
-    work.write(ROLLUP_TALK, talk(mail))
-    work.write(ROLLUP_LEASES, lease_contention(activity))
-    work.keep_storage(measured, now or datetime.now(UTC))
-    return Told(job="rollup", ok=True, rows=work.rows, seconds=time.monotonic() - begun, notes=notes)
+    at = now or datetime.now(UTC)
+    work = attempts.until_committed("the roll-ups", lambda: _Work(spark, config, progress, view).finish(at))
+    return Told(job="rollup", ok=True, rows=work.rows, seconds=time.monotonic() - begun, notes=work.notes)
+
+
+_Rows: TypeAlias = Sequence[tuple[Any, ...]]  # What the plane knows; each begins with its universe.
+
+
+class _Given(NamedTuple):
+    """What a table is made of, for some universes."""
+
+    rows: DataFrame
+    rows_max: int  # How many they are at most.
+    known: _Rows | None
+    target: LakeTable
+
+
+class _Step(NamedTuple):
+    """How a table is made of another one."""
+
+    table: Table
+    source: Table
+    make: Callable[[_Given], list[AddedFile]]
+    known: _Rows | None = None  # What it needs of the plane besides, if that could be looked at.
 
 
 class _Work:
-    """Tables that are made anew, one after the other."""
+    """One look at the lake and at the plane, and what is made of it."""
 
-    def __init__(self, spark: SparkSession, config: Config, progress: Callable[[str, int, int], None] | None) -> None:
-        self.lake = Lake(config.lake, config.storage)
-        self.universes = config.universes or None
-        self.rows: dict[str, int] = {}
+    def __init__(self, spark: SparkSession, config: Config, progress: Tell | None, view: View | None) -> None:
+        self.notes: list[str] = []
         self._spark = spark
         self._progress = progress
+        self._lake = Lake(config.lake, config.storage)
+        self._universes = config.universes or None
+        self._tables = {table.name: self._lake.table(table) for table in _TABLES}
+        self._measured = self._look(config, view)
+        self._tables[ACTIVITY.name] = self._lake.table(ACTIVITY)
+        self._done = 0
 
-    def fold(self, table: Table, groups: DataFrame, fold: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
-        """Have executors fold groups of events into rows and write them."""
-        place = self.lake.table(table).place
+    @property
+    def rows(self) -> dict[str, int]:
+        """How many rows the tables have."""
+        return {table.name: sum(file.rows for file in self._entries(table)) for table in reversed(_TABLES)}
 
-        def each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            writer = Writer(table, place, is_sorted=False)
-            for batch in batches:
-                writer.write(fold(batch))
-            yield pa.RecordBatch.from_pydict({"files": [msgspec.msgpack.encode(writer.close())]})
+    def finish(self, now: datetime) -> "_Work":
+        """Make everything that is not there yet.
 
-        answers = groups.mapInArrow(each, "files binary").collect()
-        decode = msgspec.msgpack.Decoder(list[AddedFile]).decode
-        self._commit(
-            self.lake.table(table), [file for row in answers for file in decode(bytes(row["files"]))], self.universes
+        Raises:
+            TransactionConflict: somebody else has made one of the tables meanwhile.
+        """
+        plane = self._measured
+        errors, backlogs, boxes = (None,) * 3 if plane is None else (plane.errors, plane.backlogs, plane.mailboxes)
+        self._make(
+            _Step(MESSAGES, ACTIVITY, _fold_messages, errors),
+            _Step(MAIL, ACTIVITY, _fold_mail),
+            _Step(ROLLUP_LEASES, ACTIVITY, _sum(lambda given: sums.lease_contention(given.rows))),
         )
+        self._make(
+            _Step(
+                ROLLUP_QUEUES,
+                MESSAGES,
+                _sum(lambda given: sums.queues(given.rows, given.known)),
+                backlogs,
+            ),
+            _Step(ROLLUP_QUEUE_HOURS, MESSAGES, _sum(lambda given: sums.queue_hours(given.rows))),
+            _Step(ROLLUP_ERRORS, MESSAGES, _sum(lambda given: sums.errors(given.rows))),
+            _Step(
+                ROLLUP_MAILBOXES,
+                MAIL,
+                _sum(lambda given: sums.mailboxes(given.rows, given.known)),
+                boxes,
+            ),
+            _Step(ROLLUP_TALK, MAIL, _sum(lambda given: sums.talk(given.rows))),
+        )
+        self._keep_storage(now)
+        return self
 
-    def write(self, table: Table, frame: DataFrame) -> None:
-        """Have executors write the rows of a DataFrame."""
-        found = self.lake.table(table)
-        self._commit(found, lake_frames.write(frame.coalesce(1), table, found.place), self.universes)
+    def _make(self, *steps: _Step) -> None:
+        """Make tables that do not depend on each other. Most of what Spark does for a small one, one core does."""
+        with ThreadPoolExecutor(len(steps), "holdfast-rollup") as pool:
+            for made in [pool.submit(self._make_one, step) for step in steps]:
+                self._tell(made.result())
 
-    def read(self, table: Table) -> DataFrame:
-        return self.lake.table(table).read(self._spark, universes=self.universes)
+    def _make_one(self, step: _Step) -> Table:
+        target, source = self._tables[step.table.name], self._tables[step.source.name]
+        moves = self._moves(step)
+        if moves:
+            stale = sorted(moves)
+            given = _Given(
+                source.read(self._spark, universes=stale),
+                sum(file.rows for file in source.entries() if file.universe in stale),
+                None if step.known is None else [row for row in step.known if row[0] in moves],
+                target,
+            )
+            old = [file for file in target.entries() if file.universe in moves]
+            target.replace(old, step.make(given), {_mark(universe): move for universe, move in moves.items()})
+        return step.table
 
-    def keep_storage(self, measured: Measured | None, now: datetime) -> None:
+    def _moves(self, step: _Step) -> dict[str, Move]:
+        """The universes for which the table is not what it would be made of now, and what to note when it is."""
+        paths: dict[str, list[str]] = {file.universe: [] for file in self._entries(step.table)}
+        for file in self._entries(step.source):
+            paths.setdefault(file.universe, []).append(file.path)
+        known: dict[str, list[tuple[Any, ...]]] = {}
+        for row in step.known or ():
+            known.setdefault(row[0], []).append(row)
+        marks = self._tables[step.table.name].marks()
+        moves = {}
+        for universe in {*paths, *known}:
+            said = None if step.known is None else known.get(universe, [])
+            made_of = _digest(step.table, sorted(paths.get(universe, [])), said)
+            if marks.get(_mark(universe)) != made_of:
+                moves[universe] = Move(marks.get(_mark(universe), 0), made_of)
+        return moves
+
+    def _keep_storage(self, now: datetime) -> None:
         """Put today's sizes beside those of other days."""
-        table = self.lake.table(ROLLUP_STORAGE)
-        sizes = measures.lake_sizes(self.lake, self.universes)
-        if measured is not None:
-            sizes += measured.sizes
+        table = self._tables[ROLLUP_STORAGE.name]
+        sizes = measures.lake_sizes(self._lake, self._universes)
+        if self._measured is not None:
+            sizes += self._measured.sizes
         is_kept = pc.field("day") != now.date()
-        if self.universes is not None:
-            is_kept |= ~pc.field("universe").isin(self.universes)
+        if self._universes is not None:
+            is_kept |= ~pc.field("universe").isin(self._universes)
         rows = pa.concat_tables([table.rows().filter(is_kept), measures.storage_rows(sizes, now)])
-        self._commit(table, lake_files.write(ROLLUP_STORAGE, table.place, lake_files.in_order(ROLLUP_STORAGE, rows)))
+        table.overwrite(lake_files.write(ROLLUP_STORAGE, table.place, lake_files.in_order(ROLLUP_STORAGE, rows)))
+        self._tell(ROLLUP_STORAGE)
 
-    def _commit(self, table: LakeTable, files: list[AddedFile], universes: Sequence[str] | None = None) -> None:
-        table.overwrite(files, universes=universes)
-        name = table.table.name
-        self.rows[name] = sum(file.rows for file in files)
+    def _entries(self, table: Table) -> list[LakeFile]:
+        found = self._tables[table.name].entries()
+        return [file for file in found if self._universes is None or file.universe in self._universes]
+
+    def _look(self, config: Config, view: View | None) -> Measured | None:
+        try:
+            if view is not None:
+                return measures.measure(view)
+            with open_view(config) as opened:
+                return measures.measure(opened)
+        except HoldfastError as error:
+            self.notes.append(f"The plane could not be looked at, so backlogs and its sizes are missing: {error}")
+            return None
+
+    def _tell(self, table: Table) -> None:
+        self._done += 1
         if self._progress is not None:
-            self._progress(f"rollup {name}", len(self.rows), _STEPS)
+            self._progress(f"rollup {table.name}", self._done, len(_TABLES))
 
 
-def message_groups(activity: DataFrame) -> DataFrame:
-    """The events of each message of a queue. Session logs are open to anybody, so what makes no sense is left out."""
-    events = _told(activity, LOG_KIND, _QUEUE_EVENT, ("event", "queue", "id", "at_ms"))
-    return events.groupBy("universe", "queue", "id").agg(
-        sf.max("correlation_id").alias("correlation_id"),
-        sf.collect_set(sf.struct("event", "at_ms", "attempt", "error")).alias("events"),
-    )
+def _sum(sums_of: Callable[[_Given], DataFrame]) -> Callable[[_Given], list[AddedFile]]:
+    return lambda given: given.target.write(sums_of(given).coalesce(1))
 
 
-def mail_groups(activity: DataFrame) -> DataFrame:
-    """The events of each id under which somebody sent mail to somebody."""
-    events = _told(activity, MAIL_KIND, _MAIL_EVENT, ("event", "to", "sender", "id", "at_ms"))
+def _fold_messages(given: _Given) -> list[AddedFile]:
+    buckets = _buckets(given)
+    dealt = _dealt(given, LOG_KIND, partial(events.deal_messages, buckets=buckets))
+    if given.known:
+        errors = pa.Table.from_batches([_batch(events.deal_errors(given.known, buckets))])
+        dealt = dealt.union(given.rows.sparkSession.createDataFrame(errors))
+    return _folded(given, dealt, buckets, lambda hands: map(lifecycles.message_rows, events.gather_messages(hands)))
+
+
+def _fold_mail(given: _Given) -> list[AddedFile]:
+    buckets = _buckets(given)
+    dealt = _dealt(given, MAIL_KIND, partial(events.deal_mails, buckets=buckets))
+    return _folded(given, dealt, buckets, lambda hands: map(lifecycles.mail_rows, events.gather_mails(hands)))
+
+
+def _buckets(given: _Given) -> int:
+    """So many that each is small, and all cores end at the same time."""
+    cores = tasks.parallelism(given.rows.sparkSession)
+    return cores * max(1, -(-given.rows_max // (ROLLUP_BUCKET_EVENTS * cores)))
+
+
+def _dealt(given: _Given, kind: str, deal: Callable[[pa.RecordBatch], events.Hands]) -> DataFrame:
+    """What is told in records of this kind, as few large rows: a row that Spark handles costs more than an event."""
+
+    def each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (_batch(deal(batch)) for batch in batches)
+
     return (
-        events.withColumnRenamed("to", "recipient")
-        .groupBy("universe", "recipient", "sender", "id")
-        .agg(sf.collect_set(sf.struct("event", "at_ms")).alias("events"))
+        given.rows.where(sf.col("kind") == kind)
+        .select("universe", "record")
+        .mapInArrow(each, "bucket int, hand binary")
     )
 
 
-def queues(spark: SparkSession, messages: DataFrame, measured: Measured | None) -> DataFrame:
-    """One row a queue: what became of its messages, and how long that took."""
-    outcomes = ("waiting", "leased", "acked", "dead", "outlived", "purged", "unknown")
-    sums = messages.groupBy("universe", "queue").agg(
-        sf.count("*").alias("messages"),
-        *(sf.count_if(sf.col("outcome") == outcome).alias(outcome) for outcome in outcomes),
-        sf.sum(_retries()).alias("retries"),
-        sf.sum("redrives").alias("redrives"),
-        sf.percentile("wait_ms", _PERCENTILES).alias("wait"),
-        sf.percentile("service_ms", _PERCENTILES).alias("service"),
-        sf.min(sf.coalesce("put_at", "first_leased_at", "ended_at")).alias("first_at"),
-        sf.max(sf.coalesce("ended_at", "first_leased_at", "put_at")).alias("last_at"),
-    )
-    found = sums.join(_backlogs(spark, measured), ["universe", "queue"], "full")
-    return _spread(_spread(found, "wait"), "service").fillna(0, ["messages", *outcomes, "retries", "redrives"])
+def _batch(hands: events.Hands) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"bucket": bucket, "hand": hand} for bucket, hand in hands], _HAND)
 
 
-def queue_hours(messages: DataFrame) -> DataFrame:
-    """One row a queue and hour: what was put, begun and ended in it, and how long that took."""
+def _folded(
+    given: _Given, dealt: DataFrame, buckets: int, fold: Callable[[Iterator[bytes]], Iterator[pa.RecordBatch]]
+) -> list[AddedFile]:
+    """Have executors fold what is in each bucket into rows, and write them."""
+    table, place = given.target.table, given.target.place
 
-    def at(moment: str, **columns: Column) -> DataFrame:
-        hour = sf.date_trunc("hour", moment).alias("hour")
-        named = [column.alias(name) for name, column in columns.items()]
-        return messages.where(sf.col(moment).isNotNull()).select("universe", "queue", hour, *named)
+    def each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        hands = (hand for batch in batches for hand in batch.column("hand").to_pylist())
+        written = lake_files.write(table, place, fold(hands), is_sorted=False)
+        yield pa.RecordBatch.from_pydict({"files": [msgspec.msgpack.encode(written)]})
 
-    def is_(outcome: str) -> Column:
-        return (sf.col("outcome") == outcome).cast("long")
-
-    begun = at("put_at", put=sf.lit(1))
-    started = at("first_leased_at", started=sf.lit(1), wait_ms=sf.col("wait_ms"))
-    ended = at(
-        "ended_at",
-        acked=is_("acked"),
-        dead=is_("dead"),
-        outlived=is_("outlived"),
-        retries=_retries(),
-        service_ms=sf.col("service_ms"),
-    )
-    parts = begun.unionByName(started, allowMissingColumns=True).unionByName(ended, allowMissingColumns=True)
-    counts = ("put", "started", "acked", "dead", "outlived", "retries")
-    sums = parts.groupBy("universe", "queue", "hour").agg(
-        *(sf.coalesce(sf.sum(name), sf.lit(0)).alias(name) for name in counts),
-        sf.percentile("wait_ms", _PERCENTILES).alias("wait"),
-        sf.percentile("service_ms", _PERCENTILES).alias("service"),
-    )
-    return _spread(_spread(sums, "wait"), "service")
+    answers = dealt.repartitionById(buckets, "bucket").mapInArrow(each, "files binary").collect()
+    decode = msgspec.msgpack.Decoder(list[AddedFile]).decode
+    return [file for row in answers for file in decode(bytes(row["files"]))]
 
 
-def errors(messages: DataFrame) -> DataFrame:
-    """One row a queue and kind of error that dead letters died of."""
-
-    def signed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            found = [signature(error) for error in batch.column("error").to_pylist()]
-            yield batch.append_column("signature", pa.array(found, pa.string()))
-
-    dead = messages.where(sf.col("outcome") == "dead").select("universe", "queue", "id", "error", "ended_at")
-    latest = sf.max(sf.struct("ended_at", "id", "error"))
-    return (
-        dead.mapInArrow(signed, f"{_ddl(dead)}, signature string")
-        .groupBy("universe", "queue", "signature")
-        .agg(
-            sf.count("*").alias("letters"),
-            sf.min("ended_at").alias("first_at"),
-            sf.max("ended_at").alias("last_at"),
-            latest["error"].alias("example"),
-            latest["id"].alias("example_id"),
-        )
-    )
+def _digest(table: Table, paths: list[str], known: list[tuple[Any, ...]] | None) -> int:
+    """A number for what a table is made of: its rules, files that never change, and what the plane knows."""
+    told = msgspec.msgpack.encode([holdfast.__version__, table.version, paths, known])
+    return int(hashlib.sha256(told).hexdigest()[:_MARK_DIGITS], 16)
 
 
-def mailboxes(spark: SparkSession, mail: DataFrame, measured: Measured | None) -> DataFrame:
-    """One row a mailbox. What waits in it now is what the plane says, if it could be looked at."""
-    waits = sf.col("outcome").isin("waiting", "delivered")
-    sums = mail.groupBy("universe", "recipient").agg(
-        sf.count("*").alias("mails"),
-        sf.count_if(waits).alias("told_waiting"),
-        *(sf.count_if(sf.col("outcome") == what).alias(what) for what in ("confirmed", "expired", "rejected")),
-        sf.min(sf.when(waits, sf.col("stored_at"))).alias("told_oldest_at"),
-        sf.percentile("wait_ms", _PERCENTILES).alias("wait"),
-    )
-    counts = ("mails", "confirmed", "expired", "rejected")
-    if measured is None:
-        found = sums.withColumnsRenamed({"told_waiting": "waiting", "told_oldest_at": "oldest_at"})
-    else:
-        found = sums.join(_boxes(spark, measured), ["universe", "recipient"], "full").fillna(0, [*counts, "waiting"])
-    return _spread(found, "wait")
-
-
-def talk(mail: DataFrame) -> DataFrame:
-    """One row for each pair of agents of which one has sent mail to the other."""
-    at = sf.coalesce("stored_at", "delivered_at", "ended_at")
-    return mail.groupBy("universe", "sender", "recipient").agg(
-        sf.count_if(sf.col("outcome") != "rejected").alias("mails"),
-        sf.count_if(sf.col("outcome") == "rejected").alias("rejected"),
-        sf.min(at).alias("first_at"),
-        sf.max(at).alias("last_at"),
-    )
-
-
-def lease_contention(activity: DataFrame) -> DataFrame:
-    """One row a lease and hour in which somebody did not get it at once."""
-    events = _told(activity, LEASE_KIND, _LEASE_EVENT, ("event", "key", "owner", "waited_ms", "at_ms"))
-    hour = sf.date_trunc("hour", sf.timestamp_millis("at_ms")).alias("hour")
-    sums = events.groupBy("universe", "key", hour).agg(
-        sf.count("*").alias("contended"),
-        *(sf.count_if(sf.col("event") == what).alias(what) for what in ("granted", "refused", "gone")),
-        sf.count_distinct("owner").alias("owners"),
-        sf.percentile("waited_ms", _PERCENTILES).alias("waited"),
-        sf.max("waited_ms").alias("waited_max_ms"),
-    )
-    return _spread(sums, "waited")
-
-
-def _told(activity: DataFrame, kind: str, fields: str, needed: Iterable[str]) -> DataFrame:
-    """The records of one kind, those that have what they need."""
-    told = activity.where(sf.col("kind") == kind).select("universe", sf.from_json("record", fields).alias("told"))
-    found = told.select("universe", "told.*").dropna("any", subset=list(needed))
-    return found.where(sf.col("at_ms").between(0, lifecycles.AT_MS_MAX - 1))
-
-
-def _retries() -> Column:
-    return sf.greatest(sf.col("attempts") - 1, sf.lit(0)).cast("long")
-
-
-def _spread(frame: DataFrame, what: str) -> DataFrame:
-    """An array of percentiles as columns."""
-    names = {f"{what}_p{percent}_ms": sf.get(what, n) for n, percent in enumerate((50, 90, 99))}
-    return frame.withColumns(names).drop(what)
-
-
-def _with_errors(spark: SparkSession, groups: DataFrame, measured: Measured | None) -> DataFrame:
-    """Beside the events of a dead letter, the error that the plane still knows, for logs that do not tell it."""
-    errors = [] if measured is None else measured.errors
-    known = spark.createDataFrame(errors, "universe string, queue string, id string, known string")
-    return groups.join(known, ["universe", "queue", "id"], "left")
-
-
-def _backlogs(spark: SparkSession, measured: Measured | None) -> DataFrame:
-    rows = [] if measured is None else measured.backlogs
-    return spark.createDataFrame(rows, "universe string, queue string, backlog long")
-
-
-def _boxes(spark: SparkSession, measured: Measured) -> DataFrame:
-    boxes = spark.createDataFrame(measured.mailboxes, "universe string, recipient string, waiting long, oldest_ms long")
-    return boxes.withColumn("oldest_at", sf.timestamp_millis("oldest_ms")).drop("oldest_ms")
-
-
-def _ddl(frame: DataFrame) -> str:
-    return ", ".join(f"{name} {type}" for name, type in frame.dtypes)
-
-
-def _measured(config: Config, view: View | None, notes: list[str]) -> Measured | None:
-    try:
-        if view is not None:
-            return measures.measure(view)
-        with open_view(config) as opened:
-            return measures.measure(opened)
-    except HoldfastError as error:
-        notes.append(f"The plane could not be looked at, so backlogs and its sizes are missing: {error}")
-        return None
-
-
-_PERCENTILES: Final = [0.5, 0.9, 0.99]
+def _mark(universe: str) -> str:
+    return f"made/{universe}"
