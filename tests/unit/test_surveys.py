@@ -112,6 +112,15 @@ def test_locks_of_this_process_are_in_the_list(plane: Plane) -> None:
     assert plane.waits().locks == []
 
 
+def test_to_look_for_locks_makes_no_table_of_them(plane: Plane) -> None:
+    port: Any = plane._port
+    for number in range(3):
+        assert Handle(port, f"nobody-{number}").waits().locks == []
+    assert port.parts._locks == {}
+    with plane.locks.acquire(["entity_type", "task"]):
+        assert Handle(port, "nobody-0").waits().locks == []
+
+
 @pytest.mark.parametrize(
     "ask",
     [

@@ -111,7 +111,7 @@ def waits(parts: Any, request: ListWaits) -> Any:
     if not 0 < request.limit <= SURVEY_MAX:
         raise InvalidArgument(f"A page has 1 to {SURVEY_MAX} lines, not {request.limit}")
     universe = checked_name("universe", request.universe)
-    return parts.leases.waits(universe, parts.locks(universe), limit=request.limit)
+    return parts.leases.waits(universe, parts.parts.holders(universe), limit=request.limit)
 
 
 def _lease(request: _OfKey) -> LeaseKey:

@@ -18,7 +18,7 @@ from holdfast.layers.tiering import LOG_KIND, LOOSE
 from holdfast.limits import PUSHES_PER_MINUTE
 from holdfast.runtime.activity import ActivityLog
 from holdfast.runtime.events import Events
-from holdfast.runtime.locktable import RESOURCE_LEVELS, LockTable
+from holdfast.runtime.locktable import RESOURCE_LEVELS, HolderInfo, LockTable
 from holdfast.runtime.mailsweeper import MailSweeper
 from holdfast.runtime.sendings import Sendings
 from holdfast.runtime.sweeper import Sweeper
@@ -79,6 +79,11 @@ class Parts:
             with self._lock:
                 table = self._locks.setdefault(universe, LockTable())
         return table
+
+    def holders(self, universe: str) -> list[HolderInfo]:
+        """Who holds the locks of a universe and waits for them. To look makes no table."""
+        table = self._locks.get(universe)
+        return [] if table is None else table.holders()
 
     def log(self) -> ActivityLog:
         """The session logs, which begin with the first record."""

@@ -7,7 +7,7 @@ line race when a lease comes free.
 Whoever does not get a lease at once is told of in the session log, with how long they waited and how it ended.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from holdfast.layers.leases import LEASE_EVENTS, Grant, LeaseKey
 from holdfast.layers.once import Once
 from holdfast.runtime.cancelled import finish_or_undo_async
 from holdfast.runtime.dispatcher import Tell
-from holdfast.runtime.locktable import LockTable
+from holdfast.runtime.locktable import HolderInfo, LockTable
 from holdfast.wire.leases import Described, Granted, LeaseLine, LeaseProof, LockPlace, Waits
 
 
@@ -106,8 +106,8 @@ class AsyncLeaseDesk:
                 now_ms = self._clock.now_ms()
                 self._tell([(LEASE_EVENTS + outcome, lease, owner, now_ms - began_ms, now_ms)])
 
-    async def waits(self, universe: str, locks: LockTable, *, limit: int) -> Waits:
-        """Who waits for leases of a universe here, and who holds and waits for its locks."""
+    async def waits(self, universe: str, locks: Sequence[HolderInfo], *, limit: int) -> Waits:
+        """Who waits for leases of a universe here, beside who holds and waits for its locks."""
         lines: dict[str, list[float]] = {}
         for place in self._lines.holders():
             of, _, key = place.path[-1].partition("/")
@@ -119,7 +119,7 @@ class AsyncLeaseDesk:
             [LeaseLine(key, len(waited), max(waited)) for key, waited in longest[:limit]],
             [
                 LockPlace(list(each.path), str(each.mode), each.owner, each.held_seconds, each.waiting_seconds)
-                for each in locks.holders()[:limit]
+                for each in locks[:limit]
             ],
         )
 

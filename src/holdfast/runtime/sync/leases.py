@@ -1,6 +1,6 @@
 """Generated from runtime/leases.py by tools/make_twins.py; change that file instead."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from holdfast.layers import leases
 from holdfast.layers.leases import LEASE_EVENTS, Grant, LeaseKey
 from holdfast.layers.once import Once
 from holdfast.runtime.cancelled import finish_or_undo
-from holdfast.runtime.locktable import LockTable
+from holdfast.runtime.locktable import HolderInfo, LockTable
 from holdfast.runtime.sync.dispatcher import Tell
 from holdfast.wire.leases import Described, Granted, LeaseLine, LeaseProof, LockPlace, Waits
 
@@ -99,8 +99,8 @@ class LeaseDesk:
                 now_ms = self._clock.now_ms()
                 self._tell([(LEASE_EVENTS + outcome, lease, owner, now_ms - began_ms, now_ms)])
 
-    def waits(self, universe: str, locks: LockTable, *, limit: int) -> Waits:
-        """Who waits for leases of a universe here, and who holds and waits for its locks."""
+    def waits(self, universe: str, locks: Sequence[HolderInfo], *, limit: int) -> Waits:
+        """Who waits for leases of a universe here, beside who holds and waits for its locks."""
         lines: dict[str, list[float]] = {}
         for place in self._lines.holders():
             of, _, key = place.path[-1].partition("/")
@@ -112,7 +112,7 @@ class LeaseDesk:
             [LeaseLine(key, len(waited), max(waited)) for key, waited in longest[:limit]],
             [
                 LockPlace(list(each.path), str(each.mode), each.owner, each.held_seconds, each.waiting_seconds)
-                for each in locks.holders()[:limit]
+                for each in locks[:limit]
             ],
         )
 
