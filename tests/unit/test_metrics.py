@@ -247,6 +247,22 @@ async def test_depths_are_read_at_most_once_a_second(server: Server) -> None:
     assert b'queue="mail"' not in await server.metrics.body(server.port)
 
 
+async def test_whoever_goes_away_while_depths_are_read_takes_none_with_them(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await server.plane.queue("jobs").put(b"x")
+    await server.samples()
+    with monkeypatch.context() as slow:
+        slow.setattr("holdfast.server.metrics.read_queues", lambda *_: asyncio.Event().wait())
+        server.metrics._queues_at = float("-inf")
+        reading = asyncio.create_task(server.metrics.refresh(server.port))
+        await until(server.metrics._reading.locked)
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+    assert [stats.queue for _, stats in server.metrics._queues] == ["jobs"]
+
+
 async def test_metrics_are_told_although_the_key_space_is_gone(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -133,13 +133,21 @@ class Metrics(Collector):
         async with self._reading:
             try:
                 if time.monotonic() - self._queues_at > _QUEUES_FRESH_SECONDS:
-                    self._queues, self._queues_at = [], time.monotonic()
-                    self._queues, self._queues_cut = await read_queues(port, self._queues_max)
+                    self._queues_at = time.monotonic()
+                    await self._look_at_queues(port)
                 if time.monotonic() - self._lag_at > _LAG_FRESH_SECONDS:
                     self._lag_at = time.monotonic()
                     self._lag, self._worlds_cut = await read_lag(port, self._worlds_max)
             except HoldfastError as error:
                 _log.warning("the metrics lack what is in the key space, because it cannot be read: %s", error)
+
+    async def _look_at_queues(self, port: Any) -> None:
+        """Whoever goes away meanwhile leaves what was known before; numbers that cannot be read are not told."""
+        try:
+            self._queues, self._queues_cut = await read_queues(port, self._queues_max)
+        except HoldfastError:
+            self._queues = []
+            raise
 
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("holdfast_requests", "Calls, by operation and outcome.", labels=("op", "code"))
