@@ -165,7 +165,7 @@ def test_charts_get_another_point_every_second(page: Page, server: Any) -> None:
     rows = page.get_by_role("row", name="queues.put")
     expect(rows).to_be_visible()
     before = rows.get_by_role("cell").nth(1).inner_text()
-    assert before != "–"
+    assert before[0].isdigit()
     with server.plane() as plane:
         plane.queue("charts").put_many([b"x"] * 10)
     expect(rows.get_by_role("cell").nth(1)).not_to_have_text(before)

@@ -3,8 +3,10 @@
 import http.client
 import importlib.util
 import json
+import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,18 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.limits import CONSOLE_PASS_SECONDS, CONSOLE_PASSES_MAX, CONSOLE_REPORT_BYTES_MAX, CONSOLE_WATCHERS_MAX
-from holdfast.server.console import files, reports
+from holdfast.limits import (
+    CONSOLE_PASS_SECONDS,
+    CONSOLE_PASSES_MAX,
+    CONSOLE_REPORT_BYTES_MAX,
+    CONSOLE_SAMPLE_SECONDS,
+    CONSOLE_WATCHERS_MAX,
+    CONSOLE_WATCHERS_OF_TOKEN_MAX,
+)
+from holdfast.server.console import files, reports, samples
 from holdfast.server.console.samples import Samples
 from holdfast.server.doors import Doors
+from holdfast.server.guards import Anybody
 from holdfast.server.metrics import Metrics
 from holdfast.wire.queues import QueueStats
 
@@ -65,7 +75,8 @@ def ask(
     try:
         connection.request(method, path, headers=said)
         answer = connection.getresponse()
-        return answer.status, answer.headers, answer.read()
+        # What goes on without an end is not waited for.
+        return answer.status, answer.headers, answer.read1() if answer.length is None else answer.read()
     finally:
         connection.close()
 
@@ -91,6 +102,14 @@ class Listener:
             elif line.startswith("data: ") and (not names or name in names):
                 return name, json.loads(line.removeprefix("data: "))
         pytest.fail(f"none of {names} came")
+
+    def sample(self, op: str, calls: int) -> Any:
+        """The next sample that knows of so many calls of an operation."""
+        for _ in range(LINES_MAX):
+            _, found = self.next("sample")
+            if found["operations"].get(op, {"calls": 0})["calls"] >= calls:
+                return found
+        pytest.fail(f"{op} was not called {calls} times")
 
     def __enter__(self) -> "Listener":
         return self
@@ -189,6 +208,21 @@ def test_pages_of_other_sites_are_not(server: Any, path: str) -> None:
     assert ask(server, path, Host="example.com")[0] in (401, 403)
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_what_pages_of_other_sites_show_or_follow_is_not_answered(server: Any, site: str) -> None:
+    for path in ("/console/events", "/console/session", "/v1/mailboxes/bob/mail"):
+        status, _, body = ask(server, path, Sec_Fetch_Site=site, Sec_Fetch_Dest="image")
+        assert (status, json.loads(body)["code"]) == (403, "foreign_origin")
+    assert ask(server, "/v1/mailboxes/bob/mail", Sec_Fetch_Site=site, Sec_Fetch_Dest="document")[0] == 403
+    assert ask(server, "/console", Sec_Fetch_Site=site, Sec_Fetch_Dest="document")[0] == 200  # A link to the console.
+    assert ask(server, "/console", Sec_Fetch_Site=site, Sec_Fetch_Dest="iframe")[0] == 403
+
+
+def test_an_origin_that_is_none_is_foreign(server: Any) -> None:
+    for origin in ("null", "http://[", "", "file://"):
+        assert ask(server, "/console/session", Origin=origin)[0] == 403
+
+
 def test_whoever_shows_no_token_hears_only_that_one_is_asked_for(guarded: Any) -> None:
     server, _ = guarded
     status, _, body = ask(server, "/console/session")
@@ -224,15 +258,17 @@ def test_a_session_says_what_its_token_may(guarded: Any) -> None:
 def test_samples_come_every_second_and_agree_with_the_metrics(server: Any) -> None:
     with server.plane() as plane, Listener(server) as listener:
         assert listener.next()[0] == "history"
-        plane.queue("sampled").put(b"x")
         first = listener.next("sample")[1]
-        second = listener.next("sample")[1]
+        plane.queue("sampled").put(b"x")
+        text = server.get("/metrics")[2].decode()
+        calls: Counter[str] = Counter()
+        for op, value in re.findall(r'^holdfast_requests_total{code=".*",op="(.*)"} (\S+)$', text, re.MULTILINE):
+            calls[op] += int(float(value))
+        second = listener.sample("queues.put", calls["queues.put"])
         assert second["at_ms"] > first["at_ms"]
         assert second["started_ms"] == first["started_ms"]
-        assert second["operations"]["queues.put"]["calls"] >= 1
-        text = server.get("/metrics")[2].decode()
-        total = sum(float(value) for value in re.findall(r"^holdfast_requests_total{.*} (\S+)$", text, re.MULTILINE))
-        assert second["calls"] == total
+        assert {op: each["calls"] for op, each in second["operations"].items()} == calls
+        assert second["calls"] == calls.total()
     with Listener(server) as later:
         assert len(later.next("history")[1]["samples"]) >= 2
 
@@ -254,6 +290,13 @@ def test_what_has_changed_is_told_by_room(server: Any) -> None:
         listener.next("sample")
         other.queue("jobs").put(b"x")
         assert listener.next("sample", "changed")[0] == "sample"
+
+
+def test_looking_is_not_counted(server: Any) -> None:
+    with Listener(server) as listener:
+        assert ask(server, "/console/session")[0] == 200
+        assert listener.next("sample")
+        assert b'op="universes.list"' not in server.get("/metrics")[2]
 
 
 def test_a_token_hears_of_what_it_may_list(guarded: Any) -> None:
@@ -305,7 +348,48 @@ def test_only_so_many_pages_are_live_and_one_that_goes_makes_room(server: Any) -
     pytest.fail("nobody was let in again")
 
 
+def test_one_token_does_not_shut_the_others_out(guarded: Any) -> None:
+    server, made = guarded
+    listeners = [Listener(server, token=made["some"]) for _ in range(CONSOLE_WATCHERS_OF_TOKEN_MAX)]
+    try:
+        assert all(each.answer.status == 200 for each in listeners)
+        status, _, body = ask(server, "/console/events", token=made["some"])
+        assert (status, json.loads(body)["code"]) == (503, "console_busy")
+        with Listener(server, token=made["all"]) as other:
+            assert other.answer.status == 200
+    finally:
+        for each in listeners:
+            each.__exit__()
+
+
 # Samples.
+
+
+class Queues:
+    """The part of a server's metrics that is slow."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.registry = metrics.registry
+        self.looks = 0
+
+    async def refresh(self, port: Any) -> None:
+        del port
+        self.looks += 1
+
+
+async def test_all_who_ask_within_a_second_get_the_same_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(samples.time, "monotonic", lambda: now)
+    taken = Samples(slow := Queues(Metrics()), None)  # type: ignore[arg-type]
+    first = await taken.latest()
+    now += CONSOLE_SAMPLE_SECONDS - 0.1
+    assert await taken.latest() is first
+    now += 0.1
+    second = await taken.latest()
+    assert second is not first
+    assert "operations" in second
+    assert "operations" not in taken.history[-1]
+    assert slow.looks == 2
 
 
 def stats(queue: str, **counts: int) -> QueueStats:
@@ -359,27 +443,62 @@ def test_only_files_of_the_folder_itself_are_listed(tmp_path: Path) -> None:
     with (folder / "large.html").open("wb") as large:
         large.truncate(CONSOLE_REPORT_BYTES_MAX + 1)
     (folder / "latest.json").write_text("{}")
-    assert [each.name for each in made_of(folder)._found()] == ["latest.json"]
+    (folder / os.fsdecode(b"not-utf-\xff8.html")).write_text("x")
+    os.mkfifo(folder / "pipe.html")
+    found = made_of(folder)
+    assert [each.name for each in found._found()] == ["latest.json"]
+    assert found._read(folder / "latest.json") == b"{}"
+    for name in ("link.html", "pipe.html", "large.html", "inside", "..", "nothing.html"):
+        assert found._read(folder / name) is None
     assert made_of(tmp_path / "nothing")._found() == []
+
+
+def test_a_file_that_goes_meanwhile_is_not_there_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("going.html", "staying.html"):
+        (tmp_path / name).write_text(name)
+    found = made_of(tmp_path)
+    listed = found._found()
+    (tmp_path / "going.html").unlink()
+    (tmp_path / "going.html").symlink_to(tmp_path / "staying.html")
+    monkeypatch.setattr(found, "_found", lambda: listed)
+    assert found._read(tmp_path / "going.html") is None
+    (tmp_path / "going.html").unlink()
+    assert found._read(tmp_path / "going.html") is None
+    monkeypatch.undo()
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter([folder / "going.html", folder / "staying.html"]))
+    assert [each.name for each in found._found()] == ["staying.html"]
 
 
 def made_of(folder: Path) -> reports.Reports:
     return reports.Reports(Doors.__new__(Doors), str(folder))
 
 
+def test_a_pass_is_gone_with_its_token(guarded: Any) -> None:
+    server, made = guarded
+    with server.plane(token=made["all"]) as plane:
+        token = plane.tokens.create("viewer", universes="*", verbs="metrics:read").token
+        at = json.loads(ask(server, "/console/reports", "POST", token=token)[2])["at"]
+        assert ask(server, f"/{at}latest.html")[0] == 200
+        plane.tokens.revoke(token)
+        status, _, body = ask(server, f"/{at}latest.html")
+        assert (status, json.loads(body)["code"]) == (403, "pass_expired")
+
+
 def test_passes_end_and_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(reports.time, "monotonic", lambda: now)
     made = made_of(tmp_path)
-    first = made._new_pass()
-    assert made._is_known(first)
+    first = made._new_pass(Anybody())
+    assert made._is_good(first)
     now += CONSOLE_PASS_SECONDS - 1
-    second = made._new_pass()
-    assert made._is_known(first)
+    second = made._new_pass(Anybody())
+    assert made._is_good(first)
     now += 2
-    assert not made._is_known(first)
-    assert made._is_known(second)
+    assert not made._is_good(first)
+    assert made._is_good(second)
     for _ in range(CONSOLE_PASSES_MAX):
-        made._new_pass()
-    assert not made._is_known(second)
+        made._new_pass(Anybody())
+    assert not made._is_good(second)
     assert len(made._passes) == CONSOLE_PASSES_MAX

@@ -10,6 +10,7 @@ A room is told of if the caller may list what is in it. Nothing of what was writ
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from typing import Any, Final
@@ -25,12 +26,14 @@ from holdfast.limits import (
     CONSOLE_SAMPLE_SECONDS,
     CONSOLE_SECONDS_MAX,
     CONSOLE_WATCHERS_MAX,
+    CONSOLE_WATCHERS_OF_TOKEN_MAX,
 )
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.server import health
 from holdfast.server.console.samples import Samples
 from holdfast.server.console.sessions import may
 from holdfast.server.doors import Doors
+from holdfast.server.guards import Open
 from holdfast.server.http.edge import admitted
 from holdfast.server.http.events import SSE, End, Events, EventStream
 from holdfast.server.http.refusals import Refusal, problem_for
@@ -59,7 +62,7 @@ class Watchers:
         self._doors = doors
         self._samples = samples
         self._database = doors.port.parts.database
-        self.count = 0
+        self._open: Counter[str] = Counter()  # By who has opened them.
 
     def route(self) -> Route:
         """`/console/events`."""
@@ -68,11 +71,13 @@ class Watchers:
     async def _answer(self, request: HttpRequest) -> Response:
         guard = admitted(self._doors, request.headers, request.client.host if request.client else "")
         universe = checked_name("universe", request.query_params.get("universe", UNIVERSE))
-        if self.count >= CONSOLE_WATCHERS_MAX:
+        of_one = CONSOLE_WATCHERS_MAX if isinstance(self._doors.guards, Open) else CONSOLE_WATCHERS_OF_TOKEN_MAX
+        if self._open[guard.name] >= of_one or self._open.total() >= CONSOLE_WATCHERS_MAX:
             raise Refusal(
                 503,
                 "console_busy",
-                f"{CONSOLE_WATCHERS_MAX} pages of the console are open already; close one, or come back later",
+                f"{CONSOLE_WATCHERS_MAX} pages of the console are open already, or {of_one} of yours; close one, or "
+                "come back later",
                 retry=Retry.LATER,
             )
         events = self._events(guard, universe, request.scope["state"]["correlation_id"])
@@ -80,7 +85,7 @@ class Watchers:
 
     async def _events(self, guard: Any, universe: str, correlation_id: str) -> AsyncGenerator[bytes, None]:
         events = Events(SSE)
-        self.count += 1
+        self._open[guard.name] += 1
         try:
             with ExitStack() as around:
                 watches = [
@@ -100,11 +105,12 @@ class Watchers:
         except HoldfastError as error:
             yield events.event("problem", problem_for(error, correlation_id)[0])
         finally:
-            self.count -= 1
+            self._open -= Counter((guard.name,))  # Whoever has none open any more is not kept.
 
     async def _go_on(self, guard: Any, watches: list[Any], *, metrics: bool) -> AsyncGenerator[bytes, None]:
         events = Events(SSE)
-        began, sampled = time.monotonic(), float("-inf")
+        began, checked = time.monotonic(), float("-inf")
+        told: Any = None
         while True:
             now = time.monotonic()
             if self._doors.draining or now - began > CONSOLE_SECONDS_MAX:
@@ -113,8 +119,12 @@ class Watchers:
             rooms = sorted({room for room, watch in watches if watch.wait(0)})
             if rooms:
                 yield events.event("changed", {"rooms": rooms})
-            if now - sampled >= CONSOLE_SAMPLE_SECONDS:
-                sampled = now
+            if now - checked >= CONSOLE_SAMPLE_SECONDS:
+                checked = now
                 getattr(guard, "holder", None)  # Raises if the token was revoked, or its time is over.
-                yield events.event("sample", await self._samples.latest()) if metrics else events.heartbeat()
+                if not metrics:
+                    yield events.heartbeat()
+            if metrics and (sample := await self._samples.latest()) is not told:
+                told = sample
+                yield events.event("sample", sample)
             await asyncio.sleep(CONSOLE_LOOK_SECONDS)

@@ -1,12 +1,14 @@
 """What the pipeline has written, read-only.
 
 A report is a document of its own, and a browser cannot show a token for it. So whoever may read the metrics asks for a
-pass: an address that nobody guesses, and that is gone after five minutes. What is shown there runs no script, belongs
-to no origin and asks nobody for anything.
+pass: an address that nobody guesses, and that is gone after five minutes, or with the token. What is shown there runs
+no script, belongs to no origin and asks nobody for anything.
 """
 
 import asyncio
+import os
 import secrets
+import stat
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -17,13 +19,16 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from holdfast.errors import NotAllowed
 from holdfast.limits import (
     CONSOLE_PASS_SECONDS,
     CONSOLE_PASSES_MAX,
     CONSOLE_REPORT_BYTES_MAX,
     CONSOLE_REPORTS_MAX,
 )
+from holdfast.server.console.sessions import may
 from holdfast.server.doors import Doors
+from holdfast.server.guards import Guard
 from holdfast.server.http.edge import admitted
 from holdfast.server.http.refusals import JSON, Refusal
 from holdfast.wire.tokens import METRICS
@@ -37,8 +42,7 @@ _MEDIA: Final = {
     ".csv": "text/csv; charset=utf-8",
 }
 _POLICY: Final = (
-    "sandbox; default-src 'none'; style-src 'unsafe-inline' 'self'; img-src 'self' data:; font-src data:; "
-    "frame-ancestors 'self'"
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; frame-ancestors 'self'"
 )
 
 
@@ -56,7 +60,7 @@ class Reports:
     def __init__(self, doors: Doors, folder: str) -> None:
         self._doors = doors
         self._folder = Path(folder)
-        self._passes: dict[str, float] = {}  # Until when, in the order in which they were given out.
+        self._passes: dict[str, tuple[float, Guard]] = {}  # Until when and for whom, the oldest first.
 
     def routes(self) -> list[Route]:
         """`/console/reports`, and the files behind a pass."""
@@ -70,19 +74,18 @@ class Reports:
         if hasattr(guard, "permit"):
             guard.permit(METRICS)
         found = await asyncio.to_thread(self._found)
-        answer = {"files": found, "at": f"console/reports/{self._new_pass()}/", "seconds": CONSOLE_PASS_SECONDS}
+        answer = {"files": found, "at": f"console/reports/{self._new_pass(guard)}/", "seconds": CONSOLE_PASS_SECONDS}
         return Response(msgspec.json.encode(answer), headers={"Cache-Control": "no-store"}, media_type=JSON)
 
     async def _file(self, request: HttpRequest) -> Response:
-        if not self._is_known(request.path_params["pass_"]):
+        if not self._is_good(request.path_params["pass_"]):
             raise Refusal(
-                403, "pass_expired", "This address of a report was for five minutes; open it from the console"
+                403, "pass_expired", "This address of a report is not good any more; open it from the console"
             )
-        name = request.path_params["name"]
-        if name not in {each.name for each in await asyncio.to_thread(self._found)}:  # No other path leads anywhere.
+        path = self._folder / request.path_params["name"]
+        body = await asyncio.to_thread(self._read, path)
+        if body is None:
             raise HTTPException(404)
-        path = self._folder / name
-        body = await asyncio.to_thread(path.read_bytes)
         headers = {
             "Content-Security-Policy": _POLICY,
             "Referrer-Policy": "no-referrer",
@@ -95,24 +98,47 @@ class Reports:
         """The newest files that can be shown, the newest first."""
         found = []
         try:
-            for path in self._folder.iterdir():
-                if path.suffix in _MEDIA and path.is_file() and not path.is_symlink():
-                    seen = path.stat()
-                    if seen.st_size <= CONSOLE_REPORT_BYTES_MAX:
-                        found.append(ReportFile(path.name, seen.st_size, seen.st_mtime_ns // 1_000_000))
+            paths = list(self._folder.iterdir())
         except OSError:  # The pipeline has not run yet.
             return []
+        for path in paths:
+            try:
+                seen = path.lstat()
+            except OSError:  # The pipeline has removed it, or put another in its place, just now.
+                continue
+            if path.suffix in _MEDIA and path.name.isprintable() and _can_be_shown(seen):
+                found.append(ReportFile(path.name, seen.st_size, seen.st_mtime_ns // 1_000_000))
         return sorted(found, key=lambda each: each.modified_ms, reverse=True)[:CONSOLE_REPORTS_MAX]
 
-    def _is_known(self, shown: str) -> bool:
-        return time.monotonic() <= self._passes.get(shown, float("-inf"))
+    def _read(self, path: Path) -> bytes | None:
+        """A file that is listed; None if there is none, or not any more."""
+        if path.name not in {each.name for each in self._found()}:  # No other path leads anywhere.
+            return None
+        try:
+            # What was listed may be a link or a pipe by now.
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                return file.read() if _can_be_shown(os.fstat(file.fileno())) else None
+        except OSError:
+            return None
 
-    def _new_pass(self) -> str:
+    def _is_good(self, shown: str) -> bool:
+        """Whether a pass is known, and whoever it is for may still have one."""
+        until, guard = self._passes.get(shown, (float("-inf"), None))
+        try:
+            return guard is not None and time.monotonic() <= until and may(guard, METRICS)
+        except NotAllowed:  # The token was revoked, or its time is over.
+            return False
+
+    def _new_pass(self, guard: Guard) -> str:
         now = time.monotonic()
-        for old in [each for each, until in self._passes.items() if until < now]:
+        for old in [each for each, (until, _) in self._passes.items() if until < now]:
             del self._passes[old]
         while len(self._passes) >= CONSOLE_PASSES_MAX:
             del self._passes[next(iter(self._passes))]
         made = secrets.token_urlsafe(24)
-        self._passes[made] = now + CONSOLE_PASS_SECONDS
+        self._passes[made] = (now + CONSOLE_PASS_SECONDS, guard)
         return made
+
+
+def _can_be_shown(seen: os.stat_result) -> bool:
+    return stat.S_ISREG(seen.st_mode) and seen.st_size <= CONSOLE_REPORT_BYTES_MAX

@@ -16,7 +16,7 @@ def console_routes(doors: Doors, metrics: Metrics, port: Any, *, reports: str | 
     """The console of a server; `port` is not measured, so that looking does not count. `reports` is a folder."""
     return [
         *files.routes(),
-        sessions.route(doors, reports=reports is not None),
+        sessions.route(doors, port, reports=reports is not None),
         Watchers(doors, Samples(metrics, port)).route(),
         *(Reports(doors, reports).routes() if reports is not None else ()),
     ]

@@ -44,7 +44,7 @@ class Samples:
         self._metrics = metrics
         self._port = port
         self._kept: deque[Sample] = deque(maxlen=CONSOLE_SAMPLES)
-        self._operations: Sample = {}
+        self._latest: Sample = {}  # The last one, with what is told of each operation.
         self._taken_at = float("-inf")
         self._turn = asyncio.Lock()
         self.started_ms = round(time.time() * 1_000)  # Counters of another start have nothing to do with these.
@@ -56,14 +56,16 @@ class Samples:
         return [sample for sample in self._kept if sample["at_ms"] >= since]
 
     async def latest(self) -> Sample:
-        """A sample that is at most a second old; all who ask within it get the same one."""
+        """A sample that was begun within the last second; all who ask within it get the same object."""
         async with self._turn:
-            if time.monotonic() - self._taken_at >= CONSOLE_SAMPLE_SECONDS:
+            now = time.monotonic()
+            if now - self._taken_at >= CONSOLE_SAMPLE_SECONDS:
                 await self._metrics.refresh(self._port)
-                self._taken_at = time.monotonic()
-                sample, self._operations = self._take()
+                self._taken_at = now
+                sample, operations = self._take()
                 self._kept.append(sample)
-        return {**self._kept[-1], "operations": self._operations}
+                self._latest = {**sample, "operations": operations}
+        return self._latest
 
     def _take(self) -> tuple[Sample, Sample]:
         sample: Sample = {"at_ms": round(time.time() * 1_000), "started_ms": self.started_ms, "rejects": {}}

@@ -19,6 +19,7 @@ from holdfast.server.doors import Doors
 from holdfast.server.guards import Guard, Open
 from holdfast.server.http.edge import admitted
 from holdfast.server.http.refusals import JSON
+from holdfast.tiers import Tier
 from holdfast.wire.requests import Request
 from holdfast.wire.tokens import EVERYTHING, METRICS
 from holdfast.wire.universes import ListUniverses
@@ -43,8 +44,8 @@ def may(guard: Guard, request: Request[Any] | str) -> bool:
     return True if asked is None else bool(asked(request))
 
 
-def route(doors: Doors, *, reports: bool) -> Route:
-    """`/console/session`."""
+def route(doors: Doors, port: Any, *, reports: bool) -> Route:
+    """`/console/session`; `port` is not measured, so that looking does not count."""
 
     async def answer(request: HttpRequest) -> Response:
         if not isinstance(doors.guards, Open) and "authorization" not in request.headers:
@@ -52,7 +53,7 @@ def route(doors: Doors, *, reports: bool) -> Route:
         guard = admitted(doors, request.headers, request.client.host if request.client else "")
         token = getattr(guard, "token", None)
         limited = token is not None and EVERYTHING not in token.universes
-        names = list(token.universes) if token is not None and limited else await _universes(doors, guard)
+        names = list(token.universes) if token is not None and limited else await _universes(port, guard)
         session = Session(
             version=__version__,
             tokens=token is not None,
@@ -73,7 +74,7 @@ def _spoken(session: Session) -> Response:
     return Response(msgspec.json.encode(session), headers=headers, media_type=JSON)
 
 
-async def _universes(doors: Doors, guard: Guard) -> list[str]:
-    request = ListUniverses(limit=CONSOLE_UNIVERSES_MAX)
-    found = (await doors.port.call(request)).names if may(guard, request) else []
+async def _universes(port: Any, guard: Guard) -> list[str]:
+    request = ListUniverses(limit=CONSOLE_UNIVERSES_MAX, tier=Tier.IMPORTANT)
+    found = (await port.call(request)).names if may(guard, request) else []
     return sorted({UNIVERSE, *found})

@@ -9,7 +9,6 @@ import logging
 import re
 from contextlib import suppress
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -35,6 +34,7 @@ _refusals = logging.getLogger("holdfast.http.refusals")
 _refusals.addFilter(Sparing(per_second=20))  # Whoever sends nonsense must not fill the disk with what we say about it.
 _WRONG: Final = frozenset((400, 408, 411, 413, 414, 415, 431))  # No program that works sends what is answered so.
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
+_ELSEWHERE: Final = ("cross-site", "same-site")  # Another port is another program, on the same site.
 _CONDITIONS: Final = ("if-match", "if-none-match")
 
 
@@ -91,7 +91,7 @@ class Edge:
     def _refuse(self, scope: Scope, asked: Headers) -> None:
         if self._doors.draining and scope["path"].startswith("/v1/"):
             raise draining()
-        if is_foreign(asked):
+        if is_foreign(asked) and not _is_followed_link(scope, asked):
             raise Refusal(403, "foreign_origin", "A page of another site may not call this server; use a program")
 
 
@@ -115,9 +115,20 @@ def _lingering(receive: Receive, send: Send) -> Send:
 
 
 def is_foreign(asked: Headers) -> bool:
-    """Whether a page of another site is calling: a server on a loopback address asks for no token, so no page may."""
+    """Whether a page of another site is calling: a server on a loopback address asks for no token, so no page may.
+
+    For what a page only shows, an image for instance, a browser names no origin. It says whether it is another one's.
+    """
     origin = asked.get("origin")
-    return origin is not None and urlsplit(origin).netloc != asked.get("host")
+    if origin is not None:
+        return origin.partition("://")[2] != asked.get("host")
+    return asked.get("sec-fetch-site") in _ELSEWHERE
+
+
+def _is_followed_link(scope: Scope, asked: Headers) -> bool:
+    """Whether somebody comes from another site to a page for people. Reading mail says that it was read, and does more
+    than a link may."""
+    return "origin" not in asked and asked.get("sec-fetch-dest") == "document" and not scope["path"].startswith("/v1/")
 
 
 def admitted(doors: Doors, asked: Headers, client: str) -> Any:
