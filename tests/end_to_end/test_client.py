@@ -23,6 +23,7 @@ from websockets.client import ClientProtocol
 import holdfast
 from holdfast import AsyncPlane, AsyncWorker, Plane, Worker
 from holdfast.client.connection import Connection
+from holdfast.client.sockets import Socket
 from holdfast.errors import (
     BlobNotFound,
     CasMismatch,
@@ -72,14 +73,24 @@ def name() -> str:
 def frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many calls there were in each frame that a client has sent."""
     sent: list[int] = []
-    send = ClientProtocol.send_binary
+    send, write_now = ClientProtocol.send_binary, Socket.write_now
 
-    def counting(self: ClientProtocol, message: Any, *rest: Any) -> None:
+    def count(message: Any) -> None:
         with suppress(Exception):  # A hello is no list of calls.
             sent.append(len(decode_calls(message)))
+
+    def sending(self: ClientProtocol, message: Any, *rest: Any) -> None:
+        count(message)
         send(self, message, *rest)
 
-    monkeypatch.setattr(ClientProtocol, "send_binary", counting)
+    def writing(self: Socket, message: bytes) -> bool:
+        written = write_now(self, message)
+        if written:
+            count(message)
+        return written
+
+    monkeypatch.setattr(ClientProtocol, "send_binary", sending)
+    monkeypatch.setattr(Socket, "write_now", writing)
     return sent
 
 

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
+from websockets.protocol import Protocol
 from websockets.server import ServerProtocol
+from websockets.uri import parse_uri
 
 from holdfast.server.sockets import BoundedSocket
+from holdfast.wire.shorts import ShortMessages, framed, masked
 
 REQUEST = (
     b"GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -60,11 +64,11 @@ class Socket(BoundedSocket):
         self.read_here = 0
         self._alone = alone
 
-    def _can_read(self) -> bool:
-        return not self._alone and super()._can_read()
+    def _may_take(self, protocol: Protocol) -> bool:
+        return not self._alone and super()._may_take(protocol)
 
-    def _read_short(self, data: bytes) -> int:
-        read = super()._read_short(data)
+    def _take(self, protocol: Protocol, data: bytes) -> int:
+        read = super()._take(protocol, data)
         self.read_here += read
         return read
 
@@ -147,7 +151,7 @@ def test_short_messages_are_read_here(size: int) -> None:
         socket.data_received(data[at : at + size])
     assert socket.messages == [*map(str, range(20)), b"y" * 300]
     assert socket.conn.reader.buffer == b""
-    assert socket.begun == b""
+    assert socket._begun == b""
     assert socket.read_here >= len(data)
 
 
@@ -173,3 +177,78 @@ def test_a_message_whose_taker_is_gone_is_left_to_websockets() -> None:
     socket.data_received(second[3:])
     assert socket.messages == ["first"]
     assert socket.queue.get_nowait() == {"type": "websocket.receive", "text": "second"}
+
+
+# The client's.
+
+
+class Reader(ShortMessages):
+    """The end of a client, without a network."""
+
+    def __init__(self, *, alone: bool) -> None:
+        self.protocol = ClientProtocol(parse_uri("ws://h/"), max_size=100_000, logger=logging.getLogger("nobody"))
+        server = ServerProtocol()
+        self.protocol.send_request(self.protocol.connect())
+        server.receive_data(b"".join(self.protocol.data_to_send()))
+        [request] = server.events_received()
+        server.send_response(server.accept(request))  # type: ignore[arg-type]
+        self.protocol.receive_data(b"".join(server.data_to_send()))
+        assert len(self.protocol.events_received()) == 1
+        self.messages: list[bytes] = []
+        self.others: list[Frame] = []
+        self.taker = None if alone else self.messages.append
+
+    def read(self, data: bytes) -> None:
+        rest = self.take_short(self.protocol, data)
+        if rest:
+            self.protocol.receive_data(rest)
+        for event in self.protocol.events_received():
+            assert isinstance(event, Frame)
+            if event.opcode is Opcode.BINARY and event.fin:
+                self.messages.append(bytes(event.data))
+            else:
+                self.others.append(event)
+
+
+def sent(opcode: Opcode, data: bytes, *, fin: bool = True) -> Wire:
+    """A frame of a server."""
+    return Wire(Frame(opcode, data, fin=fin).serialize(mask=False))
+
+
+@given(
+    st.lists(
+        st.one_of(
+            payloads.map(lambda data: Wire(framed(data))),
+            st.builds(sent, st.sampled_from([Opcode.TEXT, Opcode.PING, Opcode.PONG]), st.just(b"x")),
+            payloads.map(
+                lambda data: Wire(sent(Opcode.BINARY, b"begins", fin=False) + sent(Opcode.CONT, data, fin=True))
+            ),
+        ),
+        max_size=8,
+    ),
+    st.sampled_from(
+        [Wire(), sent(Opcode.CLOSE, b"\x03\xe8"), sent(Opcode.CONT, b"of nothing"), frame(Opcode.TEXT, b"")]
+    ),
+    st.lists(st.integers(1, 400), min_size=1, max_size=10),
+)
+def test_a_client_reads_what_websockets_reads(frames: list[bytes], last: bytes, sizes: list[int]) -> None:
+    data = b"".join([*frames, last])
+    here, alone = Reader(alone=False), Reader(alone=True)
+    at = turn = 0
+    while at < len(data):
+        size = sizes[turn % len(sizes)] * (1 if len(data) < 10_000 else 100)
+        for reader in (here, alone):
+            reader.read(data[at : at + size])
+        at, turn = at + size, turn + 1
+    assert (here.messages, here.others) == (alone.messages, alone.others)
+    assert here.protocol.state is alone.protocol.state
+    written = [[len(piece) for piece in reader.protocol.data_to_send()] for reader in (here, alone)]
+    assert written[0] == written[1], "pongs and closes, each with a mask of its own"
+
+
+@given(payloads)
+def test_what_a_client_writes_is_what_websockets_reads(data: bytes) -> None:
+    server = Socket(alone=True)
+    server.data_received(masked(data) + masked(data))
+    assert server.messages == [data, data]
+    assert len(data) < 100 or masked(data) != masked(data), "with another mask each time"

@@ -4,41 +4,29 @@ uvicorn takes a peer for dead whose pong it does not hear, although while a stre
 pongs neither.
 
 A door that has thousands of quiet connections finds its socket in the scope, and need not have a task wait for each of
-its messages and another one for each of its own: they cost more than most of what is said. What such a door is sent is
-mostly short messages in one frame each; those are read here, and everything else by websockets, a whole frame at a time
-where that is possible, so that it is known when one begins.
+its messages and another one for each of its own: they cost more than most of what is said.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
-from websockets.streams import StreamReader
 
 from holdfast.server.unread import Taken
-
-try:
-    from websockets.speedups import apply_mask
-except ImportError:  # There is no compiled one for this machine.
-    from websockets.utils import apply_mask
+from holdfast.wire.shorts import BINARY, TEXT, ShortMessages, framed
 
 _log = logging.getLogger("holdfast.stream")
 _EXTENSION: Final = "holdfast.socket"
-_TEXT, _BINARY = 0x81, 0x82  # The first byte of a message in one frame.
-_MASKED, _TWO_BYTES, _EIGHT_BYTES = 0x80, 126, 127  # The second byte: a flag, and a length or where one follows.
-_MASK_BYTES: Final = 4
-_BETWEEN_FRAMES: Final = StreamReader.at_eof.__code__  # Where websockets waits for the next frame.
 
 
-class BoundedSocket(Taken, WebSocketsSansIOProtocol):
+class BoundedSocket(Taken, ShortMessages, WebSocketsSansIOProtocol):
     """A connection that is cut if its peer takes nothing of what waits for it."""
 
     log = _log
-    taker: Callable[[str | bytes], None] | None = None  # Is given messages as they come; nobody else is then.
-    is_between_frames = False  # As far as websockets was told.
-    begun = b""  # Of a frame that is not whole yet.
+    kinds = (TEXT, BINARY)
+    are_masked = True
 
     @classmethod
     def of(cls, scope: Mapping[str, Any]) -> "BoundedSocket | None":
@@ -52,56 +40,9 @@ class BoundedSocket(Taken, WebSocketsSansIOProtocol):
             self.scope["extensions"][_EXTENSION] = {"socket": self}
 
     def data_received(self, data: bytes) -> None:
-        if self.begun:
-            data, self.begun = self.begun + data, b""
-        read = self._read_short(data) if self.taker is not None and self._can_read() else 0
-        if read < len(data) and not self.transport.is_closing():
-            self.is_between_frames = False
-            super().data_received(data[read:] if read else data)
-
-    def _can_read(self) -> bool:
-        """Whether the next byte begins a frame, and the frame a message."""
-        if not self.is_between_frames:
-            conn, parser = self.conn, self.conn.parser
-            while (inner := getattr(parser, "gi_yieldfrom", None)) is not None:
-                parser = inner
-            self.is_between_frames = (
-                getattr(parser, "gi_code", None) is _BETWEEN_FRAMES
-                and conn.current_size is None
-                and conn.state is State.OPEN
-            )
-        return self.is_between_frames
-
-    def _read_short(self, data: bytes) -> int:
-        """Give the taker the messages in front of what came; how many bytes those were, with what is kept for later."""
-        begin, size = 0, len(data)
-        while begin < size:
-            taker = self.taker
-            if taker is None or self.close_sent:
-                return begin
-            if size - begin < 2:
-                break
-            kind, length = data[begin], data[begin + 1] - _MASKED
-            if kind not in (_TEXT, _BINARY) or length < 0 or length == _EIGHT_BYTES:
-                return begin
-            at = begin + 2
-            if length == _TWO_BYTES:
-                at += 2
-                length = int.from_bytes(data[begin + 2 : at], "big")
-            mask_end = at + _MASK_BYTES
-            end = mask_end + length
-            if end > size or mask_end > size:
-                break
-            message: str | bytes = apply_mask(data[mask_end:end], data[at:mask_end])
-            if kind == _TEXT:
-                try:
-                    message = message.decode()  # type: ignore[union-attr]
-                except UnicodeDecodeError:
-                    return begin
-            begin = end
-            taker(message)
-        self.begun = data[begin:]
-        return size
+        rest = self.take_short(self.conn, data)
+        if rest and not self.transport.is_closing():
+            super().data_received(rest)
 
     def send_receive_event_to_app(self) -> None:
         if self.taker is None or self.close_sent:
@@ -133,15 +74,7 @@ class BoundedSocket(Taken, WebSocketsSansIOProtocol):
         """Whether the message was written: not if the peer has still to take others, or the connection ends."""
         if not self.writable.is_set() or self.close_sent or self.disconnected or self.transport.is_closing():
             return False
-        kind, data = (_TEXT, message.encode()) if isinstance(message, str) else (_BINARY, message)
-        size = len(data)
-        if size < 126:
-            head = bytes((kind, size))
-        elif size < 1 << 16:
-            head = bytes((kind, 126)) + size.to_bytes(2, "big")
-        else:
-            head = bytes((kind, 127)) + size.to_bytes(8, "big")
-        self.transport.write(head + data)
+        self.transport.write(framed(message.encode(), TEXT) if isinstance(message, str) else framed(message))
         return True
 
     def pause_writing(self) -> None:
