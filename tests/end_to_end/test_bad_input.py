@@ -50,8 +50,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    limits = {"stream_bytes_max": 16 * MIB, "pause_seconds_max": 0.5, "stream_bytes_per_second_min": 1_000}
-    server = Server(tmp_path_factory.mktemp("shared"), header_seconds=0.5, limits=limits)
+    limits = {"stream_bytes_max": 16 * MIB, "pause_seconds_max": 2.0, "stream_bytes_per_second_min": 1_000}
+    server = Server(tmp_path_factory.mktemp("shared"), header_seconds=2.0, limits=limits)
     try:
         server.get("/readyz")
         yield server
@@ -373,7 +373,7 @@ def test_json_that_is_none_or_too_much_is_refused(server: Any, body: bytes) -> N
 
 
 def test_an_answer_that_nobody_reads_is_cut(start: Callable[..., Any]) -> None:
-    server = start(process={"unread_seconds": 0.3})
+    server = start(process={"unread_seconds": 2.0})
     hash = ask(server, "POST", "/v1/blobs", bytes(32 * MIB))[1]["hash"]
     before = server.resident_bytes
     with ExitStack() as held:

@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def strict() -> Iterator[Any]:
     """A server that has little patience, and whose tokens are two."""
     with serving(
-        tokens=True, body_bytes_max=65_536, stream_bytes_max=MEGABYTE, body_seconds_max=0.4, pause_seconds_max=0.4
+        tokens=True, body_bytes_max=65_536, stream_bytes_max=MEGABYTE, body_seconds_max=1.5, pause_seconds_max=1.5
     ) as running:
         yield running
 

@@ -564,7 +564,7 @@ def test_a_timeout_gives_back_what_was_taken_on_the_way(table: LockTable, ada: A
 
 def test_those_behind_one_who_gives_up_go_on(table: LockTable, ada: Actor, bob: Actor, cyd: Actor) -> None:
     done(ada.acquire(row(1), "S"))
-    writer = bob.acquire(row(1), "X", timeout_seconds=0.2)
+    writer = bob.acquire(row(1), "X", timeout_seconds=2)
     until_waiting(table, 1)
     reader = cyd.acquire(row(1), "S")
     with pytest.raises(LockTimeout):
@@ -731,7 +731,7 @@ def test_a_loop_that_closes_while_others_wait_behind_its_grant_does_not_keep_it_
     held = done(ada.acquire(row(1)))
     loop, tasks = abandon(table, row(1))
     held.release()
-    waiting = bob.acquire(row(1), timeout_seconds=0.2)
+    waiting = bob.acquire(row(1), timeout_seconds=2)
     until_waiting(table, 1)
     loop.close()
     done(waiting).release()
