@@ -3,6 +3,7 @@
 import fcntl
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ from holdfast.errors import (
     NotAllowed,
     NotFound,
     SchemaMismatch,
+    Unreachable,
 )
 from holdfast.handles.sync.backups import Backups
 from holdfast.kv import Subspace
@@ -574,6 +576,18 @@ def test_damage_behind_a_server_is_told_like_any_other(data, staging, cache):
         rows, damaged = rows_of(view, view.pieces(world, 0, staging))
     assert [(each.start, each.end, each.reason) for each in damaged] == [(*lost, "missing"), (*flipped, "checksum")]
     assert len(rows) == world.head - 128
+
+
+def test_a_checkpoint_that_the_server_has_removed_is_no_damage(data, staging, cache):
+    planes.build(data, worlds=2, entries=300, activity=10)
+    with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
+        rotated = next(file for file in view.logs("main") if file.is_rotated)
+        (checkpoint,) = data.glob(".checkpoint-*")
+        shutil.rmtree(checkpoint)  # As after an hour in which nobody has used it.
+        with pytest.raises(Unreachable, match="removed"):
+            view.pieces(view.world("main", "world-0001"), 0, staging)
+        with pytest.raises(Unreachable, match="removed"):
+            view.log_piece(rotated, staging)
 
 
 def test_a_view_of_postgres_holds_every_record(postgres_url, tmp_path, staging):

@@ -93,12 +93,21 @@ class BackupObjects(ObjectStore):
         try:
             return self._backups.open(self._id, f"objects/{path}", start=start, length=length)
         except NotFound as error:
+            self._check_checkpoint()
             raise ObjectNotFound(f"{path} is not in the server's object store") from error
 
     def list(self, prefix: str = "", *, after: str | None = None, limit: int = OBJECT_LIST_MAX) -> "list[ObjectMeta]":
         begin = bisect_right(self._manifests, after or "", key=lambda meta: meta.path)
         wanted = f"{prefix.removesuffix('/')}/" if prefix else ""
         return [meta for meta in self._manifests[begin:] if meta.path.startswith(wanted)][:limit]
+
+
+    def _check_checkpoint(self) -> None:
+        """Raise Unreachable if the server has removed the checkpoint: then nothing is missing, but nothing is sent."""
+        try:
+            b"".join(self._backups.open(self._id, "keyspace/CURRENT", length=1))
+        except NotFound as error:
+            raise Unreachable("The server has removed the checkpoint that is being read; run the job again") from error
 
 
 def _begin(backups: Backups) -> BackupBegun:
