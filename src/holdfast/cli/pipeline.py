@@ -158,6 +158,8 @@ def load(source: str, name: str, **options: Any) -> None:
 
     Columns are named after what they fill. If none of them is the payload, those that fill nothing become its JSON.
     """
+    if len(options["universes"]) > 1:
+        raise InvalidArgument("Rows that name no universe go into one universe; give --universe once")
     how = {word: options.pop(word) for word in ("target", "key", "queue", "format", "staging")}
     _run(["load"], options, needs_lake=False, source=source, load=name, **how)
 

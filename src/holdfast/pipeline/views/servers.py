@@ -101,7 +101,6 @@ class BackupObjects(ObjectStore):
         wanted = f"{prefix.removesuffix('/')}/" if prefix else ""
         return [meta for meta in self._manifests[begin:] if meta.path.startswith(wanted)][:limit]
 
-
     def _check_checkpoint(self) -> None:
         """Raise Unreachable if the server has removed the checkpoint: then nothing is missing, but nothing is sent."""
         try:
