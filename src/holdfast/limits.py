@@ -240,7 +240,7 @@ RELAY_BURST: Final = 200  # As many may come at once.
 RELAY_SENDERS_MAX: Final = 65_536  # Senders whose rate is remembered; the quietest are forgotten first.
 
 # The pipeline.
-VIEW_TURN_SECONDS_MAX: Final = 60.0  # How long views of one directory may wait for each other,
+VIEW_TURN_SECONDS_MAX: Final = 60.0  # How long views of one directory, or of one server, may wait for each other,
 VIEW_PATIENCE_SECONDS: Final = 1.0  # and for a command that has it open at the moment.
 VIEW_OBJECTS_AT_ONCE: Final = 16  # Manifests, or segments that a server sends, that are read at a time.
 MANIFESTS_KNOWN_MAX: Final = 65_536  # Of session logs, that a process remembers: they never change.

@@ -23,6 +23,7 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import (
     BlobNotFound,
+    Busy,
     DirectoryInUse,
     HashMismatch,
     InvalidArgument,
@@ -588,6 +589,32 @@ def test_a_checkpoint_that_the_server_has_removed_is_no_damage(data, staging, ca
             view.pieces(view.world("main", "world-0001"), 0, staging)
         with pytest.raises(Unreachable, match="removed"):
             view.log_piece(rotated, staging)
+
+
+def test_a_view_waits_for_a_server_that_has_as_many_checkpoints_as_it_may(data, cache, monkeypatch):
+    planes.build(data, worlds=1, entries=10)
+    begin, refused = Backups.begin, []
+
+    with serving(f"dir:{data}") as server, holdfast.connect(server.url) as plane:
+        others = [plane.backups.begin().id for _ in range(limits.CHECKPOINTS_MAX)]
+
+        def ending(self):
+            try:
+                return begin(self)
+            except Busy as error:
+                refused.append(error)
+                plane.backups.end(others.pop())  # Somebody else is done meanwhile.
+                raise
+
+        monkeypatch.setattr(Backups, "begin", ending)
+        with open_view(Config(data=server.url, lake="unused")) as view:
+            assert list(view.universes()) == ["main"]
+        assert len(refused) == 1
+        monkeypatch.setattr(Backups, "begin", begin)
+        others.append(plane.backups.begin().id)
+        monkeypatch.setattr(servers, "VIEW_TURN_SECONDS_MAX", 0.0)
+        with pytest.raises(Busy, match="under way"):
+            open_view(Config(data=server.url, lake="unused"))
 
 
 def test_a_view_of_postgres_holds_every_record(postgres_url, tmp_path, staging):

@@ -11,6 +11,7 @@ staged for them, and the rest is asked for when it is read.
 import hashlib
 import os
 import shutil
+import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -23,9 +24,9 @@ from obstore.store import MemoryStore
 import holdfast
 from holdfast.backends.objects import ObjectMeta, ObjectStore, check_path
 from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import HoldfastError, NotFound, ObjectNotFound, SchemaMismatch, Unreachable, Unsupported
+from holdfast.errors import Busy, HoldfastError, NotFound, ObjectNotFound, SchemaMismatch, Unreachable, Unsupported
 from holdfast.handles.sync.backups import Backups
-from holdfast.limits import OBJECT_LIST_MAX
+from holdfast.limits import OBJECT_LIST_MAX, VIEW_TURN_SECONDS_MAX
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.views import folders
@@ -34,6 +35,7 @@ from holdfast.pipeline.views.moments import View
 from holdfast.plane.formats import FORMAT
 from holdfast.wire.backups import BackupBegun, BackupFile
 
+_LOOK_SECONDS: Final = 0.2
 _TAIL_BYTES: Final = 4_096  # The end of a table has the ids of the database and the process that wrote it.
 
 
@@ -45,6 +47,7 @@ def open_server(config: Config) -> View:
         PathUnusable: the certificates cannot be used.
         NotAllowed: the token does not allow backups of all universes.
         Unsupported: its data are not in a directory.
+        Busy: others make views and backups of it, and go on for too long.
         SchemaMismatch: it is of a newer Holdfast.
     """
     stores = Stores(config.storage)
@@ -110,13 +113,20 @@ class BackupObjects(ObjectStore):
 
 
 def _begin(backups: Backups) -> BackupBegun:
-    try:
-        return backups.begin()
-    except Unsupported as error:
-        raise Unsupported(
-            "The server's data are in a PostgreSQL; give its URL instead (--data postgresql://user@host/database), "
-            "and the object store with --objects"
-        ) from error
+    """A checkpoint. A server has a few at a time; those of other views are mostly gone in a moment."""
+    until = time.monotonic() + VIEW_TURN_SECONDS_MAX
+    while True:
+        try:
+            return backups.begin()
+        except Unsupported as error:
+            raise Unsupported(
+                "The server's data are in a PostgreSQL; give its URL instead (--data postgresql://user@host/database), "
+                "and the object store with --objects"
+            ) from error
+        except Busy:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_LOOK_SECONDS)
 
 
 def _end(backups: Backups, id: str) -> None:
