@@ -23,7 +23,7 @@ from holdfast.errors import Unreachable
 from holdfast.pipeline import tasks
 from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.intake import plans, runs
-from holdfast.pipeline.intake.quarantines import Quarantine
+from holdfast.pipeline.intake.quarantines import Quarantine, Quarantined, Scope
 from holdfast.pipeline.jobs import ingest
 from holdfast.pipeline.lake import Lake, LakeTable
 from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, SEGMENTS
@@ -382,6 +382,29 @@ def test_a_run_that_is_killed_while_it_heals_doubles_nothing(plane: Path, monkey
     assert at > 4
 
 
+def test_holes_that_overlap_are_filled_once(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs that see different damage tell of it both, and one of them may do so after the other's counted."""
+    kept = plane.parent / "kept"
+    shutil.copytree(plane / "objects", kept)
+    start, end = planes.remove_segment(plane, "world-0002", 1)
+    ingest.run(None, config(plane))
+    inner = [Quarantined("main", "journal", "world-0002", n, n + 2, "schema", "") for n in (start + 1, start + 2)]
+    Quarantine(lake(plane)).add(inner)
+    shutil.copytree(kept, plane / "objects", dirs_exist_ok=True)
+
+    def overtake() -> None:
+        """Another run sees only what is told late, and fills it."""
+        Quarantine(lake(plane)).settle([Scope("main", "journal", "world-0002", start, start, forgives=False)])
+        ingest.run(None, config(plane))
+
+    with monkeypatch.context() as patch:
+        steps(patch, 1, overtake, after=False)
+        ingest.run(None, config(plane))
+    rows = heights(plane)
+    assert set(rows.values()) == {1}
+    assert {rows["world-0002", height] for height in range(start + 1, start + 5)} == {1}
+
+
 def file_id(plane: Path, file: Path) -> str:
     with open_view(config(plane)) as view:
         (writer,) = [found.writer for found in view.logs("main") if found.name == file.stem]
@@ -559,6 +582,18 @@ def test_entities_and_session_logs_that_are_behind_the_lake_are_told_of(plane: P
     assert [row[0] for row in quarantined(plane)] == ["activity", "entity_changes"]
     assert ingest.run(None, config(plane)).rows["activity"] == 0
     assert [row[0] for row in quarantined(plane)] == ["entity_changes"]
+
+
+def test_a_session_log_that_lost_its_only_line_is_behind_the_lake(plane: Path) -> None:
+    file = planes.leave_log(plane, lines=1)
+    ingest.run(None, config(plane))
+    whole = file.read_bytes()
+    file.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+    assert ingest.run(None, config(plane)).rows["activity"] == 0
+    assert [row[2:] for row in quarantined(plane)] == [(0, 0, "rewound")]
+    file.write_bytes(whole)
+    assert ingest.run(None, config(plane)).rows["activity"] == 0
+    assert quarantined(plane) == []
 
 
 def test_a_deleted_world_is_not_rewound(plane: Path) -> None:

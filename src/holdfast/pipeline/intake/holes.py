@@ -1,10 +1,11 @@
 """What could not be read and now can: exactly those heights and lines go in, and their rows of the quarantine go.
 
-    mark hole/<table>/<universe>/<source>/<start>   how often somebody has filled it
+    mark holes/<universe>/<source>   how often somebody has filled some of them
 
 A hole lies below the mark of its world or file; what lies above is read by the ordinary way. Before anything is taken,
 the table itself is asked which of the rows it has: a run may have been killed after it filled the hole and before it
-said so, or have found damage where another one found none.
+said so, or have found damage where another one found none. For the same reason holes may overlap, so they are filled
+one source at a time, by one run at a time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,15 +31,14 @@ _Span: TypeAlias = tuple[int, int]  # Both included.
 
 
 class Hole(msgspec.Struct, frozen=True):
-    """A row of the quarantine, and which of its heights or lines the table still lacks."""
+    """A row of the quarantine, and which of its heights or lines the table still lacks, and no other hole has."""
 
     row: Quarantined
     missing: list[_Span]
 
     @property
     def mark(self) -> str:
-        row = self.row
-        return f"hole/{row.table}/{row.universe}/{row.source}/{row.start}"
+        return f"holes/{self.row.universe}/{self.row.source}"
 
 
 def fill(run: Run) -> None:
@@ -64,7 +64,7 @@ def _fill_journal(run: Run) -> None:
 def _fill_heights(run: Run, table: LakeTable, holes: Sequence[Hole]) -> None:
     staging = f"{run.staging}/holes"
     try:
-        work = {hole.mark: list(_items(run, hole, staging)) for hole in holes if hole.missing}
+        work = {hole.row.key: list(_items(run, hole, staging)) for hole in holes if hole.missing}
         items = [item for each in work.values() for item in each]
         answers = list(histories.executed(run, items)) if items else []
     finally:
@@ -72,7 +72,7 @@ def _fill_heights(run: Run, table: LakeTable, holes: Sequence[Hole]) -> None:
     require_staged(answer.lost for answer in answers)
     added = [file for answer in answers for file in answer.files]
     damaged = [histories.quarantined(each) for answer in answers for each in answer.damaged]
-    looked = [hole for hole in holes if not hole.missing or work[hole.mark]]
+    looked = [hole for hole in holes if not hole.missing or work[hole.row.key]]
     still = [row for hole in looked for row in _still(hole, damaged)]
     if added:
         table.append(added, {hole.mark: _next(table, hole) for hole in looked if hole.missing})
@@ -196,8 +196,10 @@ def _holes(table: LakeTable, rows: Sequence[Quarantined], source: str, number: s
     }
     holes = []
     for row in rows:
-        there = present.get((row.universe, row.source), set())
-        holes.append(Hole(row, list(_spans([n for n in range(row.start, row.end + 1) if n not in there]))))
+        taken = present.setdefault((row.universe, row.source), set())
+        missing = [n for n in range(row.start, row.end + 1) if n not in taken]
+        taken.update(missing)
+        holes.append(Hole(row, list(_spans(missing))))
     return holes
 
 

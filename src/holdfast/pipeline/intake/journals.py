@@ -46,6 +46,10 @@ class Item(msgspec.Struct, frozen=True):
     def size(self) -> int:
         return sum(piece.size for piece in (*self.pieces, *self.verdicts))
 
+    @property
+    def all_pieces(self) -> list[Piece]:
+        return [*self.pieces, *self.verdicts, *([] if self.before is None else [self.before])]
+
 
 class Task(msgspec.Struct, frozen=True):
     """What one executor does at a time."""
@@ -88,8 +92,8 @@ class Answer(msgspec.Struct):
 
 def task(place: Place, storage: dict[str, str], items: list[Item], bodies: Mapping[str, bytes]) -> Task:
     """A task, with those of the bodies that its items need."""
-    pieces = [piece for item in items for piece in (*item.pieces, *item.verdicts, item.before) if piece is not None]
-    return Task(place, storage, items, {each.path: bodies[each.path] for each in pieces if each.store == CARRIED})
+    pieces = [piece for item in items for piece in item.all_pieces if piece.store == CARRIED]
+    return Task(place, storage, items, {piece.path: bodies[piece.path] for piece in pieces})
 
 
 def take(task: bytes) -> bytes:
@@ -191,7 +195,7 @@ def _has_diverged(item: Item, open_store: OpenStore) -> bool:
 
 
 def _is_lost(items: list[Item], open_store: OpenStore) -> bool:
-    staged = (piece for item in items for piece in (*item.pieces, *item.verdicts) if piece.staged)
+    staged = (piece for item in items for piece in item.all_pieces if piece.staged)
     for piece in staged:
         try:
             open_store(piece.store).head(piece.path)

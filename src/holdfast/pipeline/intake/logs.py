@@ -156,7 +156,7 @@ def _add_shorter(run: Run, batch: Batch, table: LakeTable, file: LogFile, offset
     """A file lost bytes. Bad lines at its end are cut off when it is rotated; other lines only go with a restore."""
     kept = max((line.n for _, line in loglines.lines(run.view.log_body(file)) if line is not None), default=-1)
     of_file = table.scan(["n"], pc.field("file") == file.id, universe=file.universe, file=file.id)
-    taken = max((pc.max(rows.column("n")).as_py() or -1 for rows in of_file if rows.num_rows), default=-1)
+    taken = max((pc.max(rows.column("n")).as_py() for rows in of_file if rows.num_rows), default=-1)
     if taken > kept:
         detail = f"the plane has {kept + 1} lines and the lake {taken + 1}: it was restored from an older backup"
         batch.found.append(Quarantined(file.universe, ACTIVITY.name, file.id, kept + 1, taken, REWOUND, detail))
