@@ -99,7 +99,7 @@ def test_options_of_messages_are_columns(plane):
         "payload": '{"n":1}',
         "priority": 9,
         "ttl_seconds": Decimal("1000.5"),
-        "attributes": [("k", "v")],
+        "attributes": {"k": "v"},
         "correlation_id": "c-1",
         "group": None,
         "content_type": None,

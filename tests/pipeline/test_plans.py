@@ -271,6 +271,19 @@ def test_rows_that_were_staged_elsewhere_are_not_taken_for_written(data):
         assert plane.queue("jobs").stats().put_total == 1
 
 
+def test_maps_are_objects_in_a_payload(data):
+    planes.build(data, worlds=1, entries=10)
+    chosen = options_of({"url": f"dir:{data}", "table": "queues", "queue": "jobs", "load": "monday"})
+    writer = BatchWriter(chosen, load_of(chosen, ["key", "payload", "attributes"]))
+    strings = pa.map_(pa.string(), pa.string())
+    types = [("key", pa.string()), ("payload", pa.struct([("inner", strings)])), ("attributes", strings)]
+    row = {"key": "1", "payload": {"inner": [("a", "b")]}, "attributes": [("c", "d")]}
+    writer.commit([writer.write(iter([pa.RecordBatch.from_pylist([row], pa.schema(types))]))])
+    with planes.opened(f"dir:{data}") as plane:
+        (message,) = plane.queue("jobs").peek(10)
+    assert (message.payload, message.attributes) == (b'{"inner":{"a":"b"}}', {"c": "d"})
+
+
 def test_session_logs_end_behind_their_last_whole_line(data):
     planes.build(data, worlds=1, entries=10)
     file = planes.leave_log(data, 5, torn=True)

@@ -219,8 +219,6 @@ def _message(port: Port, load: Load, universe: str, key: str, row: Row) -> Step:
     del key
     payload, kind = _bytes(row["payload"])
     options = {name: row[name] for name in _OPTIONS if row.get(name) is not None}
-    if isinstance(options.get("attributes"), list):
-        options["attributes"] = dict(options["attributes"])  # How Arrow tells a map.
     options |= {name: _seconds(name, options[name]) for name in _SECONDS if name in options}
     options.setdefault("content_type", kind)
     queue = row.get("queue") or load.queue

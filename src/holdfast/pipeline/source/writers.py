@@ -129,4 +129,4 @@ def _staged(messages: list[WriterCommitMessage | None]) -> list[str]:
 
 def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[loading.Row]:
     for batch in batches:
-        yield from batch.to_pylist()
+        yield from batch.to_pylist(maps_as_pydicts="strict")
