@@ -28,6 +28,7 @@ from holdfast.limits import PAYLOAD_CARRIED_BYTES_MAX, PRIORITY_MAX
 from holdfast.wire.queues import Delivery, SidecarState
 
 ID_BYTES = 16
+_FRONT_BYTES = 10  # Of an id: its millisecond, and the first bits of what tells those of one millisecond apart.
 
 
 class QueueKey(NamedTuple):
@@ -222,5 +223,11 @@ def id_of(text: str) -> bytes:
 
 def text_of(id: bytes) -> str:
     """The id of a message as people see it."""
-    text = id.hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    return _front_of(id[:_FRONT_BYTES]) + id[_FRONT_BYTES:].hex()
+
+
+@lru_cache(maxsize=256)
+def _front_of(front: bytes) -> str:
+    """What the ids of one millisecond have in common."""
+    text = front.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:]}-"
