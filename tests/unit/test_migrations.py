@@ -361,6 +361,17 @@ def test_objects_need_a_place(hf: Hf, source: str, postgres_url: str) -> None:
         assert plane.pairs.get(b"raw") is None
 
 
+@pytest.mark.parametrize("words", [("--activity", "{}/none"), ("--from-objects", "dir:{}/none")])
+def test_what_is_named_and_is_not_there_is_not_left_behind_in_silence(
+    hf: Hf, source: str, tmp_path: Path, words: tuple[str, str]
+) -> None:
+    """Session logs are nowhere else: nothing would miss them."""
+    option, place = words
+    refused = hf("migrate", source, f"dir:{tmp_path / 'new'}", option, place.format(tmp_path), code=4)
+    assert f"{tmp_path / 'none'} is no folder" in refused.stderr
+    assert not (tmp_path / "new").exists()
+
+
 def test_session_logs_can_stay_behind(hf: Hf, postgres_url: str, tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
         plane.queue("jobs").put(1)

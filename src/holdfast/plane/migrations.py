@@ -10,7 +10,7 @@ from obstore.store import LocalStore
 
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.backends.rocksdb import RocksReader
-from holdfast.errors import InvalidUrl, TargetNotEmpty, Unsupported
+from holdfast.errors import InvalidUrl, NotFound, TargetNotEmpty, Unsupported
 from holdfast.plane.formats import MARKER
 from holdfast.plane.open import folder_at, open_database
 from holdfast.runtime.migrations import Side
@@ -44,9 +44,13 @@ def opened_source(url: str, *, objects: str | None = None, logs: Path | None = N
     """A plane that nobody else has open, to read from.
 
     Raises:
-        NotFound, PathUnusable: there is no plane.
+        NotFound, PathUnusable: there is no plane, or not the folder that was named beside it.
         DirectoryInUse, PlaneInUse: somebody else uses it.
     """
+    if logs is not None:
+        _check_there(logs)
+    if objects is not None and objects.startswith("dir:"):
+        _check_there(folder_of(objects))
     if url.startswith("dir:"):
         folder = folder_of(url)
         with RocksReader(folder / "kv") as database:
@@ -107,6 +111,11 @@ def folder_of(url: str) -> Path:
     if not path:
         raise InvalidUrl("dir: names no folder; write dir:PATH")
     return folder_at(path)
+
+
+def _check_there(folder: Path) -> None:
+    if not folder.is_dir():
+        raise NotFound(f"{folder} is no folder, so nothing would be migrated from it; check the path")
 
 
 def _read_only(url: str | None) -> ObjectStore | None:
