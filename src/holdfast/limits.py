@@ -89,6 +89,7 @@ ONCE_KEY_BYTES_MAX: Final = 256
 ONCE_FORGET_BATCH: Final = 1_000  # Keys that one transaction forgets where several servers share the key space.
 ONCE_RECENT_MAX: Final = 65_536  # Keys of calls to session logs, which are remembered in memory: some 10 MiB.
 FRAME_BYTES_MAX: Final = 4_194_304  # One message of a stream.
+HELLO_SECONDS: Final = 10.0  # How long whoever opens a stream may take to say hello.
 CALLS_MAX: Final = 4_096  # Calls of one connection that are under way.
 READS_MAX: Final = 32  # Groups and single calls of one connection that read at a time: their answers may be long.
 UNSENT_BYTES_MAX: Final = 1_048_576  # Replies that a connection may leave unread before nothing more is heard from it.

@@ -553,6 +553,17 @@ async def test_a_frame_has_a_bounded_number_of_calls(streams: Streams) -> None:
         assert peer.closed == 1002
 
 
+async def test_who_says_no_hello_does_not_keep_its_connection(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.server.conversations.HELLO_SECONDS", 0.01)
+    peer = Peer(streams)
+    peer._inbox.put_nowait({"type": "websocket.connect"})
+    await asyncio.wait_for(peer.serving, DEADLINE_SECONDS)
+    assert peer.closed == 1002
+    assert peer.frames == []
+
+
 async def test_who_hangs_up_before_saying_hello_is_told_nothing(streams: Streams) -> None:
     peer = Peer(streams)
     peer._inbox.put_nowait({"type": "websocket.connect"})

@@ -26,6 +26,7 @@ from holdfast.limits import (
     ANSWER_BYTES_MAX,
     CALLS_MAX,
     FRAME_BYTES_MAX,
+    HELLO_SECONDS,
     PAYLOAD_FETCH_BYTES_MAX,
     READS_MAX,
     UNSENT_BYTES_MAX,
@@ -139,7 +140,12 @@ class Conversation:
             self._take(data)
 
     async def _greet(self) -> bool:
-        data = await self._frame()
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                data = await self._frame()
+        except TimeoutError:
+            await self._close(_PROTOCOL_ERROR, f"The hello did not come within {HELLO_SECONDS:g} s; connect again")
+            return False
         if data is None:  # It was told why, or has ended.
             return False
         try:
