@@ -212,3 +212,11 @@ def _point_at_a_full_device(staged: Path) -> None:
 
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_a_tilde_is_a_home_as_it_is_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    open_objects("dir:~/objects").put("a", b"x")
+    assert (tmp_path / "objects" / "a").read_bytes() == b"x"
+    with pytest.raises(PathUnusable, match="names no folder"):
+        open_objects("dir:~no-such-user/objects")
