@@ -140,6 +140,12 @@ def test_segments_and_lake_may_be_on_s3(spark: SparkSession, s3: dict[str, str],
     config = Config(data=built.url, lake="s3://bucket/lake", objects=objects, storage=s3)
     told = list(jobs.run_whole(spark, config))
     assert [each.findings for each in told] == [[]] * len(told)
+    reports = boto3.client("s3", endpoint_url=s3["aws_endpoint"], region_name="us-east-1", **KEYS)
+    types = [
+        reports.head_object(Bucket="bucket", Key=f"lake/reports/latest.{kind}")["ContentType"]
+        for kind in ("html", "json")
+    ]
+    assert types == ["text/html; charset=utf-8", "application/json"]
     lake = Lake(config.lake, s3)
     journal = lake.table(JOURNAL)
     assert journal.count() == journal.read(spark).count() == built.entries

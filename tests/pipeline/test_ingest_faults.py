@@ -386,7 +386,7 @@ def test_holes_that_overlap_are_filled_once(plane: Path, monkeypatch: pytest.Mon
     """Two runs that see different damage tell of it both, and one of them may do so after the other's counted."""
     kept = plane.parent / "kept"
     shutil.copytree(plane / "objects", kept)
-    start, end = planes.remove_segment(plane, "world-0002", 1)
+    start, _ = planes.remove_segment(plane, "world-0002", 1)
     ingest.run(None, config(plane))
     inner = [Quarantined("main", "journal", "world-0002", n, n + 2, "schema", "") for n in (start + 1, start + 2)]
     Quarantine(lake(plane)).add(inner)

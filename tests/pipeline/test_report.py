@@ -175,11 +175,13 @@ def test_facts_are_what_the_lake_has(lake: Lake) -> None:
 def test_only_the_last_days_and_the_first_rows_are_shown(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
     hours = [NOW.replace(minute=0) - timedelta(hours=n) for n in range(0, 24 * 40, 6)]
+    hours.append(datetime(9999, 12, 31, tzinfo=UTC))  # Anybody may log what they want.
     rows = rows_of("rollup_queue_hours", *({"queue": "q", "hour": hour} for hour in hours))
     lake.table(TABLES["rollup_queue_hours"]).overwrite(rows.to_batches())
     many = rows_of("rollup_queues", *({"queue": f"q{n:03}", "messages": n} for n in range(200)))
     lake.table(TABLES["rollup_queues"]).overwrite(many.to_batches())
-    facts = gather(lake, made_at=NOW)
+    facts = gather(lake, made_at=NOW + timedelta(microseconds=7))
+    assert facts.throughput.hours[-1] == NOW.replace(minute=0)
     assert facts.throughput.hours[-1] - facts.throughput.hours[0] < timedelta(days=REPORT_DAYS)
     assert [row["queue"] for row in facts.queues] == [f"q{n:03}" for n in range(199, 199 - REPORT_ROWS, -1)]
 

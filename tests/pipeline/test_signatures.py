@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.limits import SIGNATURE_CHARACTERS_MAX
+from holdfast.limits import LAST_ERROR_BYTES_MAX, SIGNATURE_CHARACTERS_MAX
 from holdfast.pipeline.signatures import NO_ERROR, signature
 
 
@@ -52,3 +52,8 @@ def test_a_signature_is_its_own(error: str) -> None:
     told = signature(error)
     assert 0 < len(told) <= SIGNATURE_CHARACTERS_MAX
     assert signature(told) == told
+
+
+def test_what_stands_far_behind_is_not_looked_at() -> None:
+    assert signature("7" * LAST_ERROR_BYTES_MAX + " behind") == "<n>"
+    assert signature("a-" * 500_000) == ("a-" * 500_000)[:SIGNATURE_CHARACTERS_MAX]

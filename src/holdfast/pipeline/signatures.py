@@ -6,14 +6,14 @@ KeyError: 'user-4711' in /srv/app/worker.py line 31      KeyError: 'user-<n>' in
 import re
 from typing import Final
 
-from holdfast.limits import SIGNATURE_CHARACTERS_MAX
+from holdfast.limits import LAST_ERROR_BYTES_MAX, SIGNATURE_CHARACTERS_MAX
 
 NO_ERROR: Final = "(no error was told)"
 
 
 def signature(error: str | None) -> str:
     """What is common to errors like this one."""
-    line = _line(error or "")
+    line = _line(error or "")[:LAST_ERROR_BYTES_MAX]  # Logs may tell more, and what looks for addresses in it is slow.
     if not line:
         return NO_ERROR
     return _WHAT_DIFFERS.sub(_name, line)[:SIGNATURE_CHARACTERS_MAX].rstrip()

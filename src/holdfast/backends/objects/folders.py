@@ -77,7 +77,8 @@ class FolderStore(ObjectStore):
     async def delete_async(self, path: str) -> None:
         await asyncio.to_thread(self.delete, path)
 
-    def _put(self, path: str, data: bytes, mode: "PutMode") -> ObjectMeta:
+    def _put(self, path: str, data: bytes, mode: "PutMode", content_type: str | None = None) -> ObjectMeta:
+        del content_type  # A folder has no place for it.
         return self._write(path, (data,), mode)
 
     async def _put_async(self, path: str, data: bytes, mode: "PutMode") -> ObjectMeta:

@@ -15,7 +15,7 @@ from holdfast.errors import InvalidArgument, ObjectExists, ObjectNotFound
 from holdfast.limits import OBJECT_LIST_MAX, OBJECT_PART_BYTES, OBJECT_PARTS_IN_FLIGHT
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, ListStream, PutMode, PutResult
+    from obstore import Attributes, GetOptions, ListStream, PutMode, PutResult
     from obstore import ObjectMeta as StoredMeta
     from obstore.store import ObjectStore as Store
 
@@ -49,9 +49,9 @@ class ObjectStore:
         # These list in path order by themselves; the others are sorted here, at the price of a look at every path.
         self._in_order = isinstance(store, MemoryStore | S3Store | GCSStore)
 
-    def put(self, path: str, data: bytes) -> ObjectMeta:
-        """Store `data` under `path`, over whatever is there."""
-        return self._put(path, data, "overwrite")
+    def put(self, path: str, data: bytes, *, content_type: str | None = None) -> ObjectMeta:
+        """Store `data` under `path`, over whatever is there. The content type is for browsers that read a bucket."""
+        return self._put(path, data, "overwrite", content_type)
 
     async def put_async(self, path: str, data: bytes) -> ObjectMeta:
         return await self._put_async(path, data, "overwrite")
@@ -213,10 +213,12 @@ class ObjectStore:
         with translated(check_path(path), writes=True), suppress(FileNotFoundError):
             await obstore.delete_async(self._store, path)
 
-    def _put(self, path: str, data: bytes, mode: "PutMode") -> ObjectMeta:
+    def _put(self, path: str, data: bytes, mode: "PutMode", content_type: str | None = None) -> ObjectMeta:
         size = len(check_bytes(data))
+        attributes: Attributes | None = None if content_type is None else {"Content-Type": content_type}
         with translated(check_path(path), writes=True):
-            return _stored(path, size, obstore.put(self._store, path, data, mode=mode, **_IN_PARTS))
+            stored = obstore.put(self._store, path, data, mode=mode, attributes=attributes, **_IN_PARTS)
+            return _stored(path, size, stored)
 
     async def _put_async(self, path: str, data: bytes, mode: "PutMode") -> ObjectMeta:
         size = len(check_bytes(data))

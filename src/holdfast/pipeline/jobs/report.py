@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FOLDER: Final = "reports"
+_TYPES: Final = {".html": "text/html; charset=utf-8", ".json": "application/json"}
 
 
 def run(
@@ -59,7 +60,7 @@ def run(
 def write(place: Place, path: str, data: bytes) -> None:
     """Put a file into a place; whoever reads it meanwhile gets the old one or the new one, whole."""
     if not place.is_local:
-        Stores(place.storage)(place.url).put(path, data)
+        Stores(place.storage)(place.url).put(path, data, content_type=_TYPES[Path(path).suffix])
         return
     folder = Path(place.url)
     folder.mkdir(parents=True, exist_ok=True)

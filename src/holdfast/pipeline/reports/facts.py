@@ -63,7 +63,7 @@ def gather(lake: Lake, *, made_at: datetime, universes: Sequence[str] = ()) -> F
         return rows.filter(pc.field("universe").isin(universes)) if universes else rows
 
     queues = read(ROLLUP_QUEUES)
-    hours = _lately(read(ROLLUP_QUEUE_HOURS))
+    hours = _lately(read(ROLLUP_QUEUE_HOURS), made_at)
     states = read(WORLD_STATE, ["universe", "world", "height", "verdict", "reason"])
     quarantined = read(QUARANTINE)
     mailboxes, talk, errors = read(ROLLUP_MAILBOXES), read(ROLLUP_TALK), read(ROLLUP_ERRORS)
@@ -101,13 +101,17 @@ def gather(lake: Lake, *, made_at: datetime, universes: Sequence[str] = ()) -> F
     )
 
 
-def _lately(hours: pa.Table) -> pa.Table:
-    """The last days of which anything is known: a page has no room for more."""
+def _lately(hours: pa.Table, now: datetime) -> pa.Table:
+    """The last days of which anything is known: a page has no room for more.
+
+    Anybody may log an event of the year 9999, which would leave room for nothing else.
+    """
+    moment = hours.schema.field("hour").type
+    hours = hours.filter(pc.field("hour") <= pa.scalar(now.replace(microsecond=0), moment))
     latest = pc.max(hours.column("hour")).as_py()
     if latest is None:
         return hours
-    since = pa.scalar(latest - timedelta(days=REPORT_DAYS) + HOUR, hours.schema.field("hour").type)
-    return hours.filter(pc.field("hour") >= since)
+    return hours.filter(pc.field("hour") >= pa.scalar(latest - timedelta(days=REPORT_DAYS) + HOUR, moment))
 
 
 def _top(rows: pa.Table, column: str, *, limit: int = REPORT_ROWS, is_ascending: bool = False) -> list[Row]:
