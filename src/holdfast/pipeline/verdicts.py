@@ -88,7 +88,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def place_value(height: int, hash: str) -> int:
     """A number for a record at its height. Sums of these differ if a record is missing, twice there or elsewhere."""
-    return int(hash[:PLACE_DIGITS], 16) * (height + 1)
+    return int(hash[:_PLACE_DIGITS], 16) * (height + 1)
 
 
 def judge(case: Case, open_store: OpenStore, reducer: str | None = None) -> Verdict:
@@ -340,4 +340,4 @@ _KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
 _PAIR: Final = 0x82  # CBOR: an array of two.
 _NO_STATE: Final = object()
 _CONTRADICTIONS: Final = frozenset(("contradicts", "index", "lake"))
-PLACE_DIGITS: Final = 12
+_PLACE_DIGITS: Final = 12

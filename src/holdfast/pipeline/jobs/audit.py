@@ -5,16 +5,15 @@ plane was, so the lake can only be behind. Nothing is repaired. Of two audits at
 verdicts of the one that ended last; each tells its own.
 """
 
+import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as sf
 
 from holdfast.errors import HashMismatch, MissingObject
 from holdfast.layers import blobs
@@ -24,10 +23,11 @@ from holdfast.pipeline import replays, tasks, verdicts
 from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.intake.plans import journal_mark
 from holdfast.pipeline.intake.quarantines import Quarantine
-from holdfast.pipeline.lake import Lake, Writer, attempts, staging
+from holdfast.pipeline.lake import Lake, LakeTable, Writer, attempts, reading, staging
+from holdfast.pipeline.lake.places import Place
 from holdfast.pipeline.pieces import Stores, WorldView
 from holdfast.pipeline.schemas import JOURNAL, WORLD_STATE
-from holdfast.pipeline.verdicts import PLACE_DIGITS, Body, Case, Finding, Verdict
+from holdfast.pipeline.verdicts import Body, Case, Finding, Verdict
 from holdfast.pipeline.views import View, open_view
 
 
@@ -83,13 +83,13 @@ def run(
     return Told(job="audit", ok=not wrong, rows=rows, seconds=time.monotonic() - begun, findings=findings, notes=notes)
 
 
-class _Kept(NamedTuple):
+class _Kept(msgspec.Struct):
     """What the lake has of a world."""
 
-    rows: int
-    total: int  # The sum of `place_value`.
-    highest: int
-    damaged: int  # Rows whose hash is not that of their record.
+    rows: int = 0
+    total: int = 0  # The sum of `place_value`.
+    highest: int = -1
+    damaged: int = 0  # Rows whose hash is not that of their record.
 
 
 class _History:
@@ -106,17 +106,12 @@ class _History:
         for hole in Quarantine(lake).rows():
             if hole.table == JOURNAL.name:
                 self._holes.setdefault((hole.universe, hole.source), []).append((hole.start, hole.end))
-        value = sf.conv(sf.substring("hash", 1, PLACE_DIGITS), 16, 10).cast("decimal(19,0)")
-        frame = journal.read(spark, universes=config.universes or None)
-        sums = frame.groupBy("universe", "world").agg(
-            sf.count("*").alias("rows"),
-            sf.sum(value * (sf.col("height") + 1).cast("decimal(18,0)")).alias("total"),
-            sf.max("height").alias("highest"),
-            sf.count_if(sf.sha2("raw", 256) != sf.col("hash")).alias("damaged"),
-        )
-        for row in sums.collect():
-            total = row["total"] if row["total"] is not None else Decimal(0)
-            self._kept[row["universe"], row["world"]] = _Kept(row["rows"], int(total), row["highest"], row["damaged"])
+        for seen in _seen(spark, journal, config.universes):
+            kept = self._kept.setdefault((seen.universe, seen.world), _Kept())
+            kept.rows += seen.rows
+            kept.total += int(seen.total)
+            kept.highest = max(kept.highest, seen.highest)
+            kept.damaged += seen.damaged
 
     def expected(self, universe: str, world: str) -> tuple[int, list[tuple[int, int]]]:
         """Up to which height the lake has a world's records, and which of them it lacks."""
@@ -124,7 +119,7 @@ class _History:
 
     def compare(self, case: Case, verdict: Verdict) -> Iterator[Finding]:
         """Whether the lake has what the plane has."""
-        kept = self._kept.get((case.universe, case.world), _Kept(0, 0, -1, 0))
+        kept = self._kept.get((case.universe, case.world), _Kept())
         if kept.damaged:
             yield Finding(0, "lake", f"{kept.damaged} rows of the lake have another hash than their record")
         if kept.highest >= case.head:
@@ -134,6 +129,51 @@ class _History:
         elif (kept.rows, kept.total) != (verdict.lake_count, int(verdict.lake_sum)):
             said = f"the lake has {kept.rows} records below {case.lake_next}, and the plane has {verdict.lake_count}"
             yield Finding(0, "lake", said if kept.rows != verdict.lake_count else "the lake has other records")
+
+
+class _Look(msgspec.Struct, frozen=True):
+    """Files of the journal, by path and universe."""
+
+    place: Place
+    files: list[tuple[str, str]]
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    """What some files have of a world."""
+
+    universe: str
+    world: str
+    rows: int
+    total: str  # JSON and msgpack end at 64 bits.
+    highest: int
+    damaged: int
+
+
+def _seen(spark: SparkSession, journal: LakeTable, universes: Sequence[str]) -> Iterator[_Seen]:
+    files = [file for file in journal.entries() if not universes or file.universe in universes]
+    groups = tasks.balanced([file.size for file in files], tasks.parallelism(spark))
+    looks = [_Look(journal.place, [(files[n].path, files[n].universe) for n in group]) for group in groups]
+    for answer in tasks.answers(spark, _look, [msgspec.msgpack.encode(look) for look in looks]):
+        yield from msgspec.msgpack.decode(answer, type=list[_Seen])
+
+
+def _look(task: bytes) -> bytes:
+    """Sum up what files have, and whether it is what it was: what an executor does."""
+    given = msgspec.msgpack.decode(task, type=_Look)
+    found: dict[tuple[str, str], _Kept] = {}
+    for path, universe in given.files:
+        for batch in reading.batches_of(JOURNAL, given.place, path, universe, _LOOKED_AT):
+            for world, height, raw, hash in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                if (kept := found.get((universe, world))) is None:
+                    kept = found[universe, world] = _Kept()
+                digest = hashlib.sha256(raw).hexdigest()
+                kept.rows += 1
+                kept.total += verdicts.place_value(height, digest)
+                kept.highest = max(kept.highest, height)
+                kept.damaged += digest != hash
+    return msgspec.msgpack.encode(
+        [_Seen(*key, kept.rows, str(kept.total), kept.highest, kept.damaged) for key, kept in found.items()]
+    )
 
 
 class _Wave(msgspec.Struct):
@@ -249,4 +289,5 @@ def _told(verdict: Verdict, finding: Finding) -> dict[str, Any]:
     return {**named, **msgspec.structs.asdict(finding)}
 
 
+_LOOKED_AT: Final = ("world", "height", "raw", "hash")
 _UNREADABLE: Final = frozenset(("missing", "checksum", "malformed", "schema"))

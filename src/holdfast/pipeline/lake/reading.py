@@ -21,7 +21,7 @@ def rows(
     where: pc.Expression | None = None,
 ) -> pa.Table:
     """Rows of one file; a column that the file is too old to have is null."""
-    schema = table.schema if columns is None else pa.schema([table.schema.field(name) for name in columns])
+    schema = _schema(table, columns)
     source = pa.BufferReader(place.read(path))
     there = set(pq.read_schema(source).names)
     source.seek(0)
@@ -29,11 +29,19 @@ def rows(
     return _completed(found, schema, universe)
 
 
-def batches_of(table: Table, place: Place, path: str, universe: str) -> Iterator[pa.RecordBatch]:
+def batches_of(
+    table: Table, place: Place, path: str, universe: str, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
     """The rows of one file, a bounded number at a time."""
+    schema = _schema(table, columns)
     file = pq.ParquetFile(pa.BufferReader(place.read(path)))
-    for batch in file.iter_batches(batch_size=ROWS_BATCH):
-        yield from _completed(pa.Table.from_batches([batch]), table.schema, universe).to_batches()
+    there = [name for name in schema.names if name in file.schema_arrow.names]
+    for batch in file.iter_batches(batch_size=ROWS_BATCH, columns=there):
+        yield from _completed(pa.Table.from_batches([batch]), schema, universe).to_batches()
+
+
+def _schema(table: Table, columns: Sequence[str] | None) -> pa.Schema:
+    return table.schema if columns is None else pa.schema([table.schema.field(name) for name in columns])
 
 
 def _completed(found: pa.Table, schema: pa.Schema, universe: str) -> pa.Table:
