@@ -312,6 +312,28 @@ def test_a_token_hears_of_what_it_may_list(guarded: Any) -> None:
         assert listener.next()[0] == "over"
 
 
+def test_a_token_of_one_universe_learns_nothing_of_another(guarded: Any) -> None:
+    server, made = guarded
+    with server.plane(token=made["all"]) as plane:
+        token = plane.tokens.create("tenant", universes="main", verbs="*").token
+    with server.plane(token=made["all"], universe="secret") as plane, Listener(server, "secret", token) as listener:
+        assert listener.next()[1] == {"samples": [], "metrics": False}
+        plane.queue("jobs").put(b"x")
+        plane.world("w").create()
+        held = plane.lease("deploy").acquire("ada")
+        for path in ("queues", "worlds", "kinds", "waits"):
+            status, _, body = ask(server, f"/v1/surveys/{path}?universe=secret", token=token)
+            assert (status, json.loads(body)["code"]) == (403, "not_allowed")
+            assert b"secret" not in ask(server, f"/v1/surveys/{path}", token=token)[2]
+        for path in ("/v1/worlds/w/check?universe=secret", "/v1/universes", "/metrics"):
+            assert ask(server, path, token=token)[0] == 403
+        assert ask(server, "/console/reports", "POST", token=token)[0] == 403
+        assert b"secret" not in ask(server, "/console/session", token=token)[2]
+        held.release()
+        plane.tokens.revoke(token)
+        assert listener.next()[0] == "problem"  # And nothing before.
+
+
 def test_a_universe_that_is_none_is_refused(server: Any) -> None:
     status, _, body = ask(server, "/console/events?universe=a%20b")
     assert (status, json.loads(body)["code"]) == (400, "invalid_name")
