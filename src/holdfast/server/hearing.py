@@ -1,9 +1,10 @@
 """What comes in on a connection, taken as it comes: no task waits for it.
 
-    message ──► room? ──► taken
-                  └ no ──► kept, and nothing more is read ──► room ──► taken in order, and read again
+    message ──► taken ──► room for more? ──► the next one
+                             └ no ──► nothing more is read, what came is kept ──► room ──► taken in order, and read again
 
-What one read of the socket brings is kept whole, so that is how much a connection can have lying there.
+What one read of the socket brings is kept whole, so that is how much a connection can have lying there. Whoever has
+filled up since its last message, by what it is sent, takes one more before that is seen.
 """
 
 import asyncio
@@ -53,13 +54,13 @@ class Hearing:
 
     def _hear(self, message: str | bytes) -> None:
         hearer = self._hearer
-        if self._catching_up is not None or hearer.is_full:
+        if self._catching_up is not None:
             self._unheard.append(message)
         elif not hearer.is_gone:
             self._take(message)
-        if self._catching_up is None and hearer.is_full and not hearer.is_gone:
-            self._socket.hold()
-            self._catching_up = asyncio.get_running_loop().create_task(self._catch_up())
+            if hearer.is_full and not hearer.is_gone:
+                self._socket.hold()
+                self._catching_up = asyncio.get_running_loop().create_task(self._catch_up())
 
     def _take_unheard(self) -> None:
         while self._unheard and not self._hearer.is_full:

@@ -16,7 +16,7 @@ from rocksdict import DbClosedError, Rdict, RdictIter, ReadOptions
 from holdfast.backends.rocksdb.failures import translated
 from holdfast.errors import Closed, HoldfastError
 from holdfast.kv import Pair, Transaction
-from holdfast.limits import REMEMBERED_BYTES_MAX, REMEMBERED_MAX
+from holdfast.limits import REMEMBERED_BYTES, REMEMBERED_VALUE_BYTES_MAX, WRITE_COST_BYTES
 
 
 class CurrentPairs:
@@ -52,16 +52,18 @@ class RememberedPairs:
     costs more than all else that is done with them. Only the turn's holder reads and writes here, so it is never stale.
 
     There are two generations: when the younger one is full it becomes the older one, which is forgotten. What is read
-    again before that moves on, so keys that are written once and not read do not drive out those that are.
+    again before that moves on, so keys that are written once and not read do not drive out those that are. A pair that
+    is written again counts again: to find out that it was there would cost more than it saves.
     """
 
-    __slots__ = ("_before", "_lately", "_look", "scan")
+    __slots__ = ("_before", "_bytes", "_lately", "_look", "scan")
 
     def __init__(self, pairs: CurrentPairs) -> None:
         self._look = pairs.get
         self.scan = pairs.scan
         self._lately: dict[bytes, bytes | None] = {}
         self._before: dict[bytes, bytes | None] = {}  # What is in both is older here, and not looked at.
+        self._bytes = 0  # Of the younger one, at most.
 
     def get(self, key: bytes) -> bytes | None:
         lately = self._lately
@@ -71,31 +73,34 @@ class RememberedPairs:
             value = self._before[key]
         else:
             value = self._look(key)
-            if value is not None and len(value) > REMEMBERED_BYTES_MAX:
+            if value is not None and len(value) > REMEMBERED_VALUE_BYTES_MAX:
                 return value
         lately[key] = value
-        if len(lately) >= REMEMBERED_MAX:
-            self._before, self._lately = lately, {}
+        self._count(len(key) + (0 if value is None else len(value)) + WRITE_COST_BYTES)
         return value
 
     def committed(self, tx: Transaction) -> None:
         """Learn what a transaction has changed."""
-        if tx.cleared or len(tx.writes) > REMEMBERED_MAX:
+        if tx.cleared or tx.size_bytes > REMEMBERED_BYTES:
             self.forget()
             return
         lately = self._lately
         for key, value in tx.writes.items():
-            if value is not None and len(value) > REMEMBERED_BYTES_MAX:
+            if value is not None and len(value) > REMEMBERED_VALUE_BYTES_MAX:
                 lately.pop(key, None)
                 self._before.pop(key, None)
             else:
                 lately[key] = value
-        if len(lately) >= REMEMBERED_MAX:
-            self._before, self._lately = lately, {}
+        self._count(tx.size_bytes)
 
     def forget(self) -> None:
         """Nobody knows what is committed."""
-        self._lately, self._before = {}, {}
+        self._lately, self._before, self._bytes = {}, {}, 0
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        if self._bytes >= REMEMBERED_BYTES:
+            self._before, self._lately, self._bytes = self._lately, {}, 0
 
 
 class Moved(Exception):
