@@ -23,10 +23,12 @@ from holdfast.tiers import Tier
 from holdfast.wire.answers import decoder_of
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.frames import Call, encode
+from holdfast.wire.mail import Mails
 from holdfast.wire.requests import Request
 
 _CRITICAL = Tier.CRITICAL  # Looking a member up on its enumeration costs as much as the rest of a look at a call.
 _IMPORTANT = Tier.IMPORTANT
+_ENVELOPE_BYTES = 256  # What a mail counts for beside its body.
 
 
 def is_groupable(request: Any) -> bool:
@@ -99,7 +101,10 @@ class _Answers:
     def read(self, tx: Transaction, work: Work) -> Any:
         run, request = work
         answer = run(tx, request)
-        self._bytes += len(encode(answer))
+        if answer.__class__ is Mails:  # Which relays read all the time, and which takes as long to encode as to read.
+            self._bytes += sum(len(mail.body) + _ENVELOPE_BYTES for mail in answer.mails)
+        else:
+            self._bytes += len(encode(answer))
         return answer
 
     def begin(self) -> None:

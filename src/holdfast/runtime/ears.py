@@ -13,11 +13,16 @@ from contextlib import suppress
 from typing import Final
 
 from holdfast.kv import Subspace, prefix_range
-from holdfast.layers.mailboxes import room_of
+from holdfast.layers.mailboxes import Address, room_of
 from holdfast.runtime.relay import Session
 
 _SEQUENCE_BYTES: Final = 8
-_FEW: Final = 4  # Universes; of more it takes longer to tell whose a key may be than to look for whom it is.
+_SOMEBODY: Final = room_of(Address("", ""))
+_MAIL: Final = _SOMEBODY.mail.removeprefix(_SOMEBODY.prefix)  # What stands between an agent and a sequence.
+_RECEIPT: Final = _SOMEBODY.receipt.removeprefix(_SOMEBODY.prefix)
+_READER: Final = _SOMEBODY.reader.removeprefix(_SOMEBODY.prefix)  # What a reader's key ends with.
+_KIND: Final = slice(-_SEQUENCE_BYTES - len(_MAIL), -_SEQUENCE_BYTES)
+assert len(_MAIL) == len(_RECEIPT)
 
 Range = tuple[bytes, bytes]
 OfSequence = Callable[[Session, int], None]
@@ -36,7 +41,6 @@ class Ears:
         self._readers: dict[bytes, Session] = {}
         self._rooms: dict[bytes, Session] = {}
         self._universes: Counter[bytes] = Counter()
-        self._prefixes: tuple[bytes, ...] = ()  # What every key begins with that can concern somebody.
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
@@ -46,7 +50,6 @@ class Ears:
         self._mail[room.mail] = self._receipts[room.receipt] = session
         self._readers[room.reader] = self._rooms[room.prefix] = session
         self._universes[_universe(session)] += 1
-        self._set_prefixes()
 
     def ignore(self, session: Session) -> None:
         """Tell this session nothing more."""
@@ -61,14 +64,10 @@ class Ears:
         self._universes[universe] -= 1
         if not self._universes[universe]:
             del self._universes[universe]
-            self._set_prefixes()
-
-    def _set_prefixes(self) -> None:
-        self._prefixes = tuple(self._universes) if len(self._universes) <= _FEW else (Subspace("u").prefix,)
 
     def hear(self, keys: Collection[bytes], ranges: Collection[Range]) -> None:
         """What `Database.hear` calls, on any thread."""
-        if not self._prefixes:
+        if not self._rooms:
             return
         if threading.get_ident() == self._thread:
             self._hear(keys, ranges)
@@ -77,16 +76,18 @@ class Ears:
                 self._loop.call_soon_threadsafe(self._hear, tuple(keys), tuple(ranges))
 
     def _hear(self, keys: Collection[bytes], ranges: Collection[Range]) -> None:
-        prefixes, mail, receipts, readers = self._prefixes, self._mail, self._receipts, self._readers
+        mail, receipts, readers = self._mail, self._receipts, self._readers
         for key in keys:
-            if not key.startswith(prefixes):  # Most commits are about something else.
-                continue
-            place = key[:-_SEQUENCE_BYTES]
-            if (session := mail.get(place)) is not None:
-                self._of_mail(session, int.from_bytes(key[-_SEQUENCE_BYTES:], "big"))
-            elif (session := receipts.get(place)) is not None:
-                self._of_receipt(session, int.from_bytes(key[-_SEQUENCE_BYTES:], "big"))
-            elif (session := readers.get(key)) is not None:
+            kind = key[_KIND]  # To look at this first spares a search for most keys.
+            if kind == _MAIL:
+                session = mail.get(key[:-_SEQUENCE_BYTES])
+                if session is not None:
+                    self._of_mail(session, int.from_bytes(key[-_SEQUENCE_BYTES:], "big"))
+            elif kind == _RECEIPT:
+                session = receipts.get(key[:-_SEQUENCE_BYTES])
+                if session is not None:
+                    self._of_receipt(session, int.from_bytes(key[-_SEQUENCE_BYTES:], "big"))
+            elif key.endswith(_READER) and (session := readers.get(key)) is not None:
                 self._of_reader(session)
         for begin, end in ranges:
             if prefix_range(begin)[1] != end or not self._hear_notified(begin):

@@ -1,7 +1,7 @@
 """What comes in on a connection, taken as it comes: no task waits for it.
 
     message ──► taken ──► room for more? ──► the next one
-                             └ no ──► nothing more is read, what came is kept ──► room ──► taken in order, and read again
+                             └ no ──► nothing more is read, what came is kept ──► room ──► taken in order
 
 What one read of the socket brings is kept whole, so that is how much a connection can have lying there. Whoever has
 filled up since its last message, by what it is sent, takes one more before that is seen.

@@ -39,6 +39,7 @@ from holdfast.wire.relay import (
     encode,
     signed_bytes,
 )
+from holdfast.wire.shorts import BINARY, TEXT
 
 _log = logging.getLogger("holdfast.relay")
 _LAST_WORDS_SECONDS: Final = 5.0  # How long whoever is closed may take to hear why.
@@ -173,7 +174,8 @@ class Connection:
         socket, taking = self._socket, Taking(self, session)
         hearing = None if socket is None else Hearing(socket, taking, taking.take)
         if socket is not None:
-            session.write = lambda frames: socket.write_now(encode(frames, self._encoding))
+            kind = TEXT if self._encoding == "json" else BINARY
+            session.write = lambda frames: socket.write_now(encode(frames, self._encoding), kind)
         try:
             while session.ended is None:
                 if hearing is not None:
@@ -254,7 +256,8 @@ class Connection:
 
     async def _say(self, frames: list[Frame]) -> None:
         data = encode(frames, self._encoding)
-        await self._send({"type": "websocket.send", "text" if isinstance(data, str) else "bytes": data})
+        said = {"text": data.decode()} if self._encoding == "json" else {"bytes": data}
+        await self._send({"type": "websocket.send", **said})
 
     async def _refuse(self, error: HoldfastError, code: int) -> None:
         await self._say([Error(error.code, str(error), error.retry)])

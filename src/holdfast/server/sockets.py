@@ -70,11 +70,11 @@ class BoundedSocket(Taken, ShortMessages, WebSocketsSansIOProtocol):
             self.read_paused = False
             self.transport.resume_reading()
 
-    def write_now(self, message: str | bytes) -> bool:
+    def write_now(self, message: bytes, kind: int = BINARY) -> bool:
         """Whether the message was written: not if the peer has still to take others, or the connection ends."""
         if not self.writable.is_set() or self.close_sent or self.disconnected or self.transport.is_closing():
             return False
-        self.transport.write(framed(message.encode(), TEXT) if isinstance(message, str) else framed(message))
+        self.transport.write(framed(message, kind))
         return True
 
     def pause_writing(self) -> None:

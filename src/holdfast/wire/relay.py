@@ -240,7 +240,6 @@ def _converted(item: Any) -> OfAgent | Error:
     return frame
 
 
-def encode(frames: list[Frame], encoding: Encoding) -> str | bytes:
-    """A message of these frames."""
-    message = frames[0] if len(frames) == 1 else frames
-    return _to_json.encode(message).decode() if encoding == "json" else _to_msgpack.encode(message)
+def encode(frames: list[Frame], encoding: Encoding) -> bytes:
+    """A message of these frames; that of JSON is sent as text."""
+    return (_to_json if encoding == "json" else _to_msgpack).encode(frames[0] if len(frames) == 1 else frames)
