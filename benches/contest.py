@@ -47,6 +47,21 @@ def race(title: str, contestants: dict[str, Contestant], *, rounds: int = 7) -> 
     return {name: 1 / each for name, each in medians.items()}
 
 
+def steadiness(seconds: float = 5.0, pause_seconds: float = 0.001) -> list[float]:
+    """How long this machine takes for one and the same piece of Python, in order: the processor time of each turn.
+
+    Where the slowest take many times as long as the median, so does every tail that is measured beside them.
+    """
+    took: list[float] = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        began = time.thread_time()
+        len({str(number): number for number in range(1_500)})
+        took.append(time.thread_time() - began)
+        time.sleep(pause_seconds)
+    return sorted(took)
+
+
 def say(line: str | Table) -> None:
     _console.print(line)
     _console.print()

@@ -13,7 +13,7 @@ from functools import partial
 from statistics import median
 from typing import Any, Final
 
-from benches.contest import say
+from benches.contest import say, steadiness
 from benches.peers.clients import BATCH, Ack, Client, Receive, shared
 from benches.peers.putters import Putters, putters
 from benches.peers.servers import holdfast_server
@@ -109,6 +109,12 @@ def latency(stage: Stage) -> list[Figure]:
     rows = [(NAMES[name], f"{p50 * 1e3:.2f} ms", f"{p99 * 1e3:.2f} ms") for name, (p50, p99) in found.items()]
     say(table_of(title, ("contestant", "p50", "p99"), rows))
     say(f"A bare write and fdatasync meanwhile: {median(syncs):,.0f}/s, {min(syncs):,.0f}/s at worst.")
+    same = steadiness(stage.settings.part(5))
+    half, most = quantile(same, 0.5), quantile(same, 0.99)
+    say(
+        f"The same piece of Python again and again, with nothing beside it: {half * 1e3:.2f} ms of processor time in "
+        f"the median, {most / half:.1f} times as much at p99, {same[-1] / half:.0f} times at worst."
+    )
     for at, quantile_name in enumerate(("p50", "p99")):
         stage.rates[f"Put to receipt, {quantile_name}, seconds"] = {
             NAMES[name]: each[at] for name, each in found.items()
