@@ -231,6 +231,7 @@ def _config(options: dict[str, Any], *, needs_lake: bool) -> "Config":
         ca=_file(found["ca"]),
         cert=_file(found["cert"]),
         cert_key=_file(found["key"]),
+        **({"patience_seconds": given()["patience"]} if given().get("patience") is not None else {}),
         storage=_pairs(options["storage"]),
         universes=tuple(checked_name("universe", name) for name in named),
         reducer=options.get("reducer"),

@@ -19,6 +19,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ca: str | None = None  # Files of an https:// server, as on the command line; writes need them on executors too.
     cert: str | None = None
     cert_key: str | None = None
+    patience_seconds: float = 30.0  # How long a server may be gone.
     storage: dict[str, str] = {}  # Options of the object stores, such as aws_endpoint.
     universes: tuple[str, ...] = ()  # Only these; none: all of them.
     reducer: str | None = None  # module:function, (state, record) -> state; None: a chain of hashes.

@@ -138,7 +138,8 @@ def summary_key(load: Load) -> str:
 def opened(config: Config) -> Iterator[Port]:
     """The plane, open to be written to."""
     if config.data.startswith(("http://", "https://")):
-        port: Port = RemotePort(config.data, token=config.token, tls=config.tls())
+        patience = config.patience_seconds
+        port: Port = RemotePort(config.data, token=config.token, tls=config.tls(), patience_seconds=patience)
     else:
         port = open_plane(config.data, Options(objects=config.objects, activity=config.activity))
     try:

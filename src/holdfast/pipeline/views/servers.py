@@ -52,7 +52,10 @@ def open_server(config: Config) -> View:
     """
     stores = Stores(config.storage)
     with ExitStack() as resources:
-        plane = resources.enter_context(holdfast.connect(config.data, token=config.token, tls=config.tls()))
+        patience = config.patience_seconds
+        plane = resources.enter_context(
+            holdfast.connect(config.data, token=config.token, tls=config.tls(), patience_seconds=patience)
+        )
         begun = _begin(plane.backups)
         resources.callback(_end, plane.backups, begun.id)
         if begun.data_format != FORMAT:
