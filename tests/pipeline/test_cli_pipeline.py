@@ -234,6 +234,7 @@ def fold(state, entry):
 """
 
 
+@pytest.mark.nightly
 def test_an_interrupt_in_the_middle_ends_with_130_and_one_line(built: Any, tmp_path: Path) -> None:
     flag = tmp_path / "folding"
     (tmp_path / "slowly.py").write_text(SLOW.format(flag=str(flag)))

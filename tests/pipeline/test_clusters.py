@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from runpy import run_path
@@ -81,43 +82,65 @@ def listening(command: list[str], port: int, log: Path) -> Iterator[None]:
             server.terminate()
 
 
+def build(folder: Path) -> Any:
+    """A plane with everything in it, but little of it."""
+    return planes.build(folder / "data", worlds=3, entries=200, messages=100, mails=40, entities=10, activity=30)
+
+
 @pytest.fixture
 def built(tmp_path: Path) -> Any:
-    """A plane with everything in it, but little of it."""
-    return planes.build(tmp_path / "data", worlds=3, entries=200, messages=100, mails=40, entities=10, activity=30)
+    return build(tmp_path)
 
 
-def test_all_jobs_run_on_a_cluster_of_processes(built: Any, tmp_path: Path) -> None:
+def run_on(folder: Path, *where: str) -> tuple[list[dict[str, Any]], int, int]:
+    """Run all jobs there: what they tell, how many records the lake has then, and how many the plane."""
+    folder.mkdir()
+    built, lake = build(folder), str(folder / "lake")
+    told = pipeline(folder, "run", "--data", built.url, "--lake", lake, *where)
+    return told, Lake(lake).table(JOURNAL).count(), built.entries
+
+
+def run_on_a_cluster(folder: Path) -> tuple[list[dict[str, Any]], int, int]:
     work = SPARK_HOME / "work"  # Where its workers put their logs.
     before = set(work.glob("*"))
-    lake = tmp_path / "lake"
     try:
-        told = pipeline(
-            tmp_path, "run", "--data", built.url, "--lake", str(lake), "--master", "local-cluster[2,1,1024]"
-        )
+        return run_on(folder, "--master", "local-cluster[2,1,1024]")
     finally:
-        for folder in set(work.glob("*")) - before:
-            subprocess.run(["rm", "-rf", folder], check=True)
-    assert [each["job"] for each in told] == list(jobs.WHOLE)
-    assert all(each["ok"] for each in told)
-    assert Lake(str(lake)).table(JOURNAL).count() == built.entries
+        for each in set(work.glob("*")) - before:
+            subprocess.run(["rm", "-rf", each], check=True)
 
 
-def test_all_jobs_run_through_spark_connect(built: Any, tmp_path: Path) -> None:
-    port, lake = free_port(), tmp_path / "lake"
+def run_through_connect(folder: Path) -> tuple[list[dict[str, Any]], int, int]:
+    port = free_port()
     server = [
         str(SPARK_HOME / "bin" / "spark-submit"),
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", "local[2]"),
         *("--conf", "spark.connect.grpc.binding.address=127.0.0.1"),
         *("--conf", f"spark.connect.grpc.binding.port={port}"),
-        *("--conf", f"spark.sql.warehouse.dir={tmp_path / 'warehouse'}"),
+        *("--conf", f"spark.sql.warehouse.dir={folder.with_name('warehouse')}"),
         "spark-internal",
     ]
-    with listening(server, port, tmp_path / "connect.log"):
-        told = pipeline(tmp_path, "run", "--data", built.url, "--lake", str(lake), "--remote", f"sc://127.0.0.1:{port}")
+    with listening(server, port, folder.with_name("connect.log")):
+        return run_on(folder, "--remote", f"sc://127.0.0.1:{port}")
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
+    """All jobs on a cluster and through Spark Connect, both at the same time: most of it is starting Javas."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            "a cluster of processes": pool.submit(run_on_a_cluster, folder / "cluster"),
+            "Spark Connect": pool.submit(run_through_connect, folder / "connect"),
+        }
+
+
+@pytest.mark.parametrize("where", ["a cluster of processes", "Spark Connect"])
+def test_all_jobs_run_elsewhere(elsewhere: dict[str, Future[Any]], where: str) -> None:
+    told, in_lake, in_plane = elsewhere[where].result()
     assert [each["job"] for each in told] == list(jobs.WHOLE)
     assert all(each["ok"] for each in told)
-    assert Lake(str(lake)).table(JOURNAL).count() == built.entries
+    assert in_lake == in_plane
 
 
 @pytest.fixture

@@ -638,32 +638,37 @@ def commits(plane: Path) -> int:
     return len(list((plane.parent / "lake").glob("*/_delta_log/*.json")))
 
 
-def kill_after(plane: Path, count: int, seconds: float) -> bool:
-    """Kill an ingest on a Spark of its own some time after so many commits; whether it was still under way."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, config(plane).data, config(plane).lake],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+@contextlib.contextmanager
+def ingests(plane: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """So many of them, each on a Spark of its own that waits for a line; to start them together saves time."""
+    command = [sys.executable, "-c", CHILD, config(plane).data, config(plane).lake]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    children = [subprocess.Popen(command, start_new_session=True, **pipes) for _ in range(count)]
     try:
-        assert child.stdout is not None
-        assert child.stdin is not None
-        assert child.stdout.readline() == "ready\n"
-        target, deadline = commits(plane) + count, time.monotonic() + 120
-        child.stdin.write("go\n")
-        child.stdin.flush()
-        while commits(plane) < target and child.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(seconds)
-        is_under_way = child.poll() is None
-        child.kill()
-        return is_under_way
+        yield children
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # The JVM and its workers, which would end by themselves, but later.
-        child.communicate(timeout=60)
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # Its JVM and workers, which would end by themselves, but later.
+            child.communicate(timeout=60)
+
+
+def kill_after(plane: Path, child: "subprocess.Popen[str]", count: int, seconds: float) -> bool:
+    """Let one go, and kill it some time after so many commits; whether it was still under way."""
+    assert child.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout.readline() == "ready\n"
+    target, deadline = commits(plane) + count, time.monotonic() + 120
+    child.stdin.write("go\n")
+    child.stdin.flush()
+    while commits(plane) < target and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(seconds)
+    is_under_way = child.poll() is None
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait(60)
+    return is_under_way
 
 
 def killed_and_finished(
@@ -673,10 +678,13 @@ def killed_and_finished(
     right = wanted()
     dice = random.Random(seed)
     hits = 0
-    for n in range(kills):  # The first one at the first commit, when the run has most of its way to go on any machine.
-        hits += kill_after(plane, dice.randrange(6), dice.uniform(0.0, 0.5)) if n else kill_after(plane, 1, 0.0)
-        rows = heights(plane) if lake(plane).table(JOURNAL).exists else Counter()
-        assert set(rows.values()) <= {1}
+    with ingests(plane, kills) as children:
+        for n, child in enumerate(children):
+            # The first one at the first commit, when the run has most of its way to go on any machine.
+            moment = (dice.randrange(6), dice.uniform(0.0, 0.5)) if n else (1, 0.0)
+            hits += kill_after(plane, child, *moment)
+            rows = heights(plane) if lake(plane).table(JOURNAL).exists else Counter()
+            assert set(rows.values()) <= {1}
     assert hits > 0
     ingest.run(spark, config(plane))
     assert content(plane) == right, f"seed {seed}"

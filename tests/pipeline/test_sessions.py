@@ -66,6 +66,7 @@ def test_a_session_that_is_there_is_taken_and_told_what_jobs_need(spark: SparkSe
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
 
 
+@pytest.mark.nightly
 def test_a_machine_without_java_runs_jobs_on_that_of_the_wheel(no_java: str, tmp_path: Path) -> None:
     code = """
 from holdfast.pipeline import sessions
