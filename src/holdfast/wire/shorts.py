@@ -3,9 +3,10 @@
     bytes ──► whole frames of short messages ──► taker
          └──► anything else: pings, closes, long messages, messages in parts, mistakes ──► websockets
 
-It takes a fifth of the time, and most of what agents and servers say to each other is short. websockets is given what
-is not read here from the beginning of a frame on, and is asked whether it waits for one before more is read here: so
-both read the same, and whatever is wrong is found wrong by websockets.
+To read one takes two fifths of the time (3.6 against 9.2 µs for a mail of 150 bytes), and most of what agents and
+servers say to each other is short. websockets is given what is not read here from the beginning of a frame on, and is
+asked whether it waits for one before more is read here: so both read the same, and whatever is wrong is found wrong by
+websockets.
 """
 
 import os
