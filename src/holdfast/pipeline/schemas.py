@@ -263,7 +263,7 @@ ROLLUP_STORAGE: Final = _table(
     at=_UTC,
 )
 
-_ROLLUPS: Final = (
+ROLLUPS: Final = (
     ROLLUP_QUEUES,
     ROLLUP_QUEUE_HOURS,
     ROLLUP_ERRORS,
@@ -285,6 +285,6 @@ TABLES: Final = {
         WORLD_STATE,
         QUARANTINE,
         UNREACHABLE,
-        *_ROLLUPS,
+        *ROLLUPS,
     )
 }

@@ -46,23 +46,14 @@ from holdfast.pipeline.schemas import (
     ROLLUP_QUEUES,
     ROLLUP_STORAGE,
     ROLLUP_TALK,
+    ROLLUPS,
     Table,
 )
 from holdfast.pipeline.views import View, open_view
 from holdfast.runtime.events import LOG_KIND, MAIL_KIND
 
 # Those above are made of those below.
-_TABLES: Final = (
-    ROLLUP_STORAGE,
-    ROLLUP_QUEUES,
-    ROLLUP_QUEUE_HOURS,
-    ROLLUP_ERRORS,
-    ROLLUP_MAILBOXES,
-    ROLLUP_TALK,
-    ROLLUP_LEASES,
-    MAIL,
-    MESSAGES,
-)
+_TABLES: Final = (*reversed(ROLLUPS), MAIL, MESSAGES)
 _HAND: Final = pa.schema([("bucket", pa.int32()), ("hand", pa.binary())])
 _MARK_DIGITS: Final = 15  # Of a hash in hexadecimal: a mark is a number of 63 bits.
 
@@ -142,20 +133,10 @@ class _Work:
             _Step(ROLLUP_LEASES, ACTIVITY, _sum(lambda given: sums.lease_contention(given.rows))),
         )
         self._make(
-            _Step(
-                ROLLUP_QUEUES,
-                MESSAGES,
-                _sum(lambda given: sums.queues(given.rows, given.known)),
-                backlogs,
-            ),
+            _Step(ROLLUP_QUEUES, MESSAGES, _sum(lambda given: sums.queues(given.rows, given.known)), backlogs),
             _Step(ROLLUP_QUEUE_HOURS, MESSAGES, _sum(lambda given: sums.queue_hours(given.rows))),
             _Step(ROLLUP_ERRORS, MESSAGES, _sum(lambda given: sums.errors(given.rows))),
-            _Step(
-                ROLLUP_MAILBOXES,
-                MAIL,
-                _sum(lambda given: sums.mailboxes(given.rows, given.known)),
-                boxes,
-            ),
+            _Step(ROLLUP_MAILBOXES, MAIL, _sum(lambda given: sums.mailboxes(given.rows, given.known)), boxes),
             _Step(ROLLUP_TALK, MAIL, _sum(lambda given: sums.talk(given.rows))),
         )
         self._keep_storage(now)
