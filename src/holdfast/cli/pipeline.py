@@ -208,7 +208,7 @@ def _run(names: Sequence[str], options: dict[str, Any], *, needs_lake: bool = Tr
 
 def _config(options: dict[str, Any], *, needs_lake: bool) -> "Config":
     with _spark_is_there():
-        from holdfast.pipeline.config import Config
+        from holdfast.pipeline.config import PATIENCE_SECONDS, Config
         from holdfast.pipeline.lake.places import place
 
     lake = options["lake"] or ""
@@ -231,7 +231,7 @@ def _config(options: dict[str, Any], *, needs_lake: bool) -> "Config":
         ca=_file(found["ca"]),
         cert=_file(found["cert"]),
         cert_key=_file(found["key"]),
-        **({"patience_seconds": given()["patience"]} if given().get("patience") is not None else {}),
+        patience_seconds=given().get("patience", PATIENCE_SECONDS),
         storage=_pairs(options["storage"]),
         universes=tuple(checked_name("universe", name) for name in named),
         reducer=options.get("reducer"),

@@ -1,11 +1,13 @@
 """What a job is told."""
 
 import ssl
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from holdfast.client import trust
+
+PATIENCE_SECONDS: Final = 30.0
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +21,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ca: str | None = None  # Files of an https:// server, as on the command line; writes need them on executors too.
     cert: str | None = None
     cert_key: str | None = None
-    patience_seconds: float = 30.0  # How long a server may be gone.
+    patience_seconds: float = PATIENCE_SECONDS  # How long a server may be gone.
     storage: dict[str, str] = {}  # Options of the object stores, such as aws_endpoint.
     universes: tuple[str, ...] = ()  # Only these; none: all of them.
     reducer: str | None = None  # module:function, (state, record) -> state; None: a chain of hashes.
