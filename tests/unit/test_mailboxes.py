@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.errors import (
@@ -907,6 +908,41 @@ def test_the_mail_of_a_sender_that_is_blocked_is_refused_and_that_of_others_is_n
     block(database, ADA, blocked=False)
     send(database, b"after")
     assert bodies(database)[-1] == b"after"
+
+
+@pytest.mark.parametrize("has_mail", [True, False], ids=["with mail", "before its first mail"])
+def test_a_box_that_says_nothing_of_blocks_is_asked_for_them(database: Database, has_mail: bool) -> None:
+    """As older versions wrote them: nobody had noted whether somebody is blocked."""
+    if has_mail:
+        send(database)
+    room = rooms.room_of(BOB)
+
+    def write_as_before(tx: Transaction) -> None:
+        tx.put(room.block_key(ADA), bytes(8))
+        stored = tx.get(room.box)
+        if stored is not None:
+            tx.put(room.box, rooms.encode(msgspec.msgpack.decode(stored)[:-1]))
+
+    database.transact(write_as_before)
+    with pytest.raises(SenderBlocked):
+        send(database)
+    send(database, sender=EVE)
+    with pytest.raises(SenderBlocked):
+        send(database)
+
+
+def test_a_box_says_whether_anybody_may_be_blocked(database: Database) -> None:
+    """So that most mail is stored without a search for its sender."""
+
+    def may_refuse() -> bool:
+        return database.read(lambda tx: rooms.box_of(tx, rooms.room_of(BOB)).may_refuse)
+
+    send(database)
+    assert not may_refuse()
+    block(database, EVE)
+    assert may_refuse()
+    send(database)
+    assert may_refuse()
 
 
 def test_a_name_that_begins_like_a_blocked_one_is_another_name(database: Database) -> None:
