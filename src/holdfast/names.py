@@ -1,9 +1,10 @@
-"""Names that people give: universes, worlds, queues, and keys of leases. Lower-cased once, here, at the edge."""
+"""Names that people give: universes, worlds, queues, keys, lower-cased once, here, at the edge; and folders."""
 
 import re
+from pathlib import Path
 from typing import Final
 
-from holdfast.errors import InvalidName
+from holdfast.errors import InvalidName, PathUnusable
 from holdfast.limits import KEY_NAME_CHARACTERS_MAX, NAMES_KNOWN_MAX
 
 UNIVERSE: Final = "main"  # The tenant of whoever names none.
@@ -58,3 +59,16 @@ def checked_agent(address: object, universe: str) -> str:
     if checked_name("universe", home) != universe:
         raise InvalidName(f"{address} is in another universe than {universe}, and mail does not leave its universe")
     return checked_name("agent", agent)
+
+
+def folder_at(named: str) -> Path:
+    """The folder of that name, or of that dir: URL, with `~` as whose home it is.
+
+    Raises:
+        PathUnusable: there is no such user.
+    """
+    path = named.removeprefix("dir:")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise PathUnusable(f"{path} names no folder ({error}); write the whole path") from error

@@ -824,6 +824,26 @@ def test_an_interrupted_restore_goes_on(hf: Hf, data: Path, tmp_path: Path) -> N
     assert parsed(hf("doctor", str(tmp_path / "again"), "--json"))["sound"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--url", "dir:~of-nobody/x", "doctor"),
+        ("--url", "dir:~of-nobody/x", "backup", "b"),
+        ("--url", "dir:~of-nobody/x", "world", "list"),
+        ("restore", "~of-nobody/x", "there"),
+        ("migrate", "dir:~of-nobody/x", "dir:there"),
+        ("pipeline", "ingest", "--data", "dir:x", "--lake", "~of-nobody/x"),
+    ],
+    ids=" ".join,
+)
+def test_the_home_of_nobody_is_no_folder(
+    hf: Hf, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "~of-nobody/x names no folder" in hf(*words, code=9).stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_where_a_backup_goes_is_checked(hf: Hf, data: Path, tmp_path: Path) -> None:
     hf("backup", str(data / "inside"), code=2)
     (tmp_path / "full").mkdir()

@@ -7,6 +7,7 @@ from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.cli.planes import Target, patiently
 from holdfast.errors import InvalidUrl, Unsupported
 from holdfast.layers.migrations import check_complete
+from holdfast.names import folder_at
 
 
 def path_of(place: Target, *, what_for: str) -> Path:
@@ -19,7 +20,7 @@ def path_of(place: Target, *, what_for: str) -> Path:
         if place.url.startswith("postgres"):
             raise Unsupported(f"PostgreSQL has its own tools for a {what_for} (pg_dump, amcheck); use those")
         raise InvalidUrl(f"A {what_for} is for a data directory or a server; give --url dir:PATH, or http://HOST:PORT")
-    return Path(place.url.removeprefix("dir:")).expanduser()
+    return folder_at(place.url)
 
 
 def open_key_space(path: Path, patience_seconds: float) -> RocksDatabase:

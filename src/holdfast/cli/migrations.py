@@ -2,7 +2,6 @@
 
 import os
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,6 +10,7 @@ from holdfast.cli import planes, printing
 from holdfast.cli.commands import Verb, given
 from holdfast.errors import InvalidArgument, PlaneInUse
 from holdfast.layers.migrations import Migration, State
+from holdfast.names import folder_at
 from holdfast.plane.formats import check_marker
 from holdfast.plane.migrations import check_unused, folder_of, opened_source, opened_target, said
 from holdfast.runtime.migrations import Mover
@@ -42,7 +42,7 @@ def migrate(source: str, target: str, *, activity: str | None, leave_activity: b
     _check_places(source, target)
     from_objects = stores["from_objects"] or _shared_objects(source)
     to_objects = stores["to_objects"] or _shared_objects(target)
-    logs = None if activity is None else Path(activity).expanduser()
+    logs = None if activity is None else folder_at(activity)
     with ExitStack() as stack:
         here = planes.patiently(
             lambda: stack.enter_context(opened_source(source, objects=from_objects, logs=logs)),

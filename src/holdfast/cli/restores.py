@@ -21,6 +21,7 @@ from holdfast.cli import planes, printing
 from holdfast.cli.commands import Verb
 from holdfast.cli.copies import BACKUP_FORMAT, FINISHED, MANIFEST, Finished, Line
 from holdfast.errors import Conflict, HashMismatch, MissingObject, NotFound, ObjectNotFound, SchemaMismatch
+from holdfast.names import folder_at
 from holdfast.plane.formats import FORMAT, MARKER
 
 _PLACES: Final = {"keyspace": "kv", "objects": "objects", "activity": "activity"}  # Where each part of a backup goes.
@@ -40,7 +41,7 @@ def restore(source: str, target: str) -> None:
 
     TARGET must not be there yet. With --objects, big bytes go to that store.
     """
-    folder = Path(target.removeprefix("dir:")).expanduser().absolute()
+    folder = folder_at(target).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise Conflict(f"{folder} is there already, and is not written over; choose another place, or move it away")
     store = _store_of(source)
@@ -71,7 +72,7 @@ def _store_of(source: str) -> ObjectStore:
     """The store of a backup, to read from: its folder may be on a medium that cannot be written."""
     if source.startswith(("s3://", "az://", "gs://")):
         return open_objects(source)
-    folder = Path(source.removeprefix("dir:")).expanduser().absolute()
+    folder = folder_at(source).absolute()
     if not folder.is_dir():
         raise NotFound(f"There is no backup at {folder}; check the path")
     return ObjectStore(LocalStore(folder))

@@ -12,6 +12,7 @@ from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.errors import PathUnusable, Unreachable
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
+from holdfast.names import folder_at
 
 OpenStore: TypeAlias = Callable[[str], ObjectStore]
 
@@ -103,7 +104,7 @@ class Stores(msgspec.Struct, frozen=True):
 
 def _folder(url: str) -> Path | None:
     scheme, _, rest = url.partition(":")
-    return Path(rest).expanduser().absolute() if scheme == "dir" and rest else None
+    return folder_at(rest).absolute() if scheme == "dir" and rest else None
 
 
 @lru_cache(maxsize=64)

@@ -11,8 +11,9 @@ from obstore.store import LocalStore
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.backends.rocksdb import RocksReader
 from holdfast.errors import InvalidUrl, NotFound, TargetNotEmpty, Unsupported
+from holdfast.names import folder_at
 from holdfast.plane.formats import MARKER
-from holdfast.plane.open import folder_at, open_database
+from holdfast.plane.open import open_database
 from holdfast.runtime.migrations import Side
 
 _OURS: Final = frozenset({MARKER, "kv", "objects", "activity"})

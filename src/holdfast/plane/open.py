@@ -23,6 +23,7 @@ from holdfast.kv.serial import SerialDatabase
 from holdfast.layers.blobs import Verify
 from holdfast.layers.migrations import check_complete
 from holdfast.limits import PUSHES_PER_MINUTE
+from holdfast.names import folder_at
 from holdfast.plane.formats import FORMAT, MARKER
 from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
@@ -184,18 +185,6 @@ def _open_postgres(url: str, clock: Clock | None, ids: IdSource | None) -> Datab
     except ImportError as error:
         raise Unsupported("PostgreSQL needs its driver; run: pip install 'holdfast[postgres]'") from error
     return PostgresDatabase(url, clock=clock, ids=ids)
-
-
-def folder_at(path: str) -> Path:
-    """The folder of that name, with `~` as whose home it is.
-
-    Raises:
-        PathUnusable: there is no such user.
-    """
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise PathUnusable(f"{path} names no folder ({error}); write the whole path") from error
 
 
 def _check_format(directory: Path) -> None:

@@ -15,7 +15,6 @@ What every store promises, and `holdfast.testing.conformance.objects` proves:
 Every operation has an async form, `<name>_async`. Paths are the same everywhere: relative, `/` between segments.
 """
 
-from pathlib import Path
 from typing import Any
 
 from obstore.exceptions import BaseError
@@ -25,7 +24,8 @@ from holdfast.backends.objects.failures import headline
 from holdfast.backends.objects.folders import FolderStore
 from holdfast.backends.objects.paths import check_path
 from holdfast.backends.objects.store import ObjectMeta, ObjectStore
-from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable
+from holdfast.errors import InvalidArgument, InvalidUrl
+from holdfast.names import folder_at
 
 __all__ = ["open_objects", "ObjectStore", "FolderStore", "ObjectMeta", "check_path"]
 
@@ -47,10 +47,7 @@ def open_objects(url: str, **config: Any) -> ObjectStore:
     if url == "memory:":
         return ObjectStore(MemoryStore())
     if scheme == "dir" and rest:
-        try:
-            return FolderStore(Path(rest).expanduser())
-        except RuntimeError as error:
-            raise PathUnusable(f"{rest} names no folder ({error}); write the whole path") from error
+        return FolderStore(folder_at(rest))
     if scheme in ("s3", "az", "gs"):
         try:
             return ObjectStore(from_url(url, **config))

@@ -7,6 +7,7 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.errors import InvalidUrl, ObjectNotFound
+from holdfast.names import folder_at
 from holdfast.pipeline.pieces import Stores
 
 
@@ -65,5 +66,5 @@ def place(url: str, storage: dict[str, str]) -> Place:
     if separator and scheme == "file":
         return Place(str(Path(rest).absolute()))
     if not separator and url:
-        return Place(str(Path(url.removeprefix("dir:")).expanduser().absolute()))
+        return Place(str(folder_at(url).absolute()))
     raise InvalidUrl(f"{url!r} is no place for a lake; give a folder, s3://bucket/prefix, az://… or gs://…")

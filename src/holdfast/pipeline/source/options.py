@@ -2,14 +2,13 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.limits import SOURCE_PARTITION_ROWS
-from holdfast.names import checked_name
+from holdfast.names import checked_name, folder_at
 from holdfast.pipeline.config import Config
 
 READ: Final = ("journal", "activity", "segments", "queues", "mail", "entities")
@@ -110,8 +109,8 @@ def _staging(given: str | None, url: str) -> str:
     if given:
         return f"{given.rstrip('/')}/holdfast-staged"
     if url.startswith("dir:"):
-        return f"dir:{Path(url.removeprefix('dir:')).expanduser().absolute() / '.staged'}"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        return f"dir:{folder_at(url).absolute() / '.staged'}"
+    home = folder_at(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return f"dir:{home.absolute() / 'holdfast' / 'staged'}"
 
 

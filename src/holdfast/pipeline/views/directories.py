@@ -12,6 +12,7 @@ from typing import Final
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import DirectoryInUse
 from holdfast.limits import VIEW_PATIENCE_SECONDS
+from holdfast.names import folder_at
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.views import folders
@@ -31,13 +32,13 @@ def open_directory(config: Config) -> View:
         SchemaMismatch: a newer Holdfast wrote it.
         DamagedDatabase: what it holds is damaged.
     """
-    path = Path(config.data.removeprefix("dir:")).expanduser().absolute()
+    path = folder_at(config.data).absolute()
     check_marker(path)
     stores = Stores(config.storage)
     with ExitStack() as resources:
         folder = resources.enter_context(folders.temporary(path))
         _checkpoint(path, folder / "kv")
-        logs = Path(config.activity.removeprefix("dir:")).expanduser() if config.activity else path / "activity"
+        logs = folder_at(config.activity) if config.activity else path / "activity"
         link_all(logs, folder / "activity")
         database = resources.enter_context(RocksDatabase(folder / "kv"))
         url = config.objects or f"dir:{path / 'objects'}"

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from holdfast.errors import Unsupported
+from holdfast.names import folder_at
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.views.moments import View
@@ -43,5 +44,5 @@ def open_postgres(config: Config) -> View:
 def _logs(activity: str | None) -> Path:
     """Where nodes of this machine keep session logs, if nothing else is said."""
     if activity is not None:
-        return Path(activity.removeprefix("dir:")).expanduser()
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "holdfast" / "activity"
+        return folder_at(activity)
+    return folder_at(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "holdfast" / "activity"

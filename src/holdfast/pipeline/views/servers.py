@@ -27,6 +27,7 @@ from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import Busy, HoldfastError, NotFound, ObjectNotFound, SchemaMismatch, Unreachable, Unsupported
 from holdfast.handles.sync.backups import Backups
 from holdfast.limits import OBJECT_LIST_MAX, VIEW_TURN_SECONDS_MAX
+from holdfast.names import folder_at
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.views import folders
@@ -138,7 +139,7 @@ def _end(backups: Backups, id: str) -> None:
 
 
 def _cache(url: str) -> Path:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    home = folder_at(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     views = home / "holdfast" / "views"
     views.mkdir(mode=0o700, parents=True, exist_ok=True)
     return views / hashlib.sha256(url.encode()).hexdigest()[:16]
