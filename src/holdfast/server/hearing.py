@@ -8,11 +8,14 @@ filled up since its last message, by what it is sent, takes one more before that
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.server.sockets import BoundedSocket
+
+_log = logging.getLogger("holdfast.stream")
 
 
 class Hearer(Protocol):
@@ -69,10 +72,16 @@ class Hearing:
                 self._take(message)
 
     async def _catch_up(self) -> None:
-        while self._hearer.is_full or self._unheard:
-            await self._hearer.wait_for_room()
-            if self._hearer.is_gone:
-                return
-            self._take_unheard()
+        try:
+            while self._hearer.is_full or self._unheard:
+                await self._hearer.wait_for_room()
+                if self._hearer.is_gone:
+                    return
+                self._take_unheard()
+        except Exception:
+            # Held for ever, it would look alive to whoever is at its other end.
+            _log.exception("a connection failed in a way that nobody thought of")
+            self._socket.abort()
+            return
         self._catching_up = None
         self._socket.go_on()
