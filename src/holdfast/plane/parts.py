@@ -1,5 +1,6 @@
 """What runs beside the key space, whichever way a plane is called."""
 
+import logging
 import shutil
 import tempfile
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.clock import Clock, SystemClock
+from holdfast.errors import HoldfastError
 from holdfast.keeping import Keeper
 from holdfast.kv import Database
 from holdfast.layers.mailboxes.rooms import MAIL_EVENTS
@@ -26,6 +28,9 @@ from holdfast.runtime.upkeep import Upkeep
 from holdfast.runtime.waits import Waits
 from holdfast.tiers import TierPolicy
 from holdfast.wire.queues import MessageLease
+
+_log = logging.getLogger("holdfast.activity")
+_NO_EVENTS = frozenset((DUE, LOOSE))  # What notes begin with that are told to somebody else.
 
 
 class Parts:
@@ -101,19 +106,23 @@ class Parts:
 
     def tell(self, notes: Sequence[tuple[Any, ...]]) -> None:
         """Tell of what a committed transaction has noted: to the session log, and to whoever waits for a moment."""
-        events = []
-        for note in notes:
+        events = [note for note in notes if note[0] not in _NO_EVENTS]
+        for note in notes if len(events) < len(notes) else ():
             if note[0] == DUE:
                 self._expect(*note[1:])
             elif note[0] == LOOSE:
-                _, universe, session, record = note
-                self.log().log_encoded(universe, session or self.session, LOG_KIND, [record])
-            else:
-                events.append(note)
+                self._log_loose(*note[1:])
         if events:
             self.events.add(events)
             if self._mail_sweeper is None and events[0][0].startswith(MAIL_EVENTS):
                 self.start_sweeping_mail()
+
+    def _log_loose(self, universe: str, session: str | None, record: bytes) -> None:
+        """BEST_EFFORT: what they belong to is committed, whether a log takes them or not."""
+        try:
+            self.log().log_encoded(universe, session or self.session, LOG_KIND, [record])
+        except HoldfastError as error:
+            _log.warning("fields of an entity of %s are not in its session log: %s", universe, error)
 
     def _expect(self, queue: QueueKey, in_ms: int) -> None:
         sweeper = self._sweeper or self.start_sweeping()

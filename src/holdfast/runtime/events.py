@@ -2,27 +2,28 @@
 it happen.
 
 A caller leaves the note of what it did, which costs a fraction of a microsecond; a thread encodes what has gathered
-every tenth of a second. Like everything in session logs this is BEST_EFFORT: what a crash finds in memory is lost.
+every tenth of a second. Like everything in session logs this is BEST_EFFORT: what a crash finds in memory is lost, and
+what no log takes is dropped with a warning. Whoever made it happen has committed it, and hears nothing of that.
 """
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from holdfast.errors import Closed
 from holdfast.layers.leases import LEASE_EVENTS
 from holdfast.layers.mailboxes.rooms import MAIL_EVENTS
 from holdfast.layers.queues import text_of
 from holdfast.limits import EVENTS_EVERY_SECONDS, EVENTS_MAX
 from holdfast.runtime.activity import ActivityLog
+from holdfast.runtime.rotation import Failures
 
 LOG_KIND = "queues"  # What the session logs of queues are called.
 MAIL_KIND = "mail"
 LEASE_KIND = "leases"
-_encode = msgspec.json.Encoder().encode
+_encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class QueueEvent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -69,6 +70,7 @@ class Events:
         self._session = session
         self._waiting: deque[tuple[Any, ...]] = deque()  # What happened, where, to what, and when.
         self._lock = threading.Lock()
+        self._failures = Failures("Telling session logs what happened")
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -82,24 +84,28 @@ class Events:
 
     def write(self) -> None:
         """Bring what has gathered into the session logs."""
-        by_log: dict[tuple[str, str], list[bytes]] = {}
+        by_log: defaultdict[tuple[str, str], list[msgspec.Struct]] = defaultdict(list)
+        take = self._waiting.popleft
         with self._lock:  # One at a time, so that the order is kept.
-            for _ in range(len(self._waiting)):
-                event, (universe, name), id, other, at_ms, *more = self._waiting.popleft()
+            for note in [take() for _ in range(len(self._waiting))]:
+                event, (universe, name), id = note[:3]
                 if id.__class__ is bytes:
-                    kind, record = LOG_KIND, _encode(QueueEvent(event, name, text_of(id), other, at_ms, *more))
+                    by_log[universe, LOG_KIND].append(QueueEvent(event, name, text_of(id), *note[3:]))
                 elif event.startswith(MAIL_EVENTS):
-                    what = event.removeprefix(MAIL_EVENTS)
-                    kind, record = MAIL_KIND, _encode(MailEvent(what, f"{name}@{universe}", id, other, at_ms))
+                    what, to = event.removeprefix(MAIL_EVENTS), f"{name}@{universe}"
+                    by_log[universe, MAIL_KIND].append(MailEvent(what, to, id, *note[3:]))
                 else:
                     what = event.removeprefix(LEASE_EVENTS)
-                    kind, record = LEASE_KIND, _encode(LeaseEvent(what, name, id, other, at_ms))
-                if (universe, kind) in by_log:
-                    by_log[universe, kind].append(record)
+                    by_log[universe, LEASE_KIND].append(LeaseEvent(what, name, id, *note[3:]))
+            for (universe, kind), events in by_log.items():
+                try:
+                    # In one call; a line of JSON has no break inside.
+                    records = _encode_lines(events).splitlines()
+                    self._log().session(universe, self._session, kind).accept(records)
+                except Exception as error:
+                    self._failures.note((universe, kind), error)
                 else:
-                    by_log[universe, kind] = [record]
-            for (universe, kind), records in by_log.items():
-                self._log().session(universe, self._session, kind).accept(records)
+                    self._failures.over((universe, kind))
 
     def close(self) -> None:
         """Write what is left, and end."""
@@ -117,7 +123,4 @@ class Events:
     def _run(self) -> None:
         while not self._stopping.wait(EVENTS_EVERY_SECONDS):
             if self._waiting:
-                try:
-                    self.write()
-                except Closed:
-                    return
+                self.write()

@@ -1,0 +1,64 @@
+"""What happened is told to session logs if they take it, and is nobody's failure if they do not."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+import holdfast
+from holdfast import limits
+from holdfast.handles.sync.plane import Plane
+from holdfast.runtime import events
+
+BODIES = [b"x"] * 64
+
+
+@pytest.fixture
+def plane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plane]:
+    """One whose agents have as many session logs open as there may be, and whose events do not wait for long."""
+    monkeypatch.setattr(limits, "ACTIVITY_SESSIONS_MAX", 1)
+    monkeypatch.setattr(events, "EVENTS_MAX", len(BODIES) // 2)
+    with holdfast.open("memory:") as plane:
+        plane.activity.log("agent-7", {"step": 1})
+        yield plane
+
+
+def events_of(plane: Plane) -> int:
+    return len(plane.activity.read(kind=events.LOG_KIND).records)
+
+
+def test_a_put_is_no_failure_because_no_session_log_can_be_opened(
+    plane: Plane, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is committed by then: whoever were told of an error would put it again."""
+    queue = plane.queue("jobs")
+    with caplog.at_level(logging.WARNING, "holdfast.activity"):
+        for _ in range(3):
+            assert len(queue.put_many(BODIES)) == len(BODIES)
+        assert events_of(plane) == 0
+    assert queue.stats().ready == 3 * len(BODIES)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 1, "once, when it begins"
+    assert "ACTIVITY_SESSIONS_MAX" in warnings[0]
+
+
+def test_what_happens_is_told_again_once_there_is_room(plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
+    queue = plane.queue("jobs")
+    queue.put_many(BODIES)
+    assert events_of(plane) == 0
+    plane.activity.end("agent-7")
+    with caplog.at_level(logging.WARNING, "holdfast.activity"):
+        queue.put_many(BODIES)
+        assert events_of(plane) == len(BODIES)
+    assert "works again" in caplog.text
+
+
+def test_an_atomic_commit_is_no_failure_because_its_loose_fields_cannot_be_logged(
+    plane: Plane, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = plane.queue("jobs")
+    with caplog.at_level(logging.WARNING, "holdfast.activity"):
+        plane.atomic().put(jobs, b"x").write("task", "t1", {"state": "done", "metrics": {"cpu": 0.5}}).commit()
+    assert jobs.stats().ready == 1
+    assert plane.entities.get("task", "t1").fields == {"state": "done"}
+    assert "not in its session log" in caplog.text
