@@ -101,6 +101,17 @@ async def test_calls_of_one_group_are_counted_one_by_one(server: Server) -> None
     assert samples["holdfast_commit_group_size_bucket le=2.0"] == 0
 
 
+async def test_what_the_answers_of_a_group_tell_is_counted_too(server: Server) -> None:
+    lost = MessageLease("01" * 16, "nobody's", 1)
+    calls = [PUT, AckMessages("jobs", [lost, lost]), PUT, AckMessages("jobs", [lost]), GetState("no key!")]
+    await server.measured.call_group([Call(number, request) for number, request in enumerate(calls)])
+    samples = await server.samples()
+    assert samples["holdfast_fenced_total"] == 3
+    assert samples["holdfast_requests_total code=ok op=queues.ack"] == 2
+    assert samples["holdfast_requests_total code=ok op=queues.put"] == 2
+    assert samples["holdfast_requests_total code=invalid_name op=states.get"] == 1
+
+
 async def test_writes_that_a_lease_did_not_entitle_to_are_counted(server: Server) -> None:
     lost = MessageLease("01" * 16, "nobody's", 1)
     await server.measured.call(AckMessages("jobs", [lost, lost]))

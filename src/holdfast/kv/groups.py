@@ -53,16 +53,17 @@ def run_apart(tx: Transaction, run: Callable[[Transaction, Any], Any], request: 
 def _run_together(tx: Transaction, works: Sequence[Work], catch: Caught, enough: Enough) -> list[Any] | None:
     """The outcomes; None if a work raised after it wrote."""
     outcomes: list[Any] = []
-    notes = tx.notes
+    notes, written = tx.notes, tx.size_bytes
     for run, request in works:
-        written, noted = tx.size_bytes, len(notes)
+        noted = len(notes)
         try:
             outcomes.append(run(tx, request))
         except catch as error:
             if tx.size_bytes != written or len(notes) != noted:
                 return None
             outcomes.append(error)
-        if tx.size_bytes > GROUP_BYTES or enough():
+        written = tx.size_bytes
+        if written > GROUP_BYTES or enough():
             break
     return outcomes
 

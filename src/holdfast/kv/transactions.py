@@ -67,11 +67,13 @@ class Transaction:
             raise _not_bytes("A key", key)
         if not self._open:
             raise _ended()
-        if key in self._writes:
-            return self._writes[key]
-        for begin, end in self._cleared:
-            if begin <= key < end:
-                return None
+        writes = self._writes
+        if key in writes:
+            return writes[key]
+        if self._cleared:
+            for begin, end in self._cleared:
+                if begin <= key < end:
+                    return None
         return self._view.get(key)
 
     def scan(self, begin: bytes, end: bytes, *, limit: int, reverse: bool = False) -> list[Pair]:
@@ -85,15 +87,12 @@ class Transaction:
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set `key` to `value`."""
-        if (
-            not self._writable
-            or key.__class__ is not bytes
-            or value.__class__ is not bytes
-            or not 0 < len(key) <= KEY_BYTES_MAX
-            or len(value) > VALUE_BYTES_MAX
-        ):
+        if not self._writable or key.__class__ is not bytes or value.__class__ is not bytes:
             self._refuse(key, value)
-        size = self._bytes + len(key) + len(value) + WRITE_COST_BYTES
+        length, size = len(key), len(value)
+        if not 0 < length <= KEY_BYTES_MAX or size > VALUE_BYTES_MAX:
+            self._refuse(key, value)
+        size += self._bytes + length + WRITE_COST_BYTES
         if size > TRANSACTION_BYTES_MAX:
             raise _too_large()
         self._bytes = size

@@ -164,6 +164,8 @@ class Watches:
             return False
         for told in self._hearers:
             told(keys, cleared)
+        if not self._lengths:
+            return False
         with self._lock:
             # There are few distinct prefix lengths, so a key is looked up a few times however many watches there are.
             hit = {prefix for key in keys for length in self._lengths if (prefix := key[:length]) in self._by_prefix}

@@ -23,12 +23,12 @@ from holdfast.tiers import Tier
 from holdfast.wire.answers import decoder_of
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.frames import Call, encode
-from holdfast.wire.mail import Mails
+from holdfast.wire.mail import MailReceipts, Mails
 from holdfast.wire.requests import Request
 
 _CRITICAL = Tier.CRITICAL  # Looking a member up on its enumeration costs as much as the rest of a look at a call.
 _IMPORTANT = Tier.IMPORTANT
-_ENVELOPE_BYTES = 256  # What a mail counts for beside its body.
+_ENVELOPE_BYTES = 256  # What a mail counts for beside its body, and a receipt.
 
 
 def is_groupable(request: Any) -> bool:
@@ -101,8 +101,11 @@ class _Answers:
     def read(self, tx: Transaction, work: Work) -> Any:
         run, request = work
         answer = run(tx, request)
-        if answer.__class__ is Mails:  # Which relays read all the time, and which takes as long to encode as to read.
-            self._bytes += sum(len(mail.body) + _ENVELOPE_BYTES for mail in answer.mails)
+        # Relays read mail and receipts all the time, and to encode them takes as long as to read them.
+        if answer.__class__ is Mails:
+            self._bytes += sum([len(mail.body) + _ENVELOPE_BYTES for mail in answer.mails])
+        elif answer.__class__ is MailReceipts:
+            self._bytes += len(answer.receipts) * _ENVELOPE_BYTES
         else:
             self._bytes += len(encode(answer))
         return answer

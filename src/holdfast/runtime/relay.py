@@ -88,7 +88,8 @@ class Hub(Protocol):
 class Session:
     """An agent that is connected. Only on its event loop."""
 
-    def __init__(self, hub: Hub, address: Address, id: str, allow: Allow) -> None:
+    def __init__(self, hub: Hub, address: Address, id: str, allow: Allow | None) -> None:
+        """Without `allow` an agent may do with its own mail what it likes."""
         self.address = address
         self.name = str(address)
         self.id = id
@@ -328,10 +329,12 @@ class Session:
                 raise Busy(f"{RELAY_CONFIRMS_MAX} mails are being confirmed already; confirm these again in a moment")
             for id in frame.message_ids:
                 check_id(id)
-            self.allow(ConfirmMail(self.address.agent, frame.message_ids, self.address.universe))
+            if self.allow is not None:
+                self.allow(ConfirmMail(self.address.agent, frame.message_ids, self.address.universe))
             self.confirms.extend(frame.message_ids)
         elif isinstance(frame, ReceiptsSeen):
-            self.allow(SeeReceipts(self.address.agent, frame.sequence, self.address.universe))
+            if self.allow is not None:
+                self.allow(SeeReceipts(self.address.agent, frame.sequence, self.address.universe))
             self.seen = frame.sequence if self.seen is None else max(self.seen, frame.sequence)
         elif isinstance(frame, Ping):
             self.push(Pong())
@@ -351,7 +354,8 @@ class Session:
             self.push(RateLimited(frame.message_id, wait_ms))
             return
         mail = NewMail(frame.to, bytes(frame.body), frame.message_id, frame.content_type, frame.correlation_id)
-        self.allow(SendMail(self.address.agent, [mail], self.address.universe))
+        if self.allow is not None:
+            self.allow(SendMail(self.address.agent, [mail], self.address.universe))
         self.sends.append(mail)
         self.sends_bytes += len(mail.body)
 

@@ -17,13 +17,13 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from holdfast.clock import Clock, MonotonicClock
 from holdfast.errors import Backend, Busy, Closed, HoldfastError, InvalidArgument, MailboxTaken, ShutdownDraining
 from holdfast.kv import Database
-from holdfast.layers.mailboxes import Address
+from holdfast.layers.mailboxes import Address, address_of
 from holdfast.limits import (
     RELAY_FLUSH_BYTES,
     RELAY_LOOK_SECONDS,
@@ -46,6 +46,7 @@ from holdfast.wire.requests import Request
 
 _log = logging.getLogger("holdfast.relay")
 _TICK_SECONDS: Final = 1.0
+_LONG_NAME: Final = 512  # Nobody is called so, and nothing so long is remembered.
 
 Commit = Callable[[list[Call]], Awaitable[list[Any]]]  # The outcomes of the first of the calls, in one commit.
 Then = Callable[[Any], None]  # Is given the outcome of a call.
@@ -82,7 +83,9 @@ class RelayHub:
         self._running: asyncio.Task[None] | None = None
         self._ticking: asyncio.Task[None] | None = None
 
-    async def join(self, universe: str, agent: str, allow: Allow, *, receipts_after: int | None = None) -> Session:
+    async def join(
+        self, universe: str, agent: str, allow: Allow | None, *, receipts_after: int | None = None
+    ) -> Session:
         """Make this connection the mailbox's only reader, wherever its last one was.
 
         Raises:
@@ -213,15 +216,15 @@ class RelayHub:
     def _expect(self, session: Session, request: Request[Any], round: "_Round") -> int:
         """Have those read who get something by this request; how many mails it is about."""
         if isinstance(request, SendMail):
+            universe = session.address.universe
             for mail in request.mails:
-                to = self.sessions.get(Address(session.address.universe, mail.to.partition("@")[0].lower()))
+                to = self.sessions.get(_recipient(mail.to, universe)) if len(mail.to) < _LONG_NAME else None
                 if to is not None and round.join(to):
                     to.expects_mail = True
             return len(request.mails)
         if isinstance(request, ConfirmMail):
             for id in request.ids:
-                agent, _, universe = session.in_flight.get(id, "").partition("@")
-                sender = self.sessions.get(Address(universe, agent))
+                sender = self.sessions.get(address_of(session.in_flight.get(id, "")))
                 if sender is not None and round.join(sender):
                     sender.expects_receipts = True
             return len(request.ids)
@@ -336,7 +339,7 @@ class RelayHub:
     def _told_of_mail(self, session: Session, sequence: int) -> None:
         if sequence > session.told:
             session.told = sequence
-            if session.is_hungry:
+            if not session.is_busy and session.is_hungry:  # Whoever is busy is asked when that is over.
                 self.wake(session)
 
     def _told_of_receipts(self, session: Session, sequence: int) -> None:
@@ -388,6 +391,12 @@ class _Round:
 
     def calls(self) -> list[Call]:
         return [Call(number, request) for number, request in enumerate(self.requests)]  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=4_096)
+def _recipient(name: str, universe: str) -> Address:
+    """Whose mailbox a mail to that name is for, if it is a name at all; its send finds that out."""
+    return Address(universe, name.partition("@")[0].lower())
 
 
 def _read_mail(session: Session, limit: int) -> ReadMail:

@@ -164,14 +164,15 @@ class SessionLog:
             self._close_file()
         if self._file is None:
             self._file = self._new_file(batch[start][0])
-        file, lines = self._file, list[bytes]()
-        n, size = file.records, file.size
-        for at_ms, record in islice(batch, start, None):
-            if at_ms // _DAY_MS != day or (lines and size >= self._common.file_bytes_max):
+        file, lines, size_max, line_of = self._file, list[bytes](), self._common.file_bytes_max, loglines.line
+        begin_ms, end_ms = day * _DAY_MS, (day + 1) * _DAY_MS
+        size = file.size
+        for n, (at_ms, record) in enumerate(islice(batch, start, None), file.records):
+            if not begin_ms <= at_ms < end_ms or (lines and size >= size_max):
                 break
-            line = loglines.line(n, at_ms, record)
+            line = line_of(n, at_ms, record)
             lines.append(line)
-            n, size = n + 1, size + len(line)
+            size += len(line)
         before_records, before_size = file.records, file.size
         error = file.append(lines)
         count = file.records - before_records

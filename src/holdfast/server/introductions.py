@@ -15,7 +15,6 @@ from holdfast.server.logs import Sparing
 from holdfast.wire.agents import GetAgent, RegisterAgent
 from holdfast.wire.mail import ConfirmMail, JoinMailbox, LeaveMailbox, ReadMail, ReadReceipts
 from holdfast.wire.relay import Authenticate, split_address
-from holdfast.wire.requests import Request
 
 _refusals = logging.getLogger("holdfast.relay.refusals")
 _refusals.addFilter(Sparing(per_second=20))  # Whoever tries keys must not fill the disk with what we say about it.
@@ -26,7 +25,7 @@ class Introduced(NamedTuple):
 
     universe: str
     agent: str
-    allow: Allow
+    allow: Allow | None
     caller: str  # The token that it came in with; empty for one that came with a key.
 
 
@@ -67,7 +66,7 @@ class Introductions:
             about = {"code": error.code, "reason": "relay", "client": client, "asked": f"{agent}@{universe}"}
             _refusals.warning("refused: %s", error, extra=about)
             raise
-        return Introduced(universe, agent, _anything, "")
+        return Introduced(universe, agent, None, "")
 
     def _by_token(self, token: str, universe: str, agent: str, client: str) -> Introduced:
         if self._tokens is None:
@@ -105,8 +104,3 @@ class Introductions:
                 await self._port.call(RegisterAgent(agent, key, universe=universe))
             except AgentExists:  # Somebody else was first.
                 raise wrong from None
-
-
-def _anything(request: Request[Any]) -> None:
-    """An agent may do with its own mail what it likes."""
-    del request

@@ -44,6 +44,7 @@ _log = logging.getLogger("holdfast.calls")
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _QUEUES_FRESH_SECONDS: Final = 1.0  # Whoever asks more often gets the same depths again.
 _LAG_FRESH_SECONDS: Final = 15.0  # A look at every world costs more, and what it finds moves slowly.
+_TELLING: Final = (HoldfastError, Outcomes, type(None))  # What calls of a group answer beside that all went well.
 _STATES: Final = ("ready", "delayed", "leased", "blocked", "dead")
 _TOTALS: Final = {
     "holdfast_queue_put": ("put_total", "Messages that were put."),
@@ -106,21 +107,25 @@ class Metrics(Collector):
 
     def answered(self, request: Request[Any], outcome: Any, seconds: float) -> None:
         """A call has its answer, or its error; None if its caller has gone before."""
-        op = _op(request)
+        op = _op(request.__class__)
         self.requests[op, _code(outcome)] += 1
         self._seconds_of(op).observe(seconds)
         self._note(request, outcome, seconds)
 
     def answered_together(self, calls: Sequence[Call], outcomes: Sequence[Any], seconds: float) -> None:
         """Calls that were committed together have their answers."""
-        ops: Counter[str] = Counter()
-        for call, outcome in zip(calls, outcomes, strict=True):
-            op = _op(call.request)
-            ops[op] += 1
-            self.requests[op, _code(outcome)] += 1
-            self._note(call.request, outcome, seconds)
-        for op, count in ops.items():
+        # Most calls of a group are of few kinds, and of most kinds there is nothing to tell but how many there were.
+        both = list(zip([call.request for call in calls], outcomes, strict=True))
+        for (request, outcome), count in Counter([(one.__class__, other.__class__) for one, other in both]).items():
+            op = _op(request)
             self._seconds_of(op).observe(seconds, count)
+            if not issubclass(outcome, _TELLING):
+                self.requests[op, "ok"] += count
+                continue
+            for asked, answer in both:
+                if asked.__class__ is request and answer.__class__ is outcome:
+                    self.requests[op, _code(answer)] += 1
+                    self._note(asked, answer, seconds)
         self.group_size.observe(len(calls))
 
     async def body(self, port: Any) -> bytes:
@@ -300,7 +305,7 @@ class MeasuredPort:
         except Refusal:  # The door itself gave up on a body; it knows what to say.
             raise
         except Exception as error:
-            outcome = _unexpected(error, _op(request))
+            outcome = _unexpected(error, _op(request.__class__))
             raise outcome from error
         finally:
             metrics.in_flight -= 1
@@ -341,8 +346,8 @@ def _code(outcome: Any) -> str:
     return "cancelled" if outcome is None else "ok"
 
 
-def _op(request: Request[Any]) -> str:
-    return str(type(request).__struct_config__.tag)
+def _op(request: type[Request[Any]]) -> str:
+    return str(request.__struct_config__.tag)
 
 
 _FENCED: dict[str, bool] = {}

@@ -47,7 +47,7 @@ _LAST_WORDS_SECONDS: Final = 5.0  # How long whoever is closed may take to hear 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Answer = Callable[[str, bytes, Allow], Awaitable[bytes | None]]  # To a call of an agent, by its address.
+Answer = Callable[[str, bytes, Allow | None], Awaitable[bytes | None]]  # To a call of an agent, by its address.
 
 
 class RelayOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,12 +10,13 @@ from holdfast.layers.mailboxes.rooms import (
     Address,
     Box,
     Mail,
-    address_of,
+    Room,
     box_of,
     decode_mail,
     encode,
     outgoing_of,
     remove,
+    room_at,
     room_of,
     save_behind_the_first,
     stored_from,
@@ -73,7 +74,7 @@ def deliver(
     box = box_of(tx, room)
     if session is not None and box.session != session:
         raise MailboxTaken(f"Somebody else reads the mailbox of {address} now; stop, or join it again")
-    found, is_all = _read(tx, address, box, after=after, limit=limit, bytes_max=bytes_max)
+    found, is_all = _read(tx, room, box, after=after, limit=limit, bytes_max=bytes_max)
     behind = found[-1].sequence + 1 if found else 0
     changed = False
     if behind > box.delivered:
@@ -81,9 +82,9 @@ def deliver(
         for envelope in found:
             if envelope.sequence >= box.delivered:
                 news.setdefault(envelope.sender, []).append((envelope.id, False))
-                tell(tx, "delivered", address, envelope.id, envelope.sender)
+                tell(tx, "mail.delivered", address, envelope.id, envelope.sender)
         for sender, mails in news.items():
-            receipts.write_all(tx, address_of(sender), mails, to=str(address), state=DELIVERED)
+            receipts.write(tx, room_at(sender), mails, to=room.address, state=DELIVERED)
         box.delivered, changed = behind, True
     if session is not None and box.live_from is None and is_all:
         box.live_from, changed = box.next, True
@@ -96,7 +97,8 @@ def deliver(
 
 def peek(tx: Transaction, address: Address, *, after: int, limit: int) -> list[Envelope]:
     """At most `limit` mails behind the sequence `after`; nobody is told."""
-    return _read(tx, address, box_of(tx, room_of(address)), after=after, limit=limit)[0]
+    room = room_of(address)
+    return _read(tx, room, box_of(tx, room), after=after, limit=limit)[0]
 
 
 def confirm(tx: Transaction, address: Address, ids: Sequence[str]) -> int:
@@ -120,10 +122,10 @@ def confirm(tx: Transaction, address: Address, ids: Sequence[str]) -> int:
         remove(tx, room, box, sequence, mail)
         was_stored = box.live_from is None or not box.live_from <= sequence < box.live_to
         news.setdefault(mail.sender, []).append((id, was_stored))
-        tell(tx, "confirmed", address, id, mail.sender)
+        tell(tx, "mail.confirmed", address, id, mail.sender)
         removed += 1
     for sender, mails in news.items():
-        receipts.write_all(tx, address_of(sender), mails, to=str(address), state=CONFIRMED)
+        receipts.write(tx, room_at(sender), mails, to=room.address, state=CONFIRMED)
     if removed:
         save_behind_the_first(tx, room, box)
     return removed
@@ -146,22 +148,21 @@ def mailboxes(tx: Transaction, universe: str, *, after: str, limit: int) -> list
 
 
 def _read(
-    tx: Transaction, address: Address, box: Box, *, after: int, limit: int, bytes_max: int | None = None
+    tx: Transaction, room: Room, box: Box, *, after: int, limit: int, bytes_max: int | None = None
 ) -> tuple[list[Envelope], bool]:
     """Mails behind a sequence, and whether that is certain to be all of them."""
     if limit.__class__ is not int or not 0 < limit <= MAIL_BATCH_MAX:
         raise InvalidArgument(f"A read takes 1 to {MAIL_BATCH_MAX} mails, not {limit!r}")
     if after.__class__ is not int or not -1 <= after < box.next:
         raise InvalidArgument(f"{after!r} is no mail's sequence; read behind one that was returned, or behind -1")
-    room, to, now_ms = room_of(address), str(address), tx.now_ms
-    found: list[Envelope] = []
+    now_ms, found = tx.now_ms, list[Envelope]()
     begin, batch, left = max(after + 1, box.first), limit, _NO_BOUND if bytes_max is None else bytes_max
     # What is over and not swept yet is passed over, so one look may leave less than was asked for and more behind it.
     while begin < box.next and (stored := stored_from(tx, room.mail, begin, box.next, limit=batch)):
         for sequence, value in stored:
             mail = decode_mail(value)
             if mail.expires_ms > now_ms:
-                found.append(_envelope(sequence, to, mail))
+                found.append(_envelope(sequence, room.address, mail))
                 left -= len(mail.body)
                 if len(found) == limit or left <= 0:
                     return found, False

@@ -14,6 +14,7 @@ from holdfast.kv import Transaction
 from holdfast.layers.mailboxes.rooms import (
     SLOT_MS,
     Address,
+    Room,
     encode,
     note_due,
     outgoing_of,
@@ -27,25 +28,23 @@ from holdfast.wire.mail import MailReceipt
 decode = msgspec.msgpack.Decoder(MailReceipt).decode
 
 
-def write(tx: Transaction, sender: Address, id: str, *, to: str, state: str) -> None:
-    """Tell a sender what became of a mail."""
-    write_all(tx, sender, [(id, False)], to=to, state=state)
-
-
-def write_all(tx: Transaction, sender: Address, mails: Iterable[tuple[str, bool]], *, to: str, state: str) -> None:
-    """Tell a sender what became of several mails to one recipient: of each its id, and whether it was stored."""
-    room = room_of(sender)
-    outgoing = outgoing_of(tx, room)
+def write(tx: Transaction, room: Room, mails: Iterable[tuple[str, bool]], *, to: str, state: str) -> None:
+    """Tell a sender what became of mails to one recipient: of each its id, and whether it was stored."""
+    now_ms, outgoing = tx.now_ms, outgoing_of(tx, room)
+    sequence = outgoing.next
     for id, was_stored in mails:
-        receipt = MailReceipt(outgoing.next, id, to, state, tx.now_ms, was_stored)
-        tx.put(room.receipt_key(outgoing.next), encode(receipt))
-        outgoing.next += 1
-        if outgoing.next - outgoing.first > RECEIPTS_MAX:
-            tx.delete(room.receipt_key(outgoing.first))
-            outgoing.first += 1
-    over_ms = tx.now_ms + round(policy_of(tx, sender.universe).ttl_seconds * 1_000)
-    if over_ms // SLOT_MS != outgoing.due_slot:
-        outgoing.due_slot = note_due(tx, room, over_ms)
+        receipt = MailReceipt(sequence, id, to, state, now_ms, was_stored)
+        tx.put(room.receipt_key(sequence), encode(receipt))
+        sequence += 1
+    outgoing.next = sequence
+    while sequence - outgoing.first > RECEIPTS_MAX:
+        tx.delete(room.receipt_key(outgoing.first))
+        outgoing.first += 1
+    if now_ms // SLOT_MS != outgoing.noted_slot:
+        outgoing.noted_slot = now_ms // SLOT_MS
+        over_ms = now_ms + round(policy_of(tx, room.universe).ttl_seconds * 1_000)
+        if over_ms // SLOT_MS != outgoing.due_slot:
+            outgoing.due_slot = note_due(tx, room, over_ms)
     tx.put(room.outgoing, encode(outgoing))
 
 

@@ -68,6 +68,7 @@ class Outgoing(msgspec.Struct, array_like=True):
     next: int = 0
     seen: int = -1
     due_slot: int = -1  # Under which slot it was noted last when they are over.
+    noted_slot: int = -1  # In which slot it was last looked at whether that is to be noted.
 
 
 class Mail(msgspec.Struct, frozen=True, array_like=True):
@@ -86,7 +87,21 @@ class Mail(msgspec.Struct, frozen=True, array_like=True):
 class Room:
     """The keys of one agent."""
 
-    __slots__ = ("blocks", "box", "due", "early", "id", "mail", "name", "outgoing", "prefix", "reader", "receipt")
+    __slots__ = (
+        "address",
+        "blocks",
+        "box",
+        "due",
+        "early",
+        "id",
+        "mail",
+        "name",
+        "outgoing",
+        "prefix",
+        "reader",
+        "receipt",
+        "universe",
+    )
 
     def __init__(self, address: Address) -> None:
         room = Subspace("u", address.universe, "mail", address.agent)
@@ -101,6 +116,8 @@ class Room:
         self.blocks = room.key("x")
         self.due = due_prefix(address.universe)
         self.name = address.agent.encode()
+        self.address = str(address)
+        self.universe = address.universe
 
     def mail_key(self, sequence: int) -> bytes:
         return self.mail + sequence.to_bytes(SEQUENCE_BYTES, "big")
@@ -144,6 +161,12 @@ def room_of(address: Address) -> Room:
     return Room(address)
 
 
+@lru_cache(maxsize=4_096)
+def room_at(address: str) -> Room:
+    """The keys of the agent that has this address, as `str` wrote it down."""
+    return room_of(address_of(address))
+
+
 def due_prefix(universe: str) -> bytes:
     """Where the moments are at which something is over."""
     return Subspace("u", universe, "mail-due").prefix
@@ -161,6 +184,7 @@ def outgoing_of(tx: Transaction, room: Room) -> Outgoing:
     return Outgoing() if stored is None else _decode_outgoing(stored)
 
 
+@lru_cache(maxsize=4_096)
 def address_of(text: str) -> Address:
     """An address that was written down by `str`."""
     agent, _, universe = text.partition("@")
@@ -203,10 +227,10 @@ def stored_from(tx: Transaction, place: bytes, begin: int, end: int, *, limit: i
     asked for by its key.
     """
     found: list[tuple[int, bytes]] = []
-    few = _FEW_SHARED if tx.writer else _FEW
+    few, get = _FEW_SHARED if tx.writer else _FEW, tx.get
     near = min(begin + few, end) if limit == 1 or end - begin <= few else begin
     for sequence in range(begin, near):
-        value = tx.get(place + sequence.to_bytes(SEQUENCE_BYTES, "big"))
+        value = get(place + sequence.to_bytes(SEQUENCE_BYTES, "big"))
         if value is not None:
             found.append((sequence, value))
             if len(found) == limit:
@@ -226,8 +250,8 @@ def note_due(tx: Transaction, room: Room, at_ms: int) -> int:
 
 
 def tell(tx: Transaction, what: str, address: Address, id: str, sender: str) -> None:
-    """Have it told that something happened to a mail."""
-    tx.note(MAIL_EVENTS + what, address, id, sender, tx.now_ms)
+    """Have it told that something happened to a mail: one of the names that begin with `MAIL_EVENTS`."""
+    tx.notes.append((what, address, id, sender, tx.now_ms))
 
 
 def policy_of(tx: Transaction, universe: str) -> MailPolicy:

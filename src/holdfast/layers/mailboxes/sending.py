@@ -37,12 +37,13 @@ def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[s
         PayloadTooLarge, InvalidArgument: it is no mail, or another sender's has its id.
     """
     check(new)
-    room, policy, author = room_of(to), policy_of(tx, to.universe), str(sender)
+    room, home, policy, now_ms = room_of(to), room_of(sender), policy_of(tx, to.universe), tx.now_ms
+    author = home.address
     id = new.id or str(tx.new_id())
     box = box_of(tx, room)
     if box.may_refuse:
         if tx.get(room.block_key(sender)) is not None:
-            tell(tx, "rejected", to, id, author)
+            tell(tx, "mail.rejected", to, id, author)
             raise SenderBlocked(f"{to} does not want mail of {sender}; nothing was stored")
         if not box.next:  # Its first mail: from here on `block` says so.
             box.may_refuse = bool(tx.scan(*room.blocked, limit=1))
@@ -52,22 +53,22 @@ def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[s
     world = agents.world_of(tx, to.universe, to.agent)
     if world is not None:
         agents.enter(tx, world, new, sender=author, id=id, correlation_id=correlation_id)
-        receipts.write(tx, sender, id, to=str(to), state=CONFIRMED)
-        tell(tx, "confirmed", to, id, author)
+        receipts.write(tx, home, [(id, False)], to=room.address, state=CONFIRMED)
+        tell(tx, "mail.confirmed", to, id, author)
         return id, False
     if box.count >= policy.pending_max:
         expire(tx, to, room, box)
     if box.count >= policy.pending_max:
-        tell(tx, "rejected", to, id, author)
+        tell(tx, "mail.rejected", to, id, author)
         raise QueueFull(
             f"The mailbox of {to} holds {box.count} mails, as many as it may (pending_max of its universe's mail "
             "policy); nothing was stored. Send it again when some of them are confirmed"
         )
-    expires_ms = tx.now_ms + round(policy.ttl_seconds * 1_000)
+    expires_ms = now_ms + round(policy.ttl_seconds * 1_000)
     early = expires_ms < box.latest_ms
-    _store(tx, room, box, Mail(id, author, new.body, new.content_type, correlation_id, tx.now_ms, expires_ms, early))
-    receipts.write(tx, sender, id, to=str(to), state=STORED)
-    tell(tx, "stored", to, id, author)
+    _store(tx, room, box, Mail(id, author, new.body, new.content_type, correlation_id, now_ms, expires_ms, early))
+    receipts.write(tx, home, [(id, False)], to=room.address, state=STORED)
+    tell(tx, "mail.stored", to, id, author)
     return id, False
 
 
@@ -80,7 +81,7 @@ def _waits(tx: Transaction, to: Address, box: Box, place: bytes, author: str) ->
         save_behind_the_first(tx, room, box)
         return False
     if known.sender != author:
-        tell(tx, "rejected", to, known.id, author)
+        tell(tx, "mail.rejected", to, known.id, author)
         raise InvalidArgument(
             f"{known.id!r} is the id of somebody else's mail that waits for {to}; nothing was stored. "
             "Choose another one, best a UUIDv7"

@@ -55,7 +55,7 @@ def _forget_note(tx: Transaction, room: Room, slot: int) -> None:
         box.due_slot = -1
         tx.put(room.box, encode(box))
     if outgoing.due_slot == slot:
-        outgoing.due_slot = -1
+        outgoing.due_slot = outgoing.noted_slot = -1
         tx.put(room.outgoing, encode(outgoing))
 
 
@@ -96,7 +96,7 @@ def _first_over(tx: Transaction, room: Room, box: Box, limit: int) -> list[tuple
 def forget(tx: Transaction, address: Address, box: Box, sequence: int, mail: Mail) -> None:
     """Remove a mail whose time is over; the caller saves its box with `save_behind_the_first`."""
     remove(tx, room_of(address), box, sequence, mail)
-    tell(tx, "expired", address, mail.id, mail.sender)
+    tell(tx, "mail.expired", address, mail.id, mail.sender)
 
 
 def _forget_receipts(tx: Transaction, address: Address, room: Room, *, limit: int) -> int:
