@@ -40,11 +40,9 @@ def write(tx: Transaction, room: Room, mails: Iterable[tuple[str, bool]], *, to:
     while sequence - outgoing.first > RECEIPTS_MAX:
         tx.delete(room.receipt_key(outgoing.first))
         outgoing.first += 1
-    if now_ms // SLOT_MS != outgoing.noted_slot:
-        outgoing.noted_slot = now_ms // SLOT_MS
-        over_ms = now_ms + round(policy_of(tx, room.universe).ttl_seconds * 1_000)
-        if over_ms // SLOT_MS != outgoing.due_slot:
-            outgoing.due_slot = note_due(tx, room, over_ms)
+    over_ms = now_ms + round(policy_of(tx, room.universe).ttl_seconds * 1_000)
+    if over_ms // SLOT_MS != outgoing.due_slot:
+        outgoing.due_slot = note_due(tx, room, over_ms)
     tx.put(room.outgoing, encode(outgoing))
 
 

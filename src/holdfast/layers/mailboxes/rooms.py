@@ -68,7 +68,6 @@ class Outgoing(msgspec.Struct, array_like=True):
     next: int = 0
     seen: int = -1
     due_slot: int = -1  # Under which slot it was noted last when they are over.
-    noted_slot: int = -1  # In which slot it was last looked at whether that is to be noted.
 
 
 class Mail(msgspec.Struct, frozen=True, array_like=True):

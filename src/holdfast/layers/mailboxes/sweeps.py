@@ -55,7 +55,7 @@ def _forget_note(tx: Transaction, room: Room, slot: int) -> None:
         box.due_slot = -1
         tx.put(room.box, encode(box))
     if outgoing.due_slot == slot:
-        outgoing.due_slot = outgoing.noted_slot = -1
+        outgoing.due_slot = -1
         tx.put(room.outgoing, encode(outgoing))
 
 
