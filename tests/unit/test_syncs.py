@@ -1,6 +1,7 @@
 """Group commit by itself: one sync releases everybody it covers, and a failed sync is final."""
 
 import asyncio
+import logging
 import threading
 
 import pytest
@@ -17,6 +18,7 @@ class Log:
         self.commits = 0
         self.syncs = 0
         self.error: Exception | None = None
+        self.is_interrupted = False  # Whether Ctrl-C comes during the next sync.
         self.started = threading.Semaphore(0)
         self._gate = threading.Semaphore(1_000_000 if free else 0)
         self.sync_log = LogSync(last_commit=lambda: self.commits, sync=self._sync)
@@ -32,6 +34,9 @@ class Log:
         self.started.release()
         assert self._gate.acquire(timeout=60)
         self.syncs += 1
+        if self.is_interrupted:
+            self.is_interrupted = False
+            raise KeyboardInterrupt
         if self.error is not None:
             raise self.error
 
@@ -208,3 +213,118 @@ def test_stopping_finishes_what_was_handed_over() -> None:
         syncer.hand_over(lambda number=number: done.append(number))
     syncer.stop()
     assert done == list(range(100))
+
+
+def test_whoever_is_interrupted_in_a_sync_leaves_the_lead_to_others() -> None:
+    log = Log()
+    log.is_interrupted = True
+    leader = Waiter(log, log.commit())
+    assert log.started.acquire(timeout=60)
+    follower = Waiter(log, log.commit())
+    wait_for_followers(log, 1)
+    log.let_one_through()
+    leader.join(60)
+    assert isinstance(leader.error, KeyboardInterrupt)
+    assert log.sync_log.durable == 0, "nobody knows how far the sync came"
+    log.let_one_through()
+    follower.join(60)
+    assert not follower.is_alive()
+    assert follower.error is None
+    log.let_one_through()
+    log.sync_log.wait(log.commit())
+    log.sync_log.close()
+    assert log.sync_log.durable == 3
+
+
+def test_whoever_is_interrupted_while_others_sync_leaves_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the lead in hand or without it: nobody waits for somebody who has gone."""
+    log = Log(free=True)
+    log.sync_log._led = True
+    gates: list[threading.Lock] = []
+
+    class Gate:
+        """What a follower waits at; the signal comes before it is woken, or just after."""
+
+        def __init__(self) -> None:
+            gates.append(self)
+
+        def acquire(self, timeout: float | None = None) -> bool:
+            if timeout is None:
+                return True
+            if len(gates) == 2:
+                log.sync_log._hand_on(0)  # Whoever led gives it the lead.
+            raise KeyboardInterrupt
+
+        def release(self) -> None:
+            """It is woken."""
+
+    monkeypatch.setattr("holdfast.backends.rocksdb.syncs.threading.Lock", Gate)
+    with pytest.raises(KeyboardInterrupt):
+        log.sync_log.wait(log.commit())
+    assert not log.sync_log._followers
+    assert log.syncs == 0
+    with pytest.raises(KeyboardInterrupt):
+        log.sync_log.wait(log.commit())
+    assert log.sync_log.durable == 2
+    assert not log.sync_log._led
+
+
+def test_whoever_cannot_hear_of_a_sync_fails_nobody_and_is_told_of_none_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = Log(free=True)
+    told: list[float] = []
+
+    def hear(seconds: float) -> None:
+        told.append(seconds)
+        raise ValueError("no ear")
+
+    log.sync_log.on_sync = hear
+    with caplog.at_level(logging.ERROR, "holdfast.syncs"):
+        log.sync_log.wait(log.commit())
+        log.sync_log.wait(log.commit())
+    assert log.sync_log.durable == 2
+    assert len(told) == 1
+    assert "no ear" in caplog.text
+
+
+def test_callers_of_a_loop_are_answered_although_the_database_was_closed_meanwhile() -> None:
+    log = Log(free=True)
+    syncer = Syncer(log.sync_log, lambda: log.commits)
+
+    async def callers() -> None:
+        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), syncer.hand_over)
+        loop_sync._aside = 2  # The device is slow, so a thread syncs.
+        await asyncio.wait_for(loop_sync.wait(log.commit()), 60)
+        waiting = loop_sync.wait(log.commit())
+        log.sync_log.close()
+        syncer.stop()
+        await asyncio.wait_for(waiting, 60)
+
+    asyncio.run(callers())
+    assert log.sync_log.durable == 2
+
+
+def test_where_no_thread_can_be_had_whoever_commits_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    log = Log(free=True)
+    syncer = Syncer(log.sync_log, lambda: log.commits)
+
+    async def callers() -> None:
+        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), syncer.hand_over)
+        loop_sync._aside = 1
+        await asyncio.wait_for(loop_sync.wait(log.commit()), 60)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        log.commit()
+        syncer.sync_soon()
+        assert log.sync_log.durable == 1
+        asyncio.run(callers())
+        assert log.sync_log.durable == 2
+    done = threading.Event()
+    syncer.hand_over(done.set)
+    assert done.wait(60), "as soon as a thread can be had, it does"
+    syncer.stop()

@@ -14,6 +14,7 @@ the first failure is final: every waiter, now and later, gets CommitUnknown or D
 """
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
@@ -23,6 +24,8 @@ from contextlib import suppress
 from holdfast import limits
 from holdfast.errors import Backend, Closed, CommitUnknown, DatabaseFailed
 from holdfast.turns import Turns
+
+_log = logging.getLogger("holdfast.syncs")
 
 
 class LogSync:
@@ -60,7 +63,13 @@ class LogSync:
                 self._followers.append((commit, gate))
             self._led = True
         if gate is not None:
-            if not gate.acquire(timeout=limits.SYNC_WAIT_SECONDS_MAX) and self._leave(commit, gate):
+            try:
+                woken = gate.acquire(timeout=limits.SYNC_WAIT_SECONDS_MAX)
+            except BaseException:  # A signal does not wait: the lead, if it came to us just now, is not taken along.
+                if not self._leave(commit, gate) and commit > self.durable and self._failure is None:
+                    self._lead()
+                raise
+            if not woken and self._leave(commit, gate):
                 raise CommitUnknown(f"The log was not synced within {limits.SYNC_WAIT_SECONDS_MAX} s; check the device")
             if commit <= self.durable:
                 return
@@ -78,25 +87,40 @@ class LogSync:
 
     def _lead(self) -> None:
         """Sync once, wake the followers that this covers, and hand the lead to the first that it does not."""
-        target = self._last_commit()
+        durable = self.durable
         started = time.perf_counter()
         try:
+            target = self._last_commit()
             self._sync()
+            durable = target
         except Exception as error:
             self._failure, self.failed = error, True
-        else:
-            self.sync_seconds = time.perf_counter() - started
-            if self.on_sync is not None:
-                self.on_sync(self.sync_seconds)
+        finally:  # After Ctrl-C too, which most likely comes during a sync: somebody else leads then.
+            seconds = time.perf_counter() - started
+            self._hand_on(durable)
+        if self._failure is None:
+            self.sync_seconds = seconds
+            self._tell(seconds)
+
+    def _tell(self, seconds: float) -> None:
+        """Whoever fails to hear of a sync is told of none any more: it is no failure of those who waited for it."""
+        if self.on_sync is None:
+            return
+        try:
+            self.on_sync(seconds)
+        except Exception:
+            self.on_sync = None
+            _log.exception("syncs are not told of any more")
+
+    def _hand_on(self, durable: int) -> None:
         with self._mutex:
-            if self._failure is None:
-                self.durable = target
+            self.durable = durable
             woken = []
             # Followers queue in the order of their commits but for races of a few; nobody is woken early for that.
             while self._followers:
                 commit, gate = self._followers.popleft()
                 woken.append(gate)
-                if commit > target and self._failure is None:
+                if commit > durable and self._failure is None:
                     break  # This one leads the next sync.
             else:
                 self._led = False
@@ -213,21 +237,26 @@ class Syncer:
         self._thread: threading.Thread | None = None
 
     def hand_over(self, job: Callable[[], None]) -> None:
-        """Run `job` on this thread."""
+        """Run `job` on this thread, or here if there is none: callers wait for it."""
         with self._wake:
-            self._jobs.append(job)
-            self._start()
-            self._wake.notify()
+            if self._has_thread():
+                self._jobs.append(job)
+                self._wake.notify()
+                return
+        job()
 
     def sync_soon(self) -> None:
         """Sync within `limits.IMPORTANT_SYNC_SECONDS_MAX`, unless somebody else does before."""
         if self._due is not None:
             return
         with self._wake:
-            # Half of the bound leaves the other half for a sync that is slow itself.
-            self._due = time.monotonic() + limits.IMPORTANT_SYNC_SECONDS_MAX / 2
-            self._start()
-            self._wake.notify()
+            if self._has_thread():
+                # Half of the bound leaves the other half for a sync that is slow itself.
+                self._due = time.monotonic() + limits.IMPORTANT_SYNC_SECONDS_MAX / 2
+                self._wake.notify()
+                return
+        if not self._stopping:  # Closing has synced everything before.
+            self._sync_overdue()
 
     def stop(self) -> None:
         """Finish what was handed over, then end the thread."""
@@ -238,10 +267,14 @@ class Syncer:
         if thread is not None:
             thread.join()
 
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="holdfast-syncer", daemon=True)
-            self._thread.start()
+    def _has_thread(self) -> bool:
+        """Whether there is one, once somebody needs it: not after its end, nor where the process may have no more."""
+        if self._thread is None and not self._stopping:
+            thread = threading.Thread(target=self._run, name="holdfast-syncer", daemon=True)
+            with suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
+        return self._thread is not None and not self._stopping
 
     def _run(self) -> None:
         while True:
