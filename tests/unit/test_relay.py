@@ -26,6 +26,7 @@ from holdfast.limits import (
 from holdfast.plane import Options, open_plane_async
 from holdfast.plane.groups import call_group
 from holdfast.plane.ports import AsyncEmbeddedPort
+from holdfast.runtime import rounds
 from holdfast.runtime.ears import Ears
 from holdfast.runtime.rates import Rates
 from holdfast.runtime.relay import REPLACED, STOPPING, TOO_SLOW, Session
@@ -955,3 +956,128 @@ def test_frames_that_nobody_knows_are_errors(frame: Any) -> None:
 
 def test_batches_are_of_fifty() -> None:
     assert RELAY_FLUSH_MAILS == 50
+
+
+class Failing:
+    """Raises the first time that it is called, in a way that nobody thought of, and does its work from then on."""
+
+    def __init__(self, work: Callable[..., Any]) -> None:
+        self.struck = False
+        self._work = work
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.struck:
+            self.struck = True
+            raise ZeroDivisionError
+        return self._work(*args, **kwargs)
+
+
+@pytest.mark.parametrize("step", ["_gather", "_wrote", "_read"])
+async def test_mail_goes_on_when_a_step_of_a_round_fails(
+    hub: RelayHub, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    async with Agent(hub, "ada") as ada, Agent(hub, "cyd") as cyd, Agent(hub, "bob") as bob:
+        await quiet()
+        failing = Failing(getattr(hub, step))
+        monkeypatch.setattr(hub, step, failing)
+        ada.send("bob", b"lost, perhaps")
+        await until(lambda: failing.struck)
+        await quiet()
+        last = bob
+        if bob.session.ended is not None:  # It was its read that failed, and its agent connects again.
+            last = Agent(hub, "bob")
+            await last.__aenter__()
+        cyd.send("bob", b"after it")
+        await until(lambda: b"after it" in last.bodies)
+        if last is not bob:
+            await last.__aexit__()
+
+
+@pytest.mark.parametrize("method", ["writes", "flush", "sent"])
+async def test_a_session_that_fails_is_ended_and_the_others_of_its_round_go_on(
+    hub: RelayHub, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    async with Agent(hub, "ada") as ada, Agent(hub, "cyd") as cyd, Agent(hub, "bob") as bob:
+        await quiet()
+        monkeypatch.setattr(ada.session, method, Failing(getattr(ada.session, method)))
+        ada.send("bob", b"of ada")
+        cyd.send("bob", b"of cyd")
+        await until(lambda: b"of cyd" in bob.bodies)
+        await until(lambda: ada.session.ended == (STOPPING, "failed"))
+        assert not ada.session.is_busy
+        assert cyd.session.ended is None
+    async with Agent(hub, "ada") as again:
+        assert isinstance(await again.answer(again.send("bob")), Sent)
+
+
+@pytest.mark.parametrize("name", ["read_mail", "read_receipts"])
+async def test_a_session_that_cannot_read_keeps_nobody_behind_it_from_reading(
+    hub: RelayHub, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async with Agent(hub, "ada") as ada, Agent(hub, "bob") as bob, Agent(hub, "cyd") as cyd:
+        await quiet()
+        work = getattr(rounds, name)
+
+        def reads(session: Session, *args: Any) -> Any:
+            if session is bob.session:
+                raise ZeroDivisionError
+            return work(session, *args)
+
+        monkeypatch.setattr(rounds, name, reads)
+        bob.session.must_look = bob.session.receipts_behind = True
+        ada.send("cyd", b"x")
+        hub.wake(bob.session)
+        await cyd.get(1)
+        await until(lambda: bob.session.ended == (STOPPING, "failed"))
+        assert not bob.session.is_busy
+
+
+async def test_a_join_that_fails_in_a_way_that_nobody_thought_of_is_told_and_the_next_one_succeeds(
+    hub: RelayHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Agent(hub, "ada") as ada:
+        assert hub._ears is not None
+        monkeypatch.setattr(hub._ears, "listen_for", Failing(hub._ears.listen_for))
+        with pytest.raises(HoldfastError, match="its log says how"):
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                await hub.join("main", "bob", None)
+        assert Address("main", "bob") not in hub.sessions
+        async with Agent(hub, "bob") as bob:
+            ada.send("bob", b"x")
+            await bob.get(1)
+
+
+async def test_a_hub_that_could_not_hear_tries_again(hub: RelayHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub._database, "hear", Failing(hub._database.hear))
+    with pytest.raises(ZeroDivisionError):
+        await hub.join("main", "bob", None)
+    async with Agent(hub, "bob") as bob, Agent(hub, "ada") as ada:
+        ada.send("bob", b"x")
+        await bob.get(1)
+
+
+async def test_ticks_go_on_when_one_fails_and_a_session_that_fails_does_not_hold_up_the_others(
+    hub: RelayHub, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "_TICK_SECONDS", 0.001)
+    async with Agent(hub, "ada") as ada, Agent(hub, "bob") as bob:
+        failing = Failing(hub.tick)
+        monkeypatch.setattr(hub, "tick", failing)
+        await until(lambda: failing.struck)
+        monkeypatch.setattr(ada.session, "push", Failing(ada.session.push))
+        clock.advance_ms(round(RELAY_PING_SECONDS * 1_000))
+        await until(lambda: bob.all(Ping))
+        assert ada.session.ended == (STOPPING, "failed")
+
+
+async def test_a_commit_that_answers_nothing_is_answered(hub: RelayHub, commits: Commits, monkeypatch: Any) -> None:
+    async def nothing(calls: list[Call]) -> list[Any]:
+        return []
+
+    async with Agent(hub, "ada") as ada:
+        await quiet()
+        monkeypatch.setattr(hub, "_commit", nothing)
+        id = ada.send("bob")
+        assert isinstance(await ada.answer(id), Error)
+        monkeypatch.setattr(hub, "_commit", commits)
+        assert isinstance(await ada.answer(ada.send("bob")), Sent)

@@ -164,6 +164,13 @@ class Session:
 
     # What the hub calls.
 
+    def give_up(self) -> None:
+        """Something went wrong: end, and want nothing more. The agent connects again, and sends again what it must."""
+        self.sends, self.sends_bytes, self.seen = [], 0, None
+        self.confirms.clear()
+        self.must_look = False
+        self.end(STOPPING, "failed")
+
     def push(self, *frames: Frame) -> None:
         """Send these to the agent, behind what it has still to hear."""
         if self.ended is not None:

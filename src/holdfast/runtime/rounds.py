@@ -10,6 +10,9 @@ behind the send. So a hop costs one sync, and a commit carries as much as came w
 What others store, by HTTP, a stream or another server, the hub hears from the key space (`ears.py`): every commit says
 which keys it wrote, and a key of mail ends with a sequence. A session that has not come so far reads; any other is left
 in peace. Nobody polls, and a thousand sessions cost one pair of ears.
+
+A session with which something goes wrong that nobody thought of is ended, and its agent connects again; the others of
+its round, and all rounds to come, go on.
 """
 
 import asyncio
@@ -17,15 +20,14 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final
 
 from holdfast.clock import Clock, MonotonicClock
-from holdfast.errors import Backend, Busy, Closed, HoldfastError, InvalidArgument, MailboxTaken, ShutdownDraining
+from holdfast.errors import Closed, HoldfastError, InvalidArgument, MailboxTaken, ShutdownDraining
 from holdfast.kv import Database
-from holdfast.layers.mailboxes import Address, address_of
+from holdfast.layers.mailboxes import Address
 from holdfast.limits import (
-    RELAY_FLUSH_BYTES,
     RELAY_LOOK_SECONDS,
     RELAY_PING_SECONDS,
     RELAY_PONG_SECONDS,
@@ -37,19 +39,18 @@ from holdfast.limits import (
     RELAY_SENDERS_MAX,
 )
 from holdfast.runtime.ears import Ears
+from holdfast.runtime.gathered import Round, Then, give_up, ignore, may_pass, read_mail, read_receipts, unexpected
 from holdfast.runtime.rates import Rates
 from holdfast.runtime.relay import REPLACED, STOPPING, TOO_SLOW, Allow, Session
 from holdfast.wire.frames import Call
-from holdfast.wire.mail import ConfirmMail, Joined, JoinMailbox, LeaveMailbox, ReadMail, ReadReceipts, SendMail
+from holdfast.wire.mail import ConfirmMail, Joined, JoinMailbox, LeaveMailbox, SendMail
 from holdfast.wire.relay import Draining, Ping, QueueStatus, Replaced, Welcome
 from holdfast.wire.requests import Request
 
 _log = logging.getLogger("holdfast.relay")
 _TICK_SECONDS: Final = 1.0
-_LONG_NAME: Final = 512  # Nobody is called so, and nothing so long is remembered.
 
 Commit = Callable[[list[Call]], Awaitable[list[Any]]]  # The outcomes of the first of the calls, in one commit.
-Then = Callable[[Any], None]  # Is given the outcome of a call.
 
 
 class RelayHub:
@@ -106,7 +107,7 @@ class RelayHub:
         session.end(STOPPING, "gone")
         if self.sessions.get(session.address) is session:
             self._forget(session)
-            self._ask(LeaveMailbox(session.address.agent, session.id, session.address.universe), _ignore)
+            self._ask(LeaveMailbox(session.address.agent, session.id, session.address.universe), ignore)
 
     def wake(self, session: Session) -> None:
         """A session has something to do."""
@@ -117,17 +118,10 @@ class RelayHub:
         """Attend to whoever was silent, and to what a failure has put off. Called every second."""
         now_ms = self.clock.now_ms()
         for session in list(self.sessions.values()):
-            if session.is_held:
-                session.heard_ms = now_ms
-            if session.pinged_ms is not None and now_ms - session.pinged_ms >= RELAY_PONG_SECONDS * 1_000:
-                session.end(TOO_SLOW, "no pong")
-            elif session.pinged_ms is None and now_ms - session.heard_ms >= RELAY_PING_SECONDS * 1_000:
-                session.pinged_ms = now_ms
-                session.push(Ping())
-            if now_ms - session.looked_ms >= RELAY_LOOK_SECONDS * 1_000:
-                session.looked_ms, session.must_look, session.receipts_behind = now_ms, True, True
-            if session.has_work:
-                self.wake(session)
+            try:
+                self._attend(session, now_ms)
+            except Exception:
+                give_up(session)
 
     def drain(self) -> None:
         """Take no more mail; confirmations are taken until the connections are closed."""
@@ -146,7 +140,7 @@ class RelayHub:
         if self._running is not None:
             await self._running
         if self._hearing is not None:
-            with suppress(HoldfastError):
+            with suppress(Exception):  # Whoever wanted to join was told why it could not be heard.
                 (await self._hearing)()
 
     async def _start(self) -> None:
@@ -159,23 +153,41 @@ class RelayHub:
         if self._running is None:
             self._running = asyncio.ensure_future(self._run())
             self._ticking = asyncio.ensure_future(self._tick())
+        begun = self._hearing
         try:
-            await asyncio.shield(self._hearing)
-        except HoldfastError:
-            self._hearing = None  # The next one tries again.
+            await asyncio.shield(begun)
+        except Exception:
+            if self._hearing is begun:
+                self._hearing = None  # The next one tries again.
             raise
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
-            self.tick()
+            try:
+                self.tick()
+            except Exception:
+                _log.exception("sessions could not be attended to, and will be in a second")
+
+    def _attend(self, session: Session, now_ms: int) -> None:
+        if session.is_held:
+            session.heard_ms = now_ms
+        if session.pinged_ms is not None and now_ms - session.pinged_ms >= RELAY_PONG_SECONDS * 1_000:
+            session.end(TOO_SLOW, "no pong")
+        elif session.pinged_ms is None and now_ms - session.heard_ms >= RELAY_PING_SECONDS * 1_000:
+            session.pinged_ms = now_ms
+            session.push(Ping())
+        if now_ms - session.looked_ms >= RELAY_LOOK_SECONDS * 1_000:
+            session.looked_ms, session.must_look, session.receipts_behind = now_ms, True, True
+        if session.has_work:
+            self.wake(session)
 
     async def _run(self) -> None:
         """Begin rounds as long as there is work: the next one is made while those before it are being synced."""
         while not self._closed or self._asks or self._ready or self._under_way:
             await self._awake.wait()
             self._awake.clear()
-            while len(self._under_way) < RELAY_ROUNDS_MAX and (round := self._gather()).requests:
+            while len(self._under_way) < RELAY_ROUNDS_MAX and not (round := self._gathered()).is_empty:
                 task = asyncio.get_running_loop().create_task(self._carry_out(round))
                 self._under_way.add(task)
                 task.add_done_callback(self._under_way.discard)
@@ -184,83 +196,104 @@ class RelayHub:
     def _rouse(self, *_: object) -> None:
         self._awake.set()
 
-    def _gather(self) -> "_Round":
+    def _gathered(self) -> Round:
+        round = Round()
+        try:
+            self._gather(round)
+        except Exception:
+            _log.exception("a round is carried out as far as it was gathered")
+            asyncio.get_running_loop().call_later(RELAY_RETRY_SECONDS, self._rouse)
+        return round
+
+    def _gather(self, round: Round) -> None:
         """What the first in line want. A session has part in one round at a time, so what it does stays in order."""
-        round = _Round()
         if not self._are_asking:
-            self._are_asking, self._asks, asks = bool(self._asks), [], self._asks
+            self._are_asking = round.has_asks = bool(self._asks)
+            self._asks, asks = [], self._asks
             for request, then in asks:
-                round.add(request, then)
-            round.has_asks = bool(asks)
+                round.add(request, then, None)
         while self._ready and round.size < RELAY_ROUND_MAILS:
             session = next(iter(self._ready))
             del self._ready[session]
-            if session.is_busy or not session.has_work:  # Whoever is busy stands in line again when that is over.
-                continue
-            round.join(session)
-            for request in session.writes():
-                round.add(request, partial(self._wrote, session, request))
-                round.size += self._expect(session, request, round)
-            round.size += session.read_limit if session.is_behind else 1
+            try:
+                if session.is_busy or not session.has_work:  # Whoever is busy stands in line again when that is over.
+                    continue
+                round.join(session)
+                for request in session.writes():
+                    round.add(request, partial(self._wrote, session, request), session)
+                    round.size += round.expect(session, request, self.sessions)
+                round.size += session.read_limit if session.is_behind else 1
+            except Exception:
+                give_up(session)
         for session in round.sessions:
-            if session.is_hungry or session.must_look or (session.expects_mail and session.is_open):
-                limit = session.read_limit
-                round.add(_read_mail(session, limit), partial(self._read, session, limit, session.told))
-                session.must_look = False
+            try:
+                if session.is_hungry or session.must_look or (session.expects_mail and session.is_open):
+                    limit = session.read_limit
+                    round.add(read_mail(session, limit), partial(self._read, session, limit, session.told), session)
+                    session.must_look = False
+            except Exception:
+                give_up(session)
         for session in round.sessions:
-            if session.wants_receipts or session.expects_receipts:
-                round.add(_read_receipts(session), partial(self._read_receipts, session, session.receipts_told))
+            try:
+                if session.wants_receipts or session.expects_receipts:
+                    then = partial(self._read_receipts, session, session.receipts_told)
+                    round.add(read_receipts(session), then, session)
+            except Exception:
+                give_up(session)
             session.expects_mail = session.expects_receipts = False
-        return round
 
-    def _expect(self, session: Session, request: Request[Any], round: "_Round") -> int:
-        """Have those read who get something by this request; how many mails it is about."""
-        if isinstance(request, SendMail):
-            universe = session.address.universe
-            for mail in request.mails:
-                to = self.sessions.get(_recipient(mail.to, universe)) if len(mail.to) < _LONG_NAME else None
-                if to is not None and round.join(to):
-                    to.expects_mail = True
-            return len(request.mails)
-        if isinstance(request, ConfirmMail):
-            for id in request.ids:
-                sender = self.sessions.get(address_of(session.in_flight.get(id, "")))
-                if sender is not None and round.join(sender):
-                    sender.expects_receipts = True
-            return len(request.ids)
-        return 1
-
-    async def _carry_out(self, round: "_Round") -> None:
+    async def _carry_out(self, round: Round) -> None:
         """Commit a round, and tell everybody in it what became of what they wanted."""
-        calls, thens = round.calls(), round.thens
+        try:
+            await self._commit_all(round)
+        finally:
+            if round.has_asks:
+                self._are_asking = False
+            for session in round.sessions:
+                session.is_busy = False
+                try:
+                    session.flush()
+                except Exception:
+                    give_up(session)
+                if session.has_work:
+                    self._ready[session] = None
+
+    async def _commit_all(self, round: Round) -> None:
+        calls, told = round.calls(), 0
         while calls:
             try:
                 outcomes = await self._commit(calls)
+                assert outcomes, "a group has at least one call"
             except Exception:
                 _log.exception("a round failed in a way that nobody thought of")
-                outcomes = [HoldfastError("The server failed in a way that nobody thought of; its log says how")]
-                outcomes *= len(calls)
-            assert outcomes, "a group has at least one call"
-            for then, outcome in zip(thens, outcomes, strict=False):
-                then(outcome)
-            calls, thens = calls[len(outcomes) :], thens[len(outcomes) :]
-        if round.has_asks:
-            self._are_asking = False
-        for session in round.sessions:
-            session.is_busy = False
-            session.flush()
-            if session.has_work:
-                self._ready[session] = None
+                outcomes = [unexpected()] * len(calls)
+            for outcome, then, session in zip(outcomes, round.thens[told:], round.owners[told:], strict=False):
+                try:
+                    then(outcome)
+                except Exception:
+                    give_up(session)
+            calls, told = calls[len(outcomes) :], told + len(outcomes)
 
     # What became of it.
 
     def _joined(
         self, session: Session, receipts_after: int | None, joined: "asyncio.Future[Session]", outcome: Any
     ) -> None:
-        if isinstance(outcome, HoldfastError):
-            if not joined.done():
+        try:
+            if not isinstance(outcome, HoldfastError):
+                self._welcome(session, receipts_after, joined, outcome)
+            elif not joined.done():
                 joined.set_exception(outcome)
-            return
+        except Exception:
+            give_up(session)
+            with suppress(Exception):  # Nobody knows how far it has come.
+                self.leave(session)
+            if not joined.done():
+                joined.set_exception(unexpected())
+
+    def _welcome(
+        self, session: Session, receipts_after: int | None, joined: "asyncio.Future[Session]", outcome: Any
+    ) -> None:
         assert isinstance(outcome, Joined)
         before = self.sessions.get(session.address)
         if before is not None:
@@ -286,7 +319,7 @@ class RelayHub:
         elif not isinstance(outcome, HoldfastError):
             if isinstance(request, ConfirmMail):
                 session.confirmed(request.ids)
-        elif _may_pass(outcome) and isinstance(request, ConfirmMail):
+        elif may_pass(outcome) and isinstance(request, ConfirmMail):
             session.confirms.extendleft(reversed(request.ids))
             self._rest(session)
         else:
@@ -361,59 +394,3 @@ class RelayHub:
         """Somebody joined the mailbox, or nobody knows what happened: look."""
         session.must_look = session.receipts_behind = True
         self.wake(session)
-
-
-class _Round:
-    """What is to be committed together, and who is to be told of it."""
-
-    __slots__ = ("has_asks", "requests", "sessions", "size", "thens")
-
-    def __init__(self) -> None:
-        self.requests: list[Request[Any]] = []
-        self.thens: list[Then] = []
-        self.sessions: dict[Session, None] = {}  # An ordered set.
-        self.size = 0  # In mails.
-        self.has_asks = False
-
-    def add(self, request: Request[Any], then: Then) -> None:
-        self.requests.append(request)
-        self.thens.append(then)
-
-    def join(self, session: Session) -> bool:
-        """Whether the session has part in this round, because it has part in no other."""
-        if session in self.sessions:
-            return True
-        if session.is_busy:
-            return False
-        session.is_busy = True
-        self.sessions[session] = None
-        return True
-
-    def calls(self) -> list[Call]:
-        return [Call(number, request) for number, request in enumerate(self.requests)]  # type: ignore[arg-type]
-
-
-@lru_cache(maxsize=4_096)
-def _recipient(name: str, universe: str) -> Address:
-    """Whose mailbox a mail to that name is for, if it is a name at all; its send finds that out."""
-    return Address(universe, name.partition("@")[0].lower())
-
-
-def _read_mail(session: Session, limit: int) -> ReadMail:
-    universe, agent = session.address
-    return ReadMail(agent, session.after, limit, 0.0, session.id, False, universe, RELAY_FLUSH_BYTES)
-
-
-def _read_receipts(session: Session) -> ReadReceipts:
-    universe, agent = session.address
-    return ReadReceipts(agent, session.receipts_after, RELAY_RECEIPTS, 0.0, universe)
-
-
-def _may_pass(error: HoldfastError) -> bool:
-    """Whether the same may succeed later."""
-    return isinstance(error, Backend | Busy)
-
-
-def _ignore(outcome: Any) -> None:
-    """Nobody waits for it."""
-    del outcome
