@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
     StringContains,
     StringStartsWith,
 )
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from holdfast.errors import Corrupt, InvalidArgument, InvalidName, PathUnusable, Unreachable
 from holdfast.limits import SOURCE_STAGED_SECONDS
@@ -240,6 +240,97 @@ def test_a_stream_does_not_pass_over_a_plane_that_went_back(data):
         plane.world("world-0001").archive()
         plane.world("world-0001").delete()
     assert reader.latestOffset(now, ReadAllAvailable()) == now  # What was deleted stays where it was.
+
+
+DAMAGED = [
+    None,
+    7,
+    "main/ada",
+    [],
+    ["main/ada", 7],
+    {"main/ada": "7"},
+    {"main/ada": None},
+    {"main/ada": 7.5},
+    {"main/ada": True},
+    {"main/ada": -1},
+    {"main/ada": 1 << 63},
+    {"main/ada": {"height": 7}},
+    {"ada": 7},
+    {"/ada": 7},
+    {"main/": 7},
+    {"": 7},
+    {"main/x" + "x" * 10_000: 7},
+    {"main/Ada": 7},
+    {"main/ada/7": 7},
+]
+
+
+@pytest.mark.parametrize("damaged", DAMAGED, ids=range(len(DAMAGED)))
+def test_an_offset_that_was_edited_by_hand_is_told_of(data, damaged):
+    planes.build(data, worlds=1, entries=10)
+    reader = StreamReader(options_of({"url": f"dir:{data}"}))
+    good = reader.latestOffset({}, ReadAllAvailable())
+    for ask in (
+        lambda: reader.latestOffset(damaged, ReadAllAvailable()),
+        lambda: reader.latestOffset(damaged, ReadMaxRows(5)),
+        lambda: reader.partitions(damaged, good),
+        lambda: reader.partitions(good, damaged),
+        lambda: reader.partitions(damaged, damaged),
+    ):
+        with pytest.raises(Corrupt, match=r"checkpoint of the stream.*new checkpointLocation") as caught:
+            ask()
+        assert caught.value.code == "corrupt"
+        assert len(str(caught.value)) < 1_000
+
+
+def test_an_offset_of_session_logs_that_was_edited_by_hand_is_told_of(data):
+    planes.build(data, worlds=1, entries=10, activity=10)
+    logs = StreamReader(options_of({"url": f"dir:{data}", "table": "activity"}))
+    ends = logs.latestOffset({}, ReadAllAvailable())
+    assert logs.partitions({}, ends)
+    for damaged in (dict.fromkeys(ends, -1), {key.removeprefix("main"): 1 for key in ends}, list(ends)):
+        with pytest.raises(Corrupt, match="checkpoint of the stream"):
+            logs.latestOffset(damaged, ReadAllAvailable())
+
+
+def test_a_batch_that_ends_before_its_start_is_told_of(data):
+    planes.build(data, worlds=2, entries=10)
+    reader = StreamReader(options_of({"url": f"dir:{data}"}))
+    good = reader.latestOffset({}, ReadAllAvailable())
+    with pytest.raises(Corrupt, match=r"main/world-0001.*ends without it"):
+        reader.partitions(good, {key: place for key, place in good.items() if key != "main/world-0001"})
+    with pytest.raises(Corrupt, match=r"main/world-0001.*ends before, at 3"):
+        reader.partitions(good, {**good, "main/world-0001": 3})
+
+
+@pytest.mark.parametrize("table", ["journal", "activity"])
+def test_a_stream_of_what_is_new_loses_nothing_if_its_first_batch_is_run_again(data, table):
+    planes.build(data, worlds=2, entries=10)
+    chosen = options_of({"url": f"dir:{data}", "table": table, "startingOffsets": "latest"})
+    lost = StreamReader(chosen)
+    before = lost.initialOffset()
+    _add(data, "first")
+    assert lost.initialOffset() == before  # Spark asks twice for it.
+    written = lost.latestOffset(before, ReadAllAvailable())
+    _add(data, "second")
+
+    # It ends here. Spark begins again with the end of the batch, and asks another time where it starts.
+    again = StreamReader(chosen)
+    assert _rows(again, again.initialOffset(), written) == 0
+    onward = again.latestOffset(written, ReadAllAvailable())
+    assert onward != written
+    assert _rows(again, written, onward) == _rows(lost, before, onward) > 0
+    with open_view(chosen.config) as view:
+        assert onward == (plans.heads(view) if table == "journal" else plans.ends(view))
+
+
+def _add(data, session):
+    planes.extend(data, ["world-0000", "world-0001"], 5)
+    planes.leave_log(data, 5, session=session)
+
+
+def _rows(reader, start, end):
+    return sum(batch.num_rows for part in reader.partitions(start, end) for batch in reader.read(part))
 
 
 @pytest.mark.parametrize("table", ["journal", "activity", "queues"])

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.testing import assertDataFrameEqual
 
 import holdfast
+from holdfast.pipeline.source import HoldfastSource
 from holdfast.wire.queues import QueuePolicy
 
 HERE = Path(__file__).parent
@@ -183,6 +184,53 @@ def test_a_stream_may_begin_with_what_comes_next(spark, growing):
     assert streamed(spark, growing, "journal", ["world", "height"], startingOffsets="latest") == []
     planes.extend(growing, ["world-0001"], 5)
     assert len(streamed(spark, growing, "journal", ["world", "height"], startingOffsets="latest")) == 5
+
+
+def test_a_stream_of_what_comes_next_loses_nothing_if_its_first_batch_fails(spark, growing):
+    class Slow(HoldfastSource):
+        """Between the two questions of Spark where a new stream begins and ends, something is written."""
+
+        def streamReader(self, schema: Any) -> Any:
+            reader, url = super().streamReader(schema), self.options["url"]
+            began = reader.initialOffset
+
+            def slow() -> dict[str, int]:
+                offset: dict[str, int] = began()
+                with holdfast.open(url) as plane:
+                    plane.world("world-0000").append([{"n": 0}], expected_head=plane.world("world-0000").head())
+                return offset
+
+            reader.initialOffset = slow  # type: ignore[method-assign]
+            return reader
+
+    spark.dataSource.register(Slow)
+    out: list[int] = []
+
+    def run(*, fails: bool) -> None:
+        def write(batch: DataFrame, number: int) -> None:
+            heights = [row.height for row in batch.collect()]
+            if fails:
+                raise RuntimeError("the power fails")
+            out.extend(heights)
+
+        stream = spark.readStream.format("holdfast").options(url=f"dir:{growing}", startingOffsets="latest").load()
+        to = stream.writeStream.option("checkpointLocation", str(growing.parent / "checkpoint")).foreachBatch(write)
+        # A query that takes what is there has asked for its end before its start, so its first batch is empty anyway.
+        query = (to.trigger(processingTime="0 seconds") if fails else to.trigger(availableNow=True)).start()
+        assert query.awaitTermination(120)
+
+    height = len(planes.truth(growing)["world-0000"])
+    try:
+        with pytest.raises(PySparkException, match="the power fails"):
+            run(fails=True)
+        assert (growing.parent / "checkpoint" / "offsets" / "0").exists()
+        assert not (growing.parent / "checkpoint" / "commits" / "0").exists()
+        run(fails=False)
+        run(fails=False)
+    finally:
+        spark.dataSource.register(HoldfastSource)
+    assert out == list(range(height, len(planes.truth(growing)["world-0000"])))
+    assert len(out) >= 2
 
 
 def jobs(spark: SparkSession, count: int) -> DataFrame:
