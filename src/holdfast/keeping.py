@@ -64,6 +64,7 @@ class Keeper:
         self._wake_at = math.inf  # When the thread will look by itself.
         self._numbers = count()
         self._thread: threading.Thread | None = None
+        self._is_idle = False  # Whether it was said that there can be no thread.
         self._closing = False
 
     def keep(
@@ -81,10 +82,22 @@ class Keeper:
     def _wake(self) -> None:
         with self._lock:
             if self._thread is None and not self._closing:
-                self._thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
-                self._thread.start()
+                self._begin()
             else:
                 self._lock.notify()
+
+    def _begin(self) -> None:
+        thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # The process may have no more. Whoever received a message has it all the same.
+            if not self._is_idle:
+                self._is_idle = True
+                _log.warning("leases are not extended, and will be when a thread can be had: %s", error)
+            while len(self._new) > _NEW_MAX:
+                self._new.popleft()
+        else:
+            self._thread = thread
 
     def close(self) -> None:
         with self._lock:

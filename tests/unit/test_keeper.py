@@ -293,3 +293,30 @@ def test_closing_waits_for_the_extension_at_hand(night: Night) -> None:
     assert not closing.is_alive()
     assert message.expires_ms == 9
     assert not is_running()
+
+
+def test_a_message_is_received_although_no_thread_can_keep_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    extended: SimpleQueue[str] = SimpleQueue()
+
+    def extend(universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
+        extended.put(lease.id)
+        return 0
+
+    monkeypatch.setattr(keeper_module, "_NEW_MAX", 4)
+    keeper, messages = Keeper(extend), [Message() for _ in range(10)]
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "holdfast.keeper"):
+        patch.setattr(threading.Thread, "start", refuse)
+        for number, message in enumerate(messages):
+            keeper.keep(message, "main", "jobs", MessageLease(f"m{number}", "l", 1), seconds=0.01, cap_seconds=60)
+    assert len(caplog.records) == 1
+    keeper.keep(messages[0], "main", "jobs", MessageLease("m10", "l", 1), seconds=0.01, cap_seconds=60)
+    kept = {extended.get(timeout=DEADLINE_SECONDS) for _ in range(5)}
+    while len(kept) < 5:
+        kept.add(extended.get(timeout=DEADLINE_SECONDS))
+    keeper.close()
+    assert kept == {"m6", "m7", "m8", "m9", "m10"}, "the last ones that came before, and no more of them"

@@ -7,6 +7,7 @@ Whoever waits on behalf of thousands hears every commit instead, and learns whic
 """
 
 import asyncio
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -16,6 +17,8 @@ from typing import Final, Self
 
 from holdfast import limits
 from holdfast.errors import Busy, Closed, InvalidKey
+
+_log = logging.getLogger("holdfast.watches")
 
 Range = tuple[bytes, bytes]
 Told = Callable[[Collection[bytes], Collection[Range]], None]  # Of the keys and ranges that may have changed.
@@ -162,8 +165,8 @@ class Watches:
         """
         if not self.count:
             return False
-        for told in self._hearers:
-            told(keys, cleared)
+        if self._hearers:
+            self._tell(keys, cleared)
         if not self._lengths:
             return False
         with self._lock:
@@ -177,12 +180,18 @@ class Watches:
 
     def fire_all(self) -> None:
         """Fire every watch: something changed, nobody knows what."""
-        for told in self._hearers:
-            told((), (_EVERYTHING,))
+        self._tell((), (_EVERYTHING,))
         with self._lock:
             fired = [watch for watches in self._by_prefix.values() for watch in watches]
         for watch in fired:
             watch.fire()
+
+    def _tell(self, keys: Collection[bytes], cleared: Collection[Range]) -> None:
+        for told in self._hearers:
+            try:
+                told(keys, cleared)
+            except Exception:  # What it would hear is committed: that is no failure of whoever did.
+                _log.exception("a commit could not be told to somebody who hears of all; others were told")
 
     def close(self) -> None:
         """Close every watch."""

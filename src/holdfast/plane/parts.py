@@ -5,13 +5,12 @@ import shutil
 import tempfile
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import HoldfastError
 from holdfast.keeping import Keeper
 from holdfast.kv import Database
 from holdfast.layers.mailboxes.rooms import MAIL_EVENTS
@@ -22,6 +21,7 @@ from holdfast.runtime.activity import ActivityLog
 from holdfast.runtime.events import Events
 from holdfast.runtime.locktable import RESOURCE_LEVELS, HolderInfo, LockTable
 from holdfast.runtime.mailsweeper import MailSweeper
+from holdfast.runtime.rotation import Failures
 from holdfast.runtime.sendings import Sendings
 from holdfast.runtime.sweeper import Sweeper
 from holdfast.runtime.upkeep import Upkeep
@@ -31,6 +31,8 @@ from holdfast.wire.queues import MessageLease
 
 _log = logging.getLogger("holdfast.activity")
 _NO_EVENTS = frozenset((DUE, LOOSE))  # What notes begin with that are told to somebody else.
+
+Sweeping = TypeVar("Sweeping")
 
 
 class Parts:
@@ -66,6 +68,7 @@ class Parts:
         self._logs_are_temporary = logs is None
         self._logs = logs or Path(tempfile.gettempdir()) / f"holdfast-activity-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
+        self._failures = Failures("Starting to sweep")
         self._stopped = False
         self._locks: dict[str, LockTable] = {}
         self._activity: ActivityLog | None = None
@@ -105,29 +108,48 @@ class Parts:
             self._activity.flush()
 
     def tell(self, notes: Sequence[tuple[Any, ...]]) -> None:
-        """Tell of what a committed transaction has noted: to the session log, and to whoever waits for a moment."""
+        """Tell of what a committed transaction has noted: to the session log, and to whoever waits for a moment.
+
+        Whatever fails here is a line in the log. It is no failure of whoever committed, who would do it again.
+        """
         events = [note for note in notes if note[0] not in _NO_EVENTS]
-        for note in notes if len(events) < len(notes) else ():
-            if note[0] == DUE:
-                self._expect(*note[1:])
-            elif note[0] == LOOSE:
-                self._log_loose(*note[1:])
-        if events:
-            self.events.add(events)
-            if self._mail_sweeper is None and events[0][0].startswith(MAIL_EVENTS):
-                self.start_sweeping_mail()
+        try:
+            if events:
+                self.events.add(events)
+                if self._mail_sweeper is None and events[0][0].startswith(MAIL_EVENTS):
+                    self._begin(self.start_sweeping_mail)
+            for note in notes if len(events) < len(notes) else ():
+                if note[0] == DUE:
+                    self._expect(*note[1:])
+                elif note[0] == LOOSE:
+                    self._log_loose(*note[1:])
+        except Exception:
+            _log.exception("what was committed could not be told of")
 
     def _log_loose(self, universe: str, session: str | None, record: bytes) -> None:
         """BEST_EFFORT: what they belong to is committed, whether a log takes them or not."""
         try:
             self.log().log_encoded(universe, session or self.session, LOG_KIND, [record])
-        except HoldfastError as error:
+        except Exception as error:
             _log.warning("fields of an entity of %s are not in its session log: %s", universe, error)
 
     def _expect(self, queue: QueueKey, in_ms: int) -> None:
-        sweeper = self._sweeper or self.start_sweeping()
+        sweeper = self._sweeper or self._begin(self.start_sweeping)
         if sweeper is not None:
             sweeper.expect(queue, SystemClock().now_ms() + in_ms)
+
+    def _begin(self, start: Callable[[], Sweeping]) -> Sweeping | None:
+        """What begins with the first commit that needs it, or a later one where the process may have no more threads.
+
+        It looks at everything once when it starts, so what it is not told of until then is not missed.
+        """
+        try:
+            begun = start()
+        except RuntimeError as error:
+            self._failures.note(start.__name__, error)
+            return None
+        self._failures.over(start.__name__)
+        return begun
 
     def start_sweeping(self) -> Sweeper | None:
         """Attend to what is due in queues that nobody looks at, from now on."""

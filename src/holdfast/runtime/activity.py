@@ -10,10 +10,12 @@ dropped and counted. `log` never raises for a disk.
 Two threads work behind a log: one writes buffers, and sleeps while there are none; the other rotates closed files.
 """
 
+import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -33,6 +35,7 @@ from holdfast.runtime.sessionlogs import Common, Labels, SessionLog
 
 __all__ = ["ActivityLog", "ActivityStats", "LogFile", "LoggedRecord", "Position", "SessionLog"]
 
+_log = logging.getLogger("holdfast.activity")
 _READ_ATTEMPTS_MAX: Final = 10
 _START: Final = Position("", -1)
 
@@ -91,8 +94,13 @@ class ActivityLog:
         works = (self._write_often, self._rotate_often) if start_flusher else ()
         self._threads = [threading.Thread(target=work, name="holdfast-activity", daemon=True) for work in works]
         forget_in_children(self)
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:  # The process may have no more: the one that was started ends.
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            self.close()
+            raise
 
     def log(
         self, universe: str, session: str, record: Mapping[str, Any] | msgspec.Struct, *, kind: str = "activity"
@@ -241,7 +249,7 @@ class ActivityLog:
             turn += [self._unwritten.get() for _ in range(self._unwritten.qsize())]
             for session in turn:
                 if session is not None:
-                    session.write()
+                    self._attend(session, session.write)
             self._sweep()
 
     def _sweep(self) -> None:
@@ -251,7 +259,15 @@ class ActivityLog:
             self._swept_ms = now_ms
             for session in list(self._sessions.values()):
                 if session.is_idle(now_ms):
-                    self._end(session)
+                    self._attend(session, partial(self._end, session))
+
+    def _attend(self, session: SessionLog, work: Callable[[], None]) -> None:
+        """Do something for a session. Whatever is wrong with it must not end the thread that serves them all."""
+        try:
+            work()
+        except Exception as error:
+            _log.exception("the log of session %s failed in a way that nobody thought of", session.labels)
+            self._common.failures.note(session, error)
 
     def _rotate_often(self) -> None:
         while True:

@@ -9,11 +9,13 @@ that writers of one process wait for each other instead of failing; that version
 business, between processes too.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 
+from holdfast.errors import HoldfastError
 from holdfast.kv import Database, Transaction
 from holdfast.layers import entities, tiering
 from holdfast.layers.once import Once, recall, remember
@@ -25,6 +27,7 @@ from holdfast.runtime.loglines import encoded
 from holdfast.tiers import Tier, TierPolicy, strongest
 from holdfast.wire.entities import DeleteEntity, EntityKind, EntityKinds, PutEntity, WriteEntities, Written
 
+_log = logging.getLogger("holdfast.activity")
 _decode = msgspec.msgpack.Decoder(Written).decode
 
 
@@ -131,7 +134,10 @@ class AsyncEntityStore:
             with await self._locks(parts[0].key.universe).acquire_all_async(rows) as held:
                 written, is_new = await self._transact(promise, work, call, held.release)
         if is_new:
-            log()
+            try:
+                log()
+            except HoldfastError as error:  # BEST_EFFORT: its session ended meanwhile, and no other can be had.
+                _log.warning("fields of entities are not in a session log, and the others are written: %s", error)
         elif written.durability is Tier.CRITICAL and promise is not Tier.CRITICAL:
             # It was promised more before than was asked for now: see to it that this holds.
             await self._database.read_async(_look, tier=Tier.CRITICAL)

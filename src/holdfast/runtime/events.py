@@ -9,6 +9,7 @@ what no log takes is dropped with a warning. Whoever made it happen has committe
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -79,7 +80,7 @@ class Events:
         self._waiting.extend(events)
         if self._thread is None:
             self._start()
-        elif len(self._waiting) > EVENTS_MAX:
+        if len(self._waiting) > EVENTS_MAX:
             self.write()  # Whoever makes things happen faster than they can be told of helps to tell.
 
     def write(self) -> None:
@@ -112,13 +113,15 @@ class Events:
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
-            self.write()
+        self.write()
 
     def _start(self) -> None:
         with self._lock:
             if self._thread is None and not self._stopping.is_set():
-                self._thread = threading.Thread(target=self._run, name="holdfast-events", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="holdfast-events", daemon=True)
+                with suppress(RuntimeError):  # The process may have no more: they wait for the next one's attempt.
+                    thread.start()
+                    self._thread = thread
 
     def _run(self) -> None:
         while not self._stopping.wait(EVENTS_EVERY_SECONDS):

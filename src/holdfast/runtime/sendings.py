@@ -10,6 +10,7 @@ from holdfast.layers.once import Fresh, any_forgotten, forget, period_of
 from holdfast.tiers import Tier
 
 _log = logging.getLogger("holdfast.sendings")
+_NOT_FORGOTTEN = "the keys of old calls could not be forgotten, and will be in ten minutes: %s"
 
 
 class Sendings:
@@ -35,8 +36,12 @@ class Sendings:
         period = period_of(self._now_ms())
         if period != self._period and (self._forgetting is None or not self._forgetting.is_alive()):
             self._period = period
-            self._forgetting = threading.Thread(target=self._forget, name="holdfast-forgetting", daemon=True)
-            self._forgetting.start()
+            forgetting = threading.Thread(target=self._forget, name="holdfast-forgetting", daemon=True)
+            try:
+                forgetting.start()
+                self._forgetting = forgetting
+            except RuntimeError as error:
+                _log.warning(_NOT_FORGOTTEN, error)
         self._again += again
         if again or self._shared:
             return _never
@@ -54,7 +59,7 @@ class Sendings:
             while self._database.read(any_forgotten, tier=Tier.IMPORTANT):
                 self._database.transact(forget, tier=Tier.IMPORTANT)
         except HoldfastError as error:  # They are in nobody's way until the next period is over.
-            _log.warning("the keys of old calls could not be forgotten, and will be in ten minutes: %s", error)
+            _log.warning(_NOT_FORGOTTEN, error)
 
 
 def _never() -> bool:

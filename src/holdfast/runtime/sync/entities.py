@@ -1,10 +1,12 @@
 """Generated from runtime/entities.py by tools/make_twins.py; change that file instead."""
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 
+from holdfast.errors import HoldfastError
 from holdfast.kv import Database, Transaction
 from holdfast.layers import entities, tiering
 from holdfast.layers.once import Once, recall, remember
@@ -16,6 +18,7 @@ from holdfast.runtime.loglines import encoded
 from holdfast.tiers import Tier, TierPolicy, strongest
 from holdfast.wire.entities import DeleteEntity, EntityKind, EntityKinds, PutEntity, WriteEntities, Written
 
+_log = logging.getLogger("holdfast.activity")
 _decode = msgspec.msgpack.Decoder(Written).decode
 
 
@@ -120,7 +123,10 @@ class EntityStore:
             with self._locks(parts[0].key.universe).acquire_all(rows) as held:
                 written, is_new = self._transact(promise, work, call, held.release)
         if is_new:
-            log()
+            try:
+                log()
+            except HoldfastError as error:  # BEST_EFFORT: its session ended meanwhile, and no other can be had.
+                _log.warning("fields of entities are not in a session log, and the others are written: %s", error)
         elif written.durability is Tier.CRITICAL and promise is not Tier.CRITICAL:
             # It was promised more before than was asked for now: see to it that this holds.
             self._database.read(_look, tier=Tier.CRITICAL)
