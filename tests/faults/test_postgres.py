@@ -312,3 +312,39 @@ def test_two_processes_lose_no_increment(postgres_url: str, database: PostgresDa
     assert [process.wait(120) for process in processes] == [0, 0]
     counters = database.read(lambda tx: [int(value) for _, value in tx.scan(b"counter", b"countes", limit=10)])
     assert counters == [100, 100, 100]
+
+
+def test_the_committer_goes_on_although_a_loop_was_closed_at_the_last_moment(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.new_event_loop()
+    monkeypatch.setattr(loop, "is_closed", lambda: False)  # It was open when somebody looked.
+    gone = Job(put, (b"of the loop",), {}, durable=True, loop=loop)
+    loop.close()
+    database._committer._turn.acquire()
+    database._committer.submit([gone])
+    database._committer._turn.release()
+    database.transact(put, b"of a thread")
+    assert database.transact(lambda tx: [tx.get(b"of the loop"), tx.get(b"of a thread")]) == [b"1", b"1"]
+    assert database._committer._thread.is_alive()
+    monkeypatch.undo()
+
+
+def test_a_signal_for_whoever_commits_is_not_told_to_the_others_of_the_group(database: PostgresDatabase) -> None:
+    """They learn that nobody knows what became of theirs; whoever was interrupted is."""
+    committer = database._committer
+
+    def interrupt(tx: Transaction) -> None:
+        raise KeyboardInterrupt
+
+    other = Job(put, (b"other",), {}, durable=True)
+    own = Job(interrupt, (), {}, durable=True)
+    committer._turn.acquire()
+    with committer._wake:  # The committer's own thread does not notice it.
+        committer._jobs.append(other)
+    committer._take_turn(own)
+    with pytest.raises(KeyboardInterrupt):
+        own.outcome()
+    with pytest.raises(CommitUnknown, match="look whether it is there"):
+        committer.wait(other)
+    assert database.transact(increment) == 1

@@ -12,6 +12,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -138,7 +139,7 @@ class Committer:
             unrun = self._commit(group)
         except BaseException as error:
             for job in group:
-                job.result, job.error = None, error
+                job.result, job.error = None, error if job in own else _told_to_others(error)
             unrun = []
         self._running = 0
         self._turn.release()
@@ -187,13 +188,20 @@ def _try(job: Job, tx: Transaction, session: Session) -> bool:
     job.result = job.error = None
     try:
         job.result = run(tx, job.work, job.args, job.kwargs)
-    except (Conflicted, Disconnected):
+    except (Conflicted, Disconnected, KeyboardInterrupt):  # The last is for whoever has the turn, whose work it was.
         raise
     except BaseException as error:
         job.error = error
     if session.failure is not None:
         raise session.failure  # The work may have caught it; the transaction is lost all the same.
     return job.error is None
+
+
+def _told_to_others(error: BaseException) -> Exception:
+    """What is wrong with works of a group that somebody else ran: a signal was not for them."""
+    if isinstance(error, Exception):
+        return error
+    return CommitUnknown(f"Whoever committed this was interrupted ({type(error).__name__}); look whether it is there")
 
 
 def _finish(jobs: list[Job]) -> None:
@@ -205,7 +213,7 @@ def _finish(jobs: list[Job]) -> None:
         elif job.loop is not None:
             by_loop.setdefault(job.loop, []).append(job)
     for loop, mine in by_loop.items():
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # The loop was closed, and its callers are gone with it.
             loop.call_soon_threadsafe(_finish_on_loop, mine)
 
 
