@@ -25,6 +25,7 @@ NOT_TWINNED = {  # These serve threads and event loops alike, or one of them alo
         "dedupe",
         "ears",
         "events",
+        "gathered",
         "ingress",
         "lockmodes",
         "locktable",
