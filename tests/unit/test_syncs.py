@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from holdfast.backends.rocksdb.syncs import LogSync, LoopSync, Syncer
-from holdfast.errors import Closed, CommitUnknown, DatabaseFailed
+from holdfast.errors import CommitUnknown, DatabaseFailed
 from holdfast.turns import LONE_TURNS_MIN
 
 
@@ -126,8 +126,26 @@ def test_closing_syncs_what_is_left_and_refuses_later_waits() -> None:
     log.commit()
     log.sync_log.close()
     assert log.sync_log.durable == 1
-    with pytest.raises(Closed):
+    with pytest.raises(CommitUnknown, match="look whether"):
         log.sync_log.wait(log.commit())
+
+
+def test_what_is_synced_is_no_failure_because_the_database_was_closed_meanwhile() -> None:
+    """The one that led the sync goes on after whoever closes has."""
+    log = Log()
+    closed = threading.Event()
+    log.sync_log.on_sync = lambda seconds: closed.wait(60)
+    leader = Waiter(log, log.commit())
+    assert log.started.acquire(timeout=60)
+    closing = threading.Thread(target=log.sync_log.close)
+    closing.start()
+    wait_for_followers(log, 1)
+    log.let_one_through()
+    closing.join(60)
+    closed.set()
+    leader.join(60)
+    assert log.sync_log.durable == 1
+    assert leader.error is None
 
 
 @pytest.mark.parametrize("slow_device", [False, True])

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from holdfast import limits
-from holdfast.errors import Backend, Closed, CommitUnknown, DatabaseFailed
+from holdfast.errors import Backend, CommitUnknown, DatabaseFailed
 from holdfast.turns import Turns
 
 _log = logging.getLogger("holdfast.syncs")
@@ -48,7 +48,7 @@ class LogSync:
         """Return once `commit` is durable; lead the sync if nobody does.
 
         Raises:
-            CommitUnknown: the sync failed; the commit may or may not survive.
+            CommitUnknown: the sync failed, or was cut off by closing; the commit may or may not survive.
         """
         if commit <= self.durable:
             return
@@ -136,13 +136,15 @@ class LogSync:
             return True
 
     def _check(self, commit: int) -> None:
-        if self._failure is not None and commit > self.durable:
+        if commit <= self.durable:  # Whatever happened since, to others or by closing.
+            return
+        if self._failure is not None:
             raise CommitUnknown(
                 f"The log could not be synced ({self._failure}); this write may not survive. "
                 "Check the device, then open the database again"
             ) from self._failure
         if self._closed:
-            raise Closed("The database was closed; open it again")
+            raise CommitUnknown("The database was closed before the log was synced; look whether the write is there")
 
     def check_healthy(self) -> None:
         """Raise DatabaseFailed if a sync has failed before."""
@@ -301,6 +303,6 @@ def _failure(log: LogSync, commit: int) -> Exception | None:
     """Wait for `commit`; what went wrong, if anything did."""
     try:
         log.wait(commit)
-    except (Backend, Closed) as error:
+    except Backend as error:
         return error
     return None
