@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -368,6 +369,32 @@ def test_only_so_many_pages_are_live_and_one_that_goes_makes_room(server: Any) -
                 return
         time.sleep(0.02)
     pytest.fail("nobody was let in again")
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel does not watch what is taken")
+def test_pages_that_take_nothing_lose_their_places(tmp_path: Path) -> None:
+    server = Server(tmp_path, process={"unread_seconds": 1.0})
+    deaf = []
+    try:
+        for _ in range(CONSOLE_WATCHERS_MAX):
+            page = socket.socket()
+            deaf.append(page)
+            page.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+            page.connect(server.address)
+            page.sendall(b"GET /console/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for page in deaf:
+            assert page.recv(1) == b"H"  # It has its place.
+        until = time.monotonic() + 60
+        while (status := ask(server, "/console/events")[0]) == 503 and time.monotonic() < until:
+            time.sleep(0.02)
+        assert status == 200
+        assert server.said("cut:", "nothing was read")
+        with Listener(server) as reader:  # Whoever reads is not cut.
+            assert [reader.next("sample")[0] for _ in range(3)] == ["sample"] * 3
+    finally:
+        for page in deaf:
+            page.close()
+        server.kill()
 
 
 def test_one_token_does_not_shut_the_others_out(guarded: Any) -> None:

@@ -53,11 +53,14 @@ class BoundedHttp(Taken, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.bound_kernel()
         self._timer = self.loop.call_later(self.seconds, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self.stop_looking()
+        if isinstance(exc, TimeoutError):
+            _log.warning("cut: nothing was read for %g s", self.unread_seconds)
         if self._answering is not None:  # uvicorn tells the last request only, and behind this one others may wait.
             self._answering.disconnected = True
             self._answering.message_event.set()

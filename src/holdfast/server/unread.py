@@ -3,6 +3,9 @@
 uvicorn waits for a peer that has stopped reading without an end: a connection that it closes is not closed before the
 last byte was taken. Both kinds of connections are watched alike, while writing is paused and while they close: as long
 as what is unread changes, somebody reads.
+
+What the kernel has taken over is the kernel's to watch. It takes megabytes, and a feed with a few hundred bytes a second
+would not be found out within hours.
 """
 
 import asyncio
@@ -26,6 +29,13 @@ class Taken:
     transport: Any
 
     _looking: asyncio.TimerHandle | None = None
+
+    def bound_kernel(self) -> None:
+        """Have the kernel end the connection, too, if the peer has no room for what waits for so long, or is gone."""
+        connection = self.transport.get_extra_info("socket")
+        if hasattr(socket, "TCP_USER_TIMEOUT") and connection.family in (socket.AF_INET, socket.AF_INET6):  # Linux.
+            milliseconds = max(round(self.unread_seconds * 1_000), 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
     def look(self) -> None:
         """Begin to watch whether what was sent is taken."""
