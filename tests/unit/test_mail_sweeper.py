@@ -331,3 +331,20 @@ def test_a_clock_that_a_test_moves_has_no_hand_of_its_own(tmp_path: Path) -> Non
         with holdfast.open(url, clock=ManualClock()) as plane:
             plane.mailbox("ada").send("bob", 1)
             assert not is_running()
+
+
+def test_a_key_space_that_fails_in_a_way_that_nobody_thought_of_is_asked_again_the_next_time(
+    day: Day, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    day.send()
+    day.clock.advance_ms(TTL_MS + 300_000)
+
+    def read(*args: Any, **options: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(day.database, "read", read)
+    assert day.start() == EVERY
+    assert "ZeroDivisionError" in caplog.text
+    monkeypatch.undo()
+    day.advance(300_000)
+    assert day.count() == 0

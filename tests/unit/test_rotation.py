@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import logging
+import os
 from pathlib import Path
 
 import msgspec
@@ -286,3 +287,45 @@ def test_entries_that_cannot_be_asked_for_are_not_even_loaded(folder: Path, obje
     found = rotation.files_in_order(folder, faulty_objects(objects, counting), "main", session="bob", kind="metrics")
     assert [file.session for file in found] == ["bob"]
     assert counting.points.count("get: begin") == 1
+
+
+def test_a_folder_that_cannot_be_listed_is_looked_at_again(
+    folder: Path, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed_file(folder, 1)
+    moving = Rotation(folder, objects)
+
+    def fail(*_: object) -> list[Path]:
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr(Path, "glob", fail)
+    moving.run()
+    assert (moving.rotated, moving.failures.count, moving.is_waiting) == (0, 1, True)
+    monkeypatch.undo()
+    moving.run()
+    assert (moving.rotated, moving.is_waiting) == (1, False)
+
+
+def test_without_an_object_store_nothing_waits(folder: Path) -> None:
+    moving = Rotation(folder, None)
+    moving.run()
+    assert not moving.is_waiting
+
+
+def test_a_file_that_is_not_closed_without_an_error_is_closed_and_rotated_all_the_same(
+    folder: Path, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Appender(folder / "main", Header("main", "abc123", "metrics", OPENED_MS, "w"))
+    file.append([loglines.line(0, OPENED_MS, b"{}")])
+    close = os.close
+
+    def fail(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr(os, "close", fail)
+    file.close()
+    monkeypatch.undo()
+    moving = Rotation(folder, objects)
+    moving.run()
+    assert moving.rotated == 1

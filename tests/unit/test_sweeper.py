@@ -405,3 +405,37 @@ def test_a_plane_that_is_opened_again_attends_to_what_its_queues_have_due(
                 return
             time.sleep(0.02)
     pytest.fail(f"two minutes later it is {stats.ready} ready and {stats.delayed} delayed")
+
+
+def test_a_queue_that_is_damaged_keeps_none_of_the_others_from_being_swept(
+    day: Day, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither those that a look at all finds behind it, nor itself once it is well again."""
+    for queue in (JOBS, MAIL):
+        day.put(queue, delay_seconds=5)
+    day.clock.advance_ms(5_000)
+    due_in, is_damaged = queues.due_in, True
+
+    def read(tx: Any, queue: QueueKey) -> int:
+        if is_damaged and queue == JOBS:
+            raise ZeroDivisionError("damaged")
+        return due_in(tx, queue)
+
+    monkeypatch.setattr(queues, "due_in", read)
+    assert day.start() == 1, "it is tried again soon"
+    assert day.database.attended == [MAIL]
+    assert "main/jobs could not be swept" in caplog.text
+    assert day.advance(1) == 1
+    is_damaged = False
+    day.advance(1)
+    assert day.database.attended == [MAIL, JOBS]
+
+
+def test_a_look_at_all_queues_that_fails_in_a_way_that_nobody_thought_of_is_made_again(day: Day) -> None:
+    day.put(JOBS, delay_seconds=5)
+    day.clock.advance_ms(5_000)
+    day.database.error = ZeroDivisionError()
+    assert day.start() == 1
+    day.database.error = None
+    day.advance(1)
+    assert day.database.attended == [JOBS]

@@ -56,6 +56,8 @@ class MailSweeper:
                 return
             except HoldfastError as error:
                 _log.warning("mail could not be swept, and will be in %.0f s: %s", rest_seconds, error)
+            except Exception:
+                _log.exception("mail could not be swept, and will be in %.0f s", rest_seconds)
 
     def _sweep(self, universe: str) -> None:
         cleaned: Counter[str] = Counter()

@@ -91,12 +91,12 @@ class Rotation:
         self._folder = folder
         self._objects = objects
         self._waiting: deque[Path] = deque()
-        self._has_looked = False
+        self._has_looked = objects is None
         self._turn = threading.Lock()
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting) or not self._has_looked
 
     def add(self, path: Path) -> None:
         """Have a closed file rotated by the next `run`."""
@@ -113,8 +113,7 @@ class Rotation:
             return
         with self._turn:
             if not self._has_looked:
-                self._waiting.extend(path for path, _ in _local_paths(self._folder))
-                self._has_looked = True
+                self._look()
             for _ in range(len(self._waiting)):
                 path = self._waiting.popleft()
                 try:
@@ -125,6 +124,16 @@ class Rotation:
                     self.failures.note(path, error)
                     if isinstance(error, Backend):
                         break
+
+    def _look(self) -> None:
+        """Find what dead processes left, now or with the next run."""
+        try:
+            self._waiting.extend([path for path, _ in _local_paths(self._folder)])
+        except Exception as error:
+            self.failures.note(self._folder, error)
+        else:
+            self._has_looked = True
+            self.failures.over(self._folder)
 
 
 def rotate(path: Path, objects: ObjectStore) -> bool:

@@ -255,7 +255,8 @@ class Appender:
         # Forgotten first: a child forked in between must not close a number that was given to another file since.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            os.close(descriptor)
+            with suppress(OSError):  # It is closed all the same, and whatever the disk has lost of it is BEST_EFFORT.
+                os.close(descriptor)
 
 
 def _created(folder: Path, header: Header) -> tuple[int, Path]:

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from holdfast.clock import SystemClock
-from holdfast.errors import Closed, HoldfastError
+from holdfast.errors import Backend, Busy, Closed, HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import queues, worlds
 from holdfast.layers.queues import NEVER_MS, QueueKey
@@ -69,17 +69,17 @@ class Sweeper:
                 if time.monotonic() >= look_at_all:
                     look_at_all = time.monotonic() + self._until_next_look()
                     for queue in self._queues():
-                        self._sweep(queue)
+                        self._attend(queue)
                 queue_due = self._next(look_at_all)
                 if queue_due is not None:
-                    self._sweep(queue_due)
+                    self._attend(queue_due)
             except Closed:
                 return
             except HoldfastError as error:
                 _log.warning("queues could not be swept, and will be soon: %s", error)
                 look_at_all = time.monotonic() + _RETRY_SECONDS
-            except Exception:  # One queue must not keep all others from being swept.
-                _log.exception("a queue could not be swept; the others go on")
+            except Exception:
+                _log.exception("queues could not be swept, and will be soon")
                 look_at_all = time.monotonic() + _RETRY_SECONDS
 
     def _until_next_look(self) -> float:
@@ -107,6 +107,16 @@ class Sweeper:
                     left = min(left, until_due)
                 self._lock.wait(min(left, threading.TIMEOUT_MAX))
             return None
+
+    def _attend(self, queue: QueueKey) -> None:
+        """Sweep a queue. One with which something is wrong is swept again soon, and keeps no other from being swept."""
+        try:
+            self._sweep(queue)
+        except (Backend, Busy, Closed):  # It is not the queue's fault.
+            raise
+        except Exception:
+            _log.exception("the queue %s could not be swept; the others go on", "/".join(queue))
+            self.expect(queue, self._now_ms() + round(_RETRY_SECONDS * 1_000))
 
     def _sweep(self, queue: QueueKey) -> None:
         """Attend to everything that is due in a queue, a bounded number a transaction."""

@@ -42,6 +42,8 @@ class Upkeep:
                 return
             except HoldfastError as error:
                 _log.warning("upkeep was interrupted and goes on in %s s: %s", self._every_seconds, error)
+            except Exception:
+                _log.exception("upkeep was interrupted and goes on in %s s", self._every_seconds)
             self.rounds += 1
 
     def _compact(self, world: World) -> None:
@@ -51,6 +53,8 @@ class Upkeep:
             raise
         except HoldfastError as error:
             _log.warning("world %s/%s could not be compacted: %s", world.universe, world.name, error)
+        except Exception:  # One world must not keep all others from being compacted.
+            _log.exception("world %s/%s could not be compacted; the others are", world.universe, world.name)
         else:
             if done.segments:
                 _log.info("world %s/%s: %s segments exported", world.universe, world.name, done.segments)
