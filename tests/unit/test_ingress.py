@@ -813,3 +813,80 @@ async def test_every_backend_stores_pushes_and_remembers_their_keys(database: Da
     mails = database.read(mailboxes.peek, BOB, after=-1, limit=256)
     mails += database.read(mailboxes.peek, BOB, after=mails[-1].sequence, limit=256)
     assert [msgspec.json.decode(mail.body)["idempotency_key"] for mail in mails] == [*map(str, range(301))]
+
+
+# What a fault that nobody thought of leaves running.
+
+
+async def test_the_writer_goes_on_when_nobody_can_be_told_of_a_flush(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(pushes: int, seconds: float) -> None:
+        bench.ingress.on_flush(lambda *_: None)
+        raise ZeroDivisionError
+
+    bench.ingress.on_flush(fail)
+    assert (await bench.push("first", durability="synced")).durability == "synced"
+    assert (await bench.push("second", durability="synced")).durability == "synced"
+    assert bench.count() == 2
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_batch_whose_outcome_cannot_be_noted_is_told_to_whoever_waits_and_the_next_is_stored(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle, settled = bench.ingress.dedupe.settle, list[Any]()
+
+    def fail_at_the_second(reservation: Any) -> None:
+        settled.append(reservation)
+        if len(settled) == 2:
+            raise ZeroDivisionError
+        settle(reservation)
+
+    monkeypatch.setattr(bench.ingress.dedupe, "settle", fail_at_the_second)
+    bench.gate.close()
+    before = bench.begin("before", durability="synced", to=EVE)
+    await until(bench.gate.reached.is_set)
+    first, second = (bench.begin(key, durability="synced") for key in ("first", "second"))
+    await ticks()
+    settled.clear()
+    bench.gate.opened.set()
+    await before
+    settled.clear()
+    assert (await first).durability == "synced", "what is stored is not called lost"
+    with pytest.raises(Busy, match="push it again"):
+        await second
+    again = await bench.push("second", durability="synced")
+    assert (again.deduped, bench.count()) == (True, 2)
+
+
+async def test_the_writer_goes_on_when_the_backlog_fails_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, failed = bench.ingress._backlog.batch, asyncio.Event()
+
+    async def fail_once() -> list[Any]:
+        if not failed.is_set():
+            failed.set()
+            raise ZeroDivisionError
+        return await batch()
+
+    monkeypatch.setattr(bench.ingress._backlog, "batch", fail_once)
+    await bench.push("first", durability="synced")  # The writer waits in what was there before.
+    await until(failed.is_set)
+    await bench.push("second", durability="synced")
+    assert bench.count() == 2
+
+
+async def test_keys_are_tended_again_after_a_failure(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prune, pruned = bench.ingress.dedupe.prune, list[int]()
+
+    def fail_once() -> int:
+        pruned.append(1)
+        if len(pruned) == 1:
+            raise ZeroDivisionError
+        return prune()
+
+    monkeypatch.setattr(bench.ingress.dedupe, "prune", fail_once)
+    await bench.pass_until(lambda: len(pruned) >= 3)
+    assert "could not be tended" in caplog.text

@@ -288,16 +288,22 @@ class Ingress:
         """Forget what is over and write keys down, now and then."""
         while True:
             await sleep(self._clock, limits.DEDUPE_PRUNE_SECONDS)
-            self.dedupe.prune()
-            self._writer.prune()
-            if self.lag_seconds > limits.INGRESS_LAG_SECONDS:
-                _log.warning(
-                    "the writer of pushes is behind", extra={"lag_seconds": self.lag_seconds, "waiting": self.depth}
-                )
-            now_ms = self._clock.now_ms()
-            if self.dedupe.has_news and now_ms - self._saved_ms >= limits.DEDUPE_SNAPSHOT_SECONDS * 1_000:
-                self._saved_ms = now_ms
-                await self._writer.save()
+            try:
+                await self._tend_once()
+            except Exception:
+                _log.exception("the keys of pushes could not be tended, and will be soon")
+
+    async def _tend_once(self) -> None:
+        self.dedupe.prune()
+        self._writer.prune()
+        if self.lag_seconds > limits.INGRESS_LAG_SECONDS:
+            _log.warning(
+                "the writer of pushes is behind", extra={"lag_seconds": self.lag_seconds, "waiting": self.depth}
+            )
+        now_ms = self._clock.now_ms()
+        if self.dedupe.has_news and now_ms - self._saved_ms >= limits.DEDUPE_SNAPSHOT_SECONDS * 1_000:
+            self._saved_ms = now_ms
+            await self._writer.save()
 
     def _say_busy(self) -> None:
         self._refused += 1

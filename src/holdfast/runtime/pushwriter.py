@@ -24,7 +24,7 @@ from holdfast.layers.dedupe import Entry
 from holdfast.layers.mailboxes import Address
 from holdfast.runtime.alarms import ring_after, wake
 from holdfast.runtime.backlog import Backlog
-from holdfast.runtime.dedupe import Dedupe
+from holdfast.runtime.dedupe import Dedupe, Stage
 from holdfast.runtime.locktable import LockTable
 from holdfast.runtime.pushes import QueuedPush, Tallies
 from holdfast.tiers import Tier
@@ -64,16 +64,27 @@ class PushWriter:
 
     async def write(self) -> None:
         """Store batches until the backlog is closed and empty."""
-        while batch := await self._backlog.batch():
-            started, given_up = time.perf_counter(), threading.Event()
+        is_over = False
+        while not is_over:
             try:
-                outcomes = await self._aside(self._store, batch, given_up)
-            except Exception as error:  # Whatever it is: a writer that ended would store nothing any more.
-                given_up.set()
-                self._lose(batch, error)
-            else:
-                self._settle(batch, outcomes)
-            self.on_flush(len(batch), time.perf_counter() - started)
+                is_over = not await self._write_batch()
+            except Exception:  # Whatever it is: a writer that ended would store nothing any more.
+                _log.exception("the writer of pushes failed in a way that nobody thought of, and goes on")
+                await asyncio.sleep(limits.INGRESS_FLUSH_SECONDS)
+
+    async def _write_batch(self) -> bool:
+        """Store a batch; whether there was one."""
+        batch = await self._backlog.batch()
+        if not batch:
+            return False
+        started, given_up = time.perf_counter(), threading.Event()
+        try:
+            self._settle(batch, await self._aside(self._store, batch, given_up))
+        except Exception as error:
+            given_up.set()
+            self._lose([each for each in batch if each.reservation.stage < Stage.STORED], error)
+        self.on_flush(len(batch), time.perf_counter() - started)
+        return True
 
     async def load(self) -> None:
         """Remember the keys that were written down, as far as they can be read."""
