@@ -21,6 +21,7 @@ from holdfast.names import UNIVERSE
 from holdfast.plane.execute import OPERATIONS
 from holdfast.plane.parts import Parts
 from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
+from holdfast.server import tokens as server_tokens
 from holdfast.server.guards import Open
 from holdfast.server.tokens import Loopback, TokenGuards, check_bind, choose_guards, is_loopback
 from holdfast.testing.clock import ManualClock
@@ -580,3 +581,41 @@ def test_a_web_page_does_not_reach_a_server_without_tokens(headers: dict[str, st
 )
 def test_whoever_is_on_the_machine_does(headers: dict[str, str]) -> None:
     Loopback().admit(headers, "127.0.0.1").allow(PUT)
+
+
+async def test_what_could_not_be_learnt_is_learnt_soon_and_not_when_something_else_changes(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch tells of a change once: guards that wait for it again would let a revoked token in for a minute."""
+    monkeypatch.setattr(server_tokens, "_LOOK_SECONDS_SHARED", 0.001)
+    made = await hall.token()
+    read, failed = hall.guards._database.read_async, list[Exception]()
+
+    async def fail_once(*args: Any, **options: Any) -> Any:
+        if len(failed) < 2:
+            failed.append([Busy("away"), ZeroDivisionError()][len(failed)])
+            raise failed[-1]
+        return await read(*args, **options)
+
+    monkeypatch.setattr(hall.guards._database, "read_async", fail_once)
+    await hall.tokens.revoke(made.info.id)
+    await until(lambda: hall.ended == [made.info.id])
+    assert len(failed) == 2
+
+
+async def test_an_end_that_cannot_be_told_keeps_no_other_token_from_being_known(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revoked, *others = sorted([await hall.token() for _ in range(3)], key=lambda made: made.info.id)
+
+    def fail(id: str) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(hall.guards, "_ended", fail)
+    await hall.tokens.revoke(revoked.info.id)
+    passes = hall.guards._passes
+    await until(lambda: hall.guards._passes is not passes)
+    for other in others:
+        hall.admit(other)
+    with pytest.raises(NotAllowed):
+        hall.admit(revoked)

@@ -171,24 +171,27 @@ class TokenGuards:
         # IMPORTANT: this waits for no sync, so a revocation is known here before its own caller hears of it.
         now_ms, found = await self._database.read_async(tokens.known, tier=Tier.IMPORTANT)
         self._skew_ms = now_ms - self._clock.now_ms()
-        before, self._passes = self._passes, {}
+        before, passes = self._passes, dict[str, _Pass]()
         for token in found:
-            old = before.pop(token.id, None)
-            if old is not None and old.token == token:
-                self._passes[token.id] = old  # With what it has used of its rate.
-                continue
-            self._passes[token.id] = _Pass(token)
-            if old is not None and not token.usable_at(now_ms):
-                self._ended(token.id)
-        for id in before:
-            self._ended(id)
+            old = before.get(token.id)
+            # The same one, with what it has used of its rate, unless something has changed.
+            passes[token.id] = old if old is not None and old.token == token else _Pass(token)
+        self._passes = passes
+        for id, old in before.items():
+            new = passes.get(id)
+            if new is None or (new is not old and not new.token.usable_at(now_ms)):
+                self._ended(id)
 
     async def _keep_learning(self) -> None:
         pause = _LOOK_SECONDS_SHARED if self._shared else _LOOK_SECONDS
+        is_behind = False  # The watch has told of something that could not be read yet, and will not tell again.
         while True:
             try:
-                await self._watch.wait_async(pause)
+                if not is_behind:
+                    await self._watch.wait_async(pause)
+                is_behind = True
                 await self._learn()
+                is_behind = False
             except Closed:
                 return
             except Exception as error:  # Whatever it is: guards that stopped to learn would let the revoked in.
