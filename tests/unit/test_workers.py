@@ -9,7 +9,8 @@ import pytest
 import holdfast
 from holdfast import AsyncWorker, Plane, Worker
 from holdfast.errors import InvalidArgument, Unreachable
-from holdfast.handles import RestartPolicy
+from holdfast.handles import RestartPolicy, workers
+from holdfast.handles.messages import AsyncMessage
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.workers import back_off
 
@@ -200,3 +201,56 @@ async def test_an_asynchronous_worker_handles_fails_and_drains() -> None:
         assert seen == ["good"]
         assert (stats.acked_total, stats.failed_total, worker.stats.deferred) == (1, 1, 1)
         assert (stats.ready, stats.delayed, stats.leased) == (1, 1, 0)  # The slow one is back, the bad one rests.
+
+
+def test_a_message_that_cannot_be_settled_does_not_end_its_consumer(plane: Plane) -> None:
+    """The delay of the first one is refused, which is the worker's own fault and final for that message alone."""
+    plane.queue("jobs").put_many(["poison", "fine"])
+    handled: list[str] = []
+    errors: list[Exception] = []
+
+    def handle(message: Message) -> None:
+        if message.json() == "poison":
+            raise ValueError("poison")
+        handled.append(message.json())
+
+    worker = Worker(
+        plane,
+        {"jobs": handle},
+        retry_delay_seconds=lambda failures: -1.0,
+        on_error=lambda error, queue: errors.append(error),
+    )
+    worker.start()
+    eventually(lambda: handled == ["fine"])
+    worker.stop()
+    assert [type(error) for error in errors] == [ValueError, InvalidArgument]
+
+
+async def test_a_message_that_cannot_be_settled_does_not_end_its_asynchronous_consumer() -> None:
+    async with await holdfast.open_async("memory:") as plane:
+        await plane.queue("jobs").put_many(["poison", "fine"])
+        handled: list[str] = []
+
+        async def handle(message: AsyncMessage) -> None:
+            if message.json() == "poison":
+                raise ValueError("poison")
+            handled.append(message.json())
+            worker.stop()
+
+        worker = AsyncWorker(plane, {"jobs": handle}, retry_delay_seconds=lambda failures: -1.0)
+        async with asyncio.timeout(60):
+            await worker.run()
+        assert handled == ["fine"]
+
+
+def test_what_a_message_has_failed_of_may_be_what_nobody_can_encode(plane: Plane) -> None:
+    plane.queue("jobs").put("x", max_attempts=1)
+
+    def fail(message: Message) -> None:
+        raise ValueError("no such file: \udcff")
+
+    worker = Worker(plane, {"jobs": fail})
+    worker.start()
+    eventually(lambda: plane.queue("jobs").stats().dead == 1)
+    worker.stop()
+    assert workers._reason(ValueError("\udcff")) == "ValueError: ?"

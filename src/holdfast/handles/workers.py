@@ -121,6 +121,11 @@ class _Worker:
         return isinstance(error, Validation | Closed)
 
 
+def _reason(error: Exception) -> str:
+    """What a message is said to have failed of; names of files may hold what nobody can encode."""
+    return f"{type(error).__name__}: {error}".encode(errors="replace").decode()
+
+
 class Worker(_Worker):
     """Runs handlers on threads."""
 
@@ -169,6 +174,7 @@ class Worker(_Worker):
     def _consume(self, name: str, handler: Callable[[Message], Any]) -> None:
         failures = 0
         while not self._stopping.is_set():
+            message = None
             try:
                 message = self._plane.queue(name).receive(wait_seconds=_WAIT_SECONDS, **self._options)
                 failures = 0
@@ -176,7 +182,7 @@ class Worker(_Worker):
                     self._handle(name, handler, message)
             except Exception as error:
                 self._told(error, name)
-                if self._is_final(error):
+                if message is None and self._is_final(error):  # One message that cannot be settled ends nothing.
                     return
                 failures += 1
                 self.stats.restarts += 1
@@ -206,9 +212,7 @@ class Worker(_Worker):
 
     def _give_back(self, message: Message, error: Exception) -> None:
         with suppress(Fenced):  # Somebody else has it by now.
-            message.nack(
-                delay_seconds=self._delay(message.failure_attempts + 1), error=f"{type(error).__name__}: {error}"
-            )
+            message.nack(delay_seconds=self._delay(message.failure_attempts + 1), error=_reason(error))
 
     def _defer(self, message: Message) -> None:
         with self._lock:
@@ -270,6 +274,7 @@ class AsyncWorker(_Worker):
         failures = 0
         assert self._stopping is not None
         while not self._stopping.is_set():
+            message = None
             try:
                 message = await self._plane.queue(name).receive(wait_seconds=_WAIT_SECONDS, **self._options)
                 failures = 0
@@ -277,7 +282,7 @@ class AsyncWorker(_Worker):
                     await self._handle(name, handler, message)
             except Exception as error:
                 self._told(error, name)
-                if self._is_final(error):
+                if message is None and self._is_final(error):  # One message that cannot be settled ends nothing.
                     return
                 failures += 1
                 self.stats.restarts += 1
@@ -304,7 +309,7 @@ class AsyncWorker(_Worker):
                 with suppress(Fenced):  # Somebody else has it by now.
                     await message.nack(
                         delay_seconds=self._delay(message.failure_attempts + 1),
-                        error=f"{type(error).__name__}: {error}",
+                        error=_reason(error),
                     )
         else:
             if not message.settled:
