@@ -4,8 +4,8 @@ uvicorn waits for a peer that has stopped reading without an end: a connection t
 last byte was taken. Both kinds of connections are watched alike, while writing is paused and while they close: as long
 as what is unread changes, somebody reads.
 
-What the kernel has taken over is the kernel's to watch. It takes megabytes, and a feed with a few hundred bytes a second
-would not be found out within hours.
+What the kernel has taken over is the kernel's to watch. It takes megabytes, and a feed with a few hundred bytes a
+second would not be found out within hours.
 """
 
 import asyncio
