@@ -2,16 +2,19 @@
 
 import asyncio
 import os
+import resource
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
 
 from holdfast.backends.postgres import PostgresDatabase
 from holdfast.backends.postgres.committer import Job
+from holdfast.backends.postgres.sessions import CHANNEL
 from holdfast.errors import (
     Busy,
     CommitUnknown,
@@ -348,3 +351,64 @@ def test_a_signal_for_whoever_commits_is_not_told_to_the_others_of_the_group(dat
     with pytest.raises(CommitUnknown, match="look whether it is there"):
         committer.wait(other)
     assert database.transact(increment) == 1
+
+
+@pytest.mark.parametrize("payload", ["", "x", "é", "ff", "00,zz"])
+def test_a_notification_that_nobody_understands_does_not_stop_watches(
+    database: PostgresDatabase, postgres_url: str, payload: str
+) -> None:
+    """Whoever may connect may notify."""
+    with PostgresDatabase(postgres_url) as other, database.watch(b"room/") as watch:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload))
+        other.transact(put, b"room/a")
+        assert watch.wait(60)
+        while watch.wait(0):
+            pass
+        assert database._listener._listening.is_set()
+        other.transact(put, b"room/b")
+        assert watch.wait(60)
+
+
+def test_listening_goes_on_after_a_fault_that_nobody_thought_of(
+    database: PostgresDatabase, postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    notify, failed = database._watches.notify, threading.Event()
+
+    def fail_once(*args: Any) -> bool:
+        if threading.current_thread().name == "holdfast-listener" and not failed.is_set():
+            failed.set()
+            raise ZeroDivisionError
+        return notify(*args)
+
+    with PostgresDatabase(postgres_url) as other, database.watch(b"room/") as watch:
+        while watch.wait(0):
+            pass
+        monkeypatch.setattr(database._watches, "notify", fail_once)
+        other.transact(put, b"room/a")
+        assert watch.wait(60)  # It listens anew, and does not know what it missed.
+        assert failed.is_set()
+        assert "begins anew" in caplog.text
+        other.transact(put, b"room/b")
+        assert watch.wait(60)
+
+
+def test_a_process_with_more_than_a_thousand_open_files_writes_reads_and_hears(postgres_url: str) -> None:
+    """A server with as many connections has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4_096, hard), hard))
+    null = os.open(os.devnull, os.O_RDONLY)
+    held = [os.dup(null) for _ in range(1_100)]
+    try:
+        with PostgresDatabase(postgres_url) as database, PostgresDatabase(postgres_url) as other:
+            assert [database.transact(increment) for _ in range(3)] == [1, 2, 3]
+            assert [database.read(lambda tx: tx.get(b"n")) for _ in range(3)] == [b"3"] * 3
+            with database.watch(b"room/") as watch:
+                while watch.wait(0):
+                    pass
+                other.transact(put, b"room/a")
+                assert watch.wait(60)
+    finally:
+        for descriptor in (null, *held):
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

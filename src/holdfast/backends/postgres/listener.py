@@ -4,6 +4,7 @@ The thread and its connection start with the first watch. After a broken connect
 every watch once: whatever was notified in between is unknown.
 """
 
+import logging
 import select
 import socket
 import threading
@@ -16,6 +17,7 @@ from holdfast.backends.postgres.sessions import CHANNEL, connect, notified_range
 from holdfast.errors import HoldfastError, Unreachable
 from holdfast.kv import Watches
 
+_log = logging.getLogger("holdfast.listener")
 _RECONNECT_SECONDS: Final = 0.5
 
 
@@ -41,8 +43,9 @@ class Listener:
             return
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="holdfast-listener", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="holdfast-listener", daemon=True)
+                thread.start()
+                self._thread = thread  # Only now: one that could not begin is tried again.
         if not self._listening.wait(limits.TURN_WAIT_SECONDS_MAX):
             raise Unreachable("PostgreSQL does not answer, so nothing can be watched; try again later")
 
@@ -58,16 +61,21 @@ class Listener:
             try:
                 with connect(self._url) as connection:
                     self._listen(connection)
-            except (psycopg.Error, HoldfastError):
+            except Exception as error:  # Whatever it is: watches that nobody fires would sleep for ever.
                 self._listening.clear()
+                if not isinstance(error, psycopg.Error | HoldfastError):
+                    _log.exception("listening to PostgreSQL failed in a way that nobody thought of; it begins anew")
                 self._closing.wait(_RECONNECT_SECONDS)
 
     def _listen(self, connection: "psycopg.Connection[tuple[object, ...]]") -> None:
         connection.execute(f"LISTEN {CHANNEL}")
         self._listening.set()
         self._watches.fire_all()
+        news = select.poll()  # `select.select` takes no file numbers over 1,023, which a busy server has.
+        news.register(connection.fileno(), select.POLLIN)
+        news.register(self._woken.fileno(), select.POLLIN)
         while not self._closing.is_set():
-            select.select([connection.fileno(), self._woken.fileno()], [], [])
+            news.poll()
             for notice in connection.notifies(timeout=0):
                 ranges = notified_ranges(notice.payload)
                 if ranges is None:

@@ -193,7 +193,9 @@ class Session:
         if self._pq.status != pq.ConnStatus.OK:
             return False
         # A server that closed this connection while it was idle has said so, and what it said is waiting to be read.
-        return not select.select([self._pq.socket], [], [], 0)[0]
+        said = select.poll()  # `select.select` takes no file numbers over 1,023, which a busy server has.
+        said.register(self._pq.socket, select.POLLIN)
+        return not said.poll(0)
 
     def close(self) -> None:
         self._connection.close()
@@ -291,7 +293,10 @@ def notified_ranges(payload: str) -> list[tuple[bytes, bytes]] | None:
     """The key ranges that a notification names, or None for all of them."""
     if payload == "*":
         return None
-    return [prefix_range(bytes.fromhex(part)) for part in payload.split(",") if part]
+    try:
+        return [prefix_range(bytes.fromhex(part)) for part in payload.split(",") if part]
+    except ValueError:  # Whoever may connect may notify, and may mean anything by it.
+        return None
 
 
 def _notice(tx: Transaction) -> bytes:
