@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.aside import aside
 from holdfast.errors import Closed
+from holdfast.kv import serial
 from holdfast.limits import CALLS_MAX, READS_MAX, UNSENT_BYTES_MAX
 from holdfast.plane import Options, open_plane_async
 from holdfast.plane.groups import call_group
@@ -178,9 +180,9 @@ class Held:
         self.go_on = threading.Event()
         self.done = threading.Event()
         self._turn = port.parts.database._turn  # type: ignore[attr-defined]
-        self._to_thread = asyncio.to_thread
+        self._monkeypatch = monkeypatch
         self._turn.acquire()  # As another thread would: so the event loop sends the work to one.
-        monkeypatch.setattr(asyncio, "to_thread", self._first)
+        monkeypatch.setattr(serial, "aside", self._first)
 
     async def _first(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         def held() -> Any:
@@ -191,8 +193,8 @@ class Held:
             finally:
                 self.done.set()
 
-        asyncio.to_thread = self._to_thread
-        return await asyncio.to_thread(held)
+        self._monkeypatch.setattr(serial, "aside", aside)
+        return await aside(held)
 
     async def free_the_turn(self) -> None:
         await until(self.begun.is_set)

@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any, Final, TypeVar, get_args
 from urllib.parse import urlsplit
 
+from holdfast.aside import aside
 from holdfast.client import bodies
 from holdfast.client.connection import Connection
 from holdfast.client.keeper import RemoteKeeper
@@ -48,7 +49,7 @@ class AsyncRemotePort:
 
     async def call(self, request: Request[Answer]) -> Answer:
         if isinstance(request, GetBlob | PutBlob) and not _fits(request):
-            return await asyncio.to_thread(self.carry, request)
+            return await aside(self.carry, request)
         if type(request) not in _REQUESTS:
             raise NotEmbedded(f"{type(request).__name__} goes to the key space itself, which no server lets anybody do")
         key = uuid.uuid4().hex if takes_key(type(request)) and not isinstance(request, MERGED) else None
@@ -56,7 +57,7 @@ class AsyncRemotePort:
             answer: Answer = await self._connected().call(request, key=key)  # type: ignore[arg-type]
         except TooLong:
             key = uuid.uuid4().hex if isinstance(request, MERGED) else key
-            answer = await asyncio.to_thread(bodies.post, self, request, key)
+            answer = await aside(bodies.post, self, request, key)
         return answer
 
     def carry(self, request: GetBlob | PutBlob) -> Any:

@@ -9,7 +9,6 @@ transaction that committed meanwhile. Nothing ever conflicts and nothing is ever
 Read snapshots take no turn at all.
 """
 
-import asyncio
 import threading
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
@@ -17,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from holdfast import limits
+from holdfast.aside import aside
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Backend, Busy, Closed
 from holdfast.kv.contract import Database, Result, View, Work
@@ -95,7 +95,7 @@ class SerialDatabase(Database):
             # Another thread has the turn, most likely for some microseconds. Only if it takes long, the event loop goes
             # on: whoever goes to a thread keeps the turn from the loop's next calls, which then follow it there.
             if not self._turn.acquire(timeout=limits.TURN_LOOP_SECONDS_MAX):
-                return await asyncio.to_thread(self.transact, work, *args, tier=tier, **kwargs)
+                return await aside(self.transact, work, *args, tier=tier, **kwargs)
         try:
             result, commit = self._run_and_pass_on(work, args, kwargs)
         except Exception:

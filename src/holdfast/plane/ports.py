@@ -5,6 +5,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from typing import Any
 
 from holdfast import __version__
+from holdfast.aside import aside
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Result, Transaction
 from holdfast.layers.blobs import Verify
@@ -169,7 +170,7 @@ class AsyncEmbeddedPort:
 
     async def aside(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
         """Call something that waits for files or stores, on a thread of its own."""
-        return await asyncio.to_thread(function, *args, **kwargs)
+        return await aside(function, *args, **kwargs)
 
     async def close(self) -> None:
         await self.ingress.close()  # What was accepted is stored first.
