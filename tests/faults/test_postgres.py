@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.backends.postgres import PostgresDatabase
+from holdfast.backends.postgres import PostgresDatabase, committer
 from holdfast.backends.postgres.committer import Job
 from holdfast.backends.postgres.sessions import CHANNEL
 from holdfast.errors import (
@@ -412,3 +412,25 @@ def test_a_process_with_more_than_a_thousand_open_files_writes_reads_and_hears(p
         for descriptor in (null, *held):
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_committer_goes_on_after_a_fault_that_nobody_thought_of(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    finish, failed = committer._finish, threading.Event()
+
+    def fail_once(jobs: list[Job]) -> None:
+        finish(jobs)
+        if not failed.is_set():
+            failed.set()
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(committer, "_finish", fail_once)
+
+    async def callers() -> list[int]:
+        async with asyncio.timeout(60):
+            return [await database.transact_async(increment) for _ in range(3)]
+
+    assert asyncio.run(callers()) == [1, 2, 3]
+    assert failed.is_set()
+    assert "ZeroDivisionError" in caplog.text

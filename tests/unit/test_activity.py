@@ -730,3 +730,46 @@ def test_the_position_of_a_record_sorts_as_it_was_logged(log: ActivityLog) -> No
     positions = [each.position for each in log.read("main", session="s")]
     assert positions == sorted(positions)
     assert isinstance(positions[0], Position)
+
+
+def test_a_session_that_fails_in_a_way_that_nobody_thought_of_does_not_end_the_flusher(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = open_log(start_flusher=True, flush_seconds=0.001)
+    bad, failed = log.session("main", "bad", "activity"), threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(bad, "write", fail)
+    bad.log({"n": 1})
+    log.log("main", "good", {"n": 2})
+    assert failed.wait(60)
+    log.log("main", "better", {"n": 3})
+    deadline = time.monotonic() + 60
+    while log.stats().written < 2:
+        assert time.monotonic() < deadline, "it was never written"
+        time.sleep(0.001)
+    assert log.stats().failures >= 1
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_session_that_cannot_be_ended_keeps_no_other_from_ending(
+    open_log: Open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log()
+    for name in ("bad", "good"):
+        log.log("main", name, {"n": 1})
+    log.flush()
+    bad = log.session("main", "bad", "activity")
+    end = bad.end
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(bad, "end", fail)
+    clock.advance_ms(round(limits.ACTIVITY_IDLE_SECONDS * 1_000))
+    log.flush()
+    assert log.stats().files == 1
+    monkeypatch.setattr(bad, "end", end)

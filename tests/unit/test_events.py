@@ -1,6 +1,7 @@
 """What happened is told to session logs if they take it, and is nobody's failure if they do not."""
 
 import logging
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -62,3 +63,37 @@ def test_an_atomic_commit_is_no_failure_because_its_loose_fields_cannot_be_logge
     assert jobs.stats().ready == 1
     assert plane.entities.get("task", "t1").fields == {"state": "done"}
     assert "not in its session log" in caplog.text
+
+
+def test_a_note_that_makes_no_event_takes_no_other_along(caplog: pytest.LogCaptureFixture) -> None:
+    with holdfast.open("memory:") as plane:
+        told = plane._port.parts.events
+        told.add([("put", ("main", "jobs"), b"x" * 16), ("put",), (None, ("main", "jobs"), "id", "ada", 0)])
+        plane.queue("jobs").put_many(BODIES)
+        assert events_of(plane) == len(BODIES)
+    assert "makes no event" in caplog.text
+
+
+def test_events_are_told_again_after_a_turn_that_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(events, "EVENTS_EVERY_SECONDS", 0.001)
+    failed = threading.Event()
+    with holdfast.open("memory:") as plane:
+        told = plane._port.parts.events
+        write, wrote = told.write, threading.Event()
+
+        def fail_once() -> None:
+            if not failed.is_set():
+                failed.set()
+                raise ZeroDivisionError
+            write()
+            wrote.set()
+
+        monkeypatch.setattr(told, "write", fail_once)
+        plane.queue("jobs").put_many(BODIES)
+        assert failed.wait(60)
+        assert wrote.wait(60), "the thread goes on"
+        monkeypatch.undo()
+        assert events_of(plane) == len(BODIES)
+    assert "ZeroDivisionError" in caplog.text

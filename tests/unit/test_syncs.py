@@ -346,3 +346,45 @@ def test_where_no_thread_can_be_had_whoever_commits_syncs(monkeypatch: pytest.Mo
     syncer.hand_over(done.set)
     assert done.wait(60), "as soon as a thread can be had, it does"
     syncer.stop()
+
+
+def test_the_syncer_goes_on_after_a_job_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(free=True)
+    syncer = Syncer(log.sync_log, lambda: log.commits)
+    done = threading.Event()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    syncer.hand_over(fail)
+    syncer.hand_over(done.set)
+    assert done.wait(60)
+    syncer.stop()
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_callers_of_a_loop_hear_of_a_wait_that_failed_in_a_way_that_nobody_thought_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = Log(free=True)
+    syncer = Syncer(log.sync_log, lambda: log.commits)
+
+    def fail(commit: int) -> None:
+        raise ZeroDivisionError
+
+    async def callers() -> list[object]:
+        sync = LoopSync(log.sync_log, asyncio.get_running_loop(), syncer.hand_over)
+        sync._aside = 100  # The thread syncs, not the loop.
+        waits = [sync.wait(log.commit(), alone=False) for _ in range(3)]
+        async with asyncio.timeout(60):
+            failed = await asyncio.gather(*filter(None, waits), return_exceptions=True)
+            monkeypatch.undo()
+            later = sync.wait(log.commit(), alone=False)
+            assert later is not None
+            await later
+        return failed
+
+    monkeypatch.setattr(log.sync_log, "wait", fail)
+    failed = asyncio.run(callers())
+    assert [type(each) for each in failed] == [ZeroDivisionError] * 3
+    syncer.stop()

@@ -6,6 +6,7 @@ every tenth of a second. Like everything in session logs this is BEST_EFFORT: wh
 what no log takes is dropped with a warning. Whoever made it happen has committed it, and hears nothing of that.
 """
 
+import logging
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from holdfast.layers.queues import text_of
 from holdfast.limits import EVENTS_EVERY_SECONDS, EVENTS_MAX
 from holdfast.runtime.activity import ActivityLog
 from holdfast.runtime.rotation import Failures
+
+_logger = logging.getLogger("holdfast.activity")
 
 LOG_KIND = "queues"  # What the session logs of queues are called.
 MAIL_KIND = "mail"
@@ -89,15 +92,18 @@ class Events:
         take = self._waiting.popleft
         with self._lock:  # One at a time, so that the order is kept.
             for note in [take() for _ in range(len(self._waiting))]:
-                event, (universe, name), id = note[:3]
-                if id.__class__ is bytes:
-                    by_log[universe, LOG_KIND].append(QueueEvent(event, name, text_of(id), *note[3:]))
-                elif event.startswith(MAIL_EVENTS):
-                    what, to = event.removeprefix(MAIL_EVENTS), f"{name}@{universe}"
-                    by_log[universe, MAIL_KIND].append(MailEvent(what, to, id, *note[3:]))
-                else:
-                    what = event.removeprefix(LEASE_EVENTS)
-                    by_log[universe, LEASE_KIND].append(LeaseEvent(what, name, id, *note[3:]))
+                try:
+                    event, (universe, name), id = note[:3]
+                    if id.__class__ is bytes:
+                        by_log[universe, LOG_KIND].append(QueueEvent(event, name, text_of(id), *note[3:]))
+                    elif event.startswith(MAIL_EVENTS):
+                        what, to = event.removeprefix(MAIL_EVENTS), f"{name}@{universe}"
+                        by_log[universe, MAIL_KIND].append(MailEvent(what, to, id, *note[3:]))
+                    else:
+                        what = event.removeprefix(LEASE_EVENTS)
+                        by_log[universe, LEASE_KIND].append(LeaseEvent(what, name, id, *note[3:]))
+                except Exception:  # It takes none of the others along.
+                    _logger.exception("a note of what happened makes no event, and is dropped")
             for (universe, kind), events in by_log.items():
                 try:
                     # In one call; a line of JSON has no break inside.
@@ -126,4 +132,7 @@ class Events:
     def _run(self) -> None:
         while not self._stopping.wait(EVENTS_EVERY_SECONDS):
             if self._waiting:
-                self.write()
+                try:
+                    self.write()
+                except Exception:
+                    _logger.exception("events could not be told; the next ones will be")

@@ -60,6 +60,8 @@ class Sendings:
                 self._database.transact(forget, tier=Tier.IMPORTANT)
         except HoldfastError as error:  # They are in nobody's way until the next period is over.
             _log.warning(_NOT_FORGOTTEN, error)
+        except Exception as error:
+            _log.exception(_NOT_FORGOTTEN, error)
 
 
 def _never() -> bool:

@@ -8,6 +8,7 @@ behind and does not disturb the others. A conflict with another process repeats 
 """
 
 import asyncio
+import logging
 import random
 import threading
 from collections import deque
@@ -22,6 +23,8 @@ from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, Closed, CommitUnknown
 from holdfast.kv import Transaction, Watches, Work
 from holdfast.kv.transact import run
+
+_log = logging.getLogger("holdfast.committer")
 
 
 class Job:
@@ -127,7 +130,10 @@ class Committer:
                 if not self._jobs:
                     return
             self._turn.acquire()
-            self._take_turn()
+            try:
+                self._take_turn()
+            except Exception:  # Everybody who finds no turn waits for this thread.
+                _log.exception("the committer failed in a way that nobody thought of, and goes on")
 
     def _take_turn(self, *own: Job) -> None:
         """Commit `own` and what is queued as one group, with the turn held; give the turn back and tell everybody."""
@@ -141,8 +147,9 @@ class Committer:
             for job in group:
                 job.result, job.error = None, error if job in own else _told_to_others(error)
             unrun = []
-        self._running = 0
-        self._turn.release()
+        finally:
+            self._running = 0
+            self._turn.release()
         if unrun:
             with self._wake:
                 self._jobs.extendleft(reversed(unrun))

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from holdfast import limits
-from holdfast.errors import Backend, CommitUnknown, DatabaseFailed
+from holdfast.errors import CommitUnknown, DatabaseFailed
 from holdfast.turns import Turns
 
 _log = logging.getLogger("holdfast.syncs")
@@ -290,7 +290,10 @@ class Syncer:
                     job = self._jobs.popleft()
                 else:
                     return
-            job()
+            try:
+                job()
+            except Exception:  # Every event loop waits for this thread.
+                _log.exception("the syncer failed in a way that nobody thought of, and goes on")
 
     def _sync_overdue(self) -> None:
         _failure(self._log, self._last_commit())  # A failure is kept by the log and raised at the next commit.
@@ -300,9 +303,9 @@ class Syncer:
 
 
 def _failure(log: LogSync, commit: int) -> Exception | None:
-    """Wait for `commit`; what went wrong, if anything did."""
+    """Wait for `commit`; what went wrong, if anything did. Whatever that is, somebody waits to hear of it."""
     try:
         log.wait(commit)
-    except Backend as error:
+    except Exception as error:
         return error
     return None
