@@ -1,6 +1,7 @@
 """Work that takes effect although whoever wanted it has gone: finish it, then take it back."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -8,6 +9,7 @@ from typing import Any, TypeVar
 from holdfast.errors import HoldfastError
 from holdfast.runtime.steps import Begun
 
+_log = logging.getLogger("holdfast.cancelled")
 Result = TypeVar("Result")
 
 _taking_back: set[asyncio.Task[None]] = set()  # An event loop keeps only weak references to its tasks.
@@ -37,5 +39,9 @@ def finish_or_undo(result: Result, undo: Callable[[Result], object]) -> Result:
 
 
 async def _take_back(task: "asyncio.Task[Result]", undo: Callable[[Result], object]) -> None:
-    with suppress(HoldfastError):  # Then there is nothing to take back, or no way to; its lease ends by itself.
+    try:
         await asyncio.to_thread(undo, await task)
+    except HoldfastError:
+        pass  # Then there is nothing to take back, or no way to; its lease ends by itself.
+    except Exception:  # Whoever was cancelled hears of that alone.
+        _log.exception("what was done for somebody who has gone could not be taken back")
