@@ -8,6 +8,7 @@ import pytest
 
 import holdfast
 from holdfast import limits
+from holdfast.errors import InvalidArgument, LeaseHeld
 from holdfast.handles.sync.plane import Plane
 from holdfast.runtime import events
 
@@ -97,3 +98,17 @@ def test_events_are_told_again_after_a_turn_that_failed(
         monkeypatch.undo()
         assert events_of(plane) == len(BODIES)
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_owner_that_cannot_be_told_of_is_refused_and_keeps_nothing_of_others_from_being_told() -> None:
+    """Half of a character has no JSON form: it would take the events of all others along that are told with it."""
+    with holdfast.open("memory:") as plane:
+        plane.lease("deploy").acquire("ada")
+        for owner in ("bob", "b\ud800b"):
+            with pytest.raises(LeaseHeld if owner == "bob" else InvalidArgument):
+                plane.lease("deploy").acquire(owner)
+            with pytest.raises(LeaseHeld if owner == "bob" else InvalidArgument):
+                plane.lease("deploy").acquire(owner, wait_seconds=0.001)
+        with pytest.raises(InvalidArgument, match="owner"):
+            plane.queue("jobs").receive(owner="b\ud800b")
+        assert len(plane.activity.read(kind=events.LEASE_KIND).records) == 2

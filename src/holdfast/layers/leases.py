@@ -240,8 +240,16 @@ def check_owner(owner: object, txn_id: object = None) -> None:
     if txn_id is None and owner in _known_owners:
         return
     for what, text in (("owner", owner), ("txn_id", "none" if txn_id is None else txn_id)):
-        if not isinstance(text, str) or not 0 < len(text.encode(errors="replace")) <= OWNER_BYTES_MAX:
+        if not isinstance(text, str) or not 0 < _bytes_of(text) <= OWNER_BYTES_MAX:
             raise InvalidArgument(f"{what} is {text!r}; give text of 1 to {OWNER_BYTES_MAX} bytes")
     if len(_known_owners) >= NAMES_KNOWN_MAX:
         _known_owners.clear()
     _known_owners.add(str(owner))
+
+
+def _bytes_of(text: str) -> int:
+    """How many it takes; none if half of a character is in it, which cannot be stored and cannot be told of."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return 0

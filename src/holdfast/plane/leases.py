@@ -71,6 +71,7 @@ def fenced(lease: Proven) -> Fence:
 
 
 def acquire(parts: Any, request: AcquireLease, call: Once | None = None) -> Any:
+    leases.check_owner(request.owner, request.txn_id)  # Whoever only stands in line is told of too.
     return parts.leases.acquire(
         _lease(request),
         owner=request.owner,
