@@ -22,6 +22,7 @@ from websockets.client import ClientProtocol
 
 import holdfast
 from holdfast import AsyncPlane, AsyncWorker, Plane, Worker
+from holdfast.client import connection as client_connection
 from holdfast.client.connection import Connection
 from holdfast.client.sockets import Socket
 from holdfast.errors import (
@@ -853,3 +854,78 @@ def test_a_server_that_drains_puts_calls_off_until_the_next_one(
                 proxy.target = second.port
                 put.result(PATIENCE_SECONDS)
                 assert plane.queue("jobs").stats().ready == 2
+
+
+async def test_a_connection_that_ends_in_a_way_that_nobody_thought_of_is_made_again(
+    server: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever raises: in what a connection begins with, in what its end says, while calls are sorted out."""
+    failed: list[str] = []
+
+    def once(method: str) -> None:
+        owner: Any = client_connection if method == "sift" else Connection
+        work = getattr(owner, method)
+
+        def fail(*args: Any) -> Any:
+            if method not in failed:
+                failed.append(method)
+                raise ZeroDivisionError(method)
+            return work(*args)
+
+        monkeypatch.setattr(owner, method, fail)
+
+    async with asyncio.timeout(PATIENCE_SECONDS), await holdfast.connect_async(server.url) as plane:
+        connection = plane._port._connected()
+        for number, method in enumerate(("_stream", "_resume", "sift", "_fail_late")):
+            once(method)
+            socket = connection._socket
+            if socket is not None and method == "sift":
+                connection._write_frame(socket, b"\xc1")  # No frame at all.
+            elif socket is not None:
+                socket.transport.abort()
+            await plane.queue(name).put(str(number))
+            while method not in failed:
+                await asyncio.sleep(0.01)
+        assert (await plane.queue(name).stats()).ready == 4
+
+
+async def test_a_frame_that_cannot_be_sent_ends_its_connection_and_is_sent_by_the_next(
+    server: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS), await holdfast.connect_async(server.url) as plane:
+        await plane.queue(name).put("first")
+        broken = plane._port._connected()._socket
+
+        async def fail(*args: Any) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(broken, "write_now", lambda message: False)
+        monkeypatch.setattr(broken, "send", fail)
+        await plane.queue(name).put("second")
+        assert (await plane.queue(name).stats()).ready == 2
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_flush_that_fails_does_not_keep_later_calls_from_being_sent(
+    server: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS), await holdfast.connect_async(server.url) as plane:
+        queue = plane.queue(name)
+        await asyncio.gather(*[queue.put(number) for number in range(3)])
+        merging = plane._port._connected()._merging
+        send, failed = merging.send, list[int]()
+
+        def fail_once() -> int:
+            if not failed:
+                failed.append(1)
+                raise ZeroDivisionError
+            return send()
+
+        monkeypatch.setattr(merging, "send", fail_once)
+        errors: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+        first = [asyncio.create_task(queue.put(number)) for number in range(3)]
+        while not errors:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*first, *[queue.put(number) for number in range(3)])
+        assert (await queue.stats()).ready == 9

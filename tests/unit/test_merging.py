@@ -162,3 +162,20 @@ async def test_what_cannot_be_sent_fails_by_itself(server: Server, monkeypatch: 
     bodies = ["a", "x" * 11, "b"]
     answers = await asyncio.gather(*(server.call(put(body)) for body in bodies), return_exceptions=True)
     assert [type(answer) for answer in answers] == [Receipts, TooLong, Receipts]
+
+
+async def test_a_call_that_is_none_is_told_so_and_those_beside_it_go() -> None:
+    server = Server()
+    wrong: Any = PutMessages("jobs", [NewMessage(5)])  # type: ignore[arg-type]
+
+    def send(request: Any) -> "asyncio.Future[Any]":
+        if request is wrong:
+            raise InvalidArgument("PutMessages cannot be sent")
+        return server.send(request)
+
+    server.merging = Merging(send)
+    good = PutMessages("jobs", [NewMessage(b"good")])
+    async with asyncio.timeout(30):
+        outcomes = await asyncio.gather(server.call(good), server.call(wrong), return_exceptions=True)
+    assert isinstance(outcomes[0], Receipts)
+    assert isinstance(outcomes[1], InvalidArgument)

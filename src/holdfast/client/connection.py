@@ -11,6 +11,7 @@ Whoever is cancelled while a call is under way will not hear its answer. What su
 """
 
 import asyncio
+import logging
 import random
 import ssl
 import uuid
@@ -25,18 +26,10 @@ from websockets.asyncio.client import connect
 
 from holdfast.client.answers import undo_of
 from holdfast.client.merging import MERGED, Merged, Merging, Small
-from holdfast.client.pendings import Pending, frames_of, wrong_with
+from holdfast.client.pendings import Pending, frames_of, sift
 from holdfast.client.reasons import told, unknown
 from holdfast.client.sockets import Socket
-from holdfast.errors import (
-    Closed,
-    HoldfastError,
-    InvalidArgument,
-    NotAllowed,
-    ShutdownDraining,
-    Unreachable,
-    Unsupported,
-)
+from holdfast.errors import Closed, HoldfastError, NotAllowed, ShutdownDraining, Unreachable, Unsupported
 from holdfast.limits import CALLS_MAX, CONNECT_PAUSE_MS_MAX, ONCE_PERIOD_SECONDS
 from holdfast.turns import Turns
 from holdfast.wire.frames import (
@@ -50,6 +43,7 @@ from holdfast.wire.frames import (
 )
 from holdfast.wire.problems import error_of
 
+_log = logging.getLogger("holdfast.client")
 _REFUSED: Final = (401, 403)
 _NOT_ALLOWED: Final = 4_003  # How a server closes the streams of a token that was revoked.
 _NOT_UNDERSTOOD: Final = (1002, 1007, 1009)  # The close codes of a server that could make nothing of a frame.
@@ -180,8 +174,10 @@ class Connection:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        callers = self._merging.send() + len(self._outbox)
-        self._flushing = False
+        try:
+            callers = self._merging.send() + len(self._outbox)
+        finally:
+            self._flushing = False
         if self._turns is not None:
             self._turns.shared(callers)
         self._write()
@@ -210,6 +206,10 @@ class Connection:
                 del waiting[0]
         except websockets.ConnectionClosed:
             waiting.clear()  # Whoever reads notices, and it is sent again.
+        except Exception:
+            _log.exception("the connection is given up: a frame could not be sent")
+            waiting.clear()
+            socket.transport.abort()
 
     # The connection.
 
@@ -222,19 +222,8 @@ class Connection:
             while True:
                 self._heard, self._up_since = False, None
                 try:
-                    await self._stream()
-                except websockets.InvalidStatus as error:
-                    if error.response.status_code in _REFUSED:
-                        self._fail(NotAllowed("The server refused the token; create one with: holdfast token create"))
+                    if not await self._connect_once():
                         return
-                    self._reason = error
-                except websockets.ConnectionClosed as error:
-                    self._reason = error
-                    if error.rcvd is not None and error.rcvd.code == _NOT_ALLOWED:
-                        self._fail(NotAllowed("The server does not know the token any more; ask for another one"))
-                        return
-                    if error.rcvd is not None and error.rcvd.code in _NOT_UNDERSTOOD:
-                        self._sift(error.rcvd.reason)
                 except Exception as error:  # Whatever it is, whoever waits must not wait for ever.
                     self._reason = error
                 self._socket = None
@@ -246,6 +235,24 @@ class Connection:
                 await asyncio.sleep(self._jitter.random() * pause_ms / 1_000)
         finally:
             looking.cancel()
+
+    async def _connect_once(self) -> bool:
+        """One connection, and what its end says of calls; whether another one may be made."""
+        try:
+            await self._stream()
+        except websockets.InvalidStatus as error:
+            if error.response.status_code in _REFUSED:
+                self._fail(NotAllowed("The server refused the token; create one with: holdfast token create"))
+                return False
+            self._reason = error
+        except websockets.ConnectionClosed as error:
+            self._reason = error
+            if error.rcvd is not None and error.rcvd.code == _NOT_ALLOWED:
+                self._fail(NotAllowed("The server does not know the token any more; ask for another one"))
+                return False
+            if error.rcvd is not None and error.rcvd.code in _NOT_UNDERSTOOD:
+                sift(list(self._pending.values()), error.rcvd.reason)
+        return True
 
     async def _stream(self) -> None:
         """One connection, from its hello to its end."""
@@ -306,7 +313,7 @@ class Connection:
         if reply.problem is None:
             try:
                 pending.future.set_result(pending.decode(reply.answer))
-            except (msgspec.MsgspecError, ValueError) as wrong:
+            except Exception as wrong:
                 pending.fail(Unsupported(f"This client does not understand the answer ({wrong}); upgrade it"))
             return
         error = error_of(reply.problem)
@@ -324,30 +331,23 @@ class Connection:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(_LOOK_SECONDS_MAX, max(self._patience_seconds / 4, 0.01)))
-            if self._socket is None:
-                latest = loop.time() - self._patience_seconds
-                for pending in list(self._pending.values()):
-                    if max(pending.since, self._gone_since) <= latest:
-                        error = told(self._url, self._reason)
-                        pending.fail(unknown(pending.request, error) if pending.sent and pending.key else error)
+            try:
+                self._fail_late(loop.time() - self._patience_seconds)
+            except Exception:
+                _log.exception("calls that have waited for too long could not be told so, and will be soon")
+
+    def _fail_late(self, latest: float) -> None:
+        if self._socket is None:
+            for pending in list(self._pending.values()):
+                if max(pending.since, self._gone_since) <= latest:
+                    error = told(self._url, self._reason)
+                    pending.fail(unknown(pending.request, error) if pending.sent and pending.key else error)
 
     def _note_lost(self, now: float) -> None:
         """The connection has ended: whatever was sent and not answered may have happened."""
         for pending in self._pending.values():
             if pending.sent and pending.lost_at is None:
                 pending.lost_at = now
-
-    def _sift(self, reason: str) -> None:
-        """The server could make nothing of a frame: find the call that was wrong, or it would be sent for ever."""
-        sent = [pending for pending in self._pending.values() if pending.sent]
-        wrong = [(pending, error) for pending in sent if (error := wrong_with(pending.data)) is not None]
-        for pending, error in wrong:
-            pending.fail(InvalidArgument(f"{type(pending.request).__name__} cannot be sent: {error}"))
-        if not wrong:
-            for pending in sent:
-                pending.fail(
-                    Unsupported(f"The server did not understand a call ({reason}); use the same version there")
-                )
 
     def _fail(self, error: HoldfastError) -> None:
         """Fail every call, and every one to come."""

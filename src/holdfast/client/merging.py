@@ -62,7 +62,12 @@ class Merging:
         waiting, self._waiting = self._waiting, {}
         saved = 0
         for smalls in waiting.values():
-            for batch in _batches([each for each in smalls if not each.future.done()]):
+            alive = [each for each in smalls if not each.future.done()]
+            try:
+                batches = _batches(alive)
+            except Exception:  # One of them is no call: by itself it is told so, and the others go.
+                batches = [[each] for each in alive]
+            for batch in batches:
                 self._carry(batch)
                 saved += len(batch) - 1
         return saved

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.errors import HoldfastError, InvalidArgument
+from holdfast.errors import HoldfastError, InvalidArgument, Unsupported
 from holdfast.limits import FRAME_BYTES_MAX
 from holdfast.wire.answers import decoder_of
 from holdfast.wire.frames import AnyRequest, Call, decode_calls, encode
@@ -62,7 +62,18 @@ def frames_of(outbox: Sequence[Pending]) -> Iterator[bytes]:
         yield encode(frame)
 
 
-def wrong_with(data: bytes) -> Exception | None:
+def sift(pendings: Sequence[Pending], reason: str) -> None:
+    """The server could make nothing of a frame: find the call that was wrong, or it would be sent for ever."""
+    sent = [pending for pending in pendings if pending.sent]
+    wrong = [(pending, error) for pending in sent if (error := _wrong_with(pending.data)) is not None]
+    for pending, error in wrong:
+        pending.fail(InvalidArgument(f"{type(pending.request).__name__} cannot be sent: {error}"))
+    if not wrong:
+        for pending in sent:
+            pending.fail(Unsupported(f"The server did not understand a call ({reason}); use the same version there"))
+
+
+def _wrong_with(data: bytes) -> Exception | None:
     """What a server cannot understand about a call."""
     try:
         decode_calls(encode([msgspec.Raw(data)]))
