@@ -35,8 +35,10 @@ from holdfast.errors import (
     Unreachable,
 )
 from holdfast.limits import FRAME_BYTES_MAX
+from holdfast.server.relay import Relay
 from holdfast.server.serving import serve
 from holdfast.server.settings import Settings
+from holdfast.server.streams import Streams
 from holdfast.wire.frames import PROTOCOL, Hello, encode
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
@@ -462,3 +464,18 @@ def test_a_server_can_be_served_in_somebody_elses_event_loop(tmp_path: Path) -> 
 
     asyncio.run(serve(Settings(data="memory:", port=0, drain_seconds=1), ready=ready))
     assert urls[0].startswith("http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("part", ["streams", "relay"])
+def test_a_server_stops_when_asked_once_although_draining_fails(
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr({"streams": Streams, "relay": Relay}[part], "drain", fail)
+    serving = serve(
+        Settings(data="memory:", port=0, drain_seconds=1), ready=lambda url: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    asyncio.run(asyncio.wait_for(serving, SECONDS_MAX))
+    assert "draining failed" in caplog.text

@@ -160,6 +160,13 @@ class Serving:
         return self.health.under_way + self.metrics.in_flight - self.metrics.waiting
 
     async def _drain(self, server: "_Server") -> None:
+        try:
+            await self._wait_for_calls()
+        except Exception:  # Whoever asked it to stop is not to ask twice.
+            _log.exception("draining failed in a way that nobody thought of; the server stops at once")
+        server.should_exit = True
+
+    async def _wait_for_calls(self) -> None:
         self.health.draining = True
         self.doors.streams.drain()
         self.doors.relay.drain()
@@ -171,7 +178,6 @@ class Serving:
                     calm = 0 if self.under_way else calm + 1
         if calm < _CALM_LOOKS:
             _log.warning("%s calls were still under way after %g s", self.under_way, self.settings.drain_seconds)
-        server.should_exit = True
 
     def _cut_streams_of(self, token: str) -> None:
         """A token has ended: what waits on its behalf, waits no more."""
