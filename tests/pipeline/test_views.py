@@ -42,8 +42,14 @@ from holdfast.layers.worlds import World, room
 from holdfast.pipeline import codec
 from holdfast.pipeline.codec import Damaged
 from holdfast.pipeline.config import Config
+from holdfast.pipeline.intake.couriers import CARRIED, Courier
+from holdfast.pipeline.intake.plans import Plan
+from holdfast.pipeline.jobs import audit
 from holdfast.pipeline.logs import DamagedLines, Reached, activity_rows
 from holdfast.pipeline.pieces import Piece
+from holdfast.pipeline.source import plans
+from holdfast.pipeline.source.filters import Conditions
+from holdfast.pipeline.source.options import options_of
 from holdfast.pipeline.views import View, open_view, servers
 from holdfast.runtime import rotation
 from holdfast.wire.backups import BackupFile
@@ -464,6 +470,60 @@ def test_a_server_sends_several_segments_at_a_time(data, staging, cache):
         view.objects.get = together
         assert view.pieces(msgspec.structs.replace(world, head=world.segments[1].end + 1), 0, staging) == first
     assert [(piece.start, piece.staged) for piece in first] == [(0, True), (64, True)]
+
+
+def test_a_server_sends_segments_of_several_worlds_at_a_time(data, staging, cache):
+    planes.build(data, worlds=5, entries=100)  # One segment each, but for the first.
+    source = options_of({"url": "http://unused", "staging": staging})
+    with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
+        apart = [piece for world in view.worlds("main") for piece in view.pieces(world, 0, staging)]
+        assert [piece.world for piece in apart if not piece.hot] == [f"world-000{n}" for n in range(1, 5)]
+        all_four, get = threading.Barrier(4), view.objects.get
+
+        def together(path: str) -> bytes:
+            all_four.wait(WAIT_SECONDS)  # Nobody goes on alone.
+            return get(path)
+
+        view.objects.get = together
+        located = (piece for world in view.worlds("main") for piece in view.located(world, 0, staging))
+        assert list(view.reached(located, staging)) == apart
+        wanted = [(piece.world, piece.start, piece.path) for piece in apart]
+        shares = plans.shares(view, source, Conditions()), plans.between(view, source, {}, plans.heads(view))
+        for found in shares:
+            pieces = [piece for share in found for piece in share.pieces]
+            assert [(piece.world, piece.start, piece.path) for piece in pieces] == wanted
+            assert all(piece.staged and piece.store == source.staging for piece in pieces)
+        for courier in (None, Courier(view.stores, data.parent / "carried")):
+            batches = list(_plan(view, f"{staging}/batches", courier).batches())
+            pieces = [piece for batch in batches for item in batch.items for piece in item.pieces]
+            assert [(piece.world, piece.start, piece.path) for piece in pieces] == wanted
+            stores = {CARRIED} if courier else {batch.staging for batch in batches}
+            assert {piece.store for piece in pieces} == stores
+        assert not [path for path in (data.parent / "carried").rglob("*") if path.is_file()]
+        waves = list(audit._waves(view, f"{staging}/waves", _NoHistory(), 1 << 30))
+        pieces = [piece for wave in waves for case in wave.cases for piece in case.pieces]
+        assert [(piece.world, piece.start, piece.path) for piece in pieces] == wanted
+        assert {piece.store for piece in pieces} == {f"{staging}/waves/wave-0"}
+
+
+def _plan(view: View, staging: str, courier: Courier | None) -> Plan:
+    return Plan(
+        view,
+        staging,
+        heights=lambda mark: 0,
+        verdicts=lambda mark: 0,
+        suspects=set(),
+        held=set(),
+        batch_bytes=1 << 30,
+        courier=courier,
+    )
+
+
+class _NoHistory:
+    """Of a lake that has nothing."""
+
+    def expected(self, universe: str, world: str) -> tuple[int, list[tuple[int, int]]]:
+        return 0, []
 
 
 def test_a_server_sends_a_table_once(data, staging, cache, monkeypatch):

@@ -50,6 +50,20 @@ class Item(msgspec.Struct, frozen=True):
     def all_pieces(self) -> list[Piece]:
         return [*self.pieces, *self.verdicts, *([] if self.before is None else [self.before])]
 
+    def moved(self, places: Mapping[str, Piece]) -> "Item":
+        """The same, with pieces where those with their paths are."""
+
+        def place(piece: Piece) -> Piece:
+            at = places.get(piece.path, piece)
+            return msgspec.structs.replace(piece, store=at.store, staged=at.staged)
+
+        return msgspec.structs.replace(
+            self,
+            pieces=[place(piece) for piece in self.pieces],
+            verdicts=[place(piece) for piece in self.verdicts],
+            before=None if self.before is None else place(self.before),
+        )
+
 
 class Task(msgspec.Struct, frozen=True):
     """What one executor does at a time."""

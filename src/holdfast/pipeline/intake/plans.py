@@ -91,10 +91,10 @@ class Plan:
                     is_over = last is None or last.heights.target >= world.head
                     is_full = batch.size >= self._batch_bytes or len(batch.stretches) >= INGEST_WORLDS_MAX
                     if is_full or not is_over:  # A mark moves once in a commit, so a world goes on in the next one.
-                        yield batch
+                        yield self._reached(batch)
                         batch = self._new()
         if batch.stretches or batch.found:
-            yield batch
+            yield self._reached(batch)
 
     def _add(self, batch: Batch, world: WorldView, last: Stretch | None) -> Stretch | None:
         """Add the next stretch of a world, behind the last one of this plan; None if there is nothing to do."""
@@ -126,11 +126,25 @@ class Plan:
         batch.stretches.append(stretch)
         return stretch
 
-    def _staged(self, batch: Batch, world: WorldView, start: int) -> list[Piece]:
+    def _located(self, batch: Batch, world: WorldView, start: int) -> list[Piece]:
         if self._courier is None:
-            return self._view.pieces(world, start, batch.staging)
-        pieces = self._view.pieces(world, start, self._courier.staging)
+            return self._view.located(world, start, batch.staging)
+        pieces = self._view.located(world, start, self._courier.staging)
         return self._courier.carry(pieces, batch.staging, batch.load)
+
+    def _reached(self, batch: Batch) -> Batch:
+        """The batch with the segments of all of its worlds where executors can read them."""
+        if self._view.objects_url is not None:
+            return batch
+        cold = {piece.path: piece for item in batch.items for piece in item.all_pieces if not piece.hot}
+        staging = batch.staging if self._courier is None else self._courier.staging
+        reached = self._view.reached(cold.values(), staging)
+        if self._courier is not None:  # One at a time, because what it has carried is removed from this machine.
+            courier = self._courier
+            reached = (carried for piece in reached for carried in courier.carry([piece], batch.staging, batch.load))
+        places = {piece.path: piece for piece in reached}
+        batch.items = [item.moved(places) for item in batch.items]
+        return batch
 
     def _new(self) -> Batch:
         self._count += 1
@@ -142,7 +156,7 @@ class Plan:
         """The pieces of the next stretch, and the one that holds the record before it."""
         begin = start - 1 if look_back else start
         window = msgspec.structs.replace(world, head=min(world.head, start + INGEST_WORLD_ROWS))
-        pieces = self._staged(batch, window, begin)
+        pieces = self._located(batch, window, begin)
         before = pieces[0] if look_back and pieces and pieces[0].path else None
         # A segment that reaches beyond the window is taken whole: it is read whole, too.
         wanted = [msgspec.structs.replace(piece, first=max(piece.first, start), last=None) for piece in pieces]
@@ -154,7 +168,7 @@ class Plan:
         if not below:
             return []
         cut = msgspec.structs.replace(world, head=below[-1].end + 1)
-        pieces = self._staged(batch, cut, below[0].start)
+        pieces = self._located(batch, cut, below[0].start)
         return [piece for piece in pieces if not piece.hot and piece.end < start]
 
 

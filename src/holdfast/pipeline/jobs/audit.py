@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -199,11 +200,18 @@ def _waves(view: View, url: str, history: _History, wave_bytes: int) -> Iterator
             wave.cases.append(case)
             wave.size += case.size
             if wave.size >= wave_bytes or len(wave.cases) >= AUDIT_WORLDS_MAX:
-                yield wave
+                yield _reached(view, wave, url)
                 count += 1
                 wave = _Wave(f"wave-{count}", [])
     if wave.cases:
-        yield wave
+        yield _reached(view, wave, url)
+
+
+def _reached(view: View, wave: _Wave, url: str) -> _Wave:
+    """The wave with the segments of all of its worlds where executors can read them."""
+    pieces = view.reached((piece for case in wave.cases for piece in case.pieces), f"{url}/{wave.folder}")
+    cases = [msgspec.structs.replace(case, pieces=list(islice(pieces, len(case.pieces)))) for case in wave.cases]
+    return _Wave(wave.folder, cases, wave.size)
 
 
 def _case(view: View, world: WorldView, url: str, history: _History) -> Case:
@@ -214,7 +222,7 @@ def _case(view: View, world: WorldView, url: str, history: _History) -> Case:
         world.head,
         world.baseline,
         [_body(view, world.universe, record, url) for record in world.snapshots],
-        view.pieces(world, 0, url),
+        view.located(world, 0, url),
         min(lake_next, world.head),
         lacks,
     )

@@ -27,7 +27,6 @@ from holdfast.pipeline import searches, tasks
 from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.lake import Lake, attempts, staging
 from holdfast.pipeline.lake.places import Place
-from holdfast.pipeline.pieces import WorldView
 from holdfast.pipeline.schemas import UNREACHABLE
 from holdfast.pipeline.searches import Found, Search, Source, Wanted
 from holdfast.pipeline.views import View, open_view
@@ -138,8 +137,7 @@ class _Mark:
     def _histories(self) -> Iterator[Source]:
         """Segments of journals and files of session logs. Hot records are in the key space."""
         view = self._view
-        for world in view.worlds(self._universe):
-            yield from self._segments(world)
+        yield from self._segments()
         for file in view.logs(self._universe):
             try:
                 piece = view.log_piece(file, self._staged.store_url)
@@ -148,14 +146,16 @@ class _Mark:
                 continue
             yield Source(f"the session log {file.name}", piece.store, piece.path, file.size, piece.staged)
 
-    def _segments(self, world: WorldView) -> Iterator[Source]:
-        if self._view.objects_url is not None:
-            places = [(self._view.objects_url, each.object_path, each.size, False) for each in world.segments]
-        else:
-            pieces = self._view.pieces(world, 0, self._staged.store_url)
-            places = [(each.store, each.path, each.size, each.staged) for each in pieces if not each.hot]
-        for store, path, size, is_staged in places:
-            yield Source(f"the segment {path}", store, path, size, is_staged)
+    def _segments(self) -> Iterator[Source]:
+        view, staged = self._view, self._staged.store_url
+        worlds = view.worlds(self._universe)
+        if view.objects_url is not None:
+            for each in (segment for world in worlds for segment in world.segments):
+                yield Source(f"the segment {each.object_path}", view.objects_url, each.object_path, each.size, False)
+            return
+        cold = (piece for world in worlds for piece in view.located(world, 0, staged) if not piece.hot)
+        for piece in view.reached(cold, staged):
+            yield Source(f"the segment {piece.path}", piece.store, piece.path, piece.size, piece.staged)
 
     def _bodies(self, large: list[BlobRow]) -> Iterator[Source]:
         for blob in large:

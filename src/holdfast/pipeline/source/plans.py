@@ -57,8 +57,8 @@ def shares(view: View, options: Options, conditions: Conditions) -> list[Share]:
     sweep(options.staging)
     universes = [universe for universe in view.universes() if conditions.allow(universe=universe)]
     if options.table == "journal":
-        found = (piece for universe in universes for piece in _journal(view, universe, options, conditions))
-        return [Pieces(part) for part in packed(found, lambda piece: piece.rows, options.partition_rows)]
+        located = (piece for universe in universes for piece in _journal(view, universe, options, conditions))
+        return _of_pieces(view, located, options)
     if options.table == "activity":
         files = (
             _log(view, file, options)
@@ -150,8 +150,8 @@ def between(view: View, options: Options, start: dict[str, int], end: dict[str, 
     sweep(options.staging)
     grown = {key: (start.get(key, 0), until) for key, until in end.items() if until > start.get(key, 0)}
     if options.table == "journal":
-        found = (piece for key, span in grown.items() for piece in _span(view, key, span, options))
-        return [Pieces(part) for part in packed(found, lambda piece: piece.rows, options.partition_rows)]
+        located = (piece for key, span in grown.items() for piece in _span(view, key, span, options))
+        return _of_pieces(view, located, options)
     files = (
         msgspec.structs.replace(_log(view, file, options, start=span[0]), size=span[1])
         for universe in sorted({key.partition("/")[0] for key in grown})
@@ -172,19 +172,24 @@ def limited(start: dict[str, int], end: dict[str, int], rows: int) -> dict[str, 
     return reached
 
 
+def _of_pieces(view: View, located: Iterable[Piece], options: Options) -> list[Share]:
+    found = view.reached(located, options.staging)
+    return [Pieces(part) for part in packed(found, lambda piece: piece.rows, options.partition_rows)]
+
+
 def _journal(view: View, universe: str, options: Options, conditions: Conditions) -> Iterator[Piece]:
     low, high = conditions.bounds("height")
     for name in view.world_names(universe):
         if conditions.allow(world=name) and (world := view.world(universe, name)) is not None:
             head = world.head if high is None else min(world.head, high + 1)
-            yield from view.pieces(msgspec.structs.replace(world, head=head), max(low or 0, 0), options.staging)
+            yield from view.located(msgspec.structs.replace(world, head=head), max(low or 0, 0), options.staging)
 
 
 def _span(view: View, key: str, span: tuple[int, int], options: Options) -> Iterator[Piece]:
     universe, _, name = key.partition("/")
     world = view.world(universe, name)
     if world is not None:  # Else it was deleted since, and has no history any more.
-        yield from view.pieces(msgspec.structs.replace(world, head=span[1]), span[0], options.staging)
+        yield from view.located(msgspec.structs.replace(world, head=span[1]), span[0], options.staging)
 
 
 def _log(view: View, file: LogFile, options: Options, *, start: int = 0) -> LogPiece:

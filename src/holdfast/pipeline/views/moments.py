@@ -3,7 +3,7 @@
 import hashlib
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -103,6 +103,10 @@ class View:
         Cold segments are read where they are. Hot records are staged below the store `staging`, and segments too where
         executors cannot reach the object store. Heights that nothing holds are a piece without a path.
         """
+        return list(self.reached(self.located(world, start, staging), staging))
+
+    def located(self, world: WorldView, start: int, staging: str) -> list[Piece]:
+        """What `pieces` gives, with segments where they are, whether executors can reach that or not."""
         where, found, height = World(world.universe, world.name), list[Piece](), start
         stage = Stage(self.stores.staging(staging), staging)
         while height < world.head:
@@ -117,7 +121,16 @@ class View:
                     found.append(_missing(world, height, until - 1))
             height = until
         found += stage.rest(world)
-        return found if self.objects_url is not None else stage.copies(found, self._object)
+        return found
+
+    def reached(self, pieces: Iterable[Piece], staging: str) -> Iterator[Piece]:
+        """The same pieces in order, as what executors can read.
+
+        Give it those of many worlds: segments that have to be staged are on their way several at a time.
+        """
+        if self.objects_url is not None:
+            return iter(pieces)
+        return Stage(self.stores.staging(staging), staging).copies(pieces, self._object)
 
     def blob(self, universe: str, hash: str) -> bytes:
         """The bytes of a blob, checked.

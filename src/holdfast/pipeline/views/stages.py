@@ -1,7 +1,9 @@
 """What executors could not reach otherwise, written to a store that they can."""
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
 
 import msgspec
 
@@ -10,6 +12,8 @@ from holdfast.errors import MissingObject
 from holdfast.layers import segments
 from holdfast.limits import PIECE_BYTES, PIECE_ENTRIES, VIEW_OBJECTS_AT_ONCE
 from holdfast.pipeline.pieces import Piece, WorldView
+
+_AHEAD: Final = 4 * VIEW_OBJECTS_AT_ONCE  # Pieces behind one that is on its way; most may be hot, and wait for nothing.
 
 
 class Stage:
@@ -55,13 +59,25 @@ class Stage:
         )
         self._bodies, self._bytes = [], 0
 
-    def copies(self, pieces: list[Piece], read: Callable[[str], bytes]) -> list[Piece]:
-        """The same pieces, the cold ones as they are read from here on. Several are on their way at a time."""
+    def copies(self, pieces: Iterable[Piece], read: Callable[[str], bytes]) -> Iterator[Piece]:
+        """The same pieces in order, the cold ones as they are read from here on. Several are on their way at a time."""
         with ThreadPoolExecutor(VIEW_OBJECTS_AT_ONCE) as pool:
-            return list(pool.map(lambda piece: piece if piece.hot else self._copy(piece, read), pieces))
+            going: deque[Future[Piece]] = deque()
+            try:
+                for piece in pieces:
+                    going.append(pool.submit(self._copy, piece, read))
+                    if len(going) > _AHEAD:
+                        yield going.popleft().result()
+                while going:
+                    yield going.popleft().result()
+            finally:
+                for each in going:  # Nobody waits for them any more.
+                    each.cancel()
 
     def _copy(self, piece: Piece, read: Callable[[str], bytes]) -> Piece:
         """A cold piece, copied. One whose object is missing stays missing, in no store."""
+        if piece.hot:
+            return piece
         try:
             data = read(piece.path)
         except MissingObject:
