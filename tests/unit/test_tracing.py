@@ -99,3 +99,31 @@ async def test_opentelemetry_itself_agrees(app: Any, monkeypatch: pytest.MonkeyP
     first, second = memory.get_finished_spans()
     assert (f"{first.context.trace_id:032x}", f"{first.parent.span_id:016x}") == tuple(PARENT.split("-")[1:3])
     assert second.parent is None
+
+
+@pytest.mark.parametrize("moment", ["beginning", "ending", "an error"])
+async def test_what_is_committed_is_no_failure_because_its_span_cannot_be_told_of(
+    app: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
+) -> None:
+    telemetry = Telemetry(monkeypatch)
+    told = telemetry.start_as_current_span
+    monkeypatch.setattr(tracing._log, "filters", [])  # It would say so once a second.
+
+    def fail(*_: Any) -> None:
+        raise ConnectionError("no collector")
+
+    @contextmanager
+    def start(name: str, **options: Any) -> Iterator[Any]:
+        if moment == "beginning":
+            fail()
+        with told(name, **options):
+            yield SimpleNamespace(set_attribute=fail)
+        if moment == "ending":
+            fail()
+
+    monkeypatch.setattr(telemetry, "start_as_current_span", start)
+    put = {"body": b'{"queue": "jobs", "payload": 1}', "content_type": "application/json"}
+    assert await ask(app, "POST", "/v1/queue/enqueue", **put) == 200
+    assert await ask(app, "GET", "/v1/state/no%20key!") == 400
+    assert "no collector" in caplog.text
+    assert telemetry.current.get() is None

@@ -7,11 +7,13 @@ Names and attributes are those of OpenTelemetry's conventions for messaging: `se
 for queues, and the operation's own name for everything else.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 from holdfast.errors import HoldfastError
+from holdfast.server.logs import Sparing
 from holdfast.wire.requests import Request
 
 try:
@@ -19,6 +21,8 @@ try:
 except ImportError:
     context = propagate = trace = None
 
+_log = logging.getLogger("holdfast.tracing")
+_log.addFilter(Sparing(per_second=1))
 _KINDS: Final = {  # What the conventions call a kind of operation; settling is what acknowledges or gives back.
     "queues.put": "send",
     "queues.receive": "receive",
@@ -84,10 +88,28 @@ def _span(name: str, attributes: dict[str, Any]) -> Iterator[None]:
     if trace is None:
         yield
         return
-    tracer = trace.get_tracer("holdfast")
-    with tracer.start_as_current_span(name, kind=trace.SpanKind.SERVER, attributes=attributes) as current:
-        try:
-            yield
-        except HoldfastError as error:
-            current.set_attribute("error.type", error.code)
-            raise
+    around, current = _quietly(_begun, name, attributes) or (None, None)
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, HoldfastError) and current is not None:
+            _quietly(current.set_attribute, "error.type", error.code)
+        if around is not None:
+            _quietly(around.__exit__, type(error), error, error.__traceback__)
+        raise
+    if around is not None:
+        _quietly(around.__exit__, None, None, None)
+
+
+def _begun(name: str, attributes: dict[str, Any]) -> tuple[Any, Any]:
+    around = trace.get_tracer("holdfast").start_as_current_span(name, kind=trace.SpanKind.SERVER, attributes=attributes)
+    return around, around.__enter__()
+
+
+def _quietly(tell: Callable[..., Any], *args: Any) -> Any:
+    """Telemetry that fails is a line in the log: what a span is of may be committed by then, and is no failure."""
+    try:
+        return tell(*args)
+    except Exception:
+        _log.exception("a span could not be told of")
+        return None
