@@ -579,3 +579,18 @@ def test_without_opentelemetry_there_are_none() -> None:
     assert not tracing.is_on()
     with tracing.caused_by({"traceparent": "00-1-2-01"}), tracing.span(PUT), pytest.raises(Closed):
         raise Closed("as always")
+
+
+async def test_metrics_are_told_although_a_queue_is_damaged(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as damaged:
+        damaged.setattr("holdfast.server.metrics.read_queues", fail)
+        assert b"holdfast_requests_total" in await server.metrics.body(server.port)
+    assert "ZeroDivisionError" in caplog.text
+    await server.plane.queue("jobs").put(b"1")
+    server.metrics._queues_at = float("-inf")
+    assert b'queue="jobs"' in await server.metrics.body(server.port)

@@ -15,6 +15,7 @@ from holdfast.limits import CALLS_MAX, READS_MAX, UNSENT_BYTES_MAX
 from holdfast.plane import Options, open_plane_async
 from holdfast.plane.groups import call_group
 from holdfast.plane.ports import AsyncEmbeddedPort
+from holdfast.server.conversations import Conversation
 from holdfast.server.guards import Anybody
 from holdfast.server.streams import Streams
 from holdfast.tiers import Tier
@@ -573,3 +574,26 @@ async def test_who_hangs_up_before_saying_hello_is_told_nothing(streams: Streams
     peer.end()
     await asyncio.wait_for(peer.serving, DEADLINE_SECONDS)
     assert peer.frames == []
+
+
+async def test_a_call_whose_answer_fails_in_a_way_that_nobody_thought_of_does_not_wait_for_ever(
+    port: AsyncEmbeddedPort, streams: Streams, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its connection is cut, the client makes another one, and asks again there."""
+
+    async def fail(*args: Any) -> None:
+        raise ZeroDivisionError
+
+    async with Peer(streams) as peer:
+        with monkeypatch.context() as broken:
+            broken.setattr(Conversation, "_deliver", fail)
+            peer.send([Call(1, RECEIVE)])
+            await until(lambda: port.parts.database._watches.count)  # type: ignore[attr-defined]
+            await port.call(PUT)
+            await until(lambda: peer.closed is not None)
+        assert peer.closed == 1011
+    assert "ZeroDivisionError" in caplog.text
+    async with Peer(streams) as again:
+        await port.call(PUT)
+        again.send([Call(1, RECEIVE)])
+        assert len((await again.answer(1))["messages"]) == 1

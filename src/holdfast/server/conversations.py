@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("holdfast.stream")
 _FEW = ANSWER_BYTES_MAX // (2 * PAYLOAD_FETCH_BYTES_MAX)  # So many messages fit a reply, however large they are.
-_PROTOCOL_ERROR, _TOO_BIG = 1002, 1009
+_PROTOCOL_ERROR, _TOO_BIG, _FAILED = 1002, 1009, 1011
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -254,8 +254,15 @@ class Conversation:
     def _start(self, work: Any, context: Context) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work, context=context)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Whoever waits for its answer would wait for ever; on the next connection it is asked again.
+            _log.error("a connection is cut: a call failed in a way that nobody thought of", exc_info=error)
+            self.cut(_FAILED, "The server failed in a way that nobody thought of; connect again")
 
     def _is_wanted(self) -> bool:
         return not self._dropped

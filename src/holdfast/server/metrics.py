@@ -145,12 +145,14 @@ class Metrics(Collector):
                     self._lag, self._worlds_cut = await read_lag(port, self._worlds_max)
             except HoldfastError as error:
                 _log.warning("the metrics lack what is in the key space, because it cannot be read: %s", error)
+            except Exception:  # What else there is to tell is told.
+                _log.exception("the metrics lack what is in the key space, because it cannot be read")
 
     async def _look_at_queues(self, port: Any) -> None:
         """Whoever goes away meanwhile leaves what was known before; numbers that cannot be read are not told."""
         try:
             self._queues, self._queues_cut = await read_queues(port, self._queues_max)
-        except HoldfastError:
+        except Exception:
             self._queues = []
             raise
 
