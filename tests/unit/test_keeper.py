@@ -192,7 +192,7 @@ def test_a_keeper_without_messages_has_no_thread(night: Night) -> None:
     assert not is_running()
 
 
-@pytest.mark.parametrize("error", [Unreachable("gone"), Busy("full"), TransactionConflict("lost")])
+@pytest.mark.parametrize("error", [Unreachable("gone"), Busy("full"), TransactionConflict("lost"), MemoryError()])
 def test_what_may_work_later_is_tried_again(night: Night, error: Exception) -> None:
     message = Message()
     night.answers["a"] = raises(error)
