@@ -1,5 +1,6 @@
 """The answer to a call is lost with its connection: the client sends it again, and it has happened once."""
 
+import asyncio
 import runpy
 import time
 from collections.abc import Callable, Iterator
@@ -9,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import ServerConnection
+from websockets.sync.server import serve as serve_sync
 
 import holdfast
 from holdfast import Plane
 from holdfast.client import bodies, connection
-from holdfast.errors import CommitUnknown, Unreachable
+from holdfast.errors import CommitUnknown, HoldfastError, NotAllowed, Unreachable, Unsupported
+from holdfast.wire.frames import PROTOCOL, Hello, Reply, decode_calls, encode
 
 serving = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "serving.py"))["serving"]
 Proxy = runpy.run_path(str(Path(__file__).with_name("proxy.py")))["Proxy"]
@@ -170,3 +175,59 @@ def test_a_key_that_nobody_remembers_is_not_relied_on(monkeypatch: pytest.Monkey
         with pytest.raises(CommitUnknown, match="PutMessages"):
             line.lose(lambda: jobs.put_many(messages), lambda: line.beside.queue("jobs").stats().ready)
         assert line.beside.queue("jobs").stats().put_total == len(messages)
+
+
+@contextmanager
+def ending(*, with_code: int | None = None, answer: object = None) -> Iterator[str]:
+    """A server that takes a frame of calls and ends the connection with a code, or answers what nobody understands."""
+
+    def serve(socket: ServerConnection) -> None:
+        socket.recv()
+        socket.send(encode(Hello(PROTOCOL, "", 16)))
+        calls = decode_calls(socket.recv())
+        if with_code is None:
+            socket.send(encode([Reply(call.number, answer) for call in calls]))
+            with suppress(ConnectionClosed):
+                socket.recv()
+        else:
+            socket.close(with_code, "for a reason")
+
+    with serve_sync(serve, "127.0.0.1", 0) as server, ThreadPoolExecutor(1) as threads:
+        threads.submit(server.serve_forever)
+        try:
+            yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("ends", "plain"),
+    [
+        ({"with_code": 4_003}, NotAllowed),  # The token was revoked.
+        ({"with_code": 1_002}, Unsupported),  # One of the calls was not understood, nobody knows which.
+        ({"answer": 42}, Unsupported),
+    ],
+)
+async def test_what_was_sent_and_is_not_answered_any_more_is_unknown_and_what_only_reads_is_not(
+    ends: dict[str, Any], plain: type[HoldfastError]
+) -> None:
+    with ending(**ends) as url:
+        async with holdfast.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
+            jobs = plane.queue("jobs")
+            outcomes = await asyncio.gather(
+                jobs.put(b"1"), plane.state("a").update(1), jobs.stats(), jobs.receive(), return_exceptions=True
+            )
+    assert [type(outcome) for outcome in outcomes] == [CommitUnknown, CommitUnknown, plain, plain]
+    assert "look whether it happened" in str(outcomes[0])
+
+
+def test_a_put_that_happened_while_its_client_was_closed_is_no_refusal(tmp_path: Path) -> None:
+    """Closed would say that it may be done again."""
+    with line_to(f"dir:{tmp_path}") as line:
+        until(line._is_connected)
+        line._proxy.mutes = True
+        putting = line._threads.submit(line.client.queue("jobs").put, b"1")
+        until(lambda: putting.done() or line.beside.queue("jobs").stats().ready)
+        line.client.close()
+        with pytest.raises(CommitUnknown, match="closed"):
+            putting.result(DEADLINE_SECONDS)

@@ -314,7 +314,7 @@ class Connection:
             try:
                 pending.future.set_result(pending.decode(reply.answer))
             except Exception as wrong:
-                pending.fail(Unsupported(f"This client does not understand the answer ({wrong}); upgrade it"))
+                pending.lose(Unsupported(f"This client does not understand the answer ({wrong}); upgrade it"))
             return
         error = error_of(reply.problem)
         if isinstance(error, ShutdownDraining) and not pending.abandoned:
@@ -353,7 +353,7 @@ class Connection:
         """Fail every call, and every one to come."""
         self._error = error
         for pending in list(self._pending.values()):
-            pending.fail(error)
+            pending.lose(error)
         self._outbox.clear()
 
     # Calls whose callers have gone.

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.client.answers import undo_of
+from holdfast.client.reasons import unknown
 from holdfast.errors import HoldfastError, InvalidArgument, Unsupported
 from holdfast.limits import FRAME_BYTES_MAX
 from holdfast.wire.answers import decoder_of
@@ -40,6 +42,12 @@ class Pending:
         if not self.future.done():
             self.future.set_exception(error)
 
+    def lose(self, error: HoldfastError) -> None:
+        """Fail a call whose answer will not come, for the reason that is given: what was sent may have been done."""
+        # What was leased and is told to nobody ends by itself, and is no harm to whoever asks again.
+        harmless = self.key is None or undo_of(self.request) is not None
+        self.fail(error if harmless or not self.sent else unknown(self.request, error))
+
     def mark_again(self) -> None:
         """It may have been carried out: let the server look before it does so again."""
         self.data = encode(Call(self.number, self.request, self.key, True))
@@ -69,8 +77,12 @@ def sift(pendings: Sequence[Pending], reason: str) -> None:
     for pending, error in wrong:
         pending.fail(InvalidArgument(f"{type(pending.request).__name__} cannot be sent: {error}"))
     if not wrong:
+        error = Unsupported(f"The server did not understand a call ({reason}); use the same version there")
         for pending in sent:
-            pending.fail(Unsupported(f"The server did not understand a call ({reason}); use the same version there"))
+            if len(sent) == 1:
+                pending.fail(error)
+            else:  # It is one of them, and the others may have been done.
+                pending.lose(error)
 
 
 def _wrong_with(data: bytes) -> Exception | None:
