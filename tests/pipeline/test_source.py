@@ -186,6 +186,21 @@ def test_a_stream_may_begin_with_what_comes_next(spark, growing):
     assert len(streamed(spark, growing, "journal", ["world", "height"], startingOffsets="latest")) == 5
 
 
+@pytest.mark.parametrize(
+    ("damaged", "told"),
+    [('{"main/world-0001":"7"}', "checkpoint of the stream"), ("[]", "checkpoint of the stream"), ("{", "JSONDecode")],
+)
+def test_a_checkpoint_that_was_edited_by_hand_is_told_of(spark, growing, damaged, told):
+    streamed(spark, growing, "journal", ["height"])
+    folder = growing.parent / "journal-checkpoint" / "offsets"
+    offset = max(folder.glob("[0-9]*"), key=lambda path: int(path.name))
+    head, _, _ = offset.read_text().rpartition("\n")
+    offset.write_text(f"{head}\n{damaged}")
+    (folder / f".{offset.name}.crc").unlink()
+    with pytest.raises(PySparkException, match=told):
+        streamed(spark, growing, "journal", ["height"])
+
+
 def test_a_stream_of_what_comes_next_loses_nothing_if_its_first_batch_fails(spark, growing):
     class Slow(HoldfastSource):
         """Between the two questions of Spark where a new stream begins and ends, something is written."""
