@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection
@@ -17,8 +20,10 @@ from websockets.sync.server import serve as serve_sync
 import holdfast
 from holdfast import Plane
 from holdfast.client import bodies, connection
-from holdfast.errors import CommitUnknown, HoldfastError, NotAllowed, Unreachable, Unsupported
+from holdfast.errors import Busy, CommitUnknown, HoldfastError, InvalidArgument, NotAllowed, Unreachable, Unsupported
 from holdfast.wire.frames import PROTOCOL, Hello, Reply, decode_calls, encode
+from holdfast.wire.problems import problem_of
+from holdfast.wire.queues import NewMessage, PutMessages
 
 serving = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "serving.py"))["serving"]
 Proxy = runpy.run_path(str(Path(__file__).with_name("proxy.py")))["Proxy"]
@@ -231,3 +236,61 @@ def test_a_put_that_happened_while_its_client_was_closed_is_no_refusal(tmp_path:
         line.client.close()
         with pytest.raises(CommitUnknown, match="closed"):
             putting.result(DEADLINE_SECONDS)
+
+
+@pytest.mark.parametrize("refusal", [Busy("too often"), NotAllowed("no more"), InvalidArgument("no such queue")])
+async def test_a_refusal_of_the_second_sending_tells_nothing_of_the_first(refusal: HoldfastError) -> None:
+    """A server that counts how often somebody calls does so before it looks whether the call was carried out."""
+    connections: list[int] = []
+
+    def serve(socket: ServerConnection) -> None:
+        socket.recv()
+        socket.send(encode(Hello(PROTOCOL, "", 16)))
+        connections.append(1)
+        for frame in socket:
+            if len(connections) == 1:
+                return  # It was carried out, and the connection ends.
+            problem = problem_of(refusal, "")
+            socket.send(encode([Reply(call.number, None, problem) for call in decode_calls(frame)]))
+
+    with serve_sync(serve, "127.0.0.1", 0) as server, ThreadPoolExecutor(1) as threads:
+        threads.submit(server.serve_forever)
+        url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        try:
+            async with holdfast.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
+                with pytest.raises(InvalidArgument if isinstance(refusal, InvalidArgument) else CommitUnknown):
+                    await plane.queue("jobs").put(b"1")
+                with pytest.raises(type(refusal)):  # What is sent for the first time was not carried out.
+                    await plane.queue("jobs").put(b"2")
+        finally:
+            server.shutdown()
+
+
+def test_a_refusal_of_the_second_sending_of_a_long_call_tells_nothing_of_the_first() -> None:
+    class Refusing(BaseHTTPRequestHandler):
+        sendings = 0
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            Refusing.sendings += 1
+            if Refusing.sendings > 1:  # The first time it is carried out, and the connection ends.
+                problem = msgspec.json.encode(problem_of(Busy("too often"), ""))
+                self.send_response(429)
+                self.send_header("Content-Length", str(len(problem)))
+                self.end_headers()
+                self.wfile.write(problem)
+
+        def log_message(self, *_: object) -> None:
+            """Nobody wants to read it."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server, ThreadPoolExecutor(1) as threads:
+        threads.submit(server.serve_forever)
+        url = f"http://127.0.0.1:{server.server_port}"
+        to = SimpleNamespace(url=url, token=None, tls=None, patience_seconds=DEADLINE_SECONDS)
+        try:
+            with pytest.raises(CommitUnknown, match="too often"):
+                bodies.post(to, PutMessages("jobs", [NewMessage(b"1")]), "key")
+            with pytest.raises(Busy):
+                bodies.post(to, PutMessages("jobs", [NewMessage(b"2")]), "another")
+        finally:
+            server.shutdown()

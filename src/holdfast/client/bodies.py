@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.client.reasons import told, unknown
+from holdfast.client.reasons import BEFORE_KEYS, told, unknown
 from holdfast.errors import (
     HashMismatch,
     HoldfastError,
@@ -307,6 +307,7 @@ def post(server: Server, request: Any, key: str | None) -> Any:
 
     def once() -> Any:
         nonlocal was_sent
+        is_again = was_sent and key is not None
         connection = connect(server)
         try:
             connection.connect()
@@ -318,7 +319,10 @@ def post(server: Server, request: Any, key: str | None) -> Any:
         finally:
             connection.close()
         if response.status != http.client.OK:
-            raise problem_in(data)
+            error = problem_in(data)
+            if is_again and isinstance(error, BEFORE_KEYS) and not isinstance(error, ShutdownDraining):
+                raise unknown(request, error)
+            raise error
         return decoder_of(request)(data)
 
     def give_up(error: BaseException) -> HoldfastError:

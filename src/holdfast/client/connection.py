@@ -27,7 +27,7 @@ from websockets.asyncio.client import connect
 from holdfast.client.answers import undo_of
 from holdfast.client.merging import MERGED, Merged, Merging, Small
 from holdfast.client.pendings import Pending, frames_of, sift
-from holdfast.client.reasons import told, unknown
+from holdfast.client.reasons import BEFORE_KEYS, told, unknown
 from holdfast.client.sockets import Socket
 from holdfast.errors import Closed, HoldfastError, NotAllowed, ShutdownDraining, Unreachable, Unsupported
 from holdfast.limits import CALLS_MAX, CONNECT_PAUSE_MS_MAX, ONCE_PERIOD_SECONDS
@@ -321,6 +321,8 @@ class Connection:
             # It was not begun. The server closes the connection soon, and the next one carries it.
             pending.sent = False
             asyncio.get_running_loop().call_later(self._patience_seconds, pending.fail, error)
+        elif pending.lost_at is not None and isinstance(error, BEFORE_KEYS):
+            pending.lose(error)
         else:
             pending.fail(error)
 

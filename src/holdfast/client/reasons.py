@@ -2,10 +2,14 @@
 
 import socket
 import ssl
+from typing import Final
 
 import websockets
 
-from holdfast.errors import CommitUnknown, HoldfastError, Unreachable
+from holdfast.errors import Backend, Busy, Closed, CommitUnknown, HoldfastError, NotAllowed, Unreachable
+
+# A server says these before it looks for a key, so they tell nothing of an earlier sending: a rate, for instance.
+BEFORE_KEYS: Final = (Backend, Busy, Closed, NotAllowed)
 
 
 def told(url: str, reason: BaseException | None) -> HoldfastError:
