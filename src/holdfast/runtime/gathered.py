@@ -1,8 +1,8 @@
 """One round of a relay: what is gathered for a commit, and who is told what became of it."""
 
 import logging
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from holdfast.errors import Backend, Busy, HoldfastError
@@ -16,18 +16,17 @@ from holdfast.wire.requests import Request
 _log = logging.getLogger("holdfast.relay")
 _LONG_NAME: Final = 512  # Nobody is called so, and nothing so long is remembered.
 
-Then = Callable[[Any], None]  # Is given the outcome of a call.
+Then = partial[None]  # Is given the outcome of a call; its first argument is the session that it is for.
 
 
 class Round:
     """What is to be committed together, and who is to be told of it."""
 
-    __slots__ = ("has_asks", "owners", "requests", "sessions", "size", "thens")
+    __slots__ = ("has_asks", "requests", "sessions", "size", "thens")
 
     def __init__(self) -> None:
         self.requests: list[Request[Any]] = []
         self.thens: list[Then] = []
-        self.owners: list[Session | None] = []  # Whose requests they are; nobody's are joins and leaves.
         self.sessions: dict[Session, None] = {}  # An ordered set.
         self.size = 0  # In mails.
         self.has_asks = False
@@ -37,10 +36,9 @@ class Round:
         """Whether there is nothing to be committed, and nobody has part in it."""
         return not self.requests and not self.sessions
 
-    def add(self, request: Request[Any], then: Then, owner: Session | None) -> None:
+    def add(self, request: Request[Any], then: Then) -> None:
         self.requests.append(request)
         self.thens.append(then)
-        self.owners.append(owner)
 
     def join(self, session: Session) -> bool:
         """Whether the session has part in this round, because it has part in no other."""
@@ -94,16 +92,15 @@ def may_pass(error: HoldfastError) -> bool:
     return isinstance(error, Backend | Busy)
 
 
-def ignore(outcome: Any) -> None:
+def ignore(session: Session, outcome: Any) -> None:
     """Nobody waits for it."""
-    del outcome
+    del session, outcome
 
 
-def give_up(session: Session | None) -> None:
-    """End a session with which something went wrong that nobody thought of; None: it was leaving anyway."""
-    _log.exception("%s failed in a way that nobody thought of", "a session" if session is None else session.name)
-    if session is not None:
-        session.give_up()
+def give_up(session: Session) -> None:
+    """End a session with which something went wrong that nobody thought of."""
+    _log.exception("the session of %s failed in a way that nobody thought of", session.name)
+    session.give_up()
 
 
 def unexpected() -> HoldfastError:

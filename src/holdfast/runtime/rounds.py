@@ -107,7 +107,8 @@ class RelayHub:
         session.end(STOPPING, "gone")
         if self.sessions.get(session.address) is session:
             self._forget(session)
-            self._ask(LeaveMailbox(session.address.agent, session.id, session.address.universe), ignore)
+            request = LeaveMailbox(session.address.agent, session.id, session.address.universe)
+            self._ask(request, partial(ignore, session))
 
     def wake(self, session: Session) -> None:
         """A session has something to do."""
@@ -211,7 +212,7 @@ class RelayHub:
             self._are_asking = round.has_asks = bool(self._asks)
             self._asks, asks = [], self._asks
             for request, then in asks:
-                round.add(request, then, None)
+                round.add(request, then)
         while self._ready and round.size < RELAY_ROUND_MAILS:
             session = next(iter(self._ready))
             del self._ready[session]
@@ -220,7 +221,7 @@ class RelayHub:
                     continue
                 round.join(session)
                 for request in session.writes():
-                    round.add(request, partial(self._wrote, session, request), session)
+                    round.add(request, partial(self._wrote, session, request))
                     round.size += round.expect(session, request, self.sessions)
                 round.size += session.read_limit if session.is_behind else 1
             except Exception:
@@ -229,15 +230,14 @@ class RelayHub:
             try:
                 if session.is_hungry or session.must_look or (session.expects_mail and session.is_open):
                     limit = session.read_limit
-                    round.add(read_mail(session, limit), partial(self._read, session, limit, session.told), session)
+                    round.add(read_mail(session, limit), partial(self._read, session, limit, session.told))
                     session.must_look = False
             except Exception:
                 give_up(session)
         for session in round.sessions:
             try:
                 if session.wants_receipts or session.expects_receipts:
-                    then = partial(self._read_receipts, session, session.receipts_told)
-                    round.add(read_receipts(session), then, session)
+                    round.add(read_receipts(session), partial(self._read_receipts, session, session.receipts_told))
             except Exception:
                 give_up(session)
             session.expects_mail = session.expects_receipts = False
@@ -259,7 +259,7 @@ class RelayHub:
                     self._ready[session] = None
 
     async def _commit_all(self, round: Round) -> None:
-        calls, told = round.calls(), 0
+        calls, thens = round.calls(), round.thens
         while calls:
             try:
                 outcomes = await self._commit(calls)
@@ -267,12 +267,12 @@ class RelayHub:
             except Exception:
                 _log.exception("a round failed in a way that nobody thought of")
                 outcomes = [unexpected()] * len(calls)
-            for outcome, then, session in zip(outcomes, round.thens[told:], round.owners[told:], strict=False):
+            for then, outcome in zip(thens, outcomes, strict=False):
                 try:
                     then(outcome)
                 except Exception:
-                    give_up(session)
-            calls, told = calls[len(outcomes) :], told + len(outcomes)
+                    give_up(then.args[0])
+            calls, thens = calls[len(outcomes) :], thens[len(outcomes) :]
 
     # What became of it.
 
