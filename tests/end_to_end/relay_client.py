@@ -117,7 +117,9 @@ class Agent:
             frames += await self._receive()
         self.pending = frames[1]["pending_count"]
         assert frames[1]["type"] == "queue_status", frames
-        self._took(frames[2:])
+        mails = self._took(frames[2:])  # Which may have come with the welcome.
+        if self.auto and mails:
+            await self.confirm(*mails)
         if self._reads:
             self.read_on()
 
