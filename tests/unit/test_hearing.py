@@ -92,6 +92,7 @@ async def test_whoever_is_gone_is_given_nothing_more() -> None:
     socket.taker("b")
     hearer.is_gone = True
     hearer.more.set()
-    await asyncio.sleep(0.01)
+    while hearer.more.is_set():
+        await asyncio.sleep(0)
     socket.taker("c")
     assert hearer.taken == ["a"]

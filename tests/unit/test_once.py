@@ -139,8 +139,13 @@ def test_what_is_remembered_does_not_pile_up(
     assert put_total(port) == 12
 
 
+@pytest.mark.parametrize("error", [Unreachable("on purpose"), ZeroDivisionError("on purpose")])
 def test_what_cannot_be_forgotten_now_is_forgotten_later(
-    port: EmbeddedPort, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    port: EmbeddedPort,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
 ) -> None:
     database = port.parts.database
     send(port, PUT)
@@ -149,7 +154,7 @@ def test_what_cannot_be_forgotten_now_is_forgotten_later(
     with monkeypatch.context() as patch:
 
         def refuse(*args: Any, **options: Any) -> Any:
-            raise Unreachable("on purpose")
+            raise error
 
         patch.setattr(database, "read", refuse)
         send(port, PUT)
