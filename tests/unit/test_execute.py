@@ -138,7 +138,7 @@ class BurnPair(Request[Value], frozen=True, tag="pairs.burn"):
 UNKNOWN = [BurnPair(b"a"), Request(), object(), None, "pairs.get", GetPair]
 
 
-@pytest.mark.parametrize("request_", UNKNOWN, ids=repr)
+@pytest.mark.parametrize("request_", UNKNOWN, ids=lambda given: type(given).__name__)
 async def test_an_unknown_request_is_refused_at_every_door(request_: Any) -> None:
     with MemoryDatabase() as database:
         with pytest.raises(InvalidArgument, match="no operation"):
