@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 SEEDS ?= 1000
+WORKERS ?= auto
 
 .PHONY: setup lint format twins reference test nightly simulate crash bench bench-peers bench-pipeline demo screenshots lock clean
 
@@ -33,8 +34,9 @@ twins: $(READY)
 reference: $(READY)
 	$(BIN)/python tools/make_reference.py
 
+# As many at a time as there are cores, up to four; WORKERS=0 runs one after the other, in one process.
 test: $(READY)
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
 nightly: $(READY)
 	$(BIN)/pytest -m nightly
