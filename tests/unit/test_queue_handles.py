@@ -140,7 +140,11 @@ def test_bytes_come_as_they_are(jobs: Queue, body: Any) -> None:
     assert (message.payload, message.delivery.content_type) == (bytes(body), "application/octet-stream")
 
 
-@pytest.mark.parametrize("body", [object(), {"a": object()}, "\ud800", float], ids=["an object", "an object inside", "half a character", "a class"])
+@pytest.mark.parametrize(
+    "body",
+    [object(), {"a": object()}, "\ud800", float],
+    ids=["an object", "an object inside", "half a character", "a class"],
+)
 def test_a_body_without_a_json_form_is_refused(plane: Plane, jobs: Queue, body: Any) -> None:
     with pytest.raises(InvalidValue, match="no JSON form"):
         jobs.put(body)

@@ -14,10 +14,10 @@ import asyncio
 import logging
 import random
 import ssl
-import uuid
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from itertools import count
+from secrets import token_hex
 from typing import Any, Final
 
 import msgspec
@@ -76,7 +76,7 @@ class Connection:
         if tls is not None:
             self._options["ssl"] = tls
         self._patience_seconds = patience_seconds
-        self._session = uuid.uuid4().hex
+        self._session = token_hex(16)
         self._numbers = count()
         self._pending: dict[int, Pending] = {}
         self._outbox: list[Pending] = []
@@ -136,16 +136,20 @@ class Connection:
 
     async def _merged(self, request: Merged) -> Any:
         if self._socket is None or self._may_go():  # There is no frame to share, and may be no server.
-            return await self._send_merged(request, now=True)
+            pending = self._submit(request, token_hex(16), now=True)
+            try:
+                return await pending.future
+            finally:
+                self._pending.pop(pending.number, None)
         small = Small(request, asyncio.get_running_loop().create_future())
         self._merging.add(small)
         self._flush_soon()
         return await small.future
 
-    def _send_merged(self, request: Merged, *, now: bool = False) -> "asyncio.Future[Any]":
+    def _send_merged(self, request: Merged) -> "asyncio.Future[Any]":
         if self._error is not None:
             raise self._error
-        pending = self._submit(request, uuid.uuid4().hex, now=now)
+        pending = self._submit(request, token_hex(16))
         pending.future.add_done_callback(lambda _: self._pending.pop(pending.number, None))
         return pending.future
 
@@ -386,7 +390,7 @@ class Connection:
 
     async def _quietly(self, request: AnyRequest) -> None:
         with suppress(HoldfastError):  # Then its lease ends by itself.
-            await self.call(request, key=uuid.uuid4().hex)
+            await self.call(request, key=token_hex(16))
 
     def _spawn(self, work: Coroutine[Any, Any, None], among: "set[asyncio.Task[None]]") -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)

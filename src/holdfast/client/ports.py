@@ -4,9 +4,9 @@ import asyncio
 import os
 import ssl
 import threading
-import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from secrets import token_hex
 from typing import Any, Final, TypeVar, get_args
 from urllib.parse import urlsplit
 
@@ -52,11 +52,11 @@ class AsyncRemotePort:
             return await aside(self.carry, request)
         if type(request) not in _REQUESTS:
             raise NotEmbedded(f"{type(request).__name__} goes to the key space itself, which no server lets anybody do")
-        key = uuid.uuid4().hex if takes_key(type(request)) and not isinstance(request, MERGED) else None
+        key = token_hex(16) if takes_key(type(request)) and not isinstance(request, MERGED) else None
         try:
             answer: Answer = await self._connected().call(request, key=key)  # type: ignore[arg-type]
         except TooLong:
-            key = uuid.uuid4().hex if isinstance(request, MERGED) else key
+            key = token_hex(16) if isinstance(request, MERGED) else key
             answer = await aside(bodies.post, self, request, key)
         return answer
 
