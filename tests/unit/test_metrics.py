@@ -101,6 +101,15 @@ async def test_calls_of_one_group_are_counted_one_by_one(server: Server) -> None
     assert samples["holdfast_commit_group_size_bucket le=2.0"] == 0
 
 
+async def test_nobody_waits_for_an_answer_until_it_is_counted_and_told_of(server: Server) -> None:
+    told: list[Any] = []
+    server.port.parts.tell = told.extend  # type: ignore[method-assign]
+    await server.measured.call_group([Call(0, PUT)])
+    assert (server.metrics.requests["queues.put", "ok"], len(told)) == (0, 0)
+    await asyncio.sleep(0)
+    assert (server.metrics.requests["queues.put", "ok"], len(told)) == (1, 1)
+
+
 async def test_what_the_answers_of_a_group_tell_is_counted_too(server: Server) -> None:
     lost = MessageLease("01" * 16, "nobody's", 1)
     calls = [PUT, AckMessages("jobs", [lost, lost]), PUT, AckMessages("jobs", [lost]), GetState("no key!")]
@@ -320,6 +329,7 @@ async def test_a_fault_of_ours_is_logged_and_not_shown(server: Server, caplog: p
     assert "secret" not in f"{raised.value} {outcome}"
     assert len(caplog.records) == 2
     assert "the secret of our fault" in caplog.text
+    await asyncio.sleep(0)
     assert server.metrics.requests["queues.put", "error"] == 2
 
 

@@ -7,6 +7,7 @@ Each call sees what those before it have written. A group ends where it has grow
 one's.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -50,8 +51,9 @@ async def call_group(port: Any, calls: Sequence[Call], wanted: Callable[[], bool
     They are not begun if they are not `wanted` any more when their turn comes: whoever sent them sends them again.
     """
     sendings = port.parts.sendings
-    later = sendings.heard(again=any(call.again for call in calls))
-    fresh = sendings.heard(again=False), later
+    any_again = any(call.again for call in calls)
+    later = sendings.heard(again=any_again)
+    first = sendings.heard(again=False) if any_again else later
     works: list[Work] = []
     answers: _Answers | None = None
     tier, writes = _IMPORTANT, False
@@ -77,7 +79,7 @@ async def call_group(port: Any, calls: Sequence[Call], wanted: Callable[[], bool
         else:
             assert isinstance(request, CommitAtomic), "the caller has asked is_groupable"
             work = partial(_carry_out_apart, request=request), port.parts
-        works.append(work if call.key is None else _keyed(work, request, call.key, fresh[call.again]))
+        works.append(work if call.key is None else _keyed(work, request, call.key, later if call.again else first))
     database, notes = port.parts.database, []
     outcomes: list[Any]
     try:
@@ -85,8 +87,8 @@ async def call_group(port: Any, calls: Sequence[Call], wanted: Callable[[], bool
         outcomes, notes = await together(_run_each, works, answers, wanted, tier=tier)
     except HoldfastError as error:
         outcomes = [error] * len(calls)
-    if notes:
-        port.parts.tell(notes)
+    if notes:  # Whoever waits for an answer does not wait for this.
+        asyncio.get_running_loop().call_soon(port.parts.tell, notes)
     return outcomes
 
 

@@ -38,7 +38,7 @@ from holdfast.runtime.steps import Begun
 from holdfast.server.guards import Guard
 from holdfast.server.hearing import Hearing
 from holdfast.server.logs import correlation_id
-from holdfast.server.replies import Replies, Send, fits, unexpected
+from holdfast.server.replies import Replies, Send, encoded, fits, unexpected
 from holdfast.server.sockets import BoundedSocket
 from holdfast.wire.frames import PROTOCOL, Call, Hello, Reply, decode_calls, decode_hello, encode
 from holdfast.wire.problems import problem_of
@@ -189,8 +189,8 @@ class Conversation:
         if len(calls) > CALLS_MAX:
             self.cut(_PROTOCOL_ERROR, f"A frame has at most {CALLS_MAX} calls")
             return
-        numbers = [call.number for call in calls if not isinstance(call, int)]
-        if len(set(numbers)) < len(numbers) or not self._ones.keys().isdisjoint(numbers):
+        numbers = [call.number for call in calls if call.__class__ is Call]
+        if len(set(numbers)) < len(numbers) or (self._ones and not self._ones.keys().isdisjoint(numbers)):
             # Of two calls that wait under one number only one could be cancelled, and the other would wait for nobody.
             _log.warning("a frame of %s bytes has a number that another call has", len(data))
             self.cut(_PROTOCOL_ERROR, "Two calls have the same number")
@@ -268,25 +268,30 @@ class Conversation:
         return not self._dropped
 
     async def _all(self, calls: list[Call]) -> None:
-        """Carry calls out in order, a group at a time: its answers are on their way before the next one begins."""
         id = _name(calls)
-        reads = any(type(call.request) in READS for call in calls)
-        async with self._reads if reads else nullcontext():
-            while calls and not self._dropped:
-                try:
-                    outcomes = await self._streams.call_group(calls, self._is_wanted)
-                except Exception:
-                    _log.exception("a group of calls failed in a way that nobody thought of")
-                    outcomes = [unexpected() for _ in calls]
-                await self._reply(
-                    [
-                        Reply(call.number, None, problem_of(outcome, id))
-                        if isinstance(outcome, HoldfastError)
-                        else Reply(call.number, outcome)
-                        for call, outcome in zip(calls, outcomes, strict=False)
-                    ]
-                )
-                calls = calls[len(outcomes) :]
+        if any(type(call.request) in READS for call in calls):
+            async with self._reads:
+                await self._carry_out(calls, id)
+        else:
+            await self._carry_out(calls, id)
+
+    async def _carry_out(self, calls: list[Call], id: str) -> None:
+        """Carry calls out in order, a group at a time: its answers are on their way before the next one begins."""
+        while calls and not self._dropped:
+            try:
+                outcomes = await self._streams.call_group(calls, self._is_wanted)
+            except Exception:
+                _log.exception("a group of calls failed in a way that nobody thought of")
+                outcomes = [unexpected() for _ in calls]
+            await self._reply(
+                [
+                    Reply(call.number, None, problem_of(outcome, id))
+                    if isinstance(outcome, HoldfastError)
+                    else Reply(call.number, outcome)
+                    for call, outcome in zip(calls, outcomes, strict=False)
+                ]
+            )
+            calls = calls[len(outcomes) :]
 
     async def _one(self, call: Call) -> None:
         reads = type(call.request) in READS and not getattr(call.request, "wait_seconds", 0)
@@ -342,7 +347,10 @@ class Conversation:
             return False
         task: asyncio.Task[bool] | None = None
         try:
-            sending = Begun(self._replies.send(replies))
+            frame = encoded(replies)
+            if frame is not None and self._replies.write(frame):
+                return True
+            sending = Begun(self._replies.send(replies, frame))
             if sending.is_done:
                 return sending.result
             task = asyncio.get_running_loop().create_task(sending.rest)

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -279,13 +279,18 @@ class MeasuredPort:
         metrics, started = self._metrics, time.perf_counter()
         metrics.in_flight += len(calls)
         try:
-            with tracing.group_span([call.request for call in calls]) if tracing.is_on() else nullcontext():
+            if tracing.is_on():
+                with tracing.group_span([call.request for call in calls]):
+                    outcomes = await call_group(self._port, calls, wanted)
+            else:
                 outcomes = await call_group(self._port, calls, wanted)
         except Exception as error:
             outcomes = [_unexpected(error, "a group of calls")] * len(calls)
         finally:
             metrics.in_flight -= len(calls)
-        metrics.answered_together(calls[: len(outcomes)], outcomes, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        # Whoever waits for an answer does not wait for this.
+        asyncio.get_running_loop().call_soon(metrics.answered_together, calls[: len(outcomes)], outcomes, seconds)
         return outcomes
 
     async def _measured(self, request: Request[Any], work: Callable[..., Any], *args: Any) -> Any:

@@ -34,18 +34,23 @@ class Replies:
         """Whether the other end has left so much that no further long answer is kept for it."""
         return self.unsent > ANSWER_BYTES_MAX
 
-    async def send(self, replies: Sequence[Reply]) -> bool:
+    def write(self, frame: bytes) -> bool:
+        """Whether a frame of replies was written, because it is not too long and nothing is in its way."""
+        return self._write is not None and len(frame) <= FRAME_BYTES_MAX and self._write(frame)
+
+    async def send(self, replies: Sequence[Reply], frame: bytes | None) -> bool:
         """Hand replies over, waiting until the other end takes them; whether it was told all of them as they are.
+
+        `frame` is what `encoded` made of them.
 
         Raises:
             Exception: the connection is gone, in one of a server's many ways.
         """
-        frame = _encoded(replies)
         if len(replies) > 1 and (frame is None or len(frame) > FRAME_BYTES_MAX):
             half = len(replies) // 2
             del frame
-            first = await self.send(replies[:half])
-            return await self.send(replies[half:]) and first
+            first = await self.send(replies[:half], encoded(replies[:half]))
+            return await self.send(replies[half:], encoded(replies[half:])) and first
         whole = frame is not None and len(frame) <= ANSWER_BYTES_MAX
         if not whole:
             error = unexpected() if frame is None else _too_large(len(frame))
@@ -63,7 +68,7 @@ class Replies:
 
 def fits(reply: Reply) -> bool:
     """Whether the other end can be told a reply as it is."""
-    frame = _encoded([reply])
+    frame = encoded([reply])
     return frame is not None and len(frame) <= ANSWER_BYTES_MAX
 
 
@@ -72,7 +77,8 @@ def unexpected() -> HoldfastError:
     return HoldfastError("The server failed in a way that nobody thought of; its log says how")
 
 
-def _encoded(replies: Sequence[Reply]) -> bytes | None:
+def encoded(replies: Sequence[Reply]) -> bytes | None:
+    """The frame of replies; None if there is none, because one of them cannot be encoded."""
     try:
         return encode(replies)
     except (TypeError, ValueError, OverflowError, RecursionError):

@@ -5,8 +5,8 @@ sent and was not begun is dropped, because the client will send it again.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from functools import cached_property
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import cached_property, partial
 from typing import Any, Final
 
 from holdfast.kv.serial import SerialDatabase
@@ -15,10 +15,11 @@ from holdfast.server.conversations import Conversation, Receive
 from holdfast.server.guards import Guard
 from holdfast.server.replies import Send
 from holdfast.server.sockets import BoundedSocket
-from holdfast.wire.frames import Call
 
 _TAKEN_OVER: Final = 4001
 _NOT_ALLOWED: Final = 4003
+
+CallGroup = Callable[..., Awaitable[list[Any]]]  # `plane.groups.call_group` with its port.
 
 
 class Streams:
@@ -58,12 +59,11 @@ class Streams:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def call_group(self, calls: list[Call], wanted: Callable[[], bool] = lambda: True) -> list[Any]:
-        """The outcomes of the first of the calls, by a port that measures groups if it does."""
-        measured = getattr(self.port, "call_group", None)
-        asked = call_group(self.port, calls, wanted) if measured is None else measured(calls, wanted)
-        outcomes: list[Any] = await asked
-        return outcomes
+    @cached_property
+    def call_group(self) -> CallGroup:
+        """What has the outcomes of the first of some calls: a port that measures groups, if it does."""
+        measured: CallGroup | None = getattr(self.port, "call_group", None)
+        return partial(call_group, self.port) if measured is None else measured
 
     async def cut(self, name: str) -> None:
         """Close the streams of a caller who may not come in any more."""
