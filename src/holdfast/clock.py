@@ -10,8 +10,7 @@ from typing import Final, Protocol
 
 _VERSION_7: Final = 0x7 << 76
 _VARIANT: Final = 0x2 << 62
-_COUNTER_BITS: Final = 74
-_LOW_62: Final = (1 << 62) - 1
+_GROWING_BITS: Final = 62  # Those behind the variant.
 
 
 class Clock(Protocol):
@@ -52,8 +51,8 @@ def _nothing() -> None:
 class IdSource:
     """Makes UUIDv7s that strictly grow within a process, even when the clock stands still or goes back.
 
-    The 74 bits after the timestamp start at random in each millisecond and grow by a random step, so ids
-    of one process sort in the order they were made and ids of two processes do not collide.
+    Of the 74 bits after the timestamp 73 are random for the first id of a millisecond, and each further one is larger
+    by a random step: so ids of one process sort in the order they were made, and ids of two processes do not collide.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -61,7 +60,8 @@ class IdSource:
         self._random = random.Random(os.urandom(32) if seed is None else seed)
         self._lock = threading.Lock()
         self._last_ms = 0  # A clock that stands before 1970 counts as if it stood there.
-        self._counter = 0
+        self._last = 0
+        self._left = 0  # By how much ids can still grow within the millisecond.
 
     def new_id(self, now_ms: int) -> uuid.UUID:
         return uuid.UUID(int=self.new_number(now_ms))
@@ -75,17 +75,18 @@ class IdSource:
         numbers = []
         getrandbits = self._random.getrandbits
         with self._lock:
-            stamp, counter = self._last_ms, self._counter
+            stamp, number, left = self._last_ms, self._last, self._left
             for _ in range(count):
-                if now_ms > stamp:
-                    stamp = now_ms
-                    # The top bit starts clear, which leaves room to grow within the millisecond.
-                    counter = getrandbits(_COUNTER_BITS - 1)
+                step = 1 + getrandbits(32)
+                if now_ms <= stamp and step <= left:
+                    number += step
+                    left -= step
                 else:
-                    counter += 1 + getrandbits(32)
-                    if counter >> _COUNTER_BITS:
-                        stamp += 1
-                        counter = getrandbits(_COUNTER_BITS - 1)
-                numbers.append(stamp << 80 | _VERSION_7 | counter >> 62 << 64 | _VARIANT | counter & _LOW_62)
-            self._last_ms, self._counter = stamp, counter
+                    stamp = max(now_ms, stamp + 1)
+                    # The top bit of what grows starts clear, which leaves room to grow within the millisecond.
+                    low = getrandbits(_GROWING_BITS - 1)
+                    number = stamp << 80 | _VERSION_7 | getrandbits(12) << 64 | _VARIANT | low
+                    left = (1 << _GROWING_BITS) - 1 - low
+                numbers.append(number)
+            self._last_ms, self._last, self._left = stamp, number, left
         return numbers

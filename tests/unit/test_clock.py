@@ -57,7 +57,7 @@ def test_an_id_carries_its_time_in_its_first_48_bits() -> None:
 def test_a_millisecond_that_is_full_lends_from_the_next() -> None:
     source = IdSource()
     ids = [source.new_id(START_MS)]
-    source._counter = (1 << 74) - 1  # As after some 2**42 ids.
+    source._left = 0  # As after some 2**30 ids.
     ids += [source.new_id(START_MS) for _ in range(3)]
     assert grows(ids)
     assert [made.int >> 80 for made in ids] == [START_MS, *[START_MS + 1] * 3]
@@ -75,8 +75,8 @@ def test_every_bit_but_the_fixed_ones_is_random() -> None:
     seen = 0
     for number in range(200):
         seen |= source.new_id(START_MS + number).int
-    assert seen & (1 << 62) - 1 == (1 << 62) - 1
-    assert seen >> 64 & 0x7FF == 0x7FF  # The top bit starts clear, which leaves room to grow.
+    assert seen & (1 << 62) - 1 == (1 << 61) - 1  # The top bit starts clear, which leaves room to grow.
+    assert seen >> 64 & 0xFFF == 0xFFF
 
 
 def test_one_seed_makes_one_series_of_ids() -> None:

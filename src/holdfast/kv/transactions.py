@@ -3,8 +3,8 @@
 Writes stay in memory until the commit, so a function that raises has written nothing, and every backend
 gets read-your-writes for `get` and `scan` from the same few lines:
 
-    _cleared   ranges deleted, each before any write that is still in `_writes`
-    _writes    key -> value, or None where the key is deleted
+    cleared   ranges deleted, each before any write that is still in `writes`
+    writes    key -> value, or None where the key is deleted
 
 A backend commits by first deleting the cleared ranges, then applying the writes in any order.
 """
@@ -35,29 +35,30 @@ class Transaction:
     """What a layer function is given. Usable until that function returns, and only by it."""
 
     __slots__ = (
-        "_bytes",
-        "_cleared",
         "_clock",
         "_ids",
         "_now_ms",
         "_open",
-        "_view",
         "_writable",
-        "_writes",
+        "cleared",
         "notes",
+        "size_bytes",
+        "view",
         "writer",
+        "writes",
     )
 
     def __init__(self, view: "View", *, clock: Clock, ids: IdSource, writable: bool = True, writer: str = "") -> None:
-        self._view = view
         self._clock = clock
         self._ids = ids
         self._now_ms: int | None = None
         self._writable = writable
         self._open = True
-        self._writes: dict[bytes, bytes | None] = {}
-        self._cleared: tuple[tuple[bytes, bytes], ...] = ()
-        self._bytes = 0
+        # What a backend needs to commit.
+        self.view = view  # The committed pairs, without what this transaction wrote.
+        self.cleared: tuple[tuple[bytes, bytes], ...] = ()  # Ranges to delete before `writes` are applied.
+        self.writes: dict[bytes, bytes | None] = {}  # Key to value, or to None where the key is deleted.
+        self.size_bytes = 0  # Of keys and values, each write counted with `limits.WRITE_COST_BYTES` more.
         self.writer = writer  # Names the process among several that write; empty where there is only one.
         self.notes: list[tuple[Any, ...]] = []  # What happened, for whoever tells of it once it is committed.
 
@@ -67,14 +68,14 @@ class Transaction:
             raise _not_bytes("A key", key)
         if not self._open:
             raise _ended()
-        writes = self._writes
+        writes = self.writes
         if key in writes:
             return writes[key]
-        if self._cleared:
-            for begin, end in self._cleared:
+        if self.cleared:
+            for begin, end in self.cleared:
                 if begin <= key < end:
                     return None
-        return self._view.get(key)
+        return self.view.get(key)
 
     def scan(self, begin: bytes, end: bytes, *, limit: int, reverse: bool = False) -> list[Pair]:
         """At most `limit` pairs with begin <= key < end, in key order; the last ones, backwards, if `reverse`."""
@@ -92,21 +93,21 @@ class Transaction:
         length, size = len(key), len(value)
         if not 0 < length <= KEY_BYTES_MAX or size > VALUE_BYTES_MAX:
             self._refuse(key, value)
-        size += self._bytes + length + WRITE_COST_BYTES
+        size += self.size_bytes + length + WRITE_COST_BYTES
         if size > TRANSACTION_BYTES_MAX:
             raise _too_large()
-        self._bytes = size
-        self._writes[key] = value
+        self.size_bytes = size
+        self.writes[key] = value
 
     def delete(self, key: bytes) -> None:
         """Remove `key`; removing what is not there is fine."""
         if not self._writable or key.__class__ is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
             self._refuse(key, b"")
-        size = self._bytes + len(key) + WRITE_COST_BYTES
+        size = self.size_bytes + len(key) + WRITE_COST_BYTES
         if size > TRANSACTION_BYTES_MAX:
             raise _too_large()
-        self._bytes = size
-        self._writes[key] = None
+        self.size_bytes = size
+        self.writes[key] = None
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
         """Remove every key with begin <= key < end."""
@@ -115,12 +116,12 @@ class Transaction:
             self._refuse(begin, b"")
         if begin == end:
             return
-        size = self._bytes + len(begin) + len(end) + WRITE_COST_BYTES
+        size = self.size_bytes + len(begin) + len(end) + WRITE_COST_BYTES
         if size > TRANSACTION_BYTES_MAX:
             raise _too_large()
-        self._bytes = size
+        self.size_bytes = size
         self._forget(begin, end)
-        self._cleared += ((begin, end),)
+        self.cleared += ((begin, end),)
 
     @property
     def now_ms(self) -> int:
@@ -162,33 +163,18 @@ class Transaction:
     @property
     def wrote(self) -> bool:
         """Whether there is anything to commit."""
-        return bool(self._writes or self._cleared)
-
-    @property
-    def writes(self) -> dict[bytes, bytes | None]:
-        """Key to value, or to None where the key is deleted."""
-        return self._writes
-
-    @property
-    def size_bytes(self) -> int:
-        """How many bytes of keys and values were written, each write counted with `limits.WRITE_COST_BYTES` more."""
-        return self._bytes
-
-    @property
-    def view(self) -> "View":
-        """The committed pairs, without what this transaction wrote."""
-        return self._view
+        return bool(self.writes or self.cleared)
 
     def visible(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
         """`scan` without its checks: what a transaction that runs on top of this one sees."""
-        if not self._writes and not self._cleared:
-            return self._view.scan(begin, end, limit, reverse)
-        own = {key: value for key, value in self._writes.items() if begin <= key < end}
+        if not self.writes and not self.cleared:
+            return self.view.scan(begin, end, limit, reverse)
+        own = {key: value for key, value in self.writes.items() if begin <= key < end}
         # Each own write hides at most one stored pair, so this many stored pairs leave `limit` to show.
         wanted = limit + len(own)
         stored: list[Pair] = []
         for left, right in self._uncleared(begin, end, reverse):
-            stored += self._view.scan(left, right, wanted - len(stored), reverse)
+            stored += self.view.scan(left, right, wanted - len(stored), reverse)
             if len(stored) >= wanted:
                 break
         merged = [pair for pair in stored if pair[0] not in own]
@@ -206,28 +192,23 @@ class Transaction:
 
     def undo(self) -> None:
         """Forget everything that was written and noted."""
-        self._writes.clear()
+        self.writes.clear()
         self.notes.clear()
-        self._cleared, self._bytes = (), 0
+        self.cleared, self.size_bytes = (), 0
 
     def absorb(self, other: "Transaction") -> None:
         """Write everything that `other`, which ran on top of this transaction, has written."""
         self.notes += other.notes
-        for begin, end in other._cleared:
+        for begin, end in other.cleared:
             self._forget(begin, end)
-            self._cleared += ((begin, end),)
-        self._writes |= other._writes
-        self._bytes += other._bytes
-
-    @property
-    def cleared(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Ranges to delete before `writes` are applied."""
-        return self._cleared
+            self.cleared += ((begin, end),)
+        self.writes |= other.writes
+        self.size_bytes += other.size_bytes
 
     def _uncleared(self, begin: bytes, end: bytes, reverse: bool) -> list[tuple[bytes, bytes]]:
         """The parts of begin..end that no `delete_range` covers, in scan order."""
         parts = []
-        for left, right in sorted(self._cleared):
+        for left, right in sorted(self.cleared):
             if right <= begin:
                 continue
             if left >= end:
@@ -240,8 +221,8 @@ class Transaction:
         return parts[::-1] if reverse else parts
 
     def _forget(self, begin: bytes, end: bytes) -> None:
-        for key in [key for key in self._writes if begin <= key < end]:
-            del self._writes[key]
+        for key in [key for key in self.writes if begin <= key < end]:
+            del self.writes[key]
 
     def _check_range(self, begin: bytes, end: bytes) -> None:
         if begin.__class__ is not bytes or end.__class__ is not bytes:

@@ -85,6 +85,10 @@ class RememberedPairs:
             self.forget()
             return
         lately = self._lately
+        if tx.size_bytes <= REMEMBERED_VALUE_BYTES_MAX:  # Then none of its values is longer than that.
+            lately |= tx.writes
+            self._count(tx.size_bytes)
+            return
         for key, value in tx.writes.items():
             if value is not None and len(value) > REMEMBERED_VALUE_BYTES_MAX:
                 lately.pop(key, None)

@@ -101,10 +101,10 @@ class Book:
     def new_ids(self, count: int) -> list[bytes]:
         """`new_id` for a batch, in the order of the batch."""
         numbers = self.tx.new_numbers(count)
-        behind = int.from_bytes(self.tally.last_id, "big") + 1 - numbers[0]
-        if behind > 0:
-            numbers = [number + behind for number in numbers]
         ids = [number.to_bytes(ID_BYTES, "big") for number in numbers]
+        if ids[0] <= self.tally.last_id:
+            behind = int.from_bytes(self.tally.last_id, "big") + 1 - numbers[0]
+            ids = [(number + behind).to_bytes(ID_BYTES, "big") for number in numbers]
         self.tally.last_id = ids[-1]
         return ids
 
