@@ -114,6 +114,10 @@ class Metrics(Collector):
 
     def answered_together(self, calls: Sequence[Call], outcomes: Sequence[Any], seconds: float) -> None:
         """Calls that were committed together have their answers."""
+        self.group_size.observe(len(calls))
+        if len(calls) == 1:
+            self.answered(calls[0].request, outcomes[0], seconds)
+            return
         # Most calls of a group are of few kinds, and of most kinds there is nothing to tell but how many there were.
         both = list(zip([call.request for call in calls], outcomes, strict=True))
         for (request, outcome), count in Counter([(one.__class__, other.__class__) for one, other in both]).items():
@@ -126,7 +130,6 @@ class Metrics(Collector):
                 if asked.__class__ is request and answer.__class__ is outcome:
                     self.requests[op, _code(answer)] += 1
                     self._note(asked, answer, seconds)
-        self.group_size.observe(len(calls))
 
     async def body(self, port: Any) -> bytes:
         """What `/metrics` answers."""
