@@ -133,10 +133,10 @@ def _refuse(tx: Transaction, tier: Tier) -> None:
 def _keyed(work: Work, request: Request[Any], key: str, fresh: Fresh) -> Work:
     """The work, carried out once."""
     run, given = work
-    decode = decoder_of(request)
 
     def run_once(tx: Transaction, given: Any) -> Any:
-        return once(tx, sending(key, request, fresh), lambda tx: run(tx, given), decode)
+        call = sending(key, request, fresh)
+        return once(tx, call, lambda tx: run(tx, given), decoder_of(request))
 
     return run_once, given
 

@@ -135,7 +135,7 @@ class Conversation:
             await self._room.wait()
 
     def _hear(self, message: str | bytes) -> None:
-        data = self._checked(message)
+        data = message if message.__class__ is bytes and len(message) <= FRAME_BYTES_MAX else self._checked(message)
         if data is not None:
             self._take(data)
 
@@ -196,6 +196,7 @@ class Conversation:
             self.cut(_PROTOCOL_ERROR, "Two calls have the same number")
             return
         together: list[Call] = []
+        are_reads = False  # Or some of them.
         refused: list[Reply] = []
         for call in calls:
             if isinstance(call, int):
@@ -209,12 +210,13 @@ class Conversation:
                 continue
             if is_groupable(call.request):
                 together.append(self._keyed(call))
+                are_reads = are_reads or type(call.request) in READS
             else:
                 task = self._begin(self._one(self._keyed(call)))
                 if task is not None:
                     self._ones[call.number] = task
         if together:
-            self._begin(self._all(together))
+            self._begin(self._all(together, are_reads))
         if refused:
             self._begin(self._answer_all(refused))
 
@@ -267,9 +269,9 @@ class Conversation:
     def _is_wanted(self) -> bool:
         return not self._dropped
 
-    async def _all(self, calls: list[Call]) -> None:
+    async def _all(self, calls: list[Call], are_reads: bool) -> None:
         id = _name(calls)
-        if any(type(call.request) in READS for call in calls):
+        if are_reads:
             async with self._reads:
                 await self._carry_out(calls, id)
         else:
