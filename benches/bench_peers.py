@@ -34,7 +34,7 @@ def main(words: Sequence[str] = ()) -> None:
         with stage.opened():
             for name, why in stage.absent.items():
                 say(f"{NAMES[name]} is left out: {why}.")
-            say(", ".join(f"{NAMES[name]} {server.version}" for name, server in stage.servers.items()) + ".")
+            say(", ".join(f"{NAMES[name]} {server.version}" for name, server in stage.servers.items() if server.version) + ".")
             syncs = [stage.disk.rate(stage.settings.part(1_000))]
             figures: list[Figure] = []
             for name in given.scenes or SCENES:
@@ -55,7 +55,7 @@ def report(figures: list[Figure]) -> None:
 def found(stage: Stage, figures: list[Figure], syncs: list[float]) -> dict[str, Any]:
     return {
         "settings": stage.settings._asdict(),
-        "versions": {NAMES[name]: server.version for name, server in stage.servers.items()},
+        "versions": {NAMES[name]: server.version for name, server in stage.servers.items() if server.version},
         "left_out": {NAMES[name]: why for name, why in stage.absent.items()},
         "fdatasyncs_per_second": syncs,
         "measured": stage.rates,

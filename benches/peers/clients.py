@@ -23,6 +23,7 @@ import redis.asyncio.lock
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
 
 import holdfast
+from benches.peers.bare import BareClient
 from holdfast import AsyncPlane, Tier
 from holdfast.wire.queues import AckMessages
 
@@ -246,4 +247,9 @@ async def _all_at_once(acks: list[Any]) -> None:
         await asyncio.gather(*acks)
 
 
-CLIENTS: Final[dict[str, Any]] = {"holdfast": HoldfastClient, "nats": NatsClient, "redis": RedisClient}
+CLIENTS: Final[dict[str, Any]] = {
+    "holdfast": HoldfastClient,
+    "nats": NatsClient,
+    "redis": RedisClient,
+    "bare": BareClient,
+}

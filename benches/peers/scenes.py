@@ -47,7 +47,7 @@ def puts(stage: Stage) -> list[Figure]:
 def single(stage: Stage) -> list[Figure]:
     """One caller that puts one after the other: a round trip and a sync each."""
     count = stage.settings.part(500)
-    with stage.clients("single") as clients:
+    with stage.clients("single", ("nats", "redis", "holdfast", "bare")) as clients:
         rates = stage.race(
             "One caller puts, one after the other",
             {NAMES[name]: partial(_put_round, stage, client, count, callers=1) for name, client in clients.items()},
@@ -160,12 +160,12 @@ def backlog(stage: Stage) -> list[Figure]:
 def locks(stage: Stage) -> list[Figure]:
     """One caller that locks and unlocks, and 16 that all want the same lock."""
     count = stage.settings.part(300)
-    with stage.clients("locks", ("redis", "holdfast")) as clients:
+    with stage.clients("locks", ("redis", "holdfast", "bare")) as clients:
         rates = stage.race(
             "One caller locks and unlocks, two syncs",
             {NAMES[name]: partial(_lock_round, stage, client, count) for name, client in clients.items()},
         )
-        found = {name: _contention(stage, name) for name in clients}
+        found = {name: _contention(stage, name) for name in clients if name != "bare"}
     title = f"{CONTENDERS} contenders for one lock, {CONTEND_SECONDS:.0f} s, a connection each (medians of the rounds)"
     rows = [(NAMES[name], f"{rate:,.0f}", f"{share:.2f}") for name, (rate, share) in found.items()]
     say(table_of(title, ("contestant", "locks/s", "least served, of an equal share"), rows))

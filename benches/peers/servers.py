@@ -3,6 +3,7 @@
 Holdfast         `holdfast serve` on a RocksDB directory; CRITICAL is the default
 NATS JetStream   file storage, `sync_interval: always`
 Redis            append-only file, `appendfsync always`
+bare Python      `benches.peers.bare`: no peer, but what is left when everything is left out
 """
 
 import shutil
@@ -78,6 +79,15 @@ def redis_server(folder: Path) -> Iterator[Server]:
         _wait_for(program, port, process)
         version = _said([program, "--version"]).partition("v=")[2].partition(" ")[0]
         yield Server(process, f"redis://127.0.0.1:{port}", version)
+
+
+@contextmanager
+def bare_server(folder: Path) -> Iterator[Server]:
+    """The least that a Python server can be."""
+    command = [sys.executable, "-m", "benches.peers.bare", str(folder / "bare-python")]
+    with _running(command, folder / "bare.log") as process:
+        assert process.stdout is not None
+        yield Server(process, process.stdout.readline().strip(), "")
 
 
 def free_port() -> int:

@@ -13,11 +13,11 @@ from rich.table import Table
 from benches import contest
 from benches.peers.clients import CLIENTS
 from benches.peers.loops import loop_factory
-from benches.peers.servers import Absent, Server, holdfast_server, nats_server, redis_server
+from benches.peers.servers import Absent, Server, bare_server, holdfast_server, nats_server, redis_server
 
 BODY: Final = b"x" * 200
-NAMES: Final = {"holdfast": "Holdfast", "nats": "NATS JetStream", "redis": "Redis"}
-_SERVERS: Final = {"holdfast": holdfast_server, "nats": nats_server, "redis": redis_server}
+NAMES: Final = {"holdfast": "Holdfast", "nats": "NATS JetStream", "redis": "Redis", "bare": "the least that Python can"}
+_SERVERS: Final = {"holdfast": holdfast_server, "nats": nats_server, "redis": redis_server, "bare": bare_server}
 
 Result = TypeVar("Result")
 

@@ -1,0 +1,112 @@
+"""The least that a Python server can be: what a round trip with a sync costs here before anything else is done.
+
+    python -m benches.peers.bare FOLDER         prints its port
+
+A message is four bytes of length and then MessagePack. The server writes the three keys of a put through rocksdict, syncs
+the log and answers. It checks nothing, has no keys to send twice with, no queue to receive from and no second client.
+Nothing that is Python and syncs before it answers is faster; what Holdfast takes longer is its own.
+"""
+
+import asyncio
+import struct
+import sys
+from typing import Any, Final
+
+import msgspec
+import uvloop
+from rocksdict import Options, Rdict, WriteBatch, WriteOptions
+
+_LENGTH: Final = struct.Struct(">I")
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder().decode
+
+
+class Frames(asyncio.Protocol):
+    """Cuts what comes in into messages."""
+
+    transport: Any = None
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        while len(self._data) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._data)[0]
+            if len(self._data) < end:
+                return
+            message, self._data = _decode(self._data[_LENGTH.size : end]), self._data[end:]
+            self.heard(message)
+
+    def send(self, message: Any) -> None:
+        data = _encode(message)
+        self.transport.write(_LENGTH.pack(len(data)) + data)
+
+    def heard(self, message: Any) -> None:
+        raise NotImplementedError
+
+
+class BareServer(Frames):
+    """Writes what it hears, syncs, answers."""
+
+    def __init__(self, database: Rdict) -> None:
+        super().__init__()
+        self._database = database
+        self._unsynced = WriteOptions()
+        self._count = 0
+
+    def heard(self, message: Any) -> None:
+        self._count += 1
+        batch = WriteBatch(raw_mode=True)
+        batch.put(b"message" + self._count.to_bytes(8, "big"), message)
+        batch.put(b"tally", self._count.to_bytes(8, "big"))
+        batch.put(b"once" + self._count.to_bytes(8, "big"), b"answer")
+        self._database.write(batch, self._unsynced)
+        self._database.flush_wal(True)
+        self.send(self._count)
+
+
+class BareClient(Frames):
+    """One call at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answer: asyncio.Future[Any] | None = None
+
+    @classmethod
+    async def connect(cls, url: str, queue: str) -> "BareClient":
+        del queue
+        _, client = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", int(url))
+        return client
+
+    def heard(self, message: Any) -> None:
+        assert self._answer is not None
+        self._answer.set_result(message)
+
+    async def put(self, body: bytes) -> None:
+        self._answer = asyncio.get_running_loop().create_future()
+        self.send(body)
+        await self._answer
+
+    async def lock_and_unlock(self, owner: str) -> None:
+        await self.put(owner.encode())
+        await self.put(owner.encode())
+
+    async def close(self) -> None:
+        self.transport.close()
+
+
+async def serve(folder: str) -> None:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    database = Rdict(folder, options)
+    server = await asyncio.get_running_loop().create_server(lambda: BareServer(database), "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(sys.argv[1]))
