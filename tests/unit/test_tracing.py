@@ -7,6 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.plane.parts import Parts
@@ -15,6 +18,7 @@ from holdfast.server import tracing
 from holdfast.server.app import make_app
 from holdfast.server.doors import Doors
 from holdfast.server.metrics import MeasuredPort, Metrics
+from holdfast.wire.queues import ListQueues
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -45,6 +49,7 @@ class Telemetry:
     """Stands in for OpenTelemetry: the current span is a word, and a span remembers which one was current."""
 
     SpanKind = SimpleNamespace(SERVER="server")
+    ProxyTracerProvider = SimpleNamespace  # What stands for a provider before there is one.
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.current: ContextVar[str | None] = ContextVar("current", default=None)
@@ -55,6 +60,9 @@ class Telemetry:
 
     def extract(self, carrier: Mapping[str, str]) -> str | None:
         return carrier.get("traceparent")
+
+    def get_tracer_provider(self) -> "Telemetry":
+        return self
 
     def get_tracer(self, name: str) -> "Telemetry":
         return self
@@ -88,17 +96,21 @@ async def test_a_callers_span_is_the_parent_of_ours(app: Any, monkeypatch: pytes
 
 
 async def test_opentelemetry_itself_agrees(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sdk = pytest.importorskip("opentelemetry.sdk.trace")
-    exporting = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
-    export = pytest.importorskip("opentelemetry.sdk.trace.export")
-    memory, provider = exporting.InMemorySpanExporter(), sdk.TracerProvider()
-    provider.add_span_processor(export.SimpleSpanProcessor(memory))
-    monkeypatch.setattr(tracing.trace, "get_tracer", provider.get_tracer)
+    memory, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    monkeypatch.setattr(tracing.trace, "get_tracer_provider", lambda: provider)
     await ask(app, "GET", "/v1/queues", traceparent=PARENT)
     await ask(app, "GET", "/v1/queues", traceparent="00-nonsense")
     first, second = memory.get_finished_spans()
     assert (f"{first.context.trace_id:032x}", f"{first.parent.span_id:016x}") == tuple(PARENT.split("-")[1:3])
     assert second.parent is None
+
+
+def test_the_api_package_alone_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not tracing.is_on()
+    monkeypatch.setattr(tracing.trace, "get_tracer", None)  # It is not asked for.
+    with tracing.span(ListQueues()), tracing.caused_by({"traceparent": PARENT}):
+        assert not tracing.trace.get_current_span().get_span_context().is_valid
 
 
 @pytest.mark.parametrize("moment", ["beginning", "ending", "an error"])

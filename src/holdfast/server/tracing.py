@@ -1,4 +1,4 @@
-"""Spans for OpenTelemetry, if its API package is installed; nothing at all otherwise.
+"""Spans for OpenTelemetry, if its API package is installed and somebody has set it up; nothing at all otherwise.
 
 The span of what an HTTP request asks for is a child of the caller's, which `traceparent` names. Calls of a stream begin
 traces of their own: a frame carries the calls of many callers, and says of none of them where it comes from.
@@ -9,17 +9,18 @@ for queues, and the operation's own name for everything else.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.server.logs import Sparing
 from holdfast.wire.requests import Request
 
-try:
-    from opentelemetry import context, propagate, trace  # type: ignore[import-not-found, unused-ignore]
-except ImportError:
-    context = propagate = trace = None
+context: Any = None
+propagate: Any = None
+trace: Any = None
+with suppress(ImportError):
+    from opentelemetry import context, propagate, trace
 
 _log = logging.getLogger("holdfast.tracing")
 _log.addFilter(Sparing(per_second=1))
@@ -34,8 +35,8 @@ _KINDS: Final = {  # What the conventions call a kind of operation; settling is 
 
 
 def is_on() -> bool:
-    """Whether there is anybody to tell of spans."""
-    return trace is not None
+    """Whether there is anybody to tell of spans. Many packages bring the API along, which alone tells nobody."""
+    return trace is not None and not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def names_of(request: Request[Any]) -> tuple[str, dict[str, Any]]:
@@ -61,7 +62,7 @@ def names_of(request: Request[Any]) -> tuple[str, dict[str, Any]]:
 @contextmanager
 def caused_by(headers: Mapping[str, str]) -> Iterator[None]:
     """Spans that begin inside are children of the one that these headers name, if they name one."""
-    if context is None or propagate is None:
+    if not is_on():
         yield
         return
     token = context.attach(propagate.extract(headers))
@@ -85,7 +86,7 @@ def group_span(requests: Sequence[Request[Any]]) -> AbstractContextManager[None]
 
 @contextmanager
 def _span(name: str, attributes: dict[str, Any]) -> Iterator[None]:
-    if trace is None:
+    if not is_on():
         yield
         return
     around, current = _quietly(_begun, name, attributes) or (None, None)
