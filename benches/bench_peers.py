@@ -34,7 +34,7 @@ def main(words: Sequence[str] = ()) -> None:
         with stage.opened():
             for name, why in stage.absent.items():
                 say(f"{NAMES[name]} is left out: {why}.")
-            say(", ".join(f"{NAMES[name]} {server.version}" for name, server in stage.servers.items() if server.version) + ".")
+            say(", ".join(f"{name} {version}" for name, version in versions(stage).items()) + ".")
             syncs = [stage.disk.rate(stage.settings.part(1_000))]
             figures: list[Figure] = []
             for name in given.scenes or SCENES:
@@ -52,10 +52,14 @@ def report(figures: list[Figure]) -> None:
     say(table_of("What was asked for", ("figure", "measured", "goal", "holds"), rows))
 
 
+def versions(stage: Stage) -> dict[str, str]:
+    return {NAMES[name]: server.version for name, server in stage.servers.items() if server.version}
+
+
 def found(stage: Stage, figures: list[Figure], syncs: list[float]) -> dict[str, Any]:
     return {
         "settings": stage.settings._asdict(),
-        "versions": {NAMES[name]: server.version for name, server in stage.servers.items() if server.version},
+        "versions": versions(stage),
         "left_out": {NAMES[name]: why for name, why in stage.absent.items()},
         "fdatasyncs_per_second": syncs,
         "measured": stage.rates,

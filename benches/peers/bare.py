@@ -2,9 +2,9 @@
 
     python -m benches.peers.bare FOLDER         prints its port
 
-A message is four bytes of length and then MessagePack. The server writes the three keys of a put through rocksdict, syncs
-the log and answers. It checks nothing, has no keys to send twice with, no queue to receive from and no second client.
-Nothing that is Python and syncs before it answers is faster; what Holdfast takes longer is its own.
+A message is four bytes of length and then MessagePack. The server writes the three keys of a put through rocksdict,
+syncs the log and answers. It checks nothing, remembers no key that a call could be sent twice with, and nobody can
+receive from it. Nothing that is Python and syncs before it answers is faster; what Holdfast takes longer is its own.
 """
 
 import asyncio

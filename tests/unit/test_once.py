@@ -658,8 +658,8 @@ def test_whoever_is_fresh_does_not_look(database: Database) -> None:
     call = sending("k", PUT, lambda: True)
 
     def work(answer: int) -> int:
-        return database.transact(once, call, lambda tx: answer, msgspec.msgpack.decode)
+        return database.transact(once, call, msgspec.msgpack.decode, lambda tx: answer)
 
     assert (work(1), work(2)) == (1, 2)
-    call = call._replace(fresh=lambda: False)
+    call = msgspec.structs.replace(call, fresh=lambda: False)
     assert work(3) == 2

@@ -16,6 +16,7 @@ import random
 import ssl
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from secrets import token_hex
 from typing import Any, Final
@@ -42,6 +43,7 @@ from holdfast.wire.frames import (
     encode,
 )
 from holdfast.wire.problems import error_of
+from holdfast.wire.repeats import takes_key
 
 _log = logging.getLogger("holdfast.client")
 _REFUSED: Final = (401, 403)
@@ -98,7 +100,7 @@ class Connection:
         self._up_since: float | None = None
         self._heard = False
 
-    async def call(self, request: AnyRequest, *, key: str | None) -> Any:
+    async def call(self, request: AnyRequest) -> Any:
         """The answer to `request`.
 
         Raises:
@@ -111,7 +113,7 @@ class Connection:
                 raise self._error
             if isinstance(request, MERGED):
                 return await self._merged(request)
-            pending = self._submit(request, key, now=self._may_go())
+            pending = self._submit(request, now=self._may_go())
             try:
                 return await pending.future
             except asyncio.CancelledError:
@@ -136,7 +138,7 @@ class Connection:
 
     async def _merged(self, request: Merged) -> Any:
         if self._socket is None or self._may_go():  # There is no frame to share, and may be no server.
-            pending = self._submit(request, token_hex(16), now=True)
+            pending = self._submit(request, now=True)
             try:
                 return await pending.future
             finally:
@@ -149,7 +151,7 @@ class Connection:
     def _send_merged(self, request: Merged) -> "asyncio.Future[Any]":
         if self._error is not None:
             raise self._error
-        pending = self._submit(request, token_hex(16))
+        pending = self._submit(request)
         pending.future.add_done_callback(lambda _: self._pending.pop(pending.number, None))
         return pending.future
 
@@ -157,10 +159,12 @@ class Connection:
         """Whether a call need not wait for others to share its frame."""
         return self._turns is not None and not self._outbox and not self._flushing and self._turns.take()
 
-    def _submit(self, request: AnyRequest, key: str | None, *, now: bool = False) -> Pending:
+    def _submit(self, request: AnyRequest, *, now: bool = False) -> Pending:
         """Have a call sent with the next frame, or `now`."""
         loop = asyncio.get_running_loop()
-        pending = Pending(next(self._numbers), request, key, loop)
+        number = next(self._numbers)
+        key = f"{self._session}/{number}" if takes_key(type(request)) else None
+        pending = Pending(number, request, key, loop)
         if self._runner is None:
             self._gone_since = loop.time()
             self._runner = loop.create_task(self._run())
@@ -268,7 +272,7 @@ class Connection:
                 raise Unsupported(f"The server speaks protocol {hello.protocol} and this client {PROTOCOL}; upgrade")
             assert isinstance(socket, Socket)
             wrong: list[Exception] = []
-            socket.taker = lambda data: self._hear(socket, data, wrong)
+            socket.taker = partial(self._hear, socket, wrong)
             self._resume(socket)
             try:
                 while True:  # With a taker, only messages that came in pieces, and the end.
@@ -278,7 +282,7 @@ class Connection:
                     raise wrong[0] from None
                 raise
 
-    def _hear(self, socket: Socket, data: bytes, wrong: list[Exception]) -> None:
+    def _hear(self, socket: Socket, wrong: list[Exception], data: bytes) -> None:
         try:
             replies = decode_replies(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -390,7 +394,7 @@ class Connection:
 
     async def _quietly(self, request: AnyRequest) -> None:
         with suppress(HoldfastError):  # Then its lease ends by itself.
-            await self.call(request, key=token_hex(16))
+            await self.call(request)
 
     def _spawn(self, work: Coroutine[Any, Any, None], among: "set[asyncio.Task[None]]") -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)

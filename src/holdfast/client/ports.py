@@ -14,7 +14,6 @@ from holdfast.aside import aside
 from holdfast.client import bodies
 from holdfast.client.connection import Connection
 from holdfast.client.keeper import RemoteKeeper
-from holdfast.client.merging import MERGED
 from holdfast.client.pendings import TooLong
 from holdfast.client.transfers import STREAMED, Transfer
 from holdfast.errors import Closed, InvalidArgument, InvalidUrl, InvalidValue, NotEmbedded
@@ -27,6 +26,7 @@ from holdfast.wire.requests import Answer, Request
 Result = TypeVar("Result")
 
 _REQUESTS: Final = frozenset(get_args(AnyRequest))
+_BLOBS: Final = (GetBlob, PutBlob)
 _FRAME_DATA_BYTES_MAX: Final = 262_144  # A larger blob goes by itself, and does not hold up other calls.
 _UPLOADS_MAX: Final = 16  # Uploads wait for their chunks, so they have threads that nobody else waits for.
 
@@ -48,15 +48,14 @@ class AsyncRemotePort:
         self._closed = False
 
     async def call(self, request: Request[Answer]) -> Answer:
-        if isinstance(request, GetBlob | PutBlob) and not _fits(request):
+        if isinstance(request, _BLOBS) and not _fits(request):
             return await aside(self.carry, request)
         if type(request) not in _REQUESTS:
             raise NotEmbedded(f"{type(request).__name__} goes to the key space itself, which no server lets anybody do")
-        key = token_hex(16) if takes_key(type(request)) and not isinstance(request, MERGED) else None
         try:
-            answer: Answer = await self._connected().call(request, key=key)  # type: ignore[arg-type]
+            answer: Answer = await self._connected().call(request)  # type: ignore[arg-type]
         except TooLong:
-            key = token_hex(16) if isinstance(request, MERGED) else key
+            key = token_hex(16) if takes_key(type(request)) else None
             answer = await aside(bodies.post, self, request, key)
         return answer
 
@@ -120,7 +119,7 @@ class RemotePort:
         self.execute = self._port.execute
 
     def call(self, request: Request[Answer]) -> Answer:
-        if isinstance(request, GetBlob | PutBlob) and not _fits(request):
+        if isinstance(request, _BLOBS) and not _fits(request):
             answer: Any = self._port.carry(request)
             return answer  # type: ignore[no-any-return]
         return self._wait(self._port.call(request))

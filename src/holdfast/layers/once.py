@@ -9,7 +9,7 @@ far it came, and goes on from there. Keys are remembered for ten to twenty minut
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -32,7 +32,7 @@ _encode_request = msgspec.msgpack.Encoder(order="deterministic").encode
 Fresh = Callable[[], bool]  # Asked inside of the transaction.
 
 
-class Once(NamedTuple):
+class Once(msgspec.Struct, frozen=True):
     """The sending of a call that has a key."""
 
     name: bytes  # The key.
@@ -54,9 +54,9 @@ def sending(key: str, request: Request[Any], fresh: Fresh) -> Once:
 
 
 def once(
-    tx: Transaction, call: Once, work: Callable[[Transaction], Answer], decode: Callable[[bytes], Answer]
+    tx: Transaction, call: Once, decode: Callable[[bytes], Answer], work: Callable[..., Answer], *args: Any
 ) -> Answer:
-    """The answer of `work`, which is carried out unless it was before under the same key.
+    """The answer of `work`, which is carried out unless it was before under the same key; `decode` reads that answer.
 
     Raises:
         IdempotencyKeyReused: what was carried out under that key is another call.
@@ -64,7 +64,7 @@ def once(
     before = recall(tx, call)
     if before is not None:
         return decode(before)
-    result = work(tx)
+    result = work(tx, *args)
     remember(tx, call, result)
     return result
 
@@ -98,7 +98,7 @@ def reused() -> IdempotencyKeyReused:
 
 def remember(tx: Transaction, call: Once, answer: object) -> None:
     """Keep the answer of a call, or how far it came, for whoever sends it again."""
-    tx.put(_place(period_of(tx.now_ms)) + call.name, call.digest + _encode(answer))
+    tx.put(_place(tx.now_ms // _PERIOD_MS) + call.name, call.digest + _encode(answer))
 
 
 def forget_one(tx: Transaction, call: Once) -> None:

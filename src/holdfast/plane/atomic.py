@@ -49,7 +49,7 @@ def commit(port: Any, request: CommitAtomic, call: Once | None = None) -> Any:
     if call is None:
         return port.transact(carry_out, port.parts, request, tier=request.tier)
     work = partial(carry_out, parts=port.parts, request=request)
-    return port.transact(once, call, work, decoder_of(request), tier=request.tier)
+    return port.transact(once, call, decoder_of(request), work, tier=request.tier)
 
 
 def carry_out(tx: Transaction, parts: Any, request: CommitAtomic) -> Answers:

@@ -19,9 +19,9 @@ from holdfast.kv.transact import check_tier
 from holdfast.layers.once import Fresh, once, sending
 from holdfast.limits import GROUP_ANSWERS_BYTES
 from holdfast.plane.atomic import carry_out
-from holdfast.plane.execute import operation_of
+from holdfast.plane.execute import OPERATIONS, operation_of
 from holdfast.tiers import Tier
-from holdfast.wire.answers import decoder_of
+from holdfast.wire.answers import read_answer
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.frames import Call, encode
 from holdfast.wire.mail import MailReceipts, Mails
@@ -29,14 +29,15 @@ from holdfast.wire.requests import Request
 
 _CRITICAL = Tier.CRITICAL  # Looking a member up on its enumeration costs as much as the rest of a look at a call.
 _IMPORTANT = Tier.IMPORTANT
+_TRANSACTIONS = frozenset(kind for kind, operation in OPERATIONS.items() if operation.run is not None)
 _ENVELOPE_BYTES = 256  # What a mail counts for beside its body, and a receipt.
 
 
 def is_groupable(request: Any) -> bool:
     """Whether a request is one transaction, and nothing else."""
-    operation = operation_of(request)
-    if operation.run is not None:
+    if request.__class__ in _TRANSACTIONS:
         return True
+    operation = operation_of(request)
     return isinstance(request, CommitAtomic) if operation.now is None else not request.wait_seconds
 
 
@@ -136,7 +137,7 @@ def _keyed(work: Work, request: Request[Any], key: str, fresh: Fresh) -> Work:
 
     def run_once(tx: Transaction, given: Any) -> Any:
         call = sending(key, request, fresh)
-        return once(tx, call, lambda tx: run(tx, given), decoder_of(request))
+        return once(tx, call, partial(read_answer, request), run, given)
 
     return run_once, given
 

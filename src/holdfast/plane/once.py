@@ -1,11 +1,12 @@
 """Calls that may be sent twice, as a port carries them out."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from holdfast.kv import Transaction
 from holdfast.layers.once import Once, once, sending
-from holdfast.wire.answers import decoder_of
+from holdfast.wire.answers import read_answer
 from holdfast.wire.repeats import takes_key
 from holdfast.wire.requests import Request
 
@@ -29,6 +30,6 @@ def only_once(run: Callable[[Transaction, Any], Any], call: Once) -> Callable[[T
     """`run`, carried out unless it was before."""
 
     def run_once(tx: Transaction, request: Any) -> Any:
-        return once(tx, call, lambda tx: run(tx, request), decoder_of(request))
+        return once(tx, call, partial(read_answer, request), run, request)
 
     return run_once

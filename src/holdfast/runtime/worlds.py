@@ -242,7 +242,7 @@ def _commit_snapshot(
     def commit(tx: Transaction) -> SnapshotRecord:
         return snapshots.commit(tx, world, draft, promote=promote)
 
-    return commit(tx) if call is None else once(tx, call, commit, _decode_snapshot)
+    return commit(tx) if call is None else once(tx, call, _decode_snapshot, commit)
 
 
 def _begin_fork(tx: Transaction, source: World, target: World, height: int, call: Once | None) -> Described | None:
@@ -259,4 +259,4 @@ def _end_fork(tx: Transaction, target: World, call: Once | None) -> Described:
         forks.end(tx, target)
         return segments.describe(tx, target)
 
-    return end(tx) if call is None else once(tx, call, end, _decode_described)
+    return end(tx) if call is None else once(tx, call, _decode_described, end)

@@ -68,7 +68,7 @@ class Conversation:
         self._send = send
         self._hearing = None if socket is None else Hearing(socket, self, self._hear)
         self._context = copy_context()
-        self._dropped = False
+        self.is_gone = False  # Nothing is begun any more at all.
         self._goodbye: asyncio.Task[None] | None = None
         self._under_way = 0
         self._replies = Replies(send, None if socket is None else socket.write_now)
@@ -91,7 +91,7 @@ class Conversation:
 
     def drop(self) -> None:
         """The connection is gone, or has a successor: begin nothing more. Commits that were begun are finished."""
-        self._dropped = True
+        self.is_gone = True
         for task in (*self._ones.values(), *self._replying):
             task.cancel()
         self._room.set()
@@ -124,13 +124,8 @@ class Conversation:
         """Whether so much is under way, or not read, that nothing more is begun."""
         return self._under_way >= CALLS_MAX or self._replies.unsent >= UNSENT_BYTES_MAX
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether nothing is begun any more at all."""
-        return self._dropped
-
     async def wait_for_room(self) -> None:
-        while self.is_full and not self._dropped:
+        while self.is_full and not self.is_gone:
             self._room.clear()
             await self._room.wait()
 
@@ -164,7 +159,7 @@ class Conversation:
     async def _frame(self) -> bytes | None:
         """The next frame; None when the connection has ended."""
         message = await self._receive()
-        if message["type"] != "websocket.receive" or self._dropped:
+        if message["type"] != "websocket.receive" or self.is_gone:
             return None
         data = message.get("bytes")
         return self._checked(message["text"] if data is None else data)
@@ -189,9 +184,7 @@ class Conversation:
         if len(calls) > CALLS_MAX:
             self.cut(_PROTOCOL_ERROR, f"A frame has at most {CALLS_MAX} calls")
             return
-        numbers = [call.number for call in calls if call.__class__ is Call]
-        if len(set(numbers)) < len(numbers) or (self._ones and not self._ones.keys().isdisjoint(numbers)):
-            # Of two calls that wait under one number only one could be cancelled, and the other would wait for nobody.
+        if (len(calls) > 1 or self._ones) and self._is_number_taken(calls):
             _log.warning("a frame of %s bytes has a number that another call has", len(data))
             self.cut(_PROTOCOL_ERROR, "Two calls have the same number")
             return
@@ -216,9 +209,14 @@ class Conversation:
                 if task is not None:
                     self._ones[call.number] = task
         if together:
-            self._begin(self._all(together, are_reads))
+            self._begin(self._read_among(together) if are_reads else self._carry_out(together))
         if refused:
             self._begin(self._answer_all(refused))
+
+    def _is_number_taken(self, calls: list[Call | int]) -> bool:
+        """Whether two calls have one number: only one of them could be cancelled, and the other wait for nobody."""
+        numbers = [call.number for call in calls if call.__class__ is Call]
+        return len(set(numbers)) < len(numbers) or not self._ones.keys().isdisjoint(numbers)
 
     def _cancel(self, number: int) -> None:
         """Nobody waits for this call any more. One that is done is answered, and its caller takes it back."""
@@ -267,19 +265,17 @@ class Conversation:
             self.cut(_FAILED, "The server failed in a way that nobody thought of; connect again")
 
     def _is_wanted(self) -> bool:
-        return not self._dropped
+        return not self.is_gone
 
-    async def _all(self, calls: list[Call], are_reads: bool) -> None:
-        id = _name(calls)
-        if are_reads:
-            async with self._reads:
-                await self._carry_out(calls, id)
-        else:
-            await self._carry_out(calls, id)
+    async def _read_among(self, calls: list[Call]) -> None:
+        """`_carry_out` for calls some of which read much."""
+        async with self._reads:
+            await self._carry_out(calls)
 
-    async def _carry_out(self, calls: list[Call], id: str) -> None:
+    async def _carry_out(self, calls: list[Call]) -> None:
         """Carry calls out in order, a group at a time: its answers are on their way before the next one begins."""
-        while calls and not self._dropped:
+        id = _name(calls)
+        while calls and not self.is_gone:
             try:
                 outcomes = await self._streams.call_group(calls, self._is_wanted)
             except Exception:
@@ -345,7 +341,7 @@ class Conversation:
 
     async def _reply(self, replies: list[Reply]) -> bool:
         """Whether the other end is told these replies as they are."""
-        if self._dropped:
+        if self.is_gone:
             return False
         task: asyncio.Task[bool] | None = None
         try:
@@ -379,7 +375,7 @@ class Conversation:
             await self._close(code, reason)
 
     async def _close(self, code: int, reason: str) -> None:
-        self._dropped = True
+        self.is_gone = True
         await self._send({"type": "websocket.close", "code": code, "reason": reason})
 
 

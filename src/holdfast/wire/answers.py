@@ -30,6 +30,11 @@ def decoder_of(request: Any) -> Callable[[Any], Any]:
     return _decoder(type(request))
 
 
+def read_answer(request: Any, data: Any) -> Any:
+    """The answer to a request, for whoever seldom has one to read."""
+    return decoder_of(request)(data)
+
+
 def _decoder(kind: type[Any]) -> Callable[[Any], Any]:
     decode = _decoders.get(kind)
     if decode is None:
