@@ -39,6 +39,12 @@ def receive_and_ack(queue: Queue, tier: Tier = Tier.CRITICAL) -> None:
     message.ack(tier=tier)
 
 
+def twice(call: Callable[[], None]) -> None:
+    """A delivery is two commits, of the lease and of its end; bare, neither reads, checks or returns anything."""
+    call()
+    call()
+
+
 def threads_synced(folder: Path) -> None:
     """8 threads, every operation synced: what a small fleet in one process does."""
     peer = persistqueue.SQLiteAckQueue(str(folder / "persist"), multithreading=True)
@@ -62,12 +68,14 @@ def threads_synced(folder: Path) -> None:
             {
                 "persist-queue, SQLiteAckQueue": lambda: on_threads(peer_get_and_ack, 8, 30),
                 "plane.queue.receive + ack": lambda: on_threads(lambda: receive_and_ack(jobs), 8, 125),
+                "two bare group commits of 3 keys": lambda: on_threads(lambda: twice(bare.put_in_thread), 8, 125),
             },
         )
 
 
 def one_thread_unsynced(folder: Path) -> None:
     """One thread that does not wait for the disk."""
+    bare = Bare(folder / "bare")
     lite = LiteQueue(str(folder / "lite.sqlite"))
     deque = diskcache.Deque(directory=str(folder / "deque"))
     important = Tier.IMPORTANT
@@ -84,6 +92,7 @@ def one_thread_unsynced(folder: Path) -> None:
                 "litequeue": lambda: repeat(lambda: lite.put("x" * 200), 2_000),
                 "diskcache.Deque": lambda: repeat(lambda: deque.append(BODY), 1_000),
                 "plane.queue.put, IMPORTANT": lambda: repeat(lambda: jobs.put(BODY, tier=important), 4_000),
+                "bare commit of 3 keys": lambda: repeat(bare.put_three, 4_000),
             },
         )
         race(
@@ -92,6 +101,7 @@ def one_thread_unsynced(folder: Path) -> None:
                 "litequeue": lambda: repeat(lite_get_and_done, 1_000),
                 "diskcache.Deque, popleft": lambda: repeat(deque.popleft, 500),
                 "plane.queue.receive + ack, IMPORTANT": lambda: repeat(lambda: receive_and_ack(jobs, important), 2_000),
+                "two bare commits of 3 keys": lambda: repeat(lambda: twice(bare.put_three), 2_000),
             },
         )
         bodies = [BODY] * 64
