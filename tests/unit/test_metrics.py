@@ -555,6 +555,7 @@ async def test_calls_are_spans_if_there_is_somebody_to_tell(server: Server, monk
     memory, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(memory))
     monkeypatch.setattr(tracing.trace, "get_tracer_provider", lambda: provider)
+    monkeypatch.setattr(tracing, "_is_set_up", tracing._is_set_up.__wrapped__)
     await server.measured.call(PUT)
     await server.measured.call_group([Call(0, PUT)])
     await server.measured.call_group([Call(0, PUT), Call(1, PUT)])

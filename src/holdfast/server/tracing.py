@@ -8,8 +8,10 @@ for queues, and the operation's own name for everything else.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import lru_cache
 from typing import Any, Final
 
 from holdfast.errors import HoldfastError
@@ -36,7 +38,14 @@ _KINDS: Final = {  # What the conventions call a kind of operation; settling is 
 
 def is_on() -> bool:
     """Whether there is anybody to tell of spans. Many packages bring the API along, which alone tells nobody."""
-    return trace is not None and not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+    return trace is not None and _is_set_up(int(time.monotonic()))
+
+
+@lru_cache(maxsize=1)
+def _is_set_up(second: int) -> bool:
+    """Asked once in a `second`: to answer, OpenTelemetry looks into the environment."""
+    del second
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def names_of(request: Request[Any]) -> tuple[str, dict[str, Any]]:
