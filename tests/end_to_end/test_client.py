@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from websockets.client import ClientProtocol
 
 import holdfast
@@ -164,6 +165,26 @@ async def test_every_noun_is_reachable_from_a_loop(server: Any, name: str) -> No
         async for more in jobs.subscribe(wait_seconds=0):
             raise AssertionError(more)
         assert (await jobs.stats()).acked_total == 1
+
+
+def test_a_client_may_run_on_uvloop(server: Any, name: str) -> None:
+    """It reads into the client's own buffer too, by other code: answers shorter than it, and longer ones."""
+
+    async def main() -> None:
+        async with holdfast.connect_async(server.url) as plane:
+            jobs = plane.queue(name)
+            await asyncio.gather(*(jobs.put(number) for number in range(300)))
+            payloads = [os.urandom(1_000_000) for _ in range(3)]
+            for payload in payloads:  # One after the other, as a lone caller, and longer than the buffer together.
+                await jobs.put(payload, priority=9)
+            messages = await jobs.receive_many(3, extend_for_seconds=0)
+            assert [message.payload for message in messages] == payloads
+            rest = await asyncio.gather(*(jobs.receive() for _ in range(300)))
+            assert sorted(message.json() for message in rest if message is not None) == [*range(300)]
+            await asyncio.gather(*(message.ack() for message in (*messages, *filter(None, rest))))
+            assert (await jobs.stats()).acked_total == 303
+
+    uvloop.run(main())
 
 
 def test_workers_run_unchanged(plane: Plane, name: str) -> None:

@@ -367,8 +367,9 @@ def test_a_server_speaks_tls(start: Callable[..., Any], tmp_path: Path) -> None:
     trusting = ssl.create_default_context(cafile=pem["ca_cert"])
     assert server.get("/readyz", tls=trusting)[0] == 200
     with server.plane(tls=trusting) as plane:
-        plane.queue("jobs").put(b"1")
-        assert plane.queue("jobs").stats().ready == 1
+        jobs, payloads = plane.queue("jobs"), [bytes([number]) * 200_000 for number in range(3)]
+        jobs.put_many(payloads)  # Longer together than what a client reads at a time.
+        assert [message.payload for message in jobs.receive_many(3, extend_for_seconds=0)] == payloads
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
         server.get("/healthz", tls=ssl.create_default_context())
     plain = http.client.HTTPConnection(*server.address, timeout=SECONDS_MAX)
