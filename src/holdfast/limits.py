@@ -93,6 +93,7 @@ HELLO_SECONDS: Final = 10.0  # How long whoever opens a stream may take to say h
 CALLS_MAX: Final = 4_096  # Calls of one connection that are under way.
 READS_MAX: Final = 32  # Groups and single calls of one connection that read at a time: their answers may be long.
 UNSENT_BYTES_MAX: Final = 1_048_576  # Replies that a connection may leave unread before nothing more is heard from it.
+TOGETHER_REPLIES_MAX: Final = 64  # Deliveries to consumers of one connection that share a frame.
 ANSWER_BYTES_MAX: Final = 33_554_432  # One reply. While so much is unread, no further long answer is kept.
 UNREAD_SECONDS_MAX: Final = 60.0  # A connection that takes nothing of what waits for it for so long is cut.
 GROUP_ANSWERS_BYTES: Final = 1_048_576  # Answers to reads after which a group ends, and the rest is the next one's.

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,15 +12,17 @@ import pytest
 from holdfast.aside import aside
 from holdfast.errors import Closed
 from holdfast.kv import serial
-from holdfast.limits import CALLS_MAX, READS_MAX, UNSENT_BYTES_MAX
+from holdfast.limits import CALLS_MAX, READS_MAX, TOGETHER_REPLIES_MAX, UNSENT_BYTES_MAX
 from holdfast.plane import Options, open_plane_async
 from holdfast.plane.groups import call_group
 from holdfast.plane.ports import AsyncEmbeddedPort
+from holdfast.server import conversations
 from holdfast.server.conversations import Conversation
 from holdfast.server.guards import Anybody
 from holdfast.server.streams import Streams
 from holdfast.tiers import Tier
 from holdfast.wire.atomic import CommitAtomic
+from holdfast.wire.blobs import PutBlob
 from holdfast.wire.canonical import canonical
 from holdfast.wire.frames import PROTOCOL, Call, Hello, decode_hello, encode
 from holdfast.wire.queues import GetQueueStats, NewMessage, PeekMessages, PutMessages, ReceiveMessages
@@ -544,6 +547,78 @@ async def test_consumers_that_waited_while_nobody_reads_get_nothing(
         deaf.reading.set()
         await until(lambda: len(deaf.replies) == 50)
         assert sum(reply[2] is None for reply in deaf.replies.values()) == kept
+
+
+@pytest.fixture
+async def synced(tmp_path: Path) -> AsyncIterator[AsyncEmbeddedPort]:
+    """A port whose callers wait for a sync, most of them together."""
+    port = await open_plane_async(f"dir:{tmp_path}", Options())
+    yield port
+    await port.close()
+
+
+def streams_of(port: AsyncEmbeddedPort) -> Streams:
+    streams = Streams(port)
+    streams.has_sockets = True
+    return streams
+
+
+async def test_consumers_who_are_served_together_are_told_together(synced: AsyncEmbeddedPort) -> None:
+    async with Peer(streams_of(synced)) as peer:
+        await fill(synced, 100)
+        peer.send([Call(number, RECEIVE, f"key {number}") for number in range(100)])
+        await until(lambda: len(peer.replies) == 100)
+        assert len({reply[1]["messages"][0]["id"] for reply in peer.replies.values()}) == 100
+        assert max(len(decode(frame)) for frame in peer.frames[1:]) == TOGETHER_REPLIES_MAX
+        assert await leased(synced) == (100, 0)
+
+
+async def test_a_long_message_shares_no_frame(synced: AsyncEmbeddedPort) -> None:
+    body = b"x" * 100_000
+    stored = await synced.call(PutBlob(body))
+    await synced.call(PutMessages("jobs", [NewMessage(blob=stored.hash, blob_size=len(body))] * 5))
+    async with Peer(streams_of(synced)) as peer:
+        peer.send([Call(number, RECEIVE) for number in range(5)])
+        await until(lambda: len(peer.replies) == 5)
+        assert [len(decode(frame)) for frame in peer.frames[1:]] == [1] * 5
+
+
+@pytest.mark.parametrize("key", ["key", None])
+async def test_consumers_who_are_gone_before_they_are_told_leave_their_messages(
+    synced: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    """Their messages are leased and synced, and the frame is written at the end of the turn: in between they go."""
+    tell, gone = Conversation._tell_ready, []
+
+    def go_first(self: Conversation) -> None:
+        gone.append(len(self._ready))
+        self.drop()
+        tell(self)
+
+    monkeypatch.setattr(Conversation, "_tell_ready", go_first)
+    await fill(synced, 5)
+    async with Peer(streams_of(synced)) as peer:
+        peer.send([Call(number, RECEIVE, key and f"{key} {number}") for number in range(5)])
+        await until(lambda: gone)
+        await given_back(synced, 5)
+        assert (gone, peer.replies) == ([5], {})
+
+
+@pytest.mark.parametrize("broken", ["not encoded", "not written"])
+async def test_what_cannot_be_told_together_is_told_one_by_one(
+    synced: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    if broken == "not encoded":
+        encoded = conversations.encoded
+        monkeypatch.setattr(conversations, "encoded", lambda replies: encoded(replies) if len(replies) == 1 else None)
+    else:
+        monkeypatch.setattr("holdfast.server.replies.FRAME_BYTES_MAX", 2_000)
+    await fill(synced, 5)
+    async with Peer(streams_of(synced)) as peer:
+        peer.send([Call(number, RECEIVE) for number in range(5)])
+        await until(lambda: len(peer.replies) == 5)
+        assert [len(decode(frame)) for frame in peer.frames[1:]] == [1] * 5
+        assert await leased(synced) == (5, 0)
 
 
 # Frames that are none.

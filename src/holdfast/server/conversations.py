@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import nullcontext, suppress
 from contextvars import Context, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,6 +30,7 @@ from holdfast.limits import (
     HELLO_SECONDS,
     PAYLOAD_FETCH_BYTES_MAX,
     READS_MAX,
+    TOGETHER_REPLIES_MAX,
     UNSENT_BYTES_MAX,
 )
 from holdfast.plane.groups import is_groupable
@@ -78,6 +80,7 @@ class Conversation:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ones: dict[int, asyncio.Task[None]] = {}  # Calls that run by themselves, by their numbers.
         self._replying: set[asyncio.Task[bool]] = set()
+        self._ready: list[tuple[Reply, Callable[[], None]]] = []  # Replies, and what to do if they are not told.
 
     @property
     def caller(self) -> str:
@@ -327,6 +330,10 @@ class Conversation:
         count = len(messages)
         while count > _FEW and not fits(Reply(reply.number, Deliveries(messages[:count]))):
             count //= 2
+        is_short = len(messages) == 1 and messages[0].blob is None and not request.with_state
+        if is_short and self._under_way > 1:
+            self._tell_soon(reply, partial(self._give_back, request, messages, once))
+            return
         try:
             told = await self._reply([Reply(reply.number, Deliveries(messages[:count]))])
         finally:
@@ -363,12 +370,41 @@ class Conversation:
         finally:
             if task is not None:
                 self._replying.discard(task)
-            self._under_way -= len(replies)
-            if not self.is_full:
-                self._room.set()
+            self._end_calls(len(replies))
+
+    def _end_calls(self, count: int) -> None:
+        self._under_way -= count
+        if not self.is_full:
+            self._room.set()
 
     async def _answer_all(self, replies: list[Reply]) -> None:
         await self._reply(replies)
+
+    def _tell_soon(self, reply: Reply, untold: Callable[[], None]) -> None:
+        """Reply at the end of this turn, in one frame with others that are ready by then: they were synced together.
+
+        Those who get them together also ask together for what they want next.
+        """
+        self._ready.append((reply, untold))
+        if len(self._ready) == 1:
+            asyncio.get_running_loop().call_soon(self._tell_ready)
+        elif len(self._ready) == TOGETHER_REPLIES_MAX:
+            self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        ready, self._ready = self._ready, []
+        if not ready:  # They were many, and are told already.
+            return
+        frame = None if self.is_gone or len(ready) == 1 else encoded([reply for reply, _ in ready])
+        if frame is not None and self._replies.write(frame):
+            self._end_calls(len(ready))
+        else:
+            self._begin(self._tell_each(ready))
+
+    async def _tell_each(self, ready: "list[tuple[Reply, Callable[[], None]]]") -> None:
+        for reply, untold in ready:
+            if not await self._reply([reply]):
+                untold()
 
     async def _say_goodbye(self, code: int, reason: str) -> None:
         with suppress(Exception):  # It may be gone already, in one of a server's many ways.
