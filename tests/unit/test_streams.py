@@ -16,8 +16,8 @@ from holdfast.limits import CALLS_MAX, READS_MAX, TOGETHER_REPLIES_MAX, UNSENT_B
 from holdfast.plane import Options, open_plane_async
 from holdfast.plane.groups import call_group
 from holdfast.plane.ports import AsyncEmbeddedPort
-from holdfast.server import conversations
-from holdfast.server.conversations import Conversation
+from holdfast.server import consumers
+from holdfast.server.consumers import Consumers
 from holdfast.server.guards import Anybody
 from holdfast.server.streams import Streams
 from holdfast.tiers import Tier
@@ -362,7 +362,7 @@ async def test_nothing_more_is_heard_from_a_connection_that_does_not_read(
         for first in range(0, frames * each, each):
             deaf.send([Call(first + number, PeekMessages("jobs", 100)) for number in range(each)])
         assert await settled(deaf) < 10
-        assert UNSENT_BYTES_MAX <= sum(stream._replies.unsent for stream in streams.open.values()) < 4 << 20
+        assert UNSENT_BYTES_MAX <= sum(stream.replies.unsent for stream in streams.open.values()) < 4 << 20
         other.send([Call(0, PUT)])
         await other.answer(0)
         deaf.reading.set()
@@ -415,7 +415,7 @@ async def test_a_connection_that_does_not_read_holds_up_neither_its_successor_no
 
 
 def unsent_of(streams: Streams, session: str) -> int:
-    return streams.open[f"anybody/{session}"]._replies.unsent
+    return streams.open[f"anybody/{session}"].replies.unsent
 
 
 async def test_replies_are_split_into_frames(
@@ -499,7 +499,7 @@ async def test_a_consumer_is_told_of_as_many_messages_as_fit_a_reply(
     streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.server.replies.ANSWER_BYTES_MAX", 20_000)
-    monkeypatch.setattr("holdfast.server.conversations._FEW", 1)
+    monkeypatch.setattr("holdfast.server.consumers._FEW", 1)
     await fill(port, 60)
     async with Peer(streams) as peer:
         peer.send([Call(0, ReceiveMessages("jobs", "ada", 60), "key")])
@@ -588,20 +588,32 @@ async def test_consumers_who_are_gone_before_they_are_told_leave_their_messages(
     synced: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
     """Their messages are leased and synced, and the frame is written at the end of the turn: in between they go."""
-    tell, gone = Conversation._tell_ready, []
+    tell, gone = Consumers._tell_ready, []
+    streams = streams_of(synced)
 
-    def go_first(self: Conversation) -> None:
+    def go_first(self: Consumers) -> None:
         gone.append(len(self._ready))
-        self.drop()
+        streams.open["anybody/s"].drop()
         tell(self)
 
-    monkeypatch.setattr(Conversation, "_tell_ready", go_first)
+    monkeypatch.setattr(Consumers, "_tell_ready", go_first)
     await fill(synced, 5)
-    async with Peer(streams_of(synced)) as peer:
+    async with Peer(streams) as peer:
         peer.send([Call(number, RECEIVE, key and f"{key} {number}") for number in range(5)])
         await until(lambda: gone)
         await given_back(synced, 5)
         assert (gone, peer.replies) == ([5], {})
+
+
+async def test_consumers_who_do_not_read_and_go_leave_their_messages_at_once(synced: AsyncEmbeddedPort) -> None:
+    await fill(synced, 5)
+    streams = streams_of(synced)
+    async with Peer(streams) as peer:
+        peer.reading.clear()
+        peer.send([Call(number, RECEIVE) for number in range(5)])
+        await until(lambda: streams.open["anybody/s"]._replying)
+        streams.open["anybody/s"].drop()
+        await given_back(synced, 5)
 
 
 @pytest.mark.parametrize("broken", ["not encoded", "not written"])
@@ -609,8 +621,8 @@ async def test_what_cannot_be_told_together_is_told_one_by_one(
     synced: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     if broken == "not encoded":
-        encoded = conversations.encoded
-        monkeypatch.setattr(conversations, "encoded", lambda replies: encoded(replies) if len(replies) == 1 else None)
+        encoded = consumers.encoded
+        monkeypatch.setattr(consumers, "encoded", lambda replies: encoded(replies) if len(replies) == 1 else None)
     else:
         monkeypatch.setattr("holdfast.server.replies.FRAME_BYTES_MAX", 2_000)
     await fill(synced, 5)
@@ -661,7 +673,7 @@ async def test_a_call_whose_answer_fails_in_a_way_that_nobody_thought_of_does_no
 
     async with Peer(streams) as peer:
         with monkeypatch.context() as broken:
-            broken.setattr(Conversation, "_deliver", fail)
+            broken.setattr(Consumers, "deliver", fail)
             peer.send([Call(1, RECEIVE)])
             await until(lambda: port.parts.database._watches.count)  # type: ignore[attr-defined]
             await port.call(PUT)

@@ -17,41 +17,36 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import nullcontext, suppress
 from contextvars import Context, copy_context
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.errors import Busy, Closed, HoldfastError, ShutdownDraining
+from holdfast.errors import Closed, HoldfastError, ShutdownDraining
 from holdfast.limits import (
-    ANSWER_BYTES_MAX,
     CALLS_MAX,
     FRAME_BYTES_MAX,
     HELLO_SECONDS,
-    PAYLOAD_FETCH_BYTES_MAX,
     READS_MAX,
-    TOGETHER_REPLIES_MAX,
     UNSENT_BYTES_MAX,
 )
 from holdfast.plane.groups import is_groupable
 from holdfast.plane.once import once_of
-from holdfast.plane.undelivered import give_back
 from holdfast.runtime.steps import Begun
+from holdfast.server.consumers import Consumers, unread
 from holdfast.server.guards import Guard
 from holdfast.server.hearing import Hearing
 from holdfast.server.logs import correlation_id
-from holdfast.server.replies import Replies, Send, encoded, fits, unexpected
+from holdfast.server.replies import Replies, Send, encoded, unexpected
 from holdfast.server.sockets import BoundedSocket
 from holdfast.wire.frames import PROTOCOL, Call, Hello, Reply, decode_calls, decode_hello, encode
 from holdfast.wire.problems import problem_of
-from holdfast.wire.queues import Deliveries, Delivery, ReceiveMessages
+from holdfast.wire.queues import ReceiveMessages
 from holdfast.wire.repeats import READS
 
 if TYPE_CHECKING:
     from holdfast.server.streams import Streams
 
 _log = logging.getLogger("holdfast.stream")
-_FEW = ANSWER_BYTES_MAX // (2 * PAYLOAD_FETCH_BYTES_MAX)  # So many messages fit a reply, however large they are.
 _PROTOCOL_ERROR, _TOO_BIG, _FAILED = 1002, 1009, 1011
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -72,15 +67,15 @@ class Conversation:
         self._context = copy_context()
         self.is_gone = False  # Nothing is begun any more at all.
         self._goodbye: asyncio.Task[None] | None = None
-        self._under_way = 0
-        self._replies = Replies(send, None if socket is None else socket.write_now)
+        self.under_way = 0  # Calls that are not answered yet.
+        self.replies = Replies(send, None if socket is None else socket.write_now)
         self._reads = asyncio.Semaphore(READS_MAX)
         self._room = asyncio.Event()
         self._room.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ones: dict[int, asyncio.Task[None]] = {}  # Calls that run by themselves, by their numbers.
         self._replying: set[asyncio.Task[bool]] = set()
-        self._ready: list[tuple[Reply, Callable[[], None]]] = []  # Replies, and what to do if they are not told.
+        self._consumers = Consumers(self, streams.port, streams.spawn)
 
     @property
     def caller(self) -> str:
@@ -125,7 +120,7 @@ class Conversation:
     @property
     def is_full(self) -> bool:
         """Whether so much is under way, or not read, that nothing more is begun."""
-        return self._under_way >= CALLS_MAX or self._replies.unsent >= UNSENT_BYTES_MAX
+        return self.under_way >= CALLS_MAX or self.replies.unsent >= UNSENT_BYTES_MAX
 
     async def wait_for_room(self) -> None:
         while self.is_full and not self.is_gone:
@@ -133,7 +128,7 @@ class Conversation:
             await self._room.wait()
 
     def _hear(self, message: str | bytes) -> None:
-        data = message if message.__class__ is bytes and len(message) <= FRAME_BYTES_MAX else self._checked(message)
+        data = self._checked(message)
         if data is not None:
             self._take(data)
 
@@ -198,7 +193,7 @@ class Conversation:
             if isinstance(call, int):
                 self._cancel(call)
                 continue
-            self._under_way += 1
+            self.under_way += 1
             try:
                 self._check(call)
             except HoldfastError as error:
@@ -208,13 +203,13 @@ class Conversation:
                 together.append(self._keyed(call))
                 are_reads = are_reads or type(call.request) in READS
             else:
-                task = self._begin(self._one(self._keyed(call)))
+                task = self.begin(self._one(self._keyed(call)))
                 if task is not None:
                     self._ones[call.number] = task
         if together:
-            self._begin(self._read_among(together) if are_reads else self._carry_out(together))
+            self.begin(self._read_among(together) if are_reads else self._carry_out(together))
         if refused:
-            self._begin(self._answer_all(refused))
+            self.begin(self._answer_all(refused))
 
     def _is_number_taken(self, calls: list[Call | int]) -> bool:
         """Whether two calls have one number: only one of them could be cancelled, and the other wait for nobody."""
@@ -232,7 +227,7 @@ class Conversation:
         await asyncio.wait({task})  # What it has leased is given back by then.
         if task.cancelled():
             problem = problem_of(Closed("The call was cancelled by its caller"), correlation_id.get())
-            await self._reply([Reply(number, None, problem)])
+            await self.reply([Reply(number, None, problem)])
 
     def _check(self, call: Call) -> None:
         if self._streams.draining:
@@ -246,7 +241,7 @@ class Conversation:
             return call
         return Call(call.number, call.request, f"{self._guard.name}/{call.key}", call.again)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None] | None":
+    def begin(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[None] | None":
         """Do something now, as far as that is possible; the task that does the rest."""
         context = self._context.copy()
         if not self._streams.at_once:
@@ -284,7 +279,7 @@ class Conversation:
             except Exception:
                 _log.exception("a group of calls failed in a way that nobody thought of")
                 outcomes = [unexpected() for _ in calls]
-            await self._reply(
+            await self.reply(
                 [
                     Reply(call.number, None, problem_of(outcome, id))
                     if isinstance(outcome, HoldfastError)
@@ -314,48 +309,22 @@ class Conversation:
         finally:
             self._ones.pop(call.number, None)  # What is done is answered, and not cancelled any more.
         if isinstance(call.request, ReceiveMessages) and reply.problem is None:
-            await self._deliver(call.request, reply, once)
-        elif type(call.request) in READS and self._replies.are_unread:
-            await self._reply([Reply(call.number, None, problem_of(_unread(), id))])
+            await self._consumers.deliver(call.request, reply, once)
+        elif type(call.request) in READS and self.replies.are_unread:
+            await self.reply([Reply(call.number, None, problem_of(unread(), id))])
         else:
-            await self._reply([reply])
+            await self.reply([reply])
 
-    async def _deliver(self, request: ReceiveMessages, reply: Reply, once: Any) -> None:
-        """Tell a consumer of its messages; those that it is not told of are given back at once."""
-        messages, told = reply.answer.messages, False
-        if self._replies.are_unread:  # It has waited among many others, and nobody reads what they were told.
-            self._give_back(request, messages, once)
-            await self._reply([Reply(reply.number, None, problem_of(_unread(), correlation_id.get()))])
-            return
-        count = len(messages)
-        while count > _FEW and not fits(Reply(reply.number, Deliveries(messages[:count]))):
-            count //= 2
-        is_short = len(messages) == 1 and messages[0].blob is None and not request.with_state
-        if is_short and self._under_way > 1:
-            self._tell_soon(reply, partial(self._give_back, request, messages, once))
-            return
-        try:
-            told = await self._reply([Reply(reply.number, Deliveries(messages[:count]))])
-        finally:
-            if told:
-                self._give_back(request, messages[count:], None)
-            else:
-                self._give_back(request, messages, once)
-
-    def _give_back(self, request: ReceiveMessages, messages: list[Delivery], once: Any) -> None:
-        if messages:
-            self._streams.spawn(_quietly(give_back(self._streams.port, request, messages, once)))
-
-    async def _reply(self, replies: list[Reply]) -> bool:
+    async def reply(self, replies: list[Reply]) -> bool:
         """Whether the other end is told these replies as they are."""
         if self.is_gone:
             return False
         task: asyncio.Task[bool] | None = None
         try:
             frame = encoded(replies)
-            if frame is not None and self._replies.write(frame):
+            if frame is not None and self.replies.write(frame):
                 return True
-            sending = Begun(self._replies.send(replies, frame))
+            sending = Begun(self.replies.send(replies, frame))
             if sending.is_done:
                 return sending.result
             task = asyncio.get_running_loop().create_task(sending.rest)
@@ -370,41 +339,16 @@ class Conversation:
         finally:
             if task is not None:
                 self._replying.discard(task)
-            self._end_calls(len(replies))
+            self.end_calls(len(replies))
 
-    def _end_calls(self, count: int) -> None:
-        self._under_way -= count
+    def end_calls(self, count: int) -> None:
+        """So many calls are answered."""
+        self.under_way -= count
         if not self.is_full:
             self._room.set()
 
     async def _answer_all(self, replies: list[Reply]) -> None:
-        await self._reply(replies)
-
-    def _tell_soon(self, reply: Reply, untold: Callable[[], None]) -> None:
-        """Reply at the end of this turn, in one frame with others that are ready by then: they were synced together.
-
-        Those who get them together also ask together for what they want next.
-        """
-        self._ready.append((reply, untold))
-        if len(self._ready) == 1:
-            asyncio.get_running_loop().call_soon(self._tell_ready)
-        elif len(self._ready) == TOGETHER_REPLIES_MAX:
-            self._tell_ready()
-
-    def _tell_ready(self) -> None:
-        ready, self._ready = self._ready, []
-        if not ready:  # They were many, and are told already.
-            return
-        frame = None if self.is_gone or len(ready) == 1 else encoded([reply for reply, _ in ready])
-        if frame is not None and self._replies.write(frame):
-            self._end_calls(len(ready))
-        else:
-            self._begin(self._tell_each(ready))
-
-    async def _tell_each(self, ready: "list[tuple[Reply, Callable[[], None]]]") -> None:
-        for reply, untold in ready:
-            if not await self._reply([reply]):
-                untold()
+        await self.reply(replies)
 
     async def _say_goodbye(self, code: int, reason: str) -> None:
         with suppress(Exception):  # It may be gone already, in one of a server's many ways.
@@ -421,15 +365,6 @@ def _name(calls: list[Call]) -> str:
     id = f"{correlation_id.get() or '-'}/{first}" + (f"-{last}" if len(calls) > 1 else "")
     correlation_id.set(id)
     return id
-
-
-async def _quietly(work: Awaitable[None]) -> None:
-    with suppress(HoldfastError):  # Then their leases end by themselves.
-        await work
-
-
-def _unread() -> HoldfastError:
-    return Busy("The replies before this one were not read; read them, then ask again")
 
 
 def _draining() -> HoldfastError:
