@@ -13,7 +13,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 NOT_TWINNED = {  # These serve threads and event loops alike, or one of them alone.
-    "handles": ("__init__", "opening", "workers"),
+    "handles": ("__init__", "opening"),
     "runtime": (
         "__init__",
         "activity",

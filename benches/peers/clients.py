@@ -93,6 +93,26 @@ class HoldfastClient:
         answer = await self._port.call(AckMessages(self._queue.name, [message.lease for message in messages]))
         assert all(outcome.code is None for outcome in answer.outcomes)
 
+    async def work(self, count: int, hands: int) -> int:
+        """Let a worker handle `count` messages, and those that it has in its hands then; how many it handled."""
+        handled = 0
+
+        async def handle(_: Any) -> None:
+            nonlocal handled
+            handled += 1
+            if handled == count:
+                worker.stop()
+
+        worker = holdfast.AsyncWorker(
+            self.plane,
+            {self._queue.name: handle},
+            concurrency=hands,
+            visibility_seconds=_LEASE_SECONDS,
+            extend_for_seconds=0,
+        )
+        await worker.run()
+        return worker.stats.handled
+
     def body(self, message: Any) -> bytes:
         found: bytes = message.payload
         return found

@@ -20,6 +20,7 @@ from benches.peers.servers import holdfast_server
 from benches.peers.stage import BODY, NAMES, Figure, Stage, at_least, below_ms, quantile, ratio, table_of
 
 CONSUMERS: Final = 8
+HANDS: Final = 64  # Handlers of a worker that run at a time.
 CONTENDERS: Final = 16
 CONTEND_SECONDS: Final = 5.0
 SENDS_PER_SECOND: Final = 500
@@ -56,14 +57,17 @@ def single(stage: Stage) -> list[Figure]:
 
 
 def consume(stage: Stage) -> list[Figure]:
-    """8 consumers that receive and acknowledge, in batches and one by one."""
+    """8 consumers that receive and acknowledge, in batches and one by one, and one that has 64 hands."""
     with stage.clients("consume") as clients:
         consumers = {name: stage.run(client.consumers(CONSUMERS)) for name, client in clients.items()}
 
-        def contestant(name: str, batch: int, ack: Ack, count: int) -> Callable[[], int]:
-            count = stage.settings.part(count)
+        def fill(name: str, count: int) -> None:
             stage.run(clients[name].fill(count * (stage.settings.rounds + 1), BODY))
-            return _drainer(stage, consumers[name], count, batch, ack)
+
+        def contestant(name: str, batch: int, ack: Ack, count: int, those: int = CONSUMERS) -> Callable[[], int]:
+            count = stage.settings.part(count)
+            fill(name, count)
+            return _drainer(stage, consumers[name][:those], count, batch, ack)
 
         batched: dict[str, Callable[[], int]] = {}
         if "nats" in clients:
@@ -83,9 +87,21 @@ def consume(stage: Stage) -> list[Figure]:
             "8 consumers receive and acknowledge one by one",
             {NAMES[name]: contestant(name, 1, client.ack_each, 1_000) for name, client in clients.items()},
         )
+        handed = {
+            f"{NAMES[name]}, {HANDS} at a time, each acknowledged by itself": contestant(
+                name, HANDS, client.ack_each, 4_096, 1
+            )
+            for name, client in clients.items()
+        }
+        count = stage.settings.part(4_096)
+        fill("holdfast", count + HANDS)
+        worker, peer = f"Holdfast, AsyncWorker of {HANDS} hands", next(iter(handed))
+        handed[worker] = lambda: stage.run(ours.work(count, HANDS))
+        hands = stage.race(f"One consumer with {HANDS} hands", handed)
     return [
         at_least("8 consumers, batches of 256, against NATS", in_batches, 2),
         at_least("8 consumers, one by one, against NATS", ratio(rates, "Holdfast", NAMES["nats"]), None),
+        at_least(f"A worker with {HANDS} hands, against NATS", ratio(hands, worker, peer), None),
     ]
 
 

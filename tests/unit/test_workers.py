@@ -9,10 +9,10 @@ import pytest
 import holdfast
 from holdfast import AsyncWorker, Plane, Worker
 from holdfast.errors import InvalidArgument, Unreachable
-from holdfast.handles import RestartPolicy, workers
+from holdfast.handles import RestartPolicy
 from holdfast.handles.messages import AsyncMessage
 from holdfast.handles.sync.messages import Message
-from holdfast.handles.workers import back_off
+from holdfast.handles.workers.consumers import back_off, reason_of
 
 
 @pytest.fixture
@@ -134,15 +134,15 @@ def test_a_worker_that_is_stopped_lets_its_handlers_finish(plane: Plane) -> None
 def test_a_consumer_goes_on_after_the_plane_failed_it(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = plane.queue("jobs")
     jobs.put("x")
-    receive = type(jobs).receive
+    receive_many = type(jobs).receive_many
     failures = iter([Unreachable("gone")] * 5)
 
-    def flaky(self: object, **options: object) -> object:
+    def flaky(self: object, count: int, **options: object) -> object:
         for error in failures:
             raise error
-        return receive(self, **options)
+        return receive_many(self, count, **options)
 
-    monkeypatch.setattr(type(jobs), "receive", flaky)
+    monkeypatch.setattr(type(jobs), "receive_many", flaky)
     quick = RestartPolicy(first_seconds=0.001)
     worker = Worker(plane, {"jobs": lambda message: None}, restarts=quick)
     worker.start()
@@ -253,4 +253,102 @@ def test_what_a_message_has_failed_of_may_be_what_nobody_can_encode(plane: Plane
     worker.start()
     eventually(lambda: plane.queue("jobs").stats().dead == 1)
     worker.stop()
-    assert workers._reason(ValueError("\udcff")) == "ValueError: ?"
+    assert reason_of(ValueError("\udcff")) == "ValueError: ?"
+
+
+def test_threads_that_are_free_are_one_consumer(plane: Plane) -> None:
+    """However many they are, one of them waits in the queue's line, and asks for all."""
+    jobs = plane.queue("jobs")
+    at_once, everybody_works = threading.Barrier(200), threading.Event()
+
+    def handle(message: Message) -> None:
+        at_once.wait(60)
+        everybody_works.set()
+
+    worker = Worker(plane, {"jobs": handle}, concurrency=200)  # More than may wait in one queue's line.
+    worker.start()
+    eventually(lambda: jobs.stats().waiting_consumers == 1)
+    jobs.put_many(range(200))
+    assert everybody_works.wait(60)
+    worker.stop()
+    assert (worker.stats.handled, worker.stats.failed, jobs.stats().acked_total) == (200, 0, 200)
+
+
+async def test_tasks_that_are_free_are_one_consumer() -> None:
+    async with holdfast.open_async("memory:") as plane:
+        jobs = plane.queue("jobs")
+        at_work = 0
+
+        async def handle(message: AsyncMessage) -> None:
+            nonlocal at_work
+            at_work += 1
+            while at_work < 300:
+                await asyncio.sleep(0.001)
+            worker.stop()
+
+        worker = AsyncWorker(plane, {"jobs": handle}, concurrency=300)  # And more than one asking may take.
+        running = asyncio.create_task(worker.run())
+        async with asyncio.timeout(60):
+            while (await jobs.stats()).waiting_consumers != 1:
+                await asyncio.sleep(0.001)
+            for start in (0, 150):
+                await jobs.put_many(range(start, start + 150))
+            await running
+        assert (worker.stats.handled, worker.stats.failed, (await jobs.stats()).acked_total) == (300, 0, 300)
+
+
+@pytest.mark.parametrize("after", range(0, 40, 4))
+def test_a_worker_on_threads_that_stops_holds_nothing(plane: Plane, after: int) -> None:
+    jobs = plane.queue("jobs")
+    jobs.put_many(range(100))
+    worker = Worker(plane, {"jobs": lambda message: None}, concurrency=8)
+    worker.start()
+    eventually(lambda: worker.stats.handled >= after)
+    worker.stop()
+    stats = jobs.stats()
+    assert (stats.leased, stats.failed_total, stats.ready + stats.acked_total) == (0, 0, 100)
+    assert stats.acked_total == worker.stats.handled
+
+
+@pytest.mark.parametrize("turns", range(20))
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_worker_on_a_loop_that_stops_holds_nothing(turns: int, cancelled: bool) -> None:
+    """It is stopped, or cancelled, some turns of the loop after it began: it asks, hands out, works, settles."""
+    async with holdfast.open_async("memory:") as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put_many(range(100))
+
+        async def handle(message: AsyncMessage) -> None:
+            await asyncio.sleep(0)
+
+        worker = AsyncWorker(plane, {"jobs": handle}, concurrency=8)
+        running = asyncio.create_task(worker.run())
+        async with asyncio.timeout(60):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if cancelled:
+                running.cancel()
+            else:
+                worker.stop()
+            await asyncio.gather(running, return_exceptions=True)
+        stats = await jobs.stats()
+        assert (stats.leased, stats.failed_total, stats.ready + stats.acked_total) == (0, 0, 100)
+
+
+async def test_a_handler_that_is_cancelled_gives_its_message_back() -> None:
+    async with holdfast.open_async("memory:") as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put("x")
+        times: list[int] = []
+
+        async def handle(message: AsyncMessage) -> None:
+            times.append(message.attempts)
+            if message.attempts == 1:
+                raise asyncio.CancelledError
+            worker.stop()
+
+        worker = AsyncWorker(plane, {"jobs": handle})
+        async with asyncio.timeout(60):
+            await worker.run()
+        assert times == [1, 2]
+        assert (worker.stats.handled, worker.stats.deferred, (await jobs.stats()).failed_total) == (1, 1, 0)
