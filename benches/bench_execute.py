@@ -7,8 +7,8 @@ from benches.contest import race, say
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.handles import AsyncPlane, Plane
 from holdfast.kv import Transaction
-from holdfast.plane.parts import Parts
-from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
+from holdfast.plane.embedded import AsyncEmbeddedPort, EmbeddedPort
+from holdfast.plane.services import Parts
 
 
 def put(tx: Transaction, key: bytes, value: bytes) -> None:

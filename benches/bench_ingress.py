@@ -29,13 +29,13 @@ from holdfast.layers import agents, mailboxes
 from holdfast.layers.mailboxes import Address
 from holdfast.limits import INGRESS_QUEUE_MAX, INGRESS_WAIT_SECONDS
 from holdfast.runtime.blobs import AsyncBlobStore
-from holdfast.runtime.dedupe import key_of
-from holdfast.runtime.ingress import Ingress
-from holdfast.runtime.locktable import RESOURCE_LEVELS, LockTable
-from holdfast.runtime.pushes import mail_of
+from holdfast.runtime.ingress.dedupe import key_of
+from holdfast.runtime.ingress.ingress import Ingress
+from holdfast.runtime.ingress.validation import mail_of
+from holdfast.runtime.locks.table import RESOURCE_LEVELS, LockTable
 from holdfast.testing.faults import FaultyDatabase
+from holdfast.wire.ingress import NewPush
 from holdfast.wire.mail import MailPolicy, NewMail
-from holdfast.wire.pushes import NewPush
 
 CALLERS: Final = 64
 PUSHES: Final = 4_096

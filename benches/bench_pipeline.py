@@ -31,7 +31,7 @@ from rich.table import Table
 from benches.contest import race, say
 from holdfast.pipeline import codec, jobs, replays, sessions, tasks
 from holdfast.pipeline.config import Config, Told
-from holdfast.pipeline.pieces import Piece, Stores
+from holdfast.pipeline.journal_chunks import Piece, Stores
 from holdfast.pipeline.schemas import JOURNAL
 from holdfast.pipeline.views import open_view
 

@@ -21,7 +21,7 @@ from benches import ycsb
 from benches.bench_rocksdb import Bare, repeat
 from benches.contest import race
 from benches.ycsb import Outcome, Settings, measured, quantile, wide_console
-from holdfast.runtime.locktable import LockTable
+from holdfast.runtime.locks.table import LockTable
 
 AGENTS: Final = 10
 TASKS: Final = 1_000

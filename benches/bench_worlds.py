@@ -22,7 +22,7 @@ import holdfast
 from benches.contest import race, say
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.kv import Transaction
-from holdfast.layers import inboxes, journals, records, snapshots
+from holdfast.layers import inboxes, journal_records, journals, snapshots
 from holdfast.layers.worlds import World
 from holdfast.wire.canonical import canonical
 from holdfast.wire.inboxes import Control
@@ -30,7 +30,7 @@ from holdfast.wire.inboxes import Control
 ADA = World("main", "ada")
 BATCH = 256
 EVENT = canonical({"type": "deposit", "account": "account-0000007", "amount": 12, "note": "x" * 48})
-RECORD = records.entry(EVENT)
+RECORD = journal_records.entry(EVENT)
 
 
 def main() -> None:

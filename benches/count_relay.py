@@ -23,8 +23,8 @@ from typing import Any, Final
 import msgspec
 
 import holdfast
-from holdfast.runtime.relay import Session
-from holdfast.runtime.rounds import RelayHub
+from holdfast.runtime.relay.hub import RelayHub
+from holdfast.runtime.relay.session import Session
 from holdfast.server.metrics import MeasuredPort, Metrics
 from holdfast.wire.relay import Frame, decode, encode
 

@@ -22,7 +22,7 @@ from rich.table import Table
 from benches import zipfian
 from benches.ycsb import STUCK_SECONDS, LevelLoad, at_least, loads, progress_bar, quantile, wide_console
 from holdfast.errors import HoldfastError
-from holdfast.runtime.locktable import LevelStats, LockTable
+from holdfast.runtime.locks.table import LevelStats, LockTable
 
 TABLES: Final = ("task", "decision", "edge", "metrics")
 ROWS: Final = 1_000  # Of each table.

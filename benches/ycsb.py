@@ -47,7 +47,7 @@ from holdfast.errors import HoldfastError, VersionConflict
 from holdfast.kv import Transaction, pack
 from holdfast.layers import entities
 from holdfast.layers.entities import EntityKey
-from holdfast.runtime.locktable import LevelStats
+from holdfast.runtime.locks.table import LevelStats
 from holdfast.tiers import Tier
 from holdfast.wire.canonical import canonical
 

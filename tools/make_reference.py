@@ -18,11 +18,11 @@ import click
 import msgspec
 
 from holdfast import errors
-from holdfast.cli import exits
+from holdfast.cli import exit_codes
 from holdfast.cli.commands import global_options
 from holdfast.cli.main import root
 from holdfast.errors import HoldfastError
-from holdfast.server.http.tables import ENDPOINTS
+from holdfast.server.http.routes import ENDPOINTS
 from holdfast.server.openapi import document
 from holdfast.server.settings import Settings
 from holdfast.wire.problems import status_of
@@ -75,7 +75,7 @@ def commands() -> str:
     lines += ["## Options of every command", ""]
     shown = [option for option in global_options(hidden=False) if isinstance(option, click.Option)]
     lines += _options(shown)
-    lines += ["## Exit codes", "", *_table(("code", "meaning"), [(str(c), m) for c, m in exits.MEANINGS.items()])]
+    lines += ["## Exit codes", "", *_table(("code", "meaning"), [(str(c), m) for c, m in exit_codes.MEANINGS.items()])]
     context = click.Context(root, info_name="holdfast")
     for name in root.list_commands(context):
         command = root.get_command(context, name)
@@ -299,15 +299,14 @@ def errors_page() -> str:
         rows = []
         for each in members:
             blank = each.__new__(each)
-            row = (f"`{each.code}`", each.__name__, each.retry, str(status_of(blank)), str(exits.code_of(blank)))
+            row = (f"`{each.code}`", each.__name__, each.retry, str(status_of(blank)), str(exit_codes.code_of(blank)))
             rows.append((*row, _sentence(each.__doc__)))
         lines += _table(("code", "class", "retry", "HTTP", "exit", "meaning"), rows)
     return _page(lines)
 
 
 def _classes() -> list[type[HoldfastError]]:
-    found = [getattr(errors, name) for name in errors.__all__]
-    return [each for each in found if isinstance(each, type) and issubclass(each, HoldfastError)]
+    return [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, HoldfastError)]
 
 
 def limits() -> str:

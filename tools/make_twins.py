@@ -14,39 +14,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 NOT_TWINNED = {  # These serve threads and event loops alike, or one of them alone.
     "handles": ("__init__", "opening"),
-    "runtime": (
-        "__init__",
-        "activity",
-        "alarms",
-        "backlog",
-        "cancelled",
-        "checkpoints",
-        "checkups",
-        "dedupe",
-        "ears",
-        "events",
-        "gathered",
-        "ingress",
-        "lockmodes",
-        "locktable",
-        "loglines",
-        "mailsweeper",
-        "migrations",
-        "pushes",
-        "pushwriter",
-        "rates",
-        "recent",
-        "sendings",
-        "relay",
-        "rotation",
-        "rounds",
-        "sessionlogs",
-        "steps",
-        "sweeper",
-        "upkeep",
-        "waits",
-        "walks",
-    ),
+    "runtime": ("__init__", "cancellation", "consumer_options", "eager_tasks", "rate_limits", "timers"),
 }
 
 WORDS = {
@@ -82,10 +50,15 @@ def twin(source: str, floor: str, name: str) -> str:
             replacement = re.sub(r"(?<=\w)_async$", "", replacement)  # Those below have both forms under two names.
         lines[row] = lines[row][:start] + replacement + lines[row][end:]
     body = "".join(lines)
-    shared = "|".join(NOT_TWINNED[floor])
-    body = re.sub(rf"from holdfast\.{floor}\.(?!sync|(?:{shared})\b)", f"from holdfast.{floor}.sync.", body)
+    twinned = "|".join(path.stem for path in _twinned(floor))
+    body = re.sub(rf"from holdfast\.{floor}\.(?=(?:{twinned}) import)", f"from holdfast.{floor}.sync.", body)
     docstring_end = body.index('"""', 3) + 3
     return HEADER.format(source=f"{floor}/{name}") + body[docstring_end:].lstrip("\n")
+
+
+def _twinned(floor: str) -> list[Path]:
+    """The modules of a package that have a twin: not its subpackages, and not `NOT_TWINNED`."""
+    return [path for path in sorted((SOURCE / floor).glob("*.py")) if path.stem not in NOT_TWINNED[floor]]
 
 
 def formatted(text: str, path: Path) -> str:
@@ -98,13 +71,12 @@ def formatted(text: str, path: Path) -> str:
 def main() -> int:
     check = "--check" in sys.argv[1:]
     wanted: dict[Path, str] = {}
-    for floor, left_alone in NOT_TWINNED.items():
+    for floor in NOT_TWINNED:
         folder = SOURCE / floor / "sync"
         wanted[folder / "__init__.py"] = '"""The synchronous twins, generated from the modules beside this folder."""\n'
-        for source in sorted((SOURCE / floor).glob("*.py")):
-            if source.stem not in left_alone:
-                path = folder / source.name
-                wanted[path] = formatted(twin(source.read_text(), floor, source.name), path)
+        for source in _twinned(floor):
+            path = folder / source.name
+            wanted[path] = formatted(twin(source.read_text(), floor, source.name), path)
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     stale += [path for floor in NOT_TWINNED for path in (SOURCE / floor / "sync").glob("*.py") if path not in wanted]
     if check:

@@ -11,7 +11,7 @@ nor whoever opens one for a client.
 
 from typing import TYPE_CHECKING, Final
 
-from holdfast.lazy import lazily
+from holdfast._lazy_imports import lazily
 from holdfast.names import UNIVERSE, checked_name
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import ssl
 
     from holdfast.clock import Clock
+    from holdfast.encryption import AgentKey
     from holdfast.errors import HoldfastError
     from holdfast.handles import AsyncPlane, AsyncWorker, Opening, Plane, Worker
     from holdfast.kv import Subspace, Transaction
     from holdfast.plane import fenced
-    from holdfast.sealing import AgentKey
     from holdfast.tiers import Tier, TierPolicy
 
 __version__ = "0.1.0"
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "AgentKey": "holdfast.sealing",
+    "AgentKey": "holdfast.encryption",
     "AsyncPlane": "holdfast.handles",
     "AsyncWorker": "holdfast.handles",
     "HoldfastError": "holdfast.errors",
@@ -146,7 +146,7 @@ def connect(
         patience_seconds: how long calls wait for a server that is gone before they raise Unreachable. They are sent
             again when it is back, and happen once.
     """
-    from holdfast.client.ports import RemotePort
+    from holdfast.client.transport import RemotePort
     from holdfast.handles import Plane
 
     universe = checked_name("universe", universe)
@@ -162,7 +162,7 @@ def connect_async(
     patience_seconds: float = 30.0,
 ) -> "Opening":
     """`connect` for asyncio: await it, or enter it with `async with`."""
-    from holdfast.client.ports import AsyncRemotePort
+    from holdfast.client.transport import AsyncRemotePort
     from holdfast.handles import AsyncPlane, Opening
 
     universe = checked_name("universe", universe)

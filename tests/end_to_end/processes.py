@@ -18,7 +18,7 @@ from typing import Any
 import websockets
 from websockets.sync.client import connect as connect_stream
 
-from holdfast.client.ports import RemotePort
+from holdfast.client.transport import RemotePort
 from holdfast.handles.sync.plane import Plane
 
 CHILD = """

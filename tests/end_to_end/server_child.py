@@ -14,8 +14,8 @@ from holdfast.errors import NotAllowed
 from holdfast.limits import UNREAD_SECONDS_MAX
 from holdfast.plane import Options, open_plane_async
 from holdfast.server.app import make_app
+from holdfast.server.authorization import Guard
 from holdfast.server.doors import Doors
-from holdfast.server.guards import Guard
 from holdfast.server.http.limits import HttpLimits
 from holdfast.server.sockets import BoundedSocket
 from holdfast.wire.pairs import GetPair

@@ -23,9 +23,10 @@ from websockets.client import ClientProtocol
 
 import holdfast
 from holdfast import AsyncPlane, AsyncWorker, Plane, Worker
+from holdfast.adaptive_batching import LONE_TURNS_MIN
 from holdfast.client import connection as client_connection
 from holdfast.client.connection import Connection
-from holdfast.client.sockets import Socket
+from holdfast.client.websocket import Socket
 from holdfast.errors import (
     BlobNotFound,
     CasMismatch,
@@ -39,7 +40,6 @@ from holdfast.errors import (
     Unreachable,
     VersionConflict,
 )
-from holdfast.turns import LONE_TURNS_MIN
 from holdfast.wire.frames import decode_calls
 from holdfast.wire.inboxes import Control
 from holdfast.wire.queues import NewMessage, Receipts

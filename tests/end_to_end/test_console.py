@@ -23,10 +23,10 @@ from holdfast.limits import (
     CONSOLE_WATCHERS_MAX,
     CONSOLE_WATCHERS_OF_TOKEN_MAX,
 )
+from holdfast.server.authorization import Anybody
 from holdfast.server.console import files, reports, samples
 from holdfast.server.console.samples import Samples
 from holdfast.server.doors import Doors
-from holdfast.server.guards import Anybody
 from holdfast.server.metrics import Metrics
 from holdfast.wire.queues import QueueStats
 

@@ -162,12 +162,12 @@ def test_claims_that_do_not_hold_are_named_and_the_demo_fails(newcomer: Newcomer
 
 RAISING = """
 from holdfast.cli.main import root
-from holdfast.errors import QueueFull
+from holdfast.errors import MailboxFull
 from holdfast.handles.sync.mailboxes import Mailbox
 
 
 def send(self, to, body, **options):
-    raise QueueFull("The mailbox is full")
+    raise MailboxFull("The mailbox is full")
 
 
 Mailbox.send = send
@@ -177,7 +177,7 @@ root.main(["demo", "--without-spark"])
 
 def test_a_chapter_that_fails_is_a_claim_that_does_not_hold(newcomer: Newcomer) -> None:
     said = newcomer.run("-c", RAISING, code=1)
-    assert "QueueFull: The mailbox is full" in said
+    assert "MailboxFull: The mailbox is full" in said
     assert "1 of 3 claims do not hold:" in said
     assert newcomer.left() == []
 

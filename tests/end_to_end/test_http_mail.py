@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.errors import MailboxTaken, QueueFull, SenderBlocked
+from holdfast.errors import MailboxFull, MailboxTaken, SenderBlocked
 from holdfast.wire.mail import MailPolicy
 
 _spec = importlib.util.spec_from_file_location("holdfast_serving", Path(__file__).with_name("serving.py"))
@@ -118,7 +118,7 @@ def test_refusals_are_the_same_errors_over_the_network(server: Any, name: str) -
     with holdfast.connect(server.url, universe=name) as plane:
         plane.set_mail_policy(MailPolicy(pending_max=1))
         plane.mailbox("ada").send("bob", 1)
-        with pytest.raises(QueueFull, match="pending_max"):
+        with pytest.raises(MailboxFull, match="pending_max"):
             plane.mailbox("ada").send("bob", 2)
         plane.mailbox("bob").block("ada")
         with pytest.raises(SenderBlocked):

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import holdfast
-from holdfast.cli import exits
+from holdfast.cli import exit_codes
 from holdfast.cli.main import root
 from holdfast.errors import NotAllowed
 
@@ -129,7 +129,7 @@ def test_a_backup_that_was_interrupted_goes_on_with_its_moment(server: Any, hf: 
     fill(server)
     body = tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()
     body.write_bytes(LARGE[::-1])
-    assert "is damaged" in hf("backup", str(tmp_path / "backup"), code=exits.DAMAGED).stderr
+    assert "is damaged" in hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED).stderr
     assert len(left(tmp_path)) == 1
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=4)
     body.write_bytes(LARGE)
@@ -146,7 +146,7 @@ def test_a_backup_whose_checkpoint_is_gone_begins_again(server: Any, hf: Hf, tmp
     fill(server)
     body = tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()
     body.write_bytes(LARGE[::-1])
-    hf("backup", str(tmp_path / "backup"), code=exits.DAMAGED)
+    hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED)
     body.write_bytes(LARGE)
     with server.plane() as plane:
         assert plane.backups.end(left(tmp_path)[0].name.removeprefix(".checkpoint-"))
@@ -160,7 +160,7 @@ def test_a_backup_whose_checkpoint_is_gone_begins_again(server: Any, hf: Hf, tmp
 def test_an_object_that_is_gone_for_good_is_no_whole_backup(server: Any, hf: Hf, tmp_path: Path) -> None:
     fill(server)
     (tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()).unlink()
-    assert "no whole backup" in hf("backup", str(tmp_path / "backup"), code=exits.DAMAGED).stderr
+    assert "no whole backup" in hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED).stderr
     assert left(tmp_path) == []
     assert not (tmp_path / "backup" / "backup.json").exists()
 
@@ -169,17 +169,17 @@ def test_a_world_that_is_deleted_meanwhile_does_not_stop_a_backup(
     server: Any, hf: Hf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(server)
-    from holdfast.cli import online
+    from holdfast.cli import server_backup
 
-    copied = online._copied
+    copied = server_backup._copied
 
     def deleting(plane: Any, *rest: Any) -> Any:
-        monkeypatch.setattr(online, "_copied", copied)
+        monkeypatch.setattr(server_backup, "_copied", copied)
         plane.world("ada").archive()
         plane.world("ada").delete()
         return copied(plane, *rest)
 
-    monkeypatch.setattr(online, "_copied", deleting)
+    monkeypatch.setattr(server_backup, "_copied", deleting)
     hf("backup", str(tmp_path / "backup"))
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
     assert json.loads(hf("doctor", str(tmp_path / "again"), "--deep", "--json").stdout)["sound"]
@@ -253,9 +253,9 @@ def test_the_doctor_asks_a_server_for_its_own_checks(server: Any, hf: Hf, tmp_pa
     assert f"{server.url} is sound" in hf("doctor").stdout
     body = tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()
     body.write_bytes(LARGE[::-1])
-    report = json.loads(hf("doctor", "--json", code=exits.DAMAGED).stdout)
+    report = json.loads(hf("doctor", "--json", code=exit_codes.DAMAGED).stdout)
     assert [each["what"] for each in report["findings"]] == ["its bytes have another hash"]
-    said = hf("doctor", code=exits.DAMAGED).stdout
+    said = hf("doctor", code=exit_codes.DAMAGED).stdout
     assert "✗ blobs" in said
     assert "✓ messages: 5 looked at" in said
     assert left(tmp_path) == []

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from holdfast.server.app import make_app
 from holdfast.server.doors import Doors
-from holdfast.server.http.tables import ENDPOINTS
+from holdfast.server.http.routes import ENDPOINTS
 from holdfast.server.openapi import document
 
 _spec = importlib.util.spec_from_file_location("holdfast_serving", Path(__file__).with_name("serving.py"))

@@ -25,7 +25,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.transport import Response
 from schemathesis.specs.openapi import checks
 
-from holdfast.server.http.tables import ENDPOINTS
+from holdfast.server.http.routes import ENDPOINTS
 from holdfast.server.openapi import document
 
 Server = runpy.run_path(str(Path(__file__).with_name("processes.py")))["Server"]  # Test files cannot import each other.

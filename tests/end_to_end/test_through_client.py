@@ -19,13 +19,13 @@ import uvicorn
 
 import holdfast
 from holdfast import AsyncPlane, Plane
-from holdfast.client.ports import AsyncRemotePort, RemotePort
+from holdfast.client.transport import AsyncRemotePort, RemotePort
 from holdfast.handles import Opening
 from holdfast.kv import Subspace, Transaction
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.plane import Options, open_plane_async
-from holdfast.plane.parts import Parts
-from holdfast.plane.ports import AsyncEmbeddedPort
+from holdfast.plane.embedded import AsyncEmbeddedPort
+from holdfast.plane.services import Parts
 from holdfast.server.app import make_app
 from holdfast.server.doors import Doors
 

@@ -16,8 +16,8 @@ import pytest
 
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.errors import CommitUnknown, Unreachable
-from holdfast.runtime import loglines
-from holdfast.runtime.activity import ActivityLog, LoggedRecord
+from holdfast.runtime.activity import format as log_format
+from holdfast.runtime.activity.log import ActivityLog, LoggedRecord
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.faults import ChosenFault, Crash, faulty_objects
 
@@ -93,7 +93,7 @@ def test_a_killed_writer_leaves_whole_records_and_a_torn_end_at_most(tmp_path: P
     finally:
         kill(child)
     (path,) = folder.glob("main/*.jsonl")
-    bad = [line is None for _, line in loglines.lines(path.read_bytes())]
+    bad = [line is None for _, line in log_format.lines(path.read_bytes())]
     assert sum(bad[:-1]) == 0
     found = everything(reader)
     assert [each.position.n for each in found] == list(range(len(found)))

@@ -24,11 +24,11 @@ from holdfast.layers import mailboxes
 from holdfast.layers.mailboxes import Address
 from holdfast.limits import INGRESS_QUEUE_MAX
 from holdfast.runtime.blobs import AsyncBlobStore
-from holdfast.runtime.ingress import Ingress
-from holdfast.runtime.locktable import RESOURCE_LEVELS, LockTable
+from holdfast.runtime.ingress.ingress import Ingress
+from holdfast.runtime.locks.table import RESOURCE_LEVELS, LockTable
 from holdfast.testing.faults import FaultyDatabase, SeededFaults
+from holdfast.wire.ingress import NewPush, Pushed
 from holdfast.wire.mail import MailPolicy
-from holdfast.wire.pushes import NewPush, Pushed
 
 RECIPIENTS = [Address("main", f"r{number}") for number in range(20)]
 SENDER = Address("main", "ada")

@@ -16,7 +16,7 @@ from itertools import chain
 import pytest
 
 from holdfast.errors import LockOrderViolation, LockTimeout
-from holdfast.runtime.locktable import LockTable
+from holdfast.runtime.locks.table import LockTable
 
 THREADS = 100
 TASKS = 20

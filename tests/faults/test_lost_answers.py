@@ -19,7 +19,7 @@ from websockets.sync.server import serve as serve_sync
 
 import holdfast
 from holdfast import Plane
-from holdfast.client import bodies, connection
+from holdfast.client import connection, streaming
 from holdfast.errors import Busy, CommitUnknown, HoldfastError, InvalidArgument, NotAllowed, Unreachable, Unsupported
 from holdfast.wire.frames import PROTOCOL, Hello, Reply, decode_calls, encode
 from holdfast.wire.problems import problem_of
@@ -173,7 +173,7 @@ def test_nobody_is_told_that_a_write_has_not_happened_that_may_have() -> None:
 @pytest.mark.parametrize("messages", [[b"x"], [bytes(16_384)] * 256], ids=["in a frame", "too long for one"])
 def test_a_key_that_nobody_remembers_is_not_relied_on(monkeypatch: pytest.MonkeyPatch, messages: list[bytes]) -> None:
     """Servers remember keys for ten minutes. A client that is more patient than that does not send a write again."""
-    for module in (connection, bodies):
+    for module in (connection, streaming):
         monkeypatch.setattr(module, "_KEYS_SECONDS", -1.0)
     with line_to("memory:") as line:
         jobs = line.client.queue("jobs")
@@ -289,8 +289,8 @@ def test_a_refusal_of_the_second_sending_of_a_long_call_tells_nothing_of_the_fir
         to = SimpleNamespace(url=url, token=None, tls=None, patience_seconds=DEADLINE_SECONDS)
         try:
             with pytest.raises(CommitUnknown, match="too often"):
-                bodies.post(to, PutMessages("jobs", [NewMessage(b"1")]), "key")
+                streaming.post(to, PutMessages("jobs", [NewMessage(b"1")]), "key")
             with pytest.raises(Busy):
-                bodies.post(to, PutMessages("jobs", [NewMessage(b"2")]), "another")
+                streaming.post(to, PutMessages("jobs", [NewMessage(b"2")]), "another")
         finally:
             server.shutdown()

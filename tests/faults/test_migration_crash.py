@@ -19,7 +19,7 @@ from holdfast.backends.rocksdb import RocksReader
 from holdfast.errors import MigrationUnfinished
 from holdfast.kv import Database
 from holdfast.layers.migrations import BEGIN, END
-from holdfast.runtime.migrations import _plain
+from holdfast.runtime.maintenance.migrations import _plain
 from holdfast.testing.clock import ManualClock
 
 POPULATED = runpy.run_path(str(Path(__file__).parents[1] / "populated.py"))  # Test files cannot import each other.

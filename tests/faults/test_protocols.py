@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.kv import Database
-from holdfast.layers import inboxes, journals, records, snapshots
+from holdfast.layers import inboxes, journal_records, journals, snapshots
 from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
 from holdfast.layers.worlds import World
 from holdfast.runtime.sync.blobs import BlobStore
@@ -25,7 +25,7 @@ from holdfast.wire.inboxes import Control, DomainEvent, Effect, Timer
 
 ADA = World("main", "ada")
 LARGE = bytes(range(256)) * 200
-ENTRIES = [records.entry(canonical({"n": number})) for number in range(100)]
+ENTRIES = [journal_records.entry(canonical({"n": number})) for number in range(100)]
 SNAPSHOT = SnapshotRecord("", 100, snapshots.NOW, 100, NO_MANIFEST)
 ASKING = DomainEvent(schema="s", effects=(Effect("mail", b"1"),), timers=(Timer(5, b"2"),))
 

@@ -19,8 +19,8 @@ from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import DiskFull
 from holdfast.layers import queues
 from holdfast.layers.queues import QueueKey
+from holdfast.runtime.consumer_options import Waits
 from holdfast.runtime.sync.dispatcher import Dispatcher
-from holdfast.runtime.waits import Waits
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.faults import ChosenFault, FaultyDatabase
 from holdfast.testing.histories import Outcome

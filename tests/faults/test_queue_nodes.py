@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 import holdfast
-from holdfast.runtime.waits import Waits
+from holdfast.runtime.consumer_options import Waits
 from holdfast.testing.histories import Outcome
 from holdfast.testing.histories.queues import check_queue
 

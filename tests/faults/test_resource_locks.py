@@ -20,9 +20,9 @@ from holdfast.errors import LockOrderViolation, LockTimeout
 from holdfast.layers import agents, mailboxes
 from holdfast.layers.mailboxes import Address
 from holdfast.plane.open import Options, open_plane_async
-from holdfast.runtime.locktable import RESOURCE_LEVELS, LockTable
+from holdfast.runtime.locks.table import RESOURCE_LEVELS, LockTable
+from holdfast.wire.ingress import NewPush
 from holdfast.wire.mail import MailPolicy, NewMail
-from holdfast.wire.pushes import NewPush
 
 SECONDS_MAX = 60.0
 THREADS = 24

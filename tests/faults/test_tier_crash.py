@@ -19,7 +19,7 @@ import pytest
 
 import holdfast
 from holdfast import Plane
-from holdfast.runtime import loglines
+from holdfast.runtime.activity import format as log_format
 
 THREADS = 3
 RENEWED_EVERY = 400  # Well below the versions that a history keeps.
@@ -80,10 +80,10 @@ def check_logs_left_behind(folder: Path) -> dict[tuple[str, str], int]:
         lines = path.read_bytes().splitlines(keepends=True)
         if not lines:
             continue  # Killed between the creation and the header.
-        name = loglines.parsed_name(path.stem)
+        name = log_format.parsed_name(path.stem)
         assert name is not None
-        header = loglines.header_of(lines[0], "main", name)
-        whole = [loglines.parsed_line(line) for line in lines[1:]]
+        header = log_format.header_of(lines[0], "main", name)
+        whole = [log_format.parsed_line(line) for line in lines[1:]]
         assert None not in whole[:-1], f"{path} is damaged before its end"
         records[header.session, header.kind] += sum(line is not None for line in whole)
     return records

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.errors import CursorAdvanced, HeadAdvanced, InvalidArgument
 from holdfast.kv import Database
-from holdfast.layers import inboxes, journals, records, snapshots
+from holdfast.layers import inboxes, journal_records, journals, snapshots
 from holdfast.layers.worlds import World
 from holdfast.wire.canonical import canonical
 from holdfast.wire.inboxes import Control
@@ -19,7 +19,7 @@ def test_failure_mode_3_a_head_conflict_under_concurrent_appends_is_typed(databa
     outcomes: list[object] = []
 
     def append(thread: int) -> None:
-        batch = [records.entry(canonical([thread, number])) for number in range(3)]
+        batch = [journal_records.entry(canonical([thread, number])) for number in range(3)]
         try:
             outcomes.append(database.transact(journals.append, ADA, batch, expected_head=0))
         except HeadAdvanced as error:

@@ -25,14 +25,14 @@ import holdfast
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.errors import HoldfastError
 from holdfast.kv import Transaction
-from holdfast.layers import blobs, journals, records, segments, snapshots, worlds
+from holdfast.layers import blobs, journal_records, journals, segments, snapshots, worlds
 from holdfast.layers.blobs import Blob
-from holdfast.layers.records import Kind
+from holdfast.layers.journal_records import Kind
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.worlds import World
 from holdfast.pipeline import replays
-from holdfast.runtime import loglines
-from holdfast.runtime.loglines import Header
+from holdfast.runtime.activity import format as log_format
+from holdfast.runtime.activity.format import Header
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.canonical import canonical
 from holdfast.wire.inboxes import DomainEvent
@@ -319,11 +319,11 @@ def leave_log(
     One line may be garbled, and the last one may be torn.
     """
     header = Header(universe, session, kind, START_MS, str(uuid.uuid4()))
-    data = loglines.header_line(header)
+    data = log_format.header_line(header)
     for n in range(lines):
-        line = loglines.line(n, START_MS + n, b'{"step":%d}' % n)
+        line = log_format.line(n, START_MS + n, b'{"step":%d}' % n)
         data += line.replace(b":", b"#") if n == garbled else line
-    file = path / "activity" / universe / loglines.file_name(header)
+    file = path / "activity" / universe / log_format.file_name(header)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data[:-4] if torn else data)
     return file
@@ -362,7 +362,7 @@ def _records(plane: holdfast.Plane, name: str) -> list[bytes]:
     found: list[bytes] = []
     with contextlib.suppress(HoldfastError):  # A damaged world is told up to where it can be read.
         while page := plane.world(name).read(len(found), limit=1_000):
-            found += [records.join(Kind[record.kind.upper()], record.value) for record in page]
+            found += [journal_records.join(Kind[record.kind.upper()], record.value) for record in page]
     return found
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 import holdfast
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.layers import blobs, journals, records, snapshots
+from holdfast.layers import blobs, journal_records, journals, snapshots
 from holdfast.layers.blobs import Blob
 from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
 from holdfast.layers.worlds import World
@@ -46,7 +46,7 @@ def make_worlds(tx: Transaction, names: list[str], wrong: str | None) -> None:
     for name in names:
         world = World("main", name)
         snapshots.found(tx, world)
-        history = [records.entry(canonical({"world": name, "n": n})) for n in range(8)]
+        history = [journal_records.entry(canonical({"world": name, "n": n})) for n in range(8)]
         journals.append(tx, world, history, expected_head=0)
         for height, promote in ((3, False), (6, True)):
             state = replays.replay(history[:height], replays.chain)

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 import holdfast
-from holdfast.cli import exits
+from holdfast.cli import exit_codes
 from holdfast.cli.main import root
 from holdfast.cli.pipeline import _cause
 from holdfast.pipeline import jobs
@@ -85,10 +85,10 @@ def test_a_whole_run_is_a_table_for_people(hf: Hf, spark: SparkSession, built: A
 def test_damage_is_named_and_ends_with_its_own_code(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
     start, _ = planes.flip_byte(tmp_path / "data", built.worlds[1])
     words = ("--data", built.url, "--lake", str(tmp_path / "lake"))
-    said = hf("run", *words, code=exits.DAMAGED).stdout
+    said = hf("run", *words, code=exit_codes.DAMAGED).stdout
     assert all(f"\n{name} " in f"\n{said}" for name in jobs.WHOLE)  # Findings keep no other job from running.
     assert f"✗ audit: main/{built.worlds[1]} at {start}: " in said
-    told = json.loads(hf("audit", *words, "--json", code=exits.DAMAGED).stdout)
+    told = json.loads(hf("audit", *words, "--json", code=exit_codes.DAMAGED).stdout)
     found = [(finding["world"], finding["height"]) for finding in told["findings"]]
     assert told["ok"] is False
     assert (built.worlds[1], start) in found
@@ -254,7 +254,7 @@ def test_an_interrupt_in_the_middle_ends_with_130_and_one_line(built: Any, tmp_p
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             os.killpg(process.pid, signal.SIGINT)  # As a terminal does, to all of them.
-            assert process.wait(WAIT_SECONDS) == exits.INTERRUPTED
+            assert process.wait(WAIT_SECONDS) == exit_codes.INTERRUPTED
         finally:
             process.kill()
     listener.join()

@@ -19,7 +19,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline import javas, jobs
+from holdfast.pipeline import java_runtime, jobs
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import JOURNAL, TABLES
@@ -38,7 +38,7 @@ KEYS = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
 
 def environment(folder: Path) -> dict[str, str]:
     """As a cluster has it: everything that jobs would find by themselves is given."""
-    java = javas.find(os.environ)
+    java = java_runtime.find(os.environ)
     home = {} if java.home is None else {"JAVA_HOME": java.home}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     (folder / "spark-defaults.conf").write_text(DEFAULTS)

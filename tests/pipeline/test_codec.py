@@ -13,14 +13,14 @@ import pytest
 from holdfast import limits
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.errors import ChecksumMismatch, MalformedSegment, MissingObject, Unreachable
-from holdfast.layers import records, segments
-from holdfast.layers.records import Kind
+from holdfast.layers import journal_records, segments
+from holdfast.layers.journal_records import Kind
 from holdfast.pipeline.codec import Damaged, journal_rows, payload_of, read_piece
-from holdfast.pipeline.pieces import Piece, Stores
+from holdfast.pipeline.journal_chunks import Piece, Stores
 from holdfast.pipeline.schemas import JOURNAL
 from holdfast.wire.canonical import canonical
 
-ENTRIES = [records.entry(canonical({"n": n, "who": f"agent-{n % 7}"})) for n in range(100)]
+ENTRIES = [journal_records.entry(canonical({"n": n, "who": f"agent-{n % 7}"})) for n in range(100)]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_record_becomes_a_row_with_its_bytes_and_their_hash(store):
 
 
 def test_a_hot_record_has_no_segment_and_every_kind_its_name(store):
-    items = [records.of(kind, f"value of {kind}") for kind in Kind]
+    items = [journal_records.of(kind, f"value of {kind}") for kind in Kind]
     rows, damaged = rows_of([stored(store, items, hot=True)])
     assert damaged == []
     assert [row["kind"] for row in rows] == ["entry", "ingress", "snapshot", "baseline", "manifest"]
@@ -100,17 +100,17 @@ def test_only_wanted_heights_of_a_piece_become_rows(store):
     ],
 )
 def test_what_json_can_say_is_said_and_the_rest_is_none(store, value, payload):
-    rows, damaged = rows_of([stored(store, [records.entry(cbor2.dumps(value, canonical=True))])])
+    rows, damaged = rows_of([stored(store, [journal_records.entry(cbor2.dumps(value, canonical=True))])])
     assert damaged == []
     assert rows[0]["payload"] == payload == payload_of(value)
     assert cbor2.loads(rows[0]["raw"])[1] == value
 
 
 def test_batches_are_bounded_by_rows_and_by_bytes(store):
-    many = [records.entry(canonical(n)) for n in range(limits.ROWS_BATCH + 10)]
+    many = [journal_records.entry(canonical(n)) for n in range(limits.ROWS_BATCH + 10)]
     batches = list(journal_rows([stored(store, many)], Stores()))
     assert [batch.num_rows for batch in batches] == [limits.ROWS_BATCH, 10]
-    large = [records.entry(canonical(bytes(limits.ROWS_BATCH_BYTES // 300))) for _ in range(1_000)]
+    large = [journal_records.entry(canonical(bytes(limits.ROWS_BATCH_BYTES // 300))) for _ in range(1_000)]
     batches = list(journal_rows([stored(store, large, world="large")], Stores()))
     assert len(batches) == 2
     assert sum(batch.num_rows for batch in batches) == 1_000

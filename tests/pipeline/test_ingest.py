@@ -18,10 +18,10 @@ from pyspark.sql import SparkSession
 import holdfast
 from holdfast.errors import SchemaMismatch, Unreachable
 from holdfast.pipeline.config import Config, Told
-from holdfast.pipeline.intake import couriers, plans, runs
+from holdfast.pipeline.intake import plans, runs, task_payloads
 from holdfast.pipeline.jobs import ingest
+from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake, compaction
-from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS
 from holdfast.pipeline.views import open_view
 
@@ -334,7 +334,7 @@ def test_a_plane_in_postgres_goes_in_while_others_write_to_it(postgres_url: str,
 def test_a_lake_in_an_object_store_is_filled_in_the_same_way(
     plane: Path, monkeypatch: pytest.MonkeyPatch, carried: int
 ) -> None:
-    monkeypatch.setattr(couriers, "INGEST_CARRIED_BYTES_MAX", carried)
+    monkeypatch.setattr(task_payloads, "INGEST_CARRIED_BYTES_MAX", carried)
     put, staged = Stores.staging, []
     monkeypatch.setattr(Stores, "staging", lambda self, url: (staged.append(url), put(self, url))[1])
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -20,8 +20,8 @@ from holdfast.errors import InvalidUrl, PathUnusable, SchemaMismatch, Transactio
 from holdfast.pipeline import tasks
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.jobs import vacuum
+from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake, LakeTable, Move, compaction, files, staging
-from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.schemas import ENTITY_CHANGES, JOURNAL, TABLES, Table
 
 

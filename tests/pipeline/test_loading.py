@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import limits
-from holdfast.errors import InvalidArgument, InvalidName, QueueFull, Unreachable
+from holdfast.errors import InvalidArgument, InvalidName, MailboxFull, Unreachable
 from holdfast.pipeline import loading
 from holdfast.pipeline.loading import Load, Loaded, check_columns, run
 from holdfast.testing.clock import ManualClock
@@ -136,7 +136,7 @@ def test_mail_is_sent_once_and_a_full_mailbox_is_no_loss(plane):
         {"id": n, "sender": "ada", "recipient": f"bob-{n % 2}", "body": b"%d" % n, "content_type": "text/plain"}
         for n in range(500)
     ]
-    with pytest.raises(QueueFull):
+    with pytest.raises(MailboxFull):
         run(plane._port, load, letters)
     read: list[bytes] = []
     for _ in range(10):
@@ -146,7 +146,7 @@ def test_mail_is_sent_once_and_a_full_mailbox_is_no_loss(plane):
                 box.confirm(mails)
         try:
             run(plane._port, load, letters)
-        except QueueFull:
+        except MailboxFull:
             continue
     assert Counter(read) == Counter(b"%d" % n for n in range(500))
 

@@ -8,18 +8,18 @@ import pytest
 
 from holdfast import limits
 from holdfast.backends.objects import open_objects
+from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.logs import DamagedLines, LogPiece, Reached, activity_rows
-from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.schemas import ACTIVITY
-from holdfast.runtime import loglines
-from holdfast.runtime.loglines import Header
+from holdfast.runtime.activity import format as log_format
+from holdfast.runtime.activity.format import Header
 
-HEADER = loglines.header_line(Header("main", "ada", "metrics", 1_763_181_735_123, "0198"))
+HEADER = log_format.header_line(Header("main", "ada", "metrics", 1_763_181_735_123, "0198"))
 AT_MS = 1_763_181_735_123
 
 
 def line(n: int) -> bytes:
-    return loglines.line(n, AT_MS + n, b'{"n":%d,"said":"caf\xc3\xa9"}' % n)
+    return log_format.line(n, AT_MS + n, b'{"n":%d,"said":"caf\xc3\xa9"}' % n)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_damaged_line_hides_no_other(store):
 
 
 def test_a_moment_that_no_calendar_has_is_damage(store):
-    data = HEADER + loglines.line(0, 1 << 62, b"{}") + line(1)
+    data = HEADER + log_format.line(0, 1 << 62, b"{}") + line(1)
     rows, damaged, _ = read(stored(store, data))
     assert [row["n"] for row in rows] == [1]
     assert damaged == [(0, 0, "malformed")]
@@ -102,7 +102,7 @@ def test_a_moment_that_no_calendar_has_is_damage(store):
 
 @pytest.mark.parametrize("n", [-1, 1 << 63])
 def test_a_number_that_no_line_has_is_damage(store, n):
-    data = HEADER + line(0) + loglines.line(n, 5, b"{}") + line(2)
+    data = HEADER + line(0) + log_format.line(n, 5, b"{}") + line(2)
     rows, damaged, _ = read(stored(store, data))
     assert [row["n"] for row in rows] == [0, 2]
     assert damaged == [(1, 1, "malformed")]

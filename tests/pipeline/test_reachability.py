@@ -19,13 +19,13 @@ from holdfast import Plane
 from holdfast.backends.objects import open_objects
 from holdfast.errors import Unreachable
 from holdfast.layers.snapshots import NO_MANIFEST
-from holdfast.pipeline import searches
+from holdfast.pipeline import blob_references
+from holdfast.pipeline.blob_references import Found, Search, Source, Wanted
 from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.jobs import reachability
+from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.pieces import Stores
 from holdfast.pipeline.schemas import UNREACHABLE
-from holdfast.pipeline.searches import Found, Search, Source, Wanted
 from holdfast.pipeline.views.rows import hashes_in
 from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.mail import NewMail
@@ -243,7 +243,7 @@ def test_a_search_finds_what_is_wanted_and_nothing_else(data: st.DataObject) -> 
 
 
 def test_a_search_in_nothing_but_digits_finds_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches, "_PLACES", 1_000)
+    monkeypatch.setattr(blob_references, "_PLACES", 1_000)
     digits = "".join(hashlib.sha256(b"%d" % n).hexdigest() for n in range(500))
     wanted = {digits[n : n + 64] for n in range(0, len(digits) - 64, 997)}
     assert Wanted.of(wanted).found_in(digits.encode()) == wanted
@@ -254,9 +254,9 @@ def test_what_was_staged_and_is_not_there_is_no_damage_of_the_plane(tmp_path: Pa
     Wanted.of(()).save(Stores().staging(f"dir:{tmp_path}"), "wanted")
     lost = Source("the blob", f"dir:{tmp_path}", "nowhere", 5)
     search = Search({}, f"dir:{tmp_path}", "wanted", [lost])
-    assert searches.search(search) == Found([], ["the blob"])
+    assert blob_references.search(search) == Found([], ["the blob"])
     with pytest.raises(Unreachable, match="was staged"):
-        searches.search(msgspec.structs.replace(search, sources=[msgspec.structs.replace(lost, staged=True)]))
+        blob_references.search(msgspec.structs.replace(search, sources=[msgspec.structs.replace(lost, staged=True)]))
 
 
 def test_a_hash_across_two_parts_of_an_object_is_found(tmp_path: Path) -> None:
@@ -265,7 +265,9 @@ def test_a_hash_across_two_parts_of_an_object_is_found(tmp_path: Path) -> None:
     for place in range(PART - 66, PART + 3):
         body = b"-" * place + hash.encode() + b"-" * 100
         store = SimpleNamespace(open=lambda path, body=body: [body[:PART], body[PART:]])
-        found = [Wanted.of([hash]).found_in(part) for part in searches._parts(lambda url, store=store: store, source)]
+        found = [
+            Wanted.of([hash]).found_in(part) for part in blob_references._parts(lambda url, store=store: store, source)
+        ]
         assert set().union(*found) == {hash}
 
 

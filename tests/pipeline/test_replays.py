@@ -7,12 +7,12 @@ import pytest
 
 import holdfast
 from holdfast.errors import InvalidArgument
-from holdfast.layers import records
+from holdfast.layers import journal_records
 from holdfast.pipeline.replays import chain, digest, reducer_of, replay, state_of
 from holdfast.wire.canonical import canonical
 from holdfast.wire.restores import Entry
 
-RECORDS = [records.entry(canonical({"n": n, "blob": bytes([n])})) for n in range(20)]
+RECORDS = [journal_records.entry(canonical({"n": n, "blob": bytes([n])})) for n in range(20)]
 
 
 def total(state: int | None, entry: Entry) -> int:
@@ -34,7 +34,7 @@ def test_a_replay_can_be_cut_anywhere(reducer, cut):
 def test_the_chain_of_bytes_is_the_chain_of_entries():
     state = None
     for record in RECORDS:
-        kind, _ = records.split(record)
+        kind, _ = journal_records.split(record)
         state = chain(state, Entry(0, kind, state_of(record)[1]))
     assert replay(RECORDS, chain) == state
     assert replay(RECORDS, partial(chain)) == state
@@ -53,7 +53,7 @@ def test_a_world_restores_with_the_chain_to_what_its_bytes_replay_to():
         world.create()
         world.append([{"n": 1}, {"n": b"2"}], expected_head=0)
         world.set_manifest("f" * 64, expected_head=2)
-        raw = [records.join(records.Kind[each.kind.upper()], each.value) for each in world.read()]
+        raw = [journal_records.join(journal_records.Kind[each.kind.upper()], each.value) for each in world.read()]
         assert world.restore(chain).state == replay(raw, chain)
         snapshot = world.snapshots.commit(replay(raw, chain), height=3)
         assert snapshot.snapshot_ref == digest(replay(raw, chain))

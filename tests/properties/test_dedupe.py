@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.errors import Busy
-from holdfast.runtime.dedupe import Dedupe, Reservation, Stage
+from holdfast.runtime.ingress.dedupe import Dedupe, Reservation, Stage
 from holdfast.testing.clock import ManualClock
 
 MOST = 4

@@ -19,8 +19,8 @@ from holdfast.handles import Plane
 from holdfast.kv import Database, Transaction
 from holdfast.layers import entities
 from holdfast.layers.entities import EntityKey
-from holdfast.plane.parts import Parts
-from holdfast.plane.ports import EmbeddedPort
+from holdfast.plane.embedded import EmbeddedPort
+from holdfast.plane.services import Parts
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
 from holdfast.tiers import Tier

@@ -15,7 +15,7 @@ from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 from holdfast.server.sockets import BoundedSocket
-from holdfast.wire.shorts import ShortMessages, framed, masked
+from holdfast.wire.websocket_frames import ShortMessages, framed, masked
 
 REQUEST = (
     b"GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

@@ -29,10 +29,11 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.postgres import PostgresDatabase
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.clock import IdSource
-from holdfast.errors import HoldfastError, InvalidArgument, MailboxTaken, QueueFull, SenderBlocked
+from holdfast.errors import HoldfastError, InvalidArgument, MailboxFull, MailboxTaken, SenderBlocked
 from holdfast.kv import Database, Subspace, Transaction
 from holdfast.layers import mailboxes
-from holdfast.layers.mailboxes import Address, rooms
+from holdfast.layers.mailboxes import Address
+from holdfast.layers.mailboxes import keys as mailbox_keys
 from holdfast.plane import mail as desk
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.mail import Envelope, MailPolicy, MailReceipt, NewMail, SendMail
@@ -108,7 +109,7 @@ class Model:
         if same:
             return InvalidArgument if same[0].sender != self.address(sender) else None
         left = [mail for mail in box.mails if not self.is_over(mail)]
-        return QueueFull if len(left) >= self.policy.pending_max else None
+        return MailboxFull if len(left) >= self.policy.pending_max else None
 
     def waits(self, to: str, id: str | None) -> bool:
         return any(mail.id == id and not self.is_over(mail) for mail in self.boxes[to].mails)
@@ -305,7 +306,7 @@ class Mailboxes(RuleBasedStateMachine):
         for (to, id, body), answer in zip(some, answers, strict=True):
             refusal = self.model.refusal(sender, to, id)
             assert answer.code == (None if refusal is None else refusal.code)
-            if refusal is QueueFull:
+            if refusal is MailboxFull:
                 self.model.make_room(to, id)
             elif refusal is None:
                 assert answer.duplicate == self.model.waits(to, id)
@@ -564,7 +565,7 @@ class Mailboxes(RuleBasedStateMachine):
             assert (box.count, box.next) == (len(known.mails), known.next)
             # A search begins where something is, and does not walk over what is gone.
             assert box.first == min([mail.sequence for mail in known.mails], default=box.next)
-            outgoing = self.database.read(rooms.outgoing_of, rooms.room_of(self.address(agent)))
+            outgoing = self.database.read(mailbox_keys.outgoing_of, mailbox_keys.room_of(self.address(agent)))
             assert (outgoing.next, outgoing.seen) == (known.receipts_next, known.seen)
             assert outgoing.first == min([each.sequence for each in known.receipts], default=outgoing.next)
             assert oldest_ms == (known.mails[0].sent_ms if known.mails else None)
@@ -579,7 +580,7 @@ class Mailboxes(RuleBasedStateMachine):
 
     @invariant()
     def a_sweep_will_find_whatever_is_over_some_day(self) -> None:
-        room = rooms.due_prefix(self.universe)
+        room = mailbox_keys.due_prefix(self.universe)
         keys = [
             key[len(room) :] for key, _ in self.database.read(lambda tx: tx.scan(room, room + b"\xff" * 9, limit=1_000))
         ]
@@ -634,7 +635,7 @@ class Contents:
 
 
 def contents(tx: Transaction, address: Address) -> Contents:
-    room = rooms.room_of(address)
+    room = mailbox_keys.room_of(address)
 
     def stored(prefix: bytes) -> list[tuple[bytes, bytes]]:
         return [(key[len(prefix) :], value) for key, value in tx.scan(prefix, prefix + b"\xff" * 65, limit=1_000)]
@@ -651,7 +652,7 @@ def contents(tx: Transaction, address: Address) -> Contents:
 
 
 def envelope(sequence: int, to: str, value: bytes) -> Envelope:
-    mail = rooms.decode_mail(value)
+    mail = mailbox_keys.decode_mail(value)
     about = (mail.content_type, mail.correlation_id, mail.sent_ms, mail.expires_ms)
     return Envelope(sequence, mail.id, mail.sender, to, mail.body, *about)
 
@@ -664,7 +665,7 @@ def leftovers(tx: Transaction, universe: str) -> list[bytes]:
     """Keys of a universe in which everything is over but what stays for ever: what is known of a room, and blocks."""
     kept: list[bytes] = []
     for agent in AGENTS:
-        room = rooms.room_of(Address(universe, agent))
+        room = mailbox_keys.room_of(Address(universe, agent))
         kept += [room.box, room.outgoing, room.blocks]
     keys = [key for key, _ in tx.scan(*Subspace("u", universe).range(), limit=1_000)]
     return [key for key in keys if not key.startswith(tuple(kept)) and b"mail-policy" not in key]
@@ -698,7 +699,7 @@ def test_mailboxes_in_memory_do_what_lists_and_dicts_do(examples: int) -> None:
 @often(100)
 def test_small_batches_change_nothing(examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ends of what one transaction sweeps are met all the time."""
-    sweeps = import_module("holdfast.layers.mailboxes.sweeps")
+    sweeps = import_module("holdfast.layers.mailboxes.expiry")
     monkeypatch.setattr(sweeps, "MAIL_SWEEP_BATCH", 2)
     monkeypatch.setattr(sweeps, "MAIL_SWEEP_ROOMS", 1)
     run_machine(repeat(MemoryDatabase), examples=examples)

@@ -12,11 +12,11 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.kv import Transaction
 from holdfast.layers import migrations
 from holdfast.layers.migrations import BEGIN, END, State
-from holdfast.layers.queues import rooms
-from holdfast.layers.queues.rooms import QueueKey, room_of
-from holdfast.layers.queues.tallies import Tally
-from holdfast.runtime import migrations as moving
-from holdfast.runtime.migrations import Mover, Side
+from holdfast.layers.queues import keys as queue_keys
+from holdfast.layers.queues.counters import Tally
+from holdfast.layers.queues.keys import QueueKey, room_of
+from holdfast.runtime.maintenance import migrations as moving
+from holdfast.runtime.maintenance.migrations import Mover, Side
 
 ROOMS = [room_of(QueueKey("main", name)) for name in ("a", "b")]
 RAW = st.binary(min_size=1, max_size=4)
@@ -25,7 +25,7 @@ TALLIES = st.builds(
 )
 NEAR = st.builds(lambda room, tail: room.prefix + tail, st.sampled_from(ROOMS), RAW)
 COUNTS = st.builds(
-    lambda ready, delayed, put: rooms.encode(Tally(ready={5: ready}, delayed=delayed, put=put)),
+    lambda ready, delayed, put: queue_keys.encode(Tally(ready={5: ready}, delayed=delayed, put=put)),
     st.integers(-5, 5),
     st.integers(-5, 5),
     st.integers(0, 9),

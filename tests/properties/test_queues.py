@@ -31,7 +31,8 @@ from holdfast.clock import IdSource
 from holdfast.errors import QueueMessageLeaseMismatch
 from holdfast.kv import Database, Transaction
 from holdfast.layers import queues
-from holdfast.layers.queues import Ahead, QueueKey, Stored, rooms, tallies
+from holdfast.layers.queues import Ahead, QueueKey, Stored, counters
+from holdfast.layers.queues import keys as queue_keys
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.queues import MessageLease, NewMessage, QueuePolicy, Receipt
 
@@ -545,10 +546,10 @@ class Queues(RuleBasedStateMachine):
             assert queues.next_due(tx, queue) <= min(notes, default=queues.NEVER_MS)
             if tx.writer:
                 return
-            tally = tallies.load(tx, queues.room_of(queue))
+            tally = counters.load(tx, queues.room_of(queue))
             assert tally.due_front_ms <= min(notes, default=queues.NEVER_MS)
             for message in self.pile(queue).at("ready"):
-                assert rooms.id_of(message.id) >= tally.fronts.get(message.priority, b"")
+                assert queue_keys.id_of(message.id) >= tally.fronts.get(message.priority, b"")
 
         for queue in (self.queue, self.dlq):
             self.database.read(look, queue)
@@ -592,7 +593,7 @@ def contents(
         ((place, queues.text_of(message.id)), message)
         for place, prefix in (("r", room.ready), ("p", room.parked), ("w", room.waiting.prefix))
         for _, value in tx.scan(prefix, prefix + b"\xff", limit=1_000)
-        for message in [rooms.decode(value)]
+        for message in [queue_keys.decode(value)]
     ]
     bodies = tx.scan(room.body, room.body + b"\xff", limit=1_000)
     notes = [key[len(room.due) :] for key, _ in tx.scan(room.due, room.due + b"\xff" * 9, limit=1_000)]

@@ -18,7 +18,7 @@ from holdfast.backends.postgres import PostgresDatabase
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import CommitUnknown, HeadAdvanced, Unreachable
 from holdfast.kv import Database, Transaction
-from holdfast.layers import inboxes, journals, records, worlds
+from holdfast.layers import inboxes, journal_records, journals, worlds
 from holdfast.layers.worlds import World
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
 from holdfast.tiers import Tier
@@ -86,7 +86,7 @@ def fields(item: InboxItem) -> dict[str, Any]:
 
 
 def encoded(batch: list[Any]) -> list[bytes]:
-    return [records.entry(canonical(value)) for value in batch]
+    return [journal_records.entry(canonical(value)) for value in batch]
 
 
 class Worlds(RuleBasedStateMachine):
@@ -220,7 +220,7 @@ class Worlds(RuleBasedStateMachine):
     @invariant()
     def every_drained_item_is_in_the_journal_once_and_in_order(self) -> None:
         told_all = [cbor2.loads(record) for record in self.model.journal]
-        ingress = [value for kind, value in told_all if kind == records.Kind.INGRESS]
+        ingress = [value for kind, value in told_all if kind == journal_records.Kind.INGRESS]
         assert [told.pop("seq") for told in ingress] == list(range(self.model.drained))
         assert tuple(msgspec.convert(told, InboxItem) for told in ingress) == self.model.items[: self.model.drained]
 

@@ -11,7 +11,8 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.errors import DamagedDatabase
 from holdfast.kv import Transaction
 from holdfast.layers import mailboxes as layer
-from holdfast.layers.mailboxes import Address, reading, rooms, sending, sweeps
+from holdfast.layers.mailboxes import Address, expiry, reading, sending
+from holdfast.layers.mailboxes import keys as mailbox_keys
 from holdfast.testing import mail_scenarios
 from holdfast.testing.faults import FaultyDatabase
 from holdfast.testing.histories import Operation, Outcome, Violation
@@ -27,10 +28,10 @@ receipts = import_module("holdfast.layers.mailboxes.receipts")
 
 def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ends of what one transaction sweeps, and of what is asked for by its key, are met all the time."""
-    monkeypatch.setattr(sweeps, "MAIL_SWEEP_BATCH", 1)
-    monkeypatch.setattr(sweeps, "MAIL_SWEEP_ROOMS", 1)
+    monkeypatch.setattr(expiry, "MAIL_SWEEP_BATCH", 1)
+    monkeypatch.setattr(expiry, "MAIL_SWEEP_ROOMS", 1)
     monkeypatch.setattr(reading, "MAIL_BATCH_MAX", 5)
-    monkeypatch.setattr(rooms, "_FEW", 2)
+    monkeypatch.setattr(mailbox_keys, "_FEW", 2)
     for seed in range(60):
         play(mail, seed)
 
@@ -95,10 +96,10 @@ def live_from_the_join_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def hasty(tx: Transaction, address: Address, session: str) -> tuple[int, int]:
         answer = join(tx, address, session)
-        room = rooms.room_of(address)
-        box = rooms.box_of(tx, room)
+        room = mailbox_keys.room_of(address)
+        box = mailbox_keys.box_of(tx, room)
         box.live_from = box.next
-        tx.put(room.box, rooms.encode(box))
+        tx.put(room.box, mailbox_keys.encode(box))
         return answer
 
     monkeypatch.setattr(layer, "join", hasty)
@@ -113,7 +114,7 @@ def live_in_a_transaction_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
         if live_from is not None and session in switched:
             found = [mail for mail in found if mail.sequence >= switched[session]]
         elif live_from is not None:
-            switched[session] = rooms.box_of(tx, rooms.room_of(address)).next + 1
+            switched[session] = mailbox_keys.box_of(tx, mailbox_keys.room_of(address)).next + 1
         return found, live_from
 
     monkeypatch.setattr(layer, "deliver", two_steps)
@@ -124,12 +125,12 @@ def mail_is_deleted_when_it_is_delivered(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def hasty(tx: Transaction, address: Address, **options: Any) -> Any:
         found, live_from = deliver(tx, address, **options)
-        room = rooms.room_of(address)
-        box = rooms.box_of(tx, room)
+        room = mailbox_keys.room_of(address)
+        box = mailbox_keys.box_of(tx, room)
         for each in found:
-            rooms.remove(tx, room, box, each.sequence, rooms.mail_at(tx, room, each.sequence))
+            mailbox_keys.remove(tx, room, box, each.sequence, mailbox_keys.mail_at(tx, room, each.sequence))
         if found:
-            rooms.save_behind_the_first(tx, room, box)
+            mailbox_keys.save_behind_the_first(tx, room, box)
         return found, live_from
 
     monkeypatch.setattr(layer, "deliver", hasty)
@@ -137,7 +138,7 @@ def mail_is_deleted_when_it_is_delivered(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def a_cursor_skips_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def skipping(tx: Transaction, address: Address, *, after: int, **options: Any) -> Any:
-        box = rooms.box_of(tx, rooms.room_of(address))
+        box = mailbox_keys.box_of(tx, mailbox_keys.room_of(address))
         return deliver(tx, address, after=min(after + (after >= 0), box.next - 1), **options)
 
     monkeypatch.setattr(layer, "deliver", skipping)
@@ -147,7 +148,7 @@ def a_reader_begins_behind_what_was_delivered_before(monkeypatch: pytest.MonkeyP
     """What the last reader was given and did not confirm never comes again."""
 
     def forgetful(tx: Transaction, address: Address, *, after: int, **options: Any) -> Any:
-        box = rooms.box_of(tx, rooms.room_of(address))
+        box = mailbox_keys.box_of(tx, mailbox_keys.room_of(address))
         return deliver(tx, address, after=max(after, box.delivered - 1), **options)
 
     monkeypatch.setattr(layer, "deliver", forgetful)
@@ -168,7 +169,7 @@ def the_newest_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def whoever_was_taken_over_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def lenient(tx: Transaction, address: Address, *, session: str, **options: Any) -> Any:
-        box = rooms.box_of(tx, rooms.room_of(address))
+        box = mailbox_keys.box_of(tx, mailbox_keys.room_of(address))
         return deliver(tx, address, session=box.session or session, **options)
 
     monkeypatch.setattr(layer, "deliver", lenient)
@@ -197,11 +198,11 @@ def a_full_mailbox_forgets_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silent eviction."""
 
     def evicting(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[str, bool]:
-        room = rooms.room_of(to)
-        box = rooms.box_of(tx, room)
+        room = mailbox_keys.room_of(to)
+        box = mailbox_keys.box_of(tx, room)
         if box.count >= 8:
-            rooms.remove(tx, room, box, box.first, rooms.mail_at(tx, room, box.first))
-            rooms.save_behind_the_first(tx, room, box)
+            mailbox_keys.remove(tx, room, box, box.first, mailbox_keys.mail_at(tx, room, box.first))
+            mailbox_keys.save_behind_the_first(tx, room, box)
         return send(tx, sender, to, new)
 
     monkeypatch.setattr(layer, "send", evicting)
@@ -211,7 +212,7 @@ def a_full_mailbox_swallows_mail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Main lost messages when the send buffer filled."""
 
     def silent(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[str, bool]:
-        if rooms.box_of(tx, rooms.room_of(to)).count >= 8:
+        if mailbox_keys.box_of(tx, mailbox_keys.room_of(to)).count >= 8:
             return new.id or "", False
         return send(tx, sender, to, new)
 
@@ -231,7 +232,7 @@ def sequences_come_from_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lesson 23: two that are sent in one millisecond have one key."""
     store = sending._store
 
-    def timed(tx: Transaction, room: rooms.Room, box: rooms.Box, each: rooms.Mail) -> None:
+    def timed(tx: Transaction, room: mailbox_keys.Room, box: mailbox_keys.Box, each: mailbox_keys.Mail) -> None:
         box.next = (tx.now_ms - 1_700_000_000_000) // 1_000
         store(tx, room, box, each)
 
@@ -270,11 +271,11 @@ def what_is_over_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_sweep_takes_what_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
     def greedy(tx: Transaction, universe: str) -> tuple[dict[str, int], bool]:
-        room = rooms.room_of(Address(universe, "bob"))
-        box = rooms.box_of(tx, room)
+        room = mailbox_keys.room_of(Address(universe, "bob"))
+        box = mailbox_keys.box_of(tx, room)
         if box.count:
-            rooms.remove(tx, room, box, box.first, rooms.mail_at(tx, room, box.first))
-            rooms.save_behind_the_first(tx, room, box)
+            mailbox_keys.remove(tx, room, box, box.first, mailbox_keys.mail_at(tx, room, box.first))
+            mailbox_keys.save_behind_the_first(tx, room, box)
         return {}, False
 
     monkeypatch.setattr(layer, "sweep", greedy)
@@ -302,25 +303,25 @@ def everything_waited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def deliveries_are_told_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def chatty(tx: Transaction, address: Address, **options: Any) -> Any:
-        room = rooms.room_of(address)
-        box = rooms.box_of(tx, room)
+        room = mailbox_keys.room_of(address)
+        box = mailbox_keys.box_of(tx, room)
         box.delivered = 0
-        tx.put(room.box, rooms.encode(box))
+        tx.put(room.box, mailbox_keys.encode(box))
         return deliver(tx, address, **options)
 
     monkeypatch.setattr(layer, "deliver", chatty)
 
 
 def confirmations_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    senders = [rooms.room_of(Address("main", name)) for name in mail_scenarios._SENDERS]
+    senders = [mailbox_keys.room_of(Address("main", name)) for name in mail_scenarios._SENDERS]
 
     def silent(tx: Transaction, address: Address, ids: list[str]) -> int:
-        before = [rooms.outgoing_of(tx, room) for room in senders]
+        before = [mailbox_keys.outgoing_of(tx, room) for room in senders]
         confirmed = confirm(tx, address, ids)
         for room, outgoing in zip(senders, before, strict=True):
-            for sequence in range(outgoing.next, rooms.outgoing_of(tx, room).next):
+            for sequence in range(outgoing.next, mailbox_keys.outgoing_of(tx, room).next):
                 tx.delete(room.receipt_key(sequence))
-            tx.put(room.outgoing, rooms.encode(outgoing))
+            tx.put(room.outgoing, mailbox_keys.encode(outgoing))
         return confirmed
 
     monkeypatch.setattr(layer, "confirm", silent)
@@ -340,17 +341,21 @@ def a_receipt_cursor_skips_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_count_forgets_what_expired(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(tx: Transaction, room: rooms.Room, box: rooms.Box, sequence: int, each: rooms.Mail) -> None:
-        rooms.remove(tx, room, box, sequence, each)
+    def careless(
+        tx: Transaction, room: mailbox_keys.Room, box: mailbox_keys.Box, sequence: int, each: mailbox_keys.Mail
+    ) -> None:
+        mailbox_keys.remove(tx, room, box, sequence, each)
         box.count += 1
 
-    monkeypatch.setattr(sweeps, "remove", careless)
+    monkeypatch.setattr(expiry, "remove", careless)
 
 
 def ids_outlive_their_mail(monkeypatch: pytest.MonkeyPatch) -> None:
-    remove = rooms.remove
+    remove = mailbox_keys.remove
 
-    def careless(tx: Transaction, room: rooms.Room, box: rooms.Box, sequence: int, each: rooms.Mail) -> None:
+    def careless(
+        tx: Transaction, room: mailbox_keys.Room, box: mailbox_keys.Box, sequence: int, each: mailbox_keys.Mail
+    ) -> None:
         remove(tx, room, box, sequence, each)
         tx.put(room.id_key(each.id), sequence.to_bytes(8, "big"))
 

@@ -8,8 +8,9 @@ import pytest
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.kv import Transaction
 from holdfast.layers import queues as layer
-from holdfast.layers.queues import QueueKey, Stored, deliveries, dues, graves, puts, rooms, sidecars, tallies
-from holdfast.layers.queues.tallies import Book
+from holdfast.layers.queues import QueueKey, Stored, counters, dead_letters, enqueue, expiry, leasing, sidecars
+from holdfast.layers.queues import keys as queue_keys
+from holdfast.layers.queues.counters import Book
 from holdfast.testing import queue_scenarios
 from holdfast.testing.faults import FaultyDatabase
 from holdfast.testing.histories import Outcome, Violation
@@ -24,8 +25,8 @@ SEEDS_TO_FIND = 30  # A fault that takes more seeds than that would slip through
 
 def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ends of what was read ahead, and of what one transaction attends to, are met all the time."""
-    monkeypatch.setattr(deliveries, "READ_AHEAD", 2)
-    monkeypatch.setattr(dues, "DUE_BATCH", 1)
+    monkeypatch.setattr(leasing, "READ_AHEAD", 2)
+    monkeypatch.setattr(expiry, "DUE_BATCH", 1)
     for seed in range(60):
         play(queues, seed)
 
@@ -53,7 +54,7 @@ def test_the_scenario_meets_everything_that_it_is_about() -> None:
 
 def parked(book: Book) -> list[Stored]:
     begin = book.room.parked
-    return [rooms.decode(value) for _, value in book.tx.scan(begin, begin + b"\xff" * 17, limit=1_000)]
+    return [queue_keys.decode(value) for _, value in book.tx.scan(begin, begin + b"\xff" * 17, limit=1_000)]
 
 
 def every_lease_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,30 +62,30 @@ def every_lease_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def attend(book: Book) -> bool:
         for message in parked(book):
-            dues._end_a_wait(book, message.id, message.due_ms)
+            expiry._end_a_wait(book, message.id, message.due_ms)
         return True
 
-    monkeypatch.setattr(deliveries, "attend", attend)
+    monkeypatch.setattr(leasing, "attend", attend)
 
 
 def no_lease_ever_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expiry is ignored: what a crashed consumer had is never delivered again."""
-    end_a_wait = dues._end_a_wait
+    end_a_wait = expiry._end_a_wait
 
     def only_delays(book: Book, id: bytes, at_ms: int) -> None:
         if any(message.id == id and message.owner is None for message in parked(book)):
             end_a_wait(book, id, at_ms)
 
-    monkeypatch.setattr(dues, "_end_a_wait", only_delays)
+    monkeypatch.setattr(expiry, "_end_a_wait", only_delays)
 
 
 def acks_need_no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     ack = layer.ack
 
     def careless_ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str | None:
-        stored = tx.get(rooms.room_of(queue).parked_key(rooms.id_of(proof.id)))
+        stored = tx.get(queue_keys.room_of(queue).parked_key(queue_keys.id_of(proof.id)))
         if stored is not None:
-            message = rooms.decode(stored)
+            message = queue_keys.decode(stored)
             proof = MessageLease(proof.id, message.lease_id, message.fence)
         return ack(tx, queue, proof)
 
@@ -92,11 +93,11 @@ def acks_need_no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_needs_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def held(tx: Transaction, room: rooms.Room, proof: MessageLease) -> Stored | None:
-        stored = tx.get(room.parked_key(rooms.id_of(proof.id)))
-        return None if stored is None else rooms.decode(stored)
+    def held(tx: Transaction, room: queue_keys.Room, proof: MessageLease) -> Stored | None:
+        stored = tx.get(room.parked_key(queue_keys.id_of(proof.id)))
+        return None if stored is None else queue_keys.decode(stored)
 
-    monkeypatch.setattr(deliveries, "_held", held)
+    monkeypatch.setattr(leasing, "_held", held)
 
 
 def puts_are_acknowledged_before_they_are_durable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,73 +139,73 @@ def the_least_urgent_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     def least_urgent(ready: dict[int, int]) -> int:
         return min((priority for priority, count in ready.items() if count > 0), default=-1)
 
-    monkeypatch.setattr(deliveries, "_most_urgent", least_urgent)
+    monkeypatch.setattr(leasing, "_most_urgent", least_urgent)
 
 
 def fences_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    hand_over = deliveries._hand_over
+    hand_over = leasing._hand_over
 
     def same_fence(book: Book, message: Stored) -> None:
         message.fence = 0
         hand_over(book, message)
 
-    monkeypatch.setattr(deliveries, "_hand_over", same_fence)
+    monkeypatch.setattr(leasing, "_hand_over", same_fence)
 
 
 def redriven_fences_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    move = graves._move
+    move = dead_letters._move
 
     def forgetful(source: Book, target: Book, message: Stored) -> None:
         move(source, target, message)
         message.fence = 0
 
-    monkeypatch.setattr(graves, "_move", forgetful)
+    monkeypatch.setattr(dead_letters, "_move", forgetful)
 
 
 def a_crash_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lesson 7: only explicit failures count."""
-    end_a_wait = dues._end_a_wait
+    end_a_wait = expiry._end_a_wait
 
     def forgiving(book: Book, id: bytes, at_ms: int) -> None:
         for message in parked(book):
             if message.id == id and message.owner is not None:
                 message.failures -= 1
-                book.tx.put(book.room.parked_key(id), rooms.encode(message))
+                book.tx.put(book.room.parked_key(id), queue_keys.encode(message))
         end_a_wait(book, id, at_ms)
 
-    monkeypatch.setattr(dues, "_end_a_wait", forgiving)
+    monkeypatch.setattr(expiry, "_end_a_wait", forgiving)
 
 
 def everybody_leads_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(puts, "_lead", lambda book, message, group: True)
+    monkeypatch.setattr(enqueue, "_lead", lambda book, message, group: True)
 
 
 def a_nack_passes_the_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of a group goes on while its first message waits to be tried again."""
-    give_back = graves.give_back
+    give_back = dead_letters.give_back
 
     def hasty(book: Book, message: Stored, *, delay_ms: int) -> None:
-        puts.pass_the_lead(book, message)
+        enqueue.pass_the_lead(book, message)
         give_back(book, message, delay_ms=delay_ms)
 
-    monkeypatch.setattr(graves, "give_back", hasty)
+    monkeypatch.setattr(dead_letters, "give_back", hasty)
 
 
 def nobody_inherits_the_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graves, "pass_the_lead", lambda book, message: None)
+    monkeypatch.setattr(dead_letters, "pass_the_lead", lambda book, message: None)
 
 
 def idempotency_keys_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(puts, "_used", lambda tx, room, key: None)
+    monkeypatch.setattr(enqueue, "_used", lambda tx, room, key: None)
 
 
 def delays_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    settle_into = puts.settle_into
+    settle_into = enqueue.settle_into
 
     def at_once(book: Book, message: Stored, *, delay_ms: int, fresh: bool) -> None:
         settle_into(book, message, delay_ms=0, fresh=fresh)
 
-    monkeypatch.setattr(puts, "settle_into", at_once)
+    monkeypatch.setattr(enqueue, "settle_into", at_once)
 
 
 def extensions_are_empty_promises(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,15 +222,15 @@ def extensions_are_empty_promises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bodies_are_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     def remove(book: Book, message: Stored) -> None:
-        graves._forget_ttl(book.tx, book.room, message)
+        dead_letters._forget_ttl(book.tx, book.room, message)
         sidecars.remove(book.tx, book.queue, message)
-        puts.pass_the_lead(book, message)
+        enqueue.pass_the_lead(book, message)
 
-    monkeypatch.setattr(graves, "remove", remove)
+    monkeypatch.setattr(dead_letters, "remove", remove)
 
 
 def the_tally_forgets_what_expired(monkeypatch: pytest.MonkeyPatch) -> None:
-    unpark = tallies.Book.unpark
+    unpark = counters.Book.unpark
 
     def careless(self: Book, message: Stored) -> None:
         leased = self.tally.leased
@@ -237,7 +238,7 @@ def the_tally_forgets_what_expired(monkeypatch: pytest.MonkeyPatch) -> None:
         if message.due_ms <= self.tx.now_ms:
             self.tally.leased = leased
 
-    monkeypatch.setattr(tallies.Book, "unpark", careless)
+    monkeypatch.setattr(counters.Book, "unpark", careless)
 
 
 BROKEN: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [

@@ -16,8 +16,8 @@ import pytest
 from holdfast import limits
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.errors import Busy, Closed, InvalidArgument, InvalidName, InvalidValue, Unreachable
-from holdfast.runtime import sessionlogs
-from holdfast.runtime.activity import ActivityLog, LoggedRecord, Position
+from holdfast.runtime.activity import writer as log_writer
+from holdfast.runtime.activity.log import ActivityLog, LoggedRecord, Position
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.faults import ChosenFault, faulty_objects
 
@@ -163,7 +163,7 @@ def test_a_turn_writes_a_session_once(log: ActivityLog, monkeypatch: pytest.Monk
     session.log({"number": 0})
     log.flush()
     sizes: list[int] = []
-    monkeypatch.setattr(sessionlogs, "os", counting_writes(sizes))
+    monkeypatch.setattr(log_writer, "os", counting_writes(sizes))
     for number in range(500):
         session.log({"number": number})
     log.flush()
@@ -559,7 +559,7 @@ def failing_os(monkeypatch: pytest.MonkeyPatch, *, room: int, truncates: bool = 
             raise OSError(5, "Input/output error")
         os.ftruncate(descriptor, size)
 
-    monkeypatch.setattr(sessionlogs, "os", SimpleNamespace(**{**vars(os), "write": write, "ftruncate": ftruncate}))
+    monkeypatch.setattr(log_writer, "os", SimpleNamespace(**{**vars(os), "write": write, "ftruncate": ftruncate}))
 
 
 @pytest.mark.parametrize("truncates", [True, False])
@@ -575,7 +575,7 @@ def test_a_short_write_leaves_whole_lines_and_loses_nothing(
         log.log("main", "s", {"number": number})
     log.flush()
     assert log.stats().failures == 1
-    monkeypatch.setattr(sessionlogs, "os", os)
+    monkeypatch.setattr(log_writer, "os", os)
     log.log("main", "s", {"number": 11})
     found = log.read("main")
     assert [value["number"] for value in values(found)] == list(range(12))
@@ -593,9 +593,9 @@ def test_what_is_accepted_while_a_write_fails_comes_behind_it(
         log.log("main", "s", {"number": 1})
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sessionlogs, "os", SimpleNamespace(**{**vars(os), "write": write}))
+    monkeypatch.setattr(log_writer, "os", SimpleNamespace(**{**vars(os), "write": write}))
     log.flush()
-    monkeypatch.setattr(sessionlogs, "os", os)
+    monkeypatch.setattr(log_writer, "os", os)
     log.log("main", "s", {"number": 2})
     assert [value["number"] for value in values(log.read("main"))] == [0, 1, 2]
 
@@ -607,7 +607,7 @@ def test_a_header_that_does_not_fit_leaves_no_file(
     log.log("main", "s", {"number": 0})
     log.flush()
     assert local(folder) == []
-    monkeypatch.setattr(sessionlogs, "os", os)
+    monkeypatch.setattr(log_writer, "os", os)
     assert values(log.read("main")) == [{"number": 0}]
 
 

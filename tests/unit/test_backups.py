@@ -16,8 +16,8 @@ from holdfast.errors import Busy, InvalidArgument, NotFound, Unreachable, Unsupp
 from holdfast.handles.sync.backups import _lines
 from holdfast.kv import Subspace
 from holdfast.limits import CHECKPOINT_IDLE_SECONDS, CHECKPOINTS_MAX
-from holdfast.runtime.checkpoints import Lines
-from holdfast.runtime.walks import names, universes
+from holdfast.runtime.maintenance.checkpoints import Lines
+from holdfast.runtime.maintenance.scan import names, universes
 from holdfast.wire.backups import Line
 
 LARGE = b"large" * 10_000
@@ -215,7 +215,7 @@ def test_a_world_that_is_deleted_meanwhile_is_no_damage(plane: Plane) -> None:
 
 
 def test_whoever_stops_looking_leaves_nothing(plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.runtime.checkpoints.LINES_MAX", 1)
+    monkeypatch.setattr("holdfast.runtime.maintenance.checkpoints.LINES_MAX", 1)
     looking = plane.backups.examine()
     next(looking)
     assert len(checkpoints(tmp_path)) == 1

@@ -21,12 +21,12 @@ from click.testing import Result
 
 import holdfast
 from holdfast import errors
-from holdfast.cli import contexts, exits, exports, printing, runs
+from holdfast.cli import contexts, exit_codes, exports, lock_run, printing
 from holdfast.cli.durations import SECONDS, WAIT
 from holdfast.cli.main import root
 from holdfast.errors import HoldfastError, LeaseExpired, Unreachable
-from holdfast.layers.queues.rooms import QueueKey, room_of
-from holdfast.layers.queues.tallies import load
+from holdfast.layers.queues.counters import load
+from holdfast.layers.queues.keys import QueueKey, room_of
 from holdfast.layers.worlds import World, room
 
 Hf = Callable[..., Result]
@@ -52,7 +52,7 @@ def test_help_has_every_command_and_exit_code(hf: Hf) -> None:
     text = hf("--help").stdout
     for word in ("queue", "lock", "world", "doctor", "backup", "restore", "bench", "serve", "completion", "token"):
         assert f"\n  {word}" in text
-    for code in exits.MEANINGS:
+    for code in exit_codes.MEANINGS:
         assert f"\n  {code} " in text
 
 
@@ -100,8 +100,8 @@ def test_an_error_with_json_is_a_problem_with_its_code(hf: Hf) -> None:
 @pytest.mark.parametrize("name", sorted(set(errors.__all__) - {"HoldfastError", "Retry"}))
 def test_every_error_has_an_exit_code_of_its_own_class(name: str) -> None:
     error = HoldfastError.__new__(vars(errors)[name])
-    code = exits.code_of(error)
-    assert code in exits.MEANINGS
+    code = exit_codes.code_of(error)
+    assert code in exit_codes.MEANINGS
     assert code != 1
 
 
@@ -121,13 +121,13 @@ def test_the_exit_codes_are_those_that_scripts_rely_on() -> None:
         "Corrupt": 10,
         "CommitUnknown": 11,
     }
-    assert {name: exits.code_of(HoldfastError.__new__(vars(errors)[name])) for name in wanted} == wanted
+    assert {name: exit_codes.code_of(HoldfastError.__new__(vars(errors)[name])) for name in wanted} == wanted
 
 
 def test_a_fault_of_our_own_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
-    exits.tell(KeyError("x\ny"), as_json=False)
+    exit_codes.tell(KeyError("x\ny"), as_json=False)
     assert "this is a fault of Holdfast" in capsys.readouterr().err
-    assert exits.code_of(KeyError("x")) == 1
+    assert exit_codes.code_of(KeyError("x")) == 1
 
 
 @pytest.mark.parametrize(
@@ -292,10 +292,10 @@ def test_rejected_messages_are_dead_letters_and_can_be_redriven(hf: Hf) -> None:
 
 
 def test_without_a_message_the_variables_are_forgotten_and_the_exit_code_is_3(hf: Hf) -> None:
-    result = hf("queue", "get", "empty", code=exits.NOTHING)
+    result = hf("queue", "get", "empty", code=exit_codes.NOTHING)
     shell = f'HOLDFAST_QUEUE_MESSAGE_ID=old\neval {shlex.quote(result.stdout)}\necho "$?:$HOLDFAST_QUEUE_MESSAGE_ID"'
     assert subprocess.run(["sh", "-c", shell], check=True, capture_output=True, text=True).stdout == "3:\n"
-    assert parsed(hf("queue", "get", "empty", "--json", code=exits.NOTHING)) == {"message": None}
+    assert parsed(hf("queue", "get", "empty", "--json", code=exit_codes.NOTHING)) == {"message": None}
 
 
 def test_a_get_that_fails_forgets_the_variables_too(hf: Hf) -> None:
@@ -368,7 +368,7 @@ def test_queues_are_paused_purged_and_given_a_policy(hf: Hf) -> None:
     hf("queue", "put", "jobs", "x", "--delay", "1h")
     hf("queue", "put", "jobs", "y")
     hf("queue", "pause", "jobs")
-    hf("queue", "get", "jobs", code=exits.NOTHING)
+    hf("queue", "get", "jobs", code=exit_codes.NOTHING)
     hf("queue", "resume", "jobs")
     policy = parsed(hf("queue", "policy", "jobs", "--visibility", "2m", "--max-attempts", "2", "--json"))
     assert (policy["visibility_seconds"], policy["max_attempts"], policy["paused"]) == (120.0, 2, False)
@@ -467,9 +467,9 @@ def test_a_lease_that_is_fenced_stops_its_command(tmp_path: Path) -> None:
         if len(calls) > 1:
             raise LeaseExpired("gone")
 
-    renewal = runs.Renewal(renew, 6)  # The command has two seconds to set its trap.
+    renewal = lock_run.Renewal(renew, 6)  # The command has two seconds to set its trap.
     with pytest.raises(LeaseExpired, match="was stopped"):
-        runs.run(["sh", "-c", f"trap 'touch {tmp_path}/told; exit' TERM; sleep 30 & wait"], os.environ, renewal,
+        lock_run.run(["sh", "-c", f"trap 'touch {tmp_path}/told; exit' TERM; sleep 30 & wait"], os.environ, renewal,
                  grace_seconds=5)  # fmt: skip
     assert (tmp_path / "told").exists()
 
@@ -478,23 +478,23 @@ def test_a_command_that_ignores_sigterm_is_killed_before_its_lease_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, deadlines = [], []
-    stop = runs._stop
+    stop = lock_run._stop
 
     def noted(process: Any, ended: Any, deadline: float, is_attended: bool) -> None:
         deadlines.append(deadline)
         stop(process, ended, deadline, is_attended)
 
-    monkeypatch.setattr(runs, "_stop", noted)
+    monkeypatch.setattr(lock_run, "_stop", noted)
 
     def renew() -> None:
         calls.append(1)
         if len(calls) > 1:
             raise Unreachable("silence")
 
-    renewal = runs.Renewal(renew, 4.5)
+    renewal = lock_run.Renewal(renew, 4.5)
     script = f"echo $$ > {tmp_path}/pid; trap '' TERM; while :; do sleep 0.05; done"
     with pytest.raises(LeaseExpired, match="silence"):
-        runs.run(["sh", "-c", script], os.environ, renewal, grace_seconds=5)
+        lock_run.run(["sh", "-c", script], os.environ, renewal, grace_seconds=5)
     assert renewal.held_until - 1 < deadlines[0] < renewal.held_until
     assert len(calls) > 2
     with pytest.raises(ProcessLookupError):
@@ -669,7 +669,7 @@ def large_blob(data: Path) -> Path:
 
 
 def findings(hf: Hf, *words: str) -> list[str]:
-    report = parsed(hf("doctor", *words, "--json", code=exits.DAMAGED))
+    report = parsed(hf("doctor", *words, "--json", code=exit_codes.DAMAGED))
     assert not report["sound"]
     return [f"{each['where']}: {each['what']}" for each in report["findings"]]
 
@@ -702,7 +702,7 @@ def test_the_doctor_finds_blobs_that_are_damaged_cut_or_gone(hf: Hf, data: Path)
     assert any("49,999 bytes" in each for each in findings(hf))
     body.unlink()
     assert any("is not in the object store" in each for each in findings(hf))
-    assert "✗ blobs" in hf("doctor", code=exits.DAMAGED).stdout
+    assert "✗ blobs" in hf("doctor", code=exit_codes.DAMAGED).stdout
 
 
 def test_the_doctor_finds_segments_that_are_damaged_or_gone(hf: Hf, data: Path) -> None:
@@ -775,10 +775,10 @@ def test_a_backup_is_restored_byte_for_byte(hf: Hf, data: Path, tmp_path: Path) 
 def test_a_backup_of_damage_is_refused_and_goes_on_once_it_is_repaired(hf: Hf, data: Path, tmp_path: Path) -> None:
     body = large_blob(data).read_bytes()
     large_blob(data).write_bytes(body[:-1] + b"X")
-    hf("backup", str(tmp_path / "backup"), code=exits.DAMAGED)
+    hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED)
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=4)
     assert len(list(data.glob(".backup-*"))) == 1
-    assert "was left by a backup" in hf("doctor", code=exits.DAMAGED).stdout
+    assert "was left by a backup" in hf("doctor", code=exit_codes.DAMAGED).stdout
     large_blob(data).write_bytes(body)
     hf("queue", "put", "later", "x")  # After the moment that the backup is of.
     hf("backup", str(tmp_path / "backup"))
@@ -791,7 +791,7 @@ def test_a_backup_of_damage_is_refused_and_goes_on_once_it_is_repaired(hf: Hf, d
 def test_a_backup_whose_checkpoint_is_gone_begins_again(hf: Hf, data: Path, tmp_path: Path) -> None:
     body = large_blob(data).read_bytes()
     large_blob(data).unlink()
-    hf("backup", str(tmp_path / "backup"), code=exits.DAMAGED)
+    hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED)
     large_blob(data).write_bytes(body)
     for left in data.glob(".backup-*"):
         shutil.rmtree(left)
@@ -805,12 +805,12 @@ def test_a_damaged_backup_is_not_restored(hf: Hf, data: Path, tmp_path: Path) ->
     hf("backup", str(tmp_path / "backup"))
     table = next((tmp_path / "backup" / "keyspace").glob("MANIFEST-*"))
     table.write_bytes(table.read_bytes() + b"X")
-    assert "damaged" in hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=exits.DAMAGED).stderr
+    assert "damaged" in hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=exit_codes.DAMAGED).stderr
     table.unlink()
-    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=exits.DAMAGED)
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=exit_codes.DAMAGED)
     manifest = tmp_path / "backup" / "manifest.jsonl"
     manifest.write_bytes(manifest.read_bytes() + b" ")
-    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=exits.DAMAGED)
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=exit_codes.DAMAGED)
     assert not (tmp_path / "again").exists()
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.errors import NotAllowed
-from holdfast.plane.parts import Parts
-from holdfast.plane.ports import AsyncEmbeddedPort
+from holdfast.plane.embedded import AsyncEmbeddedPort
+from holdfast.plane.services import Parts
 from holdfast.server.app import make_app
 from holdfast.server.doors import Doors
 from holdfast.server.health import Health

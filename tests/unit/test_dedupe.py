@@ -8,7 +8,7 @@ from holdfast.errors import Busy
 from holdfast.kv import Database
 from holdfast.layers import dedupe as written
 from holdfast.limits import DEDUPE_MAX, DEDUPE_SECONDS, VALUE_BYTES_MAX
-from holdfast.runtime.dedupe import Dedupe, Stage, key_of
+from holdfast.runtime.ingress.dedupe import Dedupe, Stage, key_of
 from holdfast.testing.clock import ManualClock
 
 DAY_MS = 86_400_000

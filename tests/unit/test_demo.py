@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.cli.demo import has_browser
-from holdfast.demo.cast import Cast
-from holdfast.demo.stage import Stage
+from holdfast.demo.output import Stage
+from holdfast.demo.processes import Cast
 
 
 def told(encoding: str = "utf-8", width: str = "60", *, holds: bool = True) -> tuple[Stage, str]:

@@ -28,9 +28,9 @@ from holdfast.errors import (
     VersionConflict,
 )
 from holdfast.kv import Database, Transaction
-from holdfast.layers import entities, tiering
+from holdfast.layers import entities, field_tiers
 from holdfast.layers.entities import EntityKey
-from holdfast.layers.tiering import CriticalFieldRemoved
+from holdfast.layers.field_tiers import CriticalFieldRemoved
 from holdfast.limits import (
     ACTIVITY_RECORD_BYTES_MAX,
     ENTITY_ATTEMPTS,
@@ -40,8 +40,8 @@ from holdfast.limits import (
     ENTITY_WRITES_MAX,
     READ_ENTRIES_MAX,
 )
-from holdfast.plane.parts import Parts
-from holdfast.plane.ports import EmbeddedPort
+from holdfast.plane.embedded import EmbeddedPort
+from holdfast.plane.services import Parts
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.testing.faults import FaultyDatabase
 from holdfast.wire.entities import EntityWrite, SeenEntity, WriteEntities
@@ -451,10 +451,10 @@ def test_a_put_that_drops_a_critical_field_is_critical(plane: Plane) -> None:
 
 def test_the_layer_says_when_a_put_needs_a_stronger_promise(database: Database) -> None:
     policy = TierPolicy()
-    part = tiering.part_of(policy, TASK, {"note": b"\x01"})
+    part = field_tiers.part_of(policy, TASK, {"note": b"\x01"})
 
     def put(tx: Transaction, expected: int, tier: Tier) -> int:
-        return tiering.put(tx, part, policy, expected_version=expected, tier=tier)
+        return field_tiers.put(tx, part, policy, expected_version=expected, tier=tier)
 
     database.transact(lambda tx: entities.put(tx, TASK, {"status": b"\x01"}, expected_version=0, tier=Tier.CRITICAL))
     with pytest.raises(CriticalFieldRemoved):

@@ -10,7 +10,7 @@ import holdfast
 from holdfast import limits
 from holdfast.errors import InvalidArgument, LeaseHeld
 from holdfast.handles.sync.plane import Plane
-from holdfast.runtime import events
+from holdfast.runtime.activity import events
 
 BODIES = [b"x"] * 64
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import holdfast
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.handles.queues import AsyncQueue
-from holdfast.layers import journals, records, snapshots
+from holdfast.layers import journal_records, journals, snapshots
 from holdfast.layers.worlds import World
 from holdfast.wire.canonical import canonical
 
@@ -47,7 +47,7 @@ def test_single_events_of_many_callers_share_their_syncs(tmp_path: Path) -> None
 
         async def append(world: World) -> None:
             for height in range(4):
-                batch = [records.entry(canonical(height))]
+                batch = [journal_records.entry(canonical(height))]
                 await database.transact_async(journals.append, world, batch, expected_head=height)
 
         async def everybody() -> None:

@@ -15,7 +15,7 @@ import holdfast
 from holdfast import Plane, limits
 from holdfast.errors import CursorAdvanced, HeadAdvanced, InvalidArgument, PayloadTooLarge, Validation
 from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import inboxes, journals, records, worlds
+from holdfast.layers import inboxes, journal_records, journals, worlds
 from holdfast.layers.worlds import World
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
 from holdfast.wire.inboxes import (
@@ -62,7 +62,7 @@ def inbox(database: Database) -> list[tuple[int, InboxItem]]:
 def ingressed(database: Database) -> list[dict[str, Any]]:
     """What the journal says of items."""
     found = [cbor2.loads(record) for _, record in database.read(journals.read_hot, ADA, 0, 1_000)]
-    return [value for kind, value in found if kind == records.Kind.INGRESS]
+    return [value for kind, value in found if kind == journal_records.Kind.INGRESS]
 
 
 @every_kind
@@ -126,7 +126,7 @@ def test_a_conflict_while_draining_loses_no_item(database: Database, world: Worl
 
     def drain_at_an_old_head(tx: Transaction) -> None:
         inboxes.drain(tx, world, limit=3)
-        journals.append(tx, world, [records.entry(b"\x00")], expected_head=0)
+        journals.append(tx, world, [journal_records.entry(b"\x00")], expected_head=0)
 
     with pytest.raises(HeadAdvanced):
         database.transact(drain_at_an_old_head)
@@ -148,7 +148,7 @@ def test_requests_of_an_item_are_indexed_when_it_is_drained(database: Database, 
         return [(room.unpack(key), msgspec.msgpack.decode(value)) for key, value in found]
 
     assert index(pending) == index(due) == []
-    database.transact(journals.append, world, [records.entry(b"\x00")] * 3, expected_head=0)
+    database.transact(journals.append, world, [journal_records.entry(b"\x00")] * 3, expected_head=0)
     database.transact(inboxes.drain, world)
     assert index(pending) == [
         (("ada", 3, 0), {"kind": "mail", "intent_hash": b"h1", "params": b"x"}),

@@ -21,8 +21,8 @@ from holdfast.errors import (
     CommitUnknown,
     HoldfastError,
     InvalidArgument,
+    MailboxFull,
     PayloadTooLarge,
-    QueueFull,
     RateLimited,
     SenderBlocked,
     Unreachable,
@@ -32,13 +32,13 @@ from holdfast.layers import agents, dedupe, inboxes, mailboxes, worlds
 from holdfast.layers.mailboxes import Address
 from holdfast.limits import INGRESS_QUEUE_MAX, PUSH_PEERS_MAX
 from holdfast.runtime.blobs import AsyncBlobStore
-from holdfast.runtime.ingress import Ingress
-from holdfast.runtime.locktable import RESOURCE_LEVELS, LockTable
-from holdfast.runtime.pushes import DataPush
+from holdfast.runtime.ingress.ingress import Ingress
+from holdfast.runtime.ingress.validation import DataPush
+from holdfast.runtime.locks.table import RESOURCE_LEVELS, LockTable
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.faults import FaultyDatabase
+from holdfast.wire.ingress import PUSH_MEDIA, NewPush, Pushed, PushedData
 from holdfast.wire.mail import Envelope, MailPolicy
-from holdfast.wire.pushes import PUSH_MEDIA, NewPush, Pushed, PushedData
 
 ADA, BOB, EVE = (Address("main", name) for name in ("ada", "bob", "eve"))
 SECONDS_MAX = 60.0
@@ -421,7 +421,7 @@ async def test_a_mailbox_that_was_full_refuses_the_next_pushes_for_a_moment(benc
     for number in range(2):
         await bench.push(str(number))
     await bench.flush()
-    with pytest.raises(QueueFull, match="full a moment ago"):
+    with pytest.raises(MailboxFull, match="full a moment ago"):
         await bench.push("3")
     assert (await bench.push("3", to=EVE)).accepted
     bench.inner.transact(mailboxes.confirm, BOB, [mail.id for mail in bench.mails()])
@@ -433,7 +433,7 @@ async def test_a_mailbox_that_was_full_refuses_the_next_pushes_for_a_moment(benc
 async def test_whoever_asks_for_synced_learns_what_the_mailbox_says(bench: Bench) -> None:
     bench.inner.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=1))
     await bench.push("1", durability="synced")
-    with pytest.raises(QueueFull, match="holds 1 mails"):
+    with pytest.raises(MailboxFull, match="holds 1 mails"):
         await bench.push("2", durability="synced")
     bench.inner.transact(mailboxes.confirm, BOB, [mail.id for mail in bench.mails()])
     assert not (await bench.push("2", durability="synced")).deduped

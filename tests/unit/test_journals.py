@@ -13,8 +13,8 @@ import holdfast
 from holdfast import Plane, Tier, limits
 from holdfast.errors import BatchTooLarge, EmptyBatch, HeadAdvanced, InvalidArgument, InvalidValue, MissingEntry
 from holdfast.kv import Database, Transaction
-from holdfast.layers import inboxes, journals, records, worlds
-from holdfast.layers.records import Kind
+from holdfast.layers import inboxes, journal_records, journals, worlds
+from holdfast.layers.journal_records import Kind
 from holdfast.layers.worlds import World
 from holdfast.wire.canonical import canonical
 from holdfast.wire.inboxes import Control
@@ -24,7 +24,7 @@ ADA = World("main", "ada")
 
 
 def entry(value: Any) -> bytes:
-    return records.entry(canonical(value))
+    return journal_records.entry(canonical(value))
 
 
 def journal(database: Database) -> list[tuple[int, bytes]]:
@@ -192,11 +192,11 @@ def test_a_deeply_nested_value_does_not_end_the_process() -> None:
 
 
 def test_a_record_knows_its_kind_and_its_value() -> None:
-    assert records.split(records.entry(canonical({"a": 1}))) == ("entry", canonical({"a": 1}))
-    record = records.ingress(7, Control(command="go"))
-    assert records.split(record) == ("ingress", record[2:])
+    assert journal_records.split(journal_records.entry(canonical({"a": 1}))) == ("entry", canonical({"a": 1}))
+    record = journal_records.ingress(7, Control(command="go"))
+    assert journal_records.split(record) == ("ingress", record[2:])
     assert cbor2.loads(record) == [1, {"seq": 7, "type": "control", "command": "go"}]
-    assert cbor2.loads(records.entry(canonical("a"))) == [0, "a"]
+    assert cbor2.loads(journal_records.entry(canonical("a"))) == [0, "a"]
     assert [kind.value for kind in (Kind.ENTRY, Kind.INGRESS, Kind.SNAPSHOT, Kind.BASELINE)] == [0, 1, 2, 3]
 
 
@@ -261,4 +261,4 @@ def test_an_item_and_an_entry_share_one_order(database: Database, world: World) 
     with pytest.raises(HeadAdvanced):
         database.transact(journals.append, world, [entry("b")], expected_head=1)
     database.transact(journals.append, world, [entry("b")], expected_head=2)
-    assert [records.split(record)[0] for _, record in journal(database)] == ["entry", "ingress", "entry"]
+    assert [journal_records.split(record)[0] for _, record in journal(database)] == ["entry", "ingress", "entry"]

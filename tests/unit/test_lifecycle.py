@@ -11,7 +11,7 @@ from holdfast import Plane
 from holdfast.backends.objects import open_objects
 from holdfast.errors import InvalidArgument, WorldExists, WorldNotActive, WorldNotFound
 from holdfast.kv import Database, Transaction
-from holdfast.layers import forks, inboxes, journals, records, snapshots, worlds
+from holdfast.layers import inboxes, journal_records, journals, snapshots, world_forks, worlds
 from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
 from holdfast.layers.worlds import World
 from holdfast.plane.open import Options, open_plane
@@ -115,13 +115,13 @@ def test_a_fork_takes_every_snapshot_and_the_newest_baseline_however_many_there_
     database.transact(snapshots.found, ADA)
 
     def snapshot_everywhere(tx: Transaction) -> None:
-        journals.write(tx, ADA, [records.entry(canonical(0))] * 1_500, 0)
+        journals.write(tx, ADA, [journal_records.entry(canonical(0))] * 1_500, 0)
         for height in range(1, 1_501):
             horizon = height if height <= 1_400 else None
             snapshots.index(tx, ADA, SnapshotRecord("00" * 32, height, 1, horizon, NO_MANIFEST))
 
     database.transact(snapshot_everywhere)
-    database.transact(forks.begin, ADA, EVE, 1_450)
+    database.transact(world_forks.begin, ADA, EVE, 1_450)
     assert database.read(snapshots.baseline, EVE).height == 1_400
     assert len(database.read(snapshots.page, EVE, limit=5_000)) == 1_451
 
@@ -144,7 +144,7 @@ def test_a_fork_has_nothing_pending_and_new_items_get_new_numbers(database: Data
 def test_a_crash_at_any_point_of_a_fork_is_finished_by_the_next(database: Database, tmp_path: Path) -> None:
     database.transact(snapshots.found, ADA)
     for start in (0, 200, 400):
-        batch = [records.entry(canonical(number)) for number in range(200)]
+        batch = [journal_records.entry(canonical(number)) for number in range(200)]
         database.transact(journals.append, ADA, batch, expected_head=start)
     objects = open_objects(f"dir:{tmp_path / 'objects'}")
 

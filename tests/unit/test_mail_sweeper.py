@@ -20,9 +20,9 @@ from holdfast.clock import SystemClock
 from holdfast.errors import Closed, Unreachable
 from holdfast.kv import Transaction
 from holdfast.layers import mailboxes
-from holdfast.layers.mailboxes import Address, sweeps
-from holdfast.runtime import mailsweeper
-from holdfast.runtime.mailsweeper import MailSweeper
+from holdfast.layers.mailboxes import Address, expiry
+from holdfast.runtime.maintenance import mail_sweeper
+from holdfast.runtime.maintenance.mail_sweeper import MailSweeper
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.mail import MailPolicy, NewMail
 
@@ -66,7 +66,7 @@ class WatchedDatabase(MemoryDatabase):
         self.errors: dict[str, Exception] = {}
 
     def transact(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if work is mailsweeper._sweep:
+        if work is mail_sweeper._sweep:
             (universe,) = args
             self.sweeps[universe] += 1
             if universe in self.errors:
@@ -84,7 +84,7 @@ class Day:
         self.database = WatchedDatabase(self.clock)
         self.sweeper: MailSweeper | None = None
         threads = SimpleNamespace(Event=lambda: self.rest, Thread=threading.Thread)
-        monkeypatch.setattr(mailsweeper, "threading", threads)
+        monkeypatch.setattr(mail_sweeper, "threading", threads)
 
     def start(self, *, shared: bool = False) -> float:
         """Start the sweeper; how long it means to rest when it has swept everything."""
@@ -160,7 +160,7 @@ def test_it_says_how_much_of_whose_it_cleaned(day: Day, caplog: pytest.LogCaptur
 
 
 def test_every_universe_is_swept(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailsweeper, "_PAGE", 2)
+    monkeypatch.setattr(mail_sweeper, "_PAGE", 2)
     everybody = [Address(f"universe-{number}", "bob") for number in range(5)]
     for agent in everybody:
         day.send(agent)
@@ -170,8 +170,8 @@ def test_every_universe_is_swept(day: Day, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_universe_takes_a_bounded_number_of_transactions_at_a_time(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeps, "MAIL_SWEEP_BATCH", 10)
-    monkeypatch.setattr(mailsweeper, "MAIL_SWEEPS_MAX", 9)
+    monkeypatch.setattr(expiry, "MAIL_SWEEP_BATCH", 10)
+    monkeypatch.setattr(mail_sweeper, "MAIL_SWEEPS_MAX", 9)
     other = Address("other", "bob")
     day.send(count=60)
     day.send(other)
@@ -232,7 +232,7 @@ def test_a_database_that_was_closed_is_its_end(day: Day) -> None:
 
 
 def test_it_stops_out_of_its_rest_and_between_two_transactions(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeps, "MAIL_SWEEP_BATCH", 1)
+    monkeypatch.setattr(expiry, "MAIL_SWEEP_BATCH", 1)
     day.send(count=50)
     day.start()
     assert day.sweeper is not None

@@ -22,10 +22,10 @@ from holdfast.errors import (
     InvalidArgument,
     InvalidName,
     InvalidValue,
+    MailboxFull,
     MailboxTaken,
     MailNotFound,
     PayloadTooLarge,
-    QueueFull,
     SenderBlocked,
     TransactionTooLarge,
     WorldNotActive,
@@ -152,7 +152,7 @@ def test_a_full_mailbox_is_told_to_the_sender_and_nothing_is_stored(plane: Plane
     plane.set_mail_policy(MailPolicy(pending_max=1))
     ada.send("bob", 1)
     before = everything(plane)
-    with pytest.raises(QueueFull, match="pending_max"):
+    with pytest.raises(MailboxFull, match="pending_max"):
         ada.send("bob", 2)
     assert everything(plane) == before
     bob.confirm(bob.read())
@@ -299,7 +299,7 @@ async def test_of_many_that_send_at_once_as_many_as_fit_are_stored_and_the_other
         senders = [plane.mailbox(f"agent-{number}") for number in range(50)]
         outcomes = await asyncio.gather(*(each.send("bob", each.agent) for each in senders), return_exceptions=True)
         stored = [
-            each.agent for each, outcome in zip(senders, outcomes, strict=True) if not isinstance(outcome, QueueFull)
+            each.agent for each, outcome in zip(senders, outcomes, strict=True) if not isinstance(outcome, MailboxFull)
         ]
         assert len(stored) == 20
         mails = await plane.mailbox("bob").read()
@@ -530,7 +530,7 @@ def test_a_mail_is_sent_with_everything_else_or_not_at_all(plane: Plane, ada: Ma
         plane.atomic().send(ada, "bob", b"x" * 65_537).commit()
     plane.set_mail_policy(MailPolicy(pending_max=2))
     before = everything(plane)
-    with pytest.raises(QueueFull):
+    with pytest.raises(MailboxFull):
         plane.atomic().put(jobs, 2).send(ada, "bob", 2).send(ada, "bob", 3).commit()
     assert everything(plane) == before
     answer = plane.atomic().send(ada, "bob", 2).commit(tier=Tier.IMPORTANT)[0]
@@ -625,7 +625,7 @@ def test_whatever_happens_to_mail_is_told_in_the_session_log(
         plane.mailbox("eve").send("bob", 1, id="from-eve")
     ada.send("bob", 1, id="y")
     ada.send("bob", 1, id="z")
-    with pytest.raises(QueueFull):
+    with pytest.raises(MailboxFull):
         ada.send("bob", 1, id="too-many")
     clock.advance_ms(WEEK_MS)
     ada.send("bob", 1, id="new")

@@ -11,15 +11,16 @@ from holdfast.errors import (
     BatchTooLarge,
     HoldfastError,
     InvalidArgument,
+    MailboxFull,
     MailboxTaken,
     PayloadTooLarge,
-    QueueFull,
     SenderBlocked,
     WorldNotActive,
 )
 from holdfast.kv import Database, Transaction
-from holdfast.layers import agents, inboxes, journals, mailboxes, records, worlds
-from holdfast.layers.mailboxes import Address, Box, rooms, sending, sweeps
+from holdfast.layers import agents, inboxes, journal_records, journals, mailboxes, worlds
+from holdfast.layers.mailboxes import Address, Box, expiry, sending
+from holdfast.layers.mailboxes import keys as mailbox_keys
 from holdfast.layers.worlds import World, WorldState
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.wire.inboxes import Delivery
@@ -119,7 +120,7 @@ def everything(database: Database) -> list[tuple[bytes, bytes]]:
 
 def left(database: Database, *addresses: Address) -> list[bytes]:
     """The keys of the whole key space but those that a room keeps for ever: what is known of it, and its policy."""
-    kept = {key for each in addresses for key in (rooms.room_of(each).box, rooms.room_of(each).outgoing)}
+    kept = {key for each in addresses for key in (mailbox_keys.room_of(each).box, mailbox_keys.room_of(each).outgoing)}
     return [key for key, _ in everything(database) if key not in kept and b"mail-policy" not in key]
 
 
@@ -332,7 +333,7 @@ def test_the_cost_of_a_read_does_not_grow_with_what_was_confirmed(database: Data
     send(database, b"new")
     seen = touches(database, mailboxes.deliver, BOB, after=-1, limit=50)
     assert seen.scans == 0, "what can be one of a few is asked for by its key"
-    assert rooms.room_of(BOB).mail_key(500) in seen.keys
+    assert mailbox_keys.room_of(BOB).mail_key(500) in seen.keys
     assert len(seen.keys) < 20
 
 
@@ -357,7 +358,7 @@ def test_a_full_mailbox_is_an_error_to_the_sender_and_nothing_is_stored(database
     send_some(database, 3)
     before = everything(database)
     for sender in (ADA, EVE):
-        with pytest.raises(QueueFull, match="bob@main holds 3 mails"):
+        with pytest.raises(MailboxFull, match="bob@main holds 3 mails"):
             send(database, sender=sender)
     assert everything(database) == before
     send(database, to=EVE)
@@ -368,13 +369,13 @@ def test_a_full_mailbox_is_an_error_to_the_sender_and_nothing_is_stored(database
 
 def test_a_mailbox_holds_a_thousand_mails_unless_a_policy_says_otherwise(database: Database) -> None:
     send_some(database, 1_000)
-    with pytest.raises(QueueFull, match="1000"):
+    with pytest.raises(MailboxFull, match="1000"):
         send(database)
     assert count(database) == 1_000
     set_policy(database, pending_max=1_001)
     send(database)
     set_policy(database, pending_max=5)
-    with pytest.raises(QueueFull):
+    with pytest.raises(MailboxFull):
         send(database)
     assert count(database) == 1_001
 
@@ -383,10 +384,10 @@ def test_a_sender_that_is_refused_has_little_looked_at(database: Database) -> No
     """Mails are long, and whoever is refused asks again."""
     set_policy(database, pending_max=300)
     send_some(database, 300)
-    room = rooms.room_of(BOB)
+    room = mailbox_keys.room_of(BOB)
 
     def refused(tx: Any) -> None:
-        with pytest.raises(QueueFull):
+        with pytest.raises(MailboxFull):
             mailboxes.send(tx, EVE, BOB, NewMail(str(BOB)))
 
     assert len([key for key in touches(database, refused).keys if key.startswith(room.mail)]) == 1
@@ -409,7 +410,7 @@ def test_one_that_lasts_longer_does_not_keep_the_room_of_those_behind_it(
     set_policy(database, pending_max=3, ttl_seconds=60)
     send(database, b"short")
     send(database, b"short")
-    with pytest.raises(QueueFull):
+    with pytest.raises(MailboxFull):
         send(database)
     clock.advance_ms(60_000)
     send(database, b"new")
@@ -492,7 +493,7 @@ def test_one_that_was_to_be_over_early_leaves_nothing_when_it_is_confirmed(
     clock.advance_ms(60_000 + SLOT_MS)
     assert sweep_all(database) == {"bob": 1}
     confirm(database, "long")
-    room = rooms.room_of(BOB)
+    room = mailbox_keys.room_of(BOB)
     assert [key for key, _ in everything(database) if key.startswith(room.prefix)] == [room.box]
 
 
@@ -502,7 +503,7 @@ def test_mail_that_comes_into_an_empty_mailbox_is_over_before_nobody(database: D
     confirm(database, "long")
     set_policy(database, ttl_seconds=60)
     send(database)
-    early = rooms.room_of(BOB).early
+    early = mailbox_keys.room_of(BOB).early
     assert not [key for key, _ in everything(database) if key.startswith(early)]
 
 
@@ -524,7 +525,7 @@ def test_a_sweep_removes_a_bounded_number_in_one_transaction_and_ends(database: 
 def test_what_is_over_first_and_what_is_over_early_are_bounded_together(
     database: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeps, "MAIL_SWEEP_BATCH", 3)
+    monkeypatch.setattr(expiry, "MAIL_SWEEP_BATCH", 3)
     set_policy(database, ttl_seconds=60)
     send_some(database, 1)
     set_policy(database)
@@ -650,7 +651,7 @@ def test_receipts_that_nobody_asks_for_are_bounded(database: Database, monkeypat
         send(database, id=f"m{number}")
     assert [receipt.sequence for receipt in told(database)] == [4, 5, 6, 7, 8]
     assert [receipt.sequence for receipt in told(database, after=1, limit=2)] == [4, 5]
-    room = rooms.room_of(ADA)
+    room = mailbox_keys.room_of(ADA)
     assert len([key for key, _ in everything(database) if key.startswith(room.receipt)]) == 5
 
 
@@ -924,13 +925,13 @@ def test_a_box_that_says_nothing_of_blocks_is_asked_for_them(database: Database,
     """As older versions wrote them: nobody had noted whether somebody is blocked."""
     if has_mail:
         send(database)
-    room = rooms.room_of(BOB)
+    room = mailbox_keys.room_of(BOB)
 
     def write_as_before(tx: Transaction) -> None:
         tx.put(room.block_key(ADA), bytes(8))
         stored = tx.get(room.box)
         if stored is not None:
-            tx.put(room.box, rooms.encode(msgspec.msgpack.decode(stored)[:-1]))
+            tx.put(room.box, mailbox_keys.encode(msgspec.msgpack.decode(stored)[:-1]))
 
     database.transact(write_as_before)
     with pytest.raises(SenderBlocked):
@@ -944,7 +945,7 @@ def test_a_box_says_whether_anybody_may_be_blocked(database: Database) -> None:
     """So that most mail is stored without a search for its sender."""
 
     def may_refuse() -> bool:
-        return database.read(lambda tx: rooms.box_of(tx, rooms.room_of(BOB)).may_refuse)
+        return database.read(lambda tx: mailbox_keys.box_of(tx, mailbox_keys.room_of(BOB)).may_refuse)
 
     send(database)
     assert not may_refuse()
@@ -1010,7 +1011,7 @@ def test_mail_for_an_agent_that_is_bound_to_a_world_is_drained_into_its_journal(
     assert states(database) == [(id, "confirmed")]
     assert not told(database)[0].was_stored
     database.transact(inboxes.drain, world)
-    assert database.read(journals.read_hot, world, 0, 10) == [(0, records.ingress(0, delivery))]
+    assert database.read(journals.read_hot, world, 0, 10) == [(0, journal_records.ingress(0, delivery))]
 
 
 def test_what_a_world_does_not_take_is_refused_and_nothing_is_written(database: Database) -> None:
@@ -1139,12 +1140,12 @@ def test_whatever_happens_to_a_mail_is_noted(database: Database, clock: ManualCl
 def test_a_box_that_an_older_version_wrote_is_read(database: Database) -> None:
     """What was added to the record of a box stands at its end."""
     send(database, b"old")
-    room = rooms.room_of(BOB)
-    database.transact(lambda tx: tx.put(room.box, rooms.encode([1, 0, 1, 0, None, None])))
+    room = mailbox_keys.room_of(BOB)
+    database.transact(lambda tx: tx.put(room.box, mailbox_keys.encode([1, 0, 1, 0, None, None])))
     assert bodies(database) == [b"old"]
     send(database, b"new")
     expires_ms = START_MS + TTL_MS
-    assert database.read(rooms.box_of, room) == Box(2, 0, 2, 1, None, None, 0, expires_ms, expires_ms // SLOT_MS)
+    assert database.read(mailbox_keys.box_of, room) == Box(2, 0, 2, 1, None, None, 0, expires_ms, expires_ms // SLOT_MS)
 
 
 def test_what_comes_under_a_slot_that_was_swept_is_swept_too(database: Database, clock: ManualClock) -> None:
@@ -1196,7 +1197,7 @@ def test_holes_are_passed_over(database: Database, confirmed: Iterable[int]) -> 
 
 
 def test_whoever_watches_the_reader_hears_of_a_new_one_and_of_nothing_else(database: Database) -> None:
-    key, heard = rooms.room_of(BOB).reader, list[bytes]()
+    key, heard = mailbox_keys.room_of(BOB).reader, list[bytes]()
 
     def hear(keys: Collection[bytes], ranges: object) -> None:
         heard.extend(each for each in keys if each == key)

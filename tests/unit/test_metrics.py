@@ -25,13 +25,13 @@ from holdfast.backends.objects import open_objects
 from holdfast.errors import Closed, Fenced, HoldfastError, NotAllowed
 from holdfast.handles.plane import AsyncPlane
 from holdfast.layers.snapshots import NO_MANIFEST
-from holdfast.plane.parts import Parts
-from holdfast.plane.ports import AsyncEmbeddedPort
+from holdfast.plane.embedded import AsyncEmbeddedPort
+from holdfast.plane.services import Parts
 from holdfast.server import logs, tracing
-from holdfast.server.guards import Open
+from holdfast.server.authorization import Open
 from holdfast.server.health import Health
 from holdfast.server.histograms import Histogram
-from holdfast.server.ingress import IngressMetrics
+from holdfast.server.ingress_metrics import IngressMetrics
 from holdfast.server.metrics import MeasuredPort, Metrics, metrics_route
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.frames import Call

@@ -42,9 +42,9 @@ from holdfast.kv import Database
 from holdfast.layers import migrations
 from holdfast.layers.migrations import BEGIN, END, KEY
 from holdfast.plane.migrations import said
-from holdfast.runtime import migrations as moving
-from holdfast.runtime.activity import ActivityLog
-from holdfast.runtime.migrations import Mover, Side
+from holdfast.runtime.activity.log import ActivityLog
+from holdfast.runtime.maintenance import migrations as moving
+from holdfast.runtime.maintenance.migrations import Mover, Side
 from holdfast.testing.clock import ManualClock
 from holdfast.tiers import Tier
 

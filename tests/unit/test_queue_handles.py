@@ -32,7 +32,7 @@ from holdfast.errors import (
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.queues import Queue
 from holdfast.plane import Options, open_plane
-from holdfast.runtime.waits import Waits
+from holdfast.runtime.consumer_options import Waits
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.queues import NewMessage, QueuePolicy, QueueStats

@@ -24,7 +24,7 @@ from holdfast.errors import (
 from holdfast.kv import Database, Transaction
 from holdfast.layers import leases, queues, states
 from holdfast.layers.leases import LeaseKey
-from holdfast.layers.queues import Ahead, Leased, QueueKey, Stored, schedules
+from holdfast.layers.queues import Ahead, Leased, QueueKey, Stored, enqueue
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
 from holdfast.tiers import Tier
@@ -1399,7 +1399,7 @@ def test_a_schedule_of_the_same_name_takes_the_place_of_the_first(database: Data
 
 
 def test_a_queue_has_as_many_schedules_as_it_may(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedules, "SCHEDULES_MAX", 2)
+    monkeypatch.setattr(enqueue, "SCHEDULES_MAX", 2)
     schedule(database, "* * * * *", name="b")
     schedule(database, "* * * * *", name="a")
     with pytest.raises(Busy, match="2 schedules"):

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast import errors, limits
 from holdfast.cli.main import root
-from holdfast.server.http.tables import ENDPOINTS
+from holdfast.server.http.routes import ENDPOINTS
 from holdfast.server.settings import Settings
 
 ROOT = Path(__file__).parents[2]

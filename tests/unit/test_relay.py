@@ -24,13 +24,13 @@ from holdfast.limits import (
     RELAY_UNSENT_BYTES_MAX,
 )
 from holdfast.plane import Options, open_plane_async
-from holdfast.plane.groups import call_group
-from holdfast.plane.ports import AsyncEmbeddedPort
-from holdfast.runtime import rounds
-from holdfast.runtime.ears import Ears
-from holdfast.runtime.rates import Rates
-from holdfast.runtime.relay import REPLACED, STOPPING, TOO_SLOW, Session
-from holdfast.runtime.rounds import RelayHub
+from holdfast.plane.batching import call_group
+from holdfast.plane.embedded import AsyncEmbeddedPort
+from holdfast.runtime.rate_limits import Rates
+from holdfast.runtime.relay import hub as relay_hub
+from holdfast.runtime.relay.commit_listener import Ears
+from holdfast.runtime.relay.hub import RelayHub
+from holdfast.runtime.relay.session import REPLACED, STOPPING, TOO_SLOW, Session
 from holdfast.testing.clock import ManualClock
 from holdfast.wire import relay
 from holdfast.wire.frames import Call
@@ -689,12 +689,12 @@ async def test_a_round_that_fails_in_a_way_that_nobody_thought_of_is_answered(
         async def broken(calls: list[Call]) -> list[Any]:
             raise RuntimeError("secret")
 
-        monkeypatch.setattr(hub, "_commit", broken)
+        monkeypatch.setattr(relay_hub, "_commit", broken)
         answer = await ada.answer(ada.send("bob"))
         assert isinstance(answer, Error)
         assert "secret" not in answer.detail
         assert "secret" in caplog.text
-        monkeypatch.setattr(hub, "_commit", commits)
+        monkeypatch.setattr(relay_hub, "_commit", commits)
         assert isinstance(await ada.answer(ada.send("bob")), Sent)
 
 
@@ -978,8 +978,8 @@ async def test_mail_goes_on_when_a_step_of_a_round_fails(
 ) -> None:
     async with Agent(hub, "ada") as ada, Agent(hub, "cyd") as cyd, Agent(hub, "bob") as bob:
         await quiet()
-        failing = Failing(getattr(hub, step))
-        monkeypatch.setattr(hub, step, failing)
+        failing = Failing(getattr(relay_hub, step))
+        monkeypatch.setattr(relay_hub, step, failing)
         ada.send("bob", b"lost, perhaps")
         await until(lambda: failing.struck)
         await quiet()
@@ -1016,14 +1016,14 @@ async def test_a_session_that_cannot_read_keeps_nobody_behind_it_from_reading(
 ) -> None:
     async with Agent(hub, "ada") as ada, Agent(hub, "bob") as bob, Agent(hub, "cyd") as cyd:
         await quiet()
-        work = getattr(rounds, name)
+        work = getattr(relay_hub, name)
 
         def reads(session: Session, *args: Any) -> Any:
             if session is bob.session:
                 raise ZeroDivisionError
             return work(session, *args)
 
-        monkeypatch.setattr(rounds, name, reads)
+        monkeypatch.setattr(relay_hub, name, reads)
         bob.session.must_look = bob.session.receipts_behind = True
         ada.send("cyd", b"x")
         hub.wake(bob.session)
@@ -1059,10 +1059,10 @@ async def test_a_hub_that_could_not_hear_tries_again(hub: RelayHub, monkeypatch:
 async def test_ticks_go_on_when_one_fails_and_a_session_that_fails_does_not_hold_up_the_others(
     hub: RelayHub, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "_TICK_SECONDS", 0.001)
+    monkeypatch.setattr(relay_hub, "_TICK_SECONDS", 0.001)
     async with Agent(hub, "ada") as ada, Agent(hub, "bob") as bob:
         failing = Failing(hub.tick)
-        monkeypatch.setattr(hub, "tick", failing)
+        monkeypatch.setattr(relay_hub, "tick", failing)
         await until(lambda: failing.struck)
         monkeypatch.setattr(ada.session, "push", Failing(ada.session.push))
         clock.advance_ms(round(RELAY_PING_SECONDS * 1_000))
@@ -1076,8 +1076,8 @@ async def test_a_commit_that_answers_nothing_is_answered(hub: RelayHub, commits:
 
     async with Agent(hub, "ada") as ada:
         await quiet()
-        monkeypatch.setattr(hub, "_commit", nothing)
+        monkeypatch.setattr(relay_hub, "_commit", nothing)
         id = ada.send("bob")
         assert isinstance(await ada.answer(id), Error)
-        monkeypatch.setattr(hub, "_commit", commits)
+        monkeypatch.setattr(relay_hub, "_commit", commits)
         assert isinstance(await ada.answer(ada.send("bob")), Sent)

@@ -7,9 +7,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from holdfast import limits
-from holdfast.errors.codes import rebuild
-from holdfast.errors.families import HoldfastError
-from holdfast.runtime import relay as closing
+from holdfast.errors import HoldfastError, rebuild
+from holdfast.runtime.relay import session as closing
 from holdfast.wire import relay
 
 TEXT = (Path(__file__).parents[2] / "docs" / "relay.md").read_text()

@@ -11,10 +11,11 @@ import pytest
 
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.errors import InvalidArgument, Unreachable
-from holdfast.runtime import loglines, rotation
-from holdfast.runtime.loglines import Header
-from holdfast.runtime.rotation import Manifest, Rotation
-from holdfast.runtime.sessionlogs import Appender
+from holdfast.runtime.activity import format as log_format
+from holdfast.runtime.activity import rotation
+from holdfast.runtime.activity.format import Header
+from holdfast.runtime.activity.rotation import Manifest, Rotation
+from holdfast.runtime.activity.writer import Appender
 from holdfast.testing.faults import ChosenFault, faulty_objects
 
 OPENED_MS = 1_794_717_735_123
@@ -35,7 +36,7 @@ def closed_file(
 ) -> Path:
     """What a writer that is gone has left."""
     file = Appender(folder / "main", Header("main", session, "metrics", at_ms, writer))
-    file.append([loglines.line(n, at_ms + n, b'{"number":%d}' % n) for n in range(records)])
+    file.append([log_format.line(n, at_ms + n, b'{"number":%d}' % n) for n in range(records)])
     file.close()
     with file.path.open("ab") as end:
         end.write(tail)
@@ -93,7 +94,7 @@ def test_a_torn_end_is_cut_off_and_the_rest_is_stored(folder: Path, objects: Obj
 
 
 def test_a_bad_line_in_the_middle_is_stored_as_it_is(folder: Path, objects: ObjectStore) -> None:
-    path = closed_file(folder, 2, tail=b"bad\n" + loglines.line(2, OPENED_MS, b"{}"))
+    path = closed_file(folder, 2, tail=b"bad\n" + log_format.line(2, OPENED_MS, b"{}"))
     damaged = path.read_bytes()
     rotation.rotate(path, objects)
     assert [(objects.get(each.path), each.records) for each in manifests(objects)] == [(damaged, 3)]
@@ -121,7 +122,7 @@ def test_rotating_the_same_bytes_again_changes_nothing(folder: Path, objects: Ob
 def test_a_file_that_somebody_writes_is_left_alone(folder: Path, objects: ObjectStore) -> None:
     """Lesson 19: a file belongs to whoever has it locked."""
     file = Appender(folder / "main", Header("main", "abc123", "metrics", OPENED_MS, "w"))
-    file.append([loglines.line(0, OPENED_MS, b"{}")])
+    file.append([log_format.line(0, OPENED_MS, b"{}")])
     assert not rotation.rotate(file.path, objects)
     assert file.path.exists()
     assert everything(objects) == {}
@@ -316,7 +317,7 @@ def test_a_file_that_is_not_closed_without_an_error_is_closed_and_rotated_all_th
     folder: Path, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = Appender(folder / "main", Header("main", "abc123", "metrics", OPENED_MS, "w"))
-    file.append([loglines.line(0, OPENED_MS, b"{}")])
+    file.append([log_format.line(0, OPENED_MS, b"{}")])
     close = os.close
 
     def fail(descriptor: int) -> None:

@@ -12,10 +12,10 @@ from prometheus_client.exposition import generate_latest
 
 from holdfast.errors import Busy, NotAllowed
 from holdfast.limits import RPC_BATCH_MAX, RPC_BYTES_MAX
+from holdfast.plane.embedded import AsyncEmbeddedPort
 from holdfast.plane.open import Options, open_plane_async
-from holdfast.plane.ports import AsyncEmbeddedPort
-from holdfast.server.guards import Anybody
-from holdfast.server.ingress import IngressMetrics
+from holdfast.server.authorization import Anybody
+from holdfast.server.ingress_metrics import IngressMetrics
 from holdfast.server.rpc import Caller, Rpc, caller_of, encode
 from holdfast.wire.mail import BlockSender, CountMail, MailPolicy, ReadMail, SetMailPolicy
 from holdfast.wire.rpc import RpcCode

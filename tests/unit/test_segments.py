@@ -11,7 +11,7 @@ from holdfast import Plane
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.errors import ChecksumMismatch, InvalidArgument, MalformedSegment, MissingObject, SegmentExists
 from holdfast.kv import Database
-from holdfast.layers import journals, records, segments, snapshots
+from holdfast.layers import journal_records, journals, segments, snapshots
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
 from holdfast.layers.worlds import World
@@ -28,7 +28,7 @@ def fill(database: Database, count: int, *, baseline: int) -> None:
     """A world with `count` entries and a baseline, whose snapshot nobody needs here, at that height."""
     database.transact(snapshots.found, ADA)
     for start in range(0, count, 256):
-        batch = [records.entry(canonical({"n": number})) for number in range(start, min(start + 256, count))]
+        batch = [journal_records.entry(canonical({"n": number})) for number in range(start, min(start + 256, count))]
         database.transact(journals.append, ADA, batch, expected_head=start)
     record = SnapshotRecord("00" * 32, baseline, 1, baseline, NO_MANIFEST)
     database.transact(snapshots.commit, ADA, record, promote=True)
@@ -131,12 +131,12 @@ def test_a_segment_with_the_right_checksum_and_the_wrong_records_is_reported() -
 def test_the_bytes_of_a_segment_never_change() -> None:
     """Every later version reads the golden file, and writes the same bytes."""
     values = [{"b": 1, "a": [True, None, "ü"]}, b"\x00\xff", -7, {"nested": {"z": 1.5, "y": {}}}]
-    entries = [records.entry(canonical(value)) for value in values]
+    entries = [journal_records.entry(canonical(value)) for value in values]
     golden = GOLDEN.read_bytes()
     assert b"".join(segments.body(entries)) == golden
     assert segments.checksum(golden) == "sha256:b510321ac6db64fb049fcb5623db8f50263533dd50f1cd46d9484dc997e2b889"
     parsed = segments.parse(golden, SegmentRecord(0, 3, "x", segments.checksum(golden), len(golden)))
-    assert [cbor2.loads(records.split(record)[1]) for record in parsed] == values
+    assert [cbor2.loads(journal_records.split(record)[1]) for record in parsed] == values
 
 
 def test_a_crash_at_any_point_of_a_compaction_is_finished_by_the_next(
@@ -179,7 +179,9 @@ def test_a_crash_at_any_point_of_a_snapshot_converges_on_retry(database: Databas
     def start_again() -> None:
         database.transact(lambda tx: tx.delete_range(b"\x00", b"\xff"))
         database.transact(snapshots.found, ADA)
-        database.transact(journals.append, ADA, [records.entry(canonical(n)) for n in range(5)], expected_head=0)
+        database.transact(
+            journals.append, ADA, [journal_records.entry(canonical(n)) for n in range(5)], expected_head=0
+        )
 
     def commit(faults: ChosenFault) -> None:
         faulty, store = FaultyDatabase(database, faults), faulty_objects(objects, faults)

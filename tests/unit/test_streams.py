@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.aside import aside
 from holdfast.errors import Closed
-from holdfast.kv import serial
+from holdfast.kv import serial_database
 from holdfast.limits import CALLS_MAX, READS_MAX, TOGETHER_REPLIES_MAX, UNSENT_BYTES_MAX
 from holdfast.plane import Options, open_plane_async
-from holdfast.plane.groups import call_group
-from holdfast.plane.ports import AsyncEmbeddedPort
+from holdfast.plane.batching import call_group
+from holdfast.plane.embedded import AsyncEmbeddedPort
 from holdfast.server import consumers
+from holdfast.server.authorization import Anybody
 from holdfast.server.consumers import Consumers
-from holdfast.server.guards import Anybody
 from holdfast.server.streams import Streams
+from holdfast.threads import aside
 from holdfast.tiers import Tier
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.blobs import PutBlob
@@ -186,7 +186,7 @@ class Held:
         self._turn = port.parts.database._turn  # type: ignore[attr-defined]
         self._monkeypatch = monkeypatch
         self._turn.acquire()  # As another thread would: so the event loop sends the work to one.
-        monkeypatch.setattr(serial, "aside", self._first)
+        monkeypatch.setattr(serial_database, "aside", self._first)
 
     async def _first(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         def held() -> Any:
@@ -197,7 +197,7 @@ class Held:
             finally:
                 self.done.set()
 
-        self._monkeypatch.setattr(serial, "aside", aside)
+        self._monkeypatch.setattr(serial_database, "aside", aside)
         return await aside(held)
 
     async def free_the_turn(self) -> None:
@@ -230,7 +230,7 @@ async def test_a_commit_that_was_begun_is_told_of_though_its_connection_ended(
     monkeypatch.setattr(port.parts, "tell", told.extend)
     held = Held(monkeypatch, port)
     # It was, when it was asked.
-    monkeypatch.setattr("holdfast.server.conversations.Conversation._is_wanted", lambda self: True)
+    monkeypatch.setattr("holdfast.server.stream_connection.Conversation._is_wanted", lambda self: True)
     async with Peer(streams) as peer:
         peer.send([Call(0, PUT)])
         await held.free_the_turn()
@@ -277,7 +277,7 @@ async def test_reads_alone_wait_for_no_writer(streams: Streams, port: AsyncEmbed
 async def test_long_answers_end_a_group_and_the_order_stays(
     writes: bool, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.plane.groups.GROUP_ANSWERS_BYTES", 2_500)
+    monkeypatch.setattr("holdfast.plane.batching.GROUP_ANSWERS_BYTES", 2_500)
     await port.call(UpdateState("s", canonical("x" * 1_000)))
     calls = [Call(number, GetState("s")) for number in range(8)]
     if writes:
@@ -327,7 +327,7 @@ async def test_a_call_that_is_cancelled_before_it_began_is_answered_too(
 async def test_calls_that_were_cancelled_make_room_for_others(
     streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.server.conversations.CALLS_MAX", 4)
+    monkeypatch.setattr("holdfast.server.stream_connection.CALLS_MAX", 4)
     async with Peer(streams) as peer:
         for first in range(0, 30, 3):
             numbers = range(first, first + 3)
@@ -646,7 +646,7 @@ async def test_a_frame_has_a_bounded_number_of_calls(streams: Streams) -> None:
 async def test_who_says_no_hello_does_not_keep_its_connection(
     streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.server.conversations.HELLO_SECONDS", 0.01)
+    monkeypatch.setattr("holdfast.server.stream_connection.HELLO_SECONDS", 0.01)
     peer = Peer(streams)
     peer._inbox.put_nowait({"type": "websocket.connect"})
     await asyncio.wait_for(peer.serving, DEADLINE_SECONDS)

@@ -17,9 +17,9 @@ from holdfast.clock import SystemClock
 from holdfast.errors import Closed, Unreachable
 from holdfast.layers import queues
 from holdfast.layers.queues import NEVER_MS, QueueKey
-from holdfast.runtime import sweeper as sweeper_module
-from holdfast.runtime.sweeper import Sweeper
-from holdfast.runtime.waits import Waits
+from holdfast.runtime.consumer_options import Waits
+from holdfast.runtime.maintenance import sweeper as sweeper_module
+from holdfast.runtime.maintenance.sweeper import Sweeper
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.queues import NewMessage, QueuePolicy
 
@@ -209,7 +209,7 @@ def test_a_moment_for_nothing_does_no_harm(day: Day) -> None:
 
 
 def test_more_than_one_transaction_can_attend_to_is_attended_to(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.layers.queues.dues.DUE_BATCH", 3)
+    monkeypatch.setattr("holdfast.layers.queues.expiry.DUE_BATCH", 3)
     for _ in range(10):
         day.put(JOBS, delay_seconds=5)
     day.start()
@@ -219,7 +219,7 @@ def test_more_than_one_transaction_can_attend_to_is_attended_to(day: Day, monkey
 
 
 def test_a_queue_that_has_very_much_due_does_not_hold_up_the_others(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.layers.queues.dues.DUE_BATCH", 1)
+    monkeypatch.setattr("holdfast.layers.queues.expiry.DUE_BATCH", 1)
     monkeypatch.setattr(sweeper_module, "_ROUNDS_MAX", 2)
     for _ in range(6):
         day.put(JOBS, delay_seconds=4)
@@ -313,7 +313,7 @@ def test_it_stops_out_of_its_sleep(day: Day) -> None:
 
 
 def test_it_stops_between_two_transactions_of_one_queue(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.layers.queues.dues.DUE_BATCH", 1)
+    monkeypatch.setattr("holdfast.layers.queues.expiry.DUE_BATCH", 1)
     for _ in range(50):
         day.put(JOBS, delay_seconds=5)
     day.start()

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from holdfast.adaptive_batching import LONE_TURNS_MIN
 from holdfast.backends.rocksdb.syncs import LogSync, LoopSync, Syncer
 from holdfast.errors import CommitUnknown, DatabaseFailed
-from holdfast.turns import LONE_TURNS_MIN
 
 
 class Log:

@@ -18,11 +18,11 @@ from holdfast.handles.tokens import AsyncTokens
 from holdfast.kv import Database
 from holdfast.layers import tokens as layer
 from holdfast.names import UNIVERSE
-from holdfast.plane.execute import OPERATIONS
-from holdfast.plane.parts import Parts
-from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
+from holdfast.plane.embedded import AsyncEmbeddedPort, EmbeddedPort
+from holdfast.plane.operations import OPERATIONS
+from holdfast.plane.services import Parts
 from holdfast.server import tokens as server_tokens
-from holdfast.server.guards import Open
+from holdfast.server.authorization import Open
 from holdfast.server.tokens import Loopback, TokenGuards, check_bind, choose_guards, is_loopback
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.atomic import CommitAtomic

@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from holdfast.backends.memory import MemoryDatabase
-from holdfast.plane.parts import Parts
-from holdfast.plane.ports import AsyncEmbeddedPort
+from holdfast.plane.embedded import AsyncEmbeddedPort
+from holdfast.plane.services import Parts
 from holdfast.server import tracing
 from holdfast.server.app import make_app
 from holdfast.server.doors import Doors

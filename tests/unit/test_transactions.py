@@ -11,7 +11,7 @@ from holdfast.backends.memory import Pairs
 from holdfast.clock import IdSource
 from holdfast.errors import InvalidArgument, TransactionEnded, TransactionTooLarge
 from holdfast.kv import Pair, Transaction, pages
-from holdfast.kv.transact import pauses_seconds
+from holdfast.kv.execution import pauses_seconds
 from holdfast.testing.clock import ManualClock
 
 

@@ -9,7 +9,7 @@ import holdfast
 from holdfast import Plane
 from holdfast.errors import InvalidArgument, InvalidName, WorldExists, WorldNotActive, WorldNotFound
 from holdfast.kv import Database, Transaction
-from holdfast.layers import inboxes, journals, records, worlds
+from holdfast.layers import inboxes, journal_records, journals, worlds
 from holdfast.layers.worlds import World, WorldMeta, WorldState
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.canonical import canonical
@@ -17,7 +17,7 @@ from holdfast.wire.inboxes import Control
 
 ADA = World("main", "ada")
 BOB = World("main", "bob")
-ENTRY = records.entry(canonical("entry"))
+ENTRY = journal_records.entry(canonical("entry"))
 ITEM = Control(command="go")
 
 

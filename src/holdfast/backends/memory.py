@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 
 from holdfast.clock import Clock, IdSource, SystemClock
 from holdfast.kv import Pair, Transaction
-from holdfast.kv.serial import SerialDatabase
+from holdfast.kv.serial_database import SerialDatabase
 from holdfast.tiers import Tier
 
 

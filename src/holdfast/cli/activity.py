@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from holdfast.cli import planes, printing, values
+from holdfast.cli import connect, printing, values
 from holdfast.cli.commands import Noun
 from holdfast.cli.durations import SECONDS
 from holdfast.errors import InvalidValue
@@ -33,7 +33,7 @@ def log(session: str, record: str | None, file: str | None, kind: str) -> None:
         found = [values.json_value(line) for line in stream if line.strip()]
     if not all(isinstance(each, dict) for each in found):
         raise InvalidValue('A record is a JSON object, as in \'{"step": "compile"}\'')
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         plane.activity.log_many(session, found, kind=kind)
     printing.done(f"{len(found)} records are logged", {"session": session, "count": len(found)})
 
@@ -63,7 +63,7 @@ def tail(session: str | None, kind: str | None, count: int, follow: bool, interv
             if len(page) < _PAGE:
                 return list(kept)
 
-    with planes.Visits(planes.target()) as visits:
+    with connect.Visits(connect.target()) as visits:
         while True:
             for each in visits.call(read):
                 _print(each)
@@ -75,7 +75,7 @@ def tail(session: str | None, kind: str | None, count: int, follow: bool, interv
 @activity.command()
 def files() -> None:
     """The files that hold the logs."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.activity.files()
     rows: list[dict[str, Any]] = [msgspec.to_builtins(each) for each in found]
     printing.rows(rows, ("name", "rotated", "size", "path"), nothing="There is no log yet.")

@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import click
 
-from holdfast.cli import planes, printing
+from holdfast.cli import connect, printing
 from holdfast.cli.commands import Noun
+from holdfast.encryption import AgentKey
 from holdfast.errors import InvalidArgument, NotFound
 from holdfast.limits import READ_ENTRIES_MAX
-from holdfast.sealing import AgentKey
 from holdfast.wire.agents import Agent
 
 _KNOWN: Final = ("name", "public_key", "world", "registered_at")
@@ -34,7 +34,7 @@ def agent() -> None:
 def register(name: str, key_file: str | None, public_key: str | None, world: str | None, replace: bool) -> None:
     """Know an agent by name. What is not given stays as it is."""
     key = _public_key(key_file, public_key)
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.agents.register(name, public_key=key, world=world, replace=replace)
     printing.record(_fields(found))
 
@@ -43,7 +43,7 @@ def register(name: str, key_file: str | None, public_key: str | None, world: str
 @click.argument("name", metavar="AGENT")
 def show(name: str) -> None:
     """One agent."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.agents.get(name)
     if found is None:
         raise NotFound(f"{name} is not registered; holdfast agent register {name}")
@@ -55,7 +55,7 @@ def show(name: str) -> None:
 @click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="At most so many.")
 def list_(after: str, limit: int) -> None:
     """The agents that are registered."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.agents.known(after=after, limit=limit)
     printing.rows([_fields(each) for each in found], _KNOWN, nothing="No agent is registered.")
 

@@ -25,13 +25,13 @@ import msgspec
 from holdfast import __version__
 from holdfast.backends.objects import ObjectStore
 from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.cli import copies, directories, online, planes, printing
+from holdfast.cli import backup_format, connect, directories, printing, server_backup
+from holdfast.cli.backup_format import Finished, Line, Written
 from holdfast.cli.commands import Verb
-from holdfast.cli.copies import Finished, Line, Written
 from holdfast.cli.values import chunks
 from holdfast.errors import InvalidArgument
 from holdfast.plane.formats import FORMAT, check_marker
-from holdfast.runtime.checkpoints import needed, rotated_logs
+from holdfast.runtime.maintenance.checkpoints import needed, rotated_logs
 from holdfast.wire.backups import BackupFile
 
 _COPIED: Final = "keyspace.jsonl"  # Written when all files of the key space are copied, for whoever resumes.
@@ -53,13 +53,13 @@ def backup(dest: str) -> None:
     directory must not be open elsewhere while the copy begins, which takes a moment. A backup that was interrupted goes
     on where it was when it is run again.
     """
-    place = planes.target()
-    finished = online.backup(place, dest) if place.is_server else _backup(place, dest)
+    place = connect.target()
+    finished = server_backup.backup(place, dest) if place.is_server else _backup(place, dest)
     said = f"{finished.files:,} files, {finished.bytes:,} bytes are in {dest}, and every object had its hash"
     printing.done(said, {"path": dest, **msgspec.structs.asdict(finished)})
 
 
-def _backup(place: planes.Target, dest: str) -> Finished:
+def _backup(place: connect.Target, dest: str) -> Finished:
     path = directories.path_of(place, what_for="backup")
     check_marker(path)
     objects = directories.objects_of(path, place)
@@ -73,7 +73,7 @@ def _backup(place: planes.Target, dest: str) -> Finished:
             logs = () if objects is None else rotated_logs(objects)
             _copy_objects(chain(named, logs), objects, target, written)
         _copy_folder(path / "activity", "activity", target, written)
-        finished = copies.finish(target, manifest, written, data_format=FORMAT, version=__version__)
+        finished = backup_format.finish(target, manifest, written, data_format=FORMAT, version=__version__)
     target.delete(_COPIED)
     shutil.rmtree(checkpoint)
     return finished
@@ -84,29 +84,29 @@ def _target(dest: str, source: Path) -> ObjectStore:
         folder = Path(dest.removeprefix("dir:")).absolute()
         if folder == source.absolute() or source.absolute() in folder.parents:
             raise InvalidArgument(f"{dest} lies inside {source}; choose a place outside of what is backed up")
-    return copies.store_at(dest)
+    return backup_format.store_at(dest)
 
 
 def _checkpoint(source: Path, target: ObjectStore, patience_seconds: float) -> Path:
     """The checkpoint to copy: the one that an interrupted backup left, or a new one."""
-    before = copies.started(target, str(source.absolute()))
+    before = backup_format.started(target, str(source.absolute()))
     if before is not None:
         if (left := source / before.checkpoint).is_dir():
             return left
         # The moment that it was of is gone. Objects stay as they are; the files of the key space are others.
         target.delete(_COPIED)
-        copies.remove(target, "keyspace")
+        backup_format.remove(target, "keyspace")
     checkpoint = f".backup-{uuid.uuid4().hex[:12]}"
     with directories.open_key_space(source, patience_seconds) as database:
         # Said before it is made: a checkpoint that nobody knows of would fill the disk for ever.
-        copies.start(target, str(source.absolute()), checkpoint)
+        backup_format.start(target, str(source.absolute()), checkpoint)
         database.checkpoint(source / checkpoint)
     return source / checkpoint
 
 
 def _copy_key_space(checkpoint: Path, target: ObjectStore, written: Written) -> None:
     """Copy the files of a checkpoint, unless all of them were: then it has been opened since, and has others."""
-    if copies.exists(target, _COPIED):
+    if backup_format.exists(target, _COPIED):
         for encoded in target.get(_COPIED).splitlines():
             written.add(msgspec.json.decode(encoded, type=Line))
         return
@@ -127,12 +127,12 @@ def _copy_objects(
     with printing.progress("Objects") as advance:
         for file in files:
             here = msgspec.structs.replace(file, path=f"objects/{file.path}")
-            if file.sha256 is not None and copies.size_of(target, here.path) == file.size:
+            if file.sha256 is not None and backup_format.size_of(target, here.path) == file.size:
                 written.add(Line(here.path, file.size, file.sha256))  # An interrupted backup has copied and checked it.
             elif objects is None:
-                raise copies.missing(file.path)
+                raise backup_format.missing(file.path)
             else:
-                written.add(copies.copy(here, lambda path=file.path: objects.open(path), target))  # type: ignore[misc]
+                written.add(backup_format.copy(here, lambda path=file.path: objects.open(path), target))  # type: ignore[misc]
             advance(1)
 
 
@@ -153,4 +153,4 @@ def _copy_file(file: Path, path: str, target: ObjectStore) -> Line:
         def pieces() -> Iterator[bytes]:
             yield from chunks(stream)
 
-        return copies.copy(BackupFile(path, file.stat().st_size), pieces, target)
+        return backup_format.copy(BackupFile(path, file.stat().st_size), pieces, target)

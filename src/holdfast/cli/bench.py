@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import click
 
-from holdfast.cli import planes, printing
+from holdfast.cli import connect, printing
 from holdfast.cli.commands import Verb
-from holdfast.client.ports import AsyncRemotePort
+from holdfast.client.transport import AsyncRemotePort
 from holdfast.errors import Conflict
 from holdfast.handles import AsyncPlane
 from holdfast.plane import Options, open_plane_async
@@ -30,13 +30,13 @@ _COLUMNS: Final = ("step", "count", "rate_per_second", "p50_ms", "p99_ms", "max_
 @click.option("--tier", type=click.Choice(["critical", "important"]), default="critical", help="What is promised.")
 def bench(*, messages: int, callers: int, size: int, name: str, tier: str) -> None:
     """Put messages, each acknowledged by itself, then receive and acknowledge them all."""
-    place = planes.target()
+    place = connect.target()
     found = asyncio.run(_bench(place, name, messages=messages, callers=callers, size=size, tier=Tier(tier)))
     printing.rows(found, _COLUMNS)
 
 
 async def _bench(
-    place: planes.Target, name: str, *, messages: int, callers: int, size: int, tier: Tier
+    place: connect.Target, name: str, *, messages: int, callers: int, size: int, tier: Tier
 ) -> list[dict[str, Any]]:
     plane = await _opened(place)
     try:
@@ -63,7 +63,7 @@ async def _bench(
         await plane.close()
 
 
-async def _opened(place: planes.Target) -> AsyncPlane:
+async def _opened(place: connect.Target) -> AsyncPlane:
     if place.is_server:
         remote = AsyncRemotePort(place.url, token=place.token, tls=place.tls(), patience_seconds=place.patience_seconds)
         return AsyncPlane(remote, place.universe)

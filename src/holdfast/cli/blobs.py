@@ -9,7 +9,7 @@ from typing import IO
 
 import click
 
-from holdfast.cli import planes, printing, values
+from holdfast.cli import connect, printing, values
 from holdfast.cli.commands import Noun
 from holdfast.errors import BlobNotFound, PathUnusable
 
@@ -25,7 +25,7 @@ def put(file: str) -> None:
     """Store a file, or standard input for -; prints the hash that names it."""
     with ExitStack() as stack:
         stream = stack.enter_context(values.source(None, file))
-        plane = stack.enter_context(planes.opened())
+        plane = stack.enter_context(connect.opened())
         advance = stack.enter_context(printing.progress("Bytes", _size(stream)))
 
         def counted() -> Iterator[bytes]:
@@ -46,7 +46,7 @@ def put(file: str) -> None:
 @click.option("--length", type=click.IntRange(0), help="So many bytes, at most.  [default: all]")
 def get(hash: str, out: str | None, start: int, length: int | None) -> None:
     """The bytes of a blob, or some of them: only those are read."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         pieces = plane.blobs.open(hash, start=start, length=length)
         if out is None:
             for piece in pieces:
@@ -61,7 +61,7 @@ def get(hash: str, out: str | None, start: int, length: int | None) -> None:
 @click.argument("hash")
 def has(hash: str) -> None:
     """Whether a blob is stored; exit code 4 says that it is not."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         if not plane.blobs.has(hash):
             raise BlobNotFound(f"No blob {hash} is stored in {plane.universe}")
     printing.done("yes", {"hash": hash, "stored": True})

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.cli.planes import Target, patiently
+from holdfast.cli.connect import Target, patiently
 from holdfast.errors import InvalidUrl, Unsupported
 from holdfast.layers.migrations import check_complete
 from holdfast.names import folder_at

@@ -7,12 +7,12 @@ from typing import Any
 import click
 import msgspec
 
-from holdfast.cli import directories, planes, printing
+from holdfast.cli import connect, directories, printing
 from holdfast.cli.commands import Verb, wants_json
-from holdfast.cli.exits import DAMAGED
+from holdfast.cli.exit_codes import DAMAGED
 from holdfast.errors import Corrupt, PathUnusable
 from holdfast.plane.formats import check_marker
-from holdfast.wire.checkups import Finding, Seen
+from holdfast.wire.health_checks import Finding, Seen
 
 
 class Checkup(msgspec.Struct):
@@ -41,12 +41,12 @@ def doctor(path: str | None, deep: bool) -> None:
     key space, as it is at one moment, and goes on meanwhile; its token must allow doctor:run in every universe. A
     directory must not be open elsewhere. Repairs nothing. Exit code 10 says that something is damaged.
     """
-    place = planes.target()
+    place = connect.target()
     if path is not None:
         place = msgspec.structs.replace(place, url=path if "://" in path or path.startswith("dir:") else f"dir:{path}")
     if place.is_server:
         where, left = place.url, []
-        with planes.opened(place) as plane:
+        with connect.opened(place) as plane:
             found = _gathered(plane.backups.examine(deep=deep))
     else:
         folder = directories.path_of(place, what_for="doctor")
@@ -66,10 +66,10 @@ def doctor(path: str | None, deep: bool) -> None:
     click.get_current_context().exit(DAMAGED if findings else 0)
 
 
-def _examined(folder: Path, place: planes.Target, *, deep: bool) -> Iterator[Seen]:
+def _examined(folder: Path, place: connect.Target, *, deep: bool) -> Iterator[Seen]:
     """Look at one kind of thing after the other; what cannot be opened at all is a finding, and the last one."""
-    from holdfast.runtime import checkups  # Nobody who asks a server needs these.
-    from holdfast.runtime.checkpoints import looked_at
+    from holdfast.runtime.maintenance import health_checks
+    from holdfast.runtime.maintenance.checkpoints import looked_at
 
     try:
         check_marker(folder)
@@ -80,7 +80,7 @@ def _examined(folder: Path, place: planes.Target, *, deep: bool) -> Iterator[See
     yield Seen("data directory", 1)
     with database:
         objects = directories.objects_of(folder, place)
-        for name, look in checkups.every(database, objects, deep=deep).items():
+        for name, look in health_checks.every(database, objects, deep=deep).items():
             yield from (line.seen for line in looked_at(name, look()) if line.seen is not None)
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from holdfast.cli import planes, printing, values
+from holdfast.cli import connect, printing, values
 from holdfast.cli.commands import Noun
 from holdfast.errors import NotFound
 from holdfast.handles.sync.entities import Entity
@@ -24,7 +24,7 @@ def entity() -> None:
 @click.argument("id")
 def get(kind: str, id: str) -> None:
     """An entity; exit code 4 says that there is none."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.entities.get(kind, id)
     if found is None:
         raise NotFound(f"There is no {kind} {id}")
@@ -49,7 +49,7 @@ def set_(
 ) -> None:
     """Set fields, each by its tier, and leave the others as they are."""
     wanted = dict(map(values.field, fields))
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         if if_version is not None:
             written = plane.entities.put_if_version(kind, id, wanted, expected_version=if_version, session=session)
             version, durability = written.versions[0], written.durability
@@ -75,7 +75,7 @@ def set_(
 )
 def scan(kind: str, after: str, limit: int) -> None:
     """Entities of a kind, in the order of their ids."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.entities.scan(kind, after=after, limit=limit)
     printing.rows([_fields(each) for each in found], ("id", "version", "updated_at", "fields"))
 
@@ -89,7 +89,7 @@ def scan(kind: str, after: str, limit: int) -> None:
 )
 def history(kind: str, id: str, after: int, limit: int) -> None:
     """What changed in an entity, version by version."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.entities.history(kind, id, after=after, limit=limit)
     rows = [
         {
@@ -111,7 +111,7 @@ def history(kind: str, id: str, after: int, limit: int) -> None:
 @click.option("--if-version", type=int, help="Only if it has this version.")
 def delete(kind: str, id: str, if_version: int | None) -> None:
     """Delete an entity; its history stays. Exit code 4 says that there was none."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         if not plane.entities.delete(kind, id, expected_version=if_version):
             raise NotFound(f"There is no {kind} {id}")
     printing.done(f"{kind} {id} is deleted", {"kind": kind, "id": id, "deleted": True})

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import click
 
 from holdfast.cli.commands import wants_json
-from holdfast.cli.exits import code_of
+from holdfast.cli.exit_codes import code_of
 from holdfast.errors import HoldfastError
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from holdfast.cli import exports, planes, printing, runs
+from holdfast.cli import connect, exports, lock_run, printing
 from holdfast.cli.commands import Noun, wants_json
 from holdfast.cli.durations import SECONDS, WAIT
 from holdfast.errors import HoldfastError, InvalidArgument, LeaseHeld, NotFound
@@ -62,11 +62,11 @@ def run(
     HOLDFAST_LEASE_ID and HOLDFAST_FENCE in its environment: a number that only grows, to be checked by whatever COMMAND
     writes to. Signals are passed on to it.
     """
-    with planes.Visits(planes.target()) as visits:
+    with connect.Visits(connect.target()) as visits:
         granted = _acquired(visits, key, ttl=ttl, wait=wait, owner=owner, txn_id=txn_id)
         try:
-            renewal = runs.Renewal(lambda: visits.call(lambda plane: _lease(plane, granted, ttl).keepalive()), ttl)
-            code = runs.run(command, {**os.environ, **_variables(granted)}, renewal, grace_seconds=grace)
+            renewal = lock_run.Renewal(lambda: visits.call(lambda plane: _lease(plane, granted, ttl).keepalive()), ttl)
+            code = lock_run.run(command, {**os.environ, **_variables(granted)}, renewal, grace_seconds=grace)
         finally:
             _release(visits, granted)
     click.get_current_context().exit(code)
@@ -77,7 +77,7 @@ def run(
 @_waits
 def acquire(key: str, ttl: float, wait: float, owner: str | None, txn_id: str | None) -> None:
     """Get the lock NAME until --ttl is over, and export what `lock keepalive` and `lock release` need."""
-    with exports.forgotten_on_failure(_VARIABLES), planes.Visits(planes.target()) as visits:
+    with exports.forgotten_on_failure(_VARIABLES), connect.Visits(connect.target()) as visits:
         granted = _acquired(visits, key, ttl=ttl, wait=wait, owner=owner, txn_id=txn_id)
     printing.record(_fields(granted)) if wants_json() else click.echo(exports.lines(_variables(granted)))
 
@@ -142,7 +142,7 @@ def _named(command: Any) -> Any:
 @click.option("--ttl", type=SECONDS, default=LEASE_TTL_SECONDS, help="At least how long from now.  [default: 30]")
 def keepalive(ttl: float, **named: Any) -> None:
     """Let a lock that is held last longer. It never gets shorter."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         lease = _required(plane, ttl, named)
         until = printing.moment(round(lease.keepalive().timestamp() * 1_000))
     printing.done(f"{lease.key} is held until {until}", {"key": lease.key, "expires_at": until})
@@ -152,7 +152,7 @@ def keepalive(ttl: float, **named: Any) -> None:
 @_named
 def release(**named: Any) -> None:
     """Give a lock back. Giving back twice is fine."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         lease = _required(plane, LEASE_TTL_SECONDS, named)
         released = lease.release()
     said = "is free" if released else "was not held any more"
@@ -163,7 +163,7 @@ def release(**named: Any) -> None:
 @click.argument("key", metavar="NAME")
 def describe(key: str) -> None:
     """Who had the lock last, and whether they still have it."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.lease(key).describe()
     if found.lease is None:
         raise NotFound(f"Nobody has ever held {key}")
@@ -176,7 +176,7 @@ def describe(key: str) -> None:
 def list_(after: str, limit: int) -> None:
     """The locks that are held now."""
     found: list[Granted] = []
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         place: str | None = after
         while place is not None and len(found) < limit:
             page = plane.leases(after=place, limit=min(limit, 1_000))
@@ -185,7 +185,7 @@ def list_(after: str, limit: int) -> None:
 
 
 def _acquired(
-    visits: planes.Visits, key: str, *, ttl: float, wait: float, owner: str | None, txn_id: str | None
+    visits: connect.Visits, key: str, *, ttl: float, wait: float, owner: str | None, txn_id: str | None
 ) -> Granted:
     owner = owner or f"{socket.gethostname()}:{os.getpid()}"
     refusal: list[LeaseHeld] = []
@@ -204,7 +204,7 @@ def _acquired(
     return found
 
 
-def _release(visits: planes.Visits, granted: Granted) -> None:
+def _release(visits: connect.Visits, granted: Granted) -> None:
     try:
         visits.call(lambda plane: _lease(plane, granted, LEASE_TTL_SECONDS).release())
     except HoldfastError as error:

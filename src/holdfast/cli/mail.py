@@ -9,13 +9,13 @@ from typing import Any, Final
 import click
 import msgspec
 
-from holdfast.cli import planes, printing, values
+from holdfast.cli import connect, printing, values
 from holdfast.cli.commands import Noun
 from holdfast.cli.durations import SECONDS, WAIT
 from holdfast.cli.messages import kind_of
+from holdfast.encryption import AgentKey
 from holdfast.handles import Plane
 from holdfast.limits import MAIL_BATCH_MAX, MAIL_BYTES_MAX, READ_ENTRIES_MAX
-from holdfast.sealing import AgentKey
 from holdfast.wire.mail import Envelope, MailboxSize, MailPolicy, MailReceipt
 
 _ENVELOPES: Final = ("sequence", "id", "from", "sent_at", "payload")
@@ -57,7 +57,7 @@ def send(
     seal: bool,
 ) -> None:
     """Send a mail: BODY, a file, or standard input. Prints its id."""
-    with values.source(body, file) as stream, planes.opened() as plane:
+    with values.source(body, file) as stream, connect.opened() as plane:
         data = stream.read(MAIL_BYTES_MAX + 1)
         sent = plane.mailbox(sender, key=_key(key_file)).send(
             to,
@@ -83,7 +83,7 @@ def send(
 def read(*, agent: str, count: int, after: int, wait: float, peek: bool, confirmed: bool, key_file: str | None) -> None:
     """The mail of AGENT, the oldest first. It stays until it is confirmed."""
     key = _key(key_file)
-    with planes.Visits(planes.target()) as visits:
+    with connect.Visits(connect.target()) as visits:
 
         def look(plane: Plane, seconds: float) -> list[Envelope] | None:
             found = plane.mailbox(agent).read(after=after, limit=count, wait_seconds=seconds, peek=peek)
@@ -104,7 +104,7 @@ def read(*, agent: str, count: int, after: int, wait: float, peek: bool, confirm
 def watch(agent: str, count: int | None, keep: bool, key_file: str | None) -> None:
     """Print the mail of AGENT as it comes, one a line, until it is interrupted; what was printed is confirmed."""
     key = _key(key_file)
-    with planes.Visits(planes.target()) as visits:
+    with connect.Visits(connect.target()) as visits:
         for each in itertools.islice(_coming(visits, agent), count):
             shown = visits.call(partial(_opened, agent=agent, key=key, each=each))
             fields = _fields(shown)
@@ -114,7 +114,7 @@ def watch(agent: str, count: int | None, keep: bool, key_file: str | None) -> No
                 visits.call(partial(_confirm, agent=agent, mails=[each]))
 
 
-def _coming(visits: planes.Visits, agent: str) -> Iterator[Envelope]:
+def _coming(visits: connect.Visits, agent: str) -> Iterator[Envelope]:
     after = -1
     while True:
 
@@ -131,7 +131,7 @@ def _coming(visits: planes.Visits, agent: str) -> Iterator[Envelope]:
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 def confirm(agent: str, ids: tuple[str, ...]) -> None:
     """Mails have arrived: remove them, and tell their senders."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         count = plane.mailbox(agent).confirm(ids)
     printing.done(f"{count:,} mails of {agent} have arrived", {"agent": agent, "count": count})
 
@@ -140,7 +140,7 @@ def confirm(agent: str, ids: tuple[str, ...]) -> None:
 @click.argument("agent", metavar="AGENT")
 def count(agent: str) -> None:
     """How much mail waits for AGENT, since when, and whether anybody reads it."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.mailbox(agent).stats()
     printing.record(
         {
@@ -158,7 +158,7 @@ def count(agent: str) -> None:
 @click.option("--limit", type=click.IntRange(1, MAIL_BATCH_MAX), default=MAIL_BATCH_MAX, help="At most so many.")
 def list_(after: str, limit: int) -> None:
     """Mailboxes, and how much waits in each."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.mailboxes(after=after, limit=limit)
     printing.rows([_box_fields(each) for each in found], _BOXES, nothing="Nobody has mail.")
 
@@ -169,7 +169,7 @@ def list_(after: str, limit: int) -> None:
 @click.option("-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="At most so many.")
 def receipts(agent: str, after: int, count: int) -> None:
     """What became of the mail that AGENT has sent."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.mailbox(agent).receipts(after=after, limit=count)
     printing.rows([_receipt_fields(each) for each in found], _RECEIPTS, nothing="Nothing was sent.")
 
@@ -180,7 +180,7 @@ def receipts(agent: str, after: int, count: int) -> None:
 @click.option("--off", is_flag=True, help="Accept the sender's mail again.")
 def block(agent: str, sender: str | None, off: bool) -> None:
     """Refuse the mail of SENDER to AGENT; without a SENDER, list those that are refused."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         mailbox = plane.mailbox(agent)
         if sender is None:
             printing.rows([{"sender": each} for each in mailbox.blocked(limit=1_000)], ["sender"])
@@ -196,7 +196,7 @@ def block(agent: str, sender: str | None, off: bool) -> None:
 def policy(**changes: Any) -> None:
     """How much mail a mailbox holds, and for how long; options change it."""
     wanted = {field: value for field, value in changes.items() if value is not None}
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found: MailPolicy = plane.mail_policy()
         if wanted:
             found = plane.set_mail_policy(msgspec.structs.replace(found, **wanted))

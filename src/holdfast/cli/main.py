@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from holdfast import __version__
-from holdfast.cli import exits
+from holdfast.cli import exit_codes
 from holdfast.cli.commands import Globals, Noun, Verb, global_options
 
 # Where each command is; a file is loaded when its command is asked for.
@@ -61,7 +61,7 @@ class Root(Noun):
         with formatter.section("Environment"):
             formatter.write_dl(_ENVIRONMENT)
         with formatter.section("Exit codes"):
-            formatter.write_dl([(str(code), meaning) for code, meaning in exits.MEANINGS.items()])
+            formatter.write_dl([(str(code), meaning) for code, meaning in exit_codes.MEANINGS.items()])
 
     def main(
         self,
@@ -87,8 +87,8 @@ class Root(Noun):
             )
         except (Exception, KeyboardInterrupt) as error:
             # Looked for in the words: a command line that is wrong was not understood so far.
-            exits.tell(error, as_json="--json" in takewhile(lambda word: word != "--", words))
-            sys.exit(exits.code_of(error))
+            exit_codes.tell(error, as_json="--json" in takewhile(lambda word: word != "--", words))
+            sys.exit(exit_codes.code_of(error))
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from holdfast.cli import planes, printing
+from holdfast.cli import connect, printing
 from holdfast.cli.commands import Verb, given
 from holdfast.errors import InvalidArgument, PlaneInUse
 from holdfast.layers.migrations import Migration, State
 from holdfast.names import folder_at
 from holdfast.plane.formats import check_marker
 from holdfast.plane.migrations import check_unused, folder_of, opened_source, opened_target, said
-from holdfast.runtime.migrations import Mover
+from holdfast.runtime.maintenance.migrations import Mover
 
 
 @click.command(
@@ -44,9 +44,9 @@ def migrate(source: str, target: str, *, activity: str | None, leave_activity: b
     to_objects = stores["to_objects"] or _shared_objects(target)
     logs = None if activity is None else folder_at(activity)
     with ExitStack() as stack:
-        here = planes.patiently(
+        here = connect.patiently(
             lambda: stack.enter_context(opened_source(source, objects=from_objects, logs=logs)),
-            planes.target().patience_seconds,
+            connect.target().patience_seconds,
         )
         there = stack.enter_context(opened_target(target, objects=to_objects))
         mover = Mover(here, there, said(source), with_logs=not leave_activity)

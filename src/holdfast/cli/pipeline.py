@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from holdfast.cli import contexts, planes, printing
+from holdfast.cli import connect, contexts, printing
 from holdfast.cli.commands import Noun, given, wants_json
-from holdfast.cli.exits import DAMAGED
+from holdfast.cli.exit_codes import DAMAGED
 from holdfast.errors import Backend, InvalidArgument, InvalidUrl, Unreachable, Unsupported
 from holdfast.names import checked_name
 
@@ -194,7 +194,7 @@ def _run(names: Sequence[str], options: dict[str, Any], *, needs_lake: bool = Tr
 
     if config.data.startswith(("http://", "https://")) and not set(names) <= set(jobs.PLANELESS):
         config.tls()  # Whoever has mistyped something need not wait for Spark to start.
-        _knock(config.data, given().get("patience", planes.PATIENCE_SECONDS))
+        _knock(config.data, given().get("patience", connect.PATIENCE_SECONDS))
     told: list[Told] = []
     needs_spark = not set(names) <= set(jobs.SPARKLESS)
     with _spark(options["master"], options["remote"]) if needs_spark else nullcontext() as spark:
@@ -209,7 +209,7 @@ def _run(names: Sequence[str], options: dict[str, Any], *, needs_lake: bool = Tr
 def _config(options: dict[str, Any], *, needs_lake: bool) -> "Config":
     with _spark_is_there():
         from holdfast.pipeline.config import PATIENCE_SECONDS, Config
-        from holdfast.pipeline.lake.places import place
+        from holdfast.pipeline.lake.locations import place
 
     lake = options["lake"] or ""
     if needs_lake and not lake:

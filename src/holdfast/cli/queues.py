@@ -8,9 +8,9 @@ from typing import IO, Any, Final, TypeVar
 import click
 import msgspec
 
-from holdfast.cli import deliveries, planes, printing, schedules, values
+from holdfast.cli import connect, consume, printing, schedules, values
 from holdfast.cli.commands import Noun, wants_json
-from holdfast.cli.deliveries import delivery_fields
+from holdfast.cli.consume import delivery_fields
 from holdfast.cli.durations import SECONDS
 from holdfast.cli.messages import kind_of, message_of, message_options
 from holdfast.handles import Plane
@@ -29,7 +29,7 @@ def queue() -> None:
     """Work that is done at least once."""
 
 
-for command in (deliveries.get, deliveries.ack, deliveries.nack, deliveries.extend, deliveries.reject):
+for command in (consume.get, consume.ack, consume.nack, consume.extend, consume.reject):
     queue.add_command(command)
 queue.add_command(schedules.schedule)
 
@@ -50,7 +50,7 @@ queue.add_command(schedules.schedule)
 @click.option("--tier", type=click.Choice(["critical", "important"]), default="critical", help="What is promised.")
 def put(name: str, body: str | None, file: str | None, lines: bool, tier: str, **options: Any) -> None:
     """Put a message: BODY, a file, or standard input. Prints its id."""
-    with values.source(body, file) as stream, planes.opened() as plane:
+    with values.source(body, file) as stream, connect.opened() as plane:
         if lines:
             _put_lines(plane, name, stream, Tier(tier), options)
             return
@@ -79,7 +79,7 @@ def _put_lines(plane: Plane, name: str, stream: IO[bytes], tier: Tier, options: 
 @click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="At most so many.")
 def list_(after: str, limit: int) -> None:
     """The names of queues."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         names = plane.queues(after=after, limit=limit)
     printing.rows([{"queue": name} for name in names], ["queue"], nothing="There is no queue yet.")
 
@@ -88,7 +88,7 @@ def list_(after: str, limit: int) -> None:
 @click.argument("names", metavar="[QUEUE]…", nargs=-1)
 def stats(names: tuple[str, ...]) -> None:
     """How many messages are in which state; of all queues if none is named."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = [plane.queue(name).stats() for name in names or _all_queues(plane)]
     printing.rows([_stats_fields(each) for each in found], _DEPTHS, nothing="There is no queue yet.")
 
@@ -98,7 +98,7 @@ def stats(names: tuple[str, ...]) -> None:
 @click.option("-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=10, help="At most so many.")
 def peek(name: str, count: int) -> None:
     """The messages that are ready, in order. Nothing is consumed."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.queue(name).peek(count)
     _print_messages(found, _LOOKED_AT, "Nothing is ready.")
 
@@ -108,7 +108,7 @@ def peek(name: str, count: int) -> None:
 @click.option("-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="At most so many.")
 def dead(name: str, count: int) -> None:
     """The dead letters of a queue, with what they died of."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.queue(name).dead_letters(count)
     _print_messages(found, _BURIED, "There is no dead letter.")
 
@@ -119,7 +119,7 @@ def dead(name: str, count: int) -> None:
 @click.option("--limit", type=click.IntRange(1), default=1_000, help="At most so many, if none is named.")
 def redrive(name: str, ids: tuple[str, ...], limit: int) -> None:
     """Put dead letters back into the queue that they died in."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         count = plane.queue(name).redrive(list(ids) or None, limit=limit)
     printing.done(f"{count:,} dead letters are in {name} again", {"queue": name, "count": count})
 
@@ -130,7 +130,7 @@ def redrive(name: str, ids: tuple[str, ...], limit: int) -> None:
 def purge(name: str, yes: bool) -> None:
     """Remove every message that nobody holds, for good."""
     values.confirmed(f"Remove every message of {name} that nobody holds?", yes=yes)
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         count = plane.queue(name).purge()
     printing.done(f"{count:,} messages of {name} are removed", {"queue": name, "count": count})
 
@@ -139,7 +139,7 @@ def purge(name: str, yes: bool) -> None:
 @click.argument("name", metavar="QUEUE")
 def pause(name: str) -> None:
     """Deliver nothing until `resume`; puts are still taken."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         plane.queue(name).pause()
     printing.done(f"{name} is paused", {"queue": name, "paused": True})
 
@@ -148,7 +148,7 @@ def pause(name: str) -> None:
 @click.argument("name", metavar="QUEUE")
 def resume(name: str) -> None:
     """Deliver again."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         plane.queue(name).resume()
     printing.done(f"{name} is not paused", {"queue": name, "paused": False})
 
@@ -164,7 +164,7 @@ def resume(name: str) -> None:
 def policy(name: str, **changes: Any) -> None:
     """What holds for messages that do not say otherwise; options change it."""
     wanted = {field: value for field, value in changes.items() if value is not None}
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found: QueuePolicy = plane.queue(name).policy()
         if wanted:
             found = plane.queue(name).set_policy(msgspec.structs.replace(found, **wanted))
@@ -177,7 +177,7 @@ def policy(name: str, **changes: Any) -> None:
 @click.option("-n", "count", type=click.IntRange(1), help="End after so many changes.")
 def watch(name: str, interval: float, count: int | None) -> None:
     """Tell how many messages are in which state whenever that changes, until it is interrupted."""
-    with planes.Visits(planes.target()) as visits:
+    with connect.Visits(connect.target()) as visits:
         for fields in itertools.islice(
             _changes(lambda: visits.call(lambda plane: plane.queue(name).stats()), interval), count
         ):

@@ -17,9 +17,9 @@ from obstore.store import LocalStore
 
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.cli import planes, printing
+from holdfast.cli import connect, printing
+from holdfast.cli.backup_format import BACKUP_FORMAT, FINISHED, MANIFEST, Finished, Line
 from holdfast.cli.commands import Verb
-from holdfast.cli.copies import BACKUP_FORMAT, FINISHED, MANIFEST, Finished, Line
 from holdfast.errors import Conflict, HashMismatch, MissingObject, NotFound, ObjectNotFound, SchemaMismatch
 from holdfast.names import folder_at
 from holdfast.plane.formats import FORMAT, MARKER
@@ -48,7 +48,7 @@ def restore(source: str, target: str) -> None:
     finished = _finished(store, source)
     draft = folder.with_name(f"{folder.name}.restoring")
     files = open_objects(f"dir:{draft}")
-    elsewhere = planes.target().objects
+    elsewhere = connect.target().objects
     objects = None if elsewhere is None else open_objects(elsewhere)
     with printing.progress("Bytes", finished.bytes) as advance:
         for line in _manifest(store, finished):

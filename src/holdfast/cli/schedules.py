@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli import planes, printing, values
+from holdfast.cli import connect, printing, values
 from holdfast.cli.commands import Noun
 from holdfast.cli.messages import message_of, message_options
 from holdfast.errors import NotFound
@@ -30,7 +30,7 @@ def add(
     *, name: str, schedule_name: str, cron: str, body: str | None, file: str | None, timezone: str, **options: Any
 ) -> None:
     """Put BODY whenever CRON strikes, in place of a schedule of the same NAME."""
-    with values.source(body, file) as stream, planes.opened() as plane:
+    with values.source(body, file) as stream, connect.opened() as plane:
         message = message_of(plane, stream, options)
         found = plane.queue(name).schedule(
             schedule_name, cron, message.payload, timezone=timezone, **_options_of(message)
@@ -42,7 +42,7 @@ def add(
 @click.argument("name", metavar="QUEUE")
 def list_(name: str) -> None:
     """The schedules of a queue, and when each strikes next."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.queue(name).schedules()
     printing.rows(
         [_fields(each) for each in found], ("name", "cron", "timezone", "next_at"), nothing="There is no schedule."
@@ -54,7 +54,7 @@ def list_(name: str) -> None:
 @click.argument("schedule_name", metavar="NAME")
 def remove(name: str, schedule_name: str) -> None:
     """Remove a schedule."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         if not plane.queue(name).unschedule(schedule_name):
             raise NotFound(f"{name} has no schedule {schedule_name}; holdfast queue schedule list {name} shows them")
     printing.done(f"{schedule_name} is removed", {"queue": name, "removed": schedule_name})

@@ -5,7 +5,7 @@ from typing import Any
 import click
 import msgspec
 
-from holdfast.cli import planes, printing, values
+from holdfast.cli import connect, printing, values
 from holdfast.cli.commands import Noun
 from holdfast.cli.leases import lease_of, lease_options
 from holdfast.errors import NotFound
@@ -20,7 +20,7 @@ def state() -> None:
 @click.argument("key")
 def get(key: str) -> None:
     """The document of a key, with its ETag; exit code 4 says that there is none."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.state(key).get()
     if found is None:
         raise NotFound(f"There is no state {key}; set it first")
@@ -66,7 +66,7 @@ def set_(
     with values.source(value, file) as stream:
         data = stream.read()
     document = data.decode() if text else values.json_value(data)
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         written = plane.state(key).update(
             document,
             lease=lease_of(plane, **lease),
@@ -83,7 +83,7 @@ def set_(
 @lease_options
 def rm(key: str, if_match: str | None, **lease: Any) -> None:
     """Remove the document of a key; exit code 4 says that there was none."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         removed = plane.state(key).remove(lease=lease_of(plane, **lease), if_match=if_match)
     if not removed:
         raise NotFound(f"There is no state {key}")

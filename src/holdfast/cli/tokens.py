@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import click
 
-from holdfast.cli import planes, printing
+from holdfast.cli import connect, printing
 from holdfast.cli.commands import Noun
 from holdfast.cli.durations import SECONDS
 from holdfast.wire.tokens import TokenInfo
@@ -33,8 +33,8 @@ def token() -> None:
 @click.option("--body-max", "body_bytes_max", type=int, help="At most so many bytes in one call.")
 def create(*, name: str, universes: tuple[str, ...], verbs: str, ttl: float | None, **limits: Any) -> None:
     """Make a token and print it, for the only time."""
-    place = planes.target()
-    with planes.opened(place) as plane:
+    place = connect.target()
+    with connect.opened(place) as plane:
         made = plane.tokens.create(
             name, universes=universes or [place.universe], verbs=verbs, ttl_seconds=ttl, **limits
         )
@@ -47,7 +47,7 @@ def create(*, name: str, universes: tuple[str, ...], verbs: str, ttl: float | No
 @click.option("--limit", type=click.IntRange(1, 10_000), default=1_000, help="At most so many.")
 def list_(after: str, limit: int) -> None:
     """All tokens, without their secrets."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.tokens.page(after=after, limit=limit).tokens
     printing.rows([_fields(each) for each in found], _SHOWN, nothing="There is no token yet.")
 
@@ -56,7 +56,7 @@ def list_(after: str, limit: int) -> None:
 @click.argument("id")
 def revoke(id: str) -> None:
     """Refuse a token from now on. ID may be the token itself."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         revoked = plane.tokens.revoke(id)
     printing.done("It is revoked" if revoked else "It could not be used any more", {"revoked": revoked})
 

@@ -7,7 +7,7 @@ import cbor2
 import click
 import msgspec
 
-from holdfast.cli import planes, printing, values
+from holdfast.cli import connect, printing, values
 from holdfast.cli.commands import Noun
 from holdfast.cli.durations import SECONDS
 from holdfast.errors import InvalidValue
@@ -28,7 +28,7 @@ def world() -> None:
 @click.option("--manifest", "manifest_hash", metavar="HASH", help="What defines the world.")
 def create(name: str, manifest_hash: str | None) -> None:
     """Make a world."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         _print(plane.world(name).create(manifest_hash=manifest_hash))
 
 
@@ -37,7 +37,7 @@ def create(name: str, manifest_hash: str | None) -> None:
 @click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="At most so many.")
 def list_(after: str, limit: int) -> None:
     """Worlds, with their state and head."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = [plane.world(name).describe() for name in plane.worlds(after=after, limit=limit)]
     printing.rows([_fields(each) for each in found], _SHOWN, nothing="There is no world yet.")
 
@@ -46,7 +46,7 @@ def list_(after: str, limit: int) -> None:
 @click.argument("name")
 def show(name: str) -> None:
     """A world's state, head, baseline, snapshots, segments and inbox."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.world(name)
         fields = _fields(found.describe())
         if fields["state"] not in ("deleting", "deleted"):
@@ -77,7 +77,7 @@ def append(name: str, entries: tuple[str, ...], lines: str | None, expected_head
             found += [values.json_value(line) for line in stream if line.strip()]
     if not found:
         raise InvalidValue("There is nothing to append; give entries as JSON, or --lines PATH")
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         journal = plane.world(name)
         head = first = journal.head() if expected_head is None else expected_head
         with printing.progress("Entries", len(found)) as advance:
@@ -99,7 +99,7 @@ def append(name: str, entries: tuple[str, ...], lines: str | None, expected_head
 def tail(name: str, count: int, start: int | None, follow: bool, interval: float) -> None:
     """The records of the journal."""
 
-    with planes.Visits(planes.target()) as visits:
+    with connect.Visits(connect.target()) as visits:
         height = start
         if height is None:
             height = max(visits.call(lambda plane: plane.world(name).head()) - count, 0)
@@ -136,7 +136,7 @@ def put(
     *, name: str, schema: str | None, payload: str | None, file: str | None, item: str | None, control: str | None
 ) -> None:
     """Put an item behind all others: an event with a SCHEMA and a PAYLOAD, unless an option says otherwise."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         sequence = plane.world(name).inbox.put(_item(schema, payload, file, item, control))
     printing.done(f"It is item {sequence} of {name}", {"world": name, "sequence": sequence})
 
@@ -147,7 +147,7 @@ def put(
 @click.option("-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="At most so many.")
 def read(name: str, after: int | None, count: int) -> None:
     """Items of the inbox."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         box = plane.world(name).inbox
         found = box.read(after=box.cursor() if after is None else after, limit=count)
     rows = [{"sequence": sequence, "item": msgspec.to_builtins(each)} for sequence, each in found]
@@ -159,7 +159,7 @@ def read(name: str, after: int | None, count: int) -> None:
 @click.option("--limit", type=click.IntRange(1, BATCH_ENTRIES_MAX), default=BATCH_ENTRIES_MAX, help="At most so many.")
 def drain(name: str, limit: int) -> None:
     """Move the next items of the inbox into the journal, each exactly once."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         heights = plane.world(name).drain(limit=limit)
     printing.done(f"{len(heights)} items are in the journal of {name}", {"world": name, "heights": heights})
 
@@ -178,7 +178,7 @@ def snapshot(name: str, state: str | None, file: str | None, **options: Any) -> 
     """Store the state that all records below --height lead to."""
     with values.source(state, file) as stream:
         value = values.json_value(stream.read())
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.world(name).snapshots.commit(value, **options)
     printing.record(msgspec.structs.asdict(found))
 
@@ -189,7 +189,7 @@ def snapshot(name: str, state: str | None, file: str | None, **options: Any) -> 
 @click.option("--margin", type=int, default=SEGMENT_MARGIN, show_default=True, help="Below the baseline that stay hot.")
 def compact(name: str, entries: int, margin: int) -> None:
     """Move the cold end of the journal into the object store. Reading does not change."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         found = plane.world(name).compact(entries=entries, margin=margin)
     said = f"{found.records:,} records of {name} are in {found.segments:,} new segments"
     printing.done(said, {"world": name, **msgspec.structs.asdict(found)})
@@ -201,7 +201,7 @@ def compact(name: str, entries: int, margin: int) -> None:
 @click.option("--height", type=int, required=True, help="What is below it is shared.")
 def fork(name: str, target: str, height: int) -> None:
     """Make a world TARGET with the history of NAME below a height."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         _print(plane.world(name).fork(target, height=height).describe())
 
 
@@ -209,7 +209,7 @@ def fork(name: str, target: str, height: int) -> None:
 @click.argument("name")
 def pause(name: str) -> None:
     """Take no more appends and drains."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         _print(plane.world(name).pause())
 
 
@@ -217,7 +217,7 @@ def pause(name: str) -> None:
 @click.argument("name")
 def resume(name: str) -> None:
     """Go on after a pause, or out of the archive."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         _print(plane.world(name).resume())
 
 
@@ -225,7 +225,7 @@ def resume(name: str) -> None:
 @click.argument("name")
 def archive(name: str) -> None:
     """Take nothing any more; everything stays readable."""
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         _print(plane.world(name).archive())
 
 
@@ -235,7 +235,7 @@ def archive(name: str) -> None:
 def delete(name: str, yes: bool) -> None:
     """Remove an archived world for good. Its name stays taken."""
     values.confirmed(f"Remove the world {name} and all of its history?", yes=yes)
-    with planes.opened() as plane:
+    with connect.opened() as plane:
         _print(plane.world(name).delete())
 
 

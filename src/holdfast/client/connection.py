@@ -25,14 +25,14 @@ import msgspec
 import websockets
 from websockets.asyncio.client import connect
 
-from holdfast.client.answers import undo_of
-from holdfast.client.merging import MERGED, Merged, Merging, Small
-from holdfast.client.pendings import Pending, frames_of, sift
-from holdfast.client.reasons import BEFORE_KEYS, told, unknown
-from holdfast.client.sockets import Socket
+from holdfast.adaptive_batching import Turns
+from holdfast.client.batching import MERGED, Merged, Merging, Small
+from holdfast.client.connection_errors import BEFORE_KEYS, told, unknown
+from holdfast.client.pending_calls import Pending, frames_of, sift
+from holdfast.client.undo import undo_of
+from holdfast.client.websocket import Socket
 from holdfast.errors import Closed, HoldfastError, NotAllowed, ShutdownDraining, Unreachable, Unsupported
 from holdfast.limits import CALLS_MAX, CONNECT_PAUSE_MS_MAX, ONCE_PERIOD_SECONDS
-from holdfast.turns import Turns
 from holdfast.wire.frames import (
     PROTOCOL,
     AnyRequest,

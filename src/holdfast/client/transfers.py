@@ -8,11 +8,11 @@ import http.client
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from holdfast.client.bodies import Server, connect, headers, path, patiently, problem_in
+from holdfast.client.streaming import Server, connect, headers, path, patiently, problem_in
 from holdfast.errors import Unreachable
 from holdfast.limits import BLOB_PART_BYTES
 from holdfast.wire.backups import ListBackup, OpenBackup
-from holdfast.wire.checkups import RunCheckups
+from holdfast.wire.health_checks import RunCheckups
 
 Streamed = ListBackup | OpenBackup | RunCheckups
 STREAMED: Final = (ListBackup, OpenBackup, RunCheckups)

@@ -13,10 +13,10 @@ from typing import IO, Any, Final
 import msgspec
 
 import holdfast
-from holdfast.demo.cast import INTERRUPTIONS, PATIENCE_SECONDS, Cast
 from holdfast.demo.chapters import history, mail, memories, opening, outage, poison, tickets, tiers
-from holdfast.demo.night import Night
-from holdfast.demo.stage import Claim, Stage
+from holdfast.demo.context import Night
+from holdfast.demo.output import Claim, Stage
+from holdfast.demo.processes import INTERRUPTIONS, PATIENCE_SECONDS, Cast
 from holdfast.errors import PathUnusable
 
 _CHAPTERS: Final[tuple[Callable[[Night], Any], ...]] = (

@@ -5,7 +5,7 @@ Those for threads and those for event loops are loaded when the first of them is
 
 from typing import TYPE_CHECKING, Final
 
-from holdfast.lazy import lazily
+from holdfast._lazy_imports import lazily
 
 if TYPE_CHECKING:
     from holdfast.handles.opening import Opening

@@ -15,7 +15,7 @@ from holdfast.wire.backups import (
     ListBackup,
     OpenBackup,
 )
-from holdfast.wire.checkups import RunCheckups, Seen
+from holdfast.wire.health_checks import RunCheckups, Seen
 from holdfast.wire.problems import error_of
 
 _decode = msgspec.json.Decoder(Line).decode

@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 import cbor2
 import msgspec
 
-from holdfast.errors.codes import rebuild
+from holdfast.errors import rebuild
 from holdfast.limits import EXTEND_FOR_SECONDS
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncPort

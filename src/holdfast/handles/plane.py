@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from holdfast.encryption import AgentKey
 from holdfast.handles.activity import AsyncActivity
 from holdfast.handles.agents import AsyncAgents
 from holdfast.handles.atomic import AsyncAtomic
@@ -19,7 +20,6 @@ from holdfast.handles.states import AsyncState
 from holdfast.handles.tokens import AsyncTokens
 from holdfast.handles.worlds import AsyncWorld
 from holdfast.names import UNIVERSE, checked_name
-from holdfast.sealing import AgentKey
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncPort
 from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits

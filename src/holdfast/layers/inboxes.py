@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.errors import CursorAdvanced, InvalidArgument, InvalidValue, PayloadTooLarge
 from holdfast.kv import Subspace, Transaction
-from holdfast.layers import journals, records
+from holdfast.layers import journal_records, journals
 from holdfast.layers.worlds import World, describe, require_active, require_reachable, room
 from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, INBOX_ITEM_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.wire.inboxes import KINDS, InboxItem, excess_of, fault_of
@@ -110,7 +110,7 @@ def drain(tx: Transaction, world: World, *, limit: int = BATCH_ENTRIES_MAX) -> l
     taken: list[tuple[int, InboxItem]] = []
     size = 0
     for sequence, item in read(tx, world, after=after, limit=limit):
-        record = records.ingress(sequence, item)
+        record = journal_records.ingress(sequence, item)
         size += len(record)
         if size > BATCH_BYTES_MAX:
             break

@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.errors import FencingMismatch, InvalidArgument, LeaseConflict, LeaseExpired, LeaseHeld, TxnMismatch
 from holdfast.kv import Subspace, Transaction
-from holdfast.layers.once import Once, forget_one, recall, recall_any, remember
+from holdfast.layers.idempotency import Once, forget_one, recall, recall_any, remember
 from holdfast.limits import NAMES_KNOWN_MAX, OWNER_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.wire.leases import Granted, LeaseProof
 

@@ -18,9 +18,9 @@ import msgspec
 
 from holdfast.errors import Conflict, InvalidKey, MigrationUnfinished, TargetNotEmpty
 from holdfast.kv import Pair, Subspace, Transaction, pages, prefix_range, unpack
-from holdfast.layers.queues import rooms
-from holdfast.layers.queues.rooms import QueueKey, Room
-from holdfast.layers.queues.tallies import NEVER_MS, Tally, add
+from holdfast.layers.queues import keys as queue_keys
+from holdfast.layers.queues.counters import NEVER_MS, Tally, add
+from holdfast.layers.queues.keys import QueueKey, Room
 
 KEY: Final = Subspace("holdfast").key("migration")
 BEGIN, END = prefix_range(b"")
@@ -132,7 +132,7 @@ def queue_of_tally(key: bytes) -> Room | None:
         return None
     match elements:
         case ("u", str(universe), "q", str(queue), "tally", str()):
-            return rooms.room_of(QueueKey(universe, queue))
+            return queue_keys.room_of(QueueKey(universe, queue))
     return None
 
 
@@ -155,4 +155,4 @@ def united_tally(tx: Transaction, room: Room) -> Pair:
     united.swept_minute = min(tally.swept_minute for tally in tallies)
     latest = max(tallies, key=lambda tally: tally.budget_ms)
     united.budget, united.budget_ms = latest.budget, latest.budget_ms
-    return room.own_tally, rooms.encode(united)
+    return room.own_tally, queue_keys.encode(united)

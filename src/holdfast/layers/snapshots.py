@@ -17,9 +17,9 @@ import msgspec
 
 from holdfast.errors import BaselineRegressed, InvalidArgument, PromotionRefused, SnapshotExists, SnapshotNotFound
 from holdfast.kv import Transaction, pages
-from holdfast.layers import blobs, journals, records, worlds
+from holdfast.layers import blobs, journal_records, journals, worlds
 from holdfast.layers.blobs import Blob
-from holdfast.layers.records import Kind
+from holdfast.layers.journal_records import Kind
 from holdfast.layers.worlds import World, room
 from holdfast.wire.canonical import canonical
 
@@ -88,10 +88,10 @@ def commit(tx: Transaction, world: World, record: SnapshotRecord, *, promote: bo
     if promote:
         _check_promotion(tx, world, record)
     height = journals.head(tx, world)
-    notes = [records.of(Kind.SNAPSHOT, msgspec.structs.asdict(record))] if index(tx, world, record) else []
+    notes = [journal_records.of(Kind.SNAPSHOT, msgspec.structs.asdict(record))] if index(tx, world, record) else []
     if promote and baseline(tx, world) != record:
         tx.put(room(world).key("baseline"), _encode(record))
-        notes.append(records.of(Kind.BASELINE, msgspec.structs.asdict(record)))
+        notes.append(journal_records.of(Kind.BASELINE, msgspec.structs.asdict(record)))
     if notes:
         journals.write(tx, world, notes, height)
     return record
@@ -144,7 +144,7 @@ def page(tx: Transaction, world: World, *, start: int = 0, limit: int) -> list[S
 
 def set_manifest(tx: Transaction, world: World, manifest_hash: str, *, expected_head: int) -> int:
     """Note in the journal that the world is defined by another manifest from here on; the height of the note."""
-    note = records.of(Kind.MANIFEST, manifest_hash)
+    note = journal_records.of(Kind.MANIFEST, manifest_hash)
     height = journals.append(tx, world, [note], expected_head=expected_head)
     tx.put(room(world).key("manifest", height + 1), manifest_hash.encode())
     return height

@@ -21,10 +21,10 @@ import pyarrow as pa
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import ChecksumMismatch, Corrupt, MalformedSegment, MissingObject, ObjectNotFound
 from holdfast.layers import segments
-from holdfast.layers.records import Kind
+from holdfast.layers.journal_records import Kind
 from holdfast.layers.segments import SegmentRecord
 from holdfast.limits import ROWS_BATCH, ROWS_BATCH_BYTES
-from holdfast.pipeline.pieces import OpenStore, Piece, not_staged
+from holdfast.pipeline.journal_chunks import OpenStore, Piece, not_staged
 from holdfast.pipeline.schemas import JOURNAL
 
 

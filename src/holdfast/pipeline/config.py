@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.client import trust
+from holdfast.client import tls
 
 PATIENCE_SECONDS: Final = 30.0
 
@@ -32,7 +32,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             PathUnusable: a file is not there, or is none of its kind.
         """
-        return trust.context(self.data, ca=self.ca, cert=self.cert, key=self.cert_key)
+        return tls.context(self.data, ca=self.ca, cert=self.cert, key=self.cert_key)
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from holdfast.client.ports import RemotePort
+from holdfast.client.transport import RemotePort
 from holdfast.errors import Busy, CasMismatch, InvalidArgument
 from holdfast.limits import (
     CONFLICT_RETRIES_MAX,
@@ -112,7 +112,7 @@ def run(port: Port, load: Load, rows: Iterable[Row]) -> Loaded:
 
     Raises:
         InvalidArgument: a row has no key, or a value that its target does not take.
-        QueueFull: a mailbox is full. What was written stays written; run the load again when there is room.
+        MailboxFull: a mailbox is full. What was written stays written; run the load again when there is room.
     """
     written = known = 0
     for batch in _batches(load, rows):

@@ -13,10 +13,10 @@ import pyarrow as pa
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import MissingObject, ObjectNotFound
 from holdfast.limits import ROWS_BATCH, ROWS_BATCH_BYTES
-from holdfast.pipeline.pieces import OpenStore, not_staged
+from holdfast.pipeline.journal_chunks import OpenStore, not_staged
 from holdfast.pipeline.schemas import ACTIVITY
-from holdfast.runtime import loglines
-from holdfast.runtime.loglines import Line
+from holdfast.runtime.activity import format as log_format
+from holdfast.runtime.activity.format import Line
 
 
 class LogPiece(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ def _rows(piece: LogPiece, data: bytes) -> Iterator[pa.RecordBatch | DamagedLine
     whole = data.rfind(b"\n") + 1
     good: list[Line] = []
     n, bad, size = piece.n, 0, 0
-    for _, line in loglines.lines(data[:whole]):
+    for _, line in log_format.lines(data[:whole]):
         if line is None or not (0 <= line.at_ms < _END_OF_TIME_MS and 0 <= line.n < _N_MAX):
             bad += 1
             continue

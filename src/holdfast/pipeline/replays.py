@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import cbor2
 
 from holdfast.errors import InvalidArgument
-from holdfast.layers import records
-from holdfast.layers.records import Kind
+from holdfast.layers import journal_records
+from holdfast.layers.journal_records import Kind
 from holdfast.wire.canonical import canonical
 from holdfast.wire.restores import Entry
 
@@ -22,7 +22,7 @@ Reducer: TypeAlias = Callable[[Any, Entry], Any]
 
 def chain(state: bytes | None, entry: Entry) -> bytes:
     """The SHA-256 of the state so far and the record: two worlds have the same one only if their histories are."""
-    record = records.of(Kind[entry.kind.upper()], entry.value)
+    record = journal_records.of(Kind[entry.kind.upper()], entry.value)
     return hashlib.sha256((state or b"") + record).digest()
 
 
@@ -56,7 +56,7 @@ def replay(journal: Iterable[bytes], reducer: Reducer, state: Any = None, *, hei
             link = sha256(link + record).digest()
         return link or None
     for at, record in enumerate(journal, height):
-        kind, value = records.split(record)
+        kind, value = journal_records.split(record)
         state = reducer(state, Entry(at, kind, cbor2.loads(value)))
     return state
 

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from holdfast.errors import InvalidArgument, Unreachable, Unsupported
-from holdfast.pipeline import javas
+from holdfast.pipeline import java_runtime
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -135,11 +135,11 @@ def warm() -> Path:
     """
     from pyspark import __version__
 
-    java = javas.find(os.environ)
-    archive = javas.archive(java, __version__, os.environ)
+    java = java_runtime.find(os.environ)
+    archive = java_runtime.archive(java, __version__, os.environ)
     with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
         draft = Path(folder) / archive.name
-        spark = _ours("warm", {}, javas.make(java, draft))
+        spark = _ours("warm", {}, java_runtime.make(java, draft))
         spark.range(1_000).mapInArrow(_same, "id long").groupBy("id").count().collect()
         code = end(spark)
         if code != 0 or not draft.exists():
@@ -176,13 +176,13 @@ def _ours(app: str, conf: Mapping[str, str], *options: str) -> "SparkSession":
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    java = javas.find(os.environ)
+    java = java_runtime.find(os.environ)
     if java.home is not None:
         os.environ["JAVA_HOME"] = java.home
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-    if not options and (archive := javas.archive(java, __version__, os.environ)).exists():
-        options = (javas.use(java, archive),)
+    if not options and (archive := java_runtime.archive(java, __version__, os.environ)).exists():
+        options = (java_runtime.use(java, archive),)
     settings = SparkConf(loadDefaults=False)
     for name, value in {**_settings(app, *options), **conf}.items():
         settings.set(name, value)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from holdfast.errors import HoldfastError
-from holdfast.errors.codes import rebuild
+from holdfast.errors import HoldfastError, rebuild
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -3,9 +3,9 @@
 from typing import Any
 
 from holdfast.errors import InvalidArgument
-from holdfast.layers.once import Once
+from holdfast.layers.idempotency import Once
 from holdfast.names import checked_name
-from holdfast.runtime.activity import ActivityLog, Position
+from holdfast.runtime.activity.log import ActivityLog, Position
 from holdfast.wire.activity import (
     ACCEPTED,
     EndSession,

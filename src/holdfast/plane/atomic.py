@@ -3,10 +3,9 @@
 from functools import partial
 from typing import Any, Final
 
-from holdfast.errors import BatchTooLarge, EmptyBatch, MailNotFound
-from holdfast.errors.codes import rebuild
+from holdfast.errors import BatchTooLarge, EmptyBatch, MailNotFound, rebuild
 from holdfast.kv import Transaction
-from holdfast.layers.once import Once, once
+from holdfast.layers.idempotency import Once, once
 from holdfast.limits import ATOMIC_OPERATIONS_MAX
 from holdfast.plane import entities, leases, mail, queues, states, worlds
 from holdfast.wire.answers import decoder_of

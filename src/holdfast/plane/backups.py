@@ -3,7 +3,7 @@
 from typing import Any
 
 from holdfast.wire.backups import BeginBackup, EndBackup, ListBackup, OpenBackup
-from holdfast.wire.checkups import RunCheckups
+from holdfast.wire.health_checks import RunCheckups
 
 
 def begin(port: Any, request: BeginBackup) -> Any:

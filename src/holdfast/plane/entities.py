@@ -3,10 +3,10 @@
 from typing import Any
 
 from holdfast.kv import Transaction
-from holdfast.layers import entities, tiering
-from holdfast.layers.once import Once
+from holdfast.layers import entities, field_tiers
+from holdfast.layers.idempotency import Once
 from holdfast.names import checked_name
-from holdfast.runtime import loglines
+from holdfast.runtime.activity import format as log_format
 from holdfast.tiers import TierPolicy
 from holdfast.wire.entities import (
     Changes,
@@ -24,7 +24,7 @@ from holdfast.wire.entities import (
 
 
 def get(tx: Transaction, request: GetEntity) -> FoundEntity:
-    key = tiering.entity_key(checked_name("universe", request.universe), request.kind, request.id)
+    key = field_tiers.entity_key(checked_name("universe", request.universe), request.kind, request.id)
     entity = entities.get(tx, key)
     return FoundEntity(None if entity.deleted else entities.record(key, entity), entity.version, entity.stamp)
 
@@ -42,7 +42,7 @@ def kinds(parts: Any, request: ListKinds) -> Any:
 
 
 def history(tx: Transaction, request: ReadChanges) -> Changes:
-    key = tiering.entity_key(checked_name("universe", request.universe), request.kind, request.id)
+    key = field_tiers.entity_key(checked_name("universe", request.universe), request.kind, request.id)
     return Changes(entities.history(tx, key, after=request.after, limit=request.limit))
 
 
@@ -53,14 +53,14 @@ def write(parts: Any, request: WriteEntities, call: Once | None = None) -> Any:
 def write_in(tx: Transaction, request: WriteEntities, policy: TierPolicy) -> Written:
     """`write` as part of a larger commit, at the promise of that one; its locks are not needed, its log comes after."""
     universe = checked_name("universe", request.universe)
-    parts = tiering.parts_of(policy, universe, request.writes)
-    versions = tiering.write(tx, parts, request.seen, universe, tier=request.tier)
+    parts = field_tiers.parts_of(policy, universe, request.writes)
+    versions = field_tiers.write(tx, parts, request.seen, universe, tier=request.tier)
     for part in parts:
         if part.loose:
             # Refused here, where nothing is written yet, rather than when it is told of.
-            record = loglines.encoded(tiering.loose_record(part))
+            record = log_format.encoded(field_tiers.loose_record(part))
             session = None if request.session is None else checked_name("session", request.session)
-            tx.note(tiering.LOOSE, universe, session, record)
+            tx.note(field_tiers.LOOSE, universe, session, record)
     return Written(versions, request.tier)
 
 

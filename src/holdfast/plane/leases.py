@@ -7,8 +7,8 @@ import msgspec
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
 from holdfast.layers import leases
+from holdfast.layers.idempotency import Once
 from holdfast.layers.leases import LeaseKey
-from holdfast.layers.once import Once
 from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, SURVEY_MAX
 from holdfast.names import checked_key, checked_name
 from holdfast.wire.leases import (

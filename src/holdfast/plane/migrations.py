@@ -14,7 +14,7 @@ from holdfast.errors import InvalidUrl, NotFound, TargetNotEmpty, Unsupported
 from holdfast.names import folder_at
 from holdfast.plane.formats import MARKER
 from holdfast.plane.open import open_database
-from holdfast.runtime.migrations import Side
+from holdfast.runtime.maintenance.migrations import Side
 
 _OURS: Final = frozenset({MARKER, "kv", "objects", "activity"})
 _SECRETS: Final = frozenset({"password", "sslpassword"})

@@ -19,18 +19,18 @@ from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable, SchemaMismatch, Unsupported
 from holdfast.kv import Database
-from holdfast.kv.serial import SerialDatabase
+from holdfast.kv.serial_database import SerialDatabase
 from holdfast.layers.blobs import Verify
 from holdfast.layers.migrations import check_complete
 from holdfast.limits import PUSHES_PER_MINUTE
 from holdfast.names import folder_at
+from holdfast.plane.embedded import AsyncEmbeddedPort, EmbeddedPort
 from holdfast.plane.formats import FORMAT, MARKER
-from holdfast.plane.parts import Parts
-from holdfast.plane.ports import AsyncEmbeddedPort, EmbeddedPort
+from holdfast.plane.services import Parts
+from holdfast.runtime.consumer_options import Waits
+from holdfast.runtime.maintenance.compaction_loop import Upkeep
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.worlds import WorldStore
-from holdfast.runtime.upkeep import Upkeep
-from holdfast.runtime.waits import Waits
 from holdfast.tiers import TierPolicy
 
 _KNOWN: Final = "memory:, dir:PATH or postgresql://user@host/database"

@@ -4,7 +4,7 @@ from typing import Any
 
 from holdfast.layers.mailboxes import Address
 from holdfast.names import checked_agent, checked_name
-from holdfast.wire.pushes import NewPush, Pushed
+from holdfast.wire.ingress import NewPush, Pushed
 
 
 async def push(port: Any, sender: str, to: str, new: NewPush, *, universe: str) -> Pushed:

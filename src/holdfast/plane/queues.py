@@ -9,7 +9,7 @@ import msgspec
 from holdfast.errors import BatchTooLarge, EmptyBatch, Fenced, InvalidArgument
 from holdfast.kv import Transaction
 from holdfast.layers import queues
-from holdfast.layers.once import Once
+from holdfast.layers.idempotency import Once
 from holdfast.layers.queues import QueueKey
 from holdfast.limits import MESSAGES_MAX, RECEIVE_WAIT_SECONDS_MAX, VISIBILITY_SECONDS_MAX
 from holdfast.names import checked_name

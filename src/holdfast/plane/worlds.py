@@ -6,8 +6,8 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.layers import inboxes, journals, records, segments, snapshots, worlds
-from holdfast.layers.once import Once
+from holdfast.layers import inboxes, journal_records, journals, segments, snapshots, worlds
+from holdfast.layers.idempotency import Once
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import SURVEY_MAX
@@ -99,7 +99,7 @@ def lag(tx: Transaction, universe: str, *, after: str, limit: int) -> tuple[list
 
 
 def append(tx: Transaction, request: AppendEntries) -> Height:
-    batch = [records.entry(value) for value in request.entries]
+    batch = [journal_records.entry(value) for value in request.entries]
     return Height(journals.append(tx, _world(request), batch, expected_head=request.expected_head))
 
 

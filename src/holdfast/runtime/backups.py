@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import InvalidArgument, NotFound, ObjectNotFound, Unsupported
-from holdfast.runtime.checkpoints import Checkpoints, Lines
+from holdfast.runtime.maintenance.checkpoints import Checkpoints, Lines
 from holdfast.wire.backups import BackupBegun, BackupEnded
 
 

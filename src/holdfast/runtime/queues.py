@@ -9,7 +9,7 @@ import msgspec
 from holdfast.errors import HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import queues
-from holdfast.layers.once import Once
+from holdfast.layers.idempotency import Once
 from holdfast.layers.queues import Purged, QueueKey, Redriven
 from holdfast.limits import PAYLOAD_FETCH_BYTES_MAX
 from holdfast.runtime.blobs import AsyncBlobStore

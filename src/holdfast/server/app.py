@@ -11,13 +11,13 @@ from starlette.routing import BaseRoute, WebSocketRoute
 
 from holdfast.errors import NotAllowed
 from holdfast.server import openapi
+from holdfast.server.authorization import Open
 from holdfast.server.doors import Doors
-from holdfast.server.guards import Open
-from holdfast.server.http.edge import Edge, is_foreign
 from holdfast.server.http.endpoints import routes
 from holdfast.server.http.halls import Hall
 from holdfast.server.http.limits import HttpLimits
-from holdfast.server.http.tables import ENDPOINTS
+from holdfast.server.http.middleware import Edge, is_foreign
+from holdfast.server.http.routes import ENDPOINTS
 from holdfast.server.logs import correlated, correlation_id_of
 from holdfast.server.sockets import BoundedSocket
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from holdfast.errors import Busy, HoldfastError
 from holdfast.limits import ANSWER_BYTES_MAX, PAYLOAD_FETCH_BYTES_MAX, TOGETHER_REPLIES_MAX
-from holdfast.plane.undelivered import give_back
+from holdfast.plane.idempotency import give_back
 from holdfast.server.logs import correlation_id
 from holdfast.server.replies import Replies, encoded, fits
 from holdfast.wire.frames import Reply

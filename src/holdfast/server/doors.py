@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from holdfast.server.guards import Guards, Open
-from holdfast.server.introductions import Introductions
+from holdfast.server.authorization import Guards, Open
 from holdfast.server.relay import Relay, RelayOptions
+from holdfast.server.relay_auth import Introductions
 from holdfast.server.rpc import Rpc
 from holdfast.server.streams import Streams
 

@@ -21,16 +21,15 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.errors import Fenced, HoldfastError, NotAllowed
-from holdfast.errors.codes import rebuild
+from holdfast.errors import Fenced, HoldfastError, NotAllowed, rebuild
 from holdfast.kv import Result
-from holdfast.plane.groups import call_group
+from holdfast.plane.batching import call_group
 from holdfast.server import health, tracing
-from holdfast.server.depths import read_lag, read_queues
-from holdfast.server.guards import Guards
+from holdfast.server.authorization import Guards
 from holdfast.server.histograms import DWELL_SECONDS, SECONDS, SIZES, Histogram
-from holdfast.server.http.refusals import Refusal, problem_response
+from holdfast.server.http.problems import Refusal, problem_response
 from holdfast.server.logs import correlation_id
+from holdfast.server.queue_metrics import read_lag, read_queues
 from holdfast.tiers import Tier
 from holdfast.wire.frames import Call
 from holdfast.wire.leases import AcquireLease

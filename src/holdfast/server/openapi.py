@@ -11,12 +11,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from holdfast.server.bounds import bound
-from holdfast.server.http import dialect
+from holdfast.server.http import json_codec
 from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, sentence_of
 from holdfast.server.http.events import SSE
-from holdfast.server.http.forms import MessageView
-from holdfast.server.http.refusals import JSON, MSGPACK, PROBLEM
+from holdfast.server.http.message_schemas import MessageView
+from holdfast.server.http.problems import JSON, MSGPACK, PROBLEM
+from holdfast.server.openapi_bounds import bound
 from holdfast.wire.problems import Problem
 from holdfast.wire.queues import Delivery
 
@@ -122,7 +122,7 @@ def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
 def _kinds(endpoints: Sequence[Endpoint]) -> list[Any]:
     """Every type that a body, an answer or a parameter has, once each."""
     found: dict[int, Any] = {id(Problem): Problem, id(MessageView): MessageView}
-    for form in dialect.FORMS.values():
+    for form in json_codec.FORMS.values():
         found[id(form)] = form
     for endpoint in endpoints:
         kinds = [*endpoint.takes.values(), *endpoint.answers.values(), *(each.type for each in endpoint.parameters)]
@@ -239,11 +239,11 @@ def _is_tagged(kind: Any) -> bool:
 
 def _translate(components: dict[str, Any]) -> None:
     """Say of the wire's structs what they look like as JSON."""
-    for fields, value in ((dialect.VALUES, _ANYTHING), (dialect.RECORDS, {"type": "object"})):
+    for fields, value in ((json_codec.VALUES, _ANYTHING), (json_codec.RECORDS, {"type": "object"})):
         for (kind, name), shape in fields.items():
             if (component := _name_of(kind, components)) is not None:
                 components[component]["properties"][name] = _shaped(shape, value)
-    for kind, form in {**dialect.FORMS, Delivery: MessageView}.items():
+    for kind, form in {**json_codec.FORMS, Delivery: MessageView}.items():
         if (component := _name_of(kind, components)) is not None:
             components[component] = {"$ref": _REFS.format(name=form.__name__)}
 
@@ -281,10 +281,10 @@ def _name_of(kind: type, components: dict[str, Any]) -> str | None:
     return next((name for name in names if name in components), None)
 
 
-def _shaped(shape: dialect.Shape, value: dict[str, str]) -> dict[str, Any]:
-    if shape is dialect.Shape.LIST:
+def _shaped(shape: json_codec.Shape, value: dict[str, str]) -> dict[str, Any]:
+    if shape is json_codec.Shape.LIST:
         return {"type": "array", "items": value}
-    if shape is dialect.Shape.MAP:
+    if shape is json_codec.Shape.MAP:
         return {"type": "object", "additionalProperties": value}
     return value
 

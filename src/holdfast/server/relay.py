@@ -2,8 +2,8 @@
 
     accepted ──► challenge ──► authenticate, in time ──► welcome ──► frames, both ways ──► closed; a code says why
 
-What a session holds and has done is `runtime/relay.py` and `runtime/rounds.py`, who is at its other end finds
-`introductions.py` out; here is the socket.
+`runtime/relay/session.py` and `runtime/relay/hub.py` hold the state; `relay_auth.py` authenticates the agent; this
+module handles the socket.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from starlette.datastructures import Headers
 
 from holdfast.errors import BatchTooLarge, HoldfastError, InvalidArgument, NotAllowed, PayloadTooLarge, Retry
 from holdfast.limits import FRAME_BYTES_MAX, RELAY_AUTHENTICATE_SECONDS, RELAY_FRAMES_MAX
-from holdfast.runtime.relay import NOT_ALLOWED, PROTOCOL_ERROR, STOPPING, TOO_BIG, TOO_SLOW, Allow, Session
-from holdfast.runtime.rounds import Commit, RelayHub
-from holdfast.server.hearing import Hearing
-from holdfast.server.introductions import Introduced, Introductions
+from holdfast.runtime.relay.hub import Commit, RelayHub
+from holdfast.runtime.relay.session import NOT_ALLOWED, PROTOCOL_ERROR, STOPPING, TOO_BIG, TOO_SLOW, Allow, Session
 from holdfast.server.logs import correlation_id
+from holdfast.server.relay_auth import Introduced, Introductions
 from holdfast.server.sockets import BoundedSocket
+from holdfast.server.websocket_reader import Hearing
 from holdfast.wire.relay import (
     NONCE_BYTES,
     PROTOCOL,
@@ -39,7 +39,7 @@ from holdfast.wire.relay import (
     encode,
     signed_bytes,
 )
-from holdfast.wire.shorts import BINARY, TEXT
+from holdfast.wire.websocket_frames import BINARY, TEXT
 
 _log = logging.getLogger("holdfast.relay")
 _LAST_WORDS_SECONDS: Final = 5.0  # How long whoever is closed may take to hear why.

@@ -30,11 +30,11 @@ from holdfast.errors import (
 from holdfast.limits import PUSH_PAYLOAD_BYTES_MAX, RPC_BATCH_MAX, RPC_BYTES_MAX
 from holdfast.names import UNIVERSE, checked_agent
 from holdfast.plane import pushes
-from holdfast.server.guards import Anybody, Guard
+from holdfast.server.authorization import Anybody, Guard
 from holdfast.server.logs import Sparing
+from holdfast.wire.ingress import NewPush, Pushed
 from holdfast.wire.mail import NewMail, SendMail
 from holdfast.wire.problems import RETRY_AFTER_SECONDS
-from holdfast.wire.pushes import NewPush, Pushed
 from holdfast.wire.requests import Request
 from holdfast.wire.rpc import (
     VERSION,

@@ -26,11 +26,11 @@ from holdfast.limits import FRAME_BYTES_MAX, RELAY_RATE_PER_SECOND
 from holdfast.plane.open import open_plane_async
 from holdfast.server import logs
 from holdfast.server.app import make_app
-from holdfast.server.connections import BoundedHttp
 from holdfast.server.console.routes import console_routes
 from holdfast.server.doors import Doors
 from holdfast.server.health import Health
-from holdfast.server.ingress import IngressMetrics
+from holdfast.server.http_protocol import BoundedHttp
+from holdfast.server.ingress_metrics import IngressMetrics
 from holdfast.server.logs import Sparing
 from holdfast.server.metrics import MeasuredPort, Metrics, metrics_route
 from holdfast.server.relay import RelayOptions

@@ -26,7 +26,7 @@ from holdfast.limits import (
 )
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.plane.open import Options
-from holdfast.runtime.waits import Waits
+from holdfast.runtime.consumer_options import Waits
 from holdfast.server.http.limits import HttpLimits
 
 _PREFIX: Final = "HOLDFAST_"

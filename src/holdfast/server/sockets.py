@@ -14,8 +14,8 @@ from typing import Any, Final
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
-from holdfast.server.unread import Taken
-from holdfast.wire.shorts import BINARY, TEXT, ShortMessages, framed
+from holdfast.server.slow_peer import Taken
+from holdfast.wire.websocket_frames import BINARY, TEXT, ShortMessages, framed
 
 _log = logging.getLogger("holdfast.stream")
 _EXTENSION: Final = "holdfast.socket"

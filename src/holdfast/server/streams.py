@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import cached_property, partial
 from typing import Any, Final
 
-from holdfast.kv.serial import SerialDatabase
-from holdfast.plane.groups import call_group
-from holdfast.server.conversations import Conversation, Receive
-from holdfast.server.guards import Guard
+from holdfast.kv.serial_database import SerialDatabase
+from holdfast.plane.batching import call_group
+from holdfast.server.authorization import Guard
 from holdfast.server.replies import Send
 from holdfast.server.sockets import BoundedSocket
+from holdfast.server.stream_connection import Conversation, Receive
 
 _TAKEN_OVER: Final = 4001
 _NOT_ALLOWED: Final = 4003

@@ -22,7 +22,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import Busy, Closed, HoldfastError, InvalidArgument, NotAllowed, PayloadTooLarge
 from holdfast.plane import tokens
 from holdfast.plane.tokens import Token
-from holdfast.server.guards import Guard, Guards, Open
+from holdfast.server.authorization import Guard, Guards, Open
 from holdfast.server.logs import Sparing
 from holdfast.tiers import Tier
 from holdfast.wire.atomic import CommitAtomic

@@ -13,8 +13,8 @@ import msgspec
 from holdfast.errors import HoldfastError
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers import entities as entity_layer
+from holdfast.layers import field_tiers, states
 from holdfast.layers import leases as lease_layer
-from holdfast.layers import states, tiering
 from holdfast.layers.entities import EntityKey
 from holdfast.layers.leases import LeaseKey
 from holdfast.testing.histories import Operation, Outcome, Violation, check_all_fences
@@ -271,14 +271,14 @@ def _swap(tx: Transaction, id: str, name: str, seen: Any, tier: Tier) -> int | N
     fields = {"name": canonical(name), "n": canonical(seen[2] + 1)}
     if tier is Tier.CRITICAL:
         fields["status"] = canonical(name)
-    part = tiering.part_of(_POLICY, EntityKey("main", "task", id), fields)
-    return tiering.write(tx, [part], [SeenEntity("task", id, seen[0])], "main", tier=part.tier)[0]
+    part = field_tiers.part_of(_POLICY, EntityKey("main", "task", id), fields)
+    return field_tiers.write(tx, [part], [SeenEntity("task", id, seen[0])], "main", tier=part.tier)[0]
 
 
 def _put(tx: Transaction, id: str, name: str, seen: Any) -> int:
     fields = {"name": canonical(name), "n": canonical(seen[2] + 1), "id": canonical(id)}
-    part = tiering.part_of(_POLICY, EntityKey("main", "task", id), fields)
-    return tiering.put(tx, part, _POLICY, expected_version=seen[0], tier=part.tier)
+    part = field_tiers.part_of(_POLICY, EntityKey("main", "task", id), fields)
+    return field_tiers.put(tx, part, _POLICY, expected_version=seen[0], tier=part.tier)
 
 
 def _delete(tx: Transaction, id: str, version: int) -> int | None:

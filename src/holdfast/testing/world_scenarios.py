@@ -7,7 +7,7 @@ from typing import Final
 import cbor2
 
 from holdfast.kv import Transaction
-from holdfast.layers import inboxes, journals, records, snapshots
+from holdfast.layers import inboxes, journal_records, journals, snapshots
 from holdfast.layers.worlds import World
 from holdfast.testing.histories import Outcome, Violation
 from holdfast.testing.simulation import Client, Simulation
@@ -52,7 +52,7 @@ def _check(simulation: Simulation) -> None:
     ingressed: list[tuple[int, str]] = []
     appended: dict[str, int] = {}
     for height, record in journal:
-        kind, value = records.split(record)
+        kind, value = journal_records.split(record)
         if kind == "ingress":
             item = cbor2.loads(value)
             ingressed.append((item["seq"], item["schema"]))
@@ -90,4 +90,4 @@ def _head(tx: Transaction) -> int:
 
 
 def _append(tx: Transaction, name: str, expected_head: int) -> int:
-    return journals.append(tx, _ADA, [records.entry(canonical(name))], expected_head=expected_head)
+    return journals.append(tx, _ADA, [journal_records.entry(canonical(name))], expected_head=expected_head)

@@ -8,7 +8,7 @@ object store is written once, so whatever is read later belongs to the same mome
 
 import msgspec
 
-from holdfast.wire.checkups import Seen
+from holdfast.wire.health_checks import Seen
 from holdfast.wire.problems import Problem
 from holdfast.wire.requests import Request
 

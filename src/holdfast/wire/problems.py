@@ -28,8 +28,8 @@ from holdfast.errors import (
     Unsupported,
     Validation,
     ValueTooLarge,
+    rebuild,
 )
-from holdfast.errors.codes import rebuild
 
 RETRY_AFTER_SECONDS: Final = 1.0
 _KNOWS: Final = ("current_etag", "expected", "actual", "owner", "expires_ms", "now_ms", "key")  # What errors can tell.

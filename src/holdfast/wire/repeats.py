@@ -13,8 +13,8 @@ from holdfast.wire.activity import EndSession, ListLogs, ReadLog
 from holdfast.wire.agents import GetAgent, ListAgents
 from holdfast.wire.backups import BeginBackup, EndBackup, ListBackup, OpenBackup
 from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
-from holdfast.wire.checkups import RunCheckups
 from holdfast.wire.entities import GetEntity, ListKinds, ReadChanges, ScanEntities
+from holdfast.wire.health_checks import RunCheckups
 from holdfast.wire.leases import CheckLease, DescribeLease, ListLeases, ListWaits
 from holdfast.wire.mail import (
     CountMail,

@@ -22,7 +22,7 @@ from holdfast.backends.postgres.sessions import Conflicted, Disconnected, Sessio
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, Closed, CommitUnknown
 from holdfast.kv import Transaction, Watches, Work
-from holdfast.kv.transact import run
+from holdfast.kv.execution import run
 
 _log = logging.getLogger("holdfast.committer")
 

@@ -21,8 +21,8 @@ from holdfast.backends.postgres.sessions import Session, insist, prepare_schema
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, Closed
 from holdfast.kv import Database, Result, Told, Transaction, Watch, Watches, Work
-from holdfast.kv.forks import forget_in_children
-from holdfast.kv.transact import check_tier, nested, run
+from holdfast.kv.execution import check_tier, nested, run
+from holdfast.kv.fork_safety import forget_in_children
 from holdfast.tiers import Tier
 
 

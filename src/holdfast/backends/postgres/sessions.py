@@ -32,8 +32,8 @@ from holdfast.errors import (
     Unreachable,
 )
 from holdfast.kv import Pair, Result, Transaction
+from holdfast.kv.execution import Jitter, pauses_seconds
 from holdfast.kv.keys import prefix_range
-from holdfast.kv.transact import Jitter, pauses_seconds
 
 SCHEMA_VERSION: Final = 1
 CHANNEL: Final = "holdfast_kv"

@@ -30,8 +30,8 @@ from holdfast.backends.rocksdb.views import CurrentPairs, Moved, PinnedPairs, Re
 from holdfast.clock import Clock, IdSource, SystemClock
 from holdfast.errors import DamagedDatabase, DatabaseFailed, HoldfastError, PathUnusable
 from holdfast.kv import Result, Transaction, Work
-from holdfast.kv.serial import SerialDatabase
-from holdfast.kv.transact import run
+from holdfast.kv.execution import run
+from holdfast.kv.serial_database import SerialDatabase
 from holdfast.tiers import Tier
 
 _MIB: Final = 1 << 20

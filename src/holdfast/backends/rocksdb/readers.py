@@ -24,7 +24,7 @@ from holdfast.backends.rocksdb.views import CurrentPairs
 from holdfast.clock import IdSource, SystemClock
 from holdfast.errors import DamagedDatabase, DirectoryInUse, PathUnusable, ReadOnlyTransaction
 from holdfast.kv import Transaction
-from holdfast.kv.serial import SerialDatabase
+from holdfast.kv.serial_database import SerialDatabase
 from holdfast.tiers import Tier
 
 _SETTINGS: Final = "rocksdict-config.json"

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from holdfast import limits
+from holdfast.adaptive_batching import Turns
 from holdfast.errors import CommitUnknown, DatabaseFailed
-from holdfast.turns import Turns
 
 _log = logging.getLogger("holdfast.syncs")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.demo.chapters import memories
-from holdfast.demo.night import Night
+from holdfast.demo.context import Night
 from holdfast.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def check() -> None:
         Unsupported: Spark or Java is not installed.
     """
     try:
-        from holdfast.pipeline import javas, sessions
+        from holdfast.pipeline import java_runtime, sessions
 
         sessions.running()
-        javas.find(os.environ)
+        java_runtime.find(os.environ)
         for job in _DOES:
             import_module(f"holdfast.pipeline.jobs.{job}")
     except (Unsupported, ModuleNotFoundError) as error:

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from holdfast.demo.night import Night
+from holdfast.demo.context import Night
 from holdfast.tiers import Tier
 from holdfast.wire.mail import CONFIRMED, STORED, MailReceipt
 

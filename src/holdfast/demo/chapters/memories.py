@@ -5,7 +5,7 @@ import random
 from typing import Any, Final
 
 from holdfast.demo.chapters.mail import AGENTS
-from holdfast.demo.night import Night
+from holdfast.demo.context import Night
 from holdfast.handles.sync.worlds import World
 from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.wire.canonical import canonical

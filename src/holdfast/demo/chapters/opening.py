@@ -3,8 +3,8 @@
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from holdfast.demo.cast import PATIENCE_SECONDS
-from holdfast.demo.night import Night
+from holdfast.demo.context import Night
+from holdfast.demo.processes import PATIENCE_SECONDS
 
 
 def tell(night: Night) -> None:

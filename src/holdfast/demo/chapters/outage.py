@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import holdfast
-from holdfast.demo.cast import PATIENCE_SECONDS
 from holdfast.demo.chapters import memories, tiers
-from holdfast.demo.night import Night
+from holdfast.demo.context import Night
+from holdfast.demo.processes import PATIENCE_SECONDS
 
 _QUEUE: Final = "morning"
 _WRITERS: Final = 8

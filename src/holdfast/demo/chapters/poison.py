@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.demo.agents import TICKETS
 from holdfast.demo.chapters import tickets
-from holdfast.demo.night import Night
+from holdfast.demo.context import Night
 from holdfast.wire.queues import Delivery
 
 _BEHIND: Final = 24  # Tickets that come behind it.

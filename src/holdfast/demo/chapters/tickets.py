@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.demo.agents import ANSWERS, LEASE_SECONDS, TICKETS
-from holdfast.demo.night import Night
+from holdfast.demo.context import Night
 from holdfast.errors import Fenced
 from holdfast.tiers import Tier
 from holdfast.wire.queues import NewMessage, QueuePolicy

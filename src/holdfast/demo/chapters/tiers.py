@@ -3,9 +3,9 @@
 from typing import Any, Final
 
 from holdfast.demo.chapters import poison
-from holdfast.demo.night import Night
+from holdfast.demo.context import Night
 from holdfast.errors import VersionConflict
-from holdfast.layers.tiering import LOG_KIND
+from holdfast.layers.field_tiers import LOG_KIND
 from holdfast.tiers import Tier
 
 KIND: Final = "task"

@@ -7,12 +7,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import HoldfastError, InvalidArgument
-from holdfast.errors.codes import rebuild
+from holdfast.encryption import SEALED, AgentKey
+from holdfast.errors import HoldfastError, InvalidArgument, rebuild
 from holdfast.handles.sync.queues import payload_of
 from holdfast.limits import MAIL_WAIT_SECONDS_MAX
 from holdfast.names import checked_agent
-from holdfast.sealing import SEALED, AgentKey
 from holdfast.tiers import Tier
 from holdfast.wire import Port
 from holdfast.wire.agents import GetAgent
@@ -76,7 +75,7 @@ class Mailbox:
         recipient can read it; the mailbox must have been opened with the agent's `key`.
 
         Raises:
-            QueueFull: the recipient's mailbox holds as many mails as it may.
+            MailboxFull: the recipient's mailbox holds as many mails as it may.
             SenderBlocked: the recipient does not want mail of this agent.
         """
         payload, kind = payload_of(body)

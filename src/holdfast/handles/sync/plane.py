@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from holdfast.encryption import AgentKey
 from holdfast.handles.sync.activity import Activity
 from holdfast.handles.sync.agents import Agents
 from holdfast.handles.sync.atomic import Atomic
@@ -19,7 +20,6 @@ from holdfast.handles.sync.states import State
 from holdfast.handles.sync.tokens import Tokens
 from holdfast.handles.sync.worlds import World
 from holdfast.names import UNIVERSE, checked_name
-from holdfast.sealing import AgentKey
 from holdfast.tiers import Tier
 from holdfast.wire import Port
 from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits

@@ -10,11 +10,11 @@ Whoever has read everything there is becomes *live* in that very transaction: ma
 reader was there. So nothing is stranded between the last look and the first live mail, and nothing overtakes.
 """
 
+from holdfast.layers.mailboxes.expiry import sweep
+from holdfast.layers.mailboxes.keys import Address, Box, address_of, policy_of, room_of, set_policy
 from holdfast.layers.mailboxes.reading import confirm, count, deliver, join, leave, mailboxes, peek
 from holdfast.layers.mailboxes.receipts import receipts, see_receipts
-from holdfast.layers.mailboxes.rooms import Address, Box, address_of, policy_of, room_of, set_policy
 from holdfast.layers.mailboxes.sending import block, blocks, send
-from holdfast.layers.mailboxes.sweeps import sweep
 
 __all__ = [
     "Address",

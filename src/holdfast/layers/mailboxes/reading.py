@@ -6,7 +6,7 @@ from typing import Final
 from holdfast.errors import BatchTooLarge, InvalidArgument, MailboxTaken
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers.mailboxes import receipts
-from holdfast.layers.mailboxes.rooms import (
+from holdfast.layers.mailboxes.keys import (
     Address,
     Box,
     Mail,

@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.layers.mailboxes.rooms import (
+from holdfast.layers.mailboxes.keys import (
     SLOT_MS,
     Address,
     Room,

@@ -1,10 +1,11 @@
 """Sending: what is checked before a mail is stored, and who is refused."""
 
-from holdfast.errors import InvalidArgument, PayloadTooLarge, QueueFull, SenderBlocked
+from holdfast.errors import InvalidArgument, MailboxFull, PayloadTooLarge, SenderBlocked
 from holdfast.kv import Transaction
 from holdfast.layers import agents
 from holdfast.layers.mailboxes import receipts
-from holdfast.layers.mailboxes.rooms import (
+from holdfast.layers.mailboxes.expiry import expire, forget
+from holdfast.layers.mailboxes.keys import (
     SEQUENCE_BYTES,
     SLOT_MS,
     Address,
@@ -20,7 +21,6 @@ from holdfast.layers.mailboxes.rooms import (
     save_behind_the_first,
     tell,
 )
-from holdfast.layers.mailboxes.sweeps import expire, forget
 from holdfast.layers.states import check_correlation_id
 from holdfast.limits import BLOCKS_MAX, CONTENT_TYPE_CHARACTERS_MAX, MAIL_BYTES_MAX, MAIL_ID_CHARACTERS_MAX
 from holdfast.wire.mail import CONFIRMED, STORED, NewMail
@@ -32,7 +32,7 @@ def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[s
     Mail for an agent that is bound to a world enters the world's inbox instead, and has arrived there.
 
     Raises:
-        QueueFull: the mailbox holds as many mails as it may.
+        MailboxFull: the mailbox holds as many mails as it may.
         SenderBlocked: the recipient does not want it.
         PayloadTooLarge, InvalidArgument: it is no mail, or another sender's has its id.
     """
@@ -60,7 +60,7 @@ def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[s
         expire(tx, to, room, box)
     if box.count >= policy.pending_max:
         tell(tx, "mail.rejected", to, id, author)
-        raise QueueFull(
+        raise MailboxFull(
             f"The mailbox of {to} holds {box.count} mails, as many as it may (pending_max of its universe's mail "
             "policy); nothing was stored. Send it again when some of them are confirmed"
         )

@@ -1,36 +1,33 @@
 """Queues: leased, fenced, at least once. `rooms` draws the keys, `deliveries` the states of a message."""
 
-from holdfast.layers.queues.deliveries import (
+from holdfast.layers.queues.admin import names, peek, purge, stats, survey
+from holdfast.layers.queues.counters import DUE, NEVER_MS
+from holdfast.layers.queues.dead_letters import redrive
+from holdfast.layers.queues.enqueue import put, remove_schedule, schedules_of, set_schedule
+from holdfast.layers.queues.expiry import attend_and_tell, attend_to, due_in, next_due
+from holdfast.layers.queues.keys import QueueKey, Stored, delivery_of, room_of, text_of
+from holdfast.layers.queues.leasing import (
     Ahead,
     Leased,
+    Purged,
+    Redriven,
     ack,
     check,
     defer_all,
     deliveries_of,
     extend,
-    lease,
-    lease_or_wait,
-    nack,
-    reject,
-)
-from holdfast.layers.queues.dues import attend_and_tell, attend_to, due_in, next_due
-from holdfast.layers.queues.graves import redrive
-from holdfast.layers.queues.looks import names, peek, purge, stats, survey
-from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, set_policy, visibility_ms
-from holdfast.layers.queues.puts import put
-from holdfast.layers.queues.repeats import (
-    Purged,
-    Redriven,
     give_back_once,
     give_up,
+    lease,
     lease_once,
+    lease_or_wait,
     leased_before,
+    nack,
     purge_on,
     redrive_on,
+    reject,
 )
-from holdfast.layers.queues.rooms import QueueKey, Stored, delivery_of, room_of, text_of
-from holdfast.layers.queues.schedules import remove_schedule, schedules_of, set_schedule
-from holdfast.layers.queues.tallies import DUE, NEVER_MS
+from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, set_policy, visibility_ms
 
 __all__ = [
     "DUE",

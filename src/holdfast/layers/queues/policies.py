@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.layers.queues.rooms import QueueKey, room_of
+from holdfast.layers.queues.keys import QueueKey, room_of
 from holdfast.limits import MAX_ATTEMPTS_MAX, QUEUE_NAME_CHARACTERS_MAX, TTL_SECONDS_MAX, VISIBILITY_SECONDS_MAX
 from holdfast.names import checked_name
 from holdfast.wire.queues import QueuePolicy

@@ -7,7 +7,7 @@ any other, and one commit can do that and acknowledge the message.
 from holdfast.kv import Transaction
 from holdfast.layers import leases, states
 from holdfast.layers.leases import Grant, LeaseKey
-from holdfast.layers.queues.rooms import QueueKey, Stored, text_of
+from holdfast.layers.queues.keys import QueueKey, Stored, text_of
 from holdfast.layers.states import State
 from holdfast.wire.leases import LeaseProof
 from holdfast.wire.queues import SidecarState

@@ -19,10 +19,10 @@ from holdfast.errors import Corrupt, ObjectNotFound, Unreachable
 from holdfast.layers.segments import SegmentRecord
 from holdfast.pipeline import codec
 from holdfast.pipeline.codec import Damaged
-from holdfast.pipeline.intake.couriers import CARRIED, unpacked
+from holdfast.pipeline.intake.task_payloads import CARRIED, unpacked
+from holdfast.pipeline.journal_chunks import OpenStore, Piece, Stores
 from holdfast.pipeline.lake.files import AddedFile, Writer
-from holdfast.pipeline.lake.places import Place
-from holdfast.pipeline.pieces import OpenStore, Piece, Stores
+from holdfast.pipeline.lake.locations import Place
 from holdfast.pipeline.schemas import JOURNAL
 
 OK: Final = "ok"

@@ -18,14 +18,14 @@ from holdfast.limits import INGEST_WORLDS_MAX
 from holdfast.pipeline import logs, tasks
 from holdfast.pipeline.intake.quarantines import REWOUND, Quarantined, Scope
 from holdfast.pipeline.intake.runs import Run, require_staged
+from holdfast.pipeline.journal_chunks import OpenStore, Stores
 from holdfast.pipeline.lake import LakeTable, Move
 from holdfast.pipeline.lake.files import AddedFile, Writer
-from holdfast.pipeline.lake.places import Place
+from holdfast.pipeline.lake.locations import Place
 from holdfast.pipeline.logs import DamagedLines, LogPiece, Reached
-from holdfast.pipeline.pieces import OpenStore, Stores
 from holdfast.pipeline.schemas import ACTIVITY
-from holdfast.runtime import loglines
-from holdfast.runtime.loglines import LogFile
+from holdfast.runtime.activity import format as log_format
+from holdfast.runtime.activity.format import LogFile
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -154,7 +154,7 @@ def _add(run: Run, batch: Batch, table: LakeTable, file: LogFile) -> None:
 
 def _add_shorter(run: Run, batch: Batch, table: LakeTable, file: LogFile, offset: int) -> None:
     """A file lost bytes. Bad lines at its end are cut off when it is rotated; other lines only go with a restore."""
-    kept = max((line.n for _, line in loglines.lines(run.view.log_body(file)) if line is not None), default=-1)
+    kept = max((line.n for _, line in log_format.lines(run.view.log_body(file)) if line is not None), default=-1)
     of_file = table.scan(["n"], pc.field("file") == file.id, universe=file.universe, file=file.id)
     taken = max((pc.max(rows.column("n")).as_py() for rows in of_file if rows.num_rows), default=-1)
     if taken > kept:

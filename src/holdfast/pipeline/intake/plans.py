@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from holdfast.limits import INGEST_CHUNK_BYTES, INGEST_WORLD_ROWS, INGEST_WORLDS_MAX
-from holdfast.pipeline.intake.couriers import Courier, Load
 from holdfast.pipeline.intake.journals import Item
 from holdfast.pipeline.intake.quarantines import REWOUND, Quarantined
+from holdfast.pipeline.intake.task_payloads import Courier, Load
+from holdfast.pipeline.journal_chunks import Piece, WorldView
 from holdfast.pipeline.lake.tables import Move
-from holdfast.pipeline.pieces import Piece, WorldView
 from holdfast.pipeline.views import View
 
 JOURNAL = "journal"

@@ -9,12 +9,12 @@ from holdfast.errors import TransactionConflict, Unreachable
 from holdfast.limits import INGEST_TASK_BYTES, LAKE_ATTEMPTS
 from holdfast.pipeline import tasks
 from holdfast.pipeline.config import Config
-from holdfast.pipeline.intake.couriers import Courier
 from holdfast.pipeline.intake.quarantines import Quarantine
+from holdfast.pipeline.intake.task_payloads import Courier
+from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake, LakeTable, staging
 from holdfast.pipeline.lake.attempts import pause
-from holdfast.pipeline.lake.places import Place
-from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.lake.locations import Place
 from holdfast.pipeline.progress import Tell
 from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS, Table
 from holdfast.pipeline.views import View

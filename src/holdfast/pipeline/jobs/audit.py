@@ -20,15 +20,15 @@ from holdfast.errors import HashMismatch, MissingObject
 from holdfast.layers import blobs
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.limits import AUDIT_TASK_BYTES, AUDIT_WORLDS_MAX, FINDINGS_MAX
-from holdfast.pipeline import replays, tasks, verdicts
+from holdfast.pipeline import audit_rules, replays, tasks
+from holdfast.pipeline.audit_rules import Body, Case, Finding, Verdict
 from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.intake.plans import journal_mark
 from holdfast.pipeline.intake.quarantines import Quarantine
+from holdfast.pipeline.journal_chunks import Stores, WorldView
 from holdfast.pipeline.lake import Lake, LakeTable, Writer, attempts, reading, staging
-from holdfast.pipeline.lake.places import Place
-from holdfast.pipeline.pieces import Stores, WorldView
+from holdfast.pipeline.lake.locations import Place
 from holdfast.pipeline.schemas import JOURNAL, WORLD_STATE
-from holdfast.pipeline.verdicts import Body, Case, Finding, Verdict
 from holdfast.pipeline.views import View, open_view
 
 
@@ -169,7 +169,7 @@ def _look(task: bytes) -> bytes:
                     kept = found[universe, world] = _Kept()
                 digest = hashlib.sha256(raw).hexdigest()
                 kept.rows += 1
-                kept.total += verdicts.place_value(height, digest)
+                kept.total += audit_rules.place_value(height, digest)
                 kept.highest = max(kept.highest, height)
                 kept.damaged += digest != hash
     return msgspec.msgpack.encode(
@@ -267,7 +267,7 @@ def _judge(task: bytes) -> bytes:
     """What an executor does."""
     given = msgspec.msgpack.decode(task, type=_Task)
     stores = Stores(given.storage)
-    return msgspec.msgpack.encode([verdicts.judge(case, stores, given.reducer) for case in given.cases])
+    return msgspec.msgpack.encode([audit_rules.judge(case, stores, given.reducer) for case in given.cases])
 
 
 def _rows(judged: Iterable[Verdict]) -> pa.RecordBatch:

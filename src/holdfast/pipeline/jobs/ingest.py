@@ -25,13 +25,13 @@ from holdfast.limits import (
     INGEST_TIDY_FILES,
 )
 from holdfast.pipeline.config import Config, Told
-from holdfast.pipeline.intake import changes, histories, holes, logs
-from holdfast.pipeline.intake.couriers import Courier
+from holdfast.pipeline.intake import changes, histories, logs, repair
 from holdfast.pipeline.intake.quarantines import Quarantined
 from holdfast.pipeline.intake.runs import Run
+from holdfast.pipeline.intake.task_payloads import Courier
+from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake, compaction, staging
-from holdfast.pipeline.lake.places import Place
-from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.lake.locations import Place
 from holdfast.pipeline.progress import Tell
 from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, SEGMENTS
 from holdfast.pipeline.views import View, open_view
@@ -101,7 +101,7 @@ def take_in(
     with staging.staged(Lake(config.lake, config.storage).place) as staged, _courier(config, staged) as courier:
         work = [Run(spark, config, view, staged, progress, courier=courier, alone_bytes=alone_bytes) for _ in range(2)]
         if is_healing:
-            holes.fill(work[0])
+            repair.fill(work[0])
         _take_in_all(*work)
         work[0].quarantine.refresh()
         found = work[0].quarantine.rows()

@@ -17,7 +17,7 @@ from holdfast.pipeline import loading
 from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.loading import Load
 from holdfast.pipeline.views import open_view
-from holdfast.runtime.walks import walk
+from holdfast.runtime.maintenance.scan import walk
 from holdfast.wire.states import GetState, RemoveState
 
 if TYPE_CHECKING:

@@ -23,15 +23,15 @@ from holdfast.errors import MissingObject
 from holdfast.kv import Subspace, prefix_range
 from holdfast.layers import blobs
 from holdfast.limits import BLOB_GRACE_SECONDS, SCAN_TASK_BYTES
-from holdfast.pipeline import searches, tasks
+from holdfast.pipeline import blob_references, tasks
+from holdfast.pipeline.blob_references import Found, Search, Source, Wanted
 from holdfast.pipeline.config import Config, Told
 from holdfast.pipeline.lake import Lake, attempts, staging
-from holdfast.pipeline.lake.places import Place
+from holdfast.pipeline.lake.locations import Place
 from holdfast.pipeline.schemas import UNREACHABLE
-from holdfast.pipeline.searches import Found, Search, Source, Wanted
 from holdfast.pipeline.views import View, open_view
 from holdfast.pipeline.views.rows import BlobRow, hashes_in
-from holdfast.runtime.walks import walk
+from holdfast.runtime.maintenance.scan import walk
 
 
 def run(
@@ -124,7 +124,7 @@ class _Mark:
                 msgspec.msgpack.encode(Search(self._storage, self._staged.store_url, _WANTED, [wave[n] for n in group]))
                 for group in groups
             ]
-            for answer in tasks.answers(self._spark, searches.search_encoded, work):
+            for answer in tasks.answers(self._spark, blob_references.search_encoded, work):
                 found = msgspec.msgpack.decode(answer, type=Found)
                 new |= self._add(found.hashes)
                 self.missing += found.missing

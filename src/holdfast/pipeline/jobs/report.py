@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.lake.places import Place
-from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.lake.locations import Place
 from holdfast.pipeline.reports.facts import gather
 from holdfast.pipeline.reports.page import page
 

@@ -30,7 +30,7 @@ from holdfast.errors import HoldfastError
 from holdfast.limits import ROLLUP_BUCKET_EVENTS
 from holdfast.pipeline import events, lifecycles, measures, tasks
 from holdfast.pipeline.config import Config, Told
-from holdfast.pipeline.jobs import sums
+from holdfast.pipeline.jobs import aggregates
 from holdfast.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, attempts
 from holdfast.pipeline.lake import files as lake_files
 from holdfast.pipeline.measures import Measured
@@ -50,7 +50,7 @@ from holdfast.pipeline.schemas import (
     Table,
 )
 from holdfast.pipeline.views import View, open_view
-from holdfast.runtime.events import LOG_KIND, MAIL_KIND
+from holdfast.runtime.activity.events import LOG_KIND, MAIL_KIND
 
 # Those above are made of those below.
 _TABLES: Final = (*reversed(ROLLUPS), MAIL, MESSAGES)
@@ -130,14 +130,14 @@ class _Work:
         self._make(
             _Step(MESSAGES, ACTIVITY, _fold_messages, errors),
             _Step(MAIL, ACTIVITY, _fold_mail),
-            _Step(ROLLUP_LEASES, ACTIVITY, _sum(lambda given: sums.lease_contention(given.rows))),
+            _Step(ROLLUP_LEASES, ACTIVITY, _sum(lambda given: aggregates.lease_contention(given.rows))),
         )
         self._make(
-            _Step(ROLLUP_QUEUES, MESSAGES, _sum(lambda given: sums.queues(given.rows, given.known)), backlogs),
-            _Step(ROLLUP_QUEUE_HOURS, MESSAGES, _sum(lambda given: sums.queue_hours(given.rows))),
-            _Step(ROLLUP_ERRORS, MESSAGES, _sum(lambda given: sums.errors(given.rows))),
-            _Step(ROLLUP_MAILBOXES, MAIL, _sum(lambda given: sums.mailboxes(given.rows, given.known)), boxes),
-            _Step(ROLLUP_TALK, MAIL, _sum(lambda given: sums.talk(given.rows))),
+            _Step(ROLLUP_QUEUES, MESSAGES, _sum(lambda given: aggregates.queues(given.rows, given.known)), backlogs),
+            _Step(ROLLUP_QUEUE_HOURS, MESSAGES, _sum(lambda given: aggregates.queue_hours(given.rows))),
+            _Step(ROLLUP_ERRORS, MESSAGES, _sum(lambda given: aggregates.errors(given.rows))),
+            _Step(ROLLUP_MAILBOXES, MAIL, _sum(lambda given: aggregates.mailboxes(given.rows, given.known)), boxes),
+            _Step(ROLLUP_TALK, MAIL, _sum(lambda given: aggregates.talk(given.rows))),
         )
         self._keep_storage(now)
         return self

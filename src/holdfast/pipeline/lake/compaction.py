@@ -14,7 +14,7 @@ from holdfast.limits import LAKE_FILE_BYTES, LAKE_FILES_MIN, LAKE_KEEP_HOURS, LA
 from holdfast.pipeline import tasks
 from holdfast.pipeline.lake import files, reading
 from holdfast.pipeline.lake.files import AddedFile
-from holdfast.pipeline.lake.places import Place
+from holdfast.pipeline.lake.locations import Place
 from holdfast.pipeline.lake.tables import LakeFile, LakeTable
 from holdfast.pipeline.schemas import TABLES
 

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.limits import LAKE_ROW_GROUP_BYTES, LAKE_ROW_GROUP_ROWS, LAKE_WRITERS_MAX
-from holdfast.pipeline.lake.places import Place
-from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.journal_chunks import Stores
+from holdfast.pipeline.lake.locations import Place
 from holdfast.pipeline.schemas import Table
 
 _UNIVERSE: Final = "universe"

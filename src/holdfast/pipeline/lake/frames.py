@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from holdfast.pipeline.lake import reading
 from holdfast.pipeline.lake.files import AddedFile, Writer
-from holdfast.pipeline.lake.places import Place
+from holdfast.pipeline.lake.locations import Place
 from holdfast.pipeline.schemas import Table
 
 if TYPE_CHECKING:

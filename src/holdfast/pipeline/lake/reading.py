@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.limits import ROWS_BATCH
-from holdfast.pipeline.lake.places import Place
+from holdfast.pipeline.lake.locations import Place
 from holdfast.pipeline.schemas import Table
 
 

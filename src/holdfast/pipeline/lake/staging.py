@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from holdfast.pipeline.lake.places import Place
-from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.journal_chunks import Stores
+from holdfast.pipeline.lake.locations import Place
 
 FOLDER: Final = "_staging"
 _FORMAT: Final = "%Y%m%dT%H%M%S"

@@ -25,8 +25,8 @@ from deltalake.transaction import AddAction, RemoveAction
 from holdfast.errors import Backend, PathUnusable, SchemaMismatch, TransactionConflict
 from holdfast.pipeline.lake import files, frames, reading
 from holdfast.pipeline.lake.files import AddedFile
-from holdfast.pipeline.lake.marks import Marks
-from holdfast.pipeline.lake.places import Place, place
+from holdfast.pipeline.lake.locations import Place, place
+from holdfast.pipeline.lake.watermarks import Marks
 from holdfast.pipeline.schemas import Table
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from holdfast.limits import REPORT_GRID, REPORT_ROWS
-from holdfast.pipeline.reports import plots, words
+from holdfast.pipeline.reports import formatting, plots
 from holdfast.pipeline.reports.facts import Facts, Row, Timeline
 from holdfast.pipeline.reports.plots import Bar, Series
 from holdfast.pipeline.reports.sheets import Column, about, beside, figure, nothing, table
@@ -35,7 +35,7 @@ def page(facts: Facts) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Holdfast report, {words.moment(facts.made_at)}</title><style>{_style()}</style></head><body>"
+        f"<title>Holdfast report, {formatting.moment(facts.made_at)}</title><style>{_style()}</style></head><body>"
         '<a class="skip" href="#content">Skip to the content</a>'
         f'<header><h1>Holdfast report</h1><p class="meta">Made {_time(facts.made_at)} from the lake '
         f"<code>{escape(facts.lake)}</code></p>"
@@ -51,17 +51,25 @@ def _cards(facts: Facts) -> str:
     ended = (totals["acked"] or 0) + (totals["dead"] or 0)
     wrong = (totals["worlds"] or 0) - (totals["worlds_ok"] or 0)
     cards = [
-        ("Messages", words.number(totals["messages"]), f"{words.number(totals['acked'])} acknowledged"),
-        ("In queues now", words.number(totals["backlog"]), "dead letters included"),
-        ("Dead letters", words.number(totals["dead"]), f"{words.share(totals['dead'] or 0, ended)} of what ended"),
-        ("Retries", words.number(totals["retries"]), f"{words.number(totals['redrives'])} put back from dead letters"),
-        ("Mails", words.number(totals["mails"]), f"{words.number(totals['mails_waiting'])} wait"),
-        ("Worlds", words.number(totals["worlds"]), "all are well" if not wrong else f"{wrong:,} are not well"),
-        ("The lake", words.size(totals["lake_bytes"]), f"{words.number(totals['quarantined'])} quarantined"),
-        ("Reclaimable", words.size(totals["reclaimable_bytes"]), "in blobs that nothing refers to"),
+        ("Messages", formatting.number(totals["messages"]), f"{formatting.number(totals['acked'])} acknowledged"),
+        ("In queues now", formatting.number(totals["backlog"]), "dead letters included"),
+        (
+            "Dead letters",
+            formatting.number(totals["dead"]),
+            f"{formatting.share(totals['dead'] or 0, ended)} of what ended",
+        ),
+        (
+            "Retries",
+            formatting.number(totals["retries"]),
+            f"{formatting.number(totals['redrives'])} put back from dead letters",
+        ),
+        ("Mails", formatting.number(totals["mails"]), f"{formatting.number(totals['mails_waiting'])} wait"),
+        ("Worlds", formatting.number(totals["worlds"]), "all are well" if not wrong else f"{wrong:,} are not well"),
+        ("The lake", formatting.size(totals["lake_bytes"]), f"{formatting.number(totals['quarantined'])} quarantined"),
+        ("Reclaimable", formatting.size(totals["reclaimable_bytes"]), "in blobs that nothing refers to"),
     ]
     if not totals["worlds"]:
-        cards[5] = ("Worlds", words.number(0), "none was audited")
+        cards[5] = ("Worlds", formatting.number(0), "none was audited")
     return '<dl class="cards">{}</dl>'.format(
         "".join(
             f'<div class="card"><dt>{name}</dt><dd>{value}<small>{note}</small></dd></div>'
@@ -76,7 +84,7 @@ def _health(facts: Facts) -> str:
     if not totals["worlds"] and not totals["quarantined"]:
         return nothing("No world has been audited yet; run: holdfast pipeline audit")
     if not wrong and not totals["quarantined"]:
-        verdict = f'<p class="verdict good">All {words.number(totals["worlds"])} worlds are well</p>'
+        verdict = f'<p class="verdict good">All {formatting.number(totals["worlds"])} worlds are well</p>'
     else:
         said = [f"{wrong:,} of {totals['worlds']:,} worlds are not well"] if wrong else []
         said += [f"{totals['quarantined']:,} stretches could not be read"] if totals["quarantined"] else []
@@ -91,7 +99,7 @@ def _health(facts: Facts) -> str:
             Column("World", lambda row: row["world"], "text"),
             Column("Universe", lambda row: row["universe"], "text"),
             Column("Verdict", lambda row: row["verdict"], "text"),
-            Column("Readable up to", lambda row: words.number(row["height"])),
+            Column("Readable up to", lambda row: formatting.number(row["height"])),
             Column("What is wrong", lambda row: row["reason"] or "", "code"),
         ],
     )
@@ -101,8 +109,8 @@ def _health(facts: Facts) -> str:
         [
             Column("Source", lambda row: row["source"], "text"),
             Column("Table", lambda row: row["table"], "text"),
-            Column("From", lambda row: words.number(row["start"])),
-            Column("To", lambda row: words.number(row["end"])),
+            Column("From", lambda row: formatting.number(row["start"])),
+            Column("To", lambda row: formatting.number(row["end"])),
             Column("Reason", lambda row: f"{row['reason']}: {row['detail']}", "code"),
         ],
     )
@@ -112,7 +120,7 @@ def _health(facts: Facts) -> str:
 def _queues(facts: Facts) -> str:
     timeline = facts.throughput
     counts = {name: [float(row.get(name, 0)) for row in timeline.rows] for name in ("put", "acked", "dead", "retries")}
-    totals = {name: words.number(sum(values)) for name, values in counts.items()}
+    totals = {name: formatting.number(sum(values)) for name, values in counts.items()}
     done = plots.lines(
         "Messages an hour",
         f"All queues, {_span(timeline)}: {totals['put']} were put, {totals['acked']} acknowledged.",
@@ -134,14 +142,14 @@ def _queues(facts: Facts) -> str:
         facts.queues,
         [
             Column("Queue", lambda row: _named(facts, row, "queue"), "text"),
-            Column("Messages", lambda row: words.number(row["messages"])),
-            Column("Now in it", lambda row: words.number(row["backlog"])),
-            Column("Died", lambda row: words.number(row["dead"])),
-            Column("Retries", lambda row: words.number(row["retries"])),
-            Column("Wait p50", lambda row: words.duration(row["wait_p50_ms"])),
-            Column("p99", lambda row: words.duration(row["wait_p99_ms"])),
-            Column("Service p50", lambda row: words.duration(row["service_p50_ms"])),
-            Column("p99", lambda row: words.duration(row["service_p99_ms"])),
+            Column("Messages", lambda row: formatting.number(row["messages"])),
+            Column("Now in it", lambda row: formatting.number(row["backlog"])),
+            Column("Died", lambda row: formatting.number(row["dead"])),
+            Column("Retries", lambda row: formatting.number(row["retries"])),
+            Column("Wait p50", lambda row: formatting.duration(row["wait_p50_ms"])),
+            Column("p99", lambda row: formatting.duration(row["wait_p99_ms"])),
+            Column("Service p50", lambda row: formatting.duration(row["service_p50_ms"])),
+            Column("p99", lambda row: formatting.duration(row["service_p99_ms"])),
         ],
     )
     intro = about(
@@ -159,7 +167,7 @@ def _latency(timeline: Timeline) -> str:
     worst = max((value for value in values("wait_p99_ms") if value is not None), default=None)
     plot = plots.lines(
         f"How long messages of {timeline.name} take",
-        f"Wait and service by hour, {_span(timeline)}. The highest p99 of the wait is {words.duration(worst)}.",
+        f"Wait and service by hour, {_span(timeline)}. The highest p99 of the wait is {formatting.duration(worst)}.",
         timeline.hours,
         [
             Series("wait p50", values("wait_p50_ms"), 1),
@@ -179,7 +187,7 @@ def _dead_letters(facts: Facts) -> str:
     total = sum(row["letters"] for row in facts.errors)
     plot = plots.bars(
         "Dead letters by error",
-        f"{words.number(total)} dead letters of the most frequent {len(facts.errors)} kinds of errors.",
+        f"{formatting.number(total)} dead letters of the most frequent {len(facts.errors)} kinds of errors.",
         [
             Bar(f"{_named(facts, row, 'queue')}: {row['signature']}", row["letters"], row["example"] or "")
             for row in facts.errors
@@ -190,9 +198,9 @@ def _dead_letters(facts: Facts) -> str:
         facts.errors,
         [
             Column("Queue", lambda row: _named(facts, row, "queue"), "text"),
-            Column("Letters", lambda row: words.number(row["letters"])),
-            Column("Last", lambda row: words.lately(row["last_at"])),
-            Column("Last error", lambda row: words.cut(row["example"] or "", 160), "code"),
+            Column("Letters", lambda row: formatting.number(row["letters"])),
+            Column("Last", lambda row: formatting.lately(row["last_at"])),
+            Column("Last error", lambda row: formatting.cut(row["example"] or "", 160), "code"),
         ],
     )
     intro = about("Errors that differ only in numbers, ids, addresses and paths are counted as one.")
@@ -208,18 +216,20 @@ def _mail(facts: Facts) -> str:
         "How old the oldest mail is that waits",
         f"The {len([row for row in boxes if row['oldest_at']])} mailboxes in which the most mail waits.",
         [Bar(row["recipient"], _age_ms(row, facts.made_at)) for row in boxes if row["oldest_at"]],
-        say=words.duration,
+        say=formatting.duration,
     )
     rows = table(
         "Mailboxes in which the most mail waits",
         facts.mailboxes,
         [
             Column("Mailbox", lambda row: row["recipient"], "text"),
-            Column("Waits", lambda row: words.number(row["waiting"])),
-            Column("Oldest", lambda row: words.duration(_age_ms(row, facts.made_at) if row["oldest_at"] else None)),
-            Column("Lost", lambda row: words.number(row["expired"] + row["rejected"])),
-            Column("Wait p50", lambda row: words.duration(row["wait_p50_ms"])),
-            Column("p99", lambda row: words.duration(row["wait_p99_ms"])),
+            Column("Waits", lambda row: formatting.number(row["waiting"])),
+            Column(
+                "Oldest", lambda row: formatting.duration(_age_ms(row, facts.made_at) if row["oldest_at"] else None)
+            ),
+            Column("Lost", lambda row: formatting.number(row["expired"] + row["rejected"])),
+            Column("Wait p50", lambda row: formatting.duration(row["wait_p50_ms"])),
+            Column("p99", lambda row: formatting.duration(row["wait_p99_ms"])),
         ],
     )
     pairs = table(
@@ -228,8 +238,8 @@ def _mail(facts: Facts) -> str:
         [
             Column("From", lambda row: row["sender"], "text"),
             Column("To", lambda row: row["recipient"], "text"),
-            Column("Mails", lambda row: words.number(row["mails"])),
-            Column("Refused", lambda row: words.number(row["rejected"])),
+            Column("Mails", lambda row: formatting.number(row["mails"])),
+            Column("Refused", lambda row: formatting.number(row["rejected"])),
         ],
     )
     return intro + beside("Who talks to whom", _talk(facts.talk), pairs) + beside("What waits", ages, rows)
@@ -268,11 +278,11 @@ def _leases(facts: Facts) -> str:
         facts.leases,
         [
             Column("Lease", lambda row: _named(facts, row, "key"), "text"),
-            Column("Not free", lambda row: words.number(row["contended"])),
-            Column("Granted", lambda row: words.number(row["granted"])),
-            Column("Refused", lambda row: words.number(row["refused"])),
-            Column("Gave up", lambda row: words.number(row["gone"])),
-            Column("Longest", lambda row: words.duration(row["waited_max_ms"])),
+            Column("Not free", lambda row: formatting.number(row["contended"])),
+            Column("Granted", lambda row: formatting.number(row["granted"])),
+            Column("Refused", lambda row: formatting.number(row["refused"])),
+            Column("Gave up", lambda row: formatting.number(row["gone"])),
+            Column("Longest", lambda row: formatting.duration(row["waited_max_ms"])),
         ],
     )
     return intro + beside("Leases that were not free", plot, rows)
@@ -303,8 +313,8 @@ def _storage(facts: Facts) -> str:
         [
             Column("What", lambda row: f"{row['source']}: {row['name']}", "text"),
             Column("Universe", lambda row: row["universe"], "text"),
-            Column("Rows", lambda row: words.number(row["rows"])),
-            Column("Bytes", lambda row: words.size(row["bytes"])),
+            Column("Rows", lambda row: formatting.number(row["rows"])),
+            Column("Bytes", lambda row: formatting.size(row["bytes"])),
         ],
     )
     blobs = table(
@@ -312,9 +322,9 @@ def _storage(facts: Facts) -> str:
         facts.unreachable,
         [
             Column("Universe", lambda row: row["universe"], "text"),
-            Column("Blobs", lambda row: words.number(row["blobs"])),
-            Column("Bytes", lambda row: words.size(row["bytes"])),
-            Column("Reclaimable", lambda row: words.size(row["reclaimable_bytes"])),
+            Column("Blobs", lambda row: formatting.number(row["blobs"])),
+            Column("Bytes", lambda row: formatting.size(row["bytes"])),
+            Column("Reclaimable", lambda row: formatting.size(row["reclaimable_bytes"])),
         ],
     )
     return intro + beside("Bytes by day", plot, rows) + (blobs if facts.unreachable else "")
@@ -341,11 +351,11 @@ def _age_ms(row: Row, now: datetime) -> float:
 def _span(timeline: Timeline) -> str:
     if not timeline.hours:
         return "at no time"
-    return f"from {words.moment(timeline.hours[0])} to {words.moment(timeline.hours[-1])}"
+    return f"from {formatting.moment(timeline.hours[0])} to {formatting.moment(timeline.hours[-1])}"
 
 
 def _time(at: datetime) -> str:
-    return f'<time datetime="{at.isoformat(timespec="seconds")}">{words.moment(at)}</time>'
+    return f'<time datetime="{at.isoformat(timespec="seconds")}">{formatting.moment(at)}</time>'
 
 
 def _id(name: str) -> str:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from html import escape
 from typing import Final, NamedTuple
 
-from holdfast.pipeline.reports import words
+from holdfast.pipeline.reports import formatting
 
 _WIDTH: Final = 480  # A phone shows it a little smaller, a desk a little larger.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 30
@@ -64,7 +64,7 @@ def lines(
     return _svg(title, description, height, parts) + f'<ul class="legend">{legend}</ul>'
 
 
-def bars(title: str, description: str, rows: Sequence[Bar], *, say: Callable[[float], str] = words.number) -> str:
+def bars(title: str, description: str, rows: Sequence[Bar], *, say: Callable[[float], str] = formatting.number) -> str:
     """Amounts that are compared with each other, the largest first."""
     if not rows or max(row.value for row in rows) <= 0:
         return _nothing(title)
@@ -75,7 +75,7 @@ def bars(title: str, description: str, rows: Sequence[Bar], *, say: Callable[[fl
         width = max(row.value / most * (_WIDTH - 80), 2)
         parts.append(
             f"<g><title>{escape(row.hint or row.label)}: {escape(say(row.value))}</title>"
-            f'<text class="label" x="0" y="{y + 13}">{escape(words.cut(row.label, 62))}</text>'
+            f'<text class="label" x="0" y="{y + 13}">{escape(formatting.cut(row.label, 62))}</text>'
             f'<rect class="bar c1" x="0" y="{y + 18}" width="{width:.1f}" height="12" rx="2"/>'
             f'<text class="value" x="{width + 6:.1f}" y="{y + 28}">{escape(say(row.value))}</text></g>'
         )
@@ -95,18 +95,18 @@ def grid(
         x = left + (n + 0.5) * side
         parts.append(
             f'<text class="label crowded" transform="translate({x:.1f} {top - 8}) rotate(-45)">'
-            f"<title>{escape(name)}</title>{escape(words.cut(name, 16))}</text>"
+            f"<title>{escape(name)}</title>{escape(formatting.cut(name, 16))}</text>"
         )
     for m, name in enumerate(rows):
         y = top + m * side
         parts.append(
             f'<text class="label crowded end" x="{left - 8}" y="{y + side / 2 + 4:.1f}">'
-            f"<title>{escape(name)}</title>{escape(words.cut(name, 18))}</text>"
+            f"<title>{escape(name)}</title>{escape(formatting.cut(name, 18))}</text>"
         )
         for n, other in enumerate(columns):
             value = cells.get((m, n), 0)
             x = left + n * side
-            hint = f"{name} to {other}: {words.number(value)}"
+            hint = f"{name} to {other}: {formatting.number(value)}"
             shade = (
                 f'class="cell c1" fill-opacity="{0.15 + 0.85 * math.sqrt(value / most):.2f}"'
                 if value
@@ -122,7 +122,7 @@ def grid(
 class _Counts:
     """From nothing to a bit more than the most, in whole numbers."""
 
-    say = staticmethod(words.short)
+    say = staticmethod(formatting.short)
 
     def __init__(self, values: Sequence[float], height: int) -> None:
         self._height = height
@@ -145,7 +145,7 @@ class _Counts:
 class _Bytes(_Counts):
     """The same, by powers of two, which are round in KiB, MiB and GiB."""
 
-    say = staticmethod(words.size)
+    say = staticmethod(formatting.size)
 
     def _step(self, rough: float) -> float:
         return 2.0 ** math.ceil(math.log2(rough) - 1e-9)
@@ -154,7 +154,7 @@ class _Bytes(_Counts):
 class _Milliseconds(_Counts):
     """Logarithmic, because latencies differ by more than could be told apart otherwise."""
 
-    say = staticmethod(words.duration)
+    say = staticmethod(formatting.duration)
 
     def __init__(self, values: Sequence[float], height: int) -> None:
         self._height = height
@@ -215,7 +215,7 @@ def _dots(
 ) -> Iterator[str]:
     for x, moment, value in points:
         if value is not None:
-            hint = f"{series.name}, {words.moment(moment)}: {scale.say(value)}"
+            hint = f"{series.name}, {formatting.moment(moment)}: {scale.say(value)}"
             yield (
                 f'<circle class="dot {color}" cx="{x:.1f}" cy="{scale.at(value):.1f}" r="3">'
                 f"<title>{escape(hint)}</title></circle>"
@@ -244,7 +244,7 @@ def _time_axis(moments: Sequence[datetime], height: int) -> Iterator[str]:
     at = dict(zip(ticks, _places([first, *ticks, last])[1:-1] if span else _places(ticks), strict=True))
     for tick, x in at.items():
         is_hour = step < timedelta(days=1) and tick.hour
-        said = words.lately(tick) if not span else f"{tick:%H:%M}" if is_hour else f"{tick.day} {tick:%b}"
+        said = formatting.lately(tick) if not span else f"{tick:%H:%M}" if is_hour else f"{tick.day} {tick:%b}"
         anchor = " end" if x > _WIDTH - 40 else ""
         yield f'<text class="tick middle{anchor}" x="{x:.1f}" y="{height - 8}">{said}</text>'
 

@@ -19,13 +19,13 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.errors import Corrupt, MissingObject, ObjectNotFound
 from holdfast.limits import SOURCE_FILE_BYTES, SOURCE_STAGED_SECONDS
 from holdfast.pipeline.codec import Damaged, journal_rows
+from holdfast.pipeline.journal_chunks import Piece, Stores, not_staged
 from holdfast.pipeline.logs import DamagedLines, LogPiece, Reached, activity_rows
-from holdfast.pipeline.pieces import Piece, Stores, not_staged
 from holdfast.pipeline.source import tables
 from holdfast.pipeline.source.filters import Conditions
 from holdfast.pipeline.source.options import Options
 from holdfast.pipeline.views import View
-from holdfast.runtime.loglines import LogFile
+from holdfast.runtime.activity.format import LogFile
 
 Part = TypeVar("Part")
 

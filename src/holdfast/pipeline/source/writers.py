@@ -16,8 +16,8 @@ from holdfast.errors import InvalidArgument, ObjectNotFound
 from holdfast.limits import SOURCE_FILE_BYTES
 from holdfast.names import UNIVERSE
 from holdfast.pipeline import loading
+from holdfast.pipeline.journal_chunks import Stores, not_staged
 from holdfast.pipeline.loading import Load, Loaded
-from holdfast.pipeline.pieces import Stores, not_staged
 from holdfast.pipeline.source.options import WRITTEN, Options, check_table
 from holdfast.pipeline.source.plans import packed, sweep
 

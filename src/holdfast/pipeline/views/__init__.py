@@ -12,9 +12,9 @@ with open_view(config) as view:
 from holdfast.errors import InvalidUrl
 from holdfast.layers.migrations import check_complete
 from holdfast.pipeline.config import Config
-from holdfast.pipeline.pieces import Piece, WorldView
+from holdfast.pipeline.journal_chunks import Piece, WorldView
 from holdfast.pipeline.views import directories, postgres, servers
-from holdfast.pipeline.views.moments import View
+from holdfast.pipeline.views.view import View
 from holdfast.tiers import Tier
 
 __all__ = ["Piece", "View", "WorldView", "open_view"]

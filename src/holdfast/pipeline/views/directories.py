@@ -14,11 +14,11 @@ from holdfast.errors import DirectoryInUse
 from holdfast.limits import VIEW_PATIENCE_SECONDS
 from holdfast.names import folder_at
 from holdfast.pipeline.config import Config
-from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.views import folders
-from holdfast.pipeline.views.moments import View
+from holdfast.pipeline.views.view import View
 from holdfast.plane.formats import check_marker
-from holdfast.runtime.checkpoints import link_all
+from holdfast.runtime.maintenance.checkpoints import link_all
 
 _LOOK_SECONDS: Final = 0.05
 

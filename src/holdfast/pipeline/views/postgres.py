@@ -10,8 +10,8 @@ from pathlib import Path
 from holdfast.errors import Unsupported
 from holdfast.names import folder_at
 from holdfast.pipeline.config import Config
-from holdfast.pipeline.pieces import Stores
-from holdfast.pipeline.views.moments import View
+from holdfast.pipeline.journal_chunks import Stores
+from holdfast.pipeline.views.view import View
 
 
 def open_postgres(config: Config) -> View:

@@ -14,12 +14,13 @@ from holdfast.kv import Database, Subspace, Transaction
 from holdfast.layers import entities
 from holdfast.layers.blobs import Blob
 from holdfast.layers.entities import Entity, EntityKey
-from holdfast.layers.mailboxes import rooms as mailrooms
-from holdfast.layers.mailboxes.rooms import Address
-from holdfast.layers.queues import rooms, schedules_of
-from holdfast.layers.queues.rooms import QueueKey, Stored, text_of
+from holdfast.layers.mailboxes import keys as mailrooms
+from holdfast.layers.mailboxes.keys import Address
+from holdfast.layers.queues import keys as queue_keys
+from holdfast.layers.queues import schedules_of
+from holdfast.layers.queues.keys import QueueKey, Stored, text_of
 from holdfast.limits import PAGE_ITEMS
-from holdfast.runtime.walks import names, walk
+from holdfast.runtime.maintenance.scan import names, walk
 from holdfast.wire.entities import Fields
 from holdfast.wire.queues import Schedule
 
@@ -114,17 +115,17 @@ class Reference(msgspec.Struct, frozen=True):
 
 def messages(database: Database, universe: str) -> Iterator[MessageRow]:
     """Every message of every queue, dead letters too."""
-    for name in names(database, rooms.queues(universe)):
+    for name in names(database, queue_keys.queues(universe)):
         queue = QueueKey(universe, name)
-        room = rooms.room_of(queue)
+        room = queue_keys.room_of(queue)
         places = (
             (room.ready_range(), "ready"),
-            ((room.parked, room.parked + b"\xff" * (rooms.ID_BYTES + 1)), "parked"),
+            ((room.parked, room.parked + b"\xff" * (queue_keys.ID_BYTES + 1)), "parked"),
             (room.waiting.range(), "blocked"),
         )
         for (begin, end), state in places:
             for _, value in walk(database, begin, end):
-                message = rooms.decode(value)
+                message = queue_keys.decode(value)
                 if message.has_body:
                     message.payload = database.read(_get, room.body_key(message.id))
                 yield _message(queue, message, state)
@@ -137,7 +138,7 @@ def dead_letters(database: Database, universe: str) -> Iterator[MessageRow]:
 
 def schedules(database: Database, universe: str) -> Iterator[tuple[str, Schedule]]:
     """Every schedule, with its queue."""
-    for name in names(database, rooms.queues(universe)):
+    for name in names(database, queue_keys.queues(universe)):
         for schedule in database.read(schedules_of, QueueKey(universe, name)):
             yield name, schedule
 

@@ -29,10 +29,10 @@ from holdfast.handles.sync.backups import Backups
 from holdfast.limits import OBJECT_LIST_MAX, VIEW_TURN_SECONDS_MAX
 from holdfast.names import folder_at
 from holdfast.pipeline.config import Config
-from holdfast.pipeline.pieces import Stores
+from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.views import folders
 from holdfast.pipeline.views.manifests import FOLDER
-from holdfast.pipeline.views.moments import View
+from holdfast.pipeline.views.view import View
 from holdfast.plane.formats import FORMAT
 from holdfast.wire.backups import BackupBegun, BackupFile
 

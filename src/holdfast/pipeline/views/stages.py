@@ -11,7 +11,7 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.errors import MissingObject
 from holdfast.layers import segments
 from holdfast.limits import PIECE_BYTES, PIECE_ENTRIES, VIEW_OBJECTS_AT_ONCE
-from holdfast.pipeline.pieces import Piece, WorldView
+from holdfast.pipeline.journal_chunks import Piece, WorldView
 
 _AHEAD: Final = 4 * VIEW_OBJECTS_AT_ONCE  # Pieces behind one that is on its way; most may be hot, and wait for nothing.
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 from holdfast.clock import Clock, SystemClock, when_moved
 from holdfast.errors import Busy, LockTimeout, QueueBusy
 from holdfast.kv import Database, Transaction
-from holdfast.kv.serial import SerialDatabase
+from holdfast.kv.serial_database import SerialDatabase
 from holdfast.layers import queues
-from holdfast.layers.once import Once
+from holdfast.layers.idempotency import Once
 from holdfast.layers.queues import Ahead, Leased, QueueKey
-from holdfast.runtime.cancelled import finish_or_undo
-from holdfast.runtime.locktable import LockTable
-from holdfast.runtime.waits import Waits
+from holdfast.runtime.cancellation import finish_or_undo
+from holdfast.runtime.consumer_options import Waits
+from holdfast.runtime.locks.table import LockTable
 from holdfast.tiers import Tier
 
 Tell = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.

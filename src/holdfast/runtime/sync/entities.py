@@ -8,13 +8,13 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.kv import Database, Transaction
-from holdfast.layers import entities, tiering
-from holdfast.layers.once import Once, recall, remember
-from holdfast.layers.tiering import CriticalFieldRemoved, Part
+from holdfast.layers import entities, field_tiers
+from holdfast.layers.field_tiers import CriticalFieldRemoved, Part
+from holdfast.layers.idempotency import Once, recall, remember
 from holdfast.names import checked_name
-from holdfast.runtime.activity import ActivityLog
-from holdfast.runtime.locktable import LockTable
-from holdfast.runtime.loglines import encoded
+from holdfast.runtime.activity.format import encoded
+from holdfast.runtime.activity.log import ActivityLog
+from holdfast.runtime.locks.table import LockTable
 from holdfast.tiers import Tier, TierPolicy, strongest
 from holdfast.wire.entities import DeleteEntity, EntityKind, EntityKinds, PutEntity, WriteEntities, Written
 
@@ -61,7 +61,7 @@ class EntityStore:
             LockTimeout: somebody kept the row of a CRITICAL field locked.
         """
         universe = checked_name("universe", request.universe)
-        parts = tiering.parts_of(self._policy, universe, request.writes)
+        parts = field_tiers.parts_of(self._policy, universe, request.writes)
         tier = parts[0].tier if len(parts) == 1 else strongest(part.tier for part in parts)
         log = self._ready_to_log(universe, request.session, parts)
         if tier is Tier.BEST_EFFORT and not request.seen:
@@ -70,7 +70,7 @@ class EntityStore:
         at_least = Tier.CRITICAL if tier is Tier.CRITICAL else Tier.IMPORTANT
 
         def work(tx: Transaction) -> Written:
-            return Written(tiering.write(tx, parts, request.seen, universe, tier=at_least), tier)
+            return Written(field_tiers.write(tx, parts, request.seen, universe, tier=at_least), tier)
 
         return self._commit(parts, at_least, work, call, log)
 
@@ -81,8 +81,8 @@ class EntityStore:
             VersionConflict: it has another one by now.
         """
         universe = checked_name("universe", request.universe)
-        key = tiering.entity_key(universe, request.kind, request.id)
-        part = tiering.part_of(self._policy, key, request.fields)
+        key = field_tiers.entity_key(universe, request.kind, request.id)
+        part = field_tiers.part_of(self._policy, key, request.fields)
         tier = strongest((part.tier, Tier.IMPORTANT))
         log = self._ready_to_log(universe, request.session, [part])
         put = partial(self._put, part, request.expected_version, call=call, log=log)
@@ -94,7 +94,7 @@ class EntityStore:
     def delete(self, request: DeleteEntity, call: Once | None = None) -> Written:
         """Delete an entity."""
         universe = checked_name("universe", request.universe)
-        part = Part(tiering.entity_key(universe, request.kind, request.id), {}, [], {}, Tier.CRITICAL)
+        part = Part(field_tiers.entity_key(universe, request.kind, request.id), {}, [], {}, Tier.CRITICAL)
 
         def work(tx: Transaction) -> Written:
             version = entities.delete(tx, part.key, expected_version=request.expected_version)
@@ -104,7 +104,7 @@ class EntityStore:
 
     def _put(self, part: Part, expected: int, tier: Tier, *, call: Once | None, log: Callable[[], None]) -> Written:
         def work(tx: Transaction) -> Written:
-            return Written([tiering.put(tx, part, self._policy, expected_version=expected, tier=tier)], tier)
+            return Written([field_tiers.put(tx, part, self._policy, expected_version=expected, tier=tier)], tier)
 
         return self._commit([part._replace(tier=tier)], tier, work, call, log)
 
@@ -159,10 +159,10 @@ class EntityStore:
 
     def _ready_to_log(self, universe: str, session: str | None, parts: Sequence[Part]) -> Callable[[], None]:
         """Logs the BEST_EFFORT sides. What a log would refuse is refused here, before anything is committed."""
-        records = [encoded(tiering.loose_record(part)) for part in parts if part.loose]
+        records = [encoded(field_tiers.loose_record(part)) for part in parts if part.loose]
         if not records:
             return _nothing
-        log = self._activity().session(universe, self._session if session is None else session, tiering.LOG_KIND)
+        log = self._activity().session(universe, self._session if session is None else session, field_tiers.LOG_KIND)
         return partial(log.accept, records)
 
 

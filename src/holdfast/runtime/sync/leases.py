@@ -9,10 +9,10 @@ from holdfast.clock import Clock, SystemClock, when_moved
 from holdfast.errors import LeaseHeld, LockTimeout
 from holdfast.kv import Database, Transaction
 from holdfast.layers import leases
+from holdfast.layers.idempotency import Once
 from holdfast.layers.leases import LEASE_EVENTS, Grant, LeaseKey
-from holdfast.layers.once import Once
-from holdfast.runtime.cancelled import finish_or_undo
-from holdfast.runtime.locktable import HolderInfo, LockTable
+from holdfast.runtime.cancellation import finish_or_undo
+from holdfast.runtime.locks.table import HolderInfo, LockTable
 from holdfast.runtime.sync.dispatcher import Tell
 from holdfast.wire.leases import Described, Granted, LeaseLine, LeaseProof, LockPlace, Waits
 

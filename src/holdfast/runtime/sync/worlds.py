@@ -14,9 +14,9 @@ from holdfast import limits
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import BlobNotFound, Corrupt, InvalidArgument, MissingObject, ObjectNotFound, Unsupported
 from holdfast.kv import Database, Transaction
-from holdfast.layers import forks, inboxes, journals, records, segments, snapshots, worlds
-from holdfast.layers.once import Once, once, recall
-from holdfast.layers.records import Kind, split
+from holdfast.layers import inboxes, journal_records, journals, segments, snapshots, world_forks, worlds
+from holdfast.layers.idempotency import Once, once, recall
+from holdfast.layers.journal_records import Kind, split
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
@@ -142,7 +142,7 @@ class WorldStore:
         copied = self._database.read(journals.head, target)
         while copied < height:
             page = (self.read(source, copied, min(limits.BATCH_ENTRIES_MAX, height - copied))).records
-            batch = [records.join(Kind[record.kind.upper()], record.value) for record in page]
+            batch = [journal_records.join(Kind[record.kind.upper()], record.value) for record in page]
             self._database.transact(journals.write_at, target, batch, copied)
             copied += len(batch)
         return self._database.transact(_end_fork, target, call)
@@ -238,13 +238,13 @@ def _begin_fork(tx: Transaction, source: World, target: World, height: int, call
     before = None if call is None else recall(tx, call)
     if before is not None:
         return _decode_described(before)
-    forks.begin(tx, source, target, height)
+    world_forks.begin(tx, source, target, height)
     return None
 
 
 def _end_fork(tx: Transaction, target: World, call: Once | None) -> Described:
     def end(tx: Transaction) -> Described:
-        forks.end(tx, target)
+        world_forks.end(tx, target)
         return segments.describe(tx, target)
 
     return end(tx) if call is None else once(tx, call, _decode_described, end)

@@ -30,13 +30,13 @@ from holdfast.limits import (
 )
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.server import health
+from holdfast.server.authorization import Open
 from holdfast.server.console.samples import Samples
 from holdfast.server.console.sessions import may
 from holdfast.server.doors import Doors
-from holdfast.server.guards import Open
-from holdfast.server.http.edge import admitted
 from holdfast.server.http.events import SSE, End, Events, EventStream
-from holdfast.server.http.refusals import Refusal, problem_for
+from holdfast.server.http.middleware import admitted
+from holdfast.server.http.problems import Refusal, problem_for
 from holdfast.wire.entities import ListKinds
 from holdfast.wire.leases import ListLeases
 from holdfast.wire.mail import ListMailboxes

@@ -26,11 +26,11 @@ from holdfast.limits import (
     CONSOLE_REPORT_BYTES_MAX,
     CONSOLE_REPORTS_MAX,
 )
+from holdfast.server.authorization import Guard
 from holdfast.server.console.sessions import may
 from holdfast.server.doors import Doors
-from holdfast.server.guards import Guard
-from holdfast.server.http.edge import admitted
-from holdfast.server.http.refusals import JSON, Refusal
+from holdfast.server.http.middleware import admitted
+from holdfast.server.http.problems import JSON, Refusal
 from holdfast.wire.tokens import METRICS
 
 _MEDIA: Final = {

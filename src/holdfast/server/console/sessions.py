@@ -14,11 +14,11 @@ from starlette.routing import Route
 from holdfast import __version__
 from holdfast.limits import CONSOLE_UNIVERSES_MAX
 from holdfast.names import UNIVERSE
+from holdfast.server.authorization import Guard, Open
 from holdfast.server.console.files import HEADERS
 from holdfast.server.doors import Doors
-from holdfast.server.guards import Guard, Open
-from holdfast.server.http.edge import admitted
-from holdfast.server.http.refusals import JSON
+from holdfast.server.http.middleware import admitted
+from holdfast.server.http.problems import JSON
 from holdfast.tiers import Tier
 from holdfast.wire.requests import Request
 from holdfast.wire.tokens import EVERYTHING, METRICS

@@ -6,10 +6,10 @@ from typing import Any, Final
 from starlette.responses import Response, StreamingResponse
 
 from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, noun
-from holdfast.server.http.refusals import Refusal
-from holdfast.server.http.visits import Visit
+from holdfast.server.http.problems import Refusal
+from holdfast.server.http.request_context import Visit
 from holdfast.wire.backups import BeginBackup, EndBackup, Line, ListBackup, OpenBackup
-from holdfast.wire.checkups import RunCheckups
+from holdfast.wire.health_checks import RunCheckups
 from holdfast.wire.requests import Request
 
 LINES: Final = "application/x-ndjson"

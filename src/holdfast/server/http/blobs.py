@@ -9,8 +9,8 @@ from starlette.responses import Response, StreamingResponse
 from holdfast.errors import BlobNotFound
 from holdfast.server.http.conditions import IF_NONE_MATCH, is_known, quoted
 from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, rendered
-from holdfast.server.http.refusals import JSON, Refusal
-from holdfast.server.http.visits import Visit
+from holdfast.server.http.problems import JSON, Refusal
+from holdfast.server.http.request_context import Visit
 from holdfast.wire.blobs import FindBlob, OpenBlob, Stored, WriteBlob
 
 OCTETS: Final = "application/octet-stream"

@@ -6,7 +6,7 @@ from typing import Final
 from starlette.datastructures import Headers
 
 from holdfast.server.http.endpoints import Parameter
-from holdfast.server.http.refusals import Refusal
+from holdfast.server.http.problems import Refusal
 
 _ETAG: Final = re.compile(r'"([!#-~]*)"\Z')
 

@@ -11,12 +11,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.server.http import dialect
-from holdfast.server.http.edge import admitted
+from holdfast.server.http import json_codec
 from holdfast.server.http.halls import Hall
 from holdfast.server.http.media import chosen
-from holdfast.server.http.refusals import JSON, Refusal
-from holdfast.server.http.visits import Visit
+from holdfast.server.http.middleware import admitted
+from holdfast.server.http.problems import JSON, Refusal
+from holdfast.server.http.request_context import Visit
 from holdfast.wire.repeats import takes_key
 from holdfast.wire.requests import Request, answer_type
 
@@ -109,7 +109,7 @@ def noun(
         given.update(visit.http.path_params)
         if fill is not None:
             fill(visit, given)
-        answer = await visit.ask(dialect.decoded(request, given, universe=visit.universe))
+        answer = await visit.ask(json_codec.decoded(request, given, universe=visit.universe))
         return (answered or (lambda _, each: rendered(each, status)))(visit, answer)
 
     spare = frozenset({*defaults, *optional})
@@ -142,7 +142,7 @@ def noun(
 
 def rendered(answer: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """An answer as JSON."""
-    return Response(dialect.encoded(answer), status, headers, JSON)
+    return Response(json_codec.encoded(answer), status, headers, JSON)
 
 
 def routes(hall: Hall, endpoints: Sequence[Endpoint]) -> list[Route]:

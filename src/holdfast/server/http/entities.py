@@ -16,8 +16,8 @@ from holdfast.server.http.conditions import (
     version_of,
 )
 from holdfast.server.http.endpoints import Endpoint, noun, rendered
-from holdfast.server.http.refusals import Refusal
-from holdfast.server.http.visits import Visit
+from holdfast.server.http.problems import Refusal
+from holdfast.server.http.request_context import Visit
 from holdfast.tiers import Tier
 from holdfast.wire.entities import (
     DeleteEntity,

@@ -7,7 +7,7 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from holdfast.server.http import dialect
+from holdfast.server.http import json_codec
 from holdfast.wire.problems import Problem
 
 NDJSON: Final = "application/x-ndjson"
@@ -52,7 +52,7 @@ class Events:
 
     def event(self, name: str, value: Any, id: str | None = None) -> bytes:
         """One event."""
-        data = dialect.encoded(value)
+        data = json_codec.encoded(value)
         if self.media == SSE:
             mark = f"id: {id}\n" if id is not None else ""
             return f"{mark}event: {name}\ndata: ".encode() + data + b"\n\n"

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from holdfast.server.doors import Doors
-from holdfast.server.http.credits import Credits
+from holdfast.server.http.flow_control import Credits
 from holdfast.server.http.limits import DRAIN_LOOK_SECONDS, HttpLimits
 
 

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from holdfast.limits import LEASE_TTL_SECONDS
 from holdfast.server.http.endpoints import Endpoint, noun
-from holdfast.server.http.visits import Visit
+from holdfast.server.http.request_context import Visit
 from holdfast.tiers import Tier
 from holdfast.wire.leases import (
     AcquireLease,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 
-from holdfast.server.http.refusals import MSGPACK, Refusal
+from holdfast.server.http.problems import MSGPACK, Refusal
 
 
 def media_type_of(asked: Headers) -> str:

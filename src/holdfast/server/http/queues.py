@@ -5,8 +5,8 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from holdfast.server.http.endpoints import Endpoint, Parameter, noun, rendered
-from holdfast.server.http.refusals import JSON, Refusal
-from holdfast.server.http.visits import Visit
+from holdfast.server.http.problems import JSON, Refusal
+from holdfast.server.http.request_context import Visit
 from holdfast.wire.queues import (
     Deliveries,
     GetQueuePolicy,

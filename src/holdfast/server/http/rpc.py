@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from holdfast.server.http.endpoints import Endpoint
 from holdfast.server.http.media import is_json, media_type_of
-from holdfast.server.http.refusals import JSON
-from holdfast.server.http.visits import Visit, wrong_media
+from holdfast.server.http.problems import JSON
+from holdfast.server.http.request_context import Visit, wrong_media
 from holdfast.server.rpc import caller_of, encode
 from holdfast.wire.rpc import RpcFailure
 

@@ -8,11 +8,11 @@ from starlette.responses import Response
 
 from holdfast.errors import InvalidArgument
 from holdfast.server.http.conditions import IF_MATCH, IF_NONE_MATCH, if_absent, if_match, is_known, quoted
-from holdfast.server.http.dialect import decoded
 from holdfast.server.http.endpoints import Endpoint, Parameter, noun, rendered
-from holdfast.server.http.refusals import JSON, Refusal
+from holdfast.server.http.json_codec import decoded
+from holdfast.server.http.problems import JSON, Refusal
+from holdfast.server.http.request_context import Visit
 from holdfast.server.http.values import from_cbor
-from holdfast.server.http.visits import Visit
 from holdfast.wire.canonical import canonical
 from holdfast.wire.leases import LeaseProof
 from holdfast.wire.states import FoundState, GetState, RemoveState, UpdatedState, UpdateState

@@ -9,12 +9,12 @@ import msgspec
 from starlette.responses import Response
 
 from holdfast.errors import HoldfastError, Retry
-from holdfast.server.http import dialect
+from holdfast.server.http import json_codec
 from holdfast.server.http.endpoints import Endpoint, Parameter, rendered
-from holdfast.server.http.enqueues import universe_of
 from holdfast.server.http.events import LINES, NDJSON, SSE, End, Events, EventStream
-from holdfast.server.http.refusals import JSON, Refusal, problem_for
-from holdfast.server.http.visits import Visit
+from holdfast.server.http.messages import universe_of
+from holdfast.server.http.problems import JSON, Refusal, problem_for
+from holdfast.server.http.request_context import Visit
 from holdfast.tiers import Tier
 from holdfast.wire.queues import GetQueueStats, QueueStats
 
@@ -75,16 +75,16 @@ def _view(visit: Visit, universe: str, stats: QueueStats) -> StatsView:
 
 
 async def _stats(visit: Visit) -> Response:
-    body: StatsBody = dialect.checked(await visit.json(), StatsBody)
+    body: StatsBody = json_codec.checked(await visit.json(), StatsBody)
     universe = universe_of(visit, body)
     return rendered(_view(visit, universe, await visit.ask(GetQueueStats(body.queue, universe))))
 
 
 async def _watch(visit: Visit) -> Response:
     if visit.http.method == "POST":
-        body: StatsBody = dialect.checked(await visit.json(), StatsBody)
+        body: StatsBody = json_codec.checked(await visit.json(), StatsBody)
     else:
-        body = dialect.checked(dict(visit.http.query_params), StatsBody)
+        body = json_codec.checked(dict(visit.http.query_params), StatsBody)
     universe = universe_of(visit, body)
     first = await visit.ask(GetQueueStats(body.queue, universe))  # So that what is wrong is a problem, not an event.
     hall = visit.hall

@@ -9,15 +9,15 @@ import msgspec
 from starlette.responses import Response
 
 from holdfast.errors import HoldfastError
-from holdfast.server.http import dialect
-from holdfast.server.http.credits import Account
-from holdfast.server.http.deliveries import give_back, receiving
+from holdfast.server.http import json_codec
 from holdfast.server.http.endpoints import Endpoint
 from holdfast.server.http.events import LINES, NDJSON, SSE, End, Events, EventStream
-from holdfast.server.http.forms import MessageView, message_view
+from holdfast.server.http.flow_control import Account
 from holdfast.server.http.limits import CREDIT, PAGE_SIZE_MAX
-from holdfast.server.http.refusals import JSON, Refusal, problem_for
-from holdfast.server.http.visits import Visit
+from holdfast.server.http.message_schemas import MessageView, message_view
+from holdfast.server.http.messages import give_back, receiving
+from holdfast.server.http.problems import JSON, Refusal, problem_for
+from holdfast.server.http.request_context import Visit
 from holdfast.tiers import Tier
 from holdfast.wire.queues import Delivery, ReceiveMessages
 
@@ -130,7 +130,7 @@ _LINES: Final = (MessageLine, *LINES)
 
 def _subscribe(with_state: bool) -> Any:
     async def handle(visit: Visit) -> Response:
-        body: SubscribeBody = dialect.checked(await visit.json(), SubscribeBody)
+        body: SubscribeBody = json_codec.checked(await visit.json(), SubscribeBody)
         lines = _Subscription(visit, body, with_state=with_state).run()
         return EventStream(await anext(lines), lines, visit.media)
 

@@ -5,14 +5,7 @@ from functools import partial
 from typing import Any
 
 from holdfast.kv import Database, Transaction
-from holdfast.testing.conformance.rooms import (
-    clear_room,
-    contents,
-    in_threads,
-    increment,
-    put_all,
-    raises,
-)
+from holdfast.testing.conformance.subspace import clear_room, contents, in_threads, increment, put_all, raises
 
 
 def check_eight_threads_lose_no_increment(database: Database) -> None:

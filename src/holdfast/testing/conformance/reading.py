@@ -10,7 +10,7 @@ from holdfast.errors import (
     ReadOnlyTransaction,
 )
 from holdfast.kv import Database, Transaction, pages
-from holdfast.testing.conformance.rooms import clear_room, contents, get, in_thread, put, put_all, raises
+from holdfast.testing.conformance.subspace import clear_room, contents, get, in_thread, put, put_all, raises
 from holdfast.tiers import Tier
 
 

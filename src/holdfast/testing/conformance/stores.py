@@ -17,9 +17,9 @@ from holdfast.kv import Database
 from holdfast.layers import journals
 from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.layers.worlds import World
-from holdfast.plane.parts import Parts
-from holdfast.plane.ports import EmbeddedPort
-from holdfast.testing.conformance.rooms import in_threads, raises
+from holdfast.plane.embedded import EmbeddedPort
+from holdfast.plane.services import Parts
+from holdfast.testing.conformance.subspace import in_threads, raises
 from holdfast.wire.restores import Entry
 
 StoreCheck = Callable[[Database, ObjectStore], None]

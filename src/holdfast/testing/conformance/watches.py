@@ -9,11 +9,7 @@ from holdfast.errors import (
     InvalidKey,
 )
 from holdfast.kv import Database, Transaction
-from holdfast.testing.conformance.rooms import (
-    clear_room,
-    put,
-    raises,
-)
+from holdfast.testing.conformance.subspace import clear_room, put, raises
 
 
 def check_a_watch_wakes_on_writes_below_its_prefix(database: Database) -> None:

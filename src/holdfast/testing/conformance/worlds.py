@@ -16,10 +16,10 @@ import cbor2
 
 from holdfast.errors import CommitUnknown, CursorAdvanced, HeadAdvanced, InvalidArgument, MissingEntry
 from holdfast.kv import Database, Pair, Subspace, Transaction, Work
-from holdfast.layers import inboxes, journals, records, worlds
+from holdfast.layers import inboxes, journal_records, journals, worlds
 from holdfast.layers.worlds import World
 from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX
-from holdfast.testing.conformance.rooms import in_threads, put_all, raises
+from holdfast.testing.conformance.subspace import in_threads, put_all, raises
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
 from holdfast.wire.canonical import canonical
 from holdfast.wire.inboxes import Control, DomainEvent, Effect, InboxItem, Timer
@@ -182,8 +182,10 @@ def check_concurrent_drainers_move_each_item_once(database: Database) -> None:
     _assert_drained(database, world, 3 * 15)
     journal = _journal(database, world)
     assert len(set(journal)) == len(journal) == 3 * 15 + 3 * 15 * 2
-    assert sorted(heights) == [height for height, record in enumerate(journal) if record[1] == records.Kind.INGRESS]
-    _assert_whole_batches([record for record in journal if record[1] == records.Kind.ENTRY], size=2)
+    assert sorted(heights) == [
+        height for height, record in enumerate(journal) if record[1] == journal_records.Kind.INGRESS
+    ]
+    _assert_whole_batches([record for record in journal if record[1] == journal_records.Kind.ENTRY], size=2)
 
 
 def check_a_conflict_while_draining_loses_nothing(database: Database) -> None:
@@ -311,7 +313,7 @@ def _stored(database: Database, world: World) -> list[Pair]:
 
 
 def _entries(name: str, number: int) -> list[bytes]:
-    return [records.entry(canonical([name, position])) for position in range(number)]
+    return [journal_records.entry(canonical([name, position])) for position in range(number)]
 
 
 def _commands(number: int) -> list[InboxItem]:
@@ -364,7 +366,7 @@ def _drain_all(database: Database, world: World) -> list[int]:
 def _assert_drained(database: Database, world: World, number: int) -> None:
     """The first `number` items are in the journal, once each and in order, and the cursor is at the last."""
     found = map(cbor2.loads, _journal(database, world))
-    sequences = [value["seq"] for kind, value in found if kind == records.Kind.INGRESS]
+    sequences = [value["seq"] for kind, value in found if kind == journal_records.Kind.INGRESS]
     assert sequences == list(range(number))
     assert database.read(inboxes.cursor, world) == number - 1
 

@@ -1,0 +1,222 @@
+"""The ports of a plane in another process: the same requests, carried by a stream."""
+
+import asyncio
+import os
+import ssl
+import threading
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from secrets import token_hex
+from typing import Any, Final, TypeVar, get_args
+from urllib.parse import urlsplit
+
+from holdfast.client import streaming
+from holdfast.client.connection import Connection
+from holdfast.client.lease_renewal import RemoteKeeper
+from holdfast.client.pending_calls import TooLong
+from holdfast.client.transfers import STREAMED, Transfer
+from holdfast.errors import Closed, InvalidArgument, InvalidUrl, InvalidValue, NotEmbedded
+from holdfast.threads import aside
+from holdfast.tiers import Tier
+from holdfast.wire.blobs import Body, GetBlob, OpenBlob, PutBlob, WriteBlob
+from holdfast.wire.frames import AnyRequest
+from holdfast.wire.repeats import takes_key
+from holdfast.wire.requests import Answer, Request
+
+Result = TypeVar("Result")
+
+_REQUESTS: Final = frozenset(get_args(AnyRequest))
+_BLOBS: Final = (GetBlob, PutBlob)
+_FRAME_DATA_BYTES_MAX: Final = 262_144  # A larger blob goes by itself, and does not hold up other calls.
+_UPLOADS_MAX: Final = 16  # Uploads wait for their chunks, so they have threads that nobody else waits for.
+
+
+class AsyncRemotePort:
+    """Carries requests to a server while the caller's event loop goes on."""
+
+    def __init__(
+        self, url: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, patience_seconds: float = 30.0
+    ) -> None:
+        """Raises InvalidUrl if nothing can be at `url`. Whether something is there shows with the first call."""
+        self.url = _checked(url)
+        self.token = token
+        self.tls = tls
+        self.patience_seconds = patience_seconds
+        self.keeper = RemoteKeeper(self)
+        self._connection: Connection | None = None
+        self._uploads = ThreadPoolExecutor(_UPLOADS_MAX, "holdfast-upload")
+        self._closed = False
+
+    async def call(self, request: Request[Answer]) -> Answer:
+        if isinstance(request, _BLOBS) and not _fits(request):
+            return await aside(self.carry, request)
+        if type(request) not in _REQUESTS:
+            raise NotEmbedded(f"{type(request).__name__} goes to the key space itself, which no server lets anybody do")
+        try:
+            answer: Answer = await self._connected().call(request)  # type: ignore[arg-type]
+        except TooLong:
+            key = token_hex(16) if takes_key(type(request)) else None
+            answer = await aside(streaming.post, self, request, key)
+        return answer
+
+    def carry(self, request: GetBlob | PutBlob) -> Any:
+        """A blob that goes by itself, while the caller's thread waits."""
+        self._check_open()
+        if isinstance(request, PutBlob):
+            return streaming.put(self, request.universe, request.data)
+        return Body(b"".join(streaming.receive(streaming.Download(self, OpenBlob(request.hash, request.universe)))))
+
+    async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:
+        self._check_open()
+        answer: Any = await streaming.send_async(self, _written(request).universe, chunks, self._uploads)
+        return answer  # type: ignore[no-any-return]
+
+    async def receive(self, request: Request[Answer]) -> AsyncIterator[bytes]:
+        self._check_open()
+        return streaming.receive_async(await asyncio.to_thread(_download, self, request))
+
+    async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
+        del work, args, tier, kwargs
+        raise _not_embedded()
+
+    def execute(self, tx: Any, request: Request[Any]) -> Any:
+        del tx, request
+        raise _not_embedded()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._connection is not None:
+            await self._connection.close()
+        await asyncio.to_thread(self.keeper.close)
+        self._uploads.shutdown(wait=False)
+
+    def _connected(self) -> Connection:
+        self._check_open()
+        if self._connection is None:
+            self._connection = Connection(
+                self.url, token=self.token, tls=self.tls, patience_seconds=self.patience_seconds
+            )
+        return self._connection
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _closed()
+
+
+class RemotePort:
+    """Carries requests to a server while the caller's thread waits; a thread of its own runs the event loop."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._port = AsyncRemotePort(url, **options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-client", daemon=True)
+        self._thread.start()
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._closed = False
+        self.url = self._port.url
+        self.keeper = self._port.keeper
+        self.execute = self._port.execute
+
+    def call(self, request: Request[Answer]) -> Answer:
+        if isinstance(request, _BLOBS) and not _fits(request):
+            answer: Any = self._port.carry(request)
+            return answer  # type: ignore[no-any-return]
+        return self._wait(self._port.call(request))
+
+    def send(self, request: Request[Answer], chunks: Iterable[bytes]) -> Answer:
+        # On the caller's own thread: its chunks may take long, or come from this very plane.
+        self._check_open()
+        answer: Any = streaming.send(self._port, _written(request).universe, chunks)
+        return answer  # type: ignore[no-any-return]
+
+    def receive(self, request: Request[Answer]) -> Iterator[bytes]:
+        self._check_open()
+        return streaming.receive(_download(self._port, request))
+
+    def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
+        del work, args, tier, kwargs
+        raise _not_embedded()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed or os.getpid() != self._process:
+                return
+            self._closed = True
+            closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        closing.result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _close(self) -> None:
+        """Close, and see every call of other threads to its end: they wait for it."""
+        await self._port.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            _, late = await asyncio.wait(others, timeout=1.0)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+        await asyncio.sleep(0)  # So that whoever waits for them hears of it.
+
+    def _wait(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        with self._lock:
+            if self._closed or os.getpid() != self._process:
+                coroutine.close()
+                raise _closed()
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise _closed() from None
+        except BaseException:
+            future.cancel()  # An interrupt, perhaps: nobody will hear the answer.
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed or os.getpid() != self._process:
+            raise _closed()
+
+
+def _checked(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        there = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        if there and not (parts.query or parts.fragment or parts.username):
+            return url.rstrip("/")
+    except ValueError:
+        pass
+    raise InvalidUrl(f"{url!r} is no server; write http://HOST:PORT")
+
+
+def _fits(request: GetBlob | PutBlob) -> bool:
+    """Whether a blob goes in a frame. What is asked for may be of any size."""
+    if isinstance(request, GetBlob):
+        return False
+    if not isinstance(request.data, bytes):
+        raise InvalidValue(f"A blob is bytes, not {type(request.data).__name__}; encode it first")
+    return len(request.data) <= _FRAME_DATA_BYTES_MAX
+
+
+def _written(request: Request[Any]) -> WriteBlob:
+    if isinstance(request, WriteBlob):
+        return request
+    raise InvalidArgument(f"{type(request).__name__} has no body to send")
+
+
+def _download(server: streaming.Server, request: Request[Any]) -> streaming.Parts:
+    if isinstance(request, OpenBlob):
+        return streaming.Download(server, request)
+    if isinstance(request, STREAMED):
+        return Transfer(server, request)
+    raise InvalidArgument(f"{type(request).__name__} has no body to receive")
+
+
+def _closed() -> Closed:
+    return Closed("The plane was closed, or this process was forked after it was opened; connect again")
+
+
+def _not_embedded() -> NotEmbedded:
+    return NotEmbedded("The plane is in another process, where a function cannot run; use plane.atomic() instead")

@@ -1,0 +1,718 @@
+"""Every error that Holdfast raises. `code` and `retry` are API; the message is for people and says what to do next.
+
+HoldfastError
+├── Validation            the request is wrong; nothing was written
+│   ├── InvalidUrl, InvalidName, InvalidKey, InvalidValue, InvalidArgument, IdempotencyKeyReused
+│   ├── KeyTooLarge, ValueTooLarge, TransactionTooLarge, EmptyBatch, BatchTooLarge, PayloadTooLarge, AnswerTooLarge
+│   ├── NestedTransaction, TransactionEnded, ReadOnlyTransaction, UnsupportedTier, NotSynchronous, NotEmbedded
+│   └── LockOrderViolation
+├── NotAllowed            the token does not allow it
+│   └── SenderBlocked, SenderMismatch
+├── NotFound              the named thing does not exist
+│   └── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound, MessageNotFound, MailNotFound
+├── Conflict              another writer was first; read the current state, then decide
+│   ├── TransactionConflict, ObjectExists, ObjectChanged, TargetNotEmpty
+│   ├── WorldExists, WorldNotActive, HeadAdvanced, CursorAdvanced
+│   ├── SnapshotExists, BaselineRegressed, PromotionRefused, SegmentExists
+│   ├── LeaseHeld, CasMismatch, VersionConflict
+│   └── MailboxTaken, AgentExists
+├── Fenced                the lease given with a write does not permit it
+│   ├── LeaseRequired, LeaseConflict, LeaseExpired, FencingMismatch, TxnMismatch
+│   └── QueueMessageLeaseMismatch
+├── Busy                  a limit was reached; the same request may succeed later
+│   └── LockTimeout, QueueBusy, MailboxFull, RateLimited, ShutdownDraining
+├── Closed                the handle was closed
+├── Corrupt               stored data is damaged; damage is reported, never repaired silently
+│   ├── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject
+│   └── MissingEntry, ChecksumMismatch, MalformedSegment, SealBroken
+└── Backend               the storage or network below Holdfast failed
+    ├── DirectoryInUse, PlaneInUse, MigrationUnfinished
+    ├── PathUnusable, Unreachable, DiskFull, DatabaseFailed, SchemaMismatch, Unsupported
+    └── CommitUnknown     the answer was lost: the write may or may not have been committed
+"""
+
+from enum import StrEnum
+from typing import ClassVar
+
+__all__ = [
+    "AgentExists",
+    "AnswerTooLarge",
+    "Backend",
+    "BaselineRegressed",
+    "BatchTooLarge",
+    "BlobNotFound",
+    "Busy",
+    "CasMismatch",
+    "ChecksumMismatch",
+    "Closed",
+    "CommitUnknown",
+    "Conflict",
+    "Corrupt",
+    "CursorAdvanced",
+    "DamagedDatabase",
+    "DatabaseFailed",
+    "DirectoryInUse",
+    "DiskFull",
+    "EmptyBatch",
+    "Fenced",
+    "FencingMismatch",
+    "HashMismatch",
+    "HeadAdvanced",
+    "HoldfastError",
+    "IdempotencyKeyReused",
+    "InvalidArgument",
+    "InvalidKey",
+    "InvalidName",
+    "InvalidUrl",
+    "InvalidValue",
+    "KeyTooLarge",
+    "LeaseConflict",
+    "LeaseExpired",
+    "LeaseHeld",
+    "LeaseRequired",
+    "LockOrderViolation",
+    "LockTimeout",
+    "MailNotFound",
+    "MailboxFull",
+    "MailboxTaken",
+    "MalformedSegment",
+    "MessageNotFound",
+    "MigrationUnfinished",
+    "MissingEntry",
+    "MissingObject",
+    "NestedTransaction",
+    "NotAllowed",
+    "NotEmbedded",
+    "NotFound",
+    "NotSynchronous",
+    "ObjectChanged",
+    "ObjectExists",
+    "ObjectNotFound",
+    "PathUnusable",
+    "PayloadTooLarge",
+    "PlaneInUse",
+    "PromotionRefused",
+    "QueueBusy",
+    "QueueMessageLeaseMismatch",
+    "RateLimited",
+    "ReadOnlyTransaction",
+    "Retry",
+    "SchemaMismatch",
+    "SealBroken",
+    "SegmentExists",
+    "SenderBlocked",
+    "SenderMismatch",
+    "ShutdownDraining",
+    "SizeMismatch",
+    "SnapshotExists",
+    "SnapshotNotFound",
+    "TargetNotEmpty",
+    "TransactionConflict",
+    "TransactionEnded",
+    "TransactionTooLarge",
+    "TxnMismatch",
+    "Unreachable",
+    "Unsupported",
+    "UnsupportedTier",
+    "Validation",
+    "ValueTooLarge",
+    "VersionConflict",
+    "WorldExists",
+    "WorldNotActive",
+    "WorldNotFound",
+]
+
+
+class Retry(StrEnum):
+    """What a caller may do after an error."""
+
+    NEVER = "never"  # The same request will fail again; change it.
+    REFRESH = "refresh"  # Read the current state, then decide.
+    LATER = "later"  # The same request may succeed after a pause.
+    IDEMPOTENT = "idempotent"  # It may have been committed; repeat it only with an idempotency key or after a read.
+
+
+class HoldfastError(Exception):
+    """The base class of every error that Holdfast raises on purpose."""
+
+    code: ClassVar[str] = "error"
+    retry: ClassVar[Retry] = Retry.NEVER
+
+
+# Validation: the request itself.
+
+
+class Validation(HoldfastError):
+    """The request is wrong; nothing was written."""
+
+    code = "validation"
+
+
+class InvalidUrl(Validation):
+    """The URL does not name a supported backend."""
+
+    code = "invalid_url"
+
+
+class InvalidName(Validation):
+    """A name contains characters that names cannot contain, or has a length that names cannot have."""
+
+    code = "invalid_name"
+
+
+class InvalidKey(Validation):
+    """A key, or a part of one, has a type or form that keys cannot have."""
+
+    code = "invalid_key"
+
+
+class InvalidValue(Validation):
+    """A value is not bytes."""
+
+    code = "invalid_value"
+
+
+class InvalidArgument(Validation):
+    """An argument is outside the range that the message names."""
+
+    code = "invalid_argument"
+
+
+class IdempotencyKeyReused(Validation):
+    """The idempotency key was recently used for a different call; nothing was done. Give each call its own key."""
+
+    code = "idempotency_key_reused"
+
+
+class KeyTooLarge(Validation):
+    """The key is longer than `limits.KEY_BYTES_MAX`."""
+
+    code = "key_too_large"
+
+
+class ValueTooLarge(Validation):
+    """The value is longer than `limits.VALUE_BYTES_MAX`."""
+
+    code = "value_too_large"
+
+
+class TransactionTooLarge(Validation):
+    """One transaction writes more bytes or keys than the limit allows."""
+
+    code = "transaction_too_large"
+
+
+class EmptyBatch(Validation):
+    """A batch is empty."""
+
+    code = "empty_batch"
+
+
+class BatchTooLarge(Validation):
+    """A batch has more entries or bytes than one append may have."""
+
+    code = "batch_too_large"
+
+
+class PayloadTooLarge(Validation):
+    """The payload is over the limit, or over what the token allows. Send less, or store a blob and send its hash."""
+
+    code = "payload_too_large"
+
+
+class AnswerTooLarge(Validation):
+    """The answer is longer than a stream carries. Ask for fewer items, or read the blob over HTTP."""
+
+    code = "answer_too_large"
+
+
+class NestedTransaction(Validation):
+    """`transact` was called inside a transaction of the same database."""
+
+    code = "nested_transaction"
+
+
+class TransactionEnded(Validation):
+    """The transaction was used after its function returned."""
+
+    code = "transaction_ended"
+
+
+class ReadOnlyTransaction(Validation):
+    """A write was attempted in a read-only snapshot."""
+
+    code = "read_only_transaction"
+
+
+class UnsupportedTier(Validation):
+    """A transaction cannot be acknowledged at this tier."""
+
+    code = "unsupported_tier"
+
+
+class NotSynchronous(Validation):
+    """The function is a coroutine or a generator: it would run after its transaction has ended."""
+
+    code = "not_synchronous"
+
+
+class NotEmbedded(Validation):
+    """This call needs the database in the same process, and the handle is connected to a server."""
+
+    code = "not_embedded"
+
+
+class LockOrderViolation(Validation):
+    """A lock was requested against the declared order; waiting for it could deadlock."""
+
+    code = "lock_order_violation"
+
+
+# NotAllowed: the caller's token or identity.
+
+
+class NotAllowed(HoldfastError):
+    """The token does not allow this operation; nothing was done. Use a token that does."""
+
+    code = "not_allowed"
+
+
+class SenderBlocked(NotAllowed):
+    """The recipient has blocked this sender; nothing was stored."""
+
+    code = "sender_blocked"
+
+
+class SenderMismatch(NotAllowed):
+    """The mail names a sender other than the connected agent; nothing was stored."""
+
+    code = "sender_mismatch"
+
+
+# NotFound.
+
+
+class NotFound(HoldfastError):
+    """The named thing does not exist."""
+
+    code = "not_found"
+
+
+class ObjectNotFound(NotFound):
+    """The object store has no object of that name."""
+
+    code = "object_not_found"
+
+
+class BlobNotFound(NotFound):
+    """No blob with that hash is stored."""
+
+    code = "blob_not_found"
+
+
+class WorldNotFound(NotFound):
+    """No world of that name exists."""
+
+    code = "world_not_found"
+
+
+class SnapshotNotFound(NotFound):
+    """The world has no snapshot at that height."""
+
+    code = "snapshot_not_found"
+
+
+class MessageNotFound(NotFound):
+    """The queue has no message with that id: it was acknowledged, or its time to live has passed."""
+
+    code = "message_not_found"
+
+
+class MailNotFound(NotFound):
+    """A mail that the commit confirms does not exist: it was confirmed before, or its time to live has passed."""
+
+    code = "mail_not_found"
+
+
+# Conflict: another writer was first.
+
+
+class Conflict(HoldfastError):
+    """Another writer was first; read the current state, then decide."""
+
+    code = "conflict"
+    retry = Retry.REFRESH
+
+
+class TransactionConflict(Conflict):
+    """The transaction conflicted with others at every retry; nothing was written."""
+
+    code = "transaction_conflict"
+    retry = Retry.LATER
+
+
+class ObjectExists(Conflict):
+    """A create-only put found an existing object; the object is unchanged."""
+
+    code = "object_exists"
+
+
+class ObjectChanged(Conflict):
+    """An if-match put found another version of the object; the object is unchanged."""
+
+    code = "object_changed"
+
+
+class TargetNotEmpty(Conflict):
+    """The target of the migration holds other data, which is unchanged. Choose an empty target."""
+
+    code = "target_not_empty"
+
+
+class WorldExists(Conflict):
+    """A world of that name already exists."""
+
+    code = "world_exists"
+
+
+class WorldNotActive(Conflict):
+    """The world is paused, archived or deleted, and accepts no writes."""
+
+    code = "world_not_active"
+
+
+class HeadAdvanced(Conflict):
+    """Another writer appended first: the journal's head is not where the caller expected it."""
+
+    code = "head_advanced"
+
+    def __init__(self, expected: int, actual: int) -> None:
+        super().__init__(f"The journal's head is {actual}, not {expected}; read from {expected} on, then append again")
+        self.expected = expected
+        self.actual = actual
+
+
+class CursorAdvanced(Conflict):
+    """Another reader drained first: the inbox's cursor is not where the caller expected it."""
+
+    code = "cursor_advanced"
+
+    def __init__(self, expected: int | None, actual: int | None) -> None:
+        super().__init__(f"The inbox's cursor is {actual}, not {expected}; read from there on, then commit it again")
+        self.expected = expected
+        self.actual = actual
+
+
+class SnapshotExists(Conflict):
+    """A different snapshot exists at that height, and snapshots are immutable."""
+
+    code = "snapshot_exists"
+
+
+class BaselineRegressed(Conflict):
+    """The baseline only moves forward."""
+
+    code = "baseline_regressed"
+
+
+class PromotionRefused(Conflict):
+    """The snapshot does not qualify as the baseline; the message names the condition it fails."""
+
+    code = "promotion_refused"
+
+
+class SegmentExists(Conflict):
+    """A different segment covers these heights, and segments are immutable."""
+
+    code = "segment_exists"
+
+
+class LeaseHeld(Conflict):
+    """Another owner's lease has not expired."""
+
+    code = "lease_held"
+    retry = Retry.LATER
+
+    def __init__(self, key: str, *, owner: str, expires_ms: int, now_ms: int) -> None:
+        super().__init__(
+            f"{owner} holds {key} for another {max(expires_ms - now_ms, 0) / 1_000:.3f} s; give wait_seconds to wait"
+        )
+        self.key = key
+        self.owner = owner
+        self.expires_ms = expires_ms
+        self.now_ms = now_ms
+
+
+class CasMismatch(Conflict):
+    """The document changed after its ETag was read."""
+
+    code = "cas_mismatch"
+
+    def __init__(self, key: str, *, current_etag: str | None) -> None:
+        found = "no longer exists" if current_etag is None else f"now has ETag {current_etag}"
+        super().__init__(f"State {key} {found}; get it again, then decide")
+        self.current_etag = current_etag
+
+
+class VersionConflict(Conflict):
+    """The entity changed after its version was read."""
+
+    code = "version_conflict"
+
+    def __init__(self, kind: str, id: str, *, expected: int, actual: int) -> None:
+        super().__init__(f"{kind} {id} has version {actual}, not {expected}; get it again, then decide")
+        self.expected = expected
+        self.actual = actual
+
+
+class MailboxTaken(Conflict):
+    """Another session reads this mailbox now: the last one to join replaces the others."""
+
+    code = "mailbox_taken"
+    retry = Retry.NEVER
+
+
+class AgentExists(Conflict):
+    """The agent is registered with another key."""
+
+    code = "agent_exists"
+    retry = Retry.NEVER
+
+
+# Fenced: the lease that came with a write.
+
+
+class Fenced(HoldfastError):
+    """The lease given with a write does not permit it; nothing was written. Acquire it again, then read."""
+
+    code = "fenced"
+
+
+class LeaseRequired(Fenced):
+    """A lease is held on this key, so a write must name it."""
+
+    code = "lease_required"
+
+
+class LeaseConflict(Fenced):
+    """A newer lease has replaced this one."""
+
+    code = "lease_conflict"
+
+
+class LeaseExpired(Fenced):
+    """The lease expired before the write."""
+
+    code = "lease_expired"
+
+
+class FencingMismatch(Fenced):
+    """The lease was acquired again since: this copy has an old fence."""
+
+    code = "fencing_mismatch"
+
+
+class TxnMismatch(Fenced):
+    """The lease belongs to another transaction of the same owner."""
+
+    code = "txn_mismatch"
+
+
+class QueueMessageLeaseMismatch(Fenced):
+    """The lease given to ack, nack or extend is not the message's current one: it expired or was replaced."""
+
+    code = "queue_message_lease_mismatch"
+
+
+# Busy: a limit was reached.
+
+
+class Busy(HoldfastError):
+    """A limit was reached and nothing was written; the same request may succeed later."""
+
+    code = "busy"
+    retry = Retry.LATER
+
+
+class LockTimeout(Busy):
+    """The lock was not released within the time that the caller was willing to wait."""
+
+    code = "lock_timeout"
+
+
+class QueueBusy(Busy):
+    """The maximum number of waiting consumers is reached."""
+
+    code = "queue_busy"
+
+
+class MailboxFull(Busy):
+    """The mailbox holds as many messages as its policy allows; nothing was stored."""
+
+    code = "queue_full"
+
+
+class RateLimited(Busy):
+    """The sender has reached its rate limit; nothing was stored."""
+
+    code = "rate_limited"
+
+
+class ShutdownDraining(Busy):
+    """The server is shutting down and accepts no new work. Retry elsewhere, or here after its restart."""
+
+    code = "shutdown_draining"
+
+
+class Closed(HoldfastError):
+    """The handle was closed; open it again."""
+
+    code = "closed"
+
+
+# Corrupt: stored data is damaged.
+
+
+class Corrupt(HoldfastError):
+    """Stored data is damaged. Restore it from a backup; Holdfast never repairs damage silently."""
+
+    code = "corrupt"
+
+
+class DamagedDatabase(Corrupt):
+    """A checksum inside the database does not match, or its log is damaged before its end."""
+
+    code = "damaged_database"
+
+
+class HashMismatch(Corrupt):
+    """A blob's bytes do not match the hash that names it."""
+
+    code = "hash_mismatch"
+
+
+class SizeMismatch(Corrupt):
+    """A blob's body does not have its recorded size."""
+
+    code = "size_mismatch"
+
+
+class MissingObject(Corrupt):
+    """A body that is recorded as stored is not in the object store."""
+
+    code = "missing_object"
+
+
+class MissingEntry(Corrupt):
+    """The journal has a gap below its head."""
+
+    code = "missing_entry"
+
+
+class ChecksumMismatch(Corrupt):
+    """A segment's bytes do not match its recorded checksum."""
+
+    code = "checksum_mismatch"
+
+
+class MalformedSegment(Corrupt):
+    """A segment's bytes do not contain the recorded entries."""
+
+    code = "malformed_segment"
+
+
+class SealBroken(Corrupt):
+    """A sealed mail was not encrypted by its sender for this key, or was changed in transit."""
+
+    code = "seal_broken"
+
+
+# Backend: the storage or network below Holdfast.
+
+
+class Backend(HoldfastError):
+    """The storage or network below Holdfast failed."""
+
+    code = "backend"
+    retry = Retry.LATER
+
+
+class DirectoryInUse(Backend):
+    """Another process has the data directory open."""
+
+    code = "directory_in_use"
+
+
+class PlaneInUse(Backend):
+    """Other processes use the plane, and this operation needs it idle. Stop them first."""
+
+    code = "plane_in_use"
+
+
+class MigrationUnfinished(Backend):
+    """The plane is the target of an incomplete migration. Run the migration again; it resumes where it stopped."""
+
+    code = "migration_unfinished"
+
+
+class PathUnusable(Backend):
+    """The data directory cannot be created, read or written."""
+
+    code = "path_unusable"
+    retry = Retry.NEVER
+
+
+class Unreachable(Backend):
+    """The server does not answer; nothing was written."""
+
+    code = "unreachable"
+
+
+class DiskFull(Backend):
+    """The device has no space left. Free some and open the database again; acknowledged writes are intact."""
+
+    code = "disk_full"
+
+
+class DatabaseFailed(Backend):
+    """An earlier failure stopped this database. Open it again; acknowledged writes are intact."""
+
+    code = "database_failed"
+
+
+class SchemaMismatch(Backend):
+    """The stored data has a format that this version does not support."""
+
+    code = "schema_mismatch"
+    retry = Retry.NEVER
+
+
+class Unsupported(Backend):
+    """This backend does not offer the operation."""
+
+    code = "unsupported"
+    retry = Retry.NEVER
+
+
+class CommitUnknown(Backend):
+    """The answer to a commit was lost: it may or may not have been committed. Read, or repeat it idempotently."""
+
+    code = "commit_unknown"
+    retry = Retry.IDEMPOTENT
+
+
+def rebuild(code: str, message: str) -> HoldfastError:
+    """The error of class `code` with `message`: for errors that arrive in an answer. Unknown codes: `HoldfastError`."""
+    error = HoldfastError.__new__(_classes().get(code, HoldfastError), message)
+    Exception.__init__(error, message)
+    return error
+
+
+def _classes() -> dict[str, type[HoldfastError]]:
+    found: dict[str, type[HoldfastError]] = {}
+    pending = [HoldfastError]
+    while pending:
+        each = pending.pop()
+        found[each.code] = each
+        pending += each.__subclasses__()
+    return found

@@ -1,0 +1,111 @@
+"""Looking at a queue without consuming anything from it, and emptying it."""
+
+from holdfast.errors import InvalidArgument
+from holdfast.kv import Transaction
+from holdfast.layers.queues import counters, dead_letters
+from holdfast.layers.queues.counters import Book
+from holdfast.layers.queues.keys import QueueKey, Stored, decode, queues, room_of, text_of
+from holdfast.layers.queues.policies import dead_letter_queue, policy_of
+from holdfast.layers.worlds import first_elements
+from holdfast.limits import READ_ENTRIES_MAX, SURVEY_MAX
+from holdfast.wire.queues import QueueStats
+
+
+def peek(tx: Transaction, queue: QueueKey, *, limit: int) -> list[Stored]:
+    """At most `limit` messages that are ready, in the order in which they would be delivered."""
+    if not 0 < limit <= READ_ENTRIES_MAX:
+        raise InvalidArgument(f"A look takes 1 to {READ_ENTRIES_MAX} messages, not {limit}")
+    book = Book(tx, queue)
+    found = _ready(book, limit)
+    for message in found:
+        if message.has_body:
+            message.payload = tx.get(book.room.body_key(message.id))
+    return found
+
+
+def stats(tx: Transaction, queue: QueueKey) -> QueueStats:
+    """How many messages are in which state. Who waits is for the caller to add."""
+    policy = policy_of(tx, queue)
+    tally = counters.total(tx, room_of(queue))
+    dead = counters.total(tx, room_of(dead_letter_queue(queue, policy)))
+    head = _ready(Book(tx, queue), 1)
+    return QueueStats(
+        queue=queue.name,
+        ready=tally.ready_total(),
+        delayed=tally.delayed,
+        leased=tally.leased,
+        blocked=tally.blocked,
+        dead=dead.ready_total() + dead.leased + dead.delayed,
+        paused=policy.paused,
+        waiting_consumers=0,
+        head_message_id=text_of(head[0].id) if head else None,
+        head_age_seconds=(tx.now_ms - head[0].created_ms) / 1_000 if head else 0.0,
+        put_total=tally.put,
+        delivered_total=tally.delivered,
+        acked_total=tally.acked,
+        failed_total=tally.failed,
+        expired_total=tally.expired,
+        dead_total=tally.died,
+    )
+
+
+def survey(tx: Transaction, universe: str, *, after: str, limit: int) -> list[QueueStats]:
+    """`stats` of at most `limit` queues, in the order of their names, the first one behind `after`."""
+    if not 0 < limit <= SURVEY_MAX:
+        raise InvalidArgument(f"A survey has 1 to {SURVEY_MAX} queues, not {limit}")
+    return [stats(tx, QueueKey(universe, name)) for name in first_elements(tx, queues(universe), after, limit)]
+
+
+def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tuple[int, bytes | None]:
+    """Remove at most `limit` messages that nobody holds; how many, and where to go on, or None at the end.
+
+    Begin with `after=b""`. Those that wait behind their group go first, so that nothing takes the place of what is
+    removed after them: those that are ready, then those that are delayed.
+    """
+    book = Book(tx, queue)
+    if after == b"":
+        blocked = tx.scan(*book.room.waiting.range(), limit=limit)
+        for key, value in blocked:
+            tx.delete(key)
+            book.tally.blocked -= 1
+            dead_letters.purged(book, decode(value))
+        if blocked:
+            book.save()
+            return len(blocked), after
+        found = _ready(book, limit)
+        for message in found:
+            book.take_ready(message)
+            dead_letters.purged(book, message)
+        book.save()
+        return len(found), after if found else b"\x00"
+    parked = book.room.parked
+    pairs = tx.scan(parked + after, parked + b"\xff" * 17, limit=limit)
+    delayed = [message for _, value in pairs if (message := decode(value)).owner is None]
+    for message in delayed:
+        book.unpark(message)
+        dead_letters.purged(book, message)
+    if delayed:
+        book.save()
+    if not pairs:
+        return 0, None
+    return len(delayed), pairs[-1][0][len(parked) :] + b"\x00"
+
+
+def names(tx: Transaction, universe: str, *, after: str, limit: int) -> list[str]:
+    """At most `limit` names of queues, in order, the first one behind `after`."""
+    if not 0 < limit <= READ_ENTRIES_MAX:
+        raise InvalidArgument(f"A page has 1 to {READ_ENTRIES_MAX} names, not {limit}")
+    return first_elements(tx, queues(universe), after, limit)
+
+
+def _ready(book: Book, limit: int) -> list[Stored]:
+    tx, room, tally = book.tx, book.room, book.tally
+    if tx.writer:
+        return [decode(value) for _, value in tx.scan(*room.ready_range(), limit=limit)]
+    found: list[Stored] = []
+    for priority in sorted((each for each, count in tally.ready.items() if count > 0), reverse=True):
+        begin, end = room.priority_range(priority, tally.fronts.get(priority, b""))
+        found += [decode(value) for _, value in tx.scan(begin, end, limit=limit - len(found))]
+        if len(found) == limit:
+            break
+    return found

@@ -1,0 +1,130 @@
+"""How messages leave a queue: removed with all that belongs to them, or moved to the dead letters and back.
+
+The dead letters of a queue are a queue of their own, `<queue>.dlq` unless its policy names another. A dead letter keeps
+its id, its payload, its state and its correlation id, and knows the queue that it died in, when, and of what. It is
+ready there for whoever looks after dead letters, and never dies a second time.
+"""
+
+from collections.abc import Sequence
+
+from holdfast.errors import InvalidArgument
+from holdfast.kv import Transaction
+from holdfast.layers.queues import sidecars
+from holdfast.layers.queues.counters import Book
+from holdfast.layers.queues.enqueue import TTL_IS_OVER, note_ttl, pass_the_lead, settle_into
+from holdfast.layers.queues.keys import QueueKey, Room, Stored, decode, id_of
+from holdfast.layers.queues.policies import dead_letter_queue, policy_of
+from holdfast.limits import MESSAGES_MAX, PRIORITY_MAX
+
+
+def is_due(message: Stored) -> bool:
+    """Whether a message has failed as often as it may."""
+    return message.origin is None and message.failures >= message.max_attempts
+
+
+def remove(book: Book, message: Stored) -> None:
+    """A message that was taken from its place is gone: forget what belongs to it, and let its group go on."""
+    if message.has_body:
+        book.tx.delete(book.room.body_key(message.id))
+    _forget_ttl(book.tx, book.room, message)
+    sidecars.remove(book.tx, book.queue, message)
+    pass_the_lead(book, message)
+
+
+def outlived(book: Book, message: Stored) -> None:
+    """`remove` for a message whose time to live is over."""
+    book.tell("outlived", message)
+    remove(book, message)
+
+
+def purged(book: Book, message: Stored) -> None:
+    """`remove` for a message that nobody wants."""
+    book.tell("purged", message)
+    remove(book, message)
+
+
+def give_back(book: Book, message: Stored, *, delay_ms: int) -> None:
+    """A message that was parked is to be delivered again, unless its time to live is over."""
+    if message.ttl_at_ms and message.ttl_at_ms <= book.tx.now_ms:
+        outlived(book, message)
+        return
+    sidecars.release(book.tx, book.queue, message)
+    settle_into(book, message, delay_ms=delay_ms, fresh=False)
+
+
+def bury(book: Book, message: Stored) -> None:
+    """Move a message that was taken from its place to the dead letters, with all that belongs to it."""
+    policy = policy_of(book.tx, book.queue)
+    dead = Book(book.tx, dead_letter_queue(book.queue, policy))
+    _move(book, dead, message)
+    pass_the_lead(book, message)
+    book.tally.died += 1
+    message.origin, message.died_ms, message.owner = book.queue.name, book.tx.now_ms, None
+    note_ttl(dead, message, policy.dead_letter_retention_seconds)
+    dead.make_ready(message, fresh=False)
+    dead.save()
+    book.tell("dead-lettered", message, message.last_error)
+
+
+def redrive(tx: Transaction, queue: QueueKey, *, ids: Sequence[str] | None = None, limit: int = MESSAGES_MAX) -> int:
+    """Put dead letters back into the queue that they died in, as if they had never failed; how many there were.
+
+    Raises:
+        InvalidArgument: more than one batch may have.
+    """
+    if not 0 < limit <= MESSAGES_MAX or (ids is not None and len(ids) > MESSAGES_MAX):
+        raise InvalidArgument(f"One transaction puts 1 to {MESSAGES_MAX} dead letters back; split it")
+    policy = policy_of(tx, queue)
+    dead, book = Book(tx, dead_letter_queue(queue, policy)), Book(tx, queue)
+    letters = _letters(dead, queue.name, limit) if ids is None else _named(dead, queue.name, ids)
+    if not letters:
+        return 0
+    for message in sorted(letters, key=lambda letter: letter.id):  # Groups go on in the order of their puts.
+        dead.take_ready(message)
+        _move(dead, book, message)
+        message.origin, message.died_ms, message.failures = None, 0, 0
+        if policy.retention_seconds is not None:
+            note_ttl(book, message, policy.retention_seconds)
+        settle_into(book, message, delay_ms=0, fresh=False)
+        book.tell("redriven", message)
+    dead.save()
+    book.save()
+    return len(letters)
+
+
+def _move(source: Book, target: Book, message: Stored) -> None:
+    """Take what belongs to a message along to another queue."""
+    tx = source.tx
+    _forget_ttl(tx, source.room, message)
+    if message.has_body:
+        body = tx.get(source.room.body_key(message.id))
+        tx.delete(source.room.body_key(message.id))
+        tx.put(target.room.body_key(message.id), body or b"")
+    sidecars.move(tx, source.queue, target.queue, message)
+
+
+def _forget_ttl(tx: Transaction, room: Room, message: Stored) -> None:
+    if message.ttl_at_ms:
+        tx.delete(room.due_key(message.ttl_at_ms, message.id + TTL_IS_OVER))
+        message.ttl_at_ms = 0
+
+
+def _letters(dead: Book, origin: str, limit: int) -> list[Stored]:
+    """At most `limit` dead letters of a queue. Several queues may share one for their dead letters."""
+    begin, end = dead.room.ready_range()
+    found: list[Stored] = []
+    while len(found) < limit and (pairs := dead.tx.scan(begin, end, limit=MESSAGES_MAX)):
+        letters = [decode(value) for _, value in pairs]
+        found += [letter for letter in letters if letter.origin == origin]
+        begin = pairs[-1][0] + b"\x00"
+    return found[:limit]
+
+
+def _named(dead: Book, origin: str, ids: Sequence[str]) -> list[Stored]:
+    found = []
+    for id in dict.fromkeys(map(id_of, ids)):
+        for priority in range(PRIORITY_MAX + 1):
+            stored = dead.tx.get(dead.room.ready_place(priority, id))
+            if stored is not None and decode(stored).origin == origin:
+                found.append(decode(stored))
+    return found

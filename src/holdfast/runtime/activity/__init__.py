@@ -1,0 +1,1 @@
+"""Session logs: BEST_EFFORT records in files, rotated into the object store."""

@@ -1,0 +1,1 @@
+"""The ingress: accepts pushes into a bounded buffer and writes them to mailboxes in batches."""

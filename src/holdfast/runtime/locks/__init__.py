@@ -1,0 +1,1 @@
+"""Ordered locks among the threads and tasks of one process."""

@@ -1,0 +1,104 @@
+"""Waiting for mail: a reader is woken by the commit that stores something for it.
+
+    look ──► something is there ──► answered
+      ▲  └─► nothing: wait for a commit in this agent's room ─┐
+      └───────────────────────────────────────────────────────┘
+
+The watch is open before the look, so what is stored between the look and the wait is not missed. Where several nodes
+share a PostgreSQL the watch hears the commits of all of them.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from holdfast.clock import Clock, SystemClock, when_moved
+from holdfast.kv import Database, Transaction
+from holdfast.layers import mailboxes
+from holdfast.layers.mailboxes import Address
+from holdfast.runtime.consumer_options import Waits
+from holdfast.tiers import Tier
+from holdfast.wire.mail import MailReceipts, Mails
+
+Tell = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
+
+
+class AsyncMailroom:
+    """Reads mail and receipts, now or after a wait."""
+
+    def __init__(self, database: Database, clock: Clock | None, waits: Waits, tell: Tell) -> None:
+        self._database = database
+        self._clock = clock or SystemClock()
+        self._waits = waits
+        self._tell = tell
+        self._jitter = Random()
+
+    async def read(
+        self,
+        address: Address,
+        *,
+        after: int,
+        limit: int,
+        wait_ms: int,
+        session: str | None,
+        peek: bool,
+        bytes_max: int | None = None,
+        tier: Tier,
+    ) -> Mails:
+        """At least one mail, unless `wait_ms` pass without any.
+
+        Raises:
+            MailboxTaken: `session` does not read this mailbox any more.
+        """
+
+        async def look() -> Mails:
+            if peek:
+                found = await self._database.read_async(mailboxes.peek, address, after=after, limit=limit, tier=tier)
+                return Mails(found)
+            found, live_from, notes = await self._database.transact_async(
+                _deliver, address, after=after, limit=limit, session=session, bytes_max=bytes_max, tier=tier
+            )
+            if notes:
+                self._tell(notes)
+            return Mails(found, live_from)
+
+        answer: Mails = await self._wait(address, wait_ms, look)
+        return answer
+
+    async def receipts(self, address: Address, *, after: int, limit: int, wait_ms: int, tier: Tier) -> MailReceipts:
+        """At least one receipt, unless `wait_ms` pass without any."""
+
+        async def look() -> MailReceipts:
+            return MailReceipts(
+                await self._database.read_async(mailboxes.receipts, address, after=after, limit=limit, tier=tier)
+            )
+
+        answer: MailReceipts = await self._wait(address, wait_ms, look)
+        return answer
+
+    async def _wait(self, address: Address, wait_ms: int, look: Callable[[], Any]) -> Any:
+        """The first answer of `look` that has something, or its last one."""
+        answer = await look()
+        if _has_something(answer) or not wait_ms:
+            return answer
+        until_ms = self._clock.now_ms() + wait_ms
+        with self._database.watch(mailboxes.room_of(address).prefix) as watch:
+            stop_listening = when_moved(self._clock, watch.fire)
+            try:
+                while True:
+                    answer = await look()
+                    left_ms = until_ms - self._clock.now_ms()
+                    if _has_something(answer) or left_ms <= 0:
+                        return answer
+                    await watch.wait_async(min(left_ms, self._waits.look_again_ms(self._jitter)) / 1_000)
+            finally:
+                stop_listening()
+
+
+def _has_something(answer: Mails | MailReceipts) -> bool:
+    return bool(answer.mails if isinstance(answer, Mails) else answer.receipts)
+
+
+def _deliver(tx: Transaction, address: Address, **options: Any) -> tuple[Any, int | None, list[tuple[Any, ...]]]:
+    found, live_from = mailboxes.deliver(tx, address, **options)
+    return found, live_from, tx.notes

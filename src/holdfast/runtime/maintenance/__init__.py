@@ -1,0 +1,1 @@
+"""Background work and whole-plane operations: sweeps, compaction, health checks, checkpoints, migrations."""

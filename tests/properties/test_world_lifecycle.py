@@ -1,0 +1,168 @@
+"""Any interleaving of a world's operations, with crashes, keeps its history whole and its restore equal to a replay."""
+
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from holdfast.backends.memory import MemoryDatabase
+from holdfast.backends.objects import open_objects
+from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.handles import Plane
+from holdfast.kv import Database
+from holdfast.layers.snapshots import NO_MANIFEST
+from holdfast.plane.embedded import EmbeddedPort
+from holdfast.plane.services import Parts
+from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
+from holdfast.wire.inboxes import DomainEvent
+from holdfast.wire.restores import Entry
+
+
+def fold(state: Any, entry: Entry) -> Any:
+    """Everything that was appended or drained, in order, and how many records there were."""
+    seen, count = state or ([], 0)
+    if entry.kind == "entry":
+        seen = [*seen, entry.value]
+    elif entry.kind == "ingress":
+        seen = [*seen, entry.value["schema"]]
+    return seen, count + 1
+
+
+class Lives(RuleBasedStateMachine):
+    """One world, and a plain list of what its history must be."""
+
+    make_database: Callable[[Path], Database]
+
+    @initialize()
+    def open(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.database = type(self).make_database(Path(self.folder.name))
+        self.objects = open_objects(f"dir:{self.folder.name}/objects")
+        self.plane = Plane(EmbeddedPort(Parts(self.database, self.objects)))
+        self.world = self.plane.world("w")
+        self.world.create()
+        self.history: list[str] = []
+        self.waiting: list[str] = []
+        self.number = 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "database"):
+            self.database.close()
+            self.folder.cleanup()
+
+    def fresh(self) -> str:
+        self.number += 1
+        return str(self.number)
+
+    def crashing(self, strike_at: int) -> Any:
+        """The same world through a plane that dies at the point of that number."""
+        faults = ChosenFault(strike_at)
+        port = EmbeddedPort(Parts(FaultyDatabase(self.database, faults), faulty_objects(self.objects, faults)))
+        return Plane(port).world("w")
+
+    @rule(count=st.integers(1, 4))
+    def append(self, count: int) -> None:
+        values = [self.fresh() for _ in range(count)]
+        self.world.append(values, expected_head=self.world.head())
+        self.history += values
+
+    @rule()
+    def enqueue(self) -> None:
+        schema = self.fresh()
+        self.world.inbox.put(DomainEvent(schema=schema))
+        self.waiting.append(schema)
+
+    @rule(limit=st.integers(1, 5))
+    def drain(self, limit: int) -> None:
+        heights = self.world.drain(limit=limit)
+        self.history += self.waiting[: len(heights)]
+        assert len(heights) == min(limit, len(self.waiting))
+        del self.waiting[: len(heights)]
+
+    @rule(strike_at=st.integers(0, 3))
+    def crash_while_draining(self, strike_at: int) -> None:
+        before = self.world.inbox.cursor()
+        try:
+            self.crashing(strike_at).drain(limit=2)
+        except Crash:
+            after = self.world.inbox.cursor()
+            drained = 0 if after == before else after - (-1 if before is None else before)
+        else:
+            drained = min(2, len(self.waiting))
+        self.history += self.waiting[:drained]
+        del self.waiting[:drained]
+
+    @rule(promote=st.booleans())
+    def snapshot(self, promote: bool) -> None:
+        restored = self.world.restore(fold)
+        self.world.snapshots.commit(
+            restored.state,
+            height=restored.height,
+            promote=promote,
+            receipt_horizon_height=restored.height,
+            manifest_hash=NO_MANIFEST,
+        )
+
+    @rule(strike_at=st.integers(0, 10))
+    def crash_while_taking_a_snapshot(self, strike_at: int) -> None:
+        restored = self.world.restore(fold)
+        options = {"promote": True, "receipt_horizon_height": restored.height, "manifest_hash": NO_MANIFEST}
+        try:
+            self.crashing(strike_at).snapshots.commit(restored.state, height=restored.height, **options)
+        except Crash:
+            self.world.snapshots.commit(restored.state, height=restored.height, **options)
+
+    @rule(entries=st.integers(1, 6), margin=st.integers(0, 3))
+    def compact(self, entries: int, margin: int) -> None:
+        self.world.compact(entries=entries, margin=margin)
+
+    @rule(strike_at=st.integers(0, 30), entries=st.integers(1, 6))
+    def crash_while_compacting(self, strike_at: int, entries: int) -> None:
+        with suppress(Crash):
+            self.crashing(strike_at).compact(entries=entries, margin=0)
+
+    @precondition(lambda self: hasattr(self, "world"))
+    @invariant()
+    def history_is_whole_and_a_restore_equals_a_replay(self) -> None:
+        records = self.world.read(limit=10_000)
+        assert [record.height for record in records] == list(range(self.world.head()))
+        restored, replayed = self.world.restore(fold), self.world.replay(fold)
+        assert restored.height == replayed.height
+        assert list(restored.state or ([], 0)) == list(replayed.state or ([], 0))
+        assert (replayed.state or ([], 0))[0] == self.history
+
+    @rule()
+    def verify(self) -> None:
+        assert self.world.verify(fold).agrees
+
+
+def live(make_database: Callable[[Path], Database], examples: int) -> None:
+    machine = type("Machine", (Lives,), {"make_database": staticmethod(make_database)})
+    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None))
+
+
+def test_a_world_in_memory_lives_through_anything() -> None:
+    live(lambda folder: MemoryDatabase(), 60)
+
+
+def test_a_world_on_rocksdb_lives_through_anything() -> None:
+    live(lambda folder: RocksDatabase(folder / "kv"), 15)
+
+
+@pytest.mark.nightly
+def test_many_worlds_live_through_anything() -> None:
+    live(lambda folder: MemoryDatabase(), 2_000)
+    live(lambda folder: RocksDatabase(folder / "kv"), 300)

@@ -1,0 +1,271 @@
+"""Names and lines of session logs: what is written is read back, and damage hides nothing but itself (Lesson 3)."""
+
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import limits
+from holdfast.errors import InvalidArgument, InvalidName, InvalidValue
+from holdfast.runtime.activity import format as log_format
+from holdfast.runtime.activity.format import Header, Line
+
+NOON = Header("main", "abc123", "metrics", 1_794_717_735_123, "0198c9a8-0000-7000-8000-000000000000")
+NAMES = st.text("abz019._-", min_size=1, max_size=12)
+
+
+class Step(msgspec.Struct):
+    name: str
+    ms: float
+
+
+class Row(msgspec.Struct, array_like=True):
+    name: str
+
+
+def body(count: int, header: Header = NOON) -> bytes:
+    records = (log_format.encoded({"number": number, "text": "ü\n\0" * number}) for number in range(count))
+    lines = (log_format.line(number, 1_000 + number, record) for number, record in enumerate(records))
+    return log_format.header_line(header) + b"".join(lines)
+
+
+def numbers(data: bytes) -> list[int]:
+    return [line.n for _, line in log_format.lines(data) if line is not None]
+
+
+def bad_lines(data: bytes) -> int:
+    return sum(line is None for _, line in log_format.lines(data))
+
+
+def name_of(header: Header, copy: int = 1) -> log_format.FileName:
+    name = log_format.parsed_name(log_format.file_name(header, copy=copy).removesuffix(log_format.SUFFIX))
+    assert name is not None
+    return name
+
+
+def test_a_file_is_named_after_its_second_session_and_kind() -> None:
+    assert log_format.file_name(NOON) == "2026-11-15_04-42-15_abc123_metrics.jsonl"
+    assert log_format.file_name(NOON, copy=2) == "2026-11-15_04-42-15-2_abc123_metrics.jsonl"
+
+
+def test_the_lines_of_a_file_look_as_promised() -> None:
+    assert log_format.header_line(NOON) == (
+        b'{"header":{"universe":"main","session":"abc123","kind":"metrics","opened_ms":1794717735123,'
+        b'"writer":"0198c9a8-0000-7000-8000-000000000000"}}\n'
+    )
+    assert log_format.line(17, 1_763_181_735_123, b'{"a":1}') == b'{"n":17,"at_ms":1763181735123,"record":{"a":1}}\n'
+
+
+@given(session=NAMES, kind=NAMES, second=st.integers(0, 4_000_000_000), copy=st.integers(1, 9_999))
+def test_session_and_kind_come_back_whatever_underscores_they_have(
+    session: str, kind: str, second: int, copy: int
+) -> None:
+    header = Header("main", session, kind, second * 1_000, "w")
+    name = name_of(header, copy)
+    assert (name.opened_ms, name.labels) == (second * 1_000, f"{session}_{kind}")
+    assert log_format.header_of(log_format.header_line(header), "main", name) == header
+    assert log_format.may_hold(name.labels, session, kind)
+    assert log_format.may_hold(name.labels, session, None)
+    assert log_format.may_hold(name.labels, None, kind)
+
+
+@pytest.mark.parametrize(
+    "stem",
+    [
+        "",
+        "notes",
+        "2026-11-15_abc_metrics",
+        "2026-13-15_04-42-15_a_b",
+        "2026-11-15_04-42-15_abc",
+        "2026-11-15_04-42-15_A_b",
+    ],
+)
+def test_other_files_are_no_logs(stem: str) -> None:
+    assert log_format.parsed_name(stem) is None
+
+
+def test_other_sessions_and_kinds_are_told_apart_by_name_where_that_is_possible() -> None:
+    assert not log_format.may_hold("a_b", "b", None)
+    assert not log_format.may_hold("a_b", None, "a")
+    assert not log_format.may_hold("a_b_c", "a", "c")
+
+
+@pytest.mark.parametrize("first", [b"", b"\n", b"\xff\n", b'{"header":{}}\n', b"[" * 100_000, b'{"n":1}\n'])
+def test_a_lost_header_is_told_from_the_name_as_far_as_possible(first: bytes) -> None:
+    assert log_format.header_of(first, "main", name_of(NOON)) == Header(
+        "main", "abc123", "metrics", 1_794_717_735_000, ""
+    )
+
+
+def test_the_header_of_another_file_is_not_believed() -> None:
+    other = Header("main", "other", "metrics", 5, "w")
+    assert log_format.header_of(log_format.header_line(other), "main", name_of(NOON)).session == "abc123"
+
+
+@pytest.mark.parametrize(
+    ("universe", "session", "kind"),
+    [("..", "s", "k"), (".", "s", "k"), ("a/b", "s", "k"), ("main", "", "k"), ("main", "s", "k k"), ("main", 5, "k")],
+)
+def test_names_that_make_no_path_are_refused(universe: Any, session: Any, kind: Any) -> None:
+    with pytest.raises(InvalidName):
+        log_format.checked_labels(universe, session, kind)
+
+
+def test_session_and_kind_fit_a_file_name_together() -> None:
+    longest = limits.ACTIVITY_NAMES_CHARACTERS_MAX
+    log_format.checked_labels("main", "s" * 100, "k" * (longest - 100))
+    with pytest.raises(InvalidName, match="ACTIVITY_NAMES_CHARACTERS_MAX"):
+        log_format.checked_labels("main", "s" * 100, "k" * (longest - 99))
+
+
+@pytest.mark.parametrize(
+    "record", [{"name": "a", "ms": 1.5}, MappingProxyType({"name": "a", "ms": 1.5}), Step("a", 1.5)]
+)
+def test_mappings_and_structs_become_one_object(record: Any) -> None:
+    assert log_format.encoded(record) == b'{"name":"a","ms":1.5}'
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        None,
+        [],
+        "text",
+        b"{}",
+        Row("a"),
+        {"a": object()},
+        {"a": "\ud800"},
+        {(1, 2): 3},
+        {"a": msgspec.Raw(b'{\n"b":1}')},
+        MappingProxyType({"a": {1, object()}}),
+    ],
+)
+def test_what_has_no_form_as_one_line_of_json_is_refused(record: Any) -> None:
+    with pytest.raises(InvalidValue):
+        log_format.encoded(record)
+
+
+def test_a_record_that_holds_itself_is_refused() -> None:
+    record: dict[str, Any] = {}
+    record["self"] = record
+    with pytest.raises(InvalidValue):
+        log_format.encoded(record)
+
+
+def test_a_record_has_a_largest_size() -> None:
+    room = limits.ACTIVITY_RECORD_BYTES_MAX - len(b'{"a":""}')
+    log_format.encoded({"a": "x" * room})
+    with pytest.raises(InvalidArgument, match="ACTIVITY_RECORD_BYTES_MAX"):
+        log_format.encoded({"a": "x" * (room + 1)})
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"a":\n1}', b"{}\n", b" {}", "{}", bytearray(b"{}"), 5, None])
+def test_bytes_that_are_not_one_line_with_one_object_are_refused(data: Any) -> None:
+    with pytest.raises(InvalidValue):
+        log_format.checked_object(data)
+
+
+def test_all_lines_of_a_whole_file_are_read() -> None:
+    assert numbers(body(20)) == list(range(20))
+    assert bad_lines(body(20)) == 0
+    assert bad_lines(b"") == bad_lines(log_format.header_line(NOON)) == 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"\n",
+        b"torn",
+        b'{"n":5,"at_ms":1,"record":{"a":\n',
+        b'{"n":5,"at_ms":1,"record":[]}\n',
+        b'{"n":5,"at_ms":1,"record":{"a":"\xff"}}\n',
+        b'{"n":5,"at_ms":1}\n',
+        b'{"n":"5","at_ms":1,"record":{}}\n',
+        b'{"n":5,"at_ms":1,"record":{"a":' + b"[" * 100_000 + b"\n",
+        b"\0" * 4_096,
+        log_format.header_line(NOON),
+    ],
+)
+def test_a_bad_line_is_counted_and_hides_no_other(bad: bytes) -> None:
+    """Lesson 3: one torn line in a JSON-lines file made a whole inbox unreadable."""
+    whole = body(4)
+    assert numbers(whole + bad) == [0, 1, 2, 3]
+    assert bad_lines(whole + bad) == 1
+    middle = whole.index(b'{"n":2')
+    in_the_middle = whole[:middle] + bad.rstrip(b"\n") + b"\n" + whole[middle:]
+    assert numbers(in_the_middle) == [0, 1, 2, 3]
+    assert bad_lines(in_the_middle) == 1
+
+
+def test_a_whole_record_without_its_line_end_is_torn() -> None:
+    """Whatever is written next would become one with it."""
+    assert numbers(body(3)[:-1]) == [0, 1]
+
+
+def test_a_lost_header_hides_no_record() -> None:
+    records = body(3).partition(b"\n")[2]
+    assert numbers(records) == [0, 1, 2]
+    assert numbers(b"\xff\n" + records) == [0, 1, 2]
+    assert bad_lines(b"\xff\n" + records) == 1
+
+
+@given(count=st.integers(0, 8), cut=st.integers(0, 200), tail=st.binary(max_size=200))
+def test_no_bytes_at_the_end_hide_the_records_before_them(count: int, cut: int, tail: bytes) -> None:
+    """Lesson 3, for every way in which the end of a file may be lost or overwritten."""
+    whole = body(count)
+    kept = whole[: max(len(whole) - cut, 0)]
+    survivors = [n for end, n in ends(whole) if end <= len(kept)]
+    assert numbers(kept + tail)[: len(survivors)] == survivors
+    content = log_format.content(kept + tail, "main", name_of(NOON))
+    assert content.records >= len(survivors)
+    assert numbers((kept + tail)[: content.size])[: len(survivors)] == survivors
+
+
+@given(data=st.binary(max_size=300), at=st.integers(0, 2_000))
+def test_no_damage_makes_the_reader_raise(data: bytes, at: int) -> None:
+    whole = body(8)
+    damaged = whole[:at] + data + whole[at + len(data) :]
+    untouched = [n for end, n in ends(whole) if end <= at]
+    assert numbers(damaged)[: len(untouched)] == untouched
+    log_format.content(damaged, "main", name_of(NOON))
+
+
+def ends(data: bytes) -> list[tuple[int, int]]:
+    return [(end, line.n) for end, line in log_format.lines(data) if line is not None]
+
+
+def test_the_content_of_a_file_ends_with_its_last_good_line() -> None:
+    whole = body(3)
+    content = log_format.content(whole + b"bad\nbad too\ntorn", "main", name_of(NOON))
+    assert content == log_format.Content(NOON, len(whole), records=3, first_at_ms=1_000, last_at_ms=1_002)
+
+
+def test_the_content_of_a_file_without_records_is_nothing() -> None:
+    content = log_format.content(log_format.header_line(NOON) + b"torn", "main", name_of(NOON))
+    assert (content.size, content.records) == (0, 0)
+
+
+def test_bad_lines_are_counted_with_the_record_behind_them() -> None:
+    """So that whoever reads in pages counts each of them once."""
+    whole = body(4)
+    parts = whole.splitlines(keepends=True)
+    damaged = b"".join([*parts[:2], b"bad\n", *parts[2:4], b"bad\n", b"bad\n", parts[4], b"torn"])
+    assert counted(log_format.lines_after(damaged, -1)) == [(0, 0), (1, 1), (0, 2), (2, 3), (1, None)]
+    assert counted(log_format.lines_after(damaged, 1)) == [(0, 2), (2, 3), (1, None)]
+    assert counted(log_format.lines_after(damaged, 3)) == [(1, None)]
+
+
+def test_a_position_whose_record_was_damaged_since_still_holds() -> None:
+    parts = body(5).splitlines(keepends=True)
+    damaged = b"".join([*parts[:2], b"bad\n", parts[2], b"damaged\n", *parts[4:]])
+    assert counted(log_format.lines_after(damaged, 2)) == [(1, 3), (0, 4), (0, None)]
+
+
+def counted(pairs: Any) -> list[tuple[int, int | None]]:
+    def number(line: Line | None) -> int | None:
+        return None if line is None else line.n
+
+    return [(bad, number(line)) for bad, line in pairs]

@@ -1,0 +1,164 @@
+"""Every request is carried out by exactly one operation, and crosses the wire unchanged."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from functools import reduce
+from operator import or_
+from types import UnionType
+from typing import Any, get_args, get_origin
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import Tier, wire
+from holdfast.backends.memory import MemoryDatabase
+from holdfast.errors import InvalidArgument
+from holdfast.plane.embedded import AsyncEmbeddedPort, EmbeddedPort
+from holdfast.plane.operations import OPERATIONS, execute
+from holdfast.plane.services import Parts
+from holdfast.wire.backups import ListBackup, OpenBackup
+from holdfast.wire.blobs import OpenBlob, PutBlob, WriteBlob
+from holdfast.wire.frames import AnyRequest
+from holdfast.wire.health_checks import RunCheckups
+from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs, Value
+from holdfast.wire.requests import Committed, Request
+
+
+def requests() -> Iterator[type[Request[Any]]]:
+    """Every request type that a module of holdfast.wire defines."""
+    for found in pkgutil.walk_packages(wire.__path__, "holdfast.wire."):
+        module = importlib.import_module(found.name)
+        for thing in vars(module).values():
+            if isinstance(thing, type) and issubclass(thing, Request) and thing.__module__ == found.name:
+                yield thing
+
+
+REQUESTS = [request for request in requests() if request is not Request]
+ANY_REQUEST = reduce(or_, REQUESTS)
+INTEGERS = st.integers(-(2**63), 2**64 - 1)  # What msgpack can carry.
+
+every_request = pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
+
+
+def instances(kind: type[Request[Any]]) -> st.SearchStrategy[Request[Any]]:
+    fields = {field.name: values_of(field.type) for field in msgspec.structs.fields(kind)}
+    return st.fixed_dictionaries(fields).map(lambda values: kind(**values))
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    if kind is int:
+        return INTEGERS
+    if kind is float:
+        return st.floats(allow_nan=False)  # It would not equal itself.
+    if get_origin(kind) is list:
+        return st.lists(values_of(get_args(kind)[0]), max_size=3)
+    if get_origin(kind) is UnionType:
+        return st.one_of([values_of(part) for part in get_args(kind)])
+    if get_origin(kind) is tuple and get_args(kind)[-1] is ...:
+        return st.lists(values_of(get_args(kind)[0]), max_size=3).map(tuple)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return instances(kind)
+    return st.from_type(kind)
+
+
+def test_every_request_has_an_operation_and_every_operation_a_request() -> None:
+    assert set(OPERATIONS) == set(REQUESTS)
+
+
+def test_no_two_requests_share_an_operation() -> None:
+    functions = [operation.run or operation.serve or operation.at_once for operation in OPERATIONS.values()]
+    assert len(set(functions)) == len(functions)
+
+
+def test_everything_may_be_asked_over_the_network_but_what_was_left_out_on_purpose() -> None:
+    """Raw writes could break any layer, and bodies go by HTTP."""
+    left_out = {PutPair, DeletePair, WriteBlob, OpenBlob, ListBackup, OpenBackup, RunCheckups}
+    assert set(get_args(AnyRequest)) == OPERATIONS.keys() - left_out
+
+
+def test_an_operation_is_a_transaction_or_more_than_one_or_none_at_all() -> None:
+    for operation in OPERATIONS.values():
+        assert [operation.run, operation.serve, operation.at_once].count(None) == 2
+
+
+def test_what_needs_more_than_a_transaction_is_no_part_of_one() -> None:
+    with MemoryDatabase() as database, pytest.raises(InvalidArgument, match="by itself"):
+        database.transact(execute, PutBlob(b"data"))
+
+
+@every_request
+def test_a_request_names_its_operation_in_op(kind: type[Request[Any]]) -> None:
+    config = kind.__struct_config__
+    assert config.tag_field == "op"
+    assert config.tag == config.tag.lower()
+    assert config.tag.partition(".")[0] == kind.__module__.rpartition(".")[2]
+    assert config.frozen
+
+
+@every_request
+@given(data=st.data())
+def test_a_request_crosses_the_wire_unchanged(kind: type[Request[Any]], data: st.DataObject) -> None:
+    request = data.draw(instances(kind))
+    body = msgspec.msgpack.encode(request)
+    assert msgspec.msgpack.decode(body)["op"] == kind.__struct_config__.tag
+    arrived = msgspec.msgpack.decode(body, type=ANY_REQUEST)
+    assert type(arrived) is kind
+    assert arrived == request
+
+
+@every_request
+@given(data=st.data())
+def test_a_request_with_an_unknown_field_is_refused(kind: type[Request[Any]], data: st.DataObject) -> None:
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(data.draw(instances(kind))))
+    with pytest.raises(msgspec.ValidationError, match="unknown field"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode({**fields, "colour": 1}), type=ANY_REQUEST)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"op": "pairs.burn"}, {}, {"op": "pairs.get"}, {"op": "pairs.get", "key": 7}], ids=repr
+)
+def test_a_request_that_is_none_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=ANY_REQUEST)
+
+
+@every_request
+def test_a_request_waits_for_the_strongest_promise_unless_told_otherwise(kind: type[Request[Any]]) -> None:
+    (tier,) = (field for field in msgspec.structs.fields(kind) if field.name == "tier")
+    assert tier.default is Tier.CRITICAL
+
+
+class BurnPair(Request[Value], frozen=True, tag="pairs.burn"):
+    key: bytes
+
+
+UNKNOWN = [BurnPair(b"a"), Request(), object(), None, "pairs.get", GetPair]
+
+
+@pytest.mark.parametrize("request_", UNKNOWN, ids=lambda given: type(given).__name__)
+async def test_an_unknown_request_is_refused_at_every_door(request_: Any) -> None:
+    with MemoryDatabase() as database:
+        with pytest.raises(InvalidArgument, match="no operation"):
+            database.transact(execute, request_)
+        with pytest.raises(InvalidArgument, match="no operation"):
+            EmbeddedPort(Parts(database)).call(request_)
+        with pytest.raises(InvalidArgument, match="no operation"):
+            await AsyncEmbeddedPort(Parts(database)).call(request_)
+
+
+def test_requests_of_one_transaction_see_each_other() -> None:
+    def work(tx: Any) -> list[Any]:
+        return [execute(tx, request) for request in (PutPair(b"a", b"1", tier=Tier.IMPORTANT), GetPair(b"a"))]
+
+    with MemoryDatabase() as database:
+        assert database.transact(work) == [Committed(Tier.IMPORTANT), Value(b"1")]
+
+
+@pytest.mark.parametrize("request_", [GetPair(b"a"), ScanPairs(b"a", b"b")], ids=repr)
+def test_an_operation_that_reads_only_runs_on_a_snapshot(request_: Request[Any]) -> None:
+    assert OPERATIONS[type(request_)].reads_only
+    with MemoryDatabase() as database:
+        database.read(execute, request_)

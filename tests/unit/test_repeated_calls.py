@@ -1,0 +1,314 @@
+"""Every operation may be sent again: it only reads, it is the same twice, or it has a key and happens once."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.backends.memory import MemoryDatabase
+from holdfast.backends.objects import open_objects
+from holdfast.errors import HoldfastError, IdempotencyKeyReused
+from holdfast.kv import Database, Subspace, Transaction
+from holdfast.plane.embedded import EmbeddedPort
+from holdfast.plane.idempotency import once_of
+from holdfast.plane.operations import OPERATIONS
+from holdfast.plane.services import Parts
+from holdfast.testing.clock import ManualClock
+from holdfast.tiers import Tier, TierPolicy
+from holdfast.wire.activity import EndSession, ListLogs, LogRecords, ReadLog
+from holdfast.wire.agents import RegisterAgent
+from holdfast.wire.atomic import CommitAtomic
+from holdfast.wire.backups import BeginBackup, EndBackup, ListBackup, OpenBackup
+from holdfast.wire.blobs import GetBlob, OpenBlob, PutBlob, WriteBlob
+from holdfast.wire.entities import DeleteEntity, EntityWrite, ListKinds, PutEntity, WriteEntities
+from holdfast.wire.health_checks import RunCheckups
+from holdfast.wire.inboxes import Control
+from holdfast.wire.leases import AcquireLease, DescribeLease, KeepLease, LeaseProof, ListWaits, ReleaseLease
+from holdfast.wire.mail import (
+    BlockSender,
+    ConfirmMail,
+    JoinMailbox,
+    LeaveMailbox,
+    MailPolicy,
+    NewMail,
+    ReadMail,
+    ReadReceipts,
+    SeeReceipts,
+    SendMail,
+    SetMailPolicy,
+)
+from holdfast.wire.pairs import DeletePair, PutPair
+from holdfast.wire.queues import (
+    AckMessages,
+    ExtendMessages,
+    GetQueueStats,
+    MessageLease,
+    NackMessages,
+    NewMessage,
+    PauseQueue,
+    PurgeQueue,
+    PutMessages,
+    QueuePolicy,
+    ReceiveMessages,
+    RedriveMessages,
+    RejectMessages,
+    RemoveSchedule,
+    SetQueuePolicy,
+    SetSchedule,
+    SurveyQueues,
+)
+from holdfast.wire.repeats import READS, SAME_TWICE, takes_key
+from holdfast.wire.requests import Request
+from holdfast.wire.states import RemoveState, UpdateState
+from holdfast.wire.tokens import CreateToken, RevokeToken
+from holdfast.wire.worlds import (
+    AppendEntries,
+    ChangeWorld,
+    CheckWorld,
+    CommitSnapshot,
+    CompactWorld,
+    CreateWorld,
+    DeleteWorld,
+    DrainInbox,
+    ForkWorld,
+    PutItem,
+    ReadJournal,
+    SetManifest,
+)
+
+PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
+KEYED = [kind for kind in OPERATIONS if takes_key(kind)]
+
+
+# The tables.
+
+
+def test_what_only_reads_is_what_a_snapshot_serves() -> None:
+    for kind, operation in OPERATIONS.items():
+        if operation.run is not None:
+            assert operation.reads_only == (kind in READS), kind.__name__
+
+
+def test_everything_is_read_only_or_the_same_twice_or_takes_a_key() -> None:
+    for kind, operation in OPERATIONS.items():
+        beyond = operation.serve or operation.at_once
+        if beyond is None:
+            assert kind in READS or takes_key(kind), kind.__name__
+            continue
+        takes_call = "call" in inspect.signature(beyond).parameters
+        assert operation.keyed == takes_call == takes_key(kind), kind.__name__
+    assert not READS & SAME_TWICE.keys()
+    assert READS | SAME_TWICE.keys() <= OPERATIONS.keys()
+
+
+def test_the_protocol_says_what_is_the_same_twice_and_why() -> None:
+    rows = re.findall(r"^\| `([a-z.]+)` \| (.*) \|$", PROTOCOL.read_text(), re.MULTILINE)
+    assert {kind.__struct_config__.tag: why for kind, why in SAME_TWICE.items()}.items() <= dict(rows).items()
+
+
+# A town in which every operation has something to do.
+
+
+class Town:
+    """A plane with something of everything."""
+
+    def __init__(self, database: Database, clock: ManualClock) -> None:
+        policy = TierPolicy({"task.title": Tier.CRITICAL})
+        self.port = EmbeddedPort(Parts(database, open_objects("memory:"), clock=clock, policy=policy))
+        self.clock = clock
+        call = self.port.call
+        call(CreateWorld("w"))
+        call(AppendEntries("w", [b"\x01", b"\x02"], 0))
+        call(PutItem("w", Control(command="go")))
+        call(CreateWorld("old"))
+        call(ChangeWorld("old", "archived"))
+        self.lease = LeaseProof(*self._granted(call(AcquireLease("held", "ada", 60.0))))
+        call(UpdateState("s", b"\x01"))
+        call(PutEntity("task", "one", {"title": b"\x01", "note": b"\x01"}, 0))
+        call(PutMessages("jobs", [NewMessage(bytes([number])) for number in range(6)]))
+        self.leases = [MessageLease(each.id, each.lease_id, each.fence) for each in self._received("jobs", 3)]
+        for _ in range(2):
+            call(PutMessages("died", [NewMessage(b"x") for _ in range(150)]))
+            dead = [MessageLease(each.id, each.lease_id, each.fence) for each in self._received("died", 150)]
+            call(RejectMessages("died", dead))
+        call(SetSchedule("jobs", "daily", "0 0 * * *", NewMessage(b"x")))
+        self.token = call(CreateToken("t", ["*"], ["queue:put"], "0" * 64)).id
+        self.mail = call(SendMail("ada", [NewMail("bob", b"hi")])).mails[0].id
+        call(PutPair(b"zz", b"1"))
+        call(LogRecords("s", [b"{}"]))
+
+    def send(self, request: Request[Any], key: str = "k") -> Any:
+        return self.port.call(request, once_of(self.port, request, key, again=True))
+
+    def everything(self) -> list[Any]:
+        """The key space, but for what is remembered of calls; and the session log."""
+        begin, end = Subspace("once").range()
+        pairs = self.port.parts.database.read(Transaction.scan, b"", b"\xff" * 8, limit=10_000)
+        self.port.parts.log().flush()
+        logged = self.port.call(ReadLog("s", "activity")).records
+        return [pair for pair in pairs if not begin <= pair[0] < end] + [each.record for each in logged]
+
+    def _received(self, queue: str, count: int) -> Any:
+        return self.port.call(ReceiveMessages(queue, "ada", count)).messages
+
+    @staticmethod
+    def _granted(granted: Any) -> tuple[str, str, int]:
+        return granted.key, granted.lease_id, granted.fence
+
+
+@pytest.fixture
+def town(database: Database, clock: ManualClock) -> Iterator[Town]:
+    town = Town(database, clock)
+    yield town
+    town.port.close()
+
+
+PAUSED, OPEN = QueuePolicy(paused=True), QueuePolicy()
+
+# A request of each type, and what somebody else does before it is sent again, where it would not show otherwise.
+SAMPLES: dict[type[Request[Any]], Callable[[Town], list[Request[Any]]]] = {
+    PutPair: lambda _: [PutPair(b"zz", b"2"), PutPair(b"zz", b"3")],
+    DeletePair: lambda _: [DeletePair(b"zz"), PutPair(b"zz", b"3")],
+    CreateWorld: lambda _: [CreateWorld("w2")],
+    ChangeWorld: lambda _: [ChangeWorld("w", "paused"), ChangeWorld("w", "active")],
+    ForkWorld: lambda _: [ForkWorld("w", "copy", 2), ChangeWorld("copy", "paused")],
+    AppendEntries: lambda _: [AppendEntries("w", [b"\x03"], 2)],
+    SetManifest: lambda _: [SetManifest("w", "0" * 64, 2)],
+    CommitSnapshot: lambda _: [CommitSnapshot("w", b"\x01", 2), ChangeWorld("w", "paused")],
+    DrainInbox: lambda _: [DrainInbox("w"), PutItem("w", Control(command="stop"))],
+    PutItem: lambda _: [PutItem("w", Control(command="stop"))],
+    AcquireLease: lambda _: [AcquireLease("free", "ada")],
+    KeepLease: lambda town: [KeepLease(town.lease, 60.0)],
+    ReleaseLease: lambda town: [ReleaseLease(town.lease)],
+    UpdateState: lambda _: [UpdateState("s", b"\x02"), UpdateState("s", b"\x03")],
+    RemoveState: lambda _: [RemoveState("s")],
+    WriteEntities: lambda _: [WriteEntities([EntityWrite("task", "one", {"title": b"\x02"})])],
+    PutEntity: lambda _: [PutEntity("task", "one", {"note": b"\x02"}, 1)],
+    DeleteEntity: lambda _: [DeleteEntity("task", "one"), PutEntity("task", "one", {"note": b"\x02"}, 2)],
+    LogRecords: lambda _: [LogRecords("s", [b'{"n":1}'])],
+    PutMessages: lambda _: [PutMessages("jobs", [NewMessage(b"x")])],
+    ReceiveMessages: lambda _: [ReceiveMessages("jobs", "ada")],
+    AckMessages: lambda town: [AckMessages("jobs", town.leases)],
+    NackMessages: lambda town: [NackMessages("jobs", town.leases)],
+    RejectMessages: lambda town: [RejectMessages("jobs", town.leases)],
+    ExtendMessages: lambda town: [ExtendMessages("jobs", town.leases, 60.0)],
+    PurgeQueue: lambda _: [PurgeQueue("jobs"), PutMessages("jobs", [NewMessage(b"x")])],
+    RedriveMessages: lambda _: [RedriveMessages("died", limit=270)],
+    SetQueuePolicy: lambda _: [SetQueuePolicy("jobs", PAUSED), SetQueuePolicy("jobs", OPEN)],
+    PauseQueue: lambda _: [PauseQueue("jobs"), PauseQueue("jobs", paused=False)],
+    SetSchedule: lambda _: [SetSchedule("jobs", "rare", "0 0 * * 0", NewMessage(b"x")), RemoveSchedule("jobs", "rare")],
+    RemoveSchedule: lambda _: [RemoveSchedule("jobs", "daily")],
+    CommitAtomic: lambda town: [CommitAtomic([AckMessages("jobs", town.leases), UpdateState("s", b"\x02")])],
+    CreateToken: lambda _: [CreateToken("u", ["*"], ["queue:put"], "1" * 64)],
+    RevokeToken: lambda town: [RevokeToken(town.token)],
+    SendMail: lambda _: [SendMail("ada", [NewMail("bob", b"more")])],
+    JoinMailbox: lambda _: [JoinMailbox("bob", "one"), JoinMailbox("bob", "two")],
+    LeaveMailbox: lambda town: [LeaveMailbox("bob", "one"), JoinMailbox("bob", "one")],
+    ConfirmMail: lambda town: [ConfirmMail("bob", [town.mail])],
+    SeeReceipts: lambda _: [SeeReceipts("ada", 0)],
+    BlockSender: lambda _: [BlockSender("bob", "ada"), BlockSender("bob", "ada", blocked=False)],
+    SetMailPolicy: lambda _: [SetMailPolicy(MailPolicy(5)), SetMailPolicy(MailPolicy(6))],
+    RegisterAgent: lambda _: [RegisterAgent("ada", b"a" * 32), RegisterAgent("ada", b"b" * 32, replace=True)],
+}  # fmt: skip
+
+
+def test_every_operation_that_takes_a_key_is_tried() -> None:
+    assert SAMPLES.keys() == set(KEYED)
+
+
+def outcome(town: Town, work: Callable[[], Any]) -> Any:
+    try:
+        answer = work()
+    except HoldfastError as error:
+        answer = error.code
+    return answer, town.everything()
+
+
+@pytest.mark.parametrize("kind", KEYED, ids=lambda kind: kind.__name__)
+def test_a_write_that_is_sent_again_is_done_once_and_answered_alike(town: Town, kind: type[Request[Any]]) -> None:
+    request, *meanwhile = SAMPLES[kind](town)
+    assert type(request) is kind
+    first = town.send(request)
+    town.clock.advance_ms(1_000)
+    for other in meanwhile:
+        town.port.call(other)
+    before = town.everything()
+    again = outcome(town, lambda: town.send(request))
+    assert again == (first, before)
+    with pytest.raises(IdempotencyKeyReused):
+        town.send(changed(request))
+    assert town.everything() == before
+    # The test could fail: without its key it is done again, or refused, or answered differently.
+    assert kind is SeeReceipts or outcome(town, lambda: town.port.call(request)) != again
+
+
+def changed(request: Request[Any]) -> Request[Any]:
+    if isinstance(request, LogRecords):  # Remembered in memory, apart from all others.
+        return LogRecords("s", [b'{"n":2}'])
+    return PurgeQueue("jobs") if isinstance(request, CommitAtomic) else CommitAtomic([])
+
+
+# What needs no key.
+
+
+def same_twice(town: Town) -> dict[type[Request[Any]], Callable[[], Any]]:
+    call = town.port.call
+    return {
+        PutBlob: lambda: call(PutBlob(b"bytes")),
+        WriteBlob: lambda: town.port.send(WriteBlob(), iter([bytes(20_000)])),
+        DeleteWorld: lambda: call(DeleteWorld("old")),
+        CompactWorld: lambda: call(CompactWorld("w", 1, 0)),
+        EndSession: lambda: call(EndSession("s")),
+        BeginBackup: lambda: call(BeginBackup()),
+        EndBackup: lambda: call(EndBackup("0" * 32)),
+        ReadMail: lambda: call(ReadMail("bob")),
+    }
+
+
+@pytest.mark.parametrize("kind", SAME_TWICE, ids=lambda kind: kind.__name__)
+def test_what_is_the_same_twice_leaves_the_same(town: Town, kind: type[Request[Any]]) -> None:
+    town.port.call(CommitSnapshot("w", b"\x01", 2, promote=True, receipt_horizon_height=2, manifest_hash=MANIFEST))
+    work = same_twice(town)[kind]
+    first = outcome(town, work)
+    assert outcome(town, work)[1] == first[1]
+    assert outcome(town, work)[0] == first[0] or kind in (CompactWorld, BeginBackup)  # They tell what they have done.
+
+
+MANIFEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+def test_what_reads_beyond_a_snapshot_writes_nothing(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = MemoryDatabase(clock=clock)
+    town = Town(database, clock)
+    hash = town.port.call(PutBlob(b"bytes")).hash
+    reads: list[Request[Any]] = [
+        GetBlob(hash),
+        OpenBlob(hash),
+        ReadJournal("w", 0),
+        DescribeLease("held"),
+        ReadLog(),
+        ListLogs(),
+        GetQueueStats("jobs"),
+        SurveyQueues(),
+        CheckWorld("w"),
+        ListKinds(),
+        ListWaits(),
+        ReadReceipts("ada"),
+    ]
+    streams = {ListBackup, OpenBackup, RunCheckups}  # Which look at a copy, and have tests of their own.
+    assert {type(request) for request in reads} | streams == {kind for kind in READS if OPERATIONS[kind].run is None}
+    before = town.everything()
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise AssertionError("it writes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "transact", refuse)
+        for request in reads:
+            found = town.port.receive(request) if isinstance(request, OpenBlob) else town.port.call(request)
+            assert found is not None
+    assert town.everything() == before
+    town.port.close()

@@ -1,0 +1,217 @@
+"""Lists that tell something of each thing in them, and a look for damage in a world."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import Plane, Tier
+from holdfast.errors import InvalidArgument, InvalidName, WorldNotFound
+from holdfast.handles.sync.plane import Plane as Handle
+from holdfast.limits import SURVEY_MAX
+from holdfast.plane.embedded import EmbeddedPort
+from holdfast.plane.services import Parts
+from holdfast.tiers import TierPolicy
+
+NO_MANIFEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+@pytest.fixture
+def plane(database: Any) -> Iterator[Plane]:
+    policy = TierPolicy({"order.total": Tier.CRITICAL}, {"trace_*": Tier.BEST_EFFORT})
+    with Handle(EmbeddedPort(Parts(database, policy=policy))) as opened:
+        yield opened
+
+
+def test_universes_are_those_with_anything_in_them(plane: Plane) -> None:
+    assert plane.universes() == []
+    for name in ("b", "a", "a-1"):
+        Handle(plane._port, name).queue("jobs").put(b"x")
+    assert plane.universes() == ["a", "a-1", "b"]
+    assert plane.universes(after="a", limit=1) == ["a-1"]
+
+
+def test_a_survey_of_queues_says_of_each_what_its_stats_do(plane: Plane) -> None:
+    for name in ("mail", "jobs", "bills"):
+        plane.queue(name).put(b"x")
+    plane.queue("jobs").put(b"y", delay_seconds=60)
+    survey = plane.survey_queues()
+    assert [each.queue for each in survey.queues] == ["bills", "jobs", "mail"]
+    assert survey.next is None
+    jobs = survey.queues[1]
+    assert (jobs.ready, jobs.delayed, jobs.put_total) == (1, 1, 2)
+    first = plane.survey_queues(limit=2)
+    assert first.next == "jobs"
+    assert [each.queue for each in plane.survey_queues(after=first.next).queues] == ["mail"]
+
+
+def test_a_survey_of_worlds_says_where_their_records_are(tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        _world(plane, records=40, baseline=30, entries=10)
+        plane.world("fork").create()
+        old = plane.world("old")
+        old.create()
+        old.archive()
+        old.delete()
+        ada, fork, gone = plane.survey_worlds().worlds
+        assert (ada.name, ada.state, ada.head, ada.hot, ada.baseline) == ("ada", "active", 42, 20, 30)
+        assert (fork.head, fork.hot, fork.baseline) == (0, 0, 0)
+        assert (gone.name, gone.state) == ("old", "deleted")
+        assert plane.world("ada").describe() == ada
+        assert plane.survey_worlds(limit=1).next == "ada"
+
+
+def test_kinds_of_entities_have_the_tiers_of_their_fields(plane: Plane) -> None:
+    plane.entities.write("order", "1", {"total": 5, "note": "n", "trace_id": "t"})
+    plane.entities.write("agent", "ada", {"name": "Ada"})
+    agent, order = plane.entities.kinds()
+    assert (agent.kind, agent.tiers) == ("agent", {"name": Tier.IMPORTANT})
+    assert (order.kind, order.tiers) == ("order", {"note": Tier.IMPORTANT, "total": Tier.CRITICAL})
+    assert [each.kind for each in plane.entities.kinds(after="agent")] == ["order"]
+
+
+def test_what_is_named_by_the_policy_is_told_though_no_entity_has_it(plane: Plane) -> None:
+    plane.entities.write("order", "1", {"note": "n"})
+    assert plane.entities.kinds()[0].tiers["total"] is Tier.CRITICAL
+
+
+def test_mailboxes_say_since_when_mail_waits_and_whether_anybody_reads(plane: Plane) -> None:
+    plane.mailbox("ada").send("bob", b"hello")
+    ada, bob = plane.mailboxes()
+    assert (ada.pending, ada.oldest_ms, ada.joined) == (0, None, False)
+    assert bob.pending == 1
+    assert bob.oldest_ms == plane.mailbox("bob").stats().oldest_ms
+
+
+def test_whoever_waits_for_a_lease_is_in_the_list(plane: Plane) -> None:
+    held = plane.lease("orders/1").acquire("ada", ttl_seconds=600)
+    assert plane.waits().lines == []
+    waiting = threading.Thread(target=lambda: plane.lease("orders/1").acquire("bob", wait_seconds=600).release())
+    waiting.start()
+    try:
+        _until(lambda: plane.waits().lines != [])
+        (line,) = plane.waits().lines
+        assert (line.key, line.waiting) == ("orders/1", 1)
+        assert line.waited_seconds >= 0
+    finally:
+        held.release()
+        waiting.join()
+    assert plane.waits().lines == []
+
+
+def test_locks_of_this_process_are_in_the_list(plane: Plane) -> None:
+    with plane.locks.acquire(["entity_type", "task"]):
+        places = plane.waits().locks
+    assert places[-1].path == ["entity_type", "task"]
+    assert places[-1].held_seconds is not None
+    assert places[-1].waiting_seconds is None
+    assert plane.waits().locks == []
+
+
+def test_to_look_for_locks_makes_no_table_of_them(plane: Plane) -> None:
+    port: Any = plane._port
+    for number in range(3):
+        assert Handle(port, f"nobody-{number}").waits().locks == []
+    assert port.parts._locks == {}
+    with plane.locks.acquire(["entity_type", "task"]):
+        assert Handle(port, "nobody-0").waits().locks == []
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda plane, limit: plane.survey_queues(limit=limit),
+        lambda plane, limit: plane.survey_worlds(limit=limit),
+        lambda plane, limit: plane.entities.kinds(limit=limit),
+        lambda plane, limit: plane.waits(limit=limit),
+    ],
+)
+@pytest.mark.parametrize("limit", [0, -1, SURVEY_MAX + 1])
+def test_a_page_has_a_bound(ask: Callable[[Plane, int], Any], limit: int) -> None:
+    with holdfast.open("memory:") as plane, pytest.raises(InvalidArgument, match=str(SURVEY_MAX)):
+        ask(plane, limit)
+
+
+def test_what_is_no_name_is_refused() -> None:
+    with holdfast.open("memory:") as plane:
+        for ask in (plane.survey_queues, plane.survey_worlds, plane.entities.kinds, plane.universes):
+            with pytest.raises(InvalidName):
+                ask(after="a b")
+
+
+# Checks.
+
+
+def test_a_world_without_damage_has_everything_looked_at(tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        _world(plane, records=40, baseline=30, entries=10)
+        found = plane.world("ada").check()
+        assert (found.fault, found.records, found.segments, found.snapshots) == (None, 42, 2, 2)
+        plane.world("new").create()
+        assert plane.world("new").check().records == 0
+
+
+def test_a_segment_that_was_changed_is_found_although_it_was_read_before(tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        _world(plane, records=40, baseline=30, entries=10)
+        assert len(plane.world("ada").read(0)) == 42
+        (body,) = tmp_path.rglob("10-19.log")
+        body.write_bytes(body.read_bytes()[:-1] + b"\x00")
+        found = plane.world("ada").check()
+        assert found.fault is not None
+        assert "10-19.log" in found.fault
+
+
+def test_a_snapshot_whose_bytes_are_gone_is_found(tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        world = plane.world("ada")
+        world.create()
+        world.append([1], expected_head=0)
+        snapshot = world.snapshots.commit({"big": "x" * 20_000}, height=1)
+        (body,) = [path for path in tmp_path.rglob("*") if path.name.endswith(snapshot.snapshot_ref[4:])]
+        body.unlink()
+        found = world.check()
+        assert found.fault is not None
+        assert snapshot.snapshot_ref in found.fault
+
+
+def test_a_record_that_was_changed_is_found(plane: Plane) -> None:
+    world = plane.world("ada")
+    world.create()
+    world.append([1, 2], expected_head=0)
+    plane.transact(lambda tx: tx.put(_hot_key(tx, 1), b"\x82\x00\xff"))
+    fault = world.check().fault
+    assert fault is not None
+    assert "Record 1" in fault
+
+
+def test_a_world_that_nobody_made_is_not_looked_at(plane: Plane) -> None:
+    with pytest.raises(WorldNotFound):
+        plane.world("nobody").check()
+
+
+def _hot_key(tx: Any, height: int) -> bytes:
+    (key,) = [key for key, value in tx.scan(b"", b"\xff", limit=100) if value == b"\x82\x00" + bytes([height + 1])]
+    return bytes(key)
+
+
+def _world(plane: Plane, *, records: int, baseline: int, entries: int) -> None:
+    """`records` entries, a snapshot and a baseline among them, and what lies below in segments."""
+    world = plane.world("ada")
+    world.create()
+    world.append(list(range(records)), expected_head=0)
+    world.snapshots.commit(
+        {"n": baseline}, height=baseline, promote=True, receipt_horizon_height=baseline, manifest_hash=NO_MANIFEST
+    )
+    world.compact(entries=entries, margin=5)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
