@@ -7,8 +7,8 @@ from benches.contest import race, say
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.handles import AsyncPlane, Plane
 from holdfast.kv import Transaction
-from holdfast.plane.embedded import AsyncEmbeddedPort, EmbeddedPort
-from holdfast.plane.services import Parts
+from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from holdfast.plane.services import Services
 
 
 def put(tx: Transaction, key: bytes, value: bytes) -> None:
@@ -17,8 +17,8 @@ def put(tx: Transaction, key: bytes, value: bytes) -> None:
 
 def main() -> None:
     database = MemoryDatabase()
-    plane = Plane(EmbeddedPort(Parts(database)))
-    async_plane = AsyncPlane(AsyncEmbeddedPort(Parts(database)))
+    plane = Plane(EmbeddedTransport(Services(database)))
+    async_plane = AsyncPlane(AsyncEmbeddedTransport(Services(database)))
 
     async def bare_async() -> None:
         await database.transact_async(put, b"key", b"value")

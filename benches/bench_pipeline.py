@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benches.contest import race, say
 from holdfast.pipeline import codec, jobs, replays, sessions, tasks
-from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.journal_chunks import Piece, Stores
 from holdfast.pipeline.schemas import JOURNAL
 from holdfast.pipeline.views import open_view
@@ -244,7 +244,7 @@ def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return batches
 
 
-def _rows(told: Told) -> int:
+def _rows(told: JobResult) -> int:
     return sum(told.rows.values())
 
 

@@ -145,7 +145,7 @@ def important(folder: Path) -> list[Figure]:
 def best_effort(folder: Path) -> list[Figure]:
     """Records of about 60 bytes; the clock stops when all are in a file."""
     with opened(folder) as plane, (folder / "bare.jsonl").open("wb", FILE_BUFFER_BYTES) as file:
-        encode, flush = msgspec.json.Encoder().encode, plane._port.parts.log().flush
+        encode, flush = msgspec.json.Encoder().encode, plane._transport.services.log().flush
 
         def bare(times: int) -> int:
             for number in range(times):

@@ -25,7 +25,7 @@ import msgspec
 import holdfast
 from holdfast.runtime.relay.hub import RelayHub
 from holdfast.runtime.relay.session import Session
-from holdfast.server.metrics import MeasuredPort, Metrics
+from holdfast.server.metrics import MeasuredTransport, Metrics
 from holdfast.wire.relay import Frame, decode, encode
 
 AGENTS: Final = 200
@@ -63,7 +63,9 @@ async def exchange(mails: int) -> float:
     gc.disable()
     with tempfile.TemporaryDirectory() as folder:
         async with holdfast.open_async(f"dir:{folder}/plane") as plane:
-            hub = RelayHub(plane._port.parts.database, MeasuredPort(plane._port, Metrics()).call_group)
+            hub = RelayHub(
+                plane._transport.services.database, MeasuredTransport(plane._transport, Metrics()).call_batch
+            )
             office = Office(mails)
             for number in range(AGENTS):
                 office.agents.append(Agent(await hub.join("main", f"agent-{number}", None), office))

@@ -172,7 +172,7 @@ class Tiers:
 
     def settle(self) -> None:
         """Bring everything to where its promise lets it go at leisure."""
-        parts = self.plane._port.parts
+        parts = self.plane._transport.services
         parts.log().flush()
         parts.database.sync()
 

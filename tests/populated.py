@@ -68,7 +68,7 @@ def populate(plane: Plane, clock: ManualClock, *, messages: int = 40) -> None:
     plane.state("free").update({"v": 1})
     plane.tokens.create("ci", universes="*", verbs="queue:*")
     plane.agents.register("ada")
-    other = Plane(plane._port, "other")
+    other = Plane(plane._transport, "other")
     other.queue("jobs").put("of another universe")
     plane.activity.log("ended", {"a": 1})
     plane.activity.end("ended")
@@ -78,7 +78,7 @@ def populate(plane: Plane, clock: ManualClock, *, messages: int = 40) -> None:
 
 def everything(plane: Plane) -> dict[str, Any]:
     """What can be seen of a plane without changing it."""
-    world, other = plane.world("ada"), Plane(plane._port, "other")
+    world, other = plane.world("ada"), Plane(plane._transport, "other")
     seen = {
         "queues": [
             (each.stats(), each.peek(1_000), each.dead_letters(), each.schedules(), each.policy())

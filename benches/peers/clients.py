@@ -55,7 +55,7 @@ class HoldfastClient:
     def __init__(self, plane: AsyncPlane, queue: str) -> None:
         self.plane = plane
         self._queue = plane.queue(queue)
-        self._port = plane._port  # For `queues.ack` of many, which has no verb of its own on a queue.
+        self._transport = plane._transport  # For `queues.ack` of many, which has no verb of its own on a queue.
 
     @classmethod
     async def connect(cls, url: str, queue: str) -> "HoldfastClient":
@@ -90,7 +90,7 @@ class HoldfastClient:
         await _all_at_once([message.ack() for message in messages])
 
     async def ack_together(self, messages: Sequence[Any]) -> None:
-        answer = await self._port.call(AckMessages(self._queue.name, [message.lease for message in messages]))
+        answer = await self._transport.call(AckMessages(self._queue.name, [message.lease for message in messages]))
         assert all(outcome.code is None for outcome in answer.outcomes)
 
     async def work(self, count: int, hands: int) -> int:

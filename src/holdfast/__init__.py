@@ -146,11 +146,11 @@ def connect(
         patience_seconds: how long calls wait for a server that is gone before they raise Unreachable. They are sent
             again when it is back, and happen once.
     """
-    from holdfast.client.transport import RemotePort
+    from holdfast.client.transport import RemoteTransport
     from holdfast.handles import Plane
 
     universe = checked_name("universe", universe)
-    return Plane(RemotePort(_server(url), token=token, tls=tls, patience_seconds=patience_seconds), universe)
+    return Plane(RemoteTransport(_server(url), token=token, tls=tls, patience_seconds=patience_seconds), universe)
 
 
 def connect_async(
@@ -162,15 +162,15 @@ def connect_async(
     patience_seconds: float = 30.0,
 ) -> "Opening":
     """`connect` for asyncio: await it, or enter it with `async with`."""
-    from holdfast.client.transport import AsyncRemotePort
+    from holdfast.client.transport import AsyncRemoteTransport
     from holdfast.handles import AsyncPlane, Opening
 
     universe = checked_name("universe", universe)
     url = _server(url)
 
     async def opening() -> AsyncPlane:
-        port = AsyncRemotePort(url, token=token, tls=tls, patience_seconds=patience_seconds)
-        return AsyncPlane(port, universe)
+        transport = AsyncRemoteTransport(url, token=token, tls=tls, patience_seconds=patience_seconds)
+        return AsyncPlane(transport, universe)
 
     return Opening(opening())
 

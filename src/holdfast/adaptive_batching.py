@@ -10,7 +10,7 @@ from typing import Final
 LONE_TURNS_MIN: Final = 8  # So many turns in a row had one caller.
 
 
-class Turns:
+class AdaptiveBatching:
     """Counts the callers of the turns of one event loop."""
 
     __slots__ = ("_is_taken", "_lone", "_loop")

@@ -26,20 +26,20 @@ _NEW_MAX = 4_096  # Messages that may gather before the thread is woken to forge
 Extend = Callable[[str, str, MessageLease, float], int]  # Of a universe's queue, by seconds; when it ends then.
 
 
-class Kept(Protocol):
+class Renewable(Protocol):
     """A message in somebody's hands, as the keeper knows it."""
 
     lost: bool
     expires_ms: int
 
 
-class Keeping:
+class Renewal:
     """One message that is kept. `stop` it when the message is settled."""
 
     __slots__ = ("cap", "lease", "message", "queue", "seconds", "stopped", "universe")
 
     def __init__(
-        self, message: Kept, universe: str, queue: str, lease: MessageLease, *, seconds: float, cap: float
+        self, message: Renewable, universe: str, queue: str, lease: MessageLease, *, seconds: float, cap: float
     ) -> None:
         self.message = weakref.ref(message)
         self.universe = universe
@@ -53,14 +53,14 @@ class Keeping:
         self.stopped = True
 
 
-class Keeper:
+class LeaseRenewer:
     """A thread that begins with the first message and ends with the plane."""
 
     def __init__(self, extend: Extend) -> None:
         self._extend = extend
         self._lock = threading.Condition()
-        self._due: list[tuple[float, int, Keeping]] = []
-        self._new: deque[tuple[float, int, Keeping]] = deque()
+        self._due: list[tuple[float, int, Renewal]] = []
+        self._new: deque[tuple[float, int, Renewal]] = deque()
         self._wake_at = math.inf  # When the thread will look by itself.
         self._numbers = count()
         self._thread: threading.Thread | None = None
@@ -68,11 +68,11 @@ class Keeper:
         self._closing = False
 
     def keep(
-        self, message: Kept, universe: str, queue: str, lease: MessageLease, *, seconds: float, cap_seconds: float
-    ) -> Keeping:
+        self, message: Renewable, universe: str, queue: str, lease: MessageLease, *, seconds: float, cap_seconds: float
+    ) -> Renewal:
         """Extend the lease by `seconds` again and again, for `cap_seconds` at most."""
         now = time.monotonic()
-        keeping = Keeping(message, universe, queue, lease, seconds=seconds, cap=now + cap_seconds)
+        keeping = Renewal(message, universe, queue, lease, seconds=seconds, cap=now + cap_seconds)
         self._new.append((now + seconds / 3, next(self._numbers), keeping))
         # Mostly the thread looks here in time by itself, and finds that the message is settled.
         if self._wake_at > now + seconds / 3 or len(self._new) > _NEW_MAX:
@@ -138,7 +138,7 @@ class Keeper:
         while self._due and (self._due[0][2].stopped or self._due[0][2].message() is None):
             heapq.heappop(self._due)
 
-    def _extended(self, keeping: Keeping) -> bool:
+    def _extended(self, keeping: Renewal) -> bool:
         """Extend one lease; whether it is to be extended again."""
         message = keeping.message()
         if keeping.stopped or message is None or time.monotonic() >= keeping.cap:

@@ -11,7 +11,7 @@ from holdfast.errors import Busy
 Result = TypeVar("Result")
 
 
-async def aside(function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
+async def run_in_thread(function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
     """The result of a function that blocks, from a thread of the event loop's executor.
 
     An executor that cannot start another thread says so when the work is in line already, where a thread that it has

@@ -18,13 +18,13 @@ from typing import Any
 import websockets
 from websockets.sync.client import connect as connect_stream
 
-from holdfast.client.transport import RemotePort
+from holdfast.client.transport import RemoteTransport
 from holdfast.handles.sync.plane import Plane
 
 CHILD = """
 import json, resource, sys
 import msgspec
-from holdfast.server.connections import BoundedHttp
+from holdfast.server.http_protocol import BoundedHttp
 from holdfast.server.serving import run
 from holdfast.server.settings import Settings
 
@@ -59,7 +59,7 @@ class Server:
         self.data = f"dir:{folder / 'data'}"
         self._log = folder / "server.log"
         self._log_read = 0
-        given = {"data": self.data, "port": 0, "log_format": "json", **flags}
+        given = {"data": self.data, "transport": 0, "log_format": "json", **flags}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -77,8 +77,8 @@ class Server:
 
     @property
     def address(self) -> tuple[str, int]:
-        host, _, port = self.url.rpartition("//")[2].rpartition(":")
-        return host, int(port)
+        host, _, transport = self.url.rpartition("//")[2].rpartition(":")
+        return host, int(transport)
 
     @property
     def resident_bytes(self) -> int:
@@ -127,7 +127,7 @@ class Server:
 
     @contextmanager
     def plane(self, token: str | None = None, universe: str = "main", **options: Any) -> Iterator[Plane]:
-        with Plane(RemotePort(self.url, token=token, **options), universe) as plane:
+        with Plane(RemoteTransport(self.url, token=token, **options), universe) as plane:
             yield plane
 
     @contextmanager

@@ -44,24 +44,24 @@ class Holder:
 class Broken:
     """A port that fails in a way that nobody foresaw."""
 
-    def __init__(self, port: Any) -> None:
-        self._port = port
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._port, name)
+        return getattr(self._transport, name)
 
     async def call(self, request: Request[Any], once: Any = None) -> Any:
         if isinstance(request, GetPair) and request.key == b"boom":
             raise RuntimeError("secret: /etc/passwd")
-        return await self._port.call(request, once)
+        return await self._transport.call(request, once)
 
 
 async def main(url: str, options: dict[str, Any]) -> None:
-    port = await open_plane_async(url, Options())
+    transport = await open_plane_async(url, Options())
     socket_class = type(
         "Socket", (BoundedSocket,), {"unread_seconds": options.pop("unread_seconds", UNREAD_SECONDS_MAX)}
     )
-    doors = Doors(Broken(port), Keys() if options.pop("tokens", False) else None)
+    doors = Doors(Broken(transport), Keys() if options.pop("tokens", False) else None)
     app = make_app(doors, msgspec.convert(options, HttpLimits))
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", ws=socket_class, timeout_graceful_shutdown=2
@@ -73,7 +73,7 @@ async def main(url: str, options: dict[str, Any]) -> None:
     listening.listen(128)
     print(listening.getsockname()[1], flush=True)
     await server.serve(sockets=[listening])
-    await port.close()
+    await transport.close()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 import holdfast
 from holdfast.errors import DirectoryInUse
 from holdfast.handles import Plane
-from holdfast.layers.worlds import World, room
+from holdfast.layers.worlds import World, subspace
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
 SECONDS_MAX = 60.0  # Far more than anything here takes; whoever waits for a condition must end some day.
@@ -255,7 +255,7 @@ def test_the_doctor_finds_a_damaged_blob_and_a_truncated_journal(hf: Hf, tmp_pat
     body = data / "objects" / "cas" / "main" / "sha256" / hash
     body.write_bytes(body.read_bytes().replace(b"precious", b"previous", 1))
     with holdfast.open(f"dir:{data}") as plane:
-        entries = room(World("main", "ada")).key("journal", "e")
+        entries = subspace(World("main", "ada")).key("journal", "e")
         for height in (8, 9):
             plane.pairs.delete(entries + height.to_bytes(8, "big"))
     report = hf("doctor", code=10).stdout

@@ -293,12 +293,12 @@ async def test_calls_that_wait_do_not_hold_up_the_others(server: Any, name: str)
 
 def test_a_call_that_cannot_be_sent_fails_alone(plane: Plane, name: str) -> None:
     """It would end the connection, be sent again on the next one, and so for ever."""
-    jobs, port = plane.queue(name), plane._port
+    jobs, transport = plane.queue(name), plane._transport
     with ThreadPoolExecutor(8) as threads:
         puts = [threads.submit(jobs.put, number) for number in range(50)]
         for wrong in (ListWorlds(after=7), ListWorlds(limit="many"), ListWorlds(limit=1 << 70), ListWorlds("\ud800")):
             with pytest.raises(InvalidArgument, match="cannot be sent"):
-                port.call(wrong)
+                transport.call(wrong)
         for put in puts:
             put.result(PATIENCE_SECONDS)
     assert jobs.stats().put_total == 50
@@ -445,15 +445,15 @@ def test_a_call_outlasts_a_server_that_is_gone_for_a_while(server: Any, name: st
 
 def let_an_hour_pass(plane: Plane) -> None:
     """For the connection of a client, and what it waits for."""
-    port: Any = plane._port
+    transport: Any = plane._transport
 
     async def move() -> None:
-        connection = port._port._connection
+        connection = transport._transport._connection
         connection._up_since -= 3_600.0
         for waiting in (connection, "_gone_since"), *((each, "since") for each in connection._pending.values()):
             setattr(*waiting, getattr(*waiting) - 3_600.0)
 
-    port._wait(move())
+    transport._wait(move())
 
 
 def test_a_connection_that_lived_longer_than_patience_is_made_again(
@@ -735,7 +735,7 @@ def test_two_clients_share_a_plane(server: Any, plane: Plane, name: str) -> None
         assert message is not None
         message.ack()
         assert plane.queue(name).stats().acked_total == 1
-        assert Plane(other._port, "elsewhere").queues() == []
+        assert Plane(other._transport, "elsewhere").queues() == []
 
 
 def test_a_closed_client_says_so_and_lets_nobody_wait_for_ever(server: Any, name: str) -> None:
@@ -896,7 +896,7 @@ async def test_a_connection_that_ends_in_a_way_that_nobody_thought_of_is_made_ag
         monkeypatch.setattr(owner, method, fail)
 
     async with asyncio.timeout(PATIENCE_SECONDS), await holdfast.connect_async(server.url) as plane:
-        connection = plane._port._connected()
+        connection = plane._transport._connected()
         for number, method in enumerate(("_stream", "_resume", "sift", "_fail_late")):
             once(method)
             socket = connection._socket
@@ -915,7 +915,7 @@ async def test_a_frame_that_cannot_be_sent_ends_its_connection_and_is_sent_by_th
 ) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS), await holdfast.connect_async(server.url) as plane:
         await plane.queue(name).put("first")
-        broken = plane._port._connected()._socket
+        broken = plane._transport._connected()._socket
 
         async def fail(*args: Any) -> None:
             raise ZeroDivisionError
@@ -933,7 +933,7 @@ async def test_a_flush_that_fails_does_not_keep_later_calls_from_being_sent(
     async with asyncio.timeout(PATIENCE_SECONDS), await holdfast.connect_async(server.url) as plane:
         queue = plane.queue(name)
         await asyncio.gather(*[queue.put(number) for number in range(3)])
-        merging = plane._port._connected()._merging
+        merging = plane._transport._connected()._merging
         send, failed = merging.send, list[int]()
 
         def fail_once() -> int:

@@ -194,8 +194,8 @@ def test_every_test_that_the_fault_model_names_exists() -> None:
         assert re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{test}"
     marks = set(re.findall("[⁰¹²³⁴⁵⁶⁷⁸⁹]+", text))
     digits = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
-    notes = set(re.findall(r"^(\d+)\. ", text, re.MULTILINE))
-    assert {mark.translate(digits) for mark in marks} == notes
+    events = set(re.findall(r"^(\d+)\. ", text, re.MULTILINE))
+    assert {mark.translate(digits) for mark in marks} == events
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])

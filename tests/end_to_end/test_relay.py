@@ -455,7 +455,7 @@ async def test_a_sender_that_is_away_hears_later(join: Any, plane: Plane) -> Non
 
 
 async def test_refusals_say_which_mail_they_are_about(join: Any, plane: Plane) -> None:
-    plane._port.call(SetMailPolicy(MailPolicy(pending_max=2), join.universe))
+    plane._transport.call(SetMailPolicy(MailPolicy(pending_max=2), join.universe))
     plane.mailbox("eve").block("ada")
     ada = await join("ada")
     answers = [await ada.send("bob", b"x") for _ in range(3)]

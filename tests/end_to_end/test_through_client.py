@@ -19,13 +19,13 @@ import uvicorn
 
 import holdfast
 from holdfast import AsyncPlane, Plane
-from holdfast.client.transport import AsyncRemotePort, RemotePort
+from holdfast.client.transport import AsyncRemoteTransport, RemoteTransport
 from holdfast.handles import Opening
 from holdfast.kv import Subspace, Transaction
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.plane import Options, open_plane_async
-from holdfast.plane.embedded import AsyncEmbeddedPort
-from holdfast.plane.services import Parts
+from holdfast.plane.embedded import AsyncEmbeddedTransport
+from holdfast.plane.services import Services
 from holdfast.server.app import make_app
 from holdfast.server.doors import Doors
 
@@ -95,16 +95,16 @@ SKIPPED = {
 class Served:
     """A plane in the server."""
 
-    def __init__(self, house: "House", path: str, port: AsyncEmbeddedPort) -> None:
+    def __init__(self, house: "House", path: str, transport: AsyncEmbeddedTransport) -> None:
         self.url = house.url + path
-        self.parts: Parts = port.parts
+        self.services: Services = transport.services
         self._house = house
         self._path = path
-        self._port = port
+        self._transport = transport
 
     def close(self) -> None:
         if self._house.apps.pop(self._path, None) is not None:
-            self._house.run(self._port.close())
+            self._house.run(self._transport.close())
 
 
 class House:
@@ -124,10 +124,10 @@ class House:
         return self.run(self.opened(url, options))
 
     async def opened(self, url: str, options: Options) -> Served:
-        port = await open_plane_async(url, options)
+        transport = await open_plane_async(url, options)
         path = f"/{next(self._numbers)}"
-        self.apps[path] = make_app(Doors(port))
-        return Served(self, path, port)
+        self.apps[path] = make_app(Doors(transport))
+        return Served(self, path, transport)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
@@ -177,13 +177,13 @@ def house() -> Iterator[House]:
 # The client, in the place of an embedded plane.
 
 
-class Port(RemotePort):
-    """A client that takes its server's plane with it when it is closed. Tests look at its key space through `parts`."""
+class Transport(RemoteTransport):
+    """A client that closes its server's plane when it is closed. Tests read the key space through `services`."""
 
     def __init__(self, served: Served) -> None:
         super().__init__(served.url)
-        self.parts = served.parts
-        self.locks = served.parts.locks
+        self.services = served.services
+        self.locks = served.services.locks
         self._served = served
 
     def close(self) -> None:
@@ -191,11 +191,11 @@ class Port(RemotePort):
         self._served.close()
 
 
-class AsyncPort(AsyncRemotePort):
+class AsyncTransport(AsyncRemoteTransport):
     def __init__(self, served: Served) -> None:
         super().__init__(served.url)
-        self.parts = served.parts
-        self.locks = served.parts.locks
+        self.services = served.services
+        self.locks = served.services.locks
         self._served = served
 
     async def close(self) -> None:
@@ -211,11 +211,11 @@ def planes_are_remote(house: House, monkeypatch: pytest.MonkeyPatch, request: py
 
     def open_remote(url: str, *, universe: str = UNIVERSE, **options: Any) -> Plane:
         universe = checked_name("universe", universe)
-        return Plane(Port(house.open(url, Options(**options))), universe)
+        return Plane(Transport(house.open(url, Options(**options))), universe)
 
     def open_remote_async(url: str, *, universe: str = UNIVERSE, **options: Any) -> Opening:
         async def opening() -> AsyncPlane:
-            return AsyncPlane(AsyncPort(await house.opened_elsewhere(url, Options(**options))), universe)
+            return AsyncPlane(AsyncTransport(await house.opened_elsewhere(url, Options(**options))), universe)
 
         return Opening(opening())
 
@@ -223,7 +223,7 @@ def planes_are_remote(house: House, monkeypatch: pytest.MonkeyPatch, request: py
     monkeypatch.setattr(holdfast, "open_async", open_remote_async)
     module = inspect.getmodule(request.function) or FOUND[request.function.__module__]
     if hasattr(module, "open_plane"):
-        monkeypatch.setattr(module, "open_plane", lambda url, options: Port(house.open(url, options)))
+        monkeypatch.setattr(module, "open_plane", lambda url, options: Transport(house.open(url, options)))
     if hasattr(module, "everything"):
         monkeypatch.setattr(module, "everything", everything)
 
@@ -231,7 +231,7 @@ def planes_are_remote(house: House, monkeypatch: pytest.MonkeyPatch, request: py
 def everything(plane: Any) -> list[tuple[bytes, bytes]]:
     """The key space of the server, but for what it remembers of calls, which an embedded plane has none of."""
     begin, end = Subspace("once").range()
-    pairs = plane._port.parts.database.read(Transaction.scan, b"", b"\xff" * 8, limit=10_000)
+    pairs = plane._transport.services.database.read(Transaction.scan, b"", b"\xff" * 8, limit=10_000)
     return [pair for pair in pairs if not begin <= pair[0] < end]
 
 
@@ -288,12 +288,12 @@ def class_of(module: ModuleType) -> type:
         for name, part in vars(module).items()
         if name.startswith("test_") and inspect.isfunction(part) and opens(part, fixtures)
     }
-    parts: dict[str, Any] = {name: staticmethod(part) for name, part in tests.items()}
+    members: dict[str, Any] = {name: staticmethod(part) for name, part in tests.items()}
     for name, fixture in fixtures.items():
         asked = fixture._fixture_function_marker
         again = pytest.fixture(scope=asked.scope, params=asked.params, ids=asked.ids, name=name)
-        parts[name] = again(staticmethod(fixture._get_wrapped_function()))
-    return type("Test" + module.__name__.split("_test_")[1].title().replace("_", ""), (), parts)
+        members[name] = again(staticmethod(fixture._get_wrapped_function()))
+    return type("Test" + module.__name__.split("_test_")[1].title().replace("_", ""), (), members)
 
 
 FOUND = {f"through_client_{name}": load(name) for name in MODULES}

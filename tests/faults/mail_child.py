@@ -61,18 +61,18 @@ def send(plane: Any, name: str, agent: str, mails: int) -> None:
 
 
 def read(plane: Any, name: str, agent: str, stopping: threading.Event) -> None:
-    client, mailbox, port = f"{name}-{agent}", plane.mailbox(agent), plane._port
+    client, mailbox, transport = f"{name}-{agent}", plane.mailbox(agent), plane._transport
     chance = random.Random(client)
     for number in range(1_000_000):
         if stopping.is_set():
             return
         session, after = f"{client}-{number}", -1
-        record(client, "join", agent, session, lambda s=session: port.call(JoinMailbox(agent, s)).pending)
+        record(client, "join", agent, session, lambda s=session: transport.call(JoinMailbox(agent, s)).pending)
         for _ in range(chance.randrange(1, 30)):
             limit = chance.choice((1, 3, 50))
 
             def call(session: str = session, after: int = after, limit: int = limit) -> list[Any]:
-                answer = port.call(ReadMail(agent, after, limit, 0.05, session))
+                answer = transport.call(ReadMail(agent, after, limit, 0.05, session))
                 found = [[mail.sequence, mail.id, mail.sent_ms, mail.expires_ms] for mail in answer.mails]
                 return [found, answer.live_from, time.time_ns() // 1_000_000]
 
@@ -83,7 +83,7 @@ def read(plane: Any, name: str, agent: str, stopping: threading.Event) -> None:
             if some:
                 record(client, "confirm", agent, some, lambda some=some: mailbox.confirm(some))
         if chance.random() < 0.5:
-            record(client, "leave", agent, session, lambda s=session: bool(port.call(LeaveMailbox(agent, s))))
+            record(client, "leave", agent, session, lambda s=session: bool(transport.call(LeaveMailbox(agent, s))))
 
 
 def main() -> None:

@@ -168,7 +168,7 @@ def errors_of(lines: Iterable[bytes]) -> dict[str, int]:
 
 def content(tx: Transaction, name: str = QUEUE) -> dict[str, list[str]]:
     """The ids of all messages of a queue, by where they are: what a scan of everything says."""
-    room = queues.room_of(QueueKey("main", name))
+    room = queues.keys_of(QueueKey("main", name))
     ranges = {
         "ready": room.ready_range(),
         "parked": (room.parked, room.parked + b"\xff" * 17),

@@ -214,11 +214,11 @@ import asyncio, sys
 from holdfast.plane.open import Options, open_plane_async
 from holdfast.plane.pushes import push
 from holdfast.wire.mail import MailPolicy, SetMailPolicy
-from holdfast.wire.pushes import NewPush
+from holdfast.wire.ingress import NewPush
 
 async def main() -> None:
-    port = await open_plane_async(sys.argv[1], Options(pushes_per_minute=0))
-    await port.call(SetMailPolicy(MailPolicy(pending_max=1_000_000)))
+    transport = await open_plane_async(sys.argv[1], Options(pushes_per_minute=0))
+    await transport.call(SetMailPolicy(MailPolicy(pending_max=1_000_000)))
     for number in range(1_000_000):
         new = NewPush(
             topic="t",
@@ -227,7 +227,7 @@ async def main() -> None:
             idempotency_key=str(number),
             durability="synced" if number % 100 == 99 else "accepted",
         )
-        answer = await push(port, "ada", f"r{number % 20}", new, universe="main")
+        answer = await push(transport, "ada", f"r{number % 20}", new, universe="main")
         sys.stdout.write(f"{number} {answer.durability}\\n")
         sys.stdout.flush()
 

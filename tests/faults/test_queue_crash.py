@@ -19,7 +19,7 @@ from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import DiskFull
 from holdfast.layers import queues
 from holdfast.layers.queues import QueueKey
-from holdfast.runtime.consumer_options import Waits
+from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.sync.dispatcher import Dispatcher
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.faults import ChosenFault, FaultyDatabase
@@ -145,7 +145,7 @@ def deliver(dispatcher: Dispatcher) -> list[bytes | None]:
 def fail_a_delivery(*, meanwhile: bool) -> list[bytes | None]:
     """What is delivered of four messages if the commit of the second delivery fails."""
     database = Interrupted()
-    dispatcher = Dispatcher(database, ManualClock(), Waits())
+    dispatcher = Dispatcher(database, ManualClock(), ConsumerOptions())
     database.transact(queues.put, JOBS, [NewMessage(b"%d" % number) for number in range(4)])
     payloads = deliver(dispatcher)
     if meanwhile:

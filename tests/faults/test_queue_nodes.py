@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 import holdfast
-from holdfast.runtime.consumer_options import Waits
+from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.testing.histories import Outcome
 from holdfast.testing.histories.queues import check_queue
 
@@ -228,7 +228,7 @@ def _places(url: str) -> dict[str, list[str]]:
 
 def test_a_waiting_consumer_is_woken_by_a_put_of_another_process(postgres_url: str) -> None:
     """By notification: it would look by itself only after five minutes, and its wait ends after the deadline here."""
-    assert Waits().resilient_poll_seconds > WAIT_SECONDS
+    assert ConsumerOptions().resilient_poll_seconds > WAIT_SECONDS
     assert WAIT_SECONDS > 2 * DEADLINE_SECONDS
     with two_nodes(postgres_url) as (one, two):
         for _ in range(3):

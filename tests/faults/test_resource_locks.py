@@ -146,8 +146,8 @@ def test_a_wait_for_a_resource_is_bounded(table: LockTable) -> None:
 
 async def test_pushes_beside_threads_that_work_on_inboxes_outboxes_and_contacts(tmp_path: Path) -> None:
     """The ingress takes dedupe, inboxes and outboxes; others take what they want; everything is stored."""
-    port = await open_plane_async(f"dir:{tmp_path}", Options(pushes_per_minute=0))
-    database, resources = port.parts.database, port.parts.resources
+    transport = await open_plane_async(f"dir:{tmp_path}", Options(pushes_per_minute=0))
+    database, resources = transport.services.database, transport.services.resources
     database.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=100_000))
     names = ["ada", "bob", "eve"]
     stop = threading.Event()
@@ -181,8 +181,8 @@ async def test_pushes_beside_threads_that_work_on_inboxes_outboxes_and_contacts(
                 idempotency_key=str(number),
                 durability="synced" if number % 50 == 49 else "accepted",
             )
-            await port.ingress.push(Address("main", "zoe"), Address("main", names[number % 3]), new)
-        await port.ingress.close()
+            await transport.ingress.push(Address("main", "zoe"), Address("main", names[number % 3]), new)
+        await transport.ingress.close()
         async with asyncio.timeout(SECONDS_MAX):
             while not all(did[f"{deed.__name__} {name}"] for deed, name in works):
                 await asyncio.sleep(0.001)
@@ -194,6 +194,6 @@ async def test_pushes_beside_threads_that_work_on_inboxes_outboxes_and_contacts(
     for name in names:
         sent = did[f"send {names[(names.index(name) + 1) % 3]}"]
         assert database.read(mailboxes.count, Address("main", name))[0].count == 200 + sent
-    assert not port.ingress.tallies.lost
+    assert not transport.ingress.tallies.lost
     assert resources.holders() == []
-    await port.close()
+    await transport.close()

@@ -280,7 +280,7 @@ def remove_record(path: Path, world: str, height: int, *, universe: str = "main"
     """Lose one hot record, and leave a hole."""
 
     def lose(tx: Transaction) -> None:
-        key = worlds.room(World(universe, world)).key("journal", "e") + height.to_bytes(8, "big")
+        key = worlds.subspace(World(universe, world)).key("journal", "e") + height.to_bytes(8, "big")
         assert tx.get(key) is not None
         tx.delete(key)
 
@@ -297,8 +297,8 @@ def plant_baseline(path: Path, world: str, state: Any, *, universe: str = "main"
         blobs.record(tx, universe, digest, Blob(len(data), data))
         record = msgspec.structs.replace(snapshots.baseline(tx, where), snapshot_ref=digest.hex())
         encoded = msgspec.msgpack.encode(record)
-        tx.put(worlds.room(where).key("snapshot", record.height), encoded)
-        tx.put(worlds.room(where).key("baseline"), encoded)
+        tx.put(worlds.subspace(where).key("snapshot", record.height), encoded)
+        tx.put(worlds.subspace(where).key("baseline"), encoded)
         return record.height
 
     return _work(path, universe, plant)
@@ -338,7 +338,7 @@ def _fail(plane: holdfast.Plane, queue: str, leases: list[MessageLease], error: 
 
 def _settle(plane: holdfast.Plane, request: AckMessages | NackMessages) -> None:
     if request.leases:
-        plane.queue(request.queue)._port.call(request)
+        plane.queue(request.queue)._transport.call(request)
 
 
 def _append(plane: holdfast.Plane, name: str, entries: int, dice: random.Random) -> None:

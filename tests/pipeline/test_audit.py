@@ -19,7 +19,7 @@ from holdfast.layers.blobs import Blob
 from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
 from holdfast.layers.worlds import World
 from holdfast.pipeline import jobs, replays
-from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import audit, ingest
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import JOURNAL, UNREACHABLE, WORLD_STATE
@@ -208,9 +208,9 @@ def test_two_audits_at_the_same_time_leave_one_verdict_for_each_world(spark: Spa
     planes.build(tmp_path / "data", worlds=3, entries=20)
     config = config_of(tmp_path)
     for _ in range(2):  # Once when nobody has made the table yet, and once over verdicts that are there.
-        others: list[Told] = []
+        others: list[JobResult] = []
 
-        def overtake(what: str, done: int, total: int, others: list[Told] = others) -> None:
+        def overtake(what: str, done: int, total: int, others: list[JobResult] = others) -> None:
             if not others:
                 others.append(audit.run(spark, config))
 

@@ -58,7 +58,7 @@ def change_index(data: Path, world: str, **changes: Any) -> int:
     """Write another baseline, which is another snapshot too; its height."""
 
     def work(tx: Transaction) -> int:
-        room = worlds.room(World("main", world))
+        room = worlds.subspace(World("main", world))
         record = msgspec.structs.replace(snapshots.baseline(tx, World("main", world)), **changes)
         for key in (room.key("snapshot", record.height), room.key("baseline")):
             tx.put(key, msgspec.msgpack.encode(record))
@@ -184,7 +184,7 @@ def test_a_baseline_beyond_the_head_is_found(data: Path) -> None:
 def test_a_baseline_that_goes_back_is_found(data: Path) -> None:
     def work(tx: Transaction) -> None:
         world = World("main", "world-0001")
-        tx.put(worlds.room(world).key("baseline"), msgspec.msgpack.encode(snapshots.at(tx, world, 0)))
+        tx.put(worlds.subspace(world).key("baseline"), msgspec.msgpack.encode(snapshots.at(tx, world, 0)))
 
     write(data, work)
     verdict = judged(data)
@@ -203,7 +203,7 @@ def test_a_baseline_that_does_not_qualify_is_found(data: Path, change: dict[str,
 
 def test_a_snapshot_that_only_the_journal_knows_is_found(data: Path) -> None:
     height = case_of(data).snapshots[1].record.height
-    write(data, lambda tx: tx.delete(worlds.room(World("main", "world-0001")).key("snapshot", height)))
+    write(data, lambda tx: tx.delete(worlds.subspace(World("main", "world-0001")).key("snapshot", height)))
     assert found(judged(data)) == [(height, "index")]
 
 

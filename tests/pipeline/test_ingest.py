@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 import holdfast
 from holdfast.errors import SchemaMismatch, Unreachable
-from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.intake import plans, runs, task_payloads
 from holdfast.pipeline.jobs import ingest
 from holdfast.pipeline.journal_chunks import Stores
@@ -89,7 +89,7 @@ def assert_complete(plane: Path) -> None:
     assert Counter((row["world"], row["start"], row["end"]) for row in judged) == Counter(segments)
 
 
-def counts(told: Told) -> dict[str, int]:
+def counts(told: JobResult) -> dict[str, int]:
     return {name: rows for name, rows in told.rows.items() if rows}
 
 

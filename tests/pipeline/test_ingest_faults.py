@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from holdfast.errors import Unreachable
 from holdfast.pipeline import tasks
-from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.intake import plans, runs
 from holdfast.pipeline.intake.quarantines import Quarantine, Quarantined, Scope
 from holdfast.pipeline.jobs import ingest
@@ -296,7 +296,7 @@ def test_a_staging_folder_that_is_deleted_under_a_run_is_no_damage(
     assert content(plane) == right
 
 
-def healed(plane: Path) -> Told:
+def healed(plane: Path) -> JobResult:
     told = ingest.run(None, config(plane))
     assert told.ok, told.findings
     assert heights(plane) == expected(plane)

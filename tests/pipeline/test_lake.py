@@ -255,7 +255,7 @@ def test_the_vacuum_job_compacts_cleans_and_sweeps_what_killed_runs_staged(lake:
         stale = lake.place.below("_staging/20200101T000000-0123456789ab")
         stores.staging(stale.store_url).put("hot/b.log", b"b")
         told = vacuum.run(None, Config(data="dir:nowhere", lake=lake.place.url, storage=lake.place.storage))
-        assert told.notes == [
+        assert told.events == [
             "journal: 4 small files became 1",
             "1 folders that runs had left behind were removed",
         ]

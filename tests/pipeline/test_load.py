@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import holdfast
 from holdfast.errors import InvalidArgument, InvalidName
 from holdfast.pipeline import jobs
-from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import load
 
 HERE = Path(__file__).parent
@@ -37,12 +37,12 @@ def orders(tmp_path: Path) -> str:
 def test_a_file_is_loaded_into_a_queue_once_and_again_when_it_is_forgotten(spark, data, orders):
     config = Config(data=f"dir:{data}", lake="unused")
 
-    def loaded() -> Told:
+    def loaded() -> JobResult:
         return jobs.run("load", spark, config, source=orders, load="orders", key="order", queue="jobs")
 
     first, second = loaded(), loaded()
-    assert (first.ok, first.rows, first.notes) == (True, {"queues": 50}, [])
-    assert (second.rows, len(second.notes)) == ({"queues": 0}, 1)
+    assert (first.ok, first.rows, first.events) == (True, {"queues": 50}, [])
+    assert (second.rows, len(second.events)) == ({"queues": 0}, 1)
     with planes.opened(f"dir:{data}") as plane:
         messages = plane.queue("jobs").peek(100)
     assert Counter(message.payload for message in messages) == Counter(

@@ -41,23 +41,23 @@ def payloads(plane: holdfast.Plane, queue: str = "jobs") -> Counter[bytes]:
 
 
 def test_every_row_is_written_once_however_often_a_load_is_run(plane, clock):
-    assert run(plane._port, JOBS, rows(1_000)) == Loaded(1_000, 0)
-    assert run(plane._port, JOBS, rows(1_000)) == Loaded(0, 1_000)
+    assert run(plane._transport, JOBS, rows(1_000)) == Loaded(1_000, 0)
+    assert run(plane._transport, JOBS, rows(1_000)) == Loaded(0, 1_000)
     for message in plane.queue("jobs").receive_many(100):
         message.ack()
     clock.advance_ms(86_400_000)  # Idempotency keys of queues are long forgotten.
-    assert run(plane._port, JOBS, rows(1_200)) == Loaded(200, 1_000)
+    assert run(plane._transport, JOBS, rows(1_200)) == Loaded(200, 1_000)
     assert plane.queue("jobs").stats().put_total == 1_200
 
 
 def test_the_same_key_in_another_load_is_another_row(plane):
-    run(plane._port, JOBS, rows(3))
-    assert run(plane._port, Load("tuesday", "queues", "id", "jobs"), rows(3)) == Loaded(3, 0)
-    assert run(plane._port, Load("monday", "queues", "id", "jobs", universe="other"), rows(3)) == Loaded(3, 0)
+    run(plane._transport, JOBS, rows(3))
+    assert run(plane._transport, Load("tuesday", "queues", "id", "jobs"), rows(3)) == Loaded(3, 0)
+    assert run(plane._transport, Load("monday", "queues", "id", "jobs", universe="other"), rows(3)) == Loaded(3, 0)
 
 
 def test_rows_of_one_key_are_one_row(plane):
-    assert run(plane._port, JOBS, [*rows(5), *rows(5)]) == Loaded(5, 0)
+    assert run(plane._transport, JOBS, [*rows(5), *rows(5)]) == Loaded(5, 0)
     assert set(payloads(plane).values()) == {1}
 
 
@@ -74,20 +74,20 @@ def test_a_load_that_failed_half_way_is_run_again_as_it_is(plane, fails_at, is_c
                 self.commits += 1
                 if self.commits == fails_at + 1:
                     if is_committed:
-                        plane._port.call(request)
+                        plane._transport.call(request)
                     raise Unreachable("The server is gone")
-            return plane._port.call(request)
+            return plane._transport.call(request)
 
     with pytest.raises(Unreachable):
         run(Failing(), JOBS, rows(600))
-    again = run(plane._port, JOBS, rows(600)[::-1])  # In another order, so in other batches.
+    again = run(plane._transport, JOBS, rows(600)[::-1])  # In another order, so in other batches.
     assert again.known == min((fails_at + is_committed) * limits.LOAD_BATCH_ROWS, 600)
     assert payloads(plane) == Counter(row["payload"] for row in rows(600))
 
 
 def test_loads_of_overlapping_rows_at_the_same_time_write_each_once(plane):
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda n: run(plane._port, JOBS, rows(500, start=100 * (n % 3))), range(8)))
+        found = list(pool.map(lambda n: run(plane._transport, JOBS, rows(500, start=100 * (n % 3))), range(8)))
     assert sum(each.written for each in found) == 700
     assert payloads(plane) == Counter(row["payload"] for row in rows(700))
 
@@ -105,7 +105,7 @@ def test_options_of_messages_are_columns(plane):
         "content_type": None,
         "universe": None,
     }
-    run(plane._port, JOBS, [row, {"id": "b", "payload": {"n": [1, 2]}}])
+    run(plane._transport, JOBS, [row, {"id": "b", "payload": {"n": [1, 2]}}])
     (first,) = plane.queue("other").peek()
     assert (first.payload, first.content_type, first.priority) == (b'{"n":1}', "application/json", 9)
     assert (first.attributes, first.correlation_id, first.group) == ({"k": "v"}, "c-1", None)
@@ -115,7 +115,7 @@ def test_options_of_messages_are_columns(plane):
 
 def test_rows_keep_their_order_within_a_queue(plane):
     mixed = [{"id": n, "payload": b"%d" % n, "queue": f"queue-{n % 3}", "priority": 5} for n in range(300)]
-    assert run(plane._port, Load("mixed", "queues", key="id"), mixed) == Loaded(300, 0)
+    assert run(plane._transport, Load("mixed", "queues", key="id"), mixed) == Loaded(300, 0)
     for n in range(3):
         found = [int(message.payload) for message in plane.queue(f"queue-{n}").peek(1_000)]
         assert found == list(range(n, 300, 3))
@@ -123,7 +123,7 @@ def test_rows_keep_their_order_within_a_queue(plane):
 
 def test_large_payloads_become_blobs(plane):
     large = b"x" * (limits.PAYLOAD_INLINE_BYTES_MAX + 1)
-    assert run(plane._port, JOBS, [{"id": 1, "payload": large}]) == Loaded(1, 0)
+    assert run(plane._transport, JOBS, [{"id": 1, "payload": large}]) == Loaded(1, 0)
     message = plane.queue("jobs").receive()
     assert message.read() == large
     assert message.delivery.blob == hashlib.sha256(large).hexdigest()
@@ -137,7 +137,7 @@ def test_mail_is_sent_once_and_a_full_mailbox_is_no_loss(plane):
         for n in range(500)
     ]
     with pytest.raises(MailboxFull):
-        run(plane._port, load, letters)
+        run(plane._transport, load, letters)
     read: list[bytes] = []
     for _ in range(10):
         for box in (plane.mailbox("bob-0"), plane.mailbox("bob-1")):
@@ -145,7 +145,7 @@ def test_mail_is_sent_once_and_a_full_mailbox_is_no_loss(plane):
                 read += [mail.body for mail in mails]
                 box.confirm(mails)
         try:
-            run(plane._port, load, letters)
+            run(plane._transport, load, letters)
         except MailboxFull:
             continue
     assert Counter(read) == Counter(b"%d" % n for n in range(500))
@@ -159,8 +159,8 @@ def test_inboxes_take_rows_as_events(plane):
         {"id": 1, "world": "alpha", "schema": "order.placed", "payload": {"n": 1}},
         {"id": 2, "world": "alpha", "schema": "order.placed", "payload": large},
     ]
-    assert run(plane._port, load, items) == Loaded(2, 0)
-    assert run(plane._port, load, items) == Loaded(0, 2)
+    assert run(plane._transport, load, items) == Loaded(2, 0)
+    assert run(plane._transport, load, items) == Loaded(0, 2)
     (_, first), (_, second) = plane.world("alpha").inbox.read()
     assert (first.schema, first.payload) == ("order.placed", b'{"n":1}')
     assert plane.blobs.get(second.payload_blob) == large.encode()
@@ -168,13 +168,13 @@ def test_inboxes_take_rows_as_events(plane):
 
 def test_rows_that_cannot_be_loaded_are_refused_with_what_to_do(plane):
     with pytest.raises(InvalidArgument, match="key"):
-        run(plane._port, JOBS, [{"id": None, "payload": b""}])
+        run(plane._transport, JOBS, [{"id": None, "payload": b""}])
     with pytest.raises(InvalidArgument, match="no queue"):
-        run(plane._port, Load("monday", "queues", "id"), [{"id": 1, "payload": b""}])
+        run(plane._transport, Load("monday", "queues", "id"), [{"id": 1, "payload": b""}])
     with pytest.raises(InvalidArgument, match="JSON form"):
-        run(plane._port, JOBS, [{"id": 1, "payload": object()}])
+        run(plane._transport, JOBS, [{"id": 1, "payload": object()}])
     with pytest.raises(InvalidArgument, match=r"soon.*delay_seconds"):
-        run(plane._port, JOBS, [{"id": 1, "payload": b"", "delay_seconds": "soon"}])
+        run(plane._transport, JOBS, [{"id": 1, "payload": b"", "delay_seconds": "soon"}])
     check_columns(JOBS, ["id", "payload", "priority"])
     with pytest.raises(InvalidArgument, match="lack payload"):
         check_columns(JOBS, ["id"])

@@ -21,7 +21,7 @@ from holdfast.errors import Unreachable
 from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.pipeline import blob_references
 from holdfast.pipeline.blob_references import Found, Search, Source, Wanted
-from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import reachability
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake
@@ -168,7 +168,7 @@ def test_what_nothing_refers_to_is_told_with_its_size_and_place(found: SimpleNam
     assert found.told.ok
     assert found.told.rows["unreachable"] == 4
     assert found.told.rows["unreachable_bytes"] == 15 + LARGE + 87 + 10
-    assert found.told.notes[0].startswith("main: nothing refers to 4 of ")
+    assert found.told.events[0].startswith("main: nothing refers to 4 of ")
 
 
 def test_young_blobs_are_not_reclaimable_and_old_ones_are(spark: SparkSession, found: SimpleNamespace) -> None:
@@ -276,9 +276,9 @@ def test_two_looks_at_the_same_time_leave_one_row_for_each_blob(spark: SparkSess
         hashes = {plane.blobs.put(bytes([n]) * 100) for n in range(3)}
     config = config_of(tmp_path)
     for _ in range(2):  # Once when nobody has made the table yet, and once over rows that are there.
-        others: list[Told] = []
+        others: list[JobResult] = []
 
-        def overtake(what: str, done: int, total: int, others: list[Told] = others) -> None:
+        def overtake(what: str, done: int, total: int, others: list[JobResult] = others) -> None:
             if not others:
                 others.append(reachability.run(spark, config))
 

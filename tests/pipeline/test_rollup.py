@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import holdfast
 from holdfast.errors import LeaseHeld, TransactionConflict
-from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import ingest, rollup
 from holdfast.pipeline.lake import Lake, attempts
 from holdfast.pipeline.schemas import TABLES
@@ -29,7 +29,7 @@ class Summed(SimpleNamespace):
     """A plane, its lake, and what was told of summing it up."""
 
     config: Config
-    told: Told
+    told: JobResult
     path: Path
 
     def rows(self, name: str) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ def contend(path: Path) -> None:
 
 def test_every_message_and_mail_has_a_row(summed: Summed) -> None:
     assert summed.told.ok
-    assert summed.told.notes == []
+    assert summed.told.events == []
     assert summed.told.rows["messages"] == len(summed.rows("messages")) == 900
     assert summed.told.rows["mail"] == len(summed.rows("mail")) == 200
 
@@ -196,7 +196,7 @@ def test_later_runs_change_no_sum_and_keep_the_sizes_of_other_days(spark: SparkS
     with planes.opened(summed.config.data):  # Nobody else can look at a plane that is in use.
         told = rollup.run(spark, summed.config, now=NOW + timedelta(days=1))
     assert told.ok
-    assert "could not be looked at" in told.notes[0]
+    assert "could not be looked at" in told.events[0]
     assert {row["backlog"] for row in summed.rows("rollup_queues")} == {None}
     days = Counter((row["day"], row["source"], row["name"]) for row in summed.rows("rollup_storage"))
     assert set(days.values()) == {1}
@@ -278,7 +278,7 @@ def test_of_two_runs_at_the_same_time_the_second_looks_again(spark: SparkSession
     config = Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"))
     put(config, "jobs")
     ingest.run(spark, config)
-    overtaken: list[Told] = []
+    overtaken: list[JobResult] = []
 
     def overtake(what: str, done: int, total: int) -> None:
         """When a run has made its messages, and no sums yet, another one begins later, sees more, and ends."""

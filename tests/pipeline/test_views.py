@@ -38,7 +38,7 @@ from holdfast.errors import (
 from holdfast.handles.sync.backups import Backups
 from holdfast.kv import Subspace
 from holdfast.layers import migrations, segments
-from holdfast.layers.worlds import World, room
+from holdfast.layers.worlds import World, subspace
 from holdfast.pipeline import codec
 from holdfast.pipeline.codec import Damaged
 from holdfast.pipeline.config import Config
@@ -301,8 +301,8 @@ def test_records_that_only_a_newer_version_understands_hide_nothing_else(data, s
 
     def write(tx):
         tx.put(Subspace("u", "main", "segments", "world-0001").key(127), newer)
-        tx.put(room(where).key("snapshot", 111), newer)
-        tx.put(room(where).key("meta"), msgspec.msgpack.encode(["frozen", 0]))
+        tx.put(subspace(where).key("snapshot", 111), newer)
+        tx.put(subspace(where).key("meta"), msgspec.msgpack.encode(["frozen", 0]))
 
     with planes.opened(f"dir:{data}") as plane:
         plane.transact(write)
@@ -319,7 +319,7 @@ def test_records_that_only_a_newer_version_understands_hide_nothing_else(data, s
 def test_a_world_without_a_baseline_is_shown_without_one(data):
     planes.build(data, worlds=1, entries=100)
     with planes.opened(f"dir:{data}") as plane:
-        plane.transact(lambda tx: tx.delete(room(World("main", "world-0000")).key("baseline")))
+        plane.transact(lambda tx: tx.delete(subspace(World("main", "world-0000")).key("baseline")))
     with open_view(config(data)) as view:
         world = view.world("main", "world-0000")
         assert world.baseline is None

@@ -19,8 +19,8 @@ from holdfast.handles import Plane
 from holdfast.kv import Database, Transaction
 from holdfast.layers import entities
 from holdfast.layers.entities import EntityKey
-from holdfast.plane.embedded import EmbeddedPort
-from holdfast.plane.services import Parts
+from holdfast.plane.embedded import EmbeddedTransport
+from holdfast.plane.services import Services
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
 from holdfast.tiers import Tier
@@ -126,8 +126,8 @@ class Entities(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.clock.advance_ms(1_000)  # Files are in the order of the seconds in which they begin.
-        self.parts = Parts(self.database, clock=self.clock, logs=Path(self.folder.name) / "activity")
-        self.plane = Plane(EmbeddedPort(self.parts))
+        self.services = Services(self.database, clock=self.clock, logs=Path(self.folder.name) / "activity")
+        self.plane = Plane(EmbeddedTransport(self.services))
         self.entities = self.plane.entities
 
     def teardown(self) -> None:
@@ -316,7 +316,7 @@ class Entities(RuleBasedStateMachine):
     @rule(torn=st.integers(0, 300))
     def the_process_starts_again(self, torn: int) -> None:
         """And finds the last bytes of the session log torn off: every whole line is read all the same."""
-        self.parts.log().close()
+        self.services.log().close()
         files = sorted((Path(self.folder.name) / "activity").glob("*/*.jsonl"))
         if torn and self.fresh:
             with files[-1].open("r+b") as file:

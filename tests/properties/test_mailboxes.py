@@ -565,7 +565,7 @@ class Mailboxes(RuleBasedStateMachine):
             assert (box.count, box.next) == (len(known.mails), known.next)
             # A search begins where something is, and does not walk over what is gone.
             assert box.first == min([mail.sequence for mail in known.mails], default=box.next)
-            outgoing = self.database.read(mailbox_keys.outgoing_of, mailbox_keys.room_of(self.address(agent)))
+            outgoing = self.database.read(mailbox_keys.outgoing_of, mailbox_keys.keys_of(self.address(agent)))
             assert (outgoing.next, outgoing.seen) == (known.receipts_next, known.seen)
             assert outgoing.first == min([each.sequence for each in known.receipts], default=outgoing.next)
             assert oldest_ms == (known.mails[0].sent_ms if known.mails else None)
@@ -635,7 +635,7 @@ class Contents:
 
 
 def contents(tx: Transaction, address: Address) -> Contents:
-    room = mailbox_keys.room_of(address)
+    room = mailbox_keys.keys_of(address)
 
     def stored(prefix: bytes) -> list[tuple[bytes, bytes]]:
         return [(key[len(prefix) :], value) for key, value in tx.scan(prefix, prefix + b"\xff" * 65, limit=1_000)]
@@ -665,7 +665,7 @@ def leftovers(tx: Transaction, universe: str) -> list[bytes]:
     """Keys of a universe in which everything is over but what stays for ever: what is known of a room, and blocks."""
     kept: list[bytes] = []
     for agent in AGENTS:
-        room = mailbox_keys.room_of(Address(universe, agent))
+        room = mailbox_keys.keys_of(Address(universe, agent))
         kept += [room.box, room.outgoing, room.blocks]
     keys = [key for key, _ in tx.scan(*Subspace("u", universe).range(), limit=1_000)]
     return [key for key in keys if not key.startswith(tuple(kept)) and b"mail-policy" not in key]

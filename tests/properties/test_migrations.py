@@ -13,19 +13,19 @@ from holdfast.kv import Transaction
 from holdfast.layers import migrations
 from holdfast.layers.migrations import BEGIN, END, State
 from holdfast.layers.queues import keys as queue_keys
-from holdfast.layers.queues.counters import Tally
-from holdfast.layers.queues.keys import QueueKey, room_of
+from holdfast.layers.queues.counters import QueueCounters
+from holdfast.layers.queues.keys import QueueKey, keys_of
 from holdfast.runtime.maintenance import migrations as moving
-from holdfast.runtime.maintenance.migrations import Mover, Side
+from holdfast.runtime.maintenance.migrations import Migrator, Side
 
-ROOMS = [room_of(QueueKey("main", name)) for name in ("a", "b")]
+ROOMS = [keys_of(QueueKey("main", name)) for name in ("a", "b")]
 RAW = st.binary(min_size=1, max_size=4)
 TALLIES = st.builds(
-    lambda room, writer: room.tally_key(writer), st.sampled_from(ROOMS), st.sampled_from(["", "w1", "w2", "w3"])
+    lambda room, writer: room.counters_key(writer), st.sampled_from(ROOMS), st.sampled_from(["", "w1", "w2", "w3"])
 )
 NEAR = st.builds(lambda room, tail: room.prefix + tail, st.sampled_from(ROOMS), RAW)
 COUNTS = st.builds(
-    lambda ready, delayed, put: queue_keys.encode(Tally(ready={5: ready}, delayed=delayed, put=put)),
+    lambda ready, delayed, put: queue_keys.encode(QueueCounters(ready={5: ready}, delayed=delayed, put=put)),
     st.integers(-5, 5),
     st.integers(-5, 5),
     st.integers(0, 9),
@@ -50,14 +50,15 @@ def expected(source: dict[bytes, bytes]) -> dict[bytes, bytes]:
     """What a plain reading of the rule makes of a key space: tallies as sums, everything else as it is."""
     target = dict(source)
     for room in ROOMS:
-        keys = [key for key in source if key in {room.tally_key(writer) for writer in ("", "w1", "w2", "w3")}]
-        if not keys or keys == [room.own_tally]:
+        keys = [key for key in source if key in {room.counters_key(writer) for writer in ("", "w1", "w2", "w3")}]
+        if not keys or keys == [room.own_counters]:
             continue
-        tallies = [migrations._decode_tally(source[key]) for key in keys]
+        all_counters = [migrations._decode_counters(source[key]) for key in keys]
         for key in keys:
             del target[key]
-        target[room.own_tally] = b"sum of %d, %d, %d" % tuple(
-            sum(part) for part in zip(*((each.ready_total(), each.delayed, each.put) for each in tallies), strict=True)
+        target[room.own_counters] = b"sum of %d, %d, %d" % tuple(
+            sum(part)
+            for part in zip(*((each.ready_total(), each.delayed, each.put) for each in all_counters), strict=True)
         )
     return target
 
@@ -66,9 +67,9 @@ def summed(target: dict[bytes, bytes], source: dict[bytes, bytes]) -> dict[bytes
     """A target with the tallies that were united in the words of `expected`."""
     found = dict(target)
     for room in ROOMS:
-        if room.own_tally in found and found[room.own_tally] != source.get(room.own_tally):
-            tally = migrations._decode_tally(found[room.own_tally])
-            found[room.own_tally] = b"sum of %d, %d, %d" % (tally.ready_total(), tally.delayed, tally.put)
+        if room.own_counters in found and found[room.own_counters] != source.get(room.own_counters):
+            counters = migrations._decode_counters(found[room.own_counters])
+            found[room.own_counters] = b"sum of %d, %d, %d" % (counters.ready_total(), counters.delayed, counters.put)
     return found
 
 
@@ -97,7 +98,7 @@ def test_the_target_is_the_source_however_it_came_to_be(
                     raise Killed
                 left -= 1
 
-            mover = Mover(Side(source), Side(target), "here")
+            mover = Migrator(Side(source), Side(target), "here")
             try:
                 if mover.begin():
                     mover.copy_keys(step)
@@ -106,7 +107,7 @@ def test_the_target_is_the_source_however_it_came_to_be(
                 """The next one goes on."""
             if mover.now.at < END or mover.now.state is State.COPYING:
                 source.transact(changed, changes)
-        mover = Mover(Side(source), Side(target), "here")
+        mover = Migrator(Side(source), Side(target), "here")
         mover.begin()
         mover.copy_keys(lambda _steps: None)
         mover.compare_keys(lambda _steps: None)

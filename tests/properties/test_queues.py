@@ -31,8 +31,9 @@ from holdfast.clock import IdSource
 from holdfast.errors import QueueMessageLeaseMismatch
 from holdfast.kv import Database, Transaction
 from holdfast.layers import queues
-from holdfast.layers.queues import Ahead, QueueKey, Stored, counters
+from holdfast.layers.queues import Ahead, QueueKey, StoredMessage
 from holdfast.layers.queues import keys as queue_keys
+from holdfast.layers.queues.counters import load_counters
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.queues import MessageLease, NewMessage, QueuePolicy, Receipt
 
@@ -440,7 +441,7 @@ class Queues(RuleBasedStateMachine):
             self.clock.advance_ms(max(moments[pick % len(moments)] - early_ms - self.model.now_ms, 0))
         queue = self.dlq if dead else self.queue
         self.model.notice(self.pile(queue))
-        assert self.database.transact(queues.attend_to, queue) > self.model.now_ms
+        assert self.database.transact(queues.process_due_of, queue) > self.model.now_ms
 
     # Looking after a queue.
 
@@ -499,7 +500,7 @@ class Queues(RuleBasedStateMachine):
     @invariant()
     def every_message_is_where_the_model_says_once_and_nothing_else_is_there(self) -> None:
         for queue in (self.queue, self.dlq):
-            stored, bodies, notes, heads = self.database.read(contents, queue)
+            stored, bodies, events, heads = self.database.read(contents, queue)
             known = self.pile(queue).messages
             assert sorted(place_and_id for place_and_id, _ in stored) == sorted(
                 ({"delayed": "p", "leased": "p", "ready": "r", "blocked": "w"}[each.place], each.id)
@@ -516,8 +517,8 @@ class Queues(RuleBasedStateMachine):
                 for each in known.values()
                 if each.place in ("leased", "delayed")
             }
-            assert waits <= notes <= waits | ends
-            assert ends - notes <= {
+            assert waits <= events <= waits | ends
+            assert ends - events <= {
                 (each.ttl_at_ms, each.id, b"T")
                 for each in known.values()
                 if each.place == "leased" and self.model.is_over(each)
@@ -542,14 +543,14 @@ class Queues(RuleBasedStateMachine):
     @invariant()
     def nothing_is_hidden_behind_a_front_or_due_before_it_is_expected(self) -> None:
         def look(tx: Transaction, queue: QueueKey) -> None:
-            notes = [at_ms for at_ms, _, _ in contents(tx, queue)[2]]
-            assert queues.next_due(tx, queue) <= min(notes, default=queues.NEVER_MS)
+            events = [at_ms for at_ms, _, _ in contents(tx, queue)[2]]
+            assert queues.next_due(tx, queue) <= min(events, default=queues.NEVER_MS)
             if tx.writer:
                 return
-            tally = counters.load(tx, queues.room_of(queue))
-            assert tally.due_front_ms <= min(notes, default=queues.NEVER_MS)
+            counters = load_counters(tx, queues.keys_of(queue))
+            assert counters.due_front_ms <= min(events, default=queues.NEVER_MS)
             for message in self.pile(queue).at("ready"):
-                assert queue_keys.id_of(message.id) >= tally.fronts.get(message.priority, b"")
+                assert queue_keys.id_of(message.id) >= counters.fronts.get(message.priority, b"")
 
         for queue in (self.queue, self.dlq):
             self.database.read(look, queue)
@@ -570,7 +571,7 @@ class Queues(RuleBasedStateMachine):
         self.database.close()
 
 
-def proof(message: Stored) -> MessageLease:
+def proof(message: StoredMessage) -> MessageLease:
     return MessageLease(queues.text_of(message.id), message.lease_id, message.fence)
 
 
@@ -586,9 +587,9 @@ def purge(database: Database, queue: QueueKey, limit: int = 256) -> int:
 
 def contents(
     tx: Transaction, queue: QueueKey
-) -> tuple[list[tuple[tuple[str, str], Stored]], dict[str, bytes], set[tuple[int, str, bytes]], dict[str, str]]:
+) -> tuple[list[tuple[tuple[str, str], StoredMessage]], dict[str, bytes], set[tuple[int, str, bytes]], dict[str, str]]:
     """Everything in a queue's room: messages by place, payloads stored apart, notes of moments, and leads of groups."""
-    room = queues.room_of(queue)
+    room = queues.keys_of(queue)
     stored = [
         ((place, queues.text_of(message.id)), message)
         for place, prefix in (("r", room.ready), ("p", room.parked), ("w", room.waiting.prefix))
@@ -596,17 +597,17 @@ def contents(
         for message in [queue_keys.decode(value)]
     ]
     bodies = tx.scan(room.body, room.body + b"\xff", limit=1_000)
-    notes = [key[len(room.due) :] for key, _ in tx.scan(room.due, room.due + b"\xff" * 9, limit=1_000)]
+    events = [key[len(room.due) :] for key, _ in tx.scan(room.due, room.due + b"\xff" * 9, limit=1_000)]
     heads = tx.scan(*room.head.range(), limit=1_000)
     return (
         stored,
         {queues.text_of(key[len(room.body) :]): value for key, value in bodies},
-        {(int.from_bytes(note[:8], "big"), queues.text_of(note[8:24]), note[24:]) for note in notes},
+        {(int.from_bytes(note[:8], "big"), queues.text_of(note[8:24]), note[24:]) for note in events},
         {str(room.head.unpack(key)[0]): queues.text_of(value[:16]) for key, value in heads},
     )
 
 
-def told(message: Stored) -> dict[str, Any]:
+def told(message: StoredMessage) -> dict[str, Any]:
     """What a stored message says of itself."""
     return {
         "id": queues.text_of(message.id),

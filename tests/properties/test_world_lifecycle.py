@@ -24,8 +24,8 @@ from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.handles import Plane
 from holdfast.kv import Database
 from holdfast.layers.snapshots import NO_MANIFEST
-from holdfast.plane.embedded import EmbeddedPort
-from holdfast.plane.services import Parts
+from holdfast.plane.embedded import EmbeddedTransport
+from holdfast.plane.services import Services
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
 from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.restores import Entry
@@ -51,7 +51,7 @@ class Lives(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.database = type(self).make_database(Path(self.folder.name))
         self.objects = open_objects(f"dir:{self.folder.name}/objects")
-        self.plane = Plane(EmbeddedPort(Parts(self.database, self.objects)))
+        self.plane = Plane(EmbeddedTransport(Services(self.database, self.objects)))
         self.world = self.plane.world("w")
         self.world.create()
         self.history: list[str] = []
@@ -70,8 +70,10 @@ class Lives(RuleBasedStateMachine):
     def crashing(self, strike_at: int) -> Any:
         """The same world through a plane that dies at the point of that number."""
         faults = ChosenFault(strike_at)
-        port = EmbeddedPort(Parts(FaultyDatabase(self.database, faults), faulty_objects(self.objects, faults)))
-        return Plane(port).world("w")
+        transport = EmbeddedTransport(
+            Services(FaultyDatabase(self.database, faults), faulty_objects(self.objects, faults))
+        )
+        return Plane(transport).world("w")
 
     @rule(count=st.integers(1, 4))
     def append(self, count: int) -> None:

@@ -96,7 +96,7 @@ def live_from_the_join_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def hasty(tx: Transaction, address: Address, session: str) -> tuple[int, int]:
         answer = join(tx, address, session)
-        room = mailbox_keys.room_of(address)
+        room = mailbox_keys.keys_of(address)
         box = mailbox_keys.box_of(tx, room)
         box.live_from = box.next
         tx.put(room.box, mailbox_keys.encode(box))
@@ -114,7 +114,7 @@ def live_in_a_transaction_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
         if live_from is not None and session in switched:
             found = [mail for mail in found if mail.sequence >= switched[session]]
         elif live_from is not None:
-            switched[session] = mailbox_keys.box_of(tx, mailbox_keys.room_of(address)).next + 1
+            switched[session] = mailbox_keys.box_of(tx, mailbox_keys.keys_of(address)).next + 1
         return found, live_from
 
     monkeypatch.setattr(layer, "deliver", two_steps)
@@ -125,7 +125,7 @@ def mail_is_deleted_when_it_is_delivered(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def hasty(tx: Transaction, address: Address, **options: Any) -> Any:
         found, live_from = deliver(tx, address, **options)
-        room = mailbox_keys.room_of(address)
+        room = mailbox_keys.keys_of(address)
         box = mailbox_keys.box_of(tx, room)
         for each in found:
             mailbox_keys.remove(tx, room, box, each.sequence, mailbox_keys.mail_at(tx, room, each.sequence))
@@ -138,7 +138,7 @@ def mail_is_deleted_when_it_is_delivered(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def a_cursor_skips_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def skipping(tx: Transaction, address: Address, *, after: int, **options: Any) -> Any:
-        box = mailbox_keys.box_of(tx, mailbox_keys.room_of(address))
+        box = mailbox_keys.box_of(tx, mailbox_keys.keys_of(address))
         return deliver(tx, address, after=min(after + (after >= 0), box.next - 1), **options)
 
     monkeypatch.setattr(layer, "deliver", skipping)
@@ -148,7 +148,7 @@ def a_reader_begins_behind_what_was_delivered_before(monkeypatch: pytest.MonkeyP
     """What the last reader was given and did not confirm never comes again."""
 
     def forgetful(tx: Transaction, address: Address, *, after: int, **options: Any) -> Any:
-        box = mailbox_keys.box_of(tx, mailbox_keys.room_of(address))
+        box = mailbox_keys.box_of(tx, mailbox_keys.keys_of(address))
         return deliver(tx, address, after=max(after, box.delivered - 1), **options)
 
     monkeypatch.setattr(layer, "deliver", forgetful)
@@ -169,7 +169,7 @@ def the_newest_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def whoever_was_taken_over_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def lenient(tx: Transaction, address: Address, *, session: str, **options: Any) -> Any:
-        box = mailbox_keys.box_of(tx, mailbox_keys.room_of(address))
+        box = mailbox_keys.box_of(tx, mailbox_keys.keys_of(address))
         return deliver(tx, address, session=box.session or session, **options)
 
     monkeypatch.setattr(layer, "deliver", lenient)
@@ -198,7 +198,7 @@ def a_full_mailbox_forgets_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silent eviction."""
 
     def evicting(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[str, bool]:
-        room = mailbox_keys.room_of(to)
+        room = mailbox_keys.keys_of(to)
         box = mailbox_keys.box_of(tx, room)
         if box.count >= 8:
             mailbox_keys.remove(tx, room, box, box.first, mailbox_keys.mail_at(tx, room, box.first))
@@ -212,7 +212,7 @@ def a_full_mailbox_swallows_mail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Main lost messages when the send buffer filled."""
 
     def silent(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[str, bool]:
-        if mailbox_keys.box_of(tx, mailbox_keys.room_of(to)).count >= 8:
+        if mailbox_keys.box_of(tx, mailbox_keys.keys_of(to)).count >= 8:
             return new.id or "", False
         return send(tx, sender, to, new)
 
@@ -271,7 +271,7 @@ def what_is_over_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_sweep_takes_what_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
     def greedy(tx: Transaction, universe: str) -> tuple[dict[str, int], bool]:
-        room = mailbox_keys.room_of(Address(universe, "bob"))
+        room = mailbox_keys.keys_of(Address(universe, "bob"))
         box = mailbox_keys.box_of(tx, room)
         if box.count:
             mailbox_keys.remove(tx, room, box, box.first, mailbox_keys.mail_at(tx, room, box.first))
@@ -303,7 +303,7 @@ def everything_waited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def deliveries_are_told_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def chatty(tx: Transaction, address: Address, **options: Any) -> Any:
-        room = mailbox_keys.room_of(address)
+        room = mailbox_keys.keys_of(address)
         box = mailbox_keys.box_of(tx, room)
         box.delivered = 0
         tx.put(room.box, mailbox_keys.encode(box))
@@ -313,7 +313,7 @@ def deliveries_are_told_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def confirmations_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    senders = [mailbox_keys.room_of(Address("main", name)) for name in mail_scenarios._SENDERS]
+    senders = [mailbox_keys.keys_of(Address("main", name)) for name in mail_scenarios._SENDERS]
 
     def silent(tx: Transaction, address: Address, ids: list[str]) -> int:
         before = [mailbox_keys.outgoing_of(tx, room) for room in senders]

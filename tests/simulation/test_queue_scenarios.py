@@ -8,9 +8,9 @@ import pytest
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.kv import Transaction
 from holdfast.layers import queues as layer
-from holdfast.layers.queues import QueueKey, Stored, counters, dead_letters, enqueue, expiry, leasing, sidecars
+from holdfast.layers.queues import QueueKey, StoredMessage, counters, dead_letters, enqueue, expiry, leasing, sidecars
 from holdfast.layers.queues import keys as queue_keys
-from holdfast.layers.queues.counters import Book
+from holdfast.layers.queues.counters import QueueTransaction
 from holdfast.testing import queue_scenarios
 from holdfast.testing.faults import FaultyDatabase
 from holdfast.testing.histories import Outcome, Violation
@@ -52,29 +52,29 @@ def test_the_scenario_meets_everything_that_it_is_about() -> None:
 # Queues with a fault. A checker that does not find these proves nothing.
 
 
-def parked(book: Book) -> list[Stored]:
-    begin = book.room.parked
-    return [queue_keys.decode(value) for _, value in book.tx.scan(begin, begin + b"\xff" * 17, limit=1_000)]
+def parked(queue_tx: QueueTransaction) -> list[StoredMessage]:
+    begin = queue_tx.keys.parked
+    return [queue_keys.decode(value) for _, value in queue_tx.tx.scan(begin, begin + b"\xff" * 17, limit=1_000)]
 
 
 def every_lease_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expiry is ignored: whoever looks takes what others have."""
 
-    def attend(book: Book) -> bool:
-        for message in parked(book):
-            expiry._end_a_wait(book, message.id, message.due_ms)
+    def process_due(queue_tx: QueueTransaction) -> bool:
+        for message in parked(queue_tx):
+            expiry._end_a_wait(queue_tx, message.id, message.due_ms)
         return True
 
-    monkeypatch.setattr(leasing, "attend", attend)
+    monkeypatch.setattr(leasing, "process_due", process_due)
 
 
 def no_lease_ever_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expiry is ignored: what a crashed consumer had is never delivered again."""
     end_a_wait = expiry._end_a_wait
 
-    def only_delays(book: Book, id: bytes, at_ms: int) -> None:
-        if any(message.id == id and message.owner is None for message in parked(book)):
-            end_a_wait(book, id, at_ms)
+    def only_delays(queue_tx: QueueTransaction, id: bytes, at_ms: int) -> None:
+        if any(message.id == id and message.owner is None for message in parked(queue_tx)):
+            end_a_wait(queue_tx, id, at_ms)
 
     monkeypatch.setattr(expiry, "_end_a_wait", only_delays)
 
@@ -83,7 +83,7 @@ def acks_need_no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     ack = layer.ack
 
     def careless_ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str | None:
-        stored = tx.get(queue_keys.room_of(queue).parked_key(queue_keys.id_of(proof.id)))
+        stored = tx.get(queue_keys.keys_of(queue).parked_key(queue_keys.id_of(proof.id)))
         if stored is not None:
             message = queue_keys.decode(stored)
             proof = MessageLease(proof.id, message.lease_id, message.fence)
@@ -93,7 +93,7 @@ def acks_need_no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_needs_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def held(tx: Transaction, room: queue_keys.Room, proof: MessageLease) -> Stored | None:
+    def held(tx: Transaction, room: queue_keys.QueueKeys, proof: MessageLease) -> StoredMessage | None:
         stored = tx.get(room.parked_key(queue_keys.id_of(proof.id)))
         return None if stored is None else queue_keys.decode(stored)
 
@@ -112,27 +112,27 @@ def puts_are_acknowledged_before_they_are_durable(monkeypatch: pytest.MonkeyPatc
 
 def the_front_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that was given back is below the front from which searches begin."""
-    make_ready = Book.make_ready
+    make_ready = QueueTransaction.make_ready
 
-    def forgetful(self: Book, message: Stored, *, fresh: bool) -> None:
-        front = self.tally.fronts.get(message.priority)
+    def forgetful(self: QueueTransaction, message: StoredMessage, *, fresh: bool) -> None:
+        front = self.counters.fronts.get(message.priority)
         make_ready(self, message, fresh=fresh)
         if front is not None:
-            self.tally.fronts[message.priority] = front
+            self.counters.fronts[message.priority] = front
 
-    monkeypatch.setattr(Book, "make_ready", forgetful)
+    monkeypatch.setattr(QueueTransaction, "make_ready", forgetful)
 
 
 def what_was_read_ahead_is_always_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that was given back is older than what was read ahead meanwhile, and has to wait for it."""
-    make_ready = Book.make_ready
+    make_ready = QueueTransaction.make_ready
 
-    def orderly(self: Book, message: Stored, *, fresh: bool) -> None:
-        disorder = self.tally.disorder
+    def orderly(self: QueueTransaction, message: StoredMessage, *, fresh: bool) -> None:
+        disorder = self.counters.disorder
         make_ready(self, message, fresh=fresh)
-        self.tally.disorder = disorder
+        self.counters.disorder = disorder
 
-    monkeypatch.setattr(Book, "make_ready", orderly)
+    monkeypatch.setattr(QueueTransaction, "make_ready", orderly)
 
 
 def the_least_urgent_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,9 +145,9 @@ def the_least_urgent_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def fences_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     hand_over = leasing._hand_over
 
-    def same_fence(book: Book, message: Stored) -> None:
+    def same_fence(queue_tx: QueueTransaction, message: StoredMessage) -> None:
         message.fence = 0
-        hand_over(book, message)
+        hand_over(queue_tx, message)
 
     monkeypatch.setattr(leasing, "_hand_over", same_fence)
 
@@ -155,7 +155,7 @@ def fences_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
 def redriven_fences_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     move = dead_letters._move
 
-    def forgetful(source: Book, target: Book, message: Stored) -> None:
+    def forgetful(source: QueueTransaction, target: QueueTransaction, message: StoredMessage) -> None:
         move(source, target, message)
         message.fence = 0
 
@@ -166,33 +166,33 @@ def a_crash_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lesson 7: only explicit failures count."""
     end_a_wait = expiry._end_a_wait
 
-    def forgiving(book: Book, id: bytes, at_ms: int) -> None:
-        for message in parked(book):
+    def forgiving(queue_tx: QueueTransaction, id: bytes, at_ms: int) -> None:
+        for message in parked(queue_tx):
             if message.id == id and message.owner is not None:
                 message.failures -= 1
-                book.tx.put(book.room.parked_key(id), queue_keys.encode(message))
-        end_a_wait(book, id, at_ms)
+                queue_tx.tx.put(queue_tx.keys.parked_key(id), queue_keys.encode(message))
+        end_a_wait(queue_tx, id, at_ms)
 
     monkeypatch.setattr(expiry, "_end_a_wait", forgiving)
 
 
 def everybody_leads_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enqueue, "_lead", lambda book, message, group: True)
+    monkeypatch.setattr(enqueue, "_lead", lambda queue_tx, message, group: True)
 
 
 def a_nack_passes_the_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of a group goes on while its first message waits to be tried again."""
     give_back = dead_letters.give_back
 
-    def hasty(book: Book, message: Stored, *, delay_ms: int) -> None:
-        enqueue.pass_the_lead(book, message)
-        give_back(book, message, delay_ms=delay_ms)
+    def hasty(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int) -> None:
+        enqueue.pass_the_lead(queue_tx, message)
+        give_back(queue_tx, message, delay_ms=delay_ms)
 
     monkeypatch.setattr(dead_letters, "give_back", hasty)
 
 
 def nobody_inherits_the_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "pass_the_lead", lambda book, message: None)
+    monkeypatch.setattr(dead_letters, "pass_the_lead", lambda queue_tx, message: None)
 
 
 def idempotency_keys_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,8 +202,8 @@ def idempotency_keys_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 def delays_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     settle_into = enqueue.settle_into
 
-    def at_once(book: Book, message: Stored, *, delay_ms: int, fresh: bool) -> None:
-        settle_into(book, message, delay_ms=0, fresh=fresh)
+    def at_once(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int, fresh: bool) -> None:
+        settle_into(queue_tx, message, delay_ms=0, fresh=fresh)
 
     monkeypatch.setattr(enqueue, "settle_into", at_once)
 
@@ -212,7 +212,7 @@ def extensions_are_empty_promises(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer to an extend says how long the lease lasts; it lasts as long as before."""
     extend = layer.extend
 
-    def no_extend(tx: Transaction, queue: QueueKey, proof: MessageLease, *, by_ms: int) -> Stored:
+    def no_extend(tx: Transaction, queue: QueueKey, proof: MessageLease, *, by_ms: int) -> StoredMessage:
         message = extend(tx, queue, proof, by_ms=1)
         message.due_ms = max(message.due_ms, tx.now_ms + by_ms)
         return message
@@ -221,24 +221,24 @@ def extensions_are_empty_promises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bodies_are_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    def remove(book: Book, message: Stored) -> None:
-        dead_letters._forget_ttl(book.tx, book.room, message)
-        sidecars.remove(book.tx, book.queue, message)
-        enqueue.pass_the_lead(book, message)
+    def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:
+        dead_letters._forget_ttl(queue_tx.tx, queue_tx.keys, message)
+        sidecars.remove(queue_tx.tx, queue_tx.queue, message)
+        enqueue.pass_the_lead(queue_tx, message)
 
     monkeypatch.setattr(dead_letters, "remove", remove)
 
 
 def the_tally_forgets_what_expired(monkeypatch: pytest.MonkeyPatch) -> None:
-    unpark = counters.Book.unpark
+    unpark = counters.QueueTransaction.unpark
 
-    def careless(self: Book, message: Stored) -> None:
-        leased = self.tally.leased
+    def careless(self: QueueTransaction, message: StoredMessage) -> None:
+        leased = self.counters.leased
         unpark(self, message)
         if message.due_ms <= self.tx.now_ms:
-            self.tally.leased = leased
+            self.counters.leased = leased
 
-    monkeypatch.setattr(counters.Book, "unpark", careless)
+    monkeypatch.setattr(counters.QueueTransaction, "unpark", careless)
 
 
 BROKEN: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [

@@ -12,7 +12,7 @@ import pytest
 import holdfast
 from holdfast import Plane, Tier, limits
 from holdfast.errors import Busy
-from holdfast.plane.idempotency import Sendings
+from holdfast.plane.idempotency import RepeatDetector
 from holdfast.runtime.activity import events
 
 
@@ -66,7 +66,7 @@ def test_events_that_nobody_can_write_do_not_gather_for_ever(
     jobs = plane.queue("jobs")
     for _ in range(20):
         jobs.put(b"x")
-    assert len(plane._port.parts.events._waiting) <= 8
+    assert len(plane._transport.services.events._waiting) <= 8
     assert jobs.stats().ready == 20
     no_threads()
 
@@ -74,7 +74,7 @@ def test_events_that_nobody_can_write_do_not_gather_for_ever(
 def test_calls_are_heard_although_no_thread_can_forget_the_keys_of_old_ones(
     plane: Plane, no_threads: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    sendings = Sendings(plane._port.parts.database, lambda: 0, shared=False)
+    sendings = RepeatDetector(plane._transport.services.database, lambda: 0, shared=False)
     with caplog.at_level(logging.WARNING, "holdfast.sendings"):
         assert sendings.heard(again=False)()
         assert sendings.heard(again=False)()
@@ -90,8 +90,8 @@ def test_a_commit_is_no_failure_because_somebody_who_hears_of_it_fails(
     def fail(keys: Collection[bytes], ranges: Collection[Any]) -> None:
         raise ValueError("no ear")
 
-    database = plane._port.parts.database
-    stops = [database.hear(fail), database.hear(lambda keys, ranges: heard.append(len(keys)))]
+    database = plane._transport.services.database
+    stops = [database.subscribe(fail), database.subscribe(lambda keys, ranges: heard.append(len(keys)))]
     with database.watch(b"") as watch, caplog.at_level(logging.ERROR, "holdfast.watches"):
         plane.queue("jobs").put(b"x")
         assert watch.wait(0), "whoever waits is woken all the same"
@@ -105,7 +105,7 @@ def test_a_commit_is_no_failure_because_somebody_who_hears_of_it_fails(
 def test_an_entity_is_written_although_its_session_ended_meanwhile_and_no_other_can_be_had(
     plane: Plane, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    parts = plane._port.parts
+    parts = plane._transport.services
     commit = parts.database._commit
 
     def end_session_and_commit(tx: Any) -> None:

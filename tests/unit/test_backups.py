@@ -72,7 +72,7 @@ def test_a_backup_is_of_one_moment_and_nothing_that_is_done_later_changes_it(pla
     plane.blobs.put(LARGE * 2)
     for number in range(3):
         plane.transact(lambda tx, number=number: [tx.put(b"%d %d" % (number, n), bytes(1_000)) for n in range(2_000)])
-        plane._port.parts.database.flush_tables()
+        plane._transport.services.database.flush_tables()
     after = {file: b"".join(plane.backups.open(begun.id, file.path)) for file in plane.backups.files(begun.id)}
     assert {file: data for file, data in after.items() if "activity" not in file.path} == {
         file: data for file, data in before.items() if "activity" not in file.path
@@ -206,7 +206,7 @@ def test_damage_is_found(plane: Plane, tmp_path: Path) -> None:
 
 
 def test_a_world_that_is_deleted_meanwhile_is_no_damage(plane: Plane) -> None:
-    seen = plane._port.backups._checkpoints.examined(deep=False)
+    seen = plane._transport.backups._checkpoints.examined(deep=False)
     lines = seen._lines
     assert next(line for line in lines if line.seen is not None and line.seen.name == "blobs").seen is not None
     plane.world("ada").archive()

@@ -11,10 +11,10 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.errors import CasMismatch, InvalidArgument, Unreachable
 from holdfast.handles import AsyncPlane
 from holdfast.kv import Transaction
-from holdfast.kv.batch import run_apart, run_group
-from holdfast.plane.batching import Gathering
-from holdfast.plane.embedded import AsyncEmbeddedPort
-from holdfast.plane.services import Parts
+from holdfast.kv.batch import run_batch, run_isolated
+from holdfast.plane.batching import CallBatcher
+from holdfast.plane.embedded import AsyncEmbeddedTransport
+from holdfast.plane.services import Services
 from holdfast.testing.faults import FaultyDatabase
 
 
@@ -39,7 +39,7 @@ def put(tx: Transaction, number: int) -> int:
 
 async def test_calls_of_one_turn_are_one_transaction_and_each_has_its_own_outcome() -> None:
     with Slow() as database:
-        gathering = Gathering(database, lambda notes: None)
+        gathering = CallBatcher(database, lambda events: None)
         outcomes = await asyncio.gather(*(gathering.call(put, number) for number in range(50)), return_exceptions=True)
         assert [number for number, outcome in enumerate(outcomes) if outcome == number] == [
             number for number in range(50) if number % 7 != 3
@@ -54,16 +54,16 @@ def test_an_error_that_nobody_foresaw_ends_a_group_unless_it_is_to_be_caught() -
     works = [(put, number) for number in (1, 3, 5)]
     with Slow() as database:
         with pytest.raises(ValueError, match="not wanted"):
-            database.transact(run_group, works)
+            database.transact(run_batch, works)
         assert database.read(lambda tx: tx.scan(b"0", b"z", limit=10)) == []
-        first, wrong, last = database.transact(run_group, works, Exception)
+        first, wrong, last = database.transact(run_batch, works, Exception)
         assert (first, type(wrong), last) == (1, ValueError, 5)
         assert len(database.read(lambda tx: tx.scan(b"0", b"z", limit=10))) == 2
 
 
 async def test_a_call_that_is_alone_waits_for_nobody() -> None:
     with Slow() as database:
-        gathering = Gathering(database, lambda notes: None)
+        gathering = CallBatcher(database, lambda events: None)
         for number in (0, 1, 2):
             assert await gathering.call(put, number) == number
         assert database.commits == 3
@@ -93,8 +93,8 @@ class RefusesToBegin:
 
 async def test_a_commit_that_fails_is_told_to_everybody_in_its_group() -> None:
     database = FaultyDatabase(Slow())
-    port = AsyncEmbeddedPort(Parts(database))
-    jobs = AsyncPlane(port).queue("jobs")
+    transport = AsyncEmbeddedTransport(Services(database))
+    jobs = AsyncPlane(transport).queue("jobs")
     first = asyncio.create_task(jobs.put(0))
     await asyncio.sleep(0)
     database.faults = RefusesToBegin()
@@ -102,12 +102,12 @@ async def test_a_commit_that_fails_is_told_to_everybody_in_its_group() -> None:
     await first
     assert [type(outcome) for outcome in outcomes] == [Unreachable] * 4
     assert (await jobs.stats()).ready == 1
-    await port.close()
+    await transport.close()
 
 
 async def test_a_caller_that_is_cancelled_leaves_the_others_alone() -> None:
     with Slow() as database:
-        gathering = Gathering(database, lambda notes: None)
+        gathering = CallBatcher(database, lambda events: None)
         tasks = [asyncio.create_task(gathering.call(put, number)) for number in range(3)]
         await asyncio.sleep(0)
         tasks[1].cancel()
@@ -119,7 +119,7 @@ async def test_a_caller_that_is_cancelled_leaves_the_others_alone() -> None:
 async def test_a_group_that_is_too_large_is_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.kv.batch.GROUP_BYTES", 1_000)
     with Slow() as database:
-        gathering = Gathering(database, lambda notes: None)
+        gathering = CallBatcher(database, lambda events: None)
         numbers = [number for number in range(60) if number % 7 != 3]
         assert await asyncio.gather(*(gathering.call(put, number) for number in numbers)) == numbers
         assert database.commits > 3
@@ -132,17 +132,17 @@ def test_a_work_that_raises_after_it_wrote_leaves_nothing_and_the_others_are_tol
     def work(tx: Transaction, number: int) -> int:
         runs.append(number)
         tx.put(b"%d" % number, b"new")
-        tx.note("wrote", number)
+        tx.emit("wrote", number)
         if number == 2:
             raise InvalidArgument("not this one")
         return number
 
     with holdfast.open("memory:") as plane:
-        database = plane._port.parts.database
+        database = plane._transport.services.database
         works = [(work, number) for number in (1, 2, 3)]
-        outcomes, notes = database.transact(lambda tx: (run_group(tx, works), tx.notes))
+        outcomes, events = database.transact(lambda tx: (run_batch(tx, works), tx.events))
         assert [type(outcome) for outcome in outcomes] == [int, InvalidArgument, int]
-        assert notes == [("wrote", 1), ("wrote", 3)]
+        assert events == [("wrote", 1), ("wrote", 3)]
         assert [key for key, _ in database.read(lambda tx: tx.scan(b"0", b"z", limit=9))] == [b"1", b"3"]
         assert runs == [1, 2, 1, 2, 3]
 
@@ -158,7 +158,7 @@ def test_a_work_that_is_refused_before_it_wrote_does_not_have_the_group_run_agai
         return number
 
     with holdfast.open("memory:") as plane:
-        outcomes = plane._port.parts.database.transact(run_group, [(work, number) for number in (1, 2, 3)])
+        outcomes = plane._transport.services.database.transact(run_batch, [(work, number) for number in (1, 2, 3)])
         assert [type(outcome) for outcome in outcomes] == [int, InvalidArgument, int]
         assert runs == [1, 2, 3]
 
@@ -177,9 +177,9 @@ def test_one_list_of_operations_that_is_refused_half_way_does_not_have_the_other
         tx.put(b"other", b"")
 
     with holdfast.open("memory:") as plane:
-        database = plane._port.parts.database
-        apart = (lambda tx, request: run_apart(tx, half, request)), "list"
-        outcomes = database.transact(run_group, [(other, "first"), apart, (other, "last")])
+        database = plane._transport.services.database
+        apart = (lambda tx, request: run_isolated(tx, half, request)), "list"
+        outcomes = database.transact(run_batch, [(other, "first"), apart, (other, "last")])
         assert [type(outcome) for outcome in outcomes] == [type(None), InvalidArgument, type(None)]
         assert runs == ["first", "list", "last"]
         assert database.read(lambda tx: tx.get(b"half")) is None

@@ -25,9 +25,9 @@ from holdfast.cli import contexts, exit_codes, exports, lock_run, printing
 from holdfast.cli.durations import SECONDS, WAIT
 from holdfast.cli.main import root
 from holdfast.errors import HoldfastError, LeaseExpired, Unreachable
-from holdfast.layers.queues.counters import load
-from holdfast.layers.queues.keys import QueueKey, room_of
-from holdfast.layers.worlds import World, room
+from holdfast.layers.queues.counters import load_counters
+from holdfast.layers.queues.keys import QueueKey, keys_of
+from holdfast.layers.worlds import World, subspace
 
 Hf = Callable[..., Result]
 
@@ -715,7 +715,7 @@ def test_the_doctor_finds_segments_that_are_damaged_or_gone(hf: Hf, data: Path) 
 
 
 def test_the_doctor_finds_journals_with_holes_and_without_an_end(hf: Hf, data: Path) -> None:
-    entries = room(World("main", "ada")).key("journal", "e")
+    entries = subspace(World("main", "ada")).key("journal", "e")
     with holdfast.open(f"dir:{data}") as plane:
         for height in (95, 102):
             plane.pairs.delete(entries + height.to_bytes(8, "big"))
@@ -725,13 +725,13 @@ def test_the_doctor_finds_journals_with_holes_and_without_an_end(hf: Hf, data: P
 
 
 def test_the_doctor_finds_tallies_that_are_wrong_and_payloads_that_are_gone(hf: Hf, data: Path) -> None:
-    jobs = room_of(QueueKey("main", "jobs"))
+    jobs = keys_of(QueueKey("main", "jobs"))
 
     def damage(tx: Any) -> None:
-        tally = load(tx, jobs)
-        tally.leased += 5
-        tally.blocked = 0
-        tx.put(jobs.tallies.key(tx.writer), msgspec.msgpack.encode(tally))
+        counters = load_counters(tx, jobs)
+        counters.leased += 5
+        counters.blocked = 0
+        tx.put(jobs.all_counters.key(tx.writer), msgspec.msgpack.encode(counters))
         tx.delete_range(jobs.body, jobs.body + b"\xff" * 17)
 
     with holdfast.open(f"dir:{data}") as plane:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.batching import Merging, Small
+from holdfast.client.batching import CallMerger, Small
 from holdfast.client.pending_calls import TooLong
 from holdfast.errors import InvalidArgument, Unreachable
 from holdfast.tiers import Tier
@@ -27,7 +27,7 @@ class Server:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.error: Exception | None = None
-        self.merging = Merging(self.send)
+        self.merging = CallMerger(self.send)
         self._flushing = False
 
     async def call(self, request: Any) -> Any:
@@ -158,7 +158,7 @@ async def test_what_cannot_be_sent_fails_by_itself(server: Server, monkeypatch: 
             raise TooLong
         return whole(request)
 
-    monkeypatch.setattr(server, "merging", Merging(send))
+    monkeypatch.setattr(server, "merging", CallMerger(send))
     bodies = ["a", "x" * 11, "b"]
     answers = await asyncio.gather(*(server.call(put(body)) for body in bodies), return_exceptions=True)
     assert [type(answer) for answer in answers] == [Receipts, TooLong, Receipts]
@@ -173,7 +173,7 @@ async def test_a_call_that_is_none_is_told_so_and_those_beside_it_go() -> None:
             raise InvalidArgument("PutMessages cannot be sent")
         return server.send(request)
 
-    server.merging = Merging(send)
+    server.merging = CallMerger(send)
     good = PutMessages("jobs", [NewMessage(b"good")])
     async with asyncio.timeout(30):
         outcomes = await asyncio.gather(server.call(good), server.call(wrong), return_exceptions=True)

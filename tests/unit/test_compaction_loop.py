@@ -10,7 +10,7 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.errors import Closed, Unreachable
 from holdfast.layers import worlds
 from holdfast.layers.worlds import World
-from holdfast.runtime.maintenance.compaction_loop import Upkeep
+from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
 
 DEADLINE_SECONDS = 30.0
 
@@ -59,7 +59,7 @@ def test_a_world_that_fails_does_not_keep_the_others_from_being_compacted(
 ) -> None:
     store: Any = Store()
     store.errors["a"] = error
-    upkeep = Upkeep(database, store, 0.001)
+    upkeep = CompactionLoop(database, store, 0.001)
     until(lambda: upkeep.rounds >= 2)
     upkeep.stop()
     assert store.compacted[:4] == ["b", "c", "b", "c"]
@@ -80,7 +80,7 @@ def test_upkeep_goes_on_after_a_round_that_failed(
         return read(*args, **options)
 
     monkeypatch.setattr(database, "read", fail_once)
-    upkeep = Upkeep(database, store, 0.001)
+    upkeep = CompactionLoop(database, store, 0.001)
     until(lambda: len(store.compacted) >= 3)
     upkeep.stop()
     assert failed.is_set()
@@ -90,7 +90,7 @@ def test_upkeep_goes_on_after_a_round_that_failed(
 def test_a_database_that_was_closed_is_its_end(database: MemoryDatabase) -> None:
     store: Any = Store()
     store.errors["a"] = Closed("closed")
-    upkeep = Upkeep(database, store, 0.001)
+    upkeep = CompactionLoop(database, store, 0.001)
     upkeep._thread.join(DEADLINE_SECONDS)
     assert not upkeep._thread.is_alive()
     upkeep.stop()

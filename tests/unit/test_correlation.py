@@ -10,13 +10,13 @@ import pytest
 
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.errors import NotAllowed
-from holdfast.plane.embedded import AsyncEmbeddedPort
-from holdfast.plane.services import Parts
+from holdfast.plane.embedded import AsyncEmbeddedTransport
+from holdfast.plane.services import Services
 from holdfast.server.app import make_app
 from holdfast.server.doors import Doors
 from holdfast.server.health import Health
 from holdfast.server.logs import correlation_id
-from holdfast.server.metrics import MeasuredPort, Metrics, metrics_route
+from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
 from holdfast.wire.frames import PROTOCOL, Call, Hello, decode_hello, decode_replies, encode
 from holdfast.wire.leases import AcquireLease
 from holdfast.wire.problems import Problem
@@ -30,18 +30,18 @@ LOG = logging.getLogger("holdfast.test")
 class Talkative:
     """A port that says something about every call, on the event loop and on a thread, and breaks where it is told."""
 
-    def __init__(self, port: Any) -> None:
-        self._port = port
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._port, name)
+        return getattr(self._transport, name)
 
     async def call(self, request: Request[Any], once: Any = None) -> Any:
         LOG.info("on the loop")
         await asyncio.to_thread(LOG.info, "on a thread")
         if getattr(request, "key", "") == "boom":
             raise RuntimeError("on purpose")
-        return await self._port.call(request, once)
+        return await self._transport.call(request, once)
 
 
 class Collector(logging.Handler):
@@ -88,9 +88,9 @@ class Refusing:
 
 @pytest.fixture
 async def doors() -> AsyncIterator[Doors]:
-    port = AsyncEmbeddedPort(Parts(MemoryDatabase()))
-    yield Doors(MeasuredPort(Talkative(port), Metrics()), Refusing())
-    await port.close()
+    transport = AsyncEmbeddedTransport(Services(MemoryDatabase()))
+    yield Doors(MeasuredTransport(Talkative(transport), Metrics()), Refusing())
+    await transport.close()
 
 
 async def ask(app: Any, path: str, **headers: str) -> tuple[int, dict[str, str], dict[str, Any]]:
@@ -225,7 +225,7 @@ async def test_whoever_is_not_let_in_is_named_in_the_log(doors: Doors, logged: C
 
 
 async def test_who_comes_too_late_is_told_an_id(doors: Doors) -> None:
-    health = Health(doors.port)
+    health = Health(doors.transport)
     asked = asyncio.Event()
 
     async def never(scope: Any, receive: Any, send: Any) -> None:
@@ -242,7 +242,7 @@ async def test_who_comes_too_late_is_told_an_id(doors: Doors) -> None:
 
 async def test_who_may_not_read_metrics_is_told_an_id(doors: Doors) -> None:
     app = make_app(doors)
-    app.router.routes[:0] = [metrics_route(Metrics(), doors.port, doors.guards)]
+    app.router.routes[:0] = [metrics_route(Metrics(), doors.transport, doors.guards)]
     status, headers, body = await ask(app, "/metrics", x_correlation_id="m-1", authorization="nobody")
     assert (status, body["code"]) == (403, "not_allowed")
     assert (headers["x-correlation-id"], body["correlation_id"]) == ("m-1", "m-1")

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from holdfast.cli.demo import has_browser
-from holdfast.demo.output import Stage
-from holdfast.demo.processes import Cast
+from holdfast.demo.output import Output
+from holdfast.demo.processes import Processes
 
 
-def told(encoding: str = "utf-8", width: str = "60", *, holds: bool = True) -> tuple[Stage, str]:
+def told(encoding: str = "utf-8", width: str = "60", *, holds: bool = True) -> tuple[Output, str]:
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding=encoding, errors="strict", write_through=True)
-    stage = Stage(out)
+    stage = Output(out)
     stage.console.width = int(width)
     stage.chapter("One")
     stage.claim("a claim that takes more than one line of this narrow stage", holds, checked="by hand", figure="7 of 7")
@@ -49,7 +49,7 @@ def test_a_terminal_without_marks_is_told_in_letters() -> None:
 
 def test_a_story_for_programs_is_told_in_silence() -> None:
     out = io.StringIO()
-    stage = Stage(out, quiet=True)
+    stage = Output(out, quiet=True)
     stage.chapter("One")
     assert stage.claim("a claim", True, checked="by hand")
     with stage.bar("work", 1) as done:
@@ -88,7 +88,7 @@ def test_whoever_is_interrupted_while_somebody_is_started_leaves_nobody_behind(
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
-    with pytest.raises(KeyboardInterrupt), Cast(tmp_path) as cast:
+    with pytest.raises(KeyboardInterrupt), Processes(tmp_path) as cast:
         cast.agent("reader", "http://127.0.0.1:1", "ada")
     [process] = started
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.eager_tasks import Begun
+from holdfast.runtime.eager_tasks import EagerCoroutine
 
 said: ContextVar[str] = ContextVar("said", default="nothing")
 
@@ -20,7 +20,7 @@ async def later(future: "asyncio.Future[str]") -> str:
 
 
 async def test_what_need_not_wait_is_done_without_a_task() -> None:
-    begun = Begun(at_once())
+    begun = EagerCoroutine(at_once())
     assert begun.is_done
     assert begun.result == "done"
 
@@ -30,12 +30,12 @@ async def test_what_it_raises_before_it_waits_is_raised_at_once() -> None:
         raise KeyError("wrong")
 
     with pytest.raises(KeyError):
-        Begun(fail())
+        EagerCoroutine(fail())
 
 
 async def test_the_rest_is_a_task_and_gets_what_was_waited_for() -> None:
     future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    begun = Begun(later(future))
+    begun = EagerCoroutine(later(future))
     assert not begun.is_done
     task = asyncio.get_running_loop().create_task(begun.rest)
     future.set_result("heard")
@@ -48,7 +48,7 @@ async def test_a_future_that_is_done_before_the_task_runs_is_heard_too() -> None
 
     loop = asyncio.get_running_loop()
     futures = [loop.create_future() for _ in range(2)]
-    begun = Begun(twice(futures))
+    begun = EagerCoroutine(twice(futures))
     for number, future in enumerate(futures):
         future.set_result(str(number))
     assert await loop.create_task(begun.rest) == ["0", "1"]
@@ -59,7 +59,7 @@ async def test_a_bare_turn_of_the_loop_is_waited_for() -> None:
         await asyncio.sleep(0)
         return "turned"
 
-    begun = Begun(turn())
+    begun = EagerCoroutine(turn())
     assert not begun.is_done
     assert await asyncio.get_running_loop().create_task(begun.rest) == "turned"
 
@@ -75,7 +75,7 @@ async def test_whoever_is_cancelled_hears_of_it_inside(turns: int) -> None:
             heard.append("cancelled")
             raise
 
-    task = asyncio.get_running_loop().create_task(Begun(work()).rest)
+    task = asyncio.get_running_loop().create_task(EagerCoroutine(work()).rest)
     for _ in range(turns):
         await asyncio.sleep(0)
     task.cancel()
@@ -86,7 +86,7 @@ async def test_whoever_is_cancelled_hears_of_it_inside(turns: int) -> None:
 
 async def test_an_error_of_what_was_waited_for_is_raised_inside() -> None:
     future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    task = asyncio.get_running_loop().create_task(Begun(later(future)).rest)
+    task = asyncio.get_running_loop().create_task(EagerCoroutine(later(future)).rest)
     future.set_exception(KeyError("wrong"))
     with pytest.raises(KeyError):
         await task
@@ -99,7 +99,7 @@ async def test_it_runs_in_its_own_context_from_beginning_to_end() -> None:
         return said.get()
 
     context = copy_context()
-    begun = Begun(say(), context)
+    begun = EagerCoroutine(say(), context)
     assert said.get() == "nothing"
     assert await asyncio.get_running_loop().create_task(begun.rest, context=context) == "something"
     assert said.get() == "nothing"
@@ -114,7 +114,7 @@ async def test_nobody_takes_the_task_of_whoever_begins_it_for_its_own() -> None:
         seen.append(asyncio.current_task())
 
     own = asyncio.current_task()
-    begun = Begun(look())
+    begun = EagerCoroutine(look())
     assert asyncio.current_task() is own
     task = asyncio.get_running_loop().create_task(begun.rest)
     await task

@@ -40,8 +40,8 @@ from holdfast.limits import (
     ENTITY_WRITES_MAX,
     READ_ENTRIES_MAX,
 )
-from holdfast.plane.embedded import EmbeddedPort
-from holdfast.plane.services import Parts
+from holdfast.plane.embedded import EmbeddedTransport
+from holdfast.plane.services import Services
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.testing.faults import FaultyDatabase
 from holdfast.wire.entities import EntityWrite, SeenEntity, WriteEntities
@@ -222,7 +222,7 @@ def test_a_best_effort_field_without_a_session_is_logged_under_the_planes_own(pl
     plane.entities.put_if_version("task", "1", {"debug_trace": 2, "note": "x"}, expected_version=0)
     records = plane.activity.read(kind="entities").records
     assert [msgspec.json.decode(each.record)["fields"] for each in records] == [{"debug_trace": 1}, {"debug_trace": 2}]
-    assert {each.session for each in records} == {plane._port.parts.session}
+    assert {each.session for each in records} == {plane._transport.services.session}
 
 
 def test_one_write_may_mix_tiers_at_the_stronger_promise(plane: Plane) -> None:
@@ -236,7 +236,7 @@ def test_one_write_may_mix_tiers_at_the_stronger_promise(plane: Plane) -> None:
 def test_a_promise_is_kept_and_not_more_than_that(tmp_path: Path) -> None:
     """An IMPORTANT commit does not pay for a sync; a CRITICAL one has paid for those before it too."""
     database = FaultyDatabase(MemoryDatabase())
-    with Plane(EmbeddedPort(Parts(database, logs=tmp_path))) as plane:
+    with Plane(EmbeddedTransport(Services(database, logs=tmp_path))) as plane:
         plane.entities.write("task", "1", {"note": 1})
         database.sync()
         for write in (
@@ -543,7 +543,7 @@ def test_a_version_that_the_power_took_back_names_no_other_state(tmp_path: Path,
     names one state for ever.
     """
     database = FaultyDatabase(MemoryDatabase())
-    with Plane(EmbeddedPort(Parts(database, logs=tmp_path))) as plane:
+    with Plane(EmbeddedTransport(Services(database, logs=tmp_path))) as plane:
         plane.entities.write("task", "1", {"status": 0})
         plane.entities.write("task", "1", {"n": 10})
 
@@ -719,7 +719,7 @@ def test_names_are_lower_cased_and_fields_are_not(plane: Plane) -> None:
 
 
 def test_each_universe_has_entities_of_its_own(plane: Plane) -> None:
-    other = Plane(plane._port, "other")
+    other = Plane(plane._transport, "other")
     plane.entities.write("task", "1", {"status": 1, "metrics": 1})
     assert other.entities.get("task", "1") is None
     assert other.entities.scan("task") == []
@@ -781,7 +781,9 @@ def test_a_transaction_has_only_so_many_writes(plane: Plane) -> None:
 
 
 def test_a_request_that_writes_nothing_is_refused(plane: Plane) -> None:
-    refused_and_unwritten(plane, EmptyBatch, lambda: plane._port.call(WriteEntities([], [SeenEntity("task", "1", 0)])))
+    refused_and_unwritten(
+        plane, EmptyBatch, lambda: plane._transport.call(WriteEntities([], [SeenEntity("task", "1", 0)]))
+    )
 
 
 @pytest.mark.parametrize("field", ["", "two words", "ü", "x" * 129, "a/b", "line\n"])
@@ -807,7 +809,7 @@ def test_one_transaction_that_fails_late_writes_nothing_of_what_came_before(plan
 
 def test_an_entity_may_be_written_twice_in_one_commit(plane: Plane) -> None:
     writes = [EntityWrite("task", "1", {"a": cbor2.dumps(number)}) for number in range(2)]
-    assert plane._port.call(WriteEntities(writes)).versions == [1, 2]
+    assert plane._transport.call(WriteEntities(writes)).versions == [1, 2]
     assert [each.fields for each in plane.entities.history("task", "1")] == [{"a": 0}, {"a": 1}]
 
 

@@ -68,7 +68,7 @@ def test_an_atomic_commit_is_no_failure_because_its_loose_fields_cannot_be_logge
 
 def test_a_note_that_makes_no_event_takes_no_other_along(caplog: pytest.LogCaptureFixture) -> None:
     with holdfast.open("memory:") as plane:
-        told = plane._port.parts.events
+        told = plane._transport.services.events
         told.add([("put", ("main", "jobs"), b"x" * 16), ("put",), (None, ("main", "jobs"), "id", "ada", 0)])
         plane.queue("jobs").put_many(BODIES)
         assert events_of(plane) == len(BODIES)
@@ -81,7 +81,7 @@ def test_events_are_told_again_after_a_turn_that_failed(
     monkeypatch.setattr(events, "EVENTS_EVERY_SECONDS", 0.001)
     failed = threading.Event()
     with holdfast.open("memory:") as plane:
-        told = plane._port.parts.events
+        told = plane._transport.services.events
         write, wrote = told.write, threading.Event()
 
         def fail_once() -> None:

@@ -62,7 +62,7 @@ async def test_a_put_and_the_delivery_that_it_wakes_share_a_sync(tmp_path: Path)
     """However often the putter was alone before: the consumer that it wakes commits before they both sync."""
     async with holdfast.open_async(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
-        database = plane._port.parts.database
+        database = plane._transport.services.database
         syncs = counted_syncs(database)
         for _ in range(20):
             database._loop_sync()._aside = 0  # However busy the machine is, the loop syncs itself.
@@ -85,7 +85,7 @@ async def test_deliveries_to_consumers_who_wait_do_not_wait_for_each_others_sync
         jobs = plane.queue("jobs")
         waiting = [asyncio.create_task(jobs.receive(wait_seconds=60)) for _ in range(8)]
         await standing(jobs, 8)
-        database = plane._port.parts.database
+        database = plane._transport.services.database
         syncs = counted_syncs(database)
         await jobs.put_many(list(range(8)))
         messages = await asyncio.gather(*waiting)

@@ -446,7 +446,7 @@ async def test_whoever_asks_for_synced_learns_what_the_mailbox_says(bench: Bench
 async def test_a_push_that_cannot_be_stored_for_a_reason_that_nobody_foresaw_is_alone_with_it(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench.inner.transact(lambda tx: tx.put(mailboxes.room_of(BOB).box, b"\xc1 damaged"))
+    bench.inner.transact(lambda tx: tx.put(mailboxes.keys_of(BOB).box, b"\xc1 damaged"))
     tasks = [bench.begin("1", durability="synced"), bench.begin("2", to=EVE, durability="synced")]
     with pytest.raises(HoldfastError, match="its log says how"):
         await tasks[0]

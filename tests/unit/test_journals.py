@@ -122,7 +122,7 @@ def test_a_failed_transaction_appended_nothing(database: Database, world: World)
 
 def test_a_hole_is_damage_and_is_named(database: Database, world: World) -> None:
     database.transact(journals.append, world, [entry(number) for number in range(5)], expected_head=0)
-    database.transact(Transaction.delete, worlds.room(world).key("journal", "e") + (3).to_bytes(8, "big"))
+    database.transact(Transaction.delete, worlds.subspace(world).key("journal", "e") + (3).to_bytes(8, "big"))
     with pytest.raises(MissingEntry, match="ada has no record 3, below its head 5; restore a backup"):
         journal(database)
     assert len(database.read(journals.read_hot, world, 0, 3)) == 3

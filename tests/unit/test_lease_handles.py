@@ -318,7 +318,7 @@ def test_a_holder_that_loses_its_lease_while_it_renews_waits_as_it_was_asked_to(
     first = plane.lease("deploy").acquire("ada", ttl_seconds=600)
     waiter = threads.submit(plane.lease("deploy").acquire, "bob", ttl_seconds=600, wait_seconds=600)
     in_line(plane, 1)
-    database = plane._port.parts.database
+    database = plane._transport.services.database
     read = database.read
 
     def read_and_lose(*args: Any, **kwargs: Any) -> Any:
@@ -537,7 +537,7 @@ def test_leases_that_are_held_are_listed_a_page_at_a_time(plane: Plane, clock: M
 
 
 def test_each_universe_has_leases_and_states_of_its_own(plane: Plane) -> None:
-    other = Plane(plane._port, "Other")
+    other = Plane(plane._transport, "Other")
     lease = plane.lease("deploy").acquire("ada")
     assert other.lease("deploy").acquire("bob").fence == 1
     plane.state("deploy").update("ours", lease=lease)
@@ -644,7 +644,7 @@ def test_a_value_that_has_no_form_is_refused(plane: Plane) -> None:
 
 def test_a_mismatch_tells_what_is_there_now(plane: Plane) -> None:
     state = plane.state("deploy")
-    with pytest.raises(CasMismatch, match="not there") as mismatch:
+    with pytest.raises(CasMismatch, match="no longer exists") as mismatch:
         state.update(1, if_match="*")
     assert mismatch.value.current_etag is None
     first = state.update(1, if_absent=True)

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast import lease_renewal as keeper_module
 from holdfast.errors import Busy, Closed, CommitUnknown, QueueMessageLeaseMismatch, TransactionConflict, Unreachable
-from holdfast.lease_renewal import Keeper
+from holdfast.lease_renewal import LeaseRenewer
 from holdfast.wire.queues import MessageLease
 
 DEADLINE_SECONDS = 30.0  # Nothing here takes long; a thread that does not do what it should must fail the test.
@@ -46,7 +46,7 @@ class Night:
         monkeypatch.setattr(keeper_module, "time", SimpleNamespace(monotonic=lambda: self.now))
         threads = SimpleNamespace(Condition=lambda: self.bed, Thread=threading.Thread)
         monkeypatch.setattr(keeper_module, "threading", threads)
-        self.keeper = Keeper(self.extend)
+        self.lease_renewer = LeaseRenewer(self.extend)
 
     def extend(self, universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
         assert (universe, queue) == ("main", "jobs")
@@ -55,7 +55,7 @@ class Night:
 
     def keep(self, message: Message, id: str, *, seconds: float = 30.0, cap_seconds: float = 3_600.0) -> Any:
         lease = MessageLease(id, f"{id}-1", 1)
-        return self.keeper.keep(message, "main", "jobs", lease, seconds=seconds, cap_seconds=cap_seconds)
+        return self.lease_renewer.keep(message, "main", "jobs", lease, seconds=seconds, cap_seconds=cap_seconds)
 
     def until_asleep(self) -> float | None:
         """Wait until the keeper has done all that is to be done now; how long it means to sleep."""
@@ -76,7 +76,7 @@ class Night:
 def night(monkeypatch: pytest.MonkeyPatch) -> Iterator[Night]:
     night = Night(monkeypatch)
     yield night
-    night.keeper.close()
+    night.lease_renewer.close()
 
 
 def raises(error: Exception) -> Callable[[], int]:
@@ -180,11 +180,11 @@ def test_closing_ends_the_thread_and_everything_it_kept(night: Night) -> None:
     night.keep(messages[0], "a")
     night.until_asleep()
     assert is_running()
-    night.keeper.close()
+    night.lease_renewer.close()
     assert not is_running()
     night.keep(messages[1], "b")
     assert not is_running(), "a message that comes after the end starts nothing"
-    night.keeper.close()
+    night.lease_renewer.close()
     assert night.extended == []
 
 
@@ -286,7 +286,7 @@ def test_closing_waits_for_the_extension_at_hand(night: Night) -> None:
         night.now += 10
         night.bed.notify()
     assert entered.wait(DEADLINE_SECONDS)
-    closing = threading.Thread(target=night.keeper.close)
+    closing = threading.Thread(target=night.lease_renewer.close)
     closing.start()
     leave.set()
     closing.join(DEADLINE_SECONDS)
@@ -308,15 +308,17 @@ def test_a_message_is_received_although_no_thread_can_keep_it(
         return 0
 
     monkeypatch.setattr(keeper_module, "_NEW_MAX", 4)
-    keeper, messages = Keeper(extend), [Message() for _ in range(10)]
+    lease_renewer, messages = LeaseRenewer(extend), [Message() for _ in range(10)]
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "holdfast.keeper"):
         patch.setattr(threading.Thread, "start", refuse)
         for number, message in enumerate(messages):
-            keeper.keep(message, "main", "jobs", MessageLease(f"m{number}", "l", 1), seconds=0.01, cap_seconds=60)
+            lease_renewer.keep(
+                message, "main", "jobs", MessageLease(f"m{number}", "l", 1), seconds=0.01, cap_seconds=60
+            )
     assert len(caplog.records) == 1
-    keeper.keep(messages[0], "main", "jobs", MessageLease("m10", "l", 1), seconds=0.01, cap_seconds=60)
+    lease_renewer.keep(messages[0], "main", "jobs", MessageLease("m10", "l", 1), seconds=0.01, cap_seconds=60)
     kept = {extended.get(timeout=DEADLINE_SECONDS) for _ in range(5)}
     while len(kept) < 5:
         kept.add(extended.get(timeout=DEADLINE_SECONDS))
-    keeper.close()
+    lease_renewer.close()
     assert kept == {"m6", "m7", "m8", "m9", "m10"}, "the last ones that came before, and no more of them"

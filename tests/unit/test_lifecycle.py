@@ -70,7 +70,9 @@ def test_only_an_archived_world_is_deleted_and_its_name_stays_taken(plane: Plane
     assert world.delete().state == "deleted"
     assert world.delete().state == "deleted"
     assert world.segments() == []
-    left = plane.pairs.scan(worlds.room(World("main", "w")).prefix, worlds.room(World("main", "w")).prefix + b"\xff")
+    left = plane.pairs.scan(
+        worlds.subspace(World("main", "w")).prefix, worlds.subspace(World("main", "w")).prefix + b"\xff"
+    )
     assert len(left) == 1
     with pytest.raises(WorldExists):
         world.create()
@@ -136,7 +138,7 @@ def test_a_fork_has_nothing_pending_and_new_items_get_new_numbers(database: Data
     WorldStore(database, objects, BlobStore(database, objects)).fork(ADA, EVE, 1)
     after = database.read(lambda tx: tx.scan(b"\x00", b"\xff", limit=1_000))
     added = [key for key, _ in after if key not in dict(before)]
-    assert all(key.startswith(worlds.room(EVE).prefix) for key in added)
+    assert all(key.startswith(worlds.subspace(EVE).prefix) for key in added)
     assert database.transact(inboxes.enqueue, EVE, Control(command="go")) == 1
     assert database.transact(inboxes.drain, EVE) == [1]
 
@@ -180,9 +182,9 @@ def test_drained_items_go_after_a_grace_period(plane: Plane, clock: ManualClock)
 def test_worlds_are_compacted_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.limits.SEGMENT_ENTRIES", 50)
     monkeypatch.setattr("holdfast.limits.SEGMENT_MARGIN", 0)
-    port = open_plane(f"dir:{tmp_path}", Options(compact_every_seconds=0.005))
+    transport = open_plane(f"dir:{tmp_path}", Options(compact_every_seconds=0.005))
     try:
-        plane = Plane(port)
+        plane = Plane(transport)
         for name in ("a", "b"):
             world = plane.world(name)
             world.create()
@@ -192,7 +194,7 @@ def test_worlds_are_compacted_in_the_background(tmp_path: Path, monkeypatch: pyt
             pass  # Ends when the background has done its work; it hangs if that never comes.
         assert len(plane.world("a").read()) == 102
     finally:
-        port.close()
+        transport.close()
     assert not any(thread.name == "holdfast-upkeep" for thread in threading.enumerate())
 
 

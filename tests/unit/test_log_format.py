@@ -76,7 +76,7 @@ def test_session_and_kind_come_back_whatever_underscores_they_have(
     "stem",
     [
         "",
-        "notes",
+        "events",
         "2026-11-15_abc_metrics",
         "2026-13-15_04-42-15_a_b",
         "2026-11-15_04-42-15_abc",

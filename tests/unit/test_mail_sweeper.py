@@ -238,11 +238,11 @@ def test_it_stops_out_of_its_rest_and_between_two_transactions(day: Day, monkeyp
     assert day.sweeper is not None
     sweeper, entered, leave = day.sweeper, threading.Event(), threading.Event()
 
-    def told(notes: list[tuple[Any, ...]]) -> None:
+    def told(events: list[tuple[Any, ...]]) -> None:
         entered.set()
         assert leave.wait(DEADLINE_SECONDS)
 
-    sweeper._tell = told
+    sweeper._publish = told
     day.database.sweeps.clear()
     day.clock.advance_ms(TTL_MS + 300_000)
     day.rest.end()

@@ -120,7 +120,7 @@ def everything(database: Database) -> list[tuple[bytes, bytes]]:
 
 def left(database: Database, *addresses: Address) -> list[bytes]:
     """The keys of the whole key space but those that a room keeps for ever: what is known of it, and its policy."""
-    kept = {key for each in addresses for key in (mailbox_keys.room_of(each).box, mailbox_keys.room_of(each).outgoing)}
+    kept = {key for each in addresses for key in (mailbox_keys.keys_of(each).box, mailbox_keys.keys_of(each).outgoing)}
     return [key for key, _ in everything(database) if key not in kept and b"mail-policy" not in key]
 
 
@@ -333,7 +333,7 @@ def test_the_cost_of_a_read_does_not_grow_with_what_was_confirmed(database: Data
     send(database, b"new")
     seen = touches(database, mailboxes.deliver, BOB, after=-1, limit=50)
     assert seen.scans == 0, "what can be one of a few is asked for by its key"
-    assert mailbox_keys.room_of(BOB).mail_key(500) in seen.keys
+    assert mailbox_keys.keys_of(BOB).mail_key(500) in seen.keys
     assert len(seen.keys) < 20
 
 
@@ -384,7 +384,7 @@ def test_a_sender_that_is_refused_has_little_looked_at(database: Database) -> No
     """Mails are long, and whoever is refused asks again."""
     set_policy(database, pending_max=300)
     send_some(database, 300)
-    room = mailbox_keys.room_of(BOB)
+    room = mailbox_keys.keys_of(BOB)
 
     def refused(tx: Any) -> None:
         with pytest.raises(MailboxFull):
@@ -493,7 +493,7 @@ def test_one_that_was_to_be_over_early_leaves_nothing_when_it_is_confirmed(
     clock.advance_ms(60_000 + SLOT_MS)
     assert sweep_all(database) == {"bob": 1}
     confirm(database, "long")
-    room = mailbox_keys.room_of(BOB)
+    room = mailbox_keys.keys_of(BOB)
     assert [key for key, _ in everything(database) if key.startswith(room.prefix)] == [room.box]
 
 
@@ -503,7 +503,7 @@ def test_mail_that_comes_into_an_empty_mailbox_is_over_before_nobody(database: D
     confirm(database, "long")
     set_policy(database, ttl_seconds=60)
     send(database)
-    early = mailbox_keys.room_of(BOB).early
+    early = mailbox_keys.keys_of(BOB).early
     assert not [key for key, _ in everything(database) if key.startswith(early)]
 
 
@@ -651,7 +651,7 @@ def test_receipts_that_nobody_asks_for_are_bounded(database: Database, monkeypat
         send(database, id=f"m{number}")
     assert [receipt.sequence for receipt in told(database)] == [4, 5, 6, 7, 8]
     assert [receipt.sequence for receipt in told(database, after=1, limit=2)] == [4, 5]
-    room = mailbox_keys.room_of(ADA)
+    room = mailbox_keys.keys_of(ADA)
     assert len([key for key, _ in everything(database) if key.startswith(room.receipt)]) == 5
 
 
@@ -925,7 +925,7 @@ def test_a_box_that_says_nothing_of_blocks_is_asked_for_them(database: Database,
     """As older versions wrote them: nobody had noted whether somebody is blocked."""
     if has_mail:
         send(database)
-    room = mailbox_keys.room_of(BOB)
+    room = mailbox_keys.keys_of(BOB)
 
     def write_as_before(tx: Transaction) -> None:
         tx.put(room.block_key(ADA), bytes(8))
@@ -945,7 +945,7 @@ def test_a_box_says_whether_anybody_may_be_blocked(database: Database) -> None:
     """So that most mail is stored without a search for its sender."""
 
     def may_refuse() -> bool:
-        return database.read(lambda tx: mailbox_keys.box_of(tx, mailbox_keys.room_of(BOB)).may_refuse)
+        return database.read(lambda tx: mailbox_keys.box_of(tx, mailbox_keys.keys_of(BOB)).may_refuse)
 
     send(database)
     assert not may_refuse()
@@ -1116,31 +1116,31 @@ def test_a_policy_out_of_its_range_is_refused(database: Database, policy: dict[s
 # What is noted for the activity log.
 
 
-def notes(database: Database, work: Callable[..., Any], *args: Any, **options: Any) -> list[tuple[Any, ...]]:
+def events(database: Database, work: Callable[..., Any], *args: Any, **options: Any) -> list[tuple[Any, ...]]:
     def noting(tx: Transaction) -> list[tuple[Any, ...]]:
         work(tx, *args, **options)
-        return tx.notes
+        return tx.events
 
     return database.transact(noting)
 
 
 def test_whatever_happens_to_a_mail_is_noted(database: Database, clock: ManualClock) -> None:
     new = NewMail(str(BOB), b"x", "x")
-    assert notes(database, mailboxes.send, ADA, BOB, new) == [("mail.stored", BOB, "x", "ada@main", START_MS)]
-    assert notes(database, mailboxes.send, ADA, BOB, new) == []
+    assert events(database, mailboxes.send, ADA, BOB, new) == [("mail.stored", BOB, "x", "ada@main", START_MS)]
+    assert events(database, mailboxes.send, ADA, BOB, new) == []
     read = {"after": -1, "limit": 10}
-    assert notes(database, mailboxes.deliver, BOB, **read) == [("mail.delivered", BOB, "x", "ada@main", START_MS)]
-    assert notes(database, mailboxes.deliver, BOB, **read) == []
-    assert notes(database, mailboxes.confirm, BOB, ["x", "y"]) == [("mail.confirmed", BOB, "x", "ada@main", START_MS)]
+    assert events(database, mailboxes.deliver, BOB, **read) == [("mail.delivered", BOB, "x", "ada@main", START_MS)]
+    assert events(database, mailboxes.deliver, BOB, **read) == []
+    assert events(database, mailboxes.confirm, BOB, ["x", "y"]) == [("mail.confirmed", BOB, "x", "ada@main", START_MS)]
     send(database, id="y")
     clock.advance_ms(TTL_MS + SLOT_MS)
-    assert notes(database, mailboxes.sweep, "main") == [("mail.expired", BOB, "y", "ada@main", clock.now_ms())]
+    assert events(database, mailboxes.sweep, "main") == [("mail.expired", BOB, "y", "ada@main", clock.now_ms())]
 
 
 def test_a_box_that_an_older_version_wrote_is_read(database: Database) -> None:
     """What was added to the record of a box stands at its end."""
     send(database, b"old")
-    room = mailbox_keys.room_of(BOB)
+    room = mailbox_keys.keys_of(BOB)
     database.transact(lambda tx: tx.put(room.box, mailbox_keys.encode([1, 0, 1, 0, None, None])))
     assert bodies(database) == [b"old"]
     send(database, b"new")
@@ -1197,12 +1197,12 @@ def test_holes_are_passed_over(database: Database, confirmed: Iterable[int]) -> 
 
 
 def test_whoever_watches_the_reader_hears_of_a_new_one_and_of_nothing_else(database: Database) -> None:
-    key, heard = mailbox_keys.room_of(BOB).reader, list[bytes]()
+    key, heard = mailbox_keys.keys_of(BOB).reader, list[bytes]()
 
-    def hear(keys: Collection[bytes], ranges: object) -> None:
+    def subscribe(keys: Collection[bytes], ranges: object) -> None:
         heard.extend(each for each in keys if each == key)
 
-    stop = database.hear(hear)
+    stop = database.subscribe(subscribe)
     send(database)
     deliver(database)
     confirm(database, peek(database)[0].id)

@@ -25,14 +25,14 @@ from holdfast.backends.objects import open_objects
 from holdfast.errors import Closed, Fenced, HoldfastError, NotAllowed
 from holdfast.handles.plane import AsyncPlane
 from holdfast.layers.snapshots import NO_MANIFEST
-from holdfast.plane.embedded import AsyncEmbeddedPort
-from holdfast.plane.services import Parts
+from holdfast.plane.embedded import AsyncEmbeddedTransport
+from holdfast.plane.services import Services
 from holdfast.server import logs, tracing
 from holdfast.server.authorization import Open
 from holdfast.server.health import Health
 from holdfast.server.histograms import Histogram
 from holdfast.server.ingress_metrics import IngressMetrics
-from holdfast.server.metrics import MeasuredPort, Metrics, metrics_route
+from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.frames import Call
 from holdfast.wire.leases import AcquireLease
@@ -52,14 +52,16 @@ class Server:
     """A plane in memory, measured."""
 
     def __init__(self, queues_max: int = 100, clock: ManualClock | None = None) -> None:
-        self.port = AsyncEmbeddedPort(Parts(MemoryDatabase(clock=clock), open_objects("memory:"), clock=clock))
+        self.transport = AsyncEmbeddedTransport(
+            Services(MemoryDatabase(clock=clock), open_objects("memory:"), clock=clock)
+        )
         self.metrics = Metrics(queues_max=queues_max, streams=lambda: 7)
-        self.measured = MeasuredPort(self.port, self.metrics)
+        self.measured = MeasuredTransport(self.transport, self.metrics)
         self.plane = AsyncPlane(self.measured)
 
     async def samples(self) -> dict[str, float]:
         self.metrics._queues_at = self.metrics._lag_at = float("-inf")  # Whoever moves on in no time wants to see it.
-        text = (await self.metrics.body(self.port)).decode()
+        text = (await self.metrics.body(self.transport)).decode()
         return {
             sample.name + "".join(f" {name}={value}" for name, value in sorted(sample.labels.items())): sample.value
             for family in text_string_to_metric_families(text)
@@ -71,7 +73,7 @@ class Server:
 async def server() -> AsyncIterator[Server]:
     server = Server()
     yield server
-    await server.port.close()
+    await server.transport.close()
 
 
 async def test_calls_are_counted_by_operation_and_outcome(server: Server) -> None:
@@ -90,7 +92,7 @@ async def test_calls_are_counted_by_operation_and_outcome(server: Server) -> Non
 
 async def test_calls_of_one_group_are_counted_one_by_one(server: Server) -> None:
     calls = [Call(0, PUT), Call(1, PUT), Call(2, AckMessages("jobs", [])), Call(3, GetState("a"))]
-    outcomes = await server.measured.call_group(calls)
+    outcomes = await server.measured.call_batch(calls)
     assert isinstance(outcomes[2], HoldfastError)
     samples = await server.samples()
     assert samples["holdfast_requests_total code=ok op=queues.put"] == 2
@@ -105,8 +107,8 @@ async def test_calls_of_one_group_are_counted_one_by_one(server: Server) -> None
 
 async def test_nobody_waits_for_an_answer_until_it_is_counted_and_told_of(server: Server) -> None:
     told: list[Any] = []
-    server.port.parts.tell = told.extend  # type: ignore[method-assign]
-    await server.measured.call_group([Call(0, PUT)])
+    server.transport.services.publish = told.extend  # type: ignore[method-assign]
+    await server.measured.call_batch([Call(0, PUT)])
     assert (server.metrics.requests["queues.put", "ok"], len(told)) == (0, 0)
     await asyncio.sleep(0)
     assert (server.metrics.requests["queues.put", "ok"], len(told)) == (1, 1)
@@ -115,7 +117,7 @@ async def test_nobody_waits_for_an_answer_until_it_is_counted_and_told_of(server
 async def test_what_the_answers_of_a_group_tell_is_counted_too(server: Server) -> None:
     lost = MessageLease("01" * 16, "nobody's", 1)
     calls = [PUT, AckMessages("jobs", [lost, lost]), PUT, AckMessages("jobs", [lost]), GetState("no key!")]
-    await server.measured.call_group([Call(number, request) for number, request in enumerate(calls)])
+    await server.measured.call_batch([Call(number, request) for number, request in enumerate(calls)])
     samples = await server.samples()
     assert samples["holdfast_fenced_total"] == 3
     assert samples["holdfast_requests_total code=ok op=queues.ack"] == 2
@@ -196,7 +198,7 @@ async def test_how_long_messages_wait_for_their_first_delivery_is_told() -> None
     assert samples[f"holdfast_queue_redelivered_total {at}"] == 2
     assert await jobs.receive() is not None
     assert (await server.samples())[f"holdfast_queue_delivered_total {at}"] == 5
-    await server.port.close()
+    await server.transport.close()
 
 
 async def test_only_so_many_queues_have_a_histogram() -> None:
@@ -207,7 +209,7 @@ async def test_only_so_many_queues_have_a_histogram() -> None:
     samples = await server.samples()
     counts = {name.partition(" ")[2]: value for name, value in samples.items() if "dwell_seconds_count" in name}
     assert counts == {"queue=a universe=main": 1, "queue=b universe=main": 1, "queue= universe=": 2}
-    await server.port.close()
+    await server.transport.close()
 
 
 async def test_journals_that_nobody_compacts_are_told_of() -> None:
@@ -228,20 +230,20 @@ async def test_journals_that_nobody_compacts_are_told_of() -> None:
     assert (await server.samples())["holdfast_journal_compaction_lag_records"] == 1_024
     server.metrics._worlds_max = 1
     assert (await server.samples())["holdfast_worlds_cut"] == 1
-    await server.port.close()
+    await server.transport.close()
 
 
 async def test_worlds_are_looked_at_more_rarely(server: Server) -> None:
-    await server.metrics.body(server.port)
+    await server.metrics.body(server.transport)
     looked_at = server.metrics._lag_at
     server.metrics._queues_at = float("-inf")
-    await server.metrics.body(server.port)
+    await server.metrics.body(server.transport)
     assert server.metrics._lag_at == looked_at
 
 
 async def test_every_metric_is_documented(server: Server) -> None:
     document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    collectors = (server.metrics, IngressMetrics(server.port.ingress))
+    collectors = (server.metrics, IngressMetrics(server.transport.ingress))
     told = {family.name: family.type for collector in collectors for family in collector.collect()}
     listed = dict(re.findall(r"^\| `(holdfast_\w+)` \| (\w+)", document, re.MULTILINE))
     assert listed == {f"{name}_total" if kind == "counter" else name: kind for name, kind in told.items()}
@@ -259,14 +261,14 @@ async def test_only_so_many_queues_are_told_of() -> None:
         "q2",
     }
     assert samples["holdfast_queues_cut"] == 1
-    await server.port.close()
+    await server.transport.close()
 
 
 async def test_depths_are_read_at_most_once_a_second(server: Server) -> None:
     await server.plane.queue("jobs").put(b"1")
-    assert b'queue="jobs"' in await server.metrics.body(server.port)
+    assert b'queue="jobs"' in await server.metrics.body(server.transport)
     await server.plane.queue("mail").put(b"1")
-    assert b'queue="mail"' not in await server.metrics.body(server.port)
+    assert b'queue="mail"' not in await server.metrics.body(server.transport)
 
 
 async def test_whoever_goes_away_while_depths_are_read_takes_none_with_them(
@@ -277,7 +279,7 @@ async def test_whoever_goes_away_while_depths_are_read_takes_none_with_them(
     with monkeypatch.context() as slow:
         slow.setattr("holdfast.server.metrics.read_queues", lambda *_: asyncio.Event().wait())
         server.metrics._queues_at = float("-inf")
-        reading = asyncio.create_task(server.metrics.refresh(server.port))
+        reading = asyncio.create_task(server.metrics.refresh(server.transport))
         await until(server.metrics._reading.locked)
         await asyncio.sleep(0)
         reading.cancel()
@@ -288,8 +290,8 @@ async def test_whoever_goes_away_while_depths_are_read_takes_none_with_them(
 async def test_metrics_are_told_although_the_key_space_is_gone(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.port.parts.database.close()
-    assert b"holdfast_requests_total" in await server.metrics.body(server.port)
+    server.transport.services.database.close()
+    assert b"holdfast_requests_total" in await server.metrics.body(server.transport)
     assert "cannot be read" in caplog.text
 
 
@@ -307,7 +309,7 @@ async def test_everything_else_of_a_server_is_told_too(server: Server) -> None:
 async def test_no_label_names_a_message_or_a_key(server: Server) -> None:
     await server.plane.queue("jobs").put(b"1", correlation_id="very-secret")
     await server.plane.lease("key-of-mine").acquire("owner-of-mine")
-    text = (await server.metrics.body(server.port)).decode()
+    text = (await server.metrics.body(server.transport)).decode()
     assert not [word for word in ("very-secret", "key-of-mine", "owner-of-mine") if word in text]
 
 
@@ -323,11 +325,11 @@ async def test_a_fault_of_ours_is_logged_and_not_shown(server: Server, caplog: p
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("the secret of our fault")
 
-    server.port.call = broken  # type: ignore[method-assign]
-    server.port.parts.database.transact_async = broken  # type: ignore[method-assign]
+    server.transport.call = broken  # type: ignore[method-assign]
+    server.transport.services.database.transact_async = broken  # type: ignore[method-assign]
     with pytest.raises(HoldfastError) as raised:
         await server.measured.call(PUT)
-    [outcome] = await server.measured.call_group([Call(0, PUT)])
+    [outcome] = await server.measured.call_batch([Call(0, PUT)])
     assert "secret" not in f"{raised.value} {outcome}"
     assert len(caplog.records) == 2
     assert "the secret of our fault" in caplog.text
@@ -336,7 +338,7 @@ async def test_a_fault_of_ours_is_logged_and_not_shown(server: Server, caplog: p
 
 
 async def test_a_measured_port_is_the_port_in_everything_else(server: Server) -> None:
-    assert server.measured.parts is server.port.parts
+    assert server.measured.services is server.transport.services
     assert (await server.plane.blobs.put(b"x" * 1_000)) is not None
     assert await server.measured.transact(lambda tx: tx.get(b"a"), tier=PUT.tier) is None
 
@@ -368,10 +370,10 @@ async def ask(app: Any, path: str, kind: str = "http") -> tuple[int, dict[str, s
 
 
 async def test_a_server_is_ready_while_the_key_space_answers(server: Server) -> None:
-    health = Health(server.port)
+    health = Health(server.transport)
     app = Starlette(routes=health.routes())
     assert (await ask(app, "/readyz"))[0] == 200
-    server.port.parts.database.close()
+    server.transport.services.database.close()
     status, headers, body = await ask(app, "/readyz")
     assert (status, headers["retry-after"]) == (503, "2")
     assert b"closed" in body
@@ -379,7 +381,7 @@ async def test_a_server_is_ready_while_the_key_space_answers(server: Server) -> 
 
 
 async def test_a_server_that_drains_is_alive_but_not_ready(server: Server) -> None:
-    health = Health(server.port)
+    health = Health(server.transport)
     app = health.gate(Starlette(routes=health.routes()))
     health.draining = True
     assert (await ask(app, "/healthz"))[0] == 200
@@ -390,7 +392,7 @@ async def test_a_server_that_drains_is_alive_but_not_ready(server: Server) -> No
 
 
 async def test_requests_are_under_way_until_answered_unless_they_only_wait(server: Server) -> None:
-    health = Health(server.port)
+    health = Health(server.transport)
     begun, go = asyncio.Event(), asyncio.Event()
 
     async def slow(request: HttpRequest) -> PlainTextResponse:
@@ -414,12 +416,12 @@ async def test_requests_are_under_way_until_answered_unless_they_only_wait(serve
     polling = asyncio.create_task(ask(app, "/poll"))
     await begun.wait()
     await until(lambda: health.under_way == 0)
-    await server.port.call(PUT)
+    await server.transport.call(PUT)
     await polling
 
 
 async def test_metrics_are_for_whoever_may_read_them(server: Server) -> None:
-    app = Starlette(routes=[metrics_route(server.metrics, server.port, Open())])
+    app = Starlette(routes=[metrics_route(server.metrics, server.transport, Open())])
     status, headers, body = await ask(app, "/metrics")
     assert (status, headers["content-type"].split(";")[0]) == (200, "text/plain")
     assert b"holdfast_open_streams 7.0" in body
@@ -427,10 +429,10 @@ async def test_metrics_are_for_whoever_may_read_them(server: Server) -> None:
     def refuse(*_: Any) -> Any:
         raise NotAllowed("not you")
 
-    app = Starlette(routes=[metrics_route(server.metrics, server.port, SimpleNamespace(admit=refuse))])
+    app = Starlette(routes=[metrics_route(server.metrics, server.transport, SimpleNamespace(admit=refuse))])
     assert (await ask(app, "/metrics"))[0] == 403
     with_guard = SimpleNamespace(admit=lambda *_: SimpleNamespace(permit=refuse))
-    app = Starlette(routes=[metrics_route(server.metrics, server.port, with_guard)])  # type: ignore[arg-type]
+    app = Starlette(routes=[metrics_route(server.metrics, server.transport, with_guard)])  # type: ignore[arg-type]
     assert (await ask(app, "/metrics"))[0] == 403
 
 
@@ -557,8 +559,8 @@ async def test_calls_are_spans_if_there_is_somebody_to_tell(server: Server, monk
     monkeypatch.setattr(tracing.trace, "get_tracer_provider", lambda: provider)
     monkeypatch.setattr(tracing, "_is_set_up", tracing._is_set_up.__wrapped__)
     await server.measured.call(PUT)
-    await server.measured.call_group([Call(0, PUT)])
-    await server.measured.call_group([Call(0, PUT), Call(1, PUT)])
+    await server.measured.call_batch([Call(0, PUT)])
+    await server.measured.call_batch([Call(0, PUT), Call(1, PUT)])
     with pytest.raises(HoldfastError):
         await server.measured.call(GetState("no key!"))
     spans = memory.get_finished_spans()
@@ -582,8 +584,8 @@ async def test_metrics_are_told_although_a_queue_is_damaged(
 
     with monkeypatch.context() as damaged:
         damaged.setattr("holdfast.server.metrics.read_queues", fail)
-        assert b"holdfast_requests_total" in await server.metrics.body(server.port)
+        assert b"holdfast_requests_total" in await server.metrics.body(server.transport)
     assert "ZeroDivisionError" in caplog.text
     await server.plane.queue("jobs").put(b"1")
     server.metrics._queues_at = float("-inf")
-    assert b'queue="jobs"' in await server.metrics.body(server.port)
+    assert b'queue="jobs"' in await server.metrics.body(server.transport)

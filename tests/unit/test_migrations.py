@@ -44,7 +44,7 @@ from holdfast.layers.migrations import BEGIN, END, KEY
 from holdfast.plane.migrations import said
 from holdfast.runtime.activity.log import ActivityLog
 from holdfast.runtime.maintenance import migrations as moving
-from holdfast.runtime.maintenance.migrations import Mover, Side
+from holdfast.runtime.maintenance.migrations import Migrator, Side
 from holdfast.testing.clock import ManualClock
 from holdfast.tiers import Tier
 
@@ -103,7 +103,7 @@ def quietly(_steps: int) -> None:
     """Progress that nobody looks at."""
 
 
-def run(mover: Mover, advance: Callable[[int], None] = quietly) -> migrations.Migration:
+def run(mover: Migrator, advance: Callable[[int], None] = quietly) -> migrations.Migration:
     if mover.begin():
         mover.move_objects(advance)
         mover.copy_keys(advance)
@@ -246,10 +246,10 @@ def test_an_interruption_at_any_step_loses_nothing_and_doubles_nothing(
                 there = Side(target, open_objects("memory:"))
                 if last is not None:
                     with pytest.raises(Killed):
-                        run(Mover(here, there, "here"), step)
+                        run(Migrator(here, there, "here"), step)
                     with pytest.raises(MigrationUnfinished, match="from here"):
                         target.read(migrations.check_complete)
-                moved = run(Mover(here, there, "here"), step)
+                moved = run(Migrator(here, there, "here"), step)
                 target.read(migrations.check_complete)
                 assert there.objects is not None
                 stored = [(meta.path, meta.size) for meta in there.objects.list()]
@@ -267,7 +267,9 @@ def test_an_interruption_at_any_step_loses_nothing_and_doubles_nothing(
 def test_a_half_migrated_plane_cannot_be_opened(
     source: str, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hf: Hf
 ) -> None:
-    monkeypatch.setattr(moving.Mover, "compare_keys", lambda _self, _advance: (_ for _ in ()).throw(HashMismatch("x")))
+    monkeypatch.setattr(
+        moving.Migrator, "compare_keys", lambda _self, _advance: (_ for _ in ()).throw(HashMismatch("x"))
+    )
     for target in (f"dir:{tmp_path / 'half'}", postgres_url):
         hf("migrate", source, target, "--objects", f"dir:{tmp_path / 'shared'}", code=10)
         with pytest.raises(MigrationUnfinished, match="goes on where it was"):
@@ -294,11 +296,11 @@ def test_what_changed_in_the_source_between_two_runs_is_copied_again(monkeypatch
     monkeypatch.setattr(moving, "MIGRATION_RANGE_PAIRS", 16)
     with MemoryDatabase() as here, MemoryDatabase() as there:
         here.transact(lambda tx: [tx.put(b"%03d" % number, b"old") for number in range(100)])
-        mover = Mover(Side(here), Side(there), "here")
+        mover = Migrator(Side(here), Side(there), "here")
         mover.begin()
         mover.copy_keys(quietly)
         here.transact(lambda tx: (tx.put(b"007", b"new"), tx.delete(b"050"), tx.put(b"zzz", b"last")))
-        moved = run(Mover(Side(here), Side(there), "here"))
+        moved = run(Migrator(Side(here), Side(there), "here"))
         assert moved.again == 3
         assert pairs(there) == pairs(here)
         assert moved.keys == 100
@@ -327,19 +329,19 @@ def test_a_target_that_holds_something_else_is_left_as_it_is(
 
 def test_a_target_that_another_source_was_migrated_to_is_refused() -> None:
     with MemoryDatabase() as here, MemoryDatabase() as there:
-        mover = Mover(Side(here), Side(there), "dir:/one")
+        mover = Migrator(Side(here), Side(there), "dir:/one")
         mover.begin()
         with pytest.raises(TargetNotEmpty, match="the beginning of a migration from dir:/one"):
-            Mover(Side(here), Side(there), "dir:/other").begin()
+            Migrator(Side(here), Side(there), "dir:/other").begin()
         run(mover)
         with pytest.raises(TargetNotEmpty, match="a plane from dir:/one"):
-            Mover(Side(here), Side(there), "dir:/other").begin()
+            Migrator(Side(here), Side(there), "dir:/other").begin()
 
 
 def test_of_two_migrations_to_one_target_one_stops() -> None:
     with MemoryDatabase() as here, MemoryDatabase() as there:
         here.transact(lambda tx: tx.put(b"key", b"value"))
-        first, second = (Mover(Side(here), Side(there), "here") for _ in range(2))
+        first, second = (Migrator(Side(here), Side(there), "here") for _ in range(2))
         first.begin()
         second.begin()
         first.copy_keys(quietly)
@@ -402,7 +404,7 @@ def test_a_target_that_does_not_hold_what_was_written_is_found(monkeypatch: pyte
             return moved(tx, before, after, [], **options)
 
         monkeypatch.setattr(migrations, "move_on", forgetful)
-        mover = Mover(Side(here), Side(there), "here")
+        mover = Migrator(Side(here), Side(there), "here")
         mover.begin()
         mover.copy_keys(quietly)
         with pytest.raises(HashMismatch, match="although they were copied"):
@@ -591,7 +593,7 @@ def test_a_half_migrated_plane_is_neither_migrated_nor_backed_up(
 ) -> None:
     half = f"dir:{tmp_path / 'half'}"
     with monkeypatch.context() as broken:
-        broken.setattr(moving.Mover, "finish", lambda _self: (_ for _ in ()).throw(HashMismatch("x")))
+        broken.setattr(moving.Migrator, "finish", lambda _self: (_ for _ in ()).throw(HashMismatch("x")))
         hf("migrate", source, half, code=10)
     for words in (("migrate", half, f"dir:{tmp_path / 'new'}"), ("--url", half, "backup", str(tmp_path / "backup"))):
         assert "is not complete" in hf(*words, code=9).stderr
@@ -649,7 +651,7 @@ def test_keys_that_only_look_like_tallies_are_left_alone(database: Database) -> 
     assert migrations.queue_of_tally(room.key("tally", "abc")) is not None
     database.transact(lambda tx: [tx.put(key, b"x") for key in looks])
     with MemoryDatabase() as there:
-        run(Mover(Side(database), Side(there), "here"))
+        run(Migrator(Side(database), Side(there), "here"))
         assert pairs(there) == pairs(database)
         assert there.read(lambda tx: tx.get(KEY)) is not None
 
@@ -667,7 +669,7 @@ def test_transactions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with MemoryDatabase() as here, MemoryDatabase() as there:
         for number in range(40):
             here.transact(lambda tx, number=number: tx.put(b"%03d" % number, bytes(1 << 20)))
-        run(Mover(Side(here), Side(there), "here"))
+        run(Migrator(Side(here), Side(there), "here"))
     assert max(sizes) < 4 << 20
 
 
@@ -682,7 +684,7 @@ def test_memory_is_bounded_however_large_the_plane_is(tmp_path: Path) -> None:
     with RocksReader(kv) as database, RocksDatabase(tmp_path / "kv") as target:
         tracemalloc.start()
         try:
-            moved = run(Mover(Side(database, objects), Side(target, there), "here"))
+            moved = run(Migrator(Side(database, objects), Side(target, there), "here"))
             _, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -699,4 +701,4 @@ def test_a_plane_keeps_its_own_objects_out_of_the_environment(
     assert not (tmp_path / "elsewhere").exists()
     objects = open_objects(f"dir:{tmp_path / 'new' / 'objects'}")
     with MemoryDatabase() as here, MemoryDatabase() as there, pytest.raises(InvalidArgument):
-        Mover(Side(here, objects), Side(there), "x").begin()
+        Migrator(Side(here, objects), Side(there), "x").begin()

@@ -214,10 +214,10 @@ def test_big_bytes_go_beside_the_key_space_unless_told_otherwise(tmp_path: Path)
         (None, tmp_path / "data" / "objects"),
         (f"dir:{tmp_path / 'elsewhere'}", tmp_path / "elsewhere"),
     ):
-        port = opening.open_plane(f"dir:{tmp_path / 'data'}", opening.Options(objects=objects))
-        assert port.parts.objects is not None
-        port.parts.objects.put("a/b", b"big")
-        port.close()
+        transport = opening.open_plane(f"dir:{tmp_path / 'data'}", opening.Options(objects=objects))
+        assert transport.services.objects is not None
+        transport.services.objects.put("a/b", b"big")
+        transport.close()
         assert (place / "a" / "b").read_bytes() == b"big"
 
 

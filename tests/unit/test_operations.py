@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from holdfast import Tier, wire
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.errors import InvalidArgument
-from holdfast.plane.embedded import AsyncEmbeddedPort, EmbeddedPort
+from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from holdfast.plane.operations import OPERATIONS, execute
-from holdfast.plane.services import Parts
+from holdfast.plane.services import Services
 from holdfast.wire.backups import ListBackup, OpenBackup
 from holdfast.wire.blobs import OpenBlob, PutBlob, WriteBlob
 from holdfast.wire.frames import AnyRequest
@@ -94,7 +94,8 @@ def test_a_request_names_its_operation_in_op(kind: type[Request[Any]]) -> None:
     config = kind.__struct_config__
     assert config.tag_field == "op"
     assert config.tag == config.tag.lower()
-    assert config.tag.partition(".")[0] == kind.__module__.rpartition(".")[2]
+    module = kind.__module__.rpartition(".")[2]
+    assert config.tag.partition(".")[0] == {"health_checks": "checkups"}.get(module, module)
     assert config.frozen
 
 
@@ -144,9 +145,9 @@ async def test_an_unknown_request_is_refused_at_every_door(request_: Any) -> Non
         with pytest.raises(InvalidArgument, match="no operation"):
             database.transact(execute, request_)
         with pytest.raises(InvalidArgument, match="no operation"):
-            EmbeddedPort(Parts(database)).call(request_)
+            EmbeddedTransport(Services(database)).call(request_)
         with pytest.raises(InvalidArgument, match="no operation"):
-            await AsyncEmbeddedPort(Parts(database)).call(request_)
+            await AsyncEmbeddedTransport(Services(database)).call(request_)
 
 
 def test_requests_of_one_transaction_see_each_other() -> None:

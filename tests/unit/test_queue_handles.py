@@ -32,7 +32,7 @@ from holdfast.errors import (
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.queues import Queue
 from holdfast.plane import Options, open_plane
-from holdfast.runtime.consumer_options import Waits
+from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.queues import NewMessage, QueuePolicy, QueueStats
@@ -224,7 +224,7 @@ def test_names_are_lower_cased_and_checked(plane: Plane) -> None:
 def test_universes_have_queues_of_their_own(url: str) -> None:
     with holdfast.open(url, universe="one") as one:
         one.queue("jobs").put("a")
-        other = Plane(one._port, "other")
+        other = Plane(one._transport, "other")
         assert other.queue("jobs").receive() is None
         assert (one.queues(), other.queues()) == (["jobs"], [])
         assert received(one.queue("jobs")).json() == "a"
@@ -585,7 +585,7 @@ def test_waiting_for_one_queue_does_not_hold_up_another(plane: Plane, threads: T
 def test_one_consumer_too_many_is_told_to_come_back_later(
     url: str, clock: ManualClock, threads: ThreadPoolExecutor
 ) -> None:
-    with Plane(open_plane(url, Options(clock=clock, waits=Waits(consumers_max=2)))) as plane:
+    with Plane(open_plane(url, Options(clock=clock, waits=ConsumerOptions(consumers_max=2)))) as plane:
         jobs, waiters = plane.queue("jobs"), list[Future[Message | None]]()
         with pytest.raises(QueueBusy, match="2 consumers wait already") as busy:
             while True:  # Whether or not the first in line, who looks, counts as one who waits.

@@ -149,7 +149,7 @@ def test_leases_that_overlap_in_time_may_answer_in_any_order(history):
 def test_an_extension_that_was_answered_after_the_ack_of_another_thread(history):
     put(history)
     lease(history, 1, 0, 100)
-    extension = history.invoke("keeper", "extend", "jobs", ["m", 1])
+    extension = history.invoke("lease_renewer", "extend", "jobs", ["m", 1])
     done(history, "ack", ["m", 1])
     history.ok(extension, 150)
     check_queue(history, "jobs")

@@ -24,7 +24,7 @@ from holdfast.errors import (
 from holdfast.kv import Database, Transaction
 from holdfast.layers import leases, queues, states
 from holdfast.layers.leases import LeaseKey
-from holdfast.layers.queues import Ahead, Leased, QueueKey, Stored, enqueue
+from holdfast.layers.queues import Ahead, Leased, QueueKey, StoredMessage, enqueue
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
 from holdfast.tiers import Tier
@@ -39,11 +39,11 @@ def put(database: Database, *payloads: bytes, queue: QueueKey = JOBS, **options:
     return database.transact(queues.put, queue, [NewMessage(payload=payload, **options) for payload in payloads])
 
 
-def lease(database: Database, limit: int = 1, *, queue: QueueKey = JOBS, **options: Any) -> list[Stored]:
+def lease(database: Database, limit: int = 1, *, queue: QueueKey = JOBS, **options: Any) -> list[StoredMessage]:
     return database.transact(queues.lease, queue, **{"owner": "ada", "limit": limit, **options})
 
 
-def lease_one(database: Database, **options: Any) -> Stored:
+def lease_one(database: Database, **options: Any) -> StoredMessage:
     (message,) = lease(database, **options)
     return message
 
@@ -52,32 +52,32 @@ def look(database: Database, **options: Any) -> Leased:
     return database.transact(queues.lease_or_wait, JOBS, **{"owner": "ada", **options})
 
 
-def payloads(messages: list[Stored]) -> list[bytes | None]:
+def payloads(messages: list[StoredMessage]) -> list[bytes | None]:
     return [message.payload for message in messages]
 
 
-def proof(message: Stored) -> MessageLease:
+def proof(message: StoredMessage) -> MessageLease:
     return MessageLease(queues.text_of(message.id), message.lease_id, message.fence)
 
 
-def ack(database: Database, message: Stored, queue: QueueKey = JOBS) -> str | None:
+def ack(database: Database, message: StoredMessage, queue: QueueKey = JOBS) -> str | None:
     return database.transact(queues.ack, queue, proof(message))
 
 
-def nack(database: Database, message: Stored, queue: QueueKey = JOBS, **options: Any) -> str:
+def nack(database: Database, message: StoredMessage, queue: QueueKey = JOBS, **options: Any) -> str:
     return database.transact(queues.nack, queue, proof(message), **options)
 
 
-def reject(database: Database, message: Stored, error: str | None = None) -> str:
+def reject(database: Database, message: StoredMessage, error: str | None = None) -> str:
     return database.transact(queues.reject, JOBS, proof(message), error=error)
 
 
-def extend(database: Database, message: Stored, by_ms: int) -> Stored:
+def extend(database: Database, message: StoredMessage, by_ms: int) -> StoredMessage:
     return database.transact(queues.extend, JOBS, proof(message), by_ms=by_ms)
 
 
-def attend(database: Database, queue: QueueKey = JOBS) -> int:
-    return database.transact(queues.attend_to, queue)
+def process_due(database: Database, queue: QueueKey = JOBS) -> int:
+    return database.transact(queues.process_due_of, queue)
 
 
 def set_policy(database: Database, queue: QueueKey = JOBS, **options: Any) -> QueuePolicy:
@@ -88,7 +88,7 @@ def stats(database: Database, queue: QueueKey = JOBS) -> QueueStats:
     return database.read(queues.stats, queue)
 
 
-def peek(database: Database, queue: QueueKey = JOBS, limit: int = 100) -> list[Stored]:
+def peek(database: Database, queue: QueueKey = JOBS, limit: int = 100) -> list[StoredMessage]:
     return database.read(queues.peek, queue, limit=limit)
 
 
@@ -117,8 +117,8 @@ def left(database: Database) -> list[bytes]:
     """The keys of the whole key space but those that a queue keeps for ever or for a while: tally, policy, acks."""
     kept = tuple(
         prefix
-        for room in map(queues.room_of, (JOBS, DEAD))
-        for prefix in (room.tallies.prefix, room.policy, room.acks.prefix)
+        for room in map(queues.keys_of, (JOBS, DEAD))
+        for prefix in (room.all_counters.prefix, room.policy, room.acks.prefix)
     )
     return [key for key, _ in everything(database) if not key.startswith(kept)]
 
@@ -224,7 +224,7 @@ def test_more_messages_than_one_look_reads_ahead_come_in_order(database: Databas
     ahead = Ahead()
     expected = [bytes((number,)) for number in range(150)]
     put(database, *expected)
-    found: list[Stored] = []
+    found: list[StoredMessage] = []
     while batch := lease(database, 7, ahead=ahead):
         found += batch
     assert payloads(found) == expected
@@ -246,7 +246,7 @@ def test_a_message_whose_time_to_live_is_over_is_gone(database: Database, clock:
     put(database, b"delayed", ttl_seconds=5, delay_seconds=60)
     put(database, b"first", b"second", ttl_seconds=5, group="g")
     clock.advance_ms(4_999)
-    attend(database)
+    process_due(database)
     assert counts(database) == {"ready": 2, "delayed": 1, "blocked": 1}
     clock.advance_ms(1)
     assert lease(database, 10) == []
@@ -259,7 +259,7 @@ def test_a_message_that_outlives_its_wait_behind_a_group_is_gone(database: Datab
     put(database, b"second", group="g", ttl_seconds=5)
     first = lease_one(database)
     clock.advance_ms(5_000)
-    attend(database)
+    process_due(database)
     assert counts(database) == {"leased": 1, "blocked": 1}
     ack(database, first)
     ack(database, lease_one(database))
@@ -281,13 +281,13 @@ def test_whoever_leases_a_message_may_finish_it_after_its_time_to_live(database:
     put(database, b"acked", b"given back", b"expires", ttl_seconds=5)
     acked, given_back, _ = lease(database, 3, visibility_ms=10_000)
     clock.advance_ms(5_000)
-    attend(database)
+    process_due(database)
     assert counts(database) == {"leased": 3}
     ack(database, acked)
     nack(database, given_back)
     assert counts(database) == {"leased": 1}
     clock.advance_ms(5_000)
-    attend(database)
+    process_due(database)
     assert counts(database) == {}
     assert left(database) == []
 
@@ -297,7 +297,7 @@ def test_a_message_without_a_time_to_live_has_that_of_the_policy(database: Datab
     put(database, b"of the policy")
     put(database, b"of its own", ttl_seconds=10)
     clock.advance_ms(5_000)
-    attend(database)
+    process_due(database)
     assert payloads(peek(database)) == [b"of its own"]
 
 
@@ -307,7 +307,7 @@ def test_many_moments_at_once_are_attended_to_a_bounded_number_at_a_time(
     put(database, *(bytes((number,)) for number in range(150)), delay_seconds=1)
     clock.advance_ms(1_000)
     ready = []
-    while attend(database) <= clock.now_ms():
+    while process_due(database) <= clock.now_ms():
         ready.append(stats(database).ready)
     assert ready == [64, 128]
     assert counts(database) == {"ready": 150}
@@ -341,7 +341,7 @@ def test_keys_are_forgotten_in_time(database: Database, clock: ManualClock) -> N
         put(database, b"", idempotency_key=f"k-{number}")
         clock.advance_ms(61_000)
     purge(database)
-    ids = queues.room_of(JOBS).ids.prefix
+    ids = queues.keys_of(JOBS).ids.prefix
     assert 5 <= len([key for key in left(database) if key.startswith(ids)]) <= 11
 
 
@@ -450,7 +450,7 @@ def test_whoever_comes_late_is_heard_until_somebody_has_noticed(database: Databa
     ack(database, acked)
     nack(database, given_back, counts=False)
     assert extend(database, extended, 1_000).due_ms == clock.now_ms() + 1_000
-    attend(database)
+    process_due(database)
     for settle in (ack, nack, reject):
         with pytest.raises(QueueMessageLeaseMismatch, match="whoever has it now will settle it"):
             settle(database, noticed)
@@ -506,7 +506,7 @@ def test_an_ack_is_remembered_for_five_minutes_and_not_for_ever(database: Databa
     assert stats(database).acked_total == 1
     clock.advance_ms(600_000)
     put(database, b"other")
-    acks = queues.room_of(JOBS).acks.prefix
+    acks = queues.keys_of(JOBS).acks.prefix
     assert [key for key, _ in everything(database) if key.startswith(acks)] == []
 
 
@@ -623,10 +623,10 @@ def test_a_dead_letter_that_is_put_back_lives_as_long_as_the_policy_says(
     set_policy(database, retention_seconds=5)
     database.transact(queues.redrive, JOBS)
     clock.advance_ms(5_000)
-    attend(database)
+    process_due(database)
     assert payloads(peek(database)) == [b"a"]
     clock.advance_ms(1_209_600_000)
-    attend(database)
+    process_due(database)
     assert payloads(peek(database)) == [b"a"]
 
 
@@ -665,10 +665,10 @@ def test_dead_letters_are_kept_as_long_as_the_policy_says(database: Database, cl
     put(database, b"long")
     reject(database, lease_one(database))
     clock.advance_ms(5_000)
-    attend(database, DEAD)
+    process_due(database, DEAD)
     assert payloads(peek(database, DEAD)) == [b"long"]
     clock.advance_ms(1_209_600_000)
-    attend(database, DEAD)
+    process_due(database, DEAD)
     assert counts(database) == {}
     assert left(database) == []
 
@@ -734,12 +734,12 @@ def test_a_message_that_is_gone_leaves_nothing_behind(
 # Workflow state.
 
 
-def state_of(database: Database, message: Stored, queue: QueueKey = JOBS) -> Any:
+def state_of(database: Database, message: StoredMessage, queue: QueueKey = JOBS) -> Any:
     found = database.read(states.get, "main", f"q/{queue.name}/state/{queues.text_of(message.id)}")
     return None if found is None else (cbor2.loads(found.value), found.correlation_id)
 
 
-def holder_of(database: Database, message: Stored, queue: QueueKey = JOBS) -> tuple[str, int] | None:
+def holder_of(database: Database, message: StoredMessage, queue: QueueKey = JOBS) -> tuple[str, int] | None:
     """Who holds the lease on a message's state, and until when."""
     key = LeaseKey("main", f"q/{queue.name}/state/{queues.text_of(message.id)}")
     grant, held = database.read(leases.look, key)
@@ -885,13 +885,13 @@ def test_a_crash_on_the_way_to_the_dead_letters_leaves_the_message_in_one_place(
         clock.advance_ms(30_000)
     with pytest.raises(Crash):
         if how == "expire":
-            faulty.transact(queues.attend_to, JOBS)
+            faulty.transact(queues.process_due_of, JOBS)
         else:
             faulty.transact(getattr(queues, how), JOBS, proof(message))
     has_happened = point == 2
     assert counts(database) == ({"ready": 1, "dead": 1} if has_happened else {"ready": 1, "leased": 1})
     if how == "expire":
-        attend(database)
+        process_due(database)
     elif has_happened:
         with pytest.raises(QueueMessageLeaseMismatch):
             database.transact(getattr(queues, how), JOBS, proof(message))
@@ -933,10 +933,10 @@ def test_a_state_is_removed_with_a_message_whose_time_to_live_is_over(database: 
     first, second = lease(database, 2, with_state=True, visibility_ms=90_000)
     nack(database, first)
     clock.advance_ms(60_000)
-    attend(database)
+    process_due(database)
     assert (state_of(database, first), state_of(database, second)) == (None, (None, second.correlation_id))
     clock.advance_ms(30_000)
-    attend(database)
+    process_due(database)
     assert left(database) == []
 
 
@@ -1186,7 +1186,7 @@ def test_stats_tell_where_everything_is(database: Database, clock: ManualClock) 
     reject(database, rejected)
     assert counts(database) == {"ready": 2, "delayed": 1, "leased": 1, "blocked": 1, "dead": 1}
     clock.advance_ms(30_000)
-    attend(database)
+    process_due(database)
     found = stats(database)
     assert (found.delivered_total, found.acked_total, found.failed_total) == (4, 1, 2)
     assert (found.expired_total, found.dead_total, found.paused) == (1, 1, False)
@@ -1319,7 +1319,7 @@ def ms(text: str) -> int:
 def test_a_schedule_strikes_once_at_each_of_its_times(database: Database, clock: ManualClock) -> None:
     assert schedule(database, "*/5 * * * *", priority=7, delay_seconds=1, correlation_id="c") == ms("2023-11-14T22:15")
     clock.jump_to_ms(ms("2023-11-14T22:15") - 1)
-    assert attend(database) == ms("2023-11-14T22:15")
+    assert process_due(database) == ms("2023-11-14T22:15")
     assert counts(database) == {}
     for minute in (15, 20, 25):
         clock.jump_to_ms(ms(f"2023-11-14T22:{minute}"))
@@ -1347,7 +1347,7 @@ def test_a_schedule_keeps_to_the_clock_of_its_time_zone(database: Database, cloc
     clock.jump_to_ms(ms("2024-03-29T12:00"))
     assert schedule(database, "30 9 * * *", timezone="Europe/Berlin") == ms("2024-03-30T08:30")
     clock.jump_to_ms(ms("2024-03-30T08:30"))
-    attend(database)
+    process_due(database)
     assert [each.next_ms for each in database.read(queues.schedules_of, JOBS)] == [ms("2024-03-31T07:30")]
     assert schedule(database, "30 9 * * *", timezone="America/New_York") == ms("2024-03-30T13:30")
 
@@ -1435,7 +1435,7 @@ def test_the_tallies_of_two_writers_sum_up(nodes: tuple[Database, Database], clo
         assert (totals.put_total, totals.delivered_total, totals.acked_total) == (7, 4, 1)
         assert (totals.failed_total, totals.dead_total) == (2, 1)
     clock.advance_ms(30_000)
-    assert attend(one) == attend(other)
+    assert process_due(one) == process_due(other)
     assert other.transact(queues.redrive, JOBS) == 1
     for node in nodes:
         assert counts(node) == {"ready": 4, "delayed": 1, "blocked": 1}

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import HoldfastError, NotAllowed, ShutdownDraining, Unreachable
 from holdfast.layers import mailboxes
-from holdfast.layers.mailboxes import Address, room_of
+from holdfast.layers.mailboxes import Address, keys_of
 from holdfast.limits import (
     MAIL_BATCH_MAX,
     RELAY_CONFIRMS_MAX,
@@ -24,11 +24,11 @@ from holdfast.limits import (
     RELAY_UNSENT_BYTES_MAX,
 )
 from holdfast.plane import Options, open_plane_async
-from holdfast.plane.batching import call_group
-from holdfast.plane.embedded import AsyncEmbeddedPort
+from holdfast.plane.batching import call_batch
+from holdfast.plane.embedded import AsyncEmbeddedTransport
 from holdfast.runtime.rate_limits import Rates
 from holdfast.runtime.relay import hub as relay_hub
-from holdfast.runtime.relay.commit_listener import Ears
+from holdfast.runtime.relay.commit_listener import CommitListener
 from holdfast.runtime.relay.hub import RelayHub
 from holdfast.runtime.relay.session import REPLACED, STOPPING, TOO_SLOW, Session
 from holdfast.testing.clock import ManualClock
@@ -84,11 +84,11 @@ async def quiet() -> None:
 class Commits:
     """Carries out calls, and fails or waits if it is told to."""
 
-    def __init__(self, port: AsyncEmbeddedPort) -> None:
+    def __init__(self, transport: AsyncEmbeddedTransport) -> None:
         self.rounds: list[list[Request[Any]]] = []
         self.failing: HoldfastError | None = None
         self.held: list[asyncio.Event] = []  # The next rounds wait for these before they are carried out.
-        self._port = port
+        self._transport = transport
 
     async def __call__(self, calls: list[Call]) -> list[Any]:
         self.rounds.append([call.request for call in calls])
@@ -96,27 +96,27 @@ class Commits:
             await self.held.pop(0).wait()
         if self.failing is not None:
             return [self.failing] * len(calls)
-        return await call_group(self._port, calls)
+        return await call_batch(self._transport, calls)
 
     def count(self, kind: type[Request[Any]]) -> int:
         return sum(isinstance(request, kind) for round in self.rounds for request in round)
 
 
 @pytest.fixture
-async def port() -> AsyncIterator[AsyncEmbeddedPort]:
-    port = await open_plane_async("memory:", Options())
-    yield port
-    await port.close()
+async def transport() -> AsyncIterator[AsyncEmbeddedTransport]:
+    transport = await open_plane_async("memory:", Options())
+    yield transport
+    await transport.close()
 
 
 @pytest.fixture
-def commits(port: AsyncEmbeddedPort) -> Commits:
-    return Commits(port)
+def commits(transport: AsyncEmbeddedTransport) -> Commits:
+    return Commits(transport)
 
 
 @pytest.fixture
-async def hub(port: AsyncEmbeddedPort, commits: Commits, clock: ManualClock) -> AsyncIterator[RelayHub]:
-    hub = RelayHub(port.parts.database, commits, clock=clock)
+async def hub(transport: AsyncEmbeddedTransport, commits: Commits, clock: ManualClock) -> AsyncIterator[RelayHub]:
+    hub = RelayHub(transport.services.database, commits, clock=clock)
     yield hub
     commits.failing = None
     for event in commits.held:
@@ -198,24 +198,26 @@ def id_of() -> str:
 
 
 async def store(
-    port: AsyncEmbeddedPort, count: int, *, to: str = "bob", sender: str = "ada", body: bytes = b""
+    transport: AsyncEmbeddedTransport, count: int, *, to: str = "bob", sender: str = "ada", body: bytes = b""
 ) -> None:
     for first in range(0, count, MAIL_BATCH_MAX):
         numbers = range(first, min(first + MAIL_BATCH_MAX, count))
         mails = [NewMail(to, body or b"%d" % number, id_of()) for number in numbers]
-        sent = (await port.call(SendMail(sender, mails))).mails
+        sent = (await transport.call(SendMail(sender, mails))).mails
         assert [each.code for each in sent] == [None] * len(mails)
 
 
-async def pending(port: AsyncEmbeddedPort, agent: str = "bob") -> int:
-    return (await port.call(CountMail(agent))).pending
+async def pending(transport: AsyncEmbeddedTransport, agent: str = "bob") -> int:
+    return (await transport.call(CountMail(agent))).pending
 
 
 # Order.
 
 
-async def test_stored_mail_comes_first_and_in_order_then_live_mail(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
-    await store(port, 120)
+async def test_stored_mail_comes_first_and_in_order_then_live_mail(
+    transport: AsyncEmbeddedTransport, hub: RelayHub
+) -> None:
+    await store(transport, 120)
     async with Agent(hub, "bob") as bob, Agent(hub, "ada") as ada:
         assert isinstance(bob.frames[0], Welcome)
         assert bob.frames[1] == QueueStatus(120)
@@ -229,23 +231,25 @@ async def test_stored_mail_comes_first_and_in_order_then_live_mail(port: AsyncEm
         assert max(len([each for each in batch if isinstance(each, Mail)]) for batch in bob.batches) <= 140
 
 
-async def test_a_batch_has_fifty(port: AsyncEmbeddedPort, hub: RelayHub, commits: Commits) -> None:
-    await store(port, 120)
+async def test_a_batch_has_fifty(transport: AsyncEmbeddedTransport, hub: RelayHub, commits: Commits) -> None:
+    await store(transport, 120)
     async with Agent(hub, "bob") as bob:
         await bob.get(120)
     reads = [request for round in commits.rounds for request in round if isinstance(request, ReadMail)]
     assert [(read.after, read.limit) for read in reads[:3]] == [(-1, 50), (49, 50), (99, 50)]
 
 
-async def test_senders_that_race_the_switch_strand_and_overtake_nothing(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
+async def test_senders_that_race_the_switch_strand_and_overtake_nothing(
+    transport: AsyncEmbeddedTransport, hub: RelayHub
+) -> None:
     """Lessons 21 and 22: mail that came between the last look and the first live one; live ones before stored ones."""
     for turn in range(10):
         name = f"bob-{turn}"
-        await store(port, 60, to=name)
+        await store(transport, 60, to=name)
 
         async def race(sender: str, name: str = name) -> None:
             for number in range(40):
-                await port.call(SendMail(sender, [NewMail(name, f"{sender}/{number}".encode(), id_of())]))
+                await transport.call(SendMail(sender, [NewMail(name, f"{sender}/{number}".encode(), id_of())]))
                 await asyncio.sleep(0)
 
         async with Agent(hub, name) as bob:
@@ -283,13 +287,15 @@ async def test_a_session_that_has_everything_does_not_look_again(hub: RelayHub, 
         assert commits.rounds == []
 
 
-async def test_more_sends_than_one_batch_takes_are_all_answered(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
+async def test_more_sends_than_one_batch_takes_are_all_answered(
+    transport: AsyncEmbeddedTransport, hub: RelayHub
+) -> None:
     async with Agent(hub, "ada") as ada:
         ids = [id_of() for _ in range(MAIL_BATCH_MAX + 50)]
         ada.session.take([Send(id, "bob", Body(b"x")) for id in ids])
         await until(lambda: len(ada.all(Sent)) == len(ids))
         assert [sent.message_id for sent in ada.all(Sent)] == ids
-        assert await pending(port) == len(ids)
+        assert await pending(transport) == len(ids)
 
 
 async def test_a_round_takes_a_bounded_number_of_one_agents_confirms(hub: RelayHub, commits: Commits) -> None:
@@ -302,7 +308,7 @@ async def test_a_round_takes_a_bounded_number_of_one_agents_confirms(hub: RelayH
 
 
 async def test_a_sender_whose_round_is_held_up_is_not_overtaken_by_itself(
-    port: AsyncEmbeddedPort, hub: RelayHub, commits: Commits
+    transport: AsyncEmbeddedTransport, hub: RelayHub, commits: Commits
 ) -> None:
     async with Agent(hub, "ada") as ada, Agent(hub, "bob") as bob, Agent(hub, "eve") as eve:
         await quiet()
@@ -311,7 +317,7 @@ async def test_a_sender_whose_round_is_held_up_is_not_overtaken_by_itself(
         ada.send("bob", b"1")
         await until(lambda: not commits.held)
         ada.send("bob", b"2")
-        await store(port, 1, to="ada", sender="carol")  # Which wakes her session.
+        await store(transport, 1, to="ada", sender="carol")  # Which wakes her session.
         eve.send("bob", b"other")
         await until(lambda: eve.all(Sent))  # Others are not held up.
         await quiet()
@@ -322,14 +328,16 @@ async def test_a_sender_whose_round_is_held_up_is_not_overtaken_by_itself(
         assert [mail.sequence for mail in bob.mails] == [0, 1, 2]
 
 
-async def test_a_mailbox_is_not_read_twice_at_a_time(port: AsyncEmbeddedPort, hub: RelayHub, commits: Commits) -> None:
+async def test_a_mailbox_is_not_read_twice_at_a_time(
+    transport: AsyncEmbeddedTransport, hub: RelayHub, commits: Commits
+) -> None:
     async with Agent(hub, "bob") as bob:
         await quiet()
         gate = asyncio.Event()
         commits.held.append(gate)
-        await store(port, 1)
+        await store(transport, 1)
         await until(lambda: not commits.held)
-        await store(port, 1)  # It hears of this one while it reads.
+        await store(transport, 1)  # It hears of this one while it reads.
         await quiet()
         gate.set()
         await bob.get(2)
@@ -338,37 +346,37 @@ async def test_a_mailbox_is_not_read_twice_at_a_time(port: AsyncEmbeddedPort, hu
 
 
 async def test_mail_that_is_gone_before_it_was_read_is_not_looked_for_again(
-    port: AsyncEmbeddedPort, hub: RelayHub, commits: Commits
+    transport: AsyncEmbeddedTransport, hub: RelayHub, commits: Commits
 ) -> None:
     async with Agent(hub, "bob") as bob:
         await quiet()
         gate = asyncio.Event()
         commits.held.append(gate)
-        [sent] = (await port.call(SendMail("ada", [NewMail("bob", b"x", id_of())]))).mails
+        [sent] = (await transport.call(SendMail("ada", [NewMail("bob", b"x", id_of())]))).mails
         await until(lambda: not commits.held)
-        await port.call(ConfirmMail("bob", [sent.id]))
+        await transport.call(ConfirmMail("bob", [sent.id]))
         gate.set()
         await quiet()
         commits.rounds.clear()
         await quiet()
         assert (bob.mails, commits.rounds) == ([], [])
-        await store(port, 1)
+        await store(transport, 1)
         await bob.get(1)
 
 
 # What is not confirmed.
 
 
-async def test_nothing_is_removed_before_it_is_confirmed(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
+async def test_nothing_is_removed_before_it_is_confirmed(transport: AsyncEmbeddedTransport, hub: RelayHub) -> None:
     """Lesson 20: what is in flight is neither deleted nor sent again."""
-    await store(port, 10)
+    await store(transport, 10)
     async with Agent(hub, "bob") as bob:
         await bob.get(10)
         await quiet()
-        assert (len(bob.mails), await pending(port)) == (10, 10)
+        assert (len(bob.mails), await pending(transport)) == (10, 10)
         bob.confirm(*bob.mails[:4])
         await until(lambda: len(bob.session.in_flight) == 6)
-        assert await pending(port) == 6
+        assert await pending(transport) == 6
     async with Agent(hub, "bob") as again:
         assert again.frames[1] == QueueStatus(6)
         await again.get(6)
@@ -376,8 +384,8 @@ async def test_nothing_is_removed_before_it_is_confirmed(port: AsyncEmbeddedPort
         assert all(mail.stored for mail in again.mails)
 
 
-async def test_a_session_has_a_bounded_number_in_flight(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
-    await store(port, 2 * RELAY_IN_FLIGHT_MAX)
+async def test_a_session_has_a_bounded_number_in_flight(transport: AsyncEmbeddedTransport, hub: RelayHub) -> None:
+    await store(transport, 2 * RELAY_IN_FLIGHT_MAX)
     async with Agent(hub, "bob") as bob:
         await bob.get(RELAY_IN_FLIGHT_MAX)
         await quiet()
@@ -393,9 +401,9 @@ async def test_a_session_has_a_bounded_number_in_flight(port: AsyncEmbeddedPort,
 
 
 async def test_confirms_that_come_late_or_twice_or_for_nothing_do_no_harm(
-    port: AsyncEmbeddedPort, hub: RelayHub
+    transport: AsyncEmbeddedTransport, hub: RelayHub
 ) -> None:
-    await store(port, 3)
+    await store(transport, 3)
     async with Agent(hub, "bob") as bob:
         first = await bob.get(3)
     async with Agent(hub, "bob") as bob, Agent(hub, "ada") as ada:
@@ -403,16 +411,16 @@ async def test_confirms_that_come_late_or_twice_or_for_nothing_do_no_harm(
         await until(lambda: len(ada.all(DeliveryConfirm)) == 3)
         bob.session.take([Confirm([first[0].message_id, "never-was"])])
         bob.confirm(*first)
-        assert await pending(port) == 0
+        assert await pending(transport) == 0
         await quiet()
         assert len(ada.all(DeliveryConfirm)) == 3
         assert not bob.all(Error)
 
 
 async def test_a_confirmation_that_fails_is_made_good(
-    port: AsyncEmbeddedPort, hub: RelayHub, commits: Commits, clock: ManualClock
+    transport: AsyncEmbeddedTransport, hub: RelayHub, commits: Commits, clock: ManualClock
 ) -> None:
-    await store(port, 2)
+    await store(transport, 2)
     async with Agent(hub, "bob") as bob:
         await bob.get(2)
         commits.failing = Unreachable("gone")
@@ -420,21 +428,21 @@ async def test_a_confirmation_that_fails_is_made_good(
         await until(lambda: bob.session.rests_until_ms)
         commits.failing = None
         await quiet()
-        assert await pending(port) == 2
+        assert await pending(transport) == 2
         clock.advance_ms(round(RELAY_RETRY_SECONDS * 1_000))
         hub.tick()
         await until(lambda: not bob.session.in_flight)
-        assert await pending(port) == 0
+        assert await pending(transport) == 0
 
 
 # Readers that do not read.
 
 
 async def test_mail_for_a_slow_reader_stays_stored_and_nobody_else_notices(
-    port: AsyncEmbeddedPort, hub: RelayHub
+    transport: AsyncEmbeddedTransport, hub: RelayHub
 ) -> None:
     """Lesson 20: mail was lost when the send buffer filled."""
-    await store(port, 200, body=b"x" * 10_000)
+    await store(transport, 200, body=b"x" * 10_000)
     async with Agent(hub, "bob", reads=False) as bob, Agent(hub, "ada") as ada, Agent(hub, "eve") as eve:
         await quiet()
         held = len(bob.session.in_flight)
@@ -489,8 +497,8 @@ async def test_an_agent_waits_while_what_it_sends_is_not_stored(hub: RelayHub, c
 # Who reads.
 
 
-async def test_a_new_session_takes_over(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
-    await store(port, 5)
+async def test_a_new_session_takes_over(transport: AsyncEmbeddedTransport, hub: RelayHub) -> None:
+    await store(transport, 5)
     async with Agent(hub, "bob") as old:
         await old.get(5)
         old.confirm(old.mails[0])
@@ -500,7 +508,7 @@ async def test_a_new_session_takes_over(port: AsyncEmbeddedPort, hub: RelayHub) 
             assert old.session.ended == (REPLACED, "replaced")
             await until(lambda: isinstance(old.frames[-1], Replaced))
             await new.get(4)
-            await store(port, 3)
+            await store(transport, 3)
             await new.get(7)
             assert [mail.sequence for mail in new.mails] == [1, 2, 3, 4, 5, 6, 7]
             assert len(old.mails) == 5
@@ -510,27 +518,27 @@ async def test_a_new_session_takes_over(port: AsyncEmbeddedPort, hub: RelayHub) 
 
 
 async def test_a_reader_elsewhere_takes_over_at_once(
-    port: AsyncEmbeddedPort, hub: RelayHub, clock: ManualClock
+    transport: AsyncEmbeddedTransport, hub: RelayHub, clock: ManualClock
 ) -> None:
     async with Agent(hub, "bob") as bob:
         await quiet()
-        await port.call(JoinMailbox("bob", "somebody-else"))
+        await transport.call(JoinMailbox("bob", "somebody-else"))
         await until(lambda: bob.session.ended)
         assert bob.session.ended == (REPLACED, "replaced")
-    assert (await port.call(CountMail("bob"))).joined, "whoever was replaced does not leave for its successor"
+    assert (await transport.call(CountMail("bob"))).joined, "whoever was replaced does not leave for its successor"
 
 
-async def test_a_slow_session_is_replaced_too(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
-    await store(port, 200, body=b"x" * 10_000)
+async def test_a_slow_session_is_replaced_too(transport: AsyncEmbeddedTransport, hub: RelayHub) -> None:
+    await store(transport, 200, body=b"x" * 10_000)
     async with Agent(hub, "bob", reads=False) as bob:
         await quiet()
         assert not bob.session.is_open
-        await port.call(JoinMailbox("bob", "somebody-else"))
+        await transport.call(JoinMailbox("bob", "somebody-else"))
         await until(lambda: bob.session.ended)
 
 
 async def test_whoever_joins_and_is_gone_leaves_no_reader_behind(
-    port: AsyncEmbeddedPort, hub: RelayHub, commits: Commits
+    transport: AsyncEmbeddedTransport, hub: RelayHub, commits: Commits
 ) -> None:
     gate = asyncio.Event()
     commits.held.append(gate)
@@ -542,11 +550,13 @@ async def test_whoever_joins_and_is_gone_leaves_no_reader_behind(
     await until(lambda: len(commits.rounds) == 2)
     await quiet()
     assert not hub.sessions
-    assert not (await port.call(CountMail("bob"))).joined
+    assert not (await transport.call(CountMail("bob"))).joined
 
 
-async def test_what_was_asked_for_before_a_connection_ended_is_done(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
-    await store(port, 1)
+async def test_what_was_asked_for_before_a_connection_ended_is_done(
+    transport: AsyncEmbeddedTransport, hub: RelayHub
+) -> None:
+    await store(transport, 1)
     async with Agent(hub, "bob") as bob:
         await bob.get(1)
         bob.confirm(*bob.mails)
@@ -555,16 +565,16 @@ async def test_what_was_asked_for_before_a_connection_ended_is_done(port: AsyncE
         await ada.get(1)
         assert ada.bodies == [b"last words"]
         await until(lambda: ada.all(DeliveryConfirm))
-    assert await pending(port) == 0
+    assert await pending(transport) == 0
 
 
-async def test_closing_commits_what_was_asked_for_and_leaves(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
+async def test_closing_commits_what_was_asked_for_and_leaves(transport: AsyncEmbeddedTransport, hub: RelayHub) -> None:
     async with Agent(hub, "bob") as bob:
         bob.send("ada", b"last words")
         await hub.close()
         assert bob.session.ended == (STOPPING, "gone")
-    assert await pending(port, "ada") == 1
-    assert not (await port.call(CountMail("bob"))).joined
+    assert await pending(transport, "ada") == 1
+    assert not (await transport.call(CountMail("bob"))).joined
 
 
 # Heartbeats.
@@ -604,8 +614,8 @@ async def test_any_frame_is_a_sign_of_life(hub: RelayHub, clock: ManualClock, si
 # Refusals.
 
 
-async def test_refusals_reach_the_sender_and_disturb_nobody(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
-    await port.call(BlockSender("eve", "ada"))
+async def test_refusals_reach_the_sender_and_disturb_nobody(transport: AsyncEmbeddedTransport, hub: RelayHub) -> None:
+    await transport.call(BlockSender("eve", "ada"))
     async with Agent(hub, "ada") as ada:
         frames = [
             Send("good-1", "bob", Body(b"x")),
@@ -633,15 +643,15 @@ async def test_refusals_reach_the_sender_and_disturb_nobody(port: AsyncEmbeddedP
         assert {sent.message_id for sent in ada.all(Sent)} == {"good-1", "good-2", "own", "short"}
 
 
-async def test_a_full_mailbox_is_an_error_to_the_sender(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
-    await port.call(SetMailPolicy(MailPolicy(pending_max=2)))
+async def test_a_full_mailbox_is_an_error_to_the_sender(transport: AsyncEmbeddedTransport, hub: RelayHub) -> None:
+    await transport.call(SetMailPolicy(MailPolicy(pending_max=2)))
     async with Agent(hub, "ada") as ada:
         answers = [await ada.answer(ada.send("bob")) for _ in range(3)]
         assert [type(answer) for answer in answers] == [Sent, Sent, Error]
         assert (answers[2].code, answers[2].retry) == ("queue_full", "later")
 
 
-async def test_a_mail_that_is_sent_again_is_stored_once(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
+async def test_a_mail_that_is_sent_again_is_stored_once(transport: AsyncEmbeddedTransport, hub: RelayHub) -> None:
     async with Agent(hub, "ada") as ada:
         ada.send("bob", id="same")
         ada.send("bob", id="same")
@@ -650,7 +660,7 @@ async def test_a_mail_that_is_sent_again_is_stored_once(port: AsyncEmbeddedPort,
             (False, "critical"),
             (True, "critical"),
         ]
-        assert await pending(port) == 1
+        assert await pending(transport) == 1
 
 
 async def test_what_cannot_be_stored_is_said_of_every_mail(hub: RelayHub, commits: Commits) -> None:
@@ -664,12 +674,12 @@ async def test_what_cannot_be_stored_is_said_of_every_mail(hub: RelayHub, commit
 
 
 async def test_a_mailbox_that_cannot_be_read_is_read_later(
-    port: AsyncEmbeddedPort, hub: RelayHub, commits: Commits, clock: ManualClock
+    transport: AsyncEmbeddedTransport, hub: RelayHub, commits: Commits, clock: ManualClock
 ) -> None:
     async with Agent(hub, "bob") as bob:
         await quiet()
         commits.failing = Unreachable("gone")
-        await store(port, 1)
+        await store(transport, 1)
         await until(lambda: bob.session.rests_until_ms)
         commits.failing = None
         await quiet()
@@ -689,12 +699,12 @@ async def test_a_round_that_fails_in_a_way_that_nobody_thought_of_is_answered(
         async def broken(calls: list[Call]) -> list[Any]:
             raise RuntimeError("secret")
 
-        monkeypatch.setattr(relay_hub, "_commit", broken)
+        monkeypatch.setattr(hub, "_commit", broken)
         answer = await ada.answer(ada.send("bob"))
         assert isinstance(answer, Error)
         assert "secret" not in answer.detail
         assert "secret" in caplog.text
-        monkeypatch.setattr(relay_hub, "_commit", commits)
+        monkeypatch.setattr(hub, "_commit", commits)
         assert isinstance(await ada.answer(ada.send("bob")), Sent)
 
 
@@ -717,19 +727,21 @@ async def test_a_session_does_not_become_another(hub: RelayHub) -> None:
         assert ada.all(Error)[0].code == "invalid_argument"
 
 
-async def test_confirms_of_no_ids_are_refused_by_themselves(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
-    await store(port, 1)
+async def test_confirms_of_no_ids_are_refused_by_themselves(transport: AsyncEmbeddedTransport, hub: RelayHub) -> None:
+    await store(transport, 1)
     async with Agent(hub, "bob") as bob:
         await bob.get(1)
         many = [f"x{number}" for number in range(MAIL_BATCH_MAX + 1)]
         bob.session.take([Confirm(["bad\n"]), Confirm(many), Confirm([bob.mails[0].message_id])])
         await until(lambda: len(bob.all(Error)) == 2)
         await until(lambda: not bob.session.in_flight)
-        assert await pending(port) == 0
+        assert await pending(transport) == 0
 
 
-async def test_a_server_that_stops_takes_confirmations_and_no_mail(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
-    await store(port, 1)
+async def test_a_server_that_stops_takes_confirmations_and_no_mail(
+    transport: AsyncEmbeddedTransport, hub: RelayHub
+) -> None:
+    await store(transport, 1)
     async with Agent(hub, "bob") as bob:
         await bob.get(1)
         hub.drain()
@@ -740,13 +752,15 @@ async def test_a_server_that_stops_takes_confirmations_and_no_mail(port: AsyncEm
         await until(lambda: not bob.session.in_flight)
         with pytest.raises(ShutdownDraining):
             await hub.join("main", "eve", lambda request: None)
-    assert await pending(port) == 0
+    assert await pending(transport) == 0
 
 
 # Receipts.
 
 
-async def test_a_sender_that_was_away_hears_what_became_of_its_mail(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
+async def test_a_sender_that_was_away_hears_what_became_of_its_mail(
+    transport: AsyncEmbeddedTransport, hub: RelayHub
+) -> None:
     async with Agent(hub, "ada") as ada:
         ids = [ada.send("bob") for _ in range(3)]
         await ada.answer(ids[-1])
@@ -781,11 +795,11 @@ async def test_a_place_in_the_receipts_that_never_was_is_an_error_and_no_end(hub
         await until(lambda: len(ada.all(Error)) == 2)
 
 
-async def test_what_others_confirm_is_heard_of(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
+async def test_what_others_confirm_is_heard_of(transport: AsyncEmbeddedTransport, hub: RelayHub) -> None:
     async with Agent(hub, "ada") as ada:
         id = ada.send("bob")
         await ada.answer(id)
-        await port.call(ConfirmMail("bob", [id]))
+        await transport.call(ConfirmMail("bob", [id]))
         await until(lambda: ada.all(DeliveryConfirm))
         assert ada.all(DeliveryConfirm)[0].message_id == id
 
@@ -815,9 +829,9 @@ async def test_more_receipts_than_one_read_takes(hub: RelayHub) -> None:
 
 
 async def test_a_sender_that_is_too_fast_is_told_when_to_come_again(
-    port: AsyncEmbeddedPort, commits: Commits, clock: ManualClock
+    transport: AsyncEmbeddedTransport, commits: Commits, clock: ManualClock
 ) -> None:
-    hub = RelayHub(port.parts.database, commits, rate_per_second=2.0, burst=3, clock=clock)
+    hub = RelayHub(transport.services.database, commits, rate_per_second=2.0, burst=3, clock=clock)
     async with Agent(hub, "ada") as ada, Agent(hub, "eve") as eve:
         answers = [await ada.answer(ada.send("bob")) for _ in range(4)]
         assert [type(answer) for answer in answers] == [Sent, Sent, Sent, RateLimited]
@@ -855,14 +869,14 @@ def test_the_table_of_senders_is_pruned_and_bounded(clock: ManualClock) -> None:
 
 
 @pytest.fixture(params=[0, 6], ids=["one universe", "many universes"])
-async def ears(hub: RelayHub, request: pytest.FixtureRequest) -> tuple[Ears, list[Any]]:
+async def ears(hub: RelayHub, request: pytest.FixtureRequest) -> tuple[CommitListener, list[Any]]:
     told: list[Any] = []
 
     def tell(session: Session, *what: Any) -> None:
         if session.address.universe == "main":
             told.append((session.address.agent, *what))
 
-    ears = Ears(
+    ears = CommitListener(
         lambda session, sequence: tell(session, "mail", sequence),
         lambda session, sequence: tell(session, "receipt", sequence),
         lambda session: tell(session, "look"),
@@ -878,10 +892,10 @@ def notified(key: bytes) -> tuple[bytes, bytes]:
     return key, key[:-1] + bytes((key[-1] + 1,))
 
 
-async def test_keys_say_whom_they_concern_and_how_far(ears: tuple[Ears, list[Any]]) -> None:
+async def test_keys_say_whom_they_concern_and_how_far(ears: tuple[CommitListener, list[Any]]) -> None:
     hearing, told = ears
-    bob, bobby, eve = (room_of(Address("main", agent)) for agent in ("bob", "bobby", "eve"))
-    elsewhere = room_of(Address("other", "bob"))
+    bob, bobby, eve = (keys_of(Address("main", agent)) for agent in ("bob", "bobby", "eve"))
+    elsewhere = keys_of(Address("other", "bob"))
     hearing.hear([bob.mail_key(7), bobby.receipt_key(3), eve.mail_key(1), bob.box, bob.id_key("12345678m")], ())
     hearing.hear([bob.reader, elsewhere.mail_key(9), elsewhere.reader, b"m", b""], ())
     assert told == [("bob", "mail", 7), ("bobby", "receipt", 3), ("bob", "look")]
@@ -891,9 +905,9 @@ async def test_keys_say_whom_they_concern_and_how_far(ears: tuple[Ears, list[Any
     assert told == [("bob", "mail", 7), ("bobby", "receipt", 3), ("bob", "look")]
 
 
-async def test_keys_that_were_cut_short_concern_everybody_whom_they_may(ears: tuple[Ears, list[Any]]) -> None:
+async def test_keys_that_were_cut_short_concern_everybody_whom_they_may(ears: tuple[CommitListener, list[Any]]) -> None:
     hearing, told = ears
-    bob = room_of(Address("main", "bob"))
+    bob = keys_of(Address("main", "bob"))
     key = bob.mail_key(7)
     for length in range(1, len(key) + 1):
         told.clear()
@@ -908,19 +922,19 @@ async def test_keys_that_were_cut_short_concern_everybody_whom_they_may(ears: tu
     assert told == []
 
 
-async def test_those_who_left_are_not_told(hub: RelayHub, ears: tuple[Ears, list[Any]]) -> None:
+async def test_those_who_left_are_not_told(hub: RelayHub, ears: tuple[CommitListener, list[Any]]) -> None:
     hearing, told = ears
-    room = room_of(Address("main", "bob"))
+    room = keys_of(Address("main", "bob"))
     hearing.ignore(Session(hub, Address("main", "bob"), "s", lambda request: None))
     hearing.hear([room.mail_key(1), room.receipt_key(1), room.reader], [notified(room.prefix)])
     assert told == []
 
 
-async def test_commits_of_other_threads_are_heard_on_the_loop(port: AsyncEmbeddedPort, hub: RelayHub) -> None:
+async def test_commits_of_other_threads_are_heard_on_the_loop(transport: AsyncEmbeddedTransport, hub: RelayHub) -> None:
     async with Agent(hub, "bob") as bob:
         await quiet()
         work = (mailboxes.send, Address("main", "ada"), Address("main", "bob"), NewMail("bob", b"x", "id"))
-        await asyncio.to_thread(port.parts.database.transact, *work)
+        await asyncio.to_thread(transport.services.database.transact, *work)
         await bob.get(1)
 
 
@@ -978,8 +992,8 @@ async def test_mail_goes_on_when_a_step_of_a_round_fails(
 ) -> None:
     async with Agent(hub, "ada") as ada, Agent(hub, "cyd") as cyd, Agent(hub, "bob") as bob:
         await quiet()
-        failing = Failing(getattr(relay_hub, step))
-        monkeypatch.setattr(relay_hub, step, failing)
+        failing = Failing(getattr(hub, step))
+        monkeypatch.setattr(hub, step, failing)
         ada.send("bob", b"lost, perhaps")
         await until(lambda: failing.struck)
         await quiet()
@@ -1048,7 +1062,7 @@ async def test_a_join_that_fails_in_a_way_that_nobody_thought_of_is_told_and_the
 
 
 async def test_a_hub_that_could_not_hear_tries_again(hub: RelayHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub._database, "hear", Failing(hub._database.hear))
+    monkeypatch.setattr(hub._database, "subscribe", Failing(hub._database.subscribe))
     with pytest.raises(ZeroDivisionError):
         await hub.join("main", "bob", None)
     async with Agent(hub, "bob") as bob, Agent(hub, "ada") as ada:
@@ -1062,7 +1076,7 @@ async def test_ticks_go_on_when_one_fails_and_a_session_that_fails_does_not_hold
     monkeypatch.setattr(relay_hub, "_TICK_SECONDS", 0.001)
     async with Agent(hub, "ada") as ada, Agent(hub, "bob") as bob:
         failing = Failing(hub.tick)
-        monkeypatch.setattr(relay_hub, "tick", failing)
+        monkeypatch.setattr(hub, "tick", failing)
         await until(lambda: failing.struck)
         monkeypatch.setattr(ada.session, "push", Failing(ada.session.push))
         clock.advance_ms(round(RELAY_PING_SECONDS * 1_000))
@@ -1076,8 +1090,8 @@ async def test_a_commit_that_answers_nothing_is_answered(hub: RelayHub, commits:
 
     async with Agent(hub, "ada") as ada:
         await quiet()
-        monkeypatch.setattr(relay_hub, "_commit", nothing)
+        monkeypatch.setattr(hub, "_commit", nothing)
         id = ada.send("bob")
         assert isinstance(await ada.answer(id), Error)
-        monkeypatch.setattr(relay_hub, "_commit", commits)
+        monkeypatch.setattr(hub, "_commit", commits)
         assert isinstance(await ada.answer(ada.send("bob")), Sent)

@@ -12,10 +12,10 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import open_objects
 from holdfast.errors import HoldfastError, IdempotencyKeyReused
 from holdfast.kv import Database, Subspace, Transaction
-from holdfast.plane.embedded import EmbeddedPort
-from holdfast.plane.idempotency import once_of
+from holdfast.plane.embedded import EmbeddedTransport
+from holdfast.plane.idempotency import keyed_call_of
 from holdfast.plane.operations import OPERATIONS
-from holdfast.plane.services import Parts
+from holdfast.plane.services import Services
 from holdfast.testing.clock import ManualClock
 from holdfast.tiers import Tier, TierPolicy
 from holdfast.wire.activity import EndSession, ListLogs, LogRecords, ReadLog
@@ -117,9 +117,9 @@ class Town:
 
     def __init__(self, database: Database, clock: ManualClock) -> None:
         policy = TierPolicy({"task.title": Tier.CRITICAL})
-        self.port = EmbeddedPort(Parts(database, open_objects("memory:"), clock=clock, policy=policy))
+        self.transport = EmbeddedTransport(Services(database, open_objects("memory:"), clock=clock, policy=policy))
         self.clock = clock
-        call = self.port.call
+        call = self.transport.call
         call(CreateWorld("w"))
         call(AppendEntries("w", [b"\x01", b"\x02"], 0))
         call(PutItem("w", Control(command="go")))
@@ -141,18 +141,18 @@ class Town:
         call(LogRecords("s", [b"{}"]))
 
     def send(self, request: Request[Any], key: str = "k") -> Any:
-        return self.port.call(request, once_of(self.port, request, key, again=True))
+        return self.transport.call(request, keyed_call_of(self.transport, request, key, again=True))
 
     def everything(self) -> list[Any]:
         """The key space, but for what is remembered of calls; and the session log."""
         begin, end = Subspace("once").range()
-        pairs = self.port.parts.database.read(Transaction.scan, b"", b"\xff" * 8, limit=10_000)
-        self.port.parts.log().flush()
-        logged = self.port.call(ReadLog("s", "activity")).records
+        pairs = self.transport.services.database.read(Transaction.scan, b"", b"\xff" * 8, limit=10_000)
+        self.transport.services.log().flush()
+        logged = self.transport.call(ReadLog("s", "activity")).records
         return [pair for pair in pairs if not begin <= pair[0] < end] + [each.record for each in logged]
 
     def _received(self, queue: str, count: int) -> Any:
-        return self.port.call(ReceiveMessages(queue, "ada", count)).messages
+        return self.transport.call(ReceiveMessages(queue, "ada", count)).messages
 
     @staticmethod
     def _granted(granted: Any) -> tuple[str, str, int]:
@@ -163,7 +163,7 @@ class Town:
 def town(database: Database, clock: ManualClock) -> Iterator[Town]:
     town = Town(database, clock)
     yield town
-    town.port.close()
+    town.transport.close()
 
 
 PAUSED, OPEN = QueuePolicy(paused=True), QueuePolicy()
@@ -234,7 +234,7 @@ def test_a_write_that_is_sent_again_is_done_once_and_answered_alike(town: Town, 
     first = town.send(request)
     town.clock.advance_ms(1_000)
     for other in meanwhile:
-        town.port.call(other)
+        town.transport.call(other)
     before = town.everything()
     again = outcome(town, lambda: town.send(request))
     assert again == (first, before)
@@ -242,7 +242,7 @@ def test_a_write_that_is_sent_again_is_done_once_and_answered_alike(town: Town, 
         town.send(changed(request))
     assert town.everything() == before
     # The test could fail: without its key it is done again, or refused, or answered differently.
-    assert kind is SeeReceipts or outcome(town, lambda: town.port.call(request)) != again
+    assert kind is SeeReceipts or outcome(town, lambda: town.transport.call(request)) != again
 
 
 def changed(request: Request[Any]) -> Request[Any]:
@@ -255,10 +255,10 @@ def changed(request: Request[Any]) -> Request[Any]:
 
 
 def same_twice(town: Town) -> dict[type[Request[Any]], Callable[[], Any]]:
-    call = town.port.call
+    call = town.transport.call
     return {
         PutBlob: lambda: call(PutBlob(b"bytes")),
-        WriteBlob: lambda: town.port.send(WriteBlob(), iter([bytes(20_000)])),
+        WriteBlob: lambda: town.transport.send(WriteBlob(), iter([bytes(20_000)])),
         DeleteWorld: lambda: call(DeleteWorld("old")),
         CompactWorld: lambda: call(CompactWorld("w", 1, 0)),
         EndSession: lambda: call(EndSession("s")),
@@ -270,7 +270,7 @@ def same_twice(town: Town) -> dict[type[Request[Any]], Callable[[], Any]]:
 
 @pytest.mark.parametrize("kind", SAME_TWICE, ids=lambda kind: kind.__name__)
 def test_what_is_the_same_twice_leaves_the_same(town: Town, kind: type[Request[Any]]) -> None:
-    town.port.call(CommitSnapshot("w", b"\x01", 2, promote=True, receipt_horizon_height=2, manifest_hash=MANIFEST))
+    town.transport.call(CommitSnapshot("w", b"\x01", 2, promote=True, receipt_horizon_height=2, manifest_hash=MANIFEST))
     work = same_twice(town)[kind]
     first = outcome(town, work)
     assert outcome(town, work)[1] == first[1]
@@ -283,7 +283,7 @@ MANIFEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 def test_what_reads_beyond_a_snapshot_writes_nothing(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     database = MemoryDatabase(clock=clock)
     town = Town(database, clock)
-    hash = town.port.call(PutBlob(b"bytes")).hash
+    hash = town.transport.call(PutBlob(b"bytes")).hash
     reads: list[Request[Any]] = [
         GetBlob(hash),
         OpenBlob(hash),
@@ -308,7 +308,7 @@ def test_what_reads_beyond_a_snapshot_writes_nothing(clock: ManualClock, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(database, "transact", refuse)
         for request in reads:
-            found = town.port.receive(request) if isinstance(request, OpenBlob) else town.port.call(request)
+            found = town.transport.receive(request) if isinstance(request, OpenBlob) else town.transport.call(request)
             assert found is not None
     assert town.everything() == before
-    town.port.close()
+    town.transport.close()

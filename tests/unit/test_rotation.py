@@ -132,11 +132,11 @@ def test_a_file_that_somebody_writes_is_left_alone(folder: Path, objects: Object
 
 def test_a_file_that_is_gone_or_no_log_is_passed_over(folder: Path, objects: ObjectStore) -> None:
     assert not rotation.rotate(folder / "main" / "2026-11-15_04-42-15_abc123_metrics.jsonl", objects)
-    notes = folder / "notes.jsonl"
+    events = folder / "notes.jsonl"
     folder.mkdir()
-    notes.write_text("mine")
-    assert not rotation.rotate(notes, objects)
-    assert notes.read_text() == "mine"
+    events.write_text("mine")
+    assert not rotation.rotate(events, objects)
+    assert events.read_text() == "mine"
 
 
 def test_a_lock_counts_only_for_the_file_that_has_the_name(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from prometheus_client.exposition import generate_latest
 
 from holdfast.errors import Busy, NotAllowed
 from holdfast.limits import RPC_BATCH_MAX, RPC_BYTES_MAX
-from holdfast.plane.embedded import AsyncEmbeddedPort
+from holdfast.plane.embedded import AsyncEmbeddedTransport
 from holdfast.plane.open import Options, open_plane_async
 from holdfast.server.authorization import Anybody
 from holdfast.server.ingress_metrics import IngressMetrics
@@ -41,15 +41,15 @@ class Guard:
 
 
 @pytest.fixture
-async def port() -> AsyncIterator[AsyncEmbeddedPort]:
-    port = await open_plane_async("memory:", Options(pushes_per_minute=1_000))
-    yield port
-    await port.close()
+async def transport() -> AsyncIterator[AsyncEmbeddedTransport]:
+    transport = await open_plane_async("memory:", Options(pushes_per_minute=1_000))
+    yield transport
+    await transport.close()
 
 
 @pytest.fixture
-def rpc(port: AsyncEmbeddedPort) -> Rpc:
-    return Rpc(port, agent="bob")
+def rpc(transport: AsyncEmbeddedTransport) -> Rpc:
+    return Rpc(transport, agent="bob")
 
 
 def call(method: str = "agent.ping", params: Any = None, **more: Any) -> dict[str, Any]:
@@ -145,11 +145,11 @@ async def test_an_unknown_method_is_not_found(rpc: Rpc) -> None:
     assert code_of(await ask(rpc, call("agent.nothing"))) == -32601
 
 
-async def test_a_notification_is_carried_out_and_not_answered(rpc: Rpc, port: AsyncEmbeddedPort) -> None:
+async def test_a_notification_is_carried_out_and_not_answered(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
     asked = push()
     del asked["id"]
     assert await ask(rpc, asked) is None
-    assert (await port.call(CountMail("bob"))).pending == 1
+    assert (await transport.call(CountMail("bob"))).pending == 1
     for refused in (call("agent.nothing"), call("agent.data.push", {})):
         del refused["id"]
         assert await ask(rpc, refused) is None
@@ -186,7 +186,7 @@ async def test_a_fault_of_ours_tells_nothing_about_it(caplog: pytest.LogCaptureF
 # Pushes.
 
 
-async def test_a_push_arrives_and_says_which_promise_holds(rpc: Rpc, port: AsyncEmbeddedPort) -> None:
+async def test_a_push_arrives_and_says_which_promise_holds(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
     result = (await ask(rpc, push(durability=None)))["result"]
     assert {name: result[name] for name in ("accepted", "deduped", "durability")} == {
         "accepted": True,
@@ -195,7 +195,7 @@ async def test_a_push_arrives_and_says_which_promise_holds(rpc: Rpc, port: Async
     }
     result = (await ask(rpc, push()))["result"]
     assert (result["accepted"], result["deduped"], result["durability"]) == (True, True, "synced")
-    (mail,) = (await port.call(ReadMail("bob"))).mails
+    (mail,) = (await transport.call(ReadMail("bob"))).mails
     assert (mail.id, mail.sender) == (result["id"], ADA)
 
 
@@ -225,12 +225,12 @@ async def test_parameters_are_an_object(rpc: Rpc, params: Any) -> None:
     assert code_of(await ask(rpc, call("agent.data.push", params))) == -32602
 
 
-async def test_a_recipient_is_named_by_the_call_or_by_the_settings(port: AsyncEmbeddedPort) -> None:
-    answer = await ask(Rpc(port), push())
+async def test_a_recipient_is_named_by_the_call_or_by_the_settings(transport: AsyncEmbeddedTransport) -> None:
+    answer = await ask(Rpc(transport), push())
     assert code_of(answer) == -32602
     assert "ingress_agent" in answer["error"]["data"]["details"]
-    assert "result" in await ask(Rpc(port), push(to="eve@main"))
-    assert (await port.call(CountMail("eve"))).pending == 1
+    assert "result" in await ask(Rpc(transport), push(to="eve@main"))
+    assert (await transport.call(CountMail("eve"))).pending == 1
 
 
 async def test_a_payload_that_is_too_large_has_its_own_code(rpc: Rpc) -> None:
@@ -239,8 +239,8 @@ async def test_a_payload_that_is_too_large_has_its_own_code(rpc: Rpc) -> None:
     assert (code_of(answer), answer["error"]["data"]["code"]) == (-32005, "payload_too_large")
 
 
-async def test_a_full_mailbox_is_busy(rpc: Rpc, port: AsyncEmbeddedPort) -> None:
-    await port.call(SetMailPolicy(MailPolicy(pending_max=1)))
+async def test_a_full_mailbox_is_busy(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
+    await transport.call(SetMailPolicy(MailPolicy(pending_max=1)))
     await ask(rpc, push("1"))
     answer = await ask(rpc, push("2"))
     assert code_of(answer) == -32010
@@ -248,41 +248,41 @@ async def test_a_full_mailbox_is_busy(rpc: Rpc, port: AsyncEmbeddedPort) -> None
     assert answer["error"]["data"]["retry_after_seconds"] == 1
 
 
-async def test_a_sender_that_is_blocked_is_unauthorized(rpc: Rpc, port: AsyncEmbeddedPort) -> None:
-    await port.call(BlockSender("bob", "ada"))
+async def test_a_sender_that_is_blocked_is_unauthorized(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
+    await transport.call(BlockSender("bob", "ada"))
     assert code_of(await ask(rpc, push())) == -32001
 
 
-async def test_a_closed_ingress_is_busy(rpc: Rpc, port: AsyncEmbeddedPort) -> None:
-    await port.ingress.close()
+async def test_a_closed_ingress_is_busy(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
+    await transport.ingress.close()
     assert code_of(await ask(rpc, push())) == -32010
 
 
 async def test_too_many_pushes_are_rate_limited() -> None:
-    port = await open_plane_async("memory:", Options(pushes_per_minute=2))
-    rpc = Rpc(port, agent="bob")
+    transport = await open_plane_async("memory:", Options(pushes_per_minute=2))
+    rpc = Rpc(transport, agent="bob")
     codes = [code_of(answer) for key in "abc" if "error" in (answer := await ask(rpc, push(key)))]
     assert codes == [-32006]
-    await port.close()
+    await transport.close()
 
 
 # Who it is from.
 
 
-async def test_the_sender_is_the_authenticated_one(rpc: Rpc, port: AsyncEmbeddedPort) -> None:
+async def test_the_sender_is_the_authenticated_one(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
     """Lesson 22: the sender's address was not checked."""
     assert "result" in await ask(rpc, push("1"))
     assert "result" in await ask(rpc, push("2", **{"from": "ADA"}))
     assert "result" in await ask(rpc, push("3", **{"from": "ada@main"}))
     assert code_of(await ask(rpc, push("4", **{"from": "eve"}))) == -32002
-    assert {mail.sender for mail in (await port.call(ReadMail("bob"))).mails} == {ADA}
+    assert {mail.sender for mail in (await transport.call(ReadMail("bob"))).mails} == {ADA}
 
 
-async def test_a_token_pushes_by_its_name_where_it_may_send_mail(rpc: Rpc, port: AsyncEmbeddedPort) -> None:
+async def test_a_token_pushes_by_its_name_where_it_may_send_mail(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
     guard = Guard()
     assert "result" in await ask(rpc, push(to="bob@beta"), caller_of(guard, "main"))
     assert (guard.asked[0].sender, guard.asked[0].universe) == ("ada", "beta")
-    (mail,) = (await port.call(ReadMail("bob", universe="beta"))).mails
+    (mail,) = (await transport.call(ReadMail("bob", universe="beta"))).mails
     assert mail.sender == "ada@beta"
     answer = await ask(rpc, push(**{"from": "eve"}), caller_of(guard, "main"))
     assert code_of(answer) == -32002
@@ -299,11 +299,11 @@ async def test_a_token_that_calls_too_often_is_rate_limited(rpc: Rpc) -> None:
     assert code_of(answer) == -32006
 
 
-async def test_where_nobody_is_authenticated_a_call_is_believed(rpc: Rpc, port: AsyncEmbeddedPort) -> None:
+async def test_where_nobody_is_authenticated_a_call_is_believed(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
     loopback = caller_of(Anybody(), "main")
     await ask(rpc, push("1", **{"from": "eve"}), loopback)
     await ask(rpc, push("2"), loopback)
-    assert [mail.sender for mail in (await port.call(ReadMail("bob"))).mails] == ["eve@main", "anybody@main"]
+    assert [mail.sender for mail in (await transport.call(ReadMail("bob"))).mails] == ["eve@main", "anybody@main"]
 
 
 async def test_an_agent_of_the_relay_stays_in_its_universe(rpc: Rpc) -> None:
@@ -318,10 +318,10 @@ async def test_an_agent_of_the_relay_stays_in_its_universe(rpc: Rpc) -> None:
 # Metrics.
 
 
-async def test_the_ingress_tells_of_itself(rpc: Rpc, port: AsyncEmbeddedPort) -> None:
+async def test_the_ingress_tells_of_itself(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
     """Lesson 6: the metrics were planned and never built."""
     registry = CollectorRegistry()
-    registry.register(IngressMetrics(port.ingress))
+    registry.register(IngressMetrics(transport.ingress))
     await ask(rpc, [push("1"), push("2")])
     await ask(rpc, push("2"))
     await ask(rpc, push("3", durability=None))

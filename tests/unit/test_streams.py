@@ -13,13 +13,13 @@ from holdfast.errors import Closed
 from holdfast.kv import serial_database
 from holdfast.limits import CALLS_MAX, READS_MAX, TOGETHER_REPLIES_MAX, UNSENT_BYTES_MAX
 from holdfast.plane import Options, open_plane_async
-from holdfast.plane.batching import call_group
-from holdfast.plane.embedded import AsyncEmbeddedPort
+from holdfast.plane.batching import call_batch
+from holdfast.plane.embedded import AsyncEmbeddedTransport
 from holdfast.server import consumers
 from holdfast.server.authorization import Anybody
 from holdfast.server.consumers import Consumers
 from holdfast.server.streams import Streams
-from holdfast.threads import aside
+from holdfast.threads import run_in_thread
 from holdfast.tiers import Tier
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.blobs import PutBlob
@@ -36,15 +36,15 @@ decode = msgspec.msgpack.Decoder().decode
 
 
 @pytest.fixture
-async def port() -> AsyncIterator[AsyncEmbeddedPort]:
-    port = await open_plane_async("memory:", Options())
-    yield port
-    await port.close()
+async def transport() -> AsyncIterator[AsyncEmbeddedTransport]:
+    transport = await open_plane_async("memory:", Options())
+    yield transport
+    await transport.close()
 
 
 @pytest.fixture(params=["messages", "a socket"])
-def streams(port: AsyncEmbeddedPort, request: pytest.FixtureRequest) -> Streams:
-    streams = Streams(port)
+def streams(transport: AsyncEmbeddedTransport, request: pytest.FixtureRequest) -> Streams:
+    streams = Streams(transport)
     streams.has_sockets = request.param == "a socket"
     return streams
 
@@ -161,32 +161,32 @@ class Peer:
             self.replies.update((reply[0], reply) for reply in found)
 
 
-async def puts(port: AsyncEmbeddedPort) -> int:
-    return (await port.call(GetQueueStats("jobs"))).put_total
+async def puts(transport: AsyncEmbeddedTransport) -> int:
+    return (await transport.call(GetQueueStats("jobs"))).put_total
 
 
 # Connections that end.
 
 
-async def test_a_call_that_nobody_wants_any_more_is_not_begun(port: AsyncEmbeddedPort) -> None:
-    [outcome] = await call_group(port, [Call(0, PUT, "key")], lambda: False)
+async def test_a_call_that_nobody_wants_any_more_is_not_begun(transport: AsyncEmbeddedTransport) -> None:
+    [outcome] = await call_batch(transport, [Call(0, PUT, "key")], lambda: False)
     assert isinstance(outcome, Closed)
-    assert await puts(port) == 0
-    [outcome] = await call_group(port, [Call(0, PUT, "key")], lambda: True)
+    assert await puts(transport) == 0
+    [outcome] = await call_batch(transport, [Call(0, PUT, "key")], lambda: True)
     assert len(outcome.receipts) == 1
 
 
 class Held:
     """Keeps the first work that goes to a thread from its turn, for as long as it is told to."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, port: AsyncEmbeddedPort) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, transport: AsyncEmbeddedTransport) -> None:
         self.begun = threading.Event()
         self.go_on = threading.Event()
         self.done = threading.Event()
-        self._turn = port.parts.database._turn  # type: ignore[attr-defined]
+        self._turn = transport.services.database._turn  # type: ignore[attr-defined]
         self._monkeypatch = monkeypatch
         self._turn.acquire()  # As another thread would: so the event loop sends the work to one.
-        monkeypatch.setattr(serial_database, "aside", self._first)
+        monkeypatch.setattr(serial_database, "run_in_thread", self._first)
 
     async def _first(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         def held() -> Any:
@@ -197,8 +197,8 @@ class Held:
             finally:
                 self.done.set()
 
-        self._monkeypatch.setattr(serial_database, "aside", aside)
-        return await aside(held)
+        self._monkeypatch.setattr(serial_database, "run_in_thread", run_in_thread)
+        return await run_in_thread(held)
 
     async def free_the_turn(self) -> None:
         await until(self.begun.is_set)
@@ -206,9 +206,9 @@ class Held:
 
 
 async def test_a_put_that_stood_in_line_while_its_client_sent_it_again_happens_once(
-    port: AsyncEmbeddedPort, streams: Streams, monkeypatch: pytest.MonkeyPatch
+    transport: AsyncEmbeddedTransport, streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = Held(monkeypatch, port)
+    held = Held(monkeypatch, transport)
     async with Peer(streams) as old:
         old.send([Call(0, PUT, "key")])
         await held.free_the_turn()
@@ -220,15 +220,15 @@ async def test_a_put_that_stood_in_line_while_its_client_sent_it_again_happens_o
             await until(held.done.is_set)
             new.send([Call(1, PUT, "key", True)])
             assert await new.answer(1) == receipt
-    assert await puts(port) == 1
+    assert await puts(transport) == 1
 
 
 async def test_a_commit_that_was_begun_is_told_of_though_its_connection_ended(
-    port: AsyncEmbeddedPort, streams: Streams, monkeypatch: pytest.MonkeyPatch
+    transport: AsyncEmbeddedTransport, streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(port.parts, "tell", told.extend)
-    held = Held(monkeypatch, port)
+    monkeypatch.setattr(transport.services, "publish", told.extend)
+    held = Held(monkeypatch, transport)
     # It was, when it was asked.
     monkeypatch.setattr("holdfast.server.stream_connection.Conversation._is_wanted", lambda self: True)
     async with Peer(streams) as peer:
@@ -236,13 +236,13 @@ async def test_a_commit_that_was_begun_is_told_of_though_its_connection_ended(
         await held.free_the_turn()
     held.go_on.set()
     await until(lambda: told)
-    assert await puts(port) == 1
+    assert await puts(transport) == 1
 
 
 # Calls of one frame.
 
 
-async def test_calls_of_one_frame_happen_in_their_order(streams: Streams, port: AsyncEmbeddedPort) -> None:
+async def test_calls_of_one_frame_happen_in_their_order(streams: Streams, transport: AsyncEmbeddedTransport) -> None:
     """Whatever they are, and whatever they promise: a read sees the write before it, and none behind it."""
     async with Peer(streams) as peer:
         peer.send(
@@ -265,8 +265,8 @@ async def test_calls_of_one_frame_happen_in_their_order(streams: Streams, port: 
         assert len(peer.frames) == 2, "one group, answered in one frame"
 
 
-async def test_reads_alone_wait_for_no_writer(streams: Streams, port: AsyncEmbeddedPort) -> None:
-    turn = port.parts.database._turn  # type: ignore[attr-defined]
+async def test_reads_alone_wait_for_no_writer(streams: Streams, transport: AsyncEmbeddedTransport) -> None:
+    turn = transport.services.database._turn  # type: ignore[attr-defined]
     async with Peer(streams) as peer:
         with turn:
             peer.send([Call(number, GetState("s")) for number in range(3)])
@@ -275,16 +275,16 @@ async def test_reads_alone_wait_for_no_writer(streams: Streams, port: AsyncEmbed
 
 @pytest.mark.parametrize("writes", [False, True])
 async def test_long_answers_end_a_group_and_the_order_stays(
-    writes: bool, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
+    writes: bool, transport: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.plane.batching.GROUP_ANSWERS_BYTES", 2_500)
-    await port.call(UpdateState("s", canonical("x" * 1_000)))
+    await transport.call(UpdateState("s", canonical("x" * 1_000)))
     calls = [Call(number, GetState("s")) for number in range(8)]
     if writes:
         calls.insert(4, Call(8, UpdateState("s", canonical("y" * 1_000))))
     groups = []
     while calls:
-        groups.append(await call_group(port, calls))
+        groups.append(await call_batch(transport, calls))
         calls = calls[len(groups[-1]) :]
     assert [len(group) for group in groups] == ([3, 4, 2] if writes else [3, 3, 2])
     values = [found.state.value[-1:] for group in groups for found in group if isinstance(found, FoundState)]
@@ -294,38 +294,38 @@ async def test_long_answers_end_a_group_and_the_order_stays(
 # Callers that go.
 
 
-async def standing(port: AsyncEmbeddedPort, line: int) -> None:
+async def standing(transport: AsyncEmbeddedTransport, line: int) -> None:
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while (await port.call(GetQueueStats("jobs"))).waiting_consumers != line:
+        while (await transport.call(GetQueueStats("jobs"))).waiting_consumers != line:
             await asyncio.sleep(0.001)
 
 
 async def test_a_call_that_is_cancelled_leaves_its_line_and_is_answered(
-    streams: Streams, port: AsyncEmbeddedPort
+    streams: Streams, transport: AsyncEmbeddedTransport
 ) -> None:
     async with Peer(streams) as peer:
         peer.send([Call(number, RECEIVE) for number in range(3)])
-        await standing(port, 3)
+        await standing(transport, 3)
         peer.send([1, 7, 0, 1])  # One of them twice, and one that there is not.
         assert [await peer.problem(number) for number in (0, 1)] == ["closed", "closed"]
-        await standing(port, 1)
-        await port.call(PUT)
+        await standing(transport, 1)
+        await transport.call(PUT)
         assert len((await peer.answer(2))["messages"]) == 1
         assert len(peer.replies) == 3
 
 
 async def test_a_call_that_is_cancelled_before_it_began_is_answered_too(
-    streams: Streams, port: AsyncEmbeddedPort
+    streams: Streams, transport: AsyncEmbeddedTransport
 ) -> None:
     async with Peer(streams) as peer:
         peer.send([Call(0, RECEIVE), 0, Call(1, PUT), 1])
         assert await peer.problem(0) == "closed"
         assert len((await peer.answer(1))["receipts"]) == 1, "what does not wait is done"
-        await standing(port, 0)
+        await standing(transport, 0)
 
 
 async def test_calls_that_were_cancelled_make_room_for_others(
-    streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
+    streams: Streams, transport: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.server.stream_connection.CALLS_MAX", 4)
     async with Peer(streams) as peer:
@@ -339,8 +339,8 @@ async def test_calls_that_were_cancelled_make_room_for_others(
 # Replies that are not read.
 
 
-def fill(port: AsyncEmbeddedPort, messages: int = 100) -> Any:
-    return port.call(PutMessages("jobs", [NewMessage(b"x" * 1_000) for _ in range(messages)]))
+def fill(transport: AsyncEmbeddedTransport, messages: int = 100) -> Any:
+    return transport.call(PutMessages("jobs", [NewMessage(b"x" * 1_000) for _ in range(messages)]))
 
 
 async def settled(peer: Peer) -> int:
@@ -353,9 +353,9 @@ async def settled(peer: Peer) -> int:
 
 
 async def test_nothing_more_is_heard_from_a_connection_that_does_not_read(
-    streams: Streams, port: AsyncEmbeddedPort
+    streams: Streams, transport: AsyncEmbeddedTransport
 ) -> None:
-    await fill(port)
+    await fill(transport)
     frames, each = 100, 20
     async with Peer(streams) as deaf, Peer(streams, "other") as other:
         deaf.reading.clear()
@@ -372,7 +372,7 @@ async def test_nothing_more_is_heard_from_a_connection_that_does_not_read(
 
 @pytest.mark.parametrize("request_", [PeekMessages("jobs", 100), ReadJournal("ada", 0, 100)])
 async def test_only_so_many_long_answers_are_in_memory(
-    streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch, request_: Any
+    streams: Streams, transport: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch, request_: Any
 ) -> None:
     """On a store that is asked from threads, many calls can be under way before the first answer is not read."""
     under_way, most, go_on = 0, 0, asyncio.Event()
@@ -385,8 +385,8 @@ async def test_only_so_many_long_answers_are_in_memory(
         under_way -= 1
         return [None] if isinstance(args[0], list) else None
 
-    monkeypatch.setattr(port, "call", slowly)
-    monkeypatch.setattr(streams, "call_group", slowly)
+    monkeypatch.setattr(transport, "call", slowly)
+    monkeypatch.setattr(streams, "call_batch", slowly)
     async with Peer(streams) as peer:
         for number in range(100):
             peer.send([Call(number, request_)])
@@ -397,9 +397,9 @@ async def test_only_so_many_long_answers_are_in_memory(
 
 
 async def test_a_connection_that_does_not_read_holds_up_neither_its_successor_nor_a_cut(
-    streams: Streams, port: AsyncEmbeddedPort
+    streams: Streams, transport: AsyncEmbeddedTransport
 ) -> None:
-    await fill(port)
+    await fill(transport)
     async with Peer(streams) as deaf, Peer(streams, "other") as other:
         for peer in (deaf, other):
             peer.reading.clear()
@@ -419,10 +419,10 @@ def unsent_of(streams: Streams, session: str) -> int:
 
 
 async def test_replies_are_split_into_frames(
-    streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
+    streams: Streams, transport: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.server.replies.FRAME_BYTES_MAX", 1_500)
-    await fill(port, 2)
+    await fill(transport, 2)
     async with Peer(streams) as peer:
         peer.send([*(Call(number, PUT) for number in range(64)), Call(64, PeekMessages("jobs", 2))])
         await until(lambda: len(peer.replies) == 65)
@@ -432,9 +432,12 @@ async def test_replies_are_split_into_frames(
 
 
 async def test_an_answer_that_cannot_be_encoded_is_a_problem_of_its_call_alone(
-    streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    streams: Streams,
+    transport: AsyncEmbeddedTransport,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(streams, "call_group", lambda calls, wanted: asyncio.sleep(0, [1, 1 << 70, 3]))
+    monkeypatch.setattr(streams, "call_batch", lambda calls, wanted: asyncio.sleep(0, [1, 1 << 70, 3]))
     async with Peer(streams) as peer:
         peer.send([Call(number, PUT) for number in range(3)])
         assert (await peer.answer(0), await peer.problem(1), await peer.answer(2)) == (1, "error", 3)
@@ -444,31 +447,31 @@ async def test_an_answer_that_cannot_be_encoded_is_a_problem_of_its_call_alone(
 # Answers that do not arrive.
 
 
-async def leased(port: AsyncEmbeddedPort) -> tuple[int, int]:
+async def leased(transport: AsyncEmbeddedTransport) -> tuple[int, int]:
     """How many messages somebody has, and how many are there for anybody."""
-    stats = await port.call(GetQueueStats("jobs"))
+    stats = await transport.call(GetQueueStats("jobs"))
     return stats.leased, stats.ready
 
 
-async def given_back(port: AsyncEmbeddedPort, ready: int) -> None:
+async def given_back(transport: AsyncEmbeddedTransport, ready: int) -> None:
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while await leased(port) != (0, ready):
+        while await leased(transport) != (0, ready):
             await asyncio.sleep(0.001)
-    found = (await port.call(PeekMessages("jobs", 1))).messages[0]
+    found = (await transport.call(PeekMessages("jobs", 1))).messages[0]
     assert found.failure_attempts == 0, "it was nobody's failure"
 
 
 @pytest.mark.parametrize("key", [None, "key"])
 @pytest.mark.parametrize("ending", ["gone", "cut", "taken over"])
 async def test_messages_that_could_not_be_sent_are_given_back_at_once(
-    streams: Streams, port: AsyncEmbeddedPort, key: str | None, ending: str
+    streams: Streams, transport: AsyncEmbeddedTransport, key: str | None, ending: str
 ) -> None:
-    await fill(port, 3)
+    await fill(transport, 3)
     async with Peer(streams) as peer:
         peer.reading.clear()
         peer.send([Call(0, ReceiveMessages("jobs", "ada", 2), key)])
         await until(lambda: unsent_of(streams, "s"))
-        assert await leased(port) == (2, 1)
+        assert await leased(transport) == (2, 1)
         if ending == "gone":
             peer.end()
         elif ending == "cut":
@@ -476,14 +479,14 @@ async def test_messages_that_could_not_be_sent_are_given_back_at_once(
         else:
             async with Peer(streams):
                 pass
-        await given_back(port, 3)
+        await given_back(transport, 3)
         peer.end()
 
 
 async def test_a_consumer_that_asks_again_has_what_its_old_connection_could_not_tell(
-    streams: Streams, port: AsyncEmbeddedPort
+    streams: Streams, transport: AsyncEmbeddedTransport
 ) -> None:
-    await fill(port, 2)
+    await fill(transport, 2)
     async with Peer(streams) as old:
         old.reading.clear()
         old.send([Call(0, RECEIVE, "key")])
@@ -491,32 +494,32 @@ async def test_a_consumer_that_asks_again_has_what_its_old_connection_could_not_
         async with Peer(streams) as new:
             new.send([Call(0, RECEIVE, "key", True)])
             assert len((await new.answer(0))["messages"]) == 1
-            assert await leased(port) == (1, 1)
+            assert await leased(transport) == (1, 1)
         old.end()
 
 
 async def test_a_consumer_is_told_of_as_many_messages_as_fit_a_reply(
-    streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
+    streams: Streams, transport: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.server.replies.ANSWER_BYTES_MAX", 20_000)
     monkeypatch.setattr("holdfast.server.consumers._FEW", 1)
-    await fill(port, 60)
+    await fill(transport, 60)
     async with Peer(streams) as peer:
         peer.send([Call(0, ReceiveMessages("jobs", "ada", 60), "key")])
         found = (await peer.answer(0))["messages"]
         assert 7 <= len(found) < 20
         await until(lambda: not streams._tasks)
-        assert await leased(port) == (len(found), 60 - len(found))
-        first = (await port.call(PeekMessages("jobs", 60))).messages
+        assert await leased(transport) == (len(found), 60 - len(found))
+        first = (await transport.call(PeekMessages("jobs", 60))).messages
         assert len(found) + len(first) == 60
 
 
 async def test_an_answer_that_no_reply_carries_is_a_problem_that_says_so(
-    streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
+    streams: Streams, transport: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.server.replies.FRAME_BYTES_MAX", 20_000)
     monkeypatch.setattr("holdfast.server.replies.ANSWER_BYTES_MAX", 20_000)
-    await fill(port, 60)
+    await fill(transport, 60)
     async with Peer(streams) as peer:
         peer.send([Call(0, PeekMessages("jobs", 60)), Call(1, PUT), Call(2, PeekMessages("jobs", 10))])
         assert await peer.problem(0) == "answer_too_large"
@@ -526,21 +529,21 @@ async def test_an_answer_that_no_reply_carries_is_a_problem_that_says_so(
 
 
 async def test_consumers_that_waited_while_nobody_reads_get_nothing(
-    streams: Streams, port: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch
+    streams: Streams, transport: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they are told is kept for them only up to a bound; the messages are for those who read."""
     monkeypatch.setattr("holdfast.server.replies.ANSWER_BYTES_MAX", 5_000)
     async with Peer(streams) as deaf, Peer(streams, "other") as other:
         deaf.send([Call(number, RECEIVE) for number in range(50)])
-        await standing(port, 50)
+        await standing(transport, 50)
         deaf.reading.clear()
-        await fill(port, 60)
-        await standing(port, 0)
+        await fill(transport, 60)
+        await standing(transport, 0)
         async with asyncio.timeout(DEADLINE_SECONDS):
-            while (await leased(port))[0] >= 10:
+            while (await leased(transport))[0] >= 10:
                 await asyncio.sleep(0.001)
         await until(lambda: not streams._tasks)
-        kept, free = await leased(port)
+        kept, free = await leased(transport)
         assert (free, kept < 10) == (60 - kept, True)
         other.send([Call(0, ReceiveMessages("jobs", "bob", 2))])
         assert len((await other.answer(0))["messages"]) == 2
@@ -550,20 +553,20 @@ async def test_consumers_that_waited_while_nobody_reads_get_nothing(
 
 
 @pytest.fixture
-async def synced(tmp_path: Path) -> AsyncIterator[AsyncEmbeddedPort]:
+async def synced(tmp_path: Path) -> AsyncIterator[AsyncEmbeddedTransport]:
     """A port whose callers wait for a sync, most of them together."""
-    port = await open_plane_async(f"dir:{tmp_path}", Options())
-    yield port
-    await port.close()
+    transport = await open_plane_async(f"dir:{tmp_path}", Options())
+    yield transport
+    await transport.close()
 
 
-def streams_of(port: AsyncEmbeddedPort) -> Streams:
-    streams = Streams(port)
+def streams_of(transport: AsyncEmbeddedTransport) -> Streams:
+    streams = Streams(transport)
     streams.has_sockets = True
     return streams
 
 
-async def test_consumers_who_are_served_together_are_told_together(synced: AsyncEmbeddedPort) -> None:
+async def test_consumers_who_are_served_together_are_told_together(synced: AsyncEmbeddedTransport) -> None:
     async with Peer(streams_of(synced)) as peer:
         await fill(synced, 100)
         peer.send([Call(number, RECEIVE, f"key {number}") for number in range(100)])
@@ -573,7 +576,7 @@ async def test_consumers_who_are_served_together_are_told_together(synced: Async
         assert await leased(synced) == (100, 0)
 
 
-async def test_a_long_message_shares_no_frame(synced: AsyncEmbeddedPort) -> None:
+async def test_a_long_message_shares_no_frame(synced: AsyncEmbeddedTransport) -> None:
     body = b"x" * 100_000
     stored = await synced.call(PutBlob(body))
     await synced.call(PutMessages("jobs", [NewMessage(blob=stored.hash, blob_size=len(body))] * 5))
@@ -585,16 +588,16 @@ async def test_a_long_message_shares_no_frame(synced: AsyncEmbeddedPort) -> None
 
 @pytest.mark.parametrize("key", ["key", None])
 async def test_consumers_who_are_gone_before_they_are_told_leave_their_messages(
-    synced: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch, key: str | None
+    synced: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
     """Their messages are leased and synced, and the frame is written at the end of the turn: in between they go."""
-    tell, gone = Consumers._tell_ready, []
+    publish, gone = Consumers._tell_ready, []
     streams = streams_of(synced)
 
     def go_first(self: Consumers) -> None:
         gone.append(len(self._ready))
         streams.open["anybody/s"].drop()
-        tell(self)
+        publish(self)
 
     monkeypatch.setattr(Consumers, "_tell_ready", go_first)
     await fill(synced, 5)
@@ -605,7 +608,7 @@ async def test_consumers_who_are_gone_before_they_are_told_leave_their_messages(
         assert (gone, peer.replies) == ([5], {})
 
 
-async def test_consumers_who_do_not_read_and_go_leave_their_messages_at_once(synced: AsyncEmbeddedPort) -> None:
+async def test_consumers_who_do_not_read_and_go_leave_their_messages_at_once(synced: AsyncEmbeddedTransport) -> None:
     await fill(synced, 5)
     streams = streams_of(synced)
     async with Peer(streams) as peer:
@@ -618,7 +621,7 @@ async def test_consumers_who_do_not_read_and_go_leave_their_messages_at_once(syn
 
 @pytest.mark.parametrize("broken", ["not encoded", "not written"])
 async def test_what_cannot_be_told_together_is_told_one_by_one(
-    synced: AsyncEmbeddedPort, monkeypatch: pytest.MonkeyPatch, broken: str
+    synced: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     if broken == "not encoded":
         encoded = consumers.encoded
@@ -664,7 +667,10 @@ async def test_who_hangs_up_before_saying_hello_is_told_nothing(streams: Streams
 
 
 async def test_a_call_whose_answer_fails_in_a_way_that_nobody_thought_of_does_not_wait_for_ever(
-    port: AsyncEmbeddedPort, streams: Streams, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    transport: AsyncEmbeddedTransport,
+    streams: Streams,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its connection is cut, the client makes another one, and asks again there."""
 
@@ -675,12 +681,12 @@ async def test_a_call_whose_answer_fails_in_a_way_that_nobody_thought_of_does_no
         with monkeypatch.context() as broken:
             broken.setattr(Consumers, "deliver", fail)
             peer.send([Call(1, RECEIVE)])
-            await until(lambda: port.parts.database._watches.count)  # type: ignore[attr-defined]
-            await port.call(PUT)
+            await until(lambda: transport.services.database._watches.count)  # type: ignore[attr-defined]
+            await transport.call(PUT)
             await until(lambda: peer.closed is not None)
         assert peer.closed == 1011
     assert "ZeroDivisionError" in caplog.text
     async with Peer(streams) as again:
-        await port.call(PUT)
+        await transport.call(PUT)
         again.send([Call(1, RECEIVE)])
         assert len((await again.answer(1))["messages"]) == 1

@@ -13,8 +13,8 @@ from holdfast import Plane, Tier
 from holdfast.errors import InvalidArgument, InvalidName, WorldNotFound
 from holdfast.handles.sync.plane import Plane as Handle
 from holdfast.limits import SURVEY_MAX
-from holdfast.plane.embedded import EmbeddedPort
-from holdfast.plane.services import Parts
+from holdfast.plane.embedded import EmbeddedTransport
+from holdfast.plane.services import Services
 from holdfast.tiers import TierPolicy
 
 NO_MANIFEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -23,14 +23,14 @@ NO_MANIFEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 @pytest.fixture
 def plane(database: Any) -> Iterator[Plane]:
     policy = TierPolicy({"order.total": Tier.CRITICAL}, {"trace_*": Tier.BEST_EFFORT})
-    with Handle(EmbeddedPort(Parts(database, policy=policy))) as opened:
+    with Handle(EmbeddedTransport(Services(database, policy=policy))) as opened:
         yield opened
 
 
 def test_universes_are_those_with_anything_in_them(plane: Plane) -> None:
     assert plane.universes() == []
     for name in ("b", "a", "a-1"):
-        Handle(plane._port, name).queue("jobs").put(b"x")
+        Handle(plane._transport, name).queue("jobs").put(b"x")
     assert plane.universes() == ["a", "a-1", "b"]
     assert plane.universes(after="a", limit=1) == ["a-1"]
 
@@ -113,12 +113,12 @@ def test_locks_of_this_process_are_in_the_list(plane: Plane) -> None:
 
 
 def test_to_look_for_locks_makes_no_table_of_them(plane: Plane) -> None:
-    port: Any = plane._port
+    transport: Any = plane._transport
     for number in range(3):
-        assert Handle(port, f"nobody-{number}").waits().locks == []
-    assert port.parts._locks == {}
+        assert Handle(transport, f"nobody-{number}").waits().locks == []
+    assert transport.services._locks == {}
     with plane.locks.acquire(["entity_type", "task"]):
-        assert Handle(port, "nobody-0").waits().locks == []
+        assert Handle(transport, "nobody-0").waits().locks == []
 
 
 @pytest.mark.parametrize(

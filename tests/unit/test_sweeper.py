@@ -17,7 +17,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import Closed, Unreachable
 from holdfast.layers import queues
 from holdfast.layers.queues import NEVER_MS, QueueKey
-from holdfast.runtime.consumer_options import Waits
+from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.maintenance import sweeper as sweeper_module
 from holdfast.runtime.maintenance.sweeper import Sweeper
 from holdfast.testing.clock import ManualClock
@@ -49,7 +49,7 @@ class WatchedDatabase(MemoryDatabase):
         self.error: Exception | None = None
 
     def transact(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if work is queues.attend_and_tell:
+        if work is queues.process_due_and_collect:
             if self.error is not None:
                 raise self.error
             self.attended.append(args[0])
@@ -82,7 +82,7 @@ class Day:
 
     def start(self, *, shared: bool = False) -> float | None:
         """Start the sweeper; how long it means to sleep when it has looked at everything."""
-        waits = Waits(poll_seconds=3.0, poll_jitter_seconds=0.0)
+        waits = ConsumerOptions(poll_seconds=3.0, poll_jitter_seconds=0.0)
         self.sweeper = Sweeper(self.database, waits, self.told.extend, shared=shared)
         return self.until_asleep()
 
@@ -320,11 +320,11 @@ def test_it_stops_between_two_transactions_of_one_queue(day: Day, monkeypatch: p
     assert day.sweeper is not None
     sweeper, entered, leave = day.sweeper, threading.Event(), threading.Event()
 
-    def told(notes: list[tuple[Any, ...]]) -> None:
+    def told(events: list[tuple[Any, ...]]) -> None:
         entered.set()
         assert leave.wait(DEADLINE_SECONDS)
 
-    sweeper._tell = told
+    sweeper._publish = told
     with day.bed:
         day.clock.advance_ms(5_000)
         day.bed.notify()
@@ -370,10 +370,10 @@ def test_a_clock_that_runs_ahead_of_the_databases_own_costs_no_thousand_transact
     day.database._clock = behind
     day.start()
     rounds = threading.Event()
-    attend = day.database.transact
+    process_due = day.database.transact
 
     def counted(work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        result = attend(work, *args, **kwargs)
+        result = process_due(work, *args, **kwargs)
         if len(day.database.attended) >= 1_000:
             behind.jump_to_ms(day.clock.now_ms())
             rounds.set()

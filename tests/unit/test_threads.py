@@ -9,7 +9,7 @@ import pytest
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.errors import Busy
 from holdfast.kv import Transaction
-from holdfast.threads import aside
+from holdfast.threads import run_in_thread
 
 PATIENCE_SECONDS = 60.0
 
@@ -17,10 +17,10 @@ PATIENCE_SECONDS = 60.0
 async def test_it_has_the_result_or_the_error_and_the_context_of_its_caller() -> None:
     name: ContextVar[str] = ContextVar("name", default="nobody")
     name.set("ada")
-    assert await aside(lambda word, end: f"{name.get()} {word}{end}", "knits", end=".") == "ada knits."
-    assert await aside(threading.get_ident) != threading.get_ident()
+    assert await run_in_thread(lambda word, end: f"{name.get()} {word}{end}", "knits", end=".") == "ada knits."
+    assert await run_in_thread(threading.get_ident) != threading.get_ident()
     with pytest.raises(RuntimeError, match="of its own"):
-        await aside(_fail)
+        await run_in_thread(_fail)
 
 
 def _fail() -> None:
@@ -31,14 +31,14 @@ async def test_what_is_cancelled_before_it_began_never_does() -> None:
     loop, free = asyncio.get_running_loop(), threading.Event()
     done: list[int] = []
     workers = [loop.run_in_executor(None, free.wait, PATIENCE_SECONDS) for _ in range(64)]  # More than it has threads.
-    waiting = asyncio.ensure_future(aside(done.append, 1))
+    waiting = asyncio.ensure_future(run_in_thread(done.append, 1))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting  # Only then does the line know: to cancel a task is to have it cancelled in the next turn.
     free.set()
     await asyncio.gather(*workers)
-    await aside(done.append, 2)
+    await run_in_thread(done.append, 2)
     assert done == [2]
 
 
@@ -53,7 +53,7 @@ async def test_a_transaction_that_finds_no_thread_is_not_committed_later(monkeyp
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    busy = asyncio.ensure_future(aside(database.transact, slow))
+    busy = asyncio.ensure_future(run_in_thread(database.transact, slow))
     while not begun.is_set():
         await asyncio.sleep(0)
     with monkeypatch.context() as patch:
@@ -63,5 +63,5 @@ async def test_a_transaction_that_finds_no_thread_is_not_committed_later(monkeyp
     end.set()
     await busy
     for _ in range(64):  # Whatever is in line is behind none of these.
-        await aside(lambda: None)
+        await run_in_thread(lambda: None)
     assert database.read(lambda tx: tx.get(b"key")) is None

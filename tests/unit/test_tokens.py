@@ -18,9 +18,9 @@ from holdfast.handles.tokens import AsyncTokens
 from holdfast.kv import Database
 from holdfast.layers import tokens as layer
 from holdfast.names import UNIVERSE
-from holdfast.plane.embedded import AsyncEmbeddedPort, EmbeddedPort
+from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from holdfast.plane.operations import OPERATIONS
-from holdfast.plane.services import Parts
+from holdfast.plane.services import Services
 from holdfast.server import tokens as server_tokens
 from holdfast.server.authorization import Open
 from holdfast.server.tokens import Loopback, TokenGuards, check_bind, choose_guards, is_loopback
@@ -236,9 +236,9 @@ def test_no_request_hides_its_parts_behind_any() -> None:
 
 @pytest.fixture
 def plane() -> Iterator[Tokens]:
-    port = EmbeddedPort(Parts(MemoryDatabase()))
-    yield Tokens(port)
-    port.close()
+    transport = EmbeddedTransport(Services(MemoryDatabase()))
+    yield Tokens(transport)
+    transport.close()
 
 
 def test_a_token_shows_its_secret_once(plane: Tokens) -> None:
@@ -255,7 +255,7 @@ def test_a_token_shows_its_secret_once(plane: Tokens) -> None:
 def test_the_secret_is_not_stored(plane: Tokens) -> None:
     made = plane.create("ci", universes="*", verbs="*")
     secret = made.token.rpartition("_")[2].encode()
-    pairs = plane._port.parts.database.read(lambda tx: tx.scan(b"", b"\xff", limit=100))  # type: ignore[attr-defined]
+    pairs = plane._transport.services.database.read(lambda tx: tx.scan(b"", b"\xff", limit=100))  # type: ignore[attr-defined]
     assert pairs
     assert not [key for key, value in pairs if secret in key or secret in value]
 
@@ -293,7 +293,7 @@ def test_a_token_that_makes_no_sense_is_refused(plane: Tokens, wrong: dict[str, 
 @pytest.mark.parametrize("digest", ["", "x" * 64, "ab" * 31, "AB" * 32])
 def test_a_hash_that_is_none_is_refused(plane: Tokens, digest: str) -> None:
     with pytest.raises(InvalidArgument, match="SHA-256"):
-        plane._port.call(CreateToken("ci", ["*"], ["*"], digest))
+        plane._transport.call(CreateToken("ci", ["*"], ["*"], digest))
 
 
 # Guards.
@@ -304,11 +304,11 @@ class Hall:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.port = AsyncEmbeddedPort(Parts(MemoryDatabase(clock=self.clock), clock=self.clock))
+        self.transport = AsyncEmbeddedTransport(Services(MemoryDatabase(clock=self.clock), clock=self.clock))
         self.rejected: list[str] = []
         self.ended: list[str] = []
-        self.guards = TokenGuards(self.port, rejected=self.rejected.append, ended=self.ended.append)
-        self.tokens = AsyncTokens(self.port)
+        self.guards = TokenGuards(self.transport, rejected=self.rejected.append, ended=self.ended.append)
+        self.tokens = AsyncTokens(self.transport)
 
     async def token(self, universes: str = "main", verbs: str = "*", **options: Any) -> NewToken:
         made = await self.tokens.create("ci", universes=universes, verbs=verbs, **options)
@@ -325,7 +325,7 @@ async def hall() -> AsyncIterator[Hall]:
     await hall.guards.start()
     yield hall
     await hall.guards.stop()
-    await hall.port.close()
+    await hall.transport.close()
 
 
 async def test_whoever_shows_a_token_comes_in(hall: Hall) -> None:
@@ -369,7 +369,7 @@ async def test_a_token_ends_while_a_connection_is_open(hall: Hall) -> None:
 async def test_a_token_that_was_revoked_is_refused_at_once(hall: Hall) -> None:
     made = await hall.token()
     guard = hall.admit(made)
-    await hall.port.call(RevokeToken(made.info.id))
+    await hall.transport.call(RevokeToken(made.info.id))
     for _ in range(3):
         await asyncio.sleep(0)  # Three turns of the loop: an answer takes longer to reach whoever waits for it.
     with pytest.raises(NotAllowed, match="revoked"):
@@ -382,7 +382,7 @@ async def test_a_token_that_was_revoked_is_refused_at_once(hall: Hall) -> None:
 async def test_a_token_that_was_forgotten_is_refused(hall: Hall) -> None:
     made = await hall.token()
     guard = hall.admit(made)
-    await hall.port.transact(lambda tx: tx.delete_range(*layer.ROOM.range()), tier=PUT.tier)
+    await hall.transport.transact(lambda tx: tx.delete_range(*layer.ROOM.range()), tier=PUT.tier)
     await until(lambda: hall.ended)
     with pytest.raises(NotAllowed, match="removed"):
         guard.allow(PUT)
@@ -498,13 +498,13 @@ async def test_guards_without_any_token_say_so(caplog: pytest.LogCaptureFixture)
         await hall.guards.start()
     assert "there is none" in caplog.text
     await hall.guards.stop()
-    await hall.port.close()
+    await hall.transport.close()
 
 
 async def test_guards_outlive_a_key_space_that_is_closed_first() -> None:
     hall = Hall()
     await hall.guards.start()
-    await hall.port.close()
+    await hall.transport.close()
     watching = hall.guards._watching
     assert watching is not None
     await until(watching.done)
@@ -521,7 +521,7 @@ def test_no_header_is_more_than_refused(text: str) -> None:
 class _Nothing:
     """A port of a plane that nobody opened."""
 
-    class parts:  # noqa: N801
+    class services:  # noqa: N801
         database = None
         shared = False
         clock = None

@@ -12,12 +12,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from holdfast.backends.memory import MemoryDatabase
-from holdfast.plane.embedded import AsyncEmbeddedPort
-from holdfast.plane.services import Parts
+from holdfast.plane.embedded import AsyncEmbeddedTransport
+from holdfast.plane.services import Services
 from holdfast.server import tracing
 from holdfast.server.app import make_app
 from holdfast.server.doors import Doors
-from holdfast.server.metrics import MeasuredPort, Metrics
+from holdfast.server.metrics import MeasuredTransport, Metrics
 from holdfast.wire.queues import ListQueues
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -25,9 +25,9 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 @pytest.fixture
 async def app() -> AsyncIterator[Any]:
-    port = AsyncEmbeddedPort(Parts(MemoryDatabase()))
-    yield make_app(Doors(MeasuredPort(port, Metrics())))
-    await port.close()
+    transport = AsyncEmbeddedTransport(Services(MemoryDatabase()))
+    yield make_app(Doors(MeasuredTransport(transport, Metrics())))
+    await transport.close()
 
 
 async def ask(app: Any, method: str, path: str, body: bytes = b"", **headers: str) -> int:

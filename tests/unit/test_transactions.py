@@ -131,7 +131,7 @@ def test_a_transaction_absorbs_another_that_ran_on_top_of_it(tx: Transaction, cl
     assert keys(second.scan(b"a", b"z", limit=100)) == b"cdefghx"
     assert tx.get(b"c") == b"stored"
 
-    tx.absorb(second)
+    tx.merge(second)
     assert keys(tx.scan(b"a", b"z", limit=100)) == b"cdefghx"
     assert tx.writes == {b"x": b"first", b"c": b"second"}
     assert tx.size_bytes == 6 + 6 + 2 + 7 + 4 * limits.WRITE_COST_BYTES

@@ -201,7 +201,7 @@ def test_everybody_who_waits_learns_that_a_watch_was_closed(watches: Watches) ->
 
 def test_whoever_hears_everything_is_told_when_nobody_knows_what_changed(watches: Watches) -> None:
     ranges: list[Range] = []
-    stop = watches.hear(lambda keys, cleared: ranges.extend(cleared))
+    stop = watches.subscribe(lambda keys, cleared: ranges.extend(cleared))
     watches.fire_all()
     [(begin, end)] = ranges
     assert begin <= b"any" < end

@@ -135,14 +135,14 @@ def test_a_deleted_world_leaves_its_name_and_nothing_else(database: Database) ->
     """Keys lie before and behind the one that stays; whatever a step leaves over, it must not say that it is done."""
     database.transact(worlds.create, ADA)
     database.transact(journals.append, ADA, [ENTRY] * 2, expected_head=0)
-    behind = worlds.room(ADA).at("snapshot", "by_height")
+    behind = worlds.subspace(ADA).at("snapshot", "by_height")
     for height in range(5):
         database.transact(Transaction.put, behind.key(height), b"")
     for _ in range(20):
         if database.transact(worlds.clear, ADA, 2):
             break
-    left = [key for key, _ in database.read(Transaction.scan, *worlds.room(ADA).range(), limit=100)]
-    assert left == [worlds.room(ADA).key("meta")]
+    left = [key for key, _ in database.read(Transaction.scan, *worlds.subspace(ADA).range(), limit=100)]
+    assert left == [worlds.subspace(ADA).key("meta")]
 
 
 # The handles.

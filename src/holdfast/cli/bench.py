@@ -9,7 +9,7 @@ import click
 
 from holdfast.cli import connect, printing
 from holdfast.cli.commands import Verb
-from holdfast.client.transport import AsyncRemotePort
+from holdfast.client.transport import AsyncRemoteTransport
 from holdfast.errors import Conflict
 from holdfast.handles import AsyncPlane
 from holdfast.plane import Options, open_plane_async
@@ -65,7 +65,9 @@ async def _bench(
 
 async def _opened(place: connect.Target) -> AsyncPlane:
     if place.is_server:
-        remote = AsyncRemotePort(place.url, token=place.token, tls=place.tls(), patience_seconds=place.patience_seconds)
+        remote = AsyncRemoteTransport(
+            place.url, token=place.token, tls=place.tls(), patience_seconds=place.patience_seconds
+        )
         return AsyncPlane(remote, place.universe)
     return AsyncPlane(await open_plane_async(place.url, Options(objects=place.objects)), place.universe)
 

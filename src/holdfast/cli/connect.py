@@ -21,7 +21,7 @@ from holdfast.cli.commands import given
 from holdfast.errors import DirectoryInUse, InvalidArgument
 from holdfast.handles import Plane
 from holdfast.names import UNIVERSE, checked_name
-from holdfast.wire import Port
+from holdfast.wire import Transport
 
 PATIENCE_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.05  # Between two attempts at a directory that somebody has open.
@@ -74,17 +74,17 @@ def target() -> Target:
 def opened(place: Target | None = None) -> Iterator[Plane]:
     """The plane that the command that runs is about."""
     place = place or target()
-    with Plane(open_port(place), place.universe) as plane:
+    with Plane(open_transport(place), place.universe) as plane:
         yield plane
 
 
-def open_port(place: Target) -> Port:
+def open_transport(place: Target) -> Transport:
     """The port of a plane; a directory that somebody else has open is tried for as long as the caller is patient."""
     # Loaded here: whoever asks a server does not wait for a key space to load, nor the other way round.
     if place.is_server:
-        from holdfast.client.transport import RemotePort
+        from holdfast.client.transport import RemoteTransport
 
-        return RemotePort(place.url, token=place.token, tls=place.tls(), patience_seconds=place.patience_seconds)
+        return RemoteTransport(place.url, token=place.token, tls=place.tls(), patience_seconds=place.patience_seconds)
     from holdfast.plane import Options, open_plane
 
     return patiently(lambda: open_plane(place.url, Options(objects=place.objects)), place.patience_seconds)
@@ -115,7 +115,7 @@ class Visits:
             with opened(self._place) as plane:
                 return work(plane)
         if self._plane is None:
-            self._plane = Plane(open_port(self._place), self._place.universe)
+            self._plane = Plane(open_transport(self._place), self._place.universe)
         return work(self._plane)
 
     def find(self, look: Callable[[Plane, float], Result | None], wait_seconds: float) -> Result | None:

@@ -13,7 +13,7 @@ from holdfast.layers.migrations import Migration, State
 from holdfast.names import folder_at
 from holdfast.plane.formats import check_marker
 from holdfast.plane.migrations import check_unused, folder_of, opened_source, opened_target, said
-from holdfast.runtime.maintenance.migrations import Mover
+from holdfast.runtime.maintenance.migrations import Migrator
 
 
 @click.command(
@@ -49,7 +49,7 @@ def migrate(source: str, target: str, *, activity: str | None, leave_activity: b
             connect.target().patience_seconds,
         )
         there = stack.enter_context(opened_target(target, objects=to_objects))
-        mover = Mover(here, there, said(source), with_logs=not leave_activity)
+        mover = Migrator(here, there, said(source), with_logs=not leave_activity)
         is_new = _moved(mover, target, here.keys)
     moved = mover.now
     fields = {"source": said(source), "target": said(target), **_fields(moved)}
@@ -67,7 +67,7 @@ def migrate(source: str, target: str, *, activity: str | None, leave_activity: b
     printing.done(text, fields)
 
 
-def _moved(mover: Mover, target: str, keys: int) -> bool:
+def _moved(mover: Migrator, target: str, keys: int) -> bool:
     """Migrate what is not migrated yet; whether there was anything."""
     check_unused(target)
     if is_begun := mover.begin():

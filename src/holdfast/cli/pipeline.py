@@ -25,7 +25,7 @@ from holdfast.names import checked_name
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from holdfast.pipeline.config import Config, Told
+    from holdfast.pipeline.config import Config, JobResult
     from holdfast.pipeline.progress import Tell
 
 _FINDINGS_SHOWN: Final = 20  # --json has them all.
@@ -195,7 +195,7 @@ def _run(names: Sequence[str], options: dict[str, Any], *, needs_lake: bool = Tr
     if config.data.startswith(("http://", "https://")) and not set(names) <= set(jobs.PLANELESS):
         config.tls()  # Whoever has mistyped something need not wait for Spark to start.
         _knock(config.data, given().get("patience", connect.PATIENCE_SECONDS))
-    told: list[Told] = []
+    told: list[JobResult] = []
     needs_spark = not set(names) <= set(jobs.SPARKLESS)
     with _spark(options["master"], options["remote"]) if needs_spark else nullcontext() as spark:
         for name in names:
@@ -352,7 +352,7 @@ def _bar(job: str) -> "Iterator[Tell | None]":
         yield tell
 
 
-def _print(told: "Sequence[Told]", *, many: bool) -> None:
+def _print(told: "Sequence[JobResult]", *, many: bool) -> None:
     if wants_json():
         found = [msgspec.to_builtins(each) for each in told]
         if many:
@@ -370,7 +370,7 @@ def _print(told: "Sequence[Told]", *, many: bool) -> None:
             click.echo(f"  and {more:,} more; --json has them all")
 
 
-def _summary(told: "Told") -> dict[str, Any]:
+def _summary(told: "JobResult") -> dict[str, Any]:
     rows = ", ".join(f"{table} {count:,}" for table, count in told.rows.items() if count)
     verdict = "ok" if told.ok else f"{len(told.findings):,} findings"
     return {"job": told.job, "verdict": verdict, "rows": rows or "nothing new", "seconds": round(told.seconds, 1)}

@@ -39,7 +39,7 @@ class Send(Protocol):
     def __call__(self, request: Merged) -> "asyncio.Future[Any]": ...
 
 
-class Merging:
+class CallMerger:
     """The puts and acks that go into the next frame of one connection."""
 
     def __init__(self, send: Send) -> None:

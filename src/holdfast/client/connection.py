@@ -25,8 +25,8 @@ import msgspec
 import websockets
 from websockets.asyncio.client import connect
 
-from holdfast.adaptive_batching import Turns
-from holdfast.client.batching import MERGED, Merged, Merging, Small
+from holdfast.adaptive_batching import AdaptiveBatching
+from holdfast.client.batching import MERGED, CallMerger, Merged, Small
 from holdfast.client.connection_errors import BEFORE_KEYS, told, unknown
 from holdfast.client.pending_calls import Pending, frames_of, sift
 from holdfast.client.undo import undo_of
@@ -82,9 +82,9 @@ class Connection:
         self._numbers = count()
         self._pending: dict[int, Pending] = {}
         self._outbox: list[Pending] = []
-        self._merging = Merging(self._send_merged)
+        self._merging = CallMerger(self._send_merged)
         self._socket: Socket | None = None
-        self._turns: Turns | None = None
+        self._turns: AdaptiveBatching | None = None
         self._waiting_frames: list[bytes] = []  # That the socket has no room for.
         self._runner: asyncio.Task[None] | None = None
         self._flushing = False
@@ -296,7 +296,7 @@ class Connection:
     def _resume(self, socket: Socket) -> None:
         """Send what waits: new calls, and again those whose answers were lost with the last connection."""
         self._socket, self._waiting_frames = socket, []
-        self._turns = self._turns or Turns(asyncio.get_running_loop())
+        self._turns = self._turns or AdaptiveBatching(asyncio.get_running_loop())
         self._up_since = asyncio.get_running_loop().time()
         self._outbox = []
         for _, pending in sorted(self._pending.items()):

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.client.streaming import Server, connect, headers, path
 from holdfast.errors import Closed, Unreachable, rebuild
-from holdfast.lease_renewal import Keeper
+from holdfast.lease_renewal import LeaseRenewer
 from holdfast.wire.problems import Problem, error_of
 from holdfast.wire.queues import ExtendMessages, MessageLease, Outcomes
 
@@ -18,7 +18,7 @@ _TIMEOUT_SECONDS: Final = 10.0  # One extension that hangs must not cost all the
 _MSGPACK: Final = "application/msgpack"
 
 
-class RemoteKeeper(Keeper):
+class RemoteLeaseRenewer(LeaseRenewer):
     """A keeper whose extensions travel."""
 
     def __init__(self, server: Server) -> None:

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 from holdfast.client import streaming
 from holdfast.client.connection import Connection
-from holdfast.client.lease_renewal import RemoteKeeper
+from holdfast.client.lease_renewal import RemoteLeaseRenewer
 from holdfast.client.pending_calls import TooLong
 from holdfast.client.transfers import STREAMED, Transfer
 from holdfast.errors import Closed, InvalidArgument, InvalidUrl, InvalidValue, NotEmbedded
-from holdfast.threads import aside
+from holdfast.threads import run_in_thread
 from holdfast.tiers import Tier
 from holdfast.wire.blobs import Body, GetBlob, OpenBlob, PutBlob, WriteBlob
 from holdfast.wire.frames import AnyRequest
@@ -31,7 +31,7 @@ _FRAME_DATA_BYTES_MAX: Final = 262_144  # A larger blob goes by itself, and does
 _UPLOADS_MAX: Final = 16  # Uploads wait for their chunks, so they have threads that nobody else waits for.
 
 
-class AsyncRemotePort:
+class AsyncRemoteTransport:
     """Carries requests to a server while the caller's event loop goes on."""
 
     def __init__(
@@ -42,21 +42,21 @@ class AsyncRemotePort:
         self.token = token
         self.tls = tls
         self.patience_seconds = patience_seconds
-        self.keeper = RemoteKeeper(self)
+        self.lease_renewer = RemoteLeaseRenewer(self)
         self._connection: Connection | None = None
         self._uploads = ThreadPoolExecutor(_UPLOADS_MAX, "holdfast-upload")
         self._closed = False
 
     async def call(self, request: Request[Answer]) -> Answer:
         if isinstance(request, _BLOBS) and not _fits(request):
-            return await aside(self.carry, request)
+            return await run_in_thread(self.carry, request)
         if type(request) not in _REQUESTS:
             raise NotEmbedded(f"{type(request).__name__} goes to the key space itself, which no server lets anybody do")
         try:
             answer: Answer = await self._connected().call(request)  # type: ignore[arg-type]
         except TooLong:
             key = token_hex(16) if takes_key(type(request)) else None
-            answer = await aside(streaming.post, self, request, key)
+            answer = await run_in_thread(streaming.post, self, request, key)
         return answer
 
     def carry(self, request: GetBlob | PutBlob) -> Any:
@@ -87,7 +87,7 @@ class AsyncRemotePort:
         self._closed = True
         if self._connection is not None:
             await self._connection.close()
-        await asyncio.to_thread(self.keeper.close)
+        await asyncio.to_thread(self.lease_renewer.close)
         self._uploads.shutdown(wait=False)
 
     def _connected(self) -> Connection:
@@ -103,36 +103,36 @@ class AsyncRemotePort:
             raise _closed()
 
 
-class RemotePort:
+class RemoteTransport:
     """Carries requests to a server while the caller's thread waits; a thread of its own runs the event loop."""
 
     def __init__(self, url: str, **options: Any) -> None:
-        self._port = AsyncRemotePort(url, **options)
+        self._transport = AsyncRemoteTransport(url, **options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-client", daemon=True)
         self._thread.start()
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._closed = False
-        self.url = self._port.url
-        self.keeper = self._port.keeper
-        self.execute = self._port.execute
+        self.url = self._transport.url
+        self.lease_renewer = self._transport.lease_renewer
+        self.execute = self._transport.execute
 
     def call(self, request: Request[Answer]) -> Answer:
         if isinstance(request, _BLOBS) and not _fits(request):
-            answer: Any = self._port.carry(request)
+            answer: Any = self._transport.carry(request)
             return answer  # type: ignore[no-any-return]
-        return self._wait(self._port.call(request))
+        return self._wait(self._transport.call(request))
 
     def send(self, request: Request[Answer], chunks: Iterable[bytes]) -> Answer:
         # On the caller's own thread: its chunks may take long, or come from this very plane.
         self._check_open()
-        answer: Any = streaming.send(self._port, _written(request).universe, chunks)
+        answer: Any = streaming.send(self._transport, _written(request).universe, chunks)
         return answer  # type: ignore[no-any-return]
 
     def receive(self, request: Request[Answer]) -> Iterator[bytes]:
         self._check_open()
-        return streaming.receive(_download(self._port, request))
+        return streaming.receive(_download(self._transport, request))
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
         del work, args, tier, kwargs
@@ -151,7 +151,7 @@ class RemotePort:
 
     async def _close(self) -> None:
         """Close, and see every call of other threads to its end: they wait for it."""
-        await self._port.close()
+        await self._transport.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
             _, late = await asyncio.wait(others, timeout=1.0)

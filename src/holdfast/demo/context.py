@@ -2,16 +2,16 @@
 
 import msgspec
 
-from holdfast.demo.output import Stage
-from holdfast.demo.processes import Cast, Server
+from holdfast.demo.output import Output
+from holdfast.demo.processes import Processes, Server
 from holdfast.handles import Plane
 
 
-class Night(msgspec.Struct):
+class DemoContext(msgspec.Struct):
     """A server with a plane, who works on it, and what later chapters must know of earlier ones."""
 
-    stage: Stage
-    cast: Cast
+    stage: Output
+    cast: Processes
     server: Server
     plane: Plane  # Goes on by itself when the server comes back.
     orphan: str = ""  # The message whose desk was killed.

@@ -29,7 +29,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     holds: bool
 
 
-class Stage:
+class Output:
     """Tells a story on a console, and remembers what it claimed."""
 
     def __init__(self, out: IO[str], *, quiet: bool = False) -> None:

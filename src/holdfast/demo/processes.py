@@ -110,7 +110,7 @@ class Child:
         self._lines.put(None)
 
 
-class Cast:
+class Processes:
     """All processes of the story; at its end there is none of them any more."""
 
     def __init__(self, folder: Path) -> None:

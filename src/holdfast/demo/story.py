@@ -14,12 +14,12 @@ import msgspec
 
 import holdfast
 from holdfast.demo.chapters import history, mail, memories, opening, outage, poison, tickets, tiers
-from holdfast.demo.context import Night
-from holdfast.demo.output import Claim, Stage
-from holdfast.demo.processes import INTERRUPTIONS, PATIENCE_SECONDS, Cast
+from holdfast.demo.context import DemoContext
+from holdfast.demo.output import Claim, Output
+from holdfast.demo.processes import INTERRUPTIONS, PATIENCE_SECONDS, Processes
 from holdfast.errors import PathUnusable
 
-_CHAPTERS: Final[tuple[Callable[[Night], Any], ...]] = (
+_CHAPTERS: Final[tuple[Callable[[DemoContext], Any], ...]] = (
     opening.tell,
     mail.tell,
     tickets.tell,
@@ -52,7 +52,7 @@ def tell(out: IO[str], *, quiet: bool, with_spark: bool, keep: Path | None, repo
         history.check()
         if keep is None and not os.access(report.parent, os.W_OK):
             raise PathUnusable(f"No report can be written to {report.parent}; go to another folder, or give --keep")
-    stage = Stage(out, quiet=quiet)
+    stage = Output(out, quiet=quiet)
     with _signals(), _silence(), _folder(keep) as folder:
         stage.title(
             "A night with Holdfast",
@@ -75,14 +75,14 @@ def tell(out: IO[str], *, quiet: bool, with_spark: bool, keep: Path | None, repo
     )
 
 
-def _night(stage: Stage, folder: Path, *, with_spark: bool) -> Path | None:
+def _night(stage: Output, folder: Path, *, with_spark: bool) -> Path | None:
     """Tell the chapters; where the report is. One that fails is a claim that does not hold, and ends the story."""
     report = None
-    with Cast(folder) as cast:
+    with Processes(folder) as cast:
         try:
             server = cast.serve()
             with holdfast.connect(server.url, patience_seconds=PATIENCE_SECONDS) as plane:
-                night = Night(stage, cast, server, plane)
+                night = DemoContext(stage, cast, server, plane)
                 for chapter in _CHAPTERS:
                     chapter(night)
                 if with_spark:

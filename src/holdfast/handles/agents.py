@@ -1,14 +1,14 @@
 """Agents: who is known by name."""
 
-from holdfast.wire import AsyncPort
+from holdfast.wire import AsyncTransport
 from holdfast.wire.agents import Agent, GetAgent, ListAgents, RegisterAgent
 
 
 class AsyncAgents:
     """The agents of a universe that are known by name."""
 
-    def __init__(self, port: AsyncPort, universe: str) -> None:
-        self._port = port
+    def __init__(self, transport: AsyncTransport, universe: str) -> None:
+        self._transport = transport
         self._universe = universe
 
     async def register(
@@ -24,12 +24,12 @@ class AsyncAgents:
         Raises:
             AgentExists: it has another key.
         """
-        return await self._port.call(RegisterAgent(name, public_key, world, replace, self._universe))
+        return await self._transport.call(RegisterAgent(name, public_key, world, replace, self._universe))
 
     async def get(self, name: str) -> Agent | None:
         """The agent of that name, or None."""
-        return (await self._port.call(GetAgent(name, self._universe))).agent
+        return (await self._transport.call(GetAgent(name, self._universe))).agent
 
     async def known(self, *, after: str = "", limit: int = 100) -> list[Agent]:
         """At most `limit` agents in the order of their names."""
-        return (await self._port.call(ListAgents(after, limit, self._universe))).agents
+        return (await self._transport.call(ListAgents(after, limit, self._universe))).agents

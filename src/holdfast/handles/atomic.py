@@ -13,7 +13,7 @@ from holdfast.handles.queues import AsyncQueue, payload_of
 from holdfast.handles.states import AsyncState
 from holdfast.handles.worlds import AsyncWorld
 from holdfast.tiers import Tier
-from holdfast.wire import AsyncPort
+from holdfast.wire import AsyncTransport
 from holdfast.wire.atomic import CommitAtomic, Step
 from holdfast.wire.canonical import canonical
 from holdfast.wire.entities import EntityWrite, WriteEntities
@@ -31,8 +31,8 @@ class AsyncAtomic:
     await plane.atomic().ack(message).put(done, {"n": 1}).check(lease).commit()
     """
 
-    def __init__(self, port: AsyncPort, universe: str) -> None:
-        self._port = port
+    def __init__(self, transport: AsyncTransport, universe: str) -> None:
+        self._transport = transport
         self._universe = universe
         self._steps: list[Step] = []
         self._messages: list[AsyncMessage] = []
@@ -109,7 +109,7 @@ class AsyncAtomic:
         if not self._steps:
             raise InvalidArgument("There is nothing to commit; add operations first")
         steps = [msgspec.structs.replace(step, tier=tier) for step in self._steps]
-        answers = (await self._port.call(CommitAtomic(steps, tier=tier))).answers
+        answers = (await self._transport.call(CommitAtomic(steps, tier=tier))).answers
         for message in self._messages:
             message.settle_elsewhere()
         return answers

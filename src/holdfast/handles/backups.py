@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from holdfast.errors import Unreachable
-from holdfast.wire import AsyncPort
+from holdfast.wire import AsyncTransport
 from holdfast.wire.backups import (
     BackupBegun,
     BackupFile,
@@ -24,8 +24,8 @@ _decode = msgspec.json.Decoder(Line).decode
 class AsyncBackups:
     """The backups of a whole plane, every universe of it. `holdfast backup` makes one; this is what it is made of."""
 
-    def __init__(self, port: AsyncPort) -> None:
-        self._port = port
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
 
     async def begin(self) -> BackupBegun:
         """Make a checkpoint: the plane at this moment. It stays until `end`, or until nobody has used it for an hour.
@@ -34,7 +34,7 @@ class AsyncBackups:
             Unsupported: the plane is not in a directory.
             Busy: as many are under way as may.
         """
-        return await self._port.call(BeginBackup())
+        return await self._transport.call(BeginBackup())
 
     async def files(self, id: str) -> AsyncIterator[BackupFile]:
         """Every file that belongs to it: the key space, the objects that it names, and session logs.
@@ -42,7 +42,7 @@ class AsyncBackups:
         Raises:
             NotFound: there is no such checkpoint.
         """
-        return _files(await self._port.receive(ListBackup(id)))
+        return _files(await self._transport.receive(ListBackup(id)))
 
     async def open(self, id: str, path: str, *, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
         """The bytes of one of its files, or some of them.
@@ -50,11 +50,11 @@ class AsyncBackups:
         Raises:
             NotFound: there is no such checkpoint, or no such file any more.
         """
-        return await self._port.receive(OpenBackup(id, path, start, length))
+        return await self._transport.receive(OpenBackup(id, path, start, length))
 
     async def end(self, id: str) -> bool:
         """Remove a checkpoint; whether it was there. Ending it twice is fine."""
-        return (await self._port.call(EndBackup(id))).ended
+        return (await self._transport.call(EndBackup(id))).ended
 
     async def examine(self, *, deep: bool = False) -> AsyncIterator[Seen]:
         """Look at everything that the plane keeps, as it is at this moment, and tell what is seen.
@@ -64,7 +64,7 @@ class AsyncBackups:
         Raises:
             Unsupported: the plane is not in a directory.
         """
-        return _seen(await self._port.receive(RunCheckups(deep)))
+        return _seen(await self._transport.receive(RunCheckups(deep)))
 
 
 async def _files(chunks: AsyncIterator[bytes]) -> AsyncIterator[BackupFile]:

@@ -10,7 +10,7 @@ import msgspec
 from holdfast.errors import rebuild
 from holdfast.limits import EXTEND_FOR_SECONDS
 from holdfast.tiers import Tier
-from holdfast.wire import AsyncPort
+from holdfast.wire import AsyncTransport
 from holdfast.wire.blobs import GetBlob, OpenBlob
 from holdfast.wire.canonical import canonical
 from holdfast.wire.queues import (
@@ -38,7 +38,7 @@ class AsyncMessage:
 
     def __init__(
         self,
-        port: AsyncPort,
+        transport: AsyncTransport,
         universe: str,
         queue: str,
         delivery: Delivery,
@@ -53,14 +53,14 @@ class AsyncMessage:
         self.expires_ms = delivery.expires_ms
         self.settled = False
         self.lost = False  # Its lease ended while it was worked on; somebody else may have it.
-        self._port = port
+        self._transport = transport
         self._universe = universe
         self._state = delivery.state
         self._visibility_seconds = visibility_seconds or delivery.visibility_ms / 1_000
         cap = EXTEND_FOR_SECONDS if extend_for_seconds is None else extend_for_seconds
         self._keeping: Any = None
         if cap > 0:
-            self._keeping = port.keeper.keep(
+            self._keeping = transport.lease_renewer.keep(
                 self, universe, queue, self.lease, seconds=self._visibility_seconds, cap_seconds=cap
             )
 
@@ -111,14 +111,14 @@ class AsyncMessage:
         self._check_here()
         if self.delivery.payload is not None or self.delivery.blob is None:
             return self.delivery.payload or b""
-        return (await self._port.call(GetBlob(self.delivery.blob, self._universe))).data
+        return (await self._transport.call(GetBlob(self.delivery.blob, self._universe))).data
 
     async def open(self) -> AsyncIterator[bytes]:
         """The payload as a stream, for what is too large for memory."""
         self._check_here()
         if self.delivery.blob is None:
             return _single(self.delivery.payload or b"")
-        return await self._port.receive(OpenBlob(self.delivery.blob, self._universe))
+        return await self._transport.receive(OpenBlob(self.delivery.blob, self._universe))
 
     async def save_state(self, value: Any) -> None:
         """Write the workflow state, which the next consumer finds if this one does not finish.
@@ -131,7 +131,7 @@ class AsyncMessage:
         encoded = canonical(value)
         proof = self._state.lease
         request = UpdateState(proof.key, encoded, proof, universe=self._universe)
-        updated = await self._port.call(request)
+        updated = await self._transport.call(request)
         self._state = msgspec.structs.replace(self._state, value=encoded, etag=updated.etag)
 
     async def ack(self, *, tier: Tier = Tier.CRITICAL) -> None:
@@ -175,7 +175,7 @@ class AsyncMessage:
         request = ExtendMessages(
             self.queue, [self.lease], self._visibility_seconds if seconds is None else seconds, self._universe
         )
-        self.expires_ms = _checked((await self._port.call(request)).outcomes[0]).expires_ms
+        self.expires_ms = _checked((await self._transport.call(request)).outcomes[0]).expires_ms
         return self.expires_ms
 
     async def complete(self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL) -> Result:
@@ -185,14 +185,14 @@ class AsyncMessage:
             NotEmbedded: the plane is in another process; use `plane.atomic()` there.
             QueueMessageLeaseMismatch: somebody else has it by now, and nothing was written.
         """
-        port, request = self._port, AckMessages(self.queue, [self.lease], self._universe)
+        transport, request = self._transport, AckMessages(self.queue, [self.lease], self._universe)
 
         def both(tx: Any) -> Result:
             result = work(tx, *args)
-            _checked(port.execute(tx, request).outcomes[0])
+            _checked(transport.execute(tx, request).outcomes[0])
             return result
 
-        result = await port.transact(both, tier=tier)
+        result = await transport.transact(both, tier=tier)
         self.settle_elsewhere()
         return result
 
@@ -207,7 +207,7 @@ class AsyncMessage:
             raise rebuild("invalid_argument", "The message was received elsewhere, and its payload is there")
 
     async def _settle(self, request: Request[Outcomes]) -> None:
-        _checked((await self._port.call(request)).outcomes[0])
+        _checked((await self._transport.call(request)).outcomes[0])
         self.settle_elsewhere()
 
     async def __aenter__(self) -> Self:

@@ -1,30 +1,30 @@
 """The raw key space, for a look below the layers."""
 
 from holdfast.tiers import Tier
-from holdfast.wire import AsyncPort
+from holdfast.wire import AsyncTransport
 from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs
 
 
 class AsyncPairs:
     """Reads and writes single pairs. Layers keep their own data here too: look, but write only what is yours."""
 
-    def __init__(self, port: AsyncPort) -> None:
-        self._port = port
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
 
     async def get(self, key: bytes, *, tier: Tier = Tier.CRITICAL) -> bytes | None:
         """The value of `key`, or None."""
-        return (await self._port.call(GetPair(key, tier=tier))).value
+        return (await self._transport.call(GetPair(key, tier=tier))).value
 
     async def scan(
         self, begin: bytes, end: bytes, *, limit: int = 1_000, reverse: bool = False, tier: Tier = Tier.CRITICAL
     ) -> list[tuple[bytes, bytes]]:
         """At most `limit` pairs with begin <= key < end, in key order or against it."""
-        return (await self._port.call(ScanPairs(begin, end, limit, reverse, tier=tier))).pairs
+        return (await self._transport.call(ScanPairs(begin, end, limit, reverse, tier=tier))).pairs
 
     async def put(self, key: bytes, value: bytes, *, tier: Tier = Tier.CRITICAL) -> Tier:
         """Set `key` to `value`; the promise that the acknowledgement carries."""
-        return (await self._port.call(PutPair(key, value, tier=tier))).durability
+        return (await self._transport.call(PutPair(key, value, tier=tier))).durability
 
     async def delete(self, key: bytes, *, tier: Tier = Tier.CRITICAL) -> Tier:
         """Remove `key`; the promise that the acknowledgement carries."""
-        return (await self._port.call(DeletePair(key, tier=tier))).durability
+        return (await self._transport.call(DeletePair(key, tier=tier))).durability

@@ -21,7 +21,7 @@ from holdfast.handles.tokens import AsyncTokens
 from holdfast.handles.worlds import AsyncWorld
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
-from holdfast.wire import AsyncPort
+from holdfast.wire import AsyncTransport
 from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits
 from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
 from holdfast.wire.queues import ListQueues, QueueSurvey, SurveyQueues
@@ -34,45 +34,45 @@ Result = TypeVar("Result")
 class AsyncPlane:
     """An open plane. Close it, or use it as a context manager."""
 
-    def __init__(self, port: AsyncPort, universe: str = UNIVERSE) -> None:
-        self._port = port
+    def __init__(self, transport: AsyncTransport, universe: str = UNIVERSE) -> None:
+        self._transport = transport
         self.universe = checked_name("universe", universe)
-        self.pairs = AsyncPairs(port)
-        self.blobs = AsyncBlobs(port, self.universe)
-        self.entities = AsyncEntities(port, self.universe)
-        self.locks = AsyncLocks(port, self.universe)
-        self.activity = AsyncActivity(port, self.universe)
-        self.tokens = AsyncTokens(port)
-        self.backups = AsyncBackups(port)
-        self.agents = AsyncAgents(port, self.universe)
+        self.pairs = AsyncPairs(transport)
+        self.blobs = AsyncBlobs(transport, self.universe)
+        self.entities = AsyncEntities(transport, self.universe)
+        self.locks = AsyncLocks(transport, self.universe)
+        self.activity = AsyncActivity(transport, self.universe)
+        self.tokens = AsyncTokens(transport)
+        self.backups = AsyncBackups(transport)
+        self.agents = AsyncAgents(transport, self.universe)
 
     async def universes(self, *, after: str = "", limit: int = 100) -> list[str]:
         """At most `limit` names of universes in which there is anything, in order, the first one behind `after`."""
-        return (await self._port.call(ListUniverses(after, limit))).names
+        return (await self._transport.call(ListUniverses(after, limit))).names
 
     def world(self, name: str) -> AsyncWorld:
         """The world of that name; `create` it before its first use."""
-        return AsyncWorld(self._port, self.universe, name)
+        return AsyncWorld(self._transport, self.universe, name)
 
     async def worlds(self, *, after: str = "", limit: int = 100) -> list[str]:
         """At most `limit` names of worlds, in order, the first one behind `after`."""
-        return (await self._port.call(ListWorlds(after, limit, self.universe))).names
+        return (await self._transport.call(ListWorlds(after, limit, self.universe))).names
 
     async def survey_worlds(self, *, after: str = "", limit: int = 100) -> WorldSurvey:
         """What is known of each world; `next` is where the next page starts, if there is one."""
-        return await self._port.call(SurveyWorlds(after, limit, self.universe))
+        return await self._transport.call(SurveyWorlds(after, limit, self.universe))
 
     def queue(self, name: str) -> AsyncQueue:
         """The queue of that name."""
-        return AsyncQueue(self._port, self.universe, name)
+        return AsyncQueue(self._transport, self.universe, name)
 
     async def queues(self, *, after: str = "", limit: int = 100) -> list[str]:
         """At most `limit` names of queues, in order, the first one behind `after`."""
-        return (await self._port.call(ListQueues(after, limit, self.universe))).names
+        return (await self._transport.call(ListQueues(after, limit, self.universe))).names
 
     async def survey_queues(self, *, after: str = "", limit: int = 100) -> QueueSurvey:
         """How each queue is doing; `next` is where the next page starts, if there is one."""
-        return await self._port.call(SurveyQueues(after, limit, self.universe))
+        return await self._transport.call(SurveyQueues(after, limit, self.universe))
 
     def mailbox(
         self, agent: str, *, key: AgentKey | None = None, contacts: Mapping[str, bytes] | None = None
@@ -83,39 +83,39 @@ class AsyncPlane:
             key: seals and opens mail end to end.
             contacts: the public keys of other agents; without it those that are registered are believed.
         """
-        return AsyncMailbox(self._port, self.universe, agent, key=key, contacts=contacts)
+        return AsyncMailbox(self._transport, self.universe, agent, key=key, contacts=contacts)
 
     async def mailboxes(self, *, after: str = "", limit: int = 100) -> list[MailboxSize]:
         """At most `limit` mailboxes with the number of mails that wait in each, in the order of their names."""
-        return (await self._port.call(ListMailboxes(after, limit, self.universe))).mailboxes
+        return (await self._transport.call(ListMailboxes(after, limit, self.universe))).mailboxes
 
     async def mail_policy(self) -> MailPolicy:
         """How many mails a mailbox holds, and for how long."""
-        return await self._port.call(GetMailPolicy(self.universe))
+        return await self._transport.call(GetMailPolicy(self.universe))
 
     async def set_mail_policy(self, policy: MailPolicy) -> MailPolicy:
         """Let another policy hold for mail that is sent from now on."""
-        return await self._port.call(SetMailPolicy(policy, self.universe))
+        return await self._transport.call(SetMailPolicy(policy, self.universe))
 
     def atomic(self) -> AsyncAtomic:
         """A list of operations across queues, mail, worlds, states, entities and leases that is committed as one."""
-        return AsyncAtomic(self._port, self.universe)
+        return AsyncAtomic(self._transport, self.universe)
 
     def lease(self, key: str) -> AsyncLeaseKey:
         """What can be leased under that key, as in `orders/1234`."""
-        return AsyncLeaseKey(self._port, self.universe, key)
+        return AsyncLeaseKey(self._transport, self.universe, key)
 
     async def leases(self, *, after: str = "", limit: int = 100) -> Leases:
         """Who holds which lease now; `next` is where the next page starts, if there is one."""
-        return await self._port.call(ListLeases(after, limit, self.universe))
+        return await self._transport.call(ListLeases(after, limit, self.universe))
 
     async def waits(self, *, limit: int = 100) -> Waits:
         """Who waits for leases and locks in the plane's process."""
-        return await self._port.call(ListWaits(limit, self.universe))
+        return await self._transport.call(ListWaits(limit, self.universe))
 
     def state(self, key: str) -> AsyncState:
         """The state document of that key."""
-        return AsyncState(self._port, self.universe, key)
+        return AsyncState(self._transport, self.universe, key)
 
     async def transact(
         self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any
@@ -129,11 +129,11 @@ class AsyncPlane:
             NotEmbedded: the plane is in another process; use `atomic` there.
             NestedTransaction: called from inside a transaction of this plane.
         """
-        return await self._port.transact(work, *args, tier=tier, **kwargs)
+        return await self._transport.transact(work, *args, tier=tier, **kwargs)
 
     async def close(self) -> None:
         """Make everything durable and let go of it. Closing twice is fine."""
-        await self._port.close()
+        await self._transport.close()
 
     async def __aenter__(self) -> Self:
         return self

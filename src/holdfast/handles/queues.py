@@ -12,7 +12,7 @@ from holdfast.handles.messages import AsyncMessage, elsewhere
 from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX, RECEIVE_WAIT_SECONDS_MAX
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
-from holdfast.wire import AsyncPort
+from holdfast.wire import AsyncTransport
 from holdfast.wire.blobs import PutBlob
 from holdfast.wire.queues import (
     CheckMessages,
@@ -50,9 +50,9 @@ class AsyncQueue:
     after `max_attempts` failures to the dead letters. Every delivery has a fence that is higher than the last one's.
     """
 
-    def __init__(self, port: AsyncPort, universe: str, name: str) -> None:
+    def __init__(self, transport: AsyncTransport, universe: str, name: str) -> None:
         self.name = checked_name("queue", name)
-        self._port = port
+        self._transport = transport
         self._universe = universe
         self._owner = uuid.uuid4().hex[:12]
 
@@ -135,9 +135,9 @@ class AsyncQueue:
             self.name, owner or self._owner, 1, wait_seconds, visibility_seconds, with_state, None, self._universe,
             tier=tier,
         )  # fmt: skip
-        for delivery in (await self._port.call(request)).messages:
+        for delivery in (await self._transport.call(request)).messages:
             return AsyncMessage(
-                self._port,
+                self._transport,
                 self._universe,
                 self.name,
                 delivery,
@@ -169,10 +169,10 @@ class AsyncQueue:
             self._universe,
             tier=tier,
         )
-        deliveries = (await self._port.call(request)).messages
+        deliveries = (await self._transport.call(request)).messages
         return [
             AsyncMessage(
-                self._port,
+                self._transport,
                 self._universe,
                 self.name,
                 delivery,
@@ -197,7 +197,7 @@ class AsyncQueue:
         itself only if `extend_for_seconds` says so.
         """
         return AsyncMessage(
-            self._port,
+            self._transport,
             self._universe,
             self.name,
             elsewhere(id, lease_id, fence),
@@ -249,47 +249,47 @@ class AsyncQueue:
     async def _note_lost(self, messages: list[AsyncMessage]) -> None:
         """Find out which messages are somebody else's by now."""
         request = CheckMessages(self.name, [message.lease for message in messages], self._universe)
-        outcomes = (await self._port.call(request)).outcomes
+        outcomes = (await self._transport.call(request)).outcomes
         for message, outcome in zip(messages, outcomes, strict=True):
             message.lost = message.lost or outcome.code is not None
 
     async def stats(self) -> QueueStats:
         """How many messages are in which state, and how many consumers wait in the plane's process."""
-        return await self._port.call(GetQueueStats(self.name, self._universe))
+        return await self._transport.call(GetQueueStats(self.name, self._universe))
 
     async def peek(self, n: int = 10) -> list[Delivery]:
         """At most `n` messages that are ready, in the order in which they would be delivered. Nothing is consumed."""
-        return (await self._port.call(PeekMessages(self.name, n, self._universe))).messages
+        return (await self._transport.call(PeekMessages(self.name, n, self._universe))).messages
 
     async def purge(self) -> int:
         """Remove every message that nobody holds; how many there were."""
-        return (await self._port.call(PurgeQueue(self.name, self._universe))).count
+        return (await self._transport.call(PurgeQueue(self.name, self._universe))).count
 
     async def pause(self) -> None:
         """Deliver nothing until `resume`; puts are still taken."""
-        await self._port.call(PauseQueue(self.name, True, self._universe))
+        await self._transport.call(PauseQueue(self.name, True, self._universe))
 
     async def resume(self) -> None:
         """Deliver again."""
-        await self._port.call(PauseQueue(self.name, False, self._universe))
+        await self._transport.call(PauseQueue(self.name, False, self._universe))
 
     async def policy(self) -> QueuePolicy:
         """What holds for messages that do not say otherwise."""
-        return await self._port.call(GetQueuePolicy(self.name, self._universe))
+        return await self._transport.call(GetQueuePolicy(self.name, self._universe))
 
     async def set_policy(self, policy: QueuePolicy) -> QueuePolicy:
         """Give the queue another policy; it holds for what is put and delivered from now on."""
-        return await self._port.call(SetQueuePolicy(self.name, policy, self._universe))
+        return await self._transport.call(SetQueuePolicy(self.name, policy, self._universe))
 
     async def dead_letters(self, n: int = 100) -> list[Delivery]:
         """At most `n` dead letters of this queue, with the last error of each."""
         policy = await self.policy()
         peek = PeekMessages(policy.dead_letter_queue or f"{self.name}.dlq", n, self._universe)
-        return [letter for letter in (await self._port.call(peek)).messages if letter.origin == self.name]
+        return [letter for letter in (await self._transport.call(peek)).messages if letter.origin == self.name]
 
     async def redrive(self, ids: list[str] | None = None, *, limit: int = 1_000) -> int:
         """Put dead letters back into this queue, those named or up to `limit`; how many there were."""
-        return (await self._port.call(RedriveMessages(self.name, ids, limit, self._universe))).count
+        return (await self._transport.call(RedriveMessages(self.name, ids, limit, self._universe))).count
 
     async def schedule(self, name: str, cron: str, body: Any, *, timezone: str = "UTC", **options: Any) -> Schedule:
         """Put `body` whenever the clock of `timezone` says what `cron` names, in place of a schedule of the same name.
@@ -298,24 +298,24 @@ class AsyncQueue:
         """
         payload, kind = payload_of(body)
         message = NewMessage(payload=payload, **{"content_type": kind, **options})
-        return await self._port.call(SetSchedule(self.name, name, cron, message, timezone, self._universe))
+        return await self._transport.call(SetSchedule(self.name, name, cron, message, timezone, self._universe))
 
     async def unschedule(self, name: str) -> bool:
         """Remove a schedule; whether there was one."""
-        return bool((await self._port.call(RemoveSchedule(self.name, name, self._universe))).count)
+        return bool((await self._transport.call(RemoveSchedule(self.name, name, self._universe))).count)
 
     async def schedules(self) -> list[Schedule]:
         """The schedules of this queue, with the moment at which each strikes next."""
-        return (await self._port.call(ListSchedules(self.name, self._universe))).schedules
+        return (await self._transport.call(ListSchedules(self.name, self._universe))).schedules
 
     async def _put(self, messages: list[NewMessage], tier: Tier) -> list[Receipt]:
         for index, message in enumerate(messages):
             if len(message.payload) > PAYLOAD_INLINE_BYTES_MAX:
-                stored = await self._port.call(PutBlob(message.payload, self._universe))
+                stored = await self._transport.call(PutBlob(message.payload, self._universe))
                 messages[index] = msgspec.structs.replace(
                     message, payload=b"", blob=stored.hash, blob_size=len(message.payload)
                 )
-        return (await self._port.call(PutMessages(self.name, messages, self._universe, tier=tier))).receipts
+        return (await self._transport.call(PutMessages(self.name, messages, self._universe, tier=tier))).receipts
 
 
 def payload_of(body: Any) -> tuple[bytes, str]:

@@ -4,7 +4,7 @@ import hashlib
 import secrets
 from collections.abc import Iterable
 
-from holdfast.wire import AsyncPort
+from holdfast.wire import AsyncTransport
 from holdfast.wire.tokens import CreateToken, ListTokens, NewToken, RevokeToken, TokenPage, split_token, token_text
 
 _SECRET_BYTES = 24  # 192 bits: nobody guesses it, however long they try.
@@ -13,8 +13,8 @@ _SECRET_BYTES = 24  # 192 bits: nobody guesses it, however long they try.
 class AsyncTokens:
     """Makes, lists and revokes tokens. A server asks for them if it is started with tokens on."""
 
-    def __init__(self, port: AsyncPort) -> None:
-        self._port = port
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
 
     async def create(
         self,
@@ -45,12 +45,12 @@ class AsyncTokens:
             rate_per_second,
             body_bytes_max,
         )
-        info = await self._port.call(request)
+        info = await self._transport.call(request)
         return NewToken(token_text(info.id, secret), info)
 
     async def page(self, *, after: str = "", limit: int = 100) -> TokenPage:
         """At most `limit` tokens, in the order in which they were made, the first one behind the id `after`."""
-        return await self._port.call(ListTokens(after, limit))
+        return await self._transport.call(ListTokens(after, limit))
 
     async def revoke(self, id: str) -> bool:
         """Refuse the token from now on; whether it could be used until now. `id` may be the token itself.
@@ -59,7 +59,7 @@ class AsyncTokens:
             NotFound: there is none of that id.
         """
         whole = split_token(id)
-        return (await self._port.call(RevokeToken(id if whole is None else whole[0]))).revoked
+        return (await self._transport.call(RevokeToken(id if whole is None else whole[0]))).revoked
 
 
 def _listed(words: str | Iterable[str]) -> list[str]:

@@ -3,14 +3,14 @@
 from holdfast.kv.contract import Database, Result, View, Work
 from holdfast.kv.keys import Subspace, pack, pages, prefix_range, unpack
 from holdfast.kv.transactions import Pair, Transaction
-from holdfast.kv.watches import Told, Watch, Watches
+from holdfast.kv.watches import OnCommit, Watch, Watches
 
 __all__ = [
     "Database",
     "Pair",
     "Result",
     "Subspace",
-    "Told",
+    "OnCommit",
     "Transaction",
     "View",
     "Watch",

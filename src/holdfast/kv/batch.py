@@ -23,7 +23,7 @@ def _never() -> bool:
     return False
 
 
-def run_group(
+def run_batch(
     tx: Transaction, works: Sequence[Work], catch: Caught = HoldfastError, enough: Enough = _never
 ) -> list[Any]:
     """The result of each work, or the error that it raised; fewer than there are works if they did not all fit.
@@ -31,7 +31,7 @@ def run_group(
     An error that is not to be caught ends the group, and the transaction with it. Works may be run twice, so they do
     nothing but read and write.
     """
-    if not tx.wrote and not tx.notes:
+    if not tx.wrote and not tx.events:
         outcomes = _run_together(tx, works, catch, enough)
         if outcomes is not None:
             return outcomes
@@ -39,27 +39,27 @@ def run_group(
     return _run_apart(tx, works, catch, enough)
 
 
-def run_apart(tx: Transaction, run: Callable[[Transaction, Any], Any], request: Any) -> Any:
+def run_isolated(tx: Transaction, run: Callable[[Transaction, Any], Any], request: Any) -> Any:
     """The result of a work that may raise after it wrote: nothing is left of it then, and the group need not know."""
-    inner = tx.inside()
+    inner = tx.nested()
     try:
         result = run(inner, request)
     finally:
         inner.end()
-    tx.absorb(inner)
+    tx.merge(inner)
     return result
 
 
 def _run_together(tx: Transaction, works: Sequence[Work], catch: Caught, enough: Enough) -> list[Any] | None:
     """The outcomes; None if a work raised after it wrote."""
     outcomes: list[Any] = []
-    notes, written = tx.notes, tx.size_bytes
+    events, written = tx.events, tx.size_bytes
     for run, request in works:
-        noted = len(notes)
+        noted = len(events)
         try:
             outcomes.append(run(tx, request))
         except catch as error:
-            if tx.size_bytes != written or len(notes) != noted:
+            if tx.size_bytes != written or len(events) != noted:
                 return None
             outcomes.append(error)
         written = tx.size_bytes
@@ -72,7 +72,7 @@ def _run_apart(tx: Transaction, works: Sequence[Work], catch: Caught, enough: En
     outcomes: list[Any] = []
     for run, request in works:
         try:
-            outcomes.append(run_apart(tx, run, request))
+            outcomes.append(run_isolated(tx, run, request))
         except catch as error:
             outcomes.append(error)
         if tx.size_bytes > GROUP_BYTES or enough():

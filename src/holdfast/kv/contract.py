@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from holdfast.errors import HoldfastError, Unsupported
-from holdfast.kv.watches import Told, Watch
+from holdfast.kv.watches import OnCommit, Watch
 from holdfast.tiers import Tier
 
 Result = TypeVar("Result")
@@ -63,7 +63,7 @@ class Database(ABC):
         """A watch that wakes when a key that starts with `prefix` may have changed. Close it after use."""
 
     @abstractmethod
-    def hear(self, told: Told) -> Callable[[], None]:
+    def subscribe(self, told: OnCommit) -> Callable[[], None]:
         """Have `told` called with the keys and ranges that each commit may have changed, of other processes too, until
         the function that this returns is called.
 

@@ -22,8 +22,8 @@ from holdfast.kv.contract import Database, Result, View, Work
 from holdfast.kv.execution import check_tier, nested, run
 from holdfast.kv.fork_safety import forget_in_children
 from holdfast.kv.transactions import Transaction
-from holdfast.kv.watches import Told, Watch, Watches
-from holdfast.threads import aside
+from holdfast.kv.watches import OnCommit, Watch, Watches
+from holdfast.threads import run_in_thread
 from holdfast.tiers import Tier
 
 
@@ -95,7 +95,7 @@ class SerialDatabase(Database):
             # Another thread has the turn, most likely for some microseconds. Only if it takes long, the event loop goes
             # on: whoever goes to a thread keeps the turn from the loop's next calls, which then follow it there.
             if not self._turn.acquire(timeout=limits.TURN_LOOP_SECONDS_MAX):
-                return await aside(self.transact, work, *args, tier=tier, **kwargs)
+                return await run_in_thread(self.transact, work, *args, tier=tier, **kwargs)
         try:
             result, commit = self._run_and_pass_on(work, args, kwargs)
         except Exception:
@@ -133,10 +133,10 @@ class SerialDatabase(Database):
             raise _closed()
         return self._watches.open(prefix)
 
-    def hear(self, told: Told) -> Callable[[], None]:
+    def subscribe(self, told: OnCommit) -> Callable[[], None]:
         if self._closed:
             raise _closed()
-        return self._watches.hear(told)
+        return self._watches.subscribe(told)
 
     def sync(self) -> None:
         if self._closed:

@@ -41,7 +41,7 @@ class Transaction:
         "_open",
         "_writable",
         "cleared",
-        "notes",
+        "events",
         "size_bytes",
         "view",
         "writer",
@@ -60,7 +60,7 @@ class Transaction:
         self.writes: dict[bytes, bytes | None] = {}  # Key to value, or to None where the key is deleted.
         self.size_bytes = 0  # Of keys and values, each write counted with `limits.WRITE_COST_BYTES` more.
         self.writer = writer  # Names the process among several that write; empty where there is only one.
-        self.notes: list[tuple[Any, ...]] = []  # What happened, for whoever tells of it once it is committed.
+        self.events: list[tuple[Any, ...]] = []  # What happened, for whoever tells of it once it is committed.
 
     def get(self, key: bytes) -> bytes | None:
         """The value of `key`, or None."""
@@ -132,9 +132,9 @@ class Transaction:
             self._now_ms = self._clock.now_ms()
         return self._now_ms
 
-    def note(self, *what: Any) -> None:
+    def emit(self, *what: Any) -> None:
         """Have something told of once this transaction is committed, if whoever runs it tells of such things."""
-        self.notes.append(what)
+        self.events.append(what)
 
     def new_id(self) -> uuid.UUID:
         """A fresh UUIDv7, larger than every one this process made before."""
@@ -182,8 +182,8 @@ class Transaction:
         merged.sort(reverse=reverse)
         return merged[:limit]
 
-    def inside(self) -> "Transaction":
-        """A transaction on top of this one: it sees what this one has written, and `absorb` adds its writes to it.
+    def nested(self) -> "Transaction":
+        """A transaction on top of this one: it sees what this one has written, and `merge` adds its writes to it.
 
         One that raised is just not absorbed, so works that share a commit do not disturb each other.
         """
@@ -193,12 +193,12 @@ class Transaction:
     def undo(self) -> None:
         """Forget everything that was written and noted."""
         self.writes.clear()
-        self.notes.clear()
+        self.events.clear()
         self.cleared, self.size_bytes = (), 0
 
-    def absorb(self, other: "Transaction") -> None:
+    def merge(self, other: "Transaction") -> None:
         """Write everything that `other`, which ran on top of this transaction, has written."""
-        self.notes += other.notes
+        self.events += other.events
         for begin, end in other.cleared:
             self._forget(begin, end)
             self.cleared += ((begin, end),)

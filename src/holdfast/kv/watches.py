@@ -21,7 +21,7 @@ from holdfast.errors import Busy, Closed, InvalidKey
 _log = logging.getLogger("holdfast.watches")
 
 Range = tuple[bytes, bytes]
-Told = Callable[[Collection[bytes], Collection[Range]], None]  # Of the keys and ranges that may have changed.
+OnCommit = Callable[[Collection[bytes], Collection[Range]], None]  # Of the keys and ranges that may have changed.
 
 _EVERYTHING: Final = (b"", b"\xff" * (limits.KEY_BYTES_MAX + 1))
 
@@ -116,7 +116,7 @@ class Watches:
         self._lock = threading.Lock()
         self._by_prefix: dict[bytes, set[Watch]] = {}
         self._lengths: Counter[int] = Counter()
-        self._hearers: tuple[Told, ...] = ()
+        self._hearers: tuple[OnCommit, ...] = ()
         self.count = 0  # How many are open, with those who hear every commit. While there are none, none need be told.
 
     def open(self, prefix: bytes) -> Watch:
@@ -144,7 +144,7 @@ class Watches:
             if not self._lengths[len(watch.prefix)]:
                 del self._lengths[len(watch.prefix)]
 
-    def hear(self, told: Told) -> Callable[[], None]:
+    def subscribe(self, told: OnCommit) -> Callable[[], None]:
         """Have `told` called with what each commit may have changed, until the function that this returns is called."""
         with self._lock:
             self._hearers += (told,)

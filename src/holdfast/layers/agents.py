@@ -69,10 +69,10 @@ def page(tx: Transaction, universe: str, *, after: str, limit: int) -> list[Agen
     """At most `limit` agents in the order of their names, the first one behind `after`."""
     if not 0 < limit <= READ_ENTRIES_MAX:
         raise InvalidArgument(f"A page has 1 to {READ_ENTRIES_MAX} agents, not {limit}")
-    room = Subspace("u", universe, "agents")
-    begin, end = room.range()
+    subspace = Subspace("u", universe, "agents")
+    begin, end = subspace.range()
     if after:
-        begin = room.key(after) + b"\x00"
+        begin = subspace.key(after) + b"\x00"
     return [_decode(value) for _, value in tx.scan(begin, end, limit=limit)]
 
 

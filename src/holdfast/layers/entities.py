@@ -124,17 +124,17 @@ def delete(tx: Transaction, key: EntityKey, *, expected_version: int | None = No
 def scan(tx: Transaction, universe: str, kind: str, *, after: str, limit: int) -> list[EntityRecord]:
     """At most `limit` entities of a kind, in the order of their ids, the first one behind `after`."""
     _check_page(limit)
-    room = _room(universe, kind)
-    begin, end = room.range()
+    subspace = _subspace(universe, kind)
+    begin, end = subspace.range()
     if after:
-        begin = room.key(after) + b"\x00"
+        begin = subspace.key(after) + b"\x00"
     found: list[EntityRecord] = []
     page = min(max(limit, _PAGE), READ_ENTRIES_MAX)  # Not a search for each deleted one in between.
     while len(found) < limit and (pairs := tx.scan(begin, end, limit=page)):
         for stored_key, value in pairs:
             entity = _decode(value)
             if not entity.deleted and len(found) < limit:
-                found.append(record(EntityKey(universe, kind, room.unpack(stored_key)[0]), entity))
+                found.append(record(EntityKey(universe, kind, subspace.unpack(stored_key)[0]), entity))
         begin = pairs[-1][0] + b"\x00"
     return found
 
@@ -145,7 +145,7 @@ def kinds(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tup
         raise InvalidArgument(f"A page has 1 to {SURVEY_MAX} kinds, not {limit}")
     found = []
     for kind in first_elements(tx, Subspace("u", universe, "entities"), after, limit):
-        sample = tx.scan(*_room(universe, kind).range(), limit=KIND_SAMPLE)
+        sample = tx.scan(*_subspace(universe, kind).range(), limit=KIND_SAMPLE)
         found.append((kind, sorted({name for _, value in sample for name in _decode(value).fields})))
     return found
 
@@ -153,13 +153,13 @@ def kinds(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tup
 def history(tx: Transaction, key: EntityKey, *, after: int, limit: int) -> list[Change]:
     """At most `limit` changes behind the version `after`, in order; only the latest ones are kept."""
     _check_page(limit)
-    room = _history(key)
-    _, end = room.range()
-    pairs = tx.scan(room.key(max(after, 0) + 1), end, limit=limit)
+    subspace = _history(key)
+    _, end = subspace.range()
+    pairs = tx.scan(subspace.key(max(after, 0) + 1), end, limit=limit)
     changes = []
     for stored_key, value in pairs:
         note = _decode_note(value)
-        version = room.unpack(stored_key)[0]
+        version = subspace.unpack(stored_key)[0]
         changes.append(Change(version, note.at_ms, note.tier, note.fields, list(note.removed), note.deleted))
     return changes
 
@@ -211,11 +211,11 @@ def _check_page(limit: int) -> None:
 
 @lru_cache(maxsize=4_096)
 def _record(key: EntityKey) -> bytes:
-    return _room(key.universe, key.kind).key(key.id)
+    return _subspace(key.universe, key.kind).key(key.id)
 
 
 @lru_cache(maxsize=1_024)
-def _room(universe: str, kind: str) -> Subspace:
+def _subspace(universe: str, kind: str) -> Subspace:
     return Subspace("u", universe, "entities", kind)
 
 

@@ -21,7 +21,7 @@ from holdfast.wire.requests import Request
 
 Answer = TypeVar("Answer")
 
-_ROOM: Final = Subspace("once")
+_SUBSPACE: Final = Subspace("once")
 _PERIOD_MS: Final = ONCE_PERIOD_SECONDS * 1_000
 _DIGEST_BYTES: Final = 4
 _encode = msgspec.msgpack.Encoder().encode
@@ -32,7 +32,7 @@ _encode_request = msgspec.msgpack.Encoder(order="deterministic").encode
 Fresh = Callable[[], bool]  # Asked inside of the transaction.
 
 
-class Once(msgspec.Struct, frozen=True):
+class KeyedCall(msgspec.Struct, frozen=True):
     """The sending of a call that has a key."""
 
     name: bytes  # The key.
@@ -40,7 +40,7 @@ class Once(msgspec.Struct, frozen=True):
     fresh: Fresh  # Whether nobody can have sent it before, which saves the look.
 
 
-def sending(key: str, request: Request[Any], fresh: Fresh) -> Once:
+def sending(key: str, request: Request[Any], fresh: Fresh) -> KeyedCall:
     """A call by its key.
 
     Raises:
@@ -50,11 +50,11 @@ def sending(key: str, request: Request[Any], fresh: Fresh) -> Once:
     if not 0 < len(name) <= ONCE_KEY_BYTES_MAX:
         raise InvalidArgument(f"An idempotency key has 1 to {ONCE_KEY_BYTES_MAX} bytes; use a UUID")
     # A checksum finds mistakes, which is all that it is for, at a quarter of the price of a hash.
-    return Once(name, crc32(_encode_request(request)).to_bytes(_DIGEST_BYTES, "big"), fresh)
+    return KeyedCall(name, crc32(_encode_request(request)).to_bytes(_DIGEST_BYTES, "big"), fresh)
 
 
 def once(
-    tx: Transaction, call: Once, decode: Callable[[bytes], Answer], work: Callable[..., Answer], *args: Any
+    tx: Transaction, call: KeyedCall, decode: Callable[[bytes], Answer], work: Callable[..., Answer], *args: Any
 ) -> Answer:
     """The answer of `work`, which is carried out unless it was before under the same key; `decode` reads that answer.
 
@@ -69,7 +69,7 @@ def once(
     return result
 
 
-def recall(tx: Transaction, call: Once) -> bytes | None:
+def recall(tx: Transaction, call: KeyedCall) -> bytes | None:
     """What is remembered of a call; None if it was not carried out before.
 
     Raises:
@@ -78,7 +78,7 @@ def recall(tx: Transaction, call: Once) -> bytes | None:
     return None if call.fresh() else recall_any(tx, call)
 
 
-def recall_any(tx: Transaction, call: Once) -> bytes | None:
+def recall_any(tx: Transaction, call: KeyedCall) -> bytes | None:
     """`recall`, also for whoever has remembered it themselves since."""
     period = period_of(tx.now_ms)
     for each in (period, period - 1):
@@ -96,12 +96,12 @@ def reused() -> IdempotencyKeyReused:
     )
 
 
-def remember(tx: Transaction, call: Once, answer: object) -> None:
+def remember(tx: Transaction, call: KeyedCall, answer: object) -> None:
     """Keep the answer of a call, or how far it came, for whoever sends it again."""
     tx.put(_place(tx.now_ms // _PERIOD_MS) + call.name, call.digest + _encode(answer))
 
 
-def forget_one(tx: Transaction, call: Once) -> None:
+def forget_one(tx: Transaction, call: KeyedCall) -> None:
     """Forget a call: what it did was undone."""
     period = period_of(tx.now_ms)
     for each in (period, period - 1):
@@ -111,7 +111,7 @@ def forget_one(tx: Transaction, call: Once) -> None:
 @lru_cache(maxsize=16)
 def _place(period: int) -> bytes:
     """What the keys of a period start with; the caller's key follows as it is."""
-    return _ROOM.key(period)
+    return _SUBSPACE.key(period)
 
 
 def period_of(now_ms: int) -> int:
@@ -134,4 +134,4 @@ def forget(tx: Transaction) -> None:
 
 
 def _over(tx: Transaction) -> tuple[bytes, bytes]:
-    return _ROOM.range()[0], _ROOM.key(period_of(tx.now_ms) - 1)
+    return _SUBSPACE.range()[0], _SUBSPACE.key(period_of(tx.now_ms) - 1)

@@ -22,7 +22,7 @@ import msgspec
 from holdfast.errors import CursorAdvanced, InvalidArgument, InvalidValue, PayloadTooLarge
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers import journal_records, journals
-from holdfast.layers.worlds import World, describe, require_active, require_reachable, room
+from holdfast.layers.worlds import World, describe, require_active, require_reachable, subspace
 from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, INBOX_ITEM_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.wire.inboxes import KINDS, InboxItem, excess_of, fault_of
 
@@ -194,12 +194,12 @@ def _number(tx: Transaction, key: bytes) -> int:
 @lru_cache(maxsize=4_096)
 def _items(world: World) -> bytes:
     """What the keys of items start with; the sequence follows as eight bytes, which sort like numbers."""
-    return room(world).key("inbox", "e")
+    return subspace(world).key("inbox", "e")
 
 
 def _key(world: World, name: str) -> bytes:
-    return room(world).key("inbox", name)
+    return subspace(world).key("inbox", name)
 
 
 def _notify_key(world: World) -> bytes:
-    return room(world).key("notify")
+    return subspace(world).key("notify")

@@ -14,7 +14,7 @@ from typing import Final
 
 from holdfast.errors import BatchTooLarge, EmptyBatch, HeadAdvanced, InvalidArgument, MissingEntry
 from holdfast.kv import Transaction
-from holdfast.layers.worlds import World, describe, require_active, room
+from holdfast.layers.worlds import World, describe, require_active, subspace
 from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX
 
 _HEIGHT_BYTES: Final = 8
@@ -28,7 +28,7 @@ def head(tx: Transaction, world: World) -> int:
 
 def first_hot(tx: Transaction, world: World) -> int:
     """The first height that the key space holds; those below it are in segments."""
-    return int.from_bytes(tx.get(room(world).key("journal", "hot")) or b"", "big")
+    return int.from_bytes(tx.get(subspace(world).key("journal", "hot")) or b"", "big")
 
 
 def trim(tx: Transaction, world: World, to: int, limit: int) -> bool:
@@ -38,7 +38,7 @@ def trim(tx: Transaction, world: World, to: int, limit: int) -> bool:
     if begin < end:
         prefix = _entries(world)
         tx.delete_range(prefix + begin.to_bytes(_HEIGHT_BYTES, "big"), prefix + end.to_bytes(_HEIGHT_BYTES, "big"))
-        tx.put(room(world).key("journal", "hot"), end.to_bytes(_HEIGHT_BYTES, "big"))
+        tx.put(subspace(world).key("journal", "hot"), end.to_bytes(_HEIGHT_BYTES, "big"))
     return end >= to
 
 
@@ -137,9 +137,9 @@ def _check_batch(records: Sequence[bytes]) -> None:
 @lru_cache(maxsize=4_096)
 def _entries(world: World) -> bytes:
     """What the keys of records start with; the height follows as eight bytes, which sort like numbers."""
-    return room(world).key("journal", "e")
+    return subspace(world).key("journal", "e")
 
 
 @lru_cache(maxsize=4_096)
 def _head_key(world: World) -> bytes:
-    return room(world).key("journal", "head")
+    return subspace(world).key("journal", "head")

@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.errors import FencingMismatch, InvalidArgument, LeaseConflict, LeaseExpired, LeaseHeld, TxnMismatch
 from holdfast.kv import Subspace, Transaction
-from holdfast.layers.idempotency import Once, forget_one, recall, recall_any, remember
+from holdfast.layers.idempotency import KeyedCall, forget_one, recall, recall_any, remember
 from holdfast.limits import NAMES_KNOWN_MAX, OWNER_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.wire.leases import Granted, LeaseProof
 
@@ -81,7 +81,7 @@ def acquire(tx: Transaction, lease: LeaseKey, *, owner: str, ttl_ms: int, txn_id
 
 
 def acquire_once(
-    tx: Transaction, lease: LeaseKey, call: Once, *, owner: str, ttl_ms: int, txn_id: str | None = None
+    tx: Transaction, lease: LeaseKey, call: KeyedCall, *, owner: str, ttl_ms: int, txn_id: str | None = None
 ) -> tuple[Grant, bool]:
     """`acquire`, or the grant that the same call had before; and whether it is a new one.
 
@@ -97,7 +97,7 @@ def acquire_once(
     return grant, True
 
 
-def granted_before(tx: Transaction, lease: LeaseKey, call: Once) -> Grant | None:
+def granted_before(tx: Transaction, lease: LeaseKey, call: KeyedCall) -> Grant | None:
     """What a call was granted before, as it is now; None if it was not.
 
     Raises:
@@ -114,7 +114,7 @@ def granted_before(tx: Transaction, lease: LeaseKey, call: Once) -> Grant | None
     return last
 
 
-def release_once(tx: Transaction, proof: LeaseProof, call: Once) -> bool:
+def release_once(tx: Transaction, proof: LeaseProof, call: KeyedCall) -> bool:
     """`release` what was granted to a caller that is gone, as if its call had never been; unless it has asked again,
     on another connection, and has the lease now."""
     before = recall_any(tx, call)
@@ -202,10 +202,10 @@ def page(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tupl
     """The last grants of at most `limit` keys behind `after`, in order."""
     if not 0 < limit <= READ_ENTRIES_MAX:
         raise InvalidArgument(f"A page has 1 to {READ_ENTRIES_MAX} leases, not {limit}")
-    room = Subspace("u", universe, "leases")
-    begin, end = room.range()
-    pairs = tx.scan(room.key(after) + b"\x00" if after else begin, end, limit=limit)
-    return [(room.unpack(key)[0], _decode(value)) for key, value in pairs]
+    subspace = Subspace("u", universe, "leases")
+    begin, end = subspace.range()
+    pairs = tx.scan(subspace.key(after) + b"\x00" if after else begin, end, limit=limit)
+    return [(subspace.unpack(key)[0], _decode(value)) for key, value in pairs]
 
 
 def granted(key: str, grant: Grant) -> Granted:

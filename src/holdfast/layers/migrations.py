@@ -19,13 +19,13 @@ import msgspec
 from holdfast.errors import Conflict, InvalidKey, MigrationUnfinished, TargetNotEmpty
 from holdfast.kv import Pair, Subspace, Transaction, pages, prefix_range, unpack
 from holdfast.layers.queues import keys as queue_keys
-from holdfast.layers.queues.counters import NEVER_MS, Tally, add
-from holdfast.layers.queues.keys import QueueKey, Room
+from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, add_counters
+from holdfast.layers.queues.keys import QueueKey, QueueKeys
 
 KEY: Final = Subspace("holdfast").key("migration")
 BEGIN, END = prefix_range(b"")
 _IN_A_TALLY: Final = Subspace("tally").prefix
-_decode_tally = msgspec.msgpack.Decoder(Tally).decode
+_decode_counters = msgspec.msgpack.Decoder(QueueCounters).decode
 
 
 class State(StrEnum):
@@ -122,7 +122,7 @@ def check_complete(tx: Transaction) -> None:
         )
 
 
-def queue_of_tally(key: bytes) -> Room | None:
+def queue_of_tally(key: bytes) -> QueueKeys | None:
     """The keys of the queue that a key is a tally of; None for all other keys."""
     if _IN_A_TALLY not in key:
         return None
@@ -132,27 +132,27 @@ def queue_of_tally(key: bytes) -> Room | None:
         return None
     match elements:
         case ("u", str(universe), "q", str(queue), "tally", str()):
-            return queue_keys.room_of(QueueKey(universe, queue))
+            return queue_keys.keys_of(QueueKey(universe, queue))
     return None
 
 
-def united_tally(tx: Transaction, room: Room) -> Pair:
+def united_tally(tx: Transaction, subspace: QueueKeys) -> Pair:
     """All tallies of a queue as the one that a single writer has: as it is if it is alone, otherwise their sum."""
-    values = [value for page in pages(tx, *room.tallies.range()) for key, value in page]
-    if len(values) == 1 and tx.get(room.own_tally) is not None:
-        return room.own_tally, values[0]
-    united = Tally()
-    tallies = [_decode_tally(value) for value in values]
-    for tally in tallies:
-        add(united, tally)
+    values = [value for page in pages(tx, *subspace.all_counters.range()) for key, value in page]
+    if len(values) == 1 and tx.get(subspace.own_counters) is not None:
+        return subspace.own_counters, values[0]
+    united = QueueCounters()
+    all_counters = [_decode_counters(value) for value in values]
+    for counters in all_counters:
+        add_counters(united, counters)
     # Fronts are of no use where several write; from none, everything is found. The first note says what is due first.
-    first = tx.scan(*room.due_range(0), limit=1)
+    first = tx.scan(*subspace.due_range(0), limit=1)
     united.next_due_ms = united.due_front_ms = (
-        int.from_bytes(first[0][0][len(room.due) :][:8], "big") if first else NEVER_MS
+        int.from_bytes(first[0][0][len(subspace.due) :][:8], "big") if first else NEVER_MS
     )
-    united.last_id = max(tally.last_id for tally in tallies)
-    united.disorder = max(tally.disorder for tally in tallies)
-    united.swept_minute = min(tally.swept_minute for tally in tallies)
-    latest = max(tallies, key=lambda tally: tally.budget_ms)
+    united.last_id = max(counters.last_id for counters in all_counters)
+    united.disorder = max(counters.disorder for counters in all_counters)
+    united.swept_minute = min(counters.swept_minute for counters in all_counters)
+    latest = max(all_counters, key=lambda counters: counters.budget_ms)
     united.budget, united.budget_ms = latest.budget, latest.budget_ms
-    return room.own_tally, queue_keys.encode(united)
+    return subspace.own_counters, queue_keys.encode(united)

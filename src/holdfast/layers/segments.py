@@ -75,18 +75,18 @@ def index(tx: Transaction, world: World, record: SegmentRecord, *, margin: int =
         raise SegmentExists(f"The next segment of {world.name} starts at {start}, not {record.start}; leave no hole")
     if record.end >= snapshots.baseline(tx, world).height - margin:
         raise InvalidArgument(f"Records up to {record.end} are too close to the baseline to be cut off")
-    tx.put(_room(world).key(record.end), _encode(record))
+    tx.put(_subspace(world).key(record.end), _encode(record))
 
 
 def latest(tx: Transaction, world: World) -> SegmentRecord | None:
     """The segment with the highest heights."""
-    pairs = tx.scan(*_room(world).range(), limit=1, reverse=True)
+    pairs = tx.scan(*_subspace(world).range(), limit=1, reverse=True)
     return _decode(pairs[0][1]) if pairs else None
 
 
 def find(tx: Transaction, world: World, height: int) -> SegmentRecord | None:
     """The segment that holds this height."""
-    pairs = tx.scan(_room(world).key(height), _room(world).range()[1], limit=1)
+    pairs = tx.scan(_subspace(world).key(height), _subspace(world).range()[1], limit=1)
     record = _decode(pairs[0][1]) if pairs else None
     return record if record is not None and record.start <= height else None
 
@@ -122,13 +122,13 @@ def describe(tx: Transaction, world: World) -> Described:
 
 def page(tx: Transaction, world: World, *, after: int = -1, limit: int) -> list[SegmentRecord]:
     """At most `limit` segments that end behind the height `after`, in order."""
-    begin = _room(world).key(after + 1)
-    return [_decode(value) for _, value in tx.scan(begin, _room(world).range()[1], limit=limit)]
+    begin = _subspace(world).key(after + 1)
+    return [_decode(value) for _, value in tx.scan(begin, _subspace(world).range()[1], limit=limit)]
 
 
 def forget(tx: Transaction, world: World, record: SegmentRecord) -> None:
     """Remove a segment from the index: its world is being deleted."""
-    tx.delete(_room(world).key(record.end))
+    tx.delete(_subspace(world).key(record.end))
 
 
 def trim(tx: Transaction, world: World, limit: int) -> bool:
@@ -171,5 +171,5 @@ def parse(data: bytes, record: SegmentRecord) -> list[bytes]:
     return found
 
 
-def _room(world: World) -> Subspace:
+def _subspace(world: World) -> Subspace:
     return Subspace("u", world.universe, "segments", world.name)

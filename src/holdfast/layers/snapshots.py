@@ -20,7 +20,7 @@ from holdfast.kv import Transaction, pages
 from holdfast.layers import blobs, journal_records, journals, worlds
 from holdfast.layers.blobs import Blob
 from holdfast.layers.journal_records import Kind
-from holdfast.layers.worlds import World, room
+from holdfast.layers.worlds import World, subspace
 from holdfast.wire.canonical import canonical
 
 NO_MANIFEST: Final = hashlib.sha256(b"").hexdigest()  # What a world that names no manifest has.
@@ -48,9 +48,9 @@ def found(tx: Transaction, world: World, manifest_hash: str = NO_MANIFEST) -> No
     digest = hashlib.sha256(_GENESIS).digest()
     blobs.record(tx, world.universe, digest, Blob(len(_GENESIS), _GENESIS))
     record = SnapshotRecord(digest.hex(), 0, meta.created_ms * 1_000_000, 0, manifest_hash)
-    tx.put(room(world).key("manifest", 0), manifest_hash.encode())
+    tx.put(subspace(world).key("manifest", 0), manifest_hash.encode())
     tx.put(_key(world, 0), _encode(record))
-    tx.put(room(world).key("baseline"), _encode(record))
+    tx.put(subspace(world).key("baseline"), _encode(record))
 
 
 def index(tx: Transaction, world: World, record: SnapshotRecord) -> bool:
@@ -88,12 +88,12 @@ def commit(tx: Transaction, world: World, record: SnapshotRecord, *, promote: bo
     if promote:
         _check_promotion(tx, world, record)
     height = journals.head(tx, world)
-    notes = [journal_records.of(Kind.SNAPSHOT, msgspec.structs.asdict(record))] if index(tx, world, record) else []
+    events = [journal_records.of(Kind.SNAPSHOT, msgspec.structs.asdict(record))] if index(tx, world, record) else []
     if promote and baseline(tx, world) != record:
-        tx.put(room(world).key("baseline"), _encode(record))
-        notes.append(journal_records.of(Kind.BASELINE, msgspec.structs.asdict(record)))
-    if notes:
-        journals.write(tx, world, notes, height)
+        tx.put(subspace(world).key("baseline"), _encode(record))
+        events.append(journal_records.of(Kind.BASELINE, msgspec.structs.asdict(record)))
+    if events:
+        journals.write(tx, world, events, height)
     return record
 
 
@@ -103,15 +103,15 @@ def copy_below(tx: Transaction, source: World, target: World, height: int) -> No
     The newest of these snapshots that qualifies is the fork's baseline; the one at height 0 always does.
     """
     for name in ("manifest", "snapshot"):
-        begin, _ = room(source).range(name)
-        for pairs in pages(tx, begin, room(source).key(name, height) + b"\x00"):
+        begin, _ = subspace(source).range(name)
+        for pairs in pages(tx, begin, subspace(source).key(name, height) + b"\x00"):
             for key, value in pairs:
-                tx.put(room(target).key(*room(source).unpack(key)), value)
-    begin, end = room(target).range("snapshot")
+                tx.put(subspace(target).key(*subspace(source).unpack(key)), value)
+    begin, end = subspace(target).range("snapshot")
     for pairs in pages(tx, begin, end, reverse=True):
         for record in (_decode(value) for _, value in pairs):
             if record.receipt_horizon_height == record.height and record.manifest_hash is not None:
-                tx.put(room(target).key("baseline"), _encode(record))
+                tx.put(subspace(target).key("baseline"), _encode(record))
                 return
 
 
@@ -121,7 +121,7 @@ def baseline(tx: Transaction, world: World) -> SnapshotRecord:
     Raises:
         WorldNotFound: nobody made the world.
     """
-    stored = tx.get(room(world).key("baseline"))
+    stored = tx.get(subspace(world).key("baseline"))
     if stored is None:
         worlds.describe(tx, world)
         raise SnapshotNotFound(f"World {world.name} has no baseline; it was not made by create")
@@ -138,7 +138,7 @@ def at(tx: Transaction, world: World, height: int) -> SnapshotRecord:
 
 def page(tx: Transaction, world: World, *, start: int = 0, limit: int) -> list[SnapshotRecord]:
     """At most `limit` snapshots from the height `start` on, in order."""
-    _, end = room(world).range("snapshot")
+    _, end = subspace(world).range("snapshot")
     return [_decode(value) for _, value in tx.scan(_key(world, start), end, limit=limit)]
 
 
@@ -146,14 +146,14 @@ def set_manifest(tx: Transaction, world: World, manifest_hash: str, *, expected_
     """Note in the journal that the world is defined by another manifest from here on; the height of the note."""
     note = journal_records.of(Kind.MANIFEST, manifest_hash)
     height = journals.append(tx, world, [note], expected_head=expected_head)
-    tx.put(room(world).key("manifest", height + 1), manifest_hash.encode())
+    tx.put(subspace(world).key("manifest", height + 1), manifest_hash.encode())
     return height
 
 
 def manifest_at(tx: Transaction, world: World, height: int) -> str:
     """The manifest that the records below `height` leave in force."""
-    begin, _ = room(world).range("manifest")
-    latest = tx.scan(begin, room(world).key("manifest", height) + b"\x00", limit=1, reverse=True)
+    begin, _ = subspace(world).range("manifest")
+    latest = tx.scan(begin, subspace(world).key("manifest", height) + b"\x00", limit=1, reverse=True)
     return latest[0][1].decode() if latest else NO_MANIFEST
 
 
@@ -184,4 +184,4 @@ def _time_of(tx: Transaction, world: World, record: SnapshotRecord) -> int:
 
 
 def _key(world: World, height: int) -> bytes:
-    return room(world).key("snapshot", height)
+    return subspace(world).key("snapshot", height)

@@ -126,7 +126,7 @@ def begin_delete(tx: Transaction, world: World) -> bool:
 
 def clear(tx: Transaction, world: World, limit: int) -> bool:
     """Remove at most `limit` keys of a world that is being deleted, all but its name; whether none are left."""
-    begin, end = room(world).range()
+    begin, end = subspace(world).range()
     kept = _meta_key(world)
     keys = [key for key, _ in tx.scan(begin, end, limit=limit + 2) if key != kept]  # One more than its name and these.
     for key in keys[:limit]:
@@ -171,17 +171,17 @@ def _first(rooms: Subspace, key: bytes) -> str:
 
 def set_origin(tx: Transaction, world: World, origin: tuple[str, int]) -> None:
     """Note which world this one was forked from, and at which height."""
-    tx.put(room(world).key("origin"), msgspec.msgpack.encode(origin))
+    tx.put(subspace(world).key("origin"), msgspec.msgpack.encode(origin))
 
 
 def origin(tx: Transaction, world: World) -> tuple[str, int] | None:
     """Which world this one was forked from, and at which height."""
-    stored = tx.get(room(world).key("origin"))
+    stored = tx.get(subspace(world).key("origin"))
     return None if stored is None else msgspec.msgpack.decode(stored, type=tuple[str, int])
 
 
 @lru_cache(maxsize=4_096)
-def room(world: World) -> Subspace:
+def subspace(world: World) -> Subspace:
     """Where everything of a world lives."""
     return Subspace("u", world.universe, "w", world.name)
 
@@ -192,4 +192,4 @@ def _write(tx: Transaction, world: World, meta: WorldMeta) -> WorldMeta:
 
 
 def _meta_key(world: World) -> bytes:
-    return room(world).key("meta")
+    return subspace(world).key("meta")

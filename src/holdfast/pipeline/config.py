@@ -35,7 +35,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return tls.context(self.data, ca=self.ca, cert=self.cert, key=self.cert_key)
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a job did: a line for people, numbers for programs, and whether all is well."""
 
     job: str

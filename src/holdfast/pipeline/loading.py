@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from holdfast.client.transport import RemotePort
+from holdfast.client.transport import RemoteTransport
 from holdfast.errors import Busy, CasMismatch, InvalidArgument
 from holdfast.limits import (
     CONFLICT_RETRIES_MAX,
@@ -31,7 +31,7 @@ from holdfast.names import UNIVERSE, checked_name
 from holdfast.pipeline.config import Config
 from holdfast.plane import Options, open_plane
 from holdfast.tiers import Tier
-from holdfast.wire import Port
+from holdfast.wire import Transport
 from holdfast.wire.atomic import CommitAtomic, Step
 from holdfast.wire.blobs import PutBlob
 from holdfast.wire.canonical import canonical
@@ -107,7 +107,7 @@ def check_columns(load: Load, columns: Iterable[str]) -> None:
         raise InvalidArgument(f"Rows for {load.target} have no use for {', '.join(unknown)}; drop these columns")
 
 
-def run(port: Port, load: Load, rows: Iterable[Row]) -> Loaded:
+def run(transport: Transport, load: Load, rows: Iterable[Row]) -> Loaded:
     """Write the rows that were not written before.
 
     Raises:
@@ -116,17 +116,17 @@ def run(port: Port, load: Load, rows: Iterable[Row]) -> Loaded:
     """
     written = known = 0
     for batch in _batches(load, rows):
-        fresh = _commit(port, load, batch)
+        fresh = _commit(transport, load, batch)
         written += fresh
         known += len(batch) - fresh
     return Loaded(written, known)
 
 
-def summarise(port: Port, load: Load, loaded: Iterable[Loaded]) -> None:
+def summarise(transport: Transport, load: Load, loaded: Iterable[Loaded]) -> None:
     """Write down how a run went that is over."""
     all = list(loaded)
     counts = {"written": sum(each.written for each in all), "known": sum(each.known for each in all)}
-    port.call(UpdateState(summary_key(load), canonical(counts), universe=load.universe))
+    transport.call(UpdateState(summary_key(load), canonical(counts), universe=load.universe))
 
 
 def summary_key(load: Load) -> str:
@@ -135,17 +135,19 @@ def summary_key(load: Load) -> str:
 
 
 @contextmanager
-def opened(config: Config) -> Iterator[Port]:
+def opened(config: Config) -> Iterator[Transport]:
     """The plane, open to be written to."""
     if config.data.startswith(("http://", "https://")):
         patience = config.patience_seconds
-        port: Port = RemotePort(config.data, token=config.token, tls=config.tls(), patience_seconds=patience)
+        transport: Transport = RemoteTransport(
+            config.data, token=config.token, tls=config.tls(), patience_seconds=patience
+        )
     else:
-        port = open_plane(config.data, Options(objects=config.objects, activity=config.activity))
+        transport = open_plane(config.data, Options(objects=config.objects, activity=config.activity))
     try:
-        yield port
+        yield transport
     finally:
-        port.close()
+        transport.close()
 
 
 def _batches(load: Load, rows: Iterable[Row]) -> Iterator[dict[tuple[str, str], Row]]:
@@ -162,28 +164,28 @@ def _batches(load: Load, rows: Iterable[Row]) -> Iterator[dict[tuple[str, str], 
         yield batch
 
 
-def _commit(port: Port, load: Load, batch: dict[tuple[str, str], Row]) -> int:
+def _commit(transport: Transport, load: Load, batch: dict[tuple[str, str], Row]) -> int:
     """Write a batch in one commit; how many of its rows are new."""
     left = batch
     for _ in range(CONFLICT_RETRIES_MAX):
         if not left:
             return 0
         done: list[Step] = [UpdateState(key, _WRITTEN, if_absent=True, universe=universe) for universe, key in left]
-        steps = _joined(_STEPS[load.target](port, load, *place, row) for place, row in left.items())
+        steps = _joined(_STEPS[load.target](transport, load, *place, row) for place, row in left.items())
         try:
-            port.call(CommitAtomic(done + steps, tier=Tier.CRITICAL))
+            transport.call(CommitAtomic(done + steps, tier=Tier.CRITICAL))
         except CasMismatch:
             # Some were written before; which ones is found out only now, because most loads run once.
-            left = _unknown(port, left)
+            left = _unknown(transport, left)
         else:
             return len(left)
     raise Busy(f"Others load {load.name} so fast that this cannot keep up; run it again when they are done")
 
 
-def _unknown(port: Port, batch: dict[tuple[str, str], Row]) -> dict[tuple[str, str], Row]:
+def _unknown(transport: Transport, batch: dict[tuple[str, str], Row]) -> dict[tuple[str, str], Row]:
     """The rows that were not written before. Calls of several threads share the way to a server, and its answers."""
     with ThreadPoolExecutor(LOAD_LOOKS) as pool:
-        found = pool.map(lambda place: port.call(GetState(place[1], place[0])).state, batch)
+        found = pool.map(lambda place: transport.call(GetState(place[1], place[0])).state, batch)
         return {place: batch[place] for place, state in zip(batch, found, strict=True) if state is None}
 
 
@@ -216,7 +218,7 @@ def _place(load: Load, row: Row) -> tuple[str, str]:
     return universe, f"loads/{load.name}/{hashlib.sha256(name).hexdigest()[:40]}"
 
 
-def _message(port: Port, load: Load, universe: str, key: str, row: Row) -> Step:
+def _message(transport: Transport, load: Load, universe: str, key: str, row: Row) -> Step:
     del key
     payload, kind = _bytes(row["payload"])
     options = {name: row[name] for name in _OPTIONS if row.get(name) is not None}
@@ -224,7 +226,7 @@ def _message(port: Port, load: Load, universe: str, key: str, row: Row) -> Step:
     options.setdefault("content_type", kind)
     queue = row.get("queue") or load.queue
     if len(payload) > PAYLOAD_INLINE_BYTES_MAX:
-        hash = port.call(PutBlob(payload, universe)).hash
+        hash = transport.call(PutBlob(payload, universe)).hash
         message = NewMessage(blob=hash, blob_size=len(payload), **options)
     else:
         message = NewMessage(payload=payload, **options)
@@ -233,20 +235,20 @@ def _message(port: Port, load: Load, universe: str, key: str, row: Row) -> Step:
     return PutMessages(queue, [message], universe)
 
 
-def _mail(port: Port, load: Load, universe: str, key: str, row: Row) -> Step:
-    del port, load
+def _mail(transport: Transport, load: Load, universe: str, key: str, row: Row) -> Step:
+    del transport, load
     body, kind = _bytes(row["body"])
     id = key.rpartition("/")[2]  # So that it is the same mail for whoever reads it, too.
     mail = NewMail(row["recipient"], body, id, row.get("content_type") or kind, row.get("correlation_id"))
     return SendMail(row["sender"], [mail], universe)
 
 
-def _item(port: Port, load: Load, universe: str, key: str, row: Row) -> Step:
+def _item(transport: Transport, load: Load, universe: str, key: str, row: Row) -> Step:
     del load
     payload, _ = _bytes(row["payload"])
     name = key.rpartition("/")[2].encode()
     if len(payload) > INBOX_INLINE_BYTES_MAX:
-        hash = port.call(PutBlob(payload, universe)).hash
+        hash = transport.call(PutBlob(payload, universe)).hash
         return PutItem(row["world"], DomainEvent(schema=row["schema"], payload_blob=hash, key=name), universe)
     return PutItem(row["world"], DomainEvent(schema=row["schema"], payload=payload, key=name), universe)
 
@@ -273,7 +275,7 @@ def _bytes(value: Any) -> tuple[bytes, str]:
 _OPTIONS: Final = tuple(name for name in COLUMNS["queues"][1] if name not in ("queue", "universe"))
 _SECONDS: Final = ("delay_seconds", "ttl_seconds", "visibility_seconds")
 _WRITTEN: Final = canonical(True)
-_STEPS: Final[dict[str, Callable[[Port, Load, str, str, Row], Step]]] = {
+_STEPS: Final[dict[str, Callable[[Transport, Load, str, str, Row], Step]]] = {
     "queues": _message,
     "mail": _mail,
     "inboxes": _item,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from holdfast.errors import InvalidArgument
-from holdfast.layers.idempotency import Once
+from holdfast.layers.idempotency import KeyedCall
 from holdfast.names import checked_name
 from holdfast.runtime.activity.log import ActivityLog, Position
 from holdfast.wire.activity import (
@@ -20,8 +20,8 @@ from holdfast.wire.activity import (
 from holdfast.wire.requests import Committed
 
 
-def log(port: Any, request: LogRecords, call: Once | None = None) -> Committed:
-    logs: ActivityLog = port.parts.log()
+def log(transport: Any, request: LogRecords, call: KeyedCall | None = None) -> Committed:
+    logs: ActivityLog = transport.services.log()
     if call is not None and logs.recent.knows(call):
         return ACCEPTED
     logs.log_encoded(request.universe, request.session, request.kind, request.records)
@@ -30,17 +30,17 @@ def log(port: Any, request: LogRecords, call: Once | None = None) -> Committed:
     return ACCEPTED
 
 
-def read(port: Any, request: ReadLog) -> Any:
-    port.parts.events.write()  # A reader finds what was told before it asked.
-    return port.aside(_read, port.parts.log(), request)
+def read(transport: Any, request: ReadLog) -> Any:
+    transport.services.events.write()  # A reader finds what was told before it asked.
+    return transport.run_in_thread(_read, transport.services.log(), request)
 
 
-def files(port: Any, request: ListLogs) -> Any:
-    return port.aside(_files, port.parts.log(), checked_name("universe", request.universe))
+def files(transport: Any, request: ListLogs) -> Any:
+    return transport.run_in_thread(_files, transport.services.log(), checked_name("universe", request.universe))
 
 
-def end(port: Any, request: EndSession) -> Any:
-    return port.aside(_end, port.parts.log(), request)
+def end(transport: Any, request: EndSession) -> Any:
+    return transport.run_in_thread(_end, transport.services.log(), request)
 
 
 def _read(logs: ActivityLog, request: ReadLog) -> LoggedRecords:

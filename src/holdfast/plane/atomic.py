@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from holdfast.errors import BatchTooLarge, EmptyBatch, MailNotFound, rebuild
 from holdfast.kv import Transaction
-from holdfast.layers.idempotency import Once, once
+from holdfast.layers.idempotency import KeyedCall, once
 from holdfast.limits import ATOMIC_OPERATIONS_MAX
 from holdfast.plane import entities, leases, mail, queues, states, worlds
 from holdfast.wire.answers import decoder_of
@@ -44,14 +44,14 @@ _STEPS: Final[dict[type[Any], Any]] = {
 }
 
 
-def commit(port: Any, request: CommitAtomic, call: Once | None = None) -> Any:
+def commit(transport: Any, request: CommitAtomic, call: KeyedCall | None = None) -> Any:
     if call is None:
-        return port.transact(carry_out, port.parts, request, tier=request.tier)
-    work = partial(carry_out, parts=port.parts, request=request)
-    return port.transact(once, call, decoder_of(request), work, tier=request.tier)
+        return transport.transact(carry_out, transport.services, request, tier=request.tier)
+    work = partial(carry_out, services=transport.services, request=request)
+    return transport.transact(once, call, decoder_of(request), work, tier=request.tier)
 
 
-def carry_out(tx: Transaction, parts: Any, request: CommitAtomic) -> Answers:
+def carry_out(tx: Transaction, services: Any, request: CommitAtomic) -> Answers:
     """Carry every operation out, or raise what the first one that fails raises.
 
     Raises:
@@ -64,7 +64,7 @@ def carry_out(tx: Transaction, parts: Any, request: CommitAtomic) -> Answers:
     answers = []
     for step in request.operations:
         if isinstance(step, WriteEntities):
-            answer: Any = entities.write_in(tx, step, parts.policy)
+            answer: Any = entities.write_in(tx, step, services.policy)
         else:
             answer = _STEPS[type(step)](tx, step)
         if isinstance(answer, Outcomes | SentMails):

@@ -6,22 +6,22 @@ from holdfast.wire.backups import BeginBackup, EndBackup, ListBackup, OpenBackup
 from holdfast.wire.health_checks import RunCheckups
 
 
-def begin(port: Any, request: BeginBackup) -> Any:
+def begin(transport: Any, request: BeginBackup) -> Any:
     del request
-    return port.backups.begin()
+    return transport.backups.begin()
 
 
-def files(port: Any, request: ListBackup) -> Any:
-    return port.backups.files(request.id)
+def files(transport: Any, request: ListBackup) -> Any:
+    return transport.backups.files(request.id)
 
 
-def open(port: Any, request: OpenBackup) -> Any:
-    return port.backups.open(request.id, request.path, request.start, request.length)
+def open(transport: Any, request: OpenBackup) -> Any:
+    return transport.backups.open(request.id, request.path, request.start, request.length)
 
 
-def end(port: Any, request: EndBackup) -> Any:
-    return port.backups.end(request.id)
+def end(transport: Any, request: EndBackup) -> Any:
+    return transport.backups.end(request.id)
 
 
-def examine(port: Any, request: RunCheckups) -> Any:
-    return port.backups.examine(deep=request.deep)
+def examine(transport: Any, request: RunCheckups) -> Any:
+    return transport.backups.examine(deep=request.deep)

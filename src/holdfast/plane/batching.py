@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.errors import Closed, HoldfastError
 from holdfast.kv import Database, Transaction
-from holdfast.kv.batch import Work, run_apart, run_group
+from holdfast.kv.batch import Work, run_batch, run_isolated
 from holdfast.kv.execution import check_tier
 from holdfast.layers.idempotency import Fresh, once, sending
 from holdfast.limits import GROUP_ANSWERS_BYTES
@@ -28,15 +28,15 @@ from holdfast.wire.mail import MailReceipts, Mails
 from holdfast.wire.requests import Request
 
 Run = Callable[[Transaction, Any], Any]
-Notes = list[tuple[Any, ...]]
+Events = list[tuple[Any, ...]]
 
 
-class Gathering:
+class CallBatcher:
     """The calls of one event loop that are under way. Only CRITICAL ones: the others do not wait for anything."""
 
-    def __init__(self, database: Database, tell: Callable[[Notes], None]) -> None:
+    def __init__(self, database: Database, publish: Callable[[Events], None]) -> None:
         self._transact = database.transact_async
-        self._tell = tell
+        self._publish = publish
         self._under_way = 0
         self._works: list[Work] = []
         self._callers: list[asyncio.Future[Any]] = []  # Whoever waits for each of them.
@@ -47,9 +47,9 @@ class Gathering:
         self._under_way += 1
         try:
             if self._under_way == 1:
-                answer, notes = await self._transact(_alone, run, request, tier=Tier.CRITICAL)
-                if notes:
-                    self._tell(notes)
+                answer, events = await self._transact(_alone, run, request, tier=Tier.CRITICAL)
+                if events:
+                    self._publish(events)
                 return answer
             loop = asyncio.get_running_loop()
             future = loop.create_future()
@@ -71,7 +71,7 @@ class Gathering:
     async def _commit(self, works: list[Work], callers: "list[asyncio.Future[Any]]") -> None:
         while works:
             try:
-                outcomes, notes = await self._transact(_together, works, tier=Tier.CRITICAL)
+                outcomes, events = await self._transact(_together, works, tier=Tier.CRITICAL)
             except BaseException as error:
                 for caller in callers:
                     if not caller.done():
@@ -79,8 +79,8 @@ class Gathering:
                 if not isinstance(error, Exception):
                     raise
                 return
-            if notes:
-                self._tell(notes)
+            if events:
+                self._publish(events)
             for caller, outcome in zip(callers, outcomes, strict=False):
                 if caller.done():
                     continue  # Whoever asked was cancelled, and what they asked for has happened.
@@ -91,12 +91,12 @@ class Gathering:
             works, callers = works[len(outcomes) :], callers[len(outcomes) :]
 
 
-def _alone(tx: Transaction, run: Run, request: Any) -> tuple[Any, Notes]:
-    return run(tx, request), tx.notes
+def _alone(tx: Transaction, run: Run, request: Any) -> tuple[Any, Events]:
+    return run(tx, request), tx.events
 
 
-def _together(tx: Transaction, works: list[Work]) -> tuple[list[Any], Notes]:
-    return run_group(tx, works, Exception), tx.notes
+def _together(tx: Transaction, works: list[Work]) -> tuple[list[Any], Events]:
+    return run_batch(tx, works, Exception), tx.events
 
 
 # Batches from the stream: the calls of one frame share a transaction.
@@ -113,7 +113,7 @@ _TRANSACTIONS = frozenset(kind for kind, operation in OPERATIONS.items() if oper
 _ENVELOPE_BYTES = 256  # What a mail counts for beside its body, and a receipt.
 
 
-def is_groupable(request: Any) -> bool:
+def is_batchable(request: Any) -> bool:
     """Whether a request is one transaction, and nothing else."""
     if request.__class__ in _TRANSACTIONS:
         return True
@@ -125,13 +125,13 @@ def _always() -> bool:
     return True
 
 
-async def call_group(port: Any, calls: Sequence[Call], wanted: Callable[[], bool] = _always) -> list[Any]:
+async def call_batch(transport: Any, calls: Sequence[Call], wanted: Callable[[], bool] = _always) -> list[Any]:
     """The answers to the first of the calls, or the errors that they raised: of as many as make one group.
 
-    Whoever has more calls than answers asks again with the rest. Only for calls that `is_groupable` says can share.
+    Whoever has more calls than answers asks again with the rest. Only for calls that `is_batchable` says can share.
     They are not begun if they are not `wanted` any more when their turn comes: whoever sent them sends them again.
     """
-    sendings = port.parts.sendings
+    sendings = transport.services.sendings
     any_again = any(call.again for call in calls)
     later = sendings.heard(again=any_again)
     first = sendings.heard(again=False) if any_again else later
@@ -159,17 +159,17 @@ async def call_group(port: Any, calls: Sequence[Call], wanted: Callable[[], bool
             work: Work = operation.run, request
         else:
             assert isinstance(request, CommitAtomic), "the caller has asked is_groupable"
-            work = partial(_carry_out_apart, request=request), port.parts
+            work = partial(_carry_out_apart, request=request), transport.services
         works.append(work if call.key is None else _keyed(work, request, call.key, later if call.again else first))
-    database, notes = port.parts.database, []
+    database, events = transport.services.database, []
     outcomes: list[Any]
     try:
         together = database.transact_async if writes else database.read_async
-        outcomes, notes = await together(_run_each, works, answers, wanted, tier=tier)
+        outcomes, events = await together(_run_each, works, answers, wanted, tier=tier)
     except HoldfastError as error:
         outcomes = [error] * len(calls)
-    if notes:  # Whoever waits for an answer does not wait for this.
-        asyncio.get_running_loop().call_soon(port.parts.tell, notes)
+    if events:  # Whoever waits for an answer does not wait for this.
+        asyncio.get_running_loop().call_soon(transport.services.publish, events)
     return outcomes
 
 
@@ -201,9 +201,9 @@ class _Answers:
         return self._bytes > GROUP_ANSWERS_BYTES
 
 
-def _carry_out_apart(tx: Transaction, parts: Any, request: CommitAtomic) -> Any:
+def _carry_out_apart(tx: Transaction, services: Any, request: CommitAtomic) -> Any:
     """Where many write and one is refused for the sake of another, that is no reason to run the group again."""
-    return run_apart(tx, partial(carry_out, request=request), parts)
+    return run_isolated(tx, partial(carry_out, request=request), services)
 
 
 def _refuse(tx: Transaction, tier: Tier) -> None:
@@ -232,6 +232,6 @@ def _run_each(
     if not wanted():
         raise Closed("The connection ended before the call was begun; send it again")
     if answers is None:
-        return run_group(tx, works), tx.notes
+        return run_batch(tx, works), tx.events
     answers.begin()
-    return run_group(tx, works, enough=answers.are_many), tx.notes
+    return run_batch(tx, works, enough=answers.are_many), tx.events

@@ -13,18 +13,18 @@ def find(tx: Transaction, request: FindBlob) -> Known:
     return Known(None if blob is None else blob.size)
 
 
-def put(parts: Any, request: PutBlob) -> Any:
-    return parts.blobs.put(checked_name("universe", request.universe), request.data)
+def put(services: Any, request: PutBlob) -> Any:
+    return services.blobs.put(checked_name("universe", request.universe), request.data)
 
 
-def get(parts: Any, request: GetBlob) -> Any:
-    return parts.blobs.get(checked_name("universe", request.universe), request.hash)
+def get(services: Any, request: GetBlob) -> Any:
+    return services.blobs.get(checked_name("universe", request.universe), request.hash)
 
 
-def write(parts: Any, request: WriteBlob, chunks: Any) -> Any:
-    return parts.blobs.write(checked_name("universe", request.universe), chunks)
+def write(services: Any, request: WriteBlob, chunks: Any) -> Any:
+    return services.blobs.write(checked_name("universe", request.universe), chunks)
 
 
-def open(parts: Any, request: OpenBlob) -> Any:
+def open(services: Any, request: OpenBlob) -> Any:
     universe = checked_name("universe", request.universe)
-    return parts.blobs.open(universe, request.hash, request.start, request.length)
+    return services.blobs.open(universe, request.hash, request.start, request.length)

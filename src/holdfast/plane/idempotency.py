@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.kv import Database, Transaction
-from holdfast.layers.idempotency import Fresh, Once, any_forgotten, forget, once, period_of, sending
+from holdfast.layers.idempotency import Fresh, KeyedCall, any_forgotten, forget, once, period_of, sending
 from holdfast.layers.queues import give_up
 from holdfast.plane.queues import nack
 from holdfast.tiers import Tier
@@ -18,9 +18,9 @@ from holdfast.wire.repeats import takes_key
 from holdfast.wire.requests import Request
 
 
-def once_of(
-    port: Any, request: Request[Any], key: str | None, *, again: bool, like: Request[Any] | None = None
-) -> Once | None:
+def keyed_call_of(
+    transport: Any, request: Request[Any], key: str | None, *, again: bool, like: Request[Any] | None = None
+) -> KeyedCall | None:
     """What to give a port along with a request that has a key; None if nothing is to be remembered of it.
 
     `like` is what its caller has sent, where a door has added what differs from one sending to the next.
@@ -30,10 +30,10 @@ def once_of(
     """
     if key is None or not takes_key(type(request)):
         return None
-    return sending(key, request if like is None else like, port.parts.sendings.heard(again=again))
+    return sending(key, request if like is None else like, transport.services.sendings.heard(again=again))
 
 
-def only_once(run: Callable[[Transaction, Any], Any], call: Once) -> Callable[[Transaction, Any], Any]:
+def run_only_once(run: Callable[[Transaction, Any], Any], call: KeyedCall) -> Callable[[Transaction, Any], Any]:
     """`run`, carried out unless it was before."""
 
     def run_once(tx: Transaction, request: Any) -> Any:
@@ -42,7 +42,9 @@ def only_once(run: Callable[[Transaction, Any], Any], call: Once) -> Callable[[T
     return run_once
 
 
-def give_back(port: Any, request: ReceiveMessages, messages: Sequence[Delivery], call: Once | None) -> Awaitable[None]:
+def give_back(
+    transport: Any, request: ReceiveMessages, messages: Sequence[Delivery], call: KeyedCall | None
+) -> Awaitable[None]:
     """Let others have these messages at once; it was not their fault.
 
     A `call` that gives all of its messages back is forgotten, unless its consumer has asked for them again meanwhile:
@@ -50,11 +52,11 @@ def give_back(port: Any, request: ReceiveMessages, messages: Sequence[Delivery],
     """
     leases = [MessageLease(each.id, each.lease_id, each.fence) for each in messages]
     giving = NackMessages(request.queue, leases, intent="defer", universe=request.universe)
-    done: Awaitable[None] = port.transact(_give_back, giving, call, tier=Tier.IMPORTANT)
+    done: Awaitable[None] = transport.transact(_give_back, giving, call, tier=Tier.IMPORTANT)
     return done
 
 
-def _give_back(tx: Transaction, giving: NackMessages, call: Once | None) -> None:
+def _give_back(tx: Transaction, giving: NackMessages, call: KeyedCall | None) -> None:
     if call is None or give_up(tx, call):
         nack(tx, giving)
 
@@ -63,7 +65,7 @@ _log = logging.getLogger("holdfast.sendings")
 _NOT_FORGOTTEN = "the keys of old calls could not be forgotten, and will be in ten minutes: %s"
 
 
-class Sendings:
+class RepeatDetector:
     """Tells the first sendings of calls from later ones: what is sent for the first time need not be looked for.
 
     The first sending of a call may still wait for its turn while the call is sent again, and be carried out after it.

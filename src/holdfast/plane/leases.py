@@ -7,7 +7,7 @@ import msgspec
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
 from holdfast.layers import leases
-from holdfast.layers.idempotency import Once
+from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.leases import LeaseKey
 from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, SURVEY_MAX
 from holdfast.names import checked_key, checked_name
@@ -70,9 +70,9 @@ def fenced(lease: Proven) -> Fence:
     return Fence(lease.proof)
 
 
-def acquire(parts: Any, request: AcquireLease, call: Once | None = None) -> Any:
+def acquire(services: Any, request: AcquireLease, call: KeyedCall | None = None) -> Any:
     leases.check_owner(request.owner, request.txn_id)  # Whoever only stands in line is told of too.
-    return parts.leases.acquire(
+    return services.leases.acquire(
         _lease(request),
         owner=request.owner,
         ttl_ms=_ttl_ms(request.ttl_seconds),
@@ -96,8 +96,8 @@ def check(tx: Transaction, request: CheckLease) -> Committed:
     return Committed(request.tier)
 
 
-def describe(parts: Any, request: DescribeLease) -> Any:
-    return parts.leases.describe(_lease(request))
+def describe(services: Any, request: DescribeLease) -> Any:
+    return services.leases.describe(_lease(request))
 
 
 def page(tx: Transaction, request: ListLeases) -> Leases:
@@ -108,11 +108,11 @@ def page(tx: Transaction, request: ListLeases) -> Leases:
     return Leases(held, found[-1][0] if len(found) == request.limit else None)
 
 
-def waits(parts: Any, request: ListWaits) -> Any:
+def waits(services: Any, request: ListWaits) -> Any:
     if not 0 < request.limit <= SURVEY_MAX:
         raise InvalidArgument(f"A page has 1 to {SURVEY_MAX} lines, not {request.limit}")
     universe = checked_name("universe", request.universe)
-    return parts.leases.waits(universe, parts.parts.holders(universe), limit=request.limit)
+    return services.leases.waits(universe, services.services.holders(universe), limit=request.limit)
 
 
 def _lease(request: _OfKey) -> LeaseKey:

@@ -82,8 +82,8 @@ def leave(tx: Transaction, request: LeaveMailbox) -> Committed:
     return Committed(request.tier)
 
 
-def read(port: Any, request: ReadMail) -> Any:
-    return port.mail.read(
+def read(transport: Any, request: ReadMail) -> Any:
+    return transport.mail.read(
         _address(request),
         after=request.after,
         limit=request.limit,
@@ -118,8 +118,8 @@ def count(tx: Transaction, request: CountMail) -> MailCount:
     )
 
 
-def receipts(port: Any, request: ReadReceipts) -> Any:
-    return port.mail.receipts(
+def receipts(transport: Any, request: ReadReceipts) -> Any:
+    return transport.mail.receipts(
         _address(request),
         after=request.after,
         limit=request.limit,

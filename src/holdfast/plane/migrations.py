@@ -29,15 +29,15 @@ def said(url: str) -> str:
     if url.startswith("dir:"):
         return f"dir:{folder_of(url).resolve()}"
     try:
-        parts = urlsplit(url)
+        services = urlsplit(url)
     except ValueError as error:
         raise InvalidUrl(
             f"The URL is not understood ({error}); write dir:PATH or postgresql://user@host/database"
         ) from None
-    user, at, host = parts.netloc.rpartition("@")
-    query = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name not in _SECRETS], safe="/:")
-    scheme = "postgresql" if parts.scheme == "postgres" else parts.scheme  # Two words for the same.
-    return urlunsplit(parts._replace(scheme=scheme, netloc=f"{user.partition(':')[0]}{at}{host}", query=query))
+    user, at, host = services.netloc.rpartition("@")
+    query = urlencode([(name, value) for name, value in parse_qsl(services.query) if name not in _SECRETS], safe="/:")
+    scheme = "postgresql" if services.scheme == "postgres" else services.scheme  # Two words for the same.
+    return urlunsplit(services._replace(scheme=scheme, netloc=f"{user.partition(':')[0]}{at}{host}", query=query))
 
 
 @contextmanager

@@ -24,11 +24,11 @@ from holdfast.layers.blobs import Verify
 from holdfast.layers.migrations import check_complete
 from holdfast.limits import PUSHES_PER_MINUTE
 from holdfast.names import folder_at
-from holdfast.plane.embedded import AsyncEmbeddedPort, EmbeddedPort
+from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from holdfast.plane.formats import FORMAT, MARKER
-from holdfast.plane.services import Parts
-from holdfast.runtime.consumer_options import Waits
-from holdfast.runtime.maintenance.compaction_loop import Upkeep
+from holdfast.plane.services import Services
+from holdfast.runtime.consumer_options import ConsumerOptions
+from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.tiers import TierPolicy
@@ -52,11 +52,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     compact_every_seconds: float | None = None
     clock: Clock | None = None
     ids: IdSource | None = None
-    waits: Waits | None = None  # How long and how many consumers may wait.
+    waits: ConsumerOptions | None = None  # How long and how many consumers may wait.
     pushes_per_minute: int = PUSHES_PER_MINUTE  # Of one peer, by `agent.data.push`; 0: as many as it likes.
 
 
-def open_plane(url: str, options: Options) -> EmbeddedPort:
+def open_plane(url: str, options: Options) -> EmbeddedTransport:
     """The plane that `url` names, running in this process.
 
     Raises:
@@ -66,13 +66,13 @@ def open_plane(url: str, options: Options) -> EmbeddedPort:
         MigrationUnfinished: only a part of a plane was migrated to it.
     """
     verify = _verify(options.verify_blobs)
-    return EmbeddedPort(_open(url, options), verify=verify)
+    return EmbeddedTransport(_open(url, options), verify=verify)
 
 
-async def open_plane_async(url: str, options: Options) -> AsyncEmbeddedPort:
+async def open_plane_async(url: str, options: Options) -> AsyncEmbeddedTransport:
     """`open_plane` for an event loop."""
     verify = _verify(options.verify_blobs)
-    opened: list[Parts] = []
+    opened: list[Services] = []
     cancelled = threading.Event()
     closing = threading.Lock()
 
@@ -81,13 +81,13 @@ async def open_plane_async(url: str, options: Options) -> AsyncEmbeddedPort:
         if cancelled.is_set() and opened and closing.acquire(blocking=False):
             opened[0].stop()
 
-    def opening() -> Parts:
+    def opening() -> Services:
         opened.append(_open(url, options))
         close_if_nobody_gets_it()
         return opened[0]
 
     try:
-        return AsyncEmbeddedPort(await asyncio.to_thread(opening), verify=verify)
+        return AsyncEmbeddedTransport(await asyncio.to_thread(opening), verify=verify)
     except asyncio.CancelledError:
         cancelled.set()
         close_if_nobody_gets_it()
@@ -126,7 +126,7 @@ def object_store_url(url: str) -> str | None:
     return url if url == "memory:" else None
 
 
-def _open(url: str, options: Options) -> Parts:
+def _open(url: str, options: Options) -> Services:
     every_seconds = options.compact_every_seconds
     if every_seconds is not None and not every_seconds > 0:
         raise InvalidArgument(f"compact_every_seconds is {every_seconds}; give a positive number, or None for never")
@@ -135,7 +135,7 @@ def _open(url: str, options: Options) -> Parts:
     try:
         database.read(check_complete)
         place = options.objects or object_store_url(url)
-        parts = Parts(
+        services = Services(
             database,
             open_objects(place) if place else None,
             clock=options.clock,
@@ -149,12 +149,12 @@ def _open(url: str, options: Options) -> Parts:
         database.close()
         raise
     if url != "memory:":  # There may be queues and mailboxes, with something due since the last time.
-        parts.start_sweeping()
-        parts.start_sweeping_mail()
+        services.start_sweeping()
+        services.start_sweeping_mail()
     if every_seconds is not None:
-        store = WorldStore(database, parts.objects, BlobStore(database, parts.objects))
-        parts.upkeep = Upkeep(database, store, every_seconds)
-    return parts
+        store = WorldStore(database, services.objects, BlobStore(database, services.objects))
+        services.upkeep = CompactionLoop(database, store, every_seconds)
+    return services
 
 
 def _policy(tiers: TierPolicy | str | os.PathLike[str] | None) -> TierPolicy | None:

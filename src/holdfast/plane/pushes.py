@@ -7,7 +7,7 @@ from holdfast.names import checked_agent, checked_name
 from holdfast.wire.ingress import NewPush, Pushed
 
 
-async def push(port: Any, sender: str, to: str, new: NewPush, *, universe: str) -> Pushed:
+async def push(transport: Any, sender: str, to: str, new: NewPush, *, universe: str) -> Pushed:
     """Accept what `sender` pushes to `to`.
 
     Raises:
@@ -16,5 +16,5 @@ async def push(port: Any, sender: str, to: str, new: NewPush, *, universe: str) 
     """
     universe = checked_name("universe", universe)
     recipient = Address(universe, checked_agent(to, universe))
-    pushed: Pushed = await port.ingress.push(Address(universe, checked_agent(sender, universe)), recipient, new)
+    pushed: Pushed = await transport.ingress.push(Address(universe, checked_agent(sender, universe)), recipient, new)
     return pushed

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.errors import BatchTooLarge, EmptyBatch, Fenced, InvalidArgument
 from holdfast.kv import Transaction
 from holdfast.layers import queues
-from holdfast.layers.idempotency import Once
+from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.queues import QueueKey
 from holdfast.limits import MESSAGES_MAX, RECEIVE_WAIT_SECONDS_MAX, VISIBILITY_SECONDS_MAX
 from holdfast.names import checked_name
@@ -50,11 +50,11 @@ def put(tx: Transaction, request: PutMessages) -> Receipts:
     return Receipts(queues.put(tx, _queue(request), request.messages, tier=request.tier))
 
 
-def receive(port: Any, request: ReceiveMessages, call: Once | None = None) -> Any:
+def receive(transport: Any, request: ReceiveMessages, call: KeyedCall | None = None) -> Any:
     if not 0 <= request.wait_seconds <= RECEIVE_WAIT_SECONDS_MAX:
         raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; choose 0 to {RECEIVE_WAIT_SECONDS_MAX:.0f}")
     seconds = request.visibility_seconds
-    return port.queues.receive(
+    return transport.queues.receive(
         _queue(request),
         wait_ms=round(request.wait_seconds * 1_000),
         tier=request.tier,
@@ -124,8 +124,8 @@ def peek(tx: Transaction, request: PeekMessages) -> Deliveries:
     )
 
 
-def stats(port: Any, request: GetQueueStats) -> Any:
-    return port.queues.stats(_queue(request), request.tier)
+def stats(transport: Any, request: GetQueueStats) -> Any:
+    return transport.queues.stats(_queue(request), request.tier)
 
 
 def names(tx: Transaction, request: ListQueues) -> QueueNames:
@@ -134,20 +134,20 @@ def names(tx: Transaction, request: ListQueues) -> QueueNames:
     return QueueNames(queues.names(tx, universe, after=after, limit=request.limit))
 
 
-def survey(port: Any, request: SurveyQueues) -> Any:
+def survey(transport: Any, request: SurveyQueues) -> Any:
     universe = checked_name("universe", request.universe)
     after = checked_name("queue", request.after) if request.after else ""
-    return port.queues.survey(universe, after=after, limit=request.limit, tier=request.tier)
+    return transport.queues.survey(universe, after=after, limit=request.limit, tier=request.tier)
 
 
-def purge(port: Any, request: PurgeQueue, call: Once | None = None) -> Any:
-    return port.queues.purge(_queue(request), call)
+def purge(transport: Any, request: PurgeQueue, call: KeyedCall | None = None) -> Any:
+    return transport.queues.purge(_queue(request), call)
 
 
-def redrive(port: Any, request: RedriveMessages, call: Once | None = None) -> Any:
+def redrive(transport: Any, request: RedriveMessages, call: KeyedCall | None = None) -> Any:
     if request.limit < 1:
         raise InvalidArgument(f"limit is {request.limit}; put back at least 1 dead letter")
-    return port.queues.redrive(_queue(request), request.ids, request.limit, call)
+    return transport.queues.redrive(_queue(request), request.ids, request.limit, call)
 
 
 def get_policy(tx: Transaction, request: GetQueuePolicy) -> QueuePolicy:

@@ -15,15 +15,15 @@ from holdfast.kv import Database
 from holdfast.layers.field_tiers import LOG_KIND, LOOSE
 from holdfast.layers.mailboxes.keys import MAIL_EVENTS
 from holdfast.layers.queues import DUE, QueueKey, extend
-from holdfast.lease_renewal import Keeper
+from holdfast.lease_renewal import LeaseRenewer
 from holdfast.limits import PUSHES_PER_MINUTE
-from holdfast.plane.idempotency import Sendings
+from holdfast.plane.idempotency import RepeatDetector
 from holdfast.runtime.activity.events import Events
 from holdfast.runtime.activity.log import ActivityLog
 from holdfast.runtime.activity.rotation import Failures
-from holdfast.runtime.consumer_options import Waits
+from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.locks.table import RESOURCE_LEVELS, HolderInfo, LockTable
-from holdfast.runtime.maintenance.compaction_loop import Upkeep
+from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
 from holdfast.runtime.maintenance.mail_sweeper import MailSweeper
 from holdfast.runtime.maintenance.sweeper import Sweeper
 from holdfast.tiers import TierPolicy
@@ -35,7 +35,7 @@ _NO_EVENTS = frozenset((DUE, LOOSE))  # What notes begin with that are told to s
 Sweeping = TypeVar("Sweeping")
 
 
-class Parts:
+class Services:
     """The running parts of a plane that its synchronous and its asynchronous port have in common."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Parts:
         clock: Clock | None = None,
         policy: TierPolicy | None = None,
         logs: Path | None = None,
-        waits: Waits | None = None,
+        waits: ConsumerOptions | None = None,
         shared: bool = False,
         pushes_per_minute: int = PUSHES_PER_MINUTE,
     ) -> None:
@@ -55,14 +55,14 @@ class Parts:
         self.clock = clock
         self.policy = policy or TierPolicy()
         self.session = uuid.uuid4().hex[:12]  # Names this process in session logs, where nobody names another.
-        self.upkeep: Upkeep | None = None
-        self.waits = waits or Waits()
+        self.upkeep: CompactionLoop | None = None
+        self.waits = waits or ConsumerOptions()
         self.pushes_per_minute = pushes_per_minute
         self.resources = LockTable(RESOURCE_LEVELS, nested=False)  # For what touches several of an agent's things.
-        self.keeper = Keeper(self._extend)
+        self.lease_renewer = LeaseRenewer(self._extend)
         self.events = Events(self.log, self.session)
         self.shared = shared  # Other processes write to the same key space.
-        self.sendings = Sendings(database, (clock or SystemClock()).now_ms, shared=shared)
+        self.sendings = RepeatDetector(database, (clock or SystemClock()).now_ms, shared=shared)
         self._sweeper: Sweeper | None = None
         self._mail_sweeper: MailSweeper | None = None
         self._logs_are_temporary = logs is None
@@ -107,7 +107,7 @@ class Parts:
         if self._activity is not None:
             self._activity.flush()
 
-    def tell(self, notes: Sequence[tuple[Any, ...]]) -> None:
+    def publish(self, notes: Sequence[tuple[Any, ...]]) -> None:
         """Tell of what a committed transaction has noted: to the session log, and to whoever waits for a moment.
 
         Whatever fails here is a line in the log. It is no failure of whoever committed, who would do it again.
@@ -157,7 +157,7 @@ class Parts:
             return None
         with self._lock:
             if self._sweeper is None and not self._stopped:
-                self._sweeper = Sweeper(self.database, self.waits, self.tell, shared=self.shared)
+                self._sweeper = Sweeper(self.database, self.waits, self.publish, shared=self.shared)
             return self._sweeper
 
     def start_sweeping_mail(self) -> None:
@@ -166,7 +166,7 @@ class Parts:
             return
         with self._lock:
             if self._mail_sweeper is None and not self._stopped:
-                self._mail_sweeper = MailSweeper(self.database, self.tell, shared=self.shared)
+                self._mail_sweeper = MailSweeper(self.database, self.publish, shared=self.shared)
 
     def _extend(self, universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
         key = QueueKey(universe, queue)
@@ -176,7 +176,7 @@ class Parts:
         """End what runs, write out what is in memory, and close the key space."""
         with self._lock:
             self._stopped = True
-        self.keeper.close()
+        self.lease_renewer.close()
         self.sendings.stop()
         if self._sweeper is not None:
             self._sweeper.stop()

@@ -7,7 +7,7 @@ import msgspec
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
 from holdfast.layers import inboxes, journal_records, journals, segments, snapshots, worlds
-from holdfast.layers.idempotency import Once
+from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import SURVEY_MAX
@@ -83,8 +83,8 @@ def survey(tx: Transaction, request: SurveyWorlds) -> WorldSurvey:
     return WorldSurvey(found, found[-1].name if len(found) == request.limit else None)
 
 
-def check(parts: Any, request: CheckWorld) -> Any:
-    return parts.worlds.check(_world(request), request.start, request.limit)
+def check(services: Any, request: CheckWorld) -> Any:
+    return services.worlds.check(_world(request), request.start, request.limit)
 
 
 def lag(tx: Transaction, universe: str, *, after: str, limit: int) -> tuple[list[str], int]:
@@ -103,8 +103,8 @@ def append(tx: Transaction, request: AppendEntries) -> Height:
     return Height(journals.append(tx, _world(request), batch, expected_head=request.expected_head))
 
 
-def read(parts: Any, request: ReadJournal) -> Any:
-    return parts.worlds.read(_world(request), request.start, request.limit)
+def read(services: Any, request: ReadJournal) -> Any:
+    return services.worlds.read(_world(request), request.start, request.limit)
 
 
 def drain(tx: Transaction, request: DrainInbox) -> Drained:
@@ -128,10 +128,10 @@ def set_manifest(tx: Transaction, request: SetManifest) -> Height:
     return Height(height)
 
 
-def commit_snapshot(parts: Any, request: CommitSnapshot, call: Once | None = None) -> Any:
+def commit_snapshot(services: Any, request: CommitSnapshot, call: KeyedCall | None = None) -> Any:
     time_ns = snapshots.NOW if request.logical_time_ns is None else request.logical_time_ns
     draft = SnapshotRecord("", request.height, time_ns, request.receipt_horizon_height, request.manifest_hash)
-    return parts.worlds.snapshot(_world(request), request.data, draft, promote=request.promote, call=call)
+    return services.worlds.snapshot(_world(request), request.data, draft, promote=request.promote, call=call)
 
 
 def baseline(tx: Transaction, request: GetBaseline) -> Snapshot:
@@ -143,10 +143,10 @@ def list_snapshots(tx: Transaction, request: ListSnapshots) -> Snapshots:
     return Snapshots([Snapshot(*msgspec.structs.astuple(record)) for record in page])
 
 
-def compact(parts: Any, request: CompactWorld) -> Any:
+def compact(services: Any, request: CompactWorld) -> Any:
     if request.entries < 1 or request.margin < 0:
         raise InvalidArgument("A segment holds at least 1 record, and the margin is not negative")
-    return parts.worlds.compact(_world(request), entries=request.entries, margin=request.margin)
+    return services.worlds.compact(_world(request), entries=request.entries, margin=request.margin)
 
 
 def list_segments(tx: Transaction, request: ListSegments) -> Segments:
@@ -162,14 +162,14 @@ def change(tx: Transaction, request: ChangeWorld) -> Described:
     return segments.describe(tx, world)
 
 
-def delete(parts: Any, request: DeleteWorld) -> Any:
-    return parts.worlds.delete(_world(request))
+def delete(services: Any, request: DeleteWorld) -> Any:
+    return services.worlds.delete(_world(request))
 
 
-def fork(parts: Any, request: ForkWorld, call: Once | None = None) -> Any:
+def fork(services: Any, request: ForkWorld, call: KeyedCall | None = None) -> Any:
     source = _world(request)
     target = World(source.universe, checked_name("world", request.target))
-    return parts.worlds.fork(source, target, request.height, call)
+    return services.worlds.fork(source, target, request.height, call)
 
 
 def _world(request: _OfWorld) -> World:

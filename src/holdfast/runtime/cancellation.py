@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from holdfast.errors import HoldfastError
-from holdfast.runtime.eager_tasks import Begun
+from holdfast.runtime.eager_tasks import EagerCoroutine
 
 _log = logging.getLogger("holdfast.cancelled")
 Result = TypeVar("Result")
@@ -17,7 +17,7 @@ _taking_back: set[asyncio.Task[None]] = set()  # An event loop keeps only weak r
 
 async def finish_or_undo_async(work: Coroutine[Any, Any, Result], undo: Callable[[Result], object]) -> Result:
     """The result of `work`. If the caller is cancelled meanwhile, `undo(result)` takes it back on another thread."""
-    begun = Begun(work)
+    begun = EagerCoroutine(work)
     if begun.is_done:
         return begun.result
     task = asyncio.get_running_loop().create_task(begun.rest)

@@ -8,7 +8,7 @@ import msgspec
 from holdfast.errors import InvalidArgument
 
 
-class Waits(msgspec.Struct, frozen=True, kw_only=True):
+class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The knobs of the dispatcher."""
 
     consumers_max: int = 0  # 0: 64 for each processor, at least 128 and at most 4,096.

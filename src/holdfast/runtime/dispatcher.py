@@ -23,19 +23,19 @@ from holdfast.errors import Busy, LockTimeout, QueueBusy
 from holdfast.kv import Database, Transaction
 from holdfast.kv.serial_database import SerialDatabase
 from holdfast.layers import queues
-from holdfast.layers.idempotency import Once
+from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.queues import Ahead, Leased, QueueKey
 from holdfast.runtime.cancellation import finish_or_undo_async
-from holdfast.runtime.consumer_options import Waits
+from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.locks.table import LockTable
 from holdfast.tiers import Tier
 
-Tell = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
+Publish = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
 
 
-def _untold(notes: Sequence[tuple[Any, ...]]) -> None:
+def _untold(events: Sequence[tuple[Any, ...]]) -> None:
     """Nobody wants to hear of it."""
-    del notes
+    del events
 
 
 _AHEAD_QUEUES: Final = 1_024  # Queues whose next messages are remembered; others pay a search for each delivery.
@@ -44,9 +44,11 @@ _AHEAD_QUEUES: Final = 1_024  # Queues whose next messages are remembered; other
 class AsyncDispatcher:
     """Leases messages to consumers, now or after a wait."""
 
-    def __init__(self, database: Database, clock: Clock | None, waits: Waits, tell: Tell | None = None) -> None:
+    def __init__(
+        self, database: Database, clock: Clock | None, waits: ConsumerOptions, publish: Publish | None = None
+    ) -> None:
         self._database = database
-        self._tell = tell or _untold
+        self._publish = publish or _untold
         self._clock = clock or SystemClock()
         self._waits = waits
         self._jitter = Random()
@@ -55,7 +57,7 @@ class AsyncDispatcher:
         self._ahead: OrderedDict[QueueKey, Ahead] = OrderedDict()
 
     async def receive(
-        self, queue: QueueKey, *, wait_ms: int, tier: Tier, call: Once | None = None, **options: Any
+        self, queue: QueueKey, *, wait_ms: int, tier: Tier, call: KeyedCall | None = None, **options: Any
     ) -> Leased:
         """At least one message, unless `wait_ms` pass without any, or what `call` has leased before.
 
@@ -96,7 +98,7 @@ class AsyncDispatcher:
     async def _first_in_line(
         self, queue: QueueKey, until_ms: int, tier: Tier, options: dict[str, Any], leave: Callable[[], None]
     ) -> Leased:
-        with self._database.watch(queues.room_of(queue).prefix) as watch:
+        with self._database.watch(queues.keys_of(queue).prefix) as watch:
             stop_listening = when_moved(self._clock, watch.fire)
             try:
                 while True:
@@ -125,19 +127,19 @@ class AsyncDispatcher:
             self._database.transact_async(lease, queue, ahead=ahead, tier=tier, **options),
             partial(self._give_back, queue, call),
         )
-        if leased.notes:
-            self._tell(leased.notes)
+        if leased.events:
+            self._publish(leased.events)
         return leased
 
-    async def give_back(self, queue: QueueKey, leased: Leased, call: Once | None) -> None:
+    async def give_back(self, queue: QueueKey, leased: Leased, call: KeyedCall | None) -> None:
         """Give back what was leased and could not be delivered, uncounted."""
         if leased.messages:
-            self._tell(await self._database.transact_async(*_undoing(queue, leased, call)))
+            self._publish(await self._database.transact_async(*_undoing(queue, leased, call)))
 
-    def _give_back(self, queue: QueueKey, call: Once | None, leased: Leased) -> None:
+    def _give_back(self, queue: QueueKey, call: KeyedCall | None, leased: Leased) -> None:
         """Nobody waits for these any more: they were not delivered, and nothing has failed."""
         if leased.messages:
-            self._tell(self._database.transact(*_undoing(queue, leased, call)))
+            self._publish(self._database.transact(*_undoing(queue, leased, call)))
 
 
 def _lease_and_leave(
@@ -150,7 +152,7 @@ def _lease_and_leave(
     return leased
 
 
-def _undoing(queue: QueueKey, leased: Leased, call: Once | None) -> tuple[Any, ...]:
+def _undoing(queue: QueueKey, leased: Leased, call: KeyedCall | None) -> tuple[Any, ...]:
     """What takes a delivery back: a function over a transaction, and its arguments."""
     if call is None:
         return queues.defer_all, queue, leased.messages

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 Result = TypeVar("Result")
 
 
-class Begun(Generic[Result]):
+class EagerCoroutine(Generic[Result]):
     """A coroutine that is done, or waits for something."""
 
     __slots__ = ("is_done", "rest", "result")

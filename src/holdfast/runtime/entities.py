@@ -19,7 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.kv import Database, Transaction
 from holdfast.layers import entities, field_tiers
 from holdfast.layers.field_tiers import CriticalFieldRemoved, Part
-from holdfast.layers.idempotency import Once, recall, remember
+from holdfast.layers.idempotency import KeyedCall, recall, remember
 from holdfast.names import checked_name
 from holdfast.runtime.activity.format import encoded
 from holdfast.runtime.activity.log import ActivityLog
@@ -62,7 +62,7 @@ class AsyncEntityStore:
             self._policy.patterns,
         )
 
-    async def write(self, request: WriteEntities, call: Once | None = None) -> Written:
+    async def write(self, request: WriteEntities, call: KeyedCall | None = None) -> Written:
         """Change entities, all or none; once for each `call`.
 
         Raises:
@@ -83,7 +83,7 @@ class AsyncEntityStore:
 
         return await self._commit(parts, at_least, work, call, log)
 
-    async def put(self, request: PutEntity, call: Once | None = None) -> Written:
+    async def put(self, request: PutEntity, call: KeyedCall | None = None) -> Written:
         """Replace an entity if it has the version that the caller saw.
 
         Raises:
@@ -100,7 +100,7 @@ class AsyncEntityStore:
         except CriticalFieldRemoved:
             return await put(Tier.CRITICAL)
 
-    async def delete(self, request: DeleteEntity, call: Once | None = None) -> Written:
+    async def delete(self, request: DeleteEntity, call: KeyedCall | None = None) -> Written:
         """Delete an entity."""
         universe = checked_name("universe", request.universe)
         part = Part(field_tiers.entity_key(universe, request.kind, request.id), {}, [], {}, Tier.CRITICAL)
@@ -112,7 +112,7 @@ class AsyncEntityStore:
         return await self._commit([part], Tier.CRITICAL, work, call, _nothing)
 
     async def _put(
-        self, part: Part, expected: int, tier: Tier, *, call: Once | None, log: Callable[[], None]
+        self, part: Part, expected: int, tier: Tier, *, call: KeyedCall | None, log: Callable[[], None]
     ) -> Written:
         def work(tx: Transaction) -> Written:
             return Written([field_tiers.put(tx, part, self._policy, expected_version=expected, tier=tier)], tier)
@@ -124,7 +124,7 @@ class AsyncEntityStore:
         parts: Sequence[Part],
         promise: Tier,
         work: Callable[[Transaction], Written],
-        call: Once | None,
+        call: KeyedCall | None,
         log: Callable[[], None],
     ) -> Written:
         rows = [["record_id", f"{part.key.kind}/{part.key.id}"] for part in parts if part.tier is Tier.CRITICAL]
@@ -144,7 +144,11 @@ class AsyncEntityStore:
         return written
 
     async def _transact(
-        self, promise: Tier, work: Callable[[Transaction], Written], call: Once | None, done: Callable[[], None] | None
+        self,
+        promise: Tier,
+        work: Callable[[Transaction], Written],
+        call: KeyedCall | None,
+        done: Callable[[], None] | None,
     ) -> tuple[Written, bool]:
         def and_let_go(tx: Transaction) -> tuple[Written, bool]:
             before = None if call is None else recall(tx, call)
@@ -159,7 +163,7 @@ class AsyncEntityStore:
 
         return await self._database.transact_async(and_let_go, tier=promise)
 
-    def _log_once(self, log: Callable[[], None], call: Once | None) -> None:
+    def _log_once(self, log: Callable[[], None], call: KeyedCall | None) -> None:
         if call is None:
             log()
             return

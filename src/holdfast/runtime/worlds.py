@@ -25,7 +25,7 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.errors import BlobNotFound, Corrupt, InvalidArgument, MissingObject, ObjectNotFound, Unsupported
 from holdfast.kv import Database, Transaction
 from holdfast.layers import inboxes, journal_records, journals, segments, snapshots, world_forks, worlds
-from holdfast.layers.idempotency import Once, once, recall
+from holdfast.layers.idempotency import KeyedCall, once, recall
 from holdfast.layers.journal_records import Kind, split
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
@@ -115,7 +115,7 @@ class AsyncWorldStore:
         return looked_at
 
     async def snapshot(
-        self, world: World, data: bytes, draft: SnapshotRecord, *, promote: bool, call: Once | None = None
+        self, world: World, data: bytes, draft: SnapshotRecord, *, promote: bool, call: KeyedCall | None = None
     ) -> Snapshot:
         """Store a snapshot and note it; make it the baseline if asked to and if it qualifies.
 
@@ -142,7 +142,7 @@ class AsyncWorldStore:
             pass
         return Compacted(exported, exported * entries)
 
-    async def fork(self, source: World, target: World, height: int, call: Once | None = None) -> Described:
+    async def fork(self, source: World, target: World, height: int, call: KeyedCall | None = None) -> Described:
         """A new world with the records of `source` below `height`, and none of its pending effects and timers.
 
         Interrupted, it goes on where it stopped when it is called again. What a `call` has done before stays as others
@@ -237,7 +237,7 @@ def _check_records(world: World, start: int, found: list[bytes]) -> None:
 
 
 def _commit_snapshot(
-    tx: Transaction, world: World, draft: SnapshotRecord, promote: bool, call: Once | None
+    tx: Transaction, world: World, draft: SnapshotRecord, promote: bool, call: KeyedCall | None
 ) -> SnapshotRecord:
     def commit(tx: Transaction) -> SnapshotRecord:
         return snapshots.commit(tx, world, draft, promote=promote)
@@ -245,7 +245,7 @@ def _commit_snapshot(
     return commit(tx) if call is None else once(tx, call, _decode_snapshot, commit)
 
 
-def _begin_fork(tx: Transaction, source: World, target: World, height: int, call: Once | None) -> Described | None:
+def _begin_fork(tx: Transaction, source: World, target: World, height: int, call: KeyedCall | None) -> Described | None:
     """Begin to copy; what was answered, if it was done before."""
     before = None if call is None else recall(tx, call)
     if before is not None:
@@ -254,7 +254,7 @@ def _begin_fork(tx: Transaction, source: World, target: World, height: int, call
     return None
 
 
-def _end_fork(tx: Transaction, target: World, call: Once | None) -> Described:
+def _end_fork(tx: Transaction, target: World, call: KeyedCall | None) -> Described:
     def end(tx: Transaction) -> Described:
         world_forks.end(tx, target)
         return segments.describe(tx, target)

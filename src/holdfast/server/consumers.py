@@ -48,10 +48,10 @@ class Teller(Protocol):
 class Consumers:
     """Tells those that wait at the other end of a connection."""
 
-    def __init__(self, teller: Teller, port: Any, spawn: Spawn) -> None:
+    def __init__(self, teller: Teller, transport: Any, spawn: Spawn) -> None:
         """`spawn` does what outlives the connection."""
         self._teller = teller
-        self._port = port
+        self._transport = transport
         self._spawn = spawn
         self._ready: list[tuple[Reply, Untold]] = []  # To be told at the end of this turn.
 
@@ -101,7 +101,7 @@ class Consumers:
 
     def _give_back(self, request: ReceiveMessages, messages: list[Delivery], once: Any) -> None:
         if messages:
-            self._spawn(_quietly(give_back(self._port, request, messages, once)))
+            self._spawn(_quietly(give_back(self._transport, request, messages, once)))
 
 
 def unread() -> HoldfastError:

@@ -16,7 +16,7 @@ class Doors:
 
     def __init__(
         self,
-        port: Any,
+        transport: Any,
         guards: Guards | None = None,
         *,
         agent: str | None = None,
@@ -24,10 +24,10 @@ class Doors:
         rejected: Callable[[str], None] | None = None,
     ) -> None:
         """`agent` receives what is pushed to nobody in particular; `rejected` is told why somebody was refused."""
-        self.port = port
+        self.transport = transport
         self.guards = guards or Open()
-        self.streams = Streams(port)
-        self.rpc = Rpc(port, agent=agent)
+        self.streams = Streams(transport)
+        self.rpc = Rpc(transport, agent=agent)
         self._relay = relay or RelayOptions()
         self._rejected = rejected
 
@@ -35,8 +35,8 @@ class Doors:
     def relay(self) -> Relay:
         """The door of agents."""
         tokens = None if isinstance(self.guards, Open) else self.guards
-        how = Introductions(self.port, tokens, registration=self._relay.registration, rejected=self._rejected)
-        return Relay(self.port, how, self.streams.call_group, self.rpc.answer, self._relay)
+        how = Introductions(self.transport, tokens, registration=self._relay.registration, rejected=self._rejected)
+        return Relay(self.transport, how, self.streams.call_batch, self.rpc.answer, self._relay)
 
     @property
     def draining(self) -> bool:

@@ -63,9 +63,9 @@ def waiting() -> Iterator[None]:
 class Health:
     """What a server knows of its own state."""
 
-    def __init__(self, port: Any) -> None:
+    def __init__(self, transport: Any) -> None:
         self.draining = False
-        self._port = port
+        self._transport = transport
         self._exchanges: set[Exchange] = set()
 
     @property
@@ -79,7 +79,7 @@ class Health:
             return "the server is shutting down"
         try:
             async with asyncio.timeout(_LOOK_SECONDS_MAX):
-                await self._port.call(GetPair(b"\x00ready", tier=Tier.IMPORTANT))
+                await self._transport.call(GetPair(b"\x00ready", tier=Tier.IMPORTANT))
         except TimeoutError:
             return f"the key space did not answer within {_LOOK_SECONDS_MAX:g} s"
         except HoldfastError as error:

@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from holdfast.errors import Fenced, HoldfastError, NotAllowed, rebuild
 from holdfast.kv import Result
-from holdfast.plane.batching import call_group
+from holdfast.plane.batching import call_batch
 from holdfast.server import health, tracing
 from holdfast.server.authorization import Guards
 from holdfast.server.histograms import DWELL_SECONDS, SECONDS, SIZES, Histogram
@@ -130,30 +130,30 @@ class Metrics(Collector):
                     self.requests[op, _code(answer)] += 1
                     self._note(asked, answer, seconds)
 
-    async def body(self, port: Any) -> bytes:
+    async def body(self, transport: Any) -> bytes:
         """What `/metrics` answers."""
-        await self.refresh(port)
+        await self.refresh(transport)
         return generate_latest(self.registry)
 
-    async def refresh(self, port: Any) -> None:
-        """Look at the queues of `port`, once a second at most, and at its worlds, more rarely."""
+    async def refresh(self, transport: Any) -> None:
+        """Look at the queues of `transport`, once a second at most, and at its worlds, more rarely."""
         async with self._reading:
             try:
                 if time.monotonic() - self._queues_at > _QUEUES_FRESH_SECONDS:
                     self._queues_at = time.monotonic()
-                    await self._look_at_queues(port)
+                    await self._look_at_queues(transport)
                 if time.monotonic() - self._lag_at > _LAG_FRESH_SECONDS:
                     self._lag_at = time.monotonic()
-                    self._lag, self._worlds_cut = await read_lag(port, self._worlds_max)
+                    self._lag, self._worlds_cut = await read_lag(transport, self._worlds_max)
             except HoldfastError as error:
                 _log.warning("the metrics lack what is in the key space, because it cannot be read: %s", error)
             except Exception:  # What else there is to tell is told.
                 _log.exception("the metrics lack what is in the key space, because it cannot be read")
 
-    async def _look_at_queues(self, port: Any) -> None:
+    async def _look_at_queues(self, transport: Any) -> None:
         """Whoever goes away meanwhile leaves what was known before; numbers that cannot be read are not told."""
         try:
-            self._queues, self._queues_cut = await read_queues(port, self._queues_max)
+            self._queues, self._queues_cut = await read_queues(transport, self._queues_max)
         except Exception:
             self._queues = []
             raise
@@ -250,42 +250,42 @@ class Metrics(Collector):
             self.dwell[at].observe(max(leased_ms - message.created_ms, 0.0) / 1_000)
 
 
-class MeasuredPort:
+class MeasuredTransport:
     """A port of an event loop that counts, times and traces what goes through. What it does not name is the port's."""
 
-    def __init__(self, port: Any, metrics: Metrics) -> None:
-        self._port = port
+    def __init__(self, transport: Any, metrics: Metrics) -> None:
+        self._transport = transport
         self._metrics = metrics
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._port, name)
+        return getattr(self._transport, name)
 
     async def call(self, request: Request[Answer], once: Any = None) -> Answer:
-        answer: Answer = await self._measured(request, self._port.call, request, once)
+        answer: Answer = await self._measured(request, self._transport.call, request, once)
         return answer
 
     async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:
-        answer: Answer = await self._measured(request, self._port.send, request, chunks)
+        answer: Answer = await self._measured(request, self._transport.send, request, chunks)
         return answer
 
     async def receive(self, request: Request[Answer]) -> AsyncIterator[bytes]:
-        stream: AsyncIterator[bytes] = await self._measured(request, self._port.receive, request)
+        stream: AsyncIterator[bytes] = await self._measured(request, self._transport.receive, request)
         return stream
 
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
-        result: Result = await self._port.transact(work, *args, tier=tier, **kwargs)
+        result: Result = await self._transport.transact(work, *args, tier=tier, **kwargs)
         return result
 
-    async def call_group(self, calls: Sequence[Call], wanted: Callable[[], bool] = lambda: True) -> list[Any]:
-        """The answers to the first of the calls, or their errors, as `plane.groups.call_group` has it."""
+    async def call_batch(self, calls: Sequence[Call], wanted: Callable[[], bool] = lambda: True) -> list[Any]:
+        """The answers to the first of the calls, or their errors, as `plane.groups.call_batch` has it."""
         metrics, started = self._metrics, time.perf_counter()
         metrics.in_flight += len(calls)
         try:
             if tracing.is_on():
                 with tracing.group_span([call.request for call in calls]):
-                    outcomes = await call_group(self._port, calls, wanted)
+                    outcomes = await call_batch(self._transport, calls, wanted)
             else:
-                outcomes = await call_group(self._port, calls, wanted)
+                outcomes = await call_batch(self._transport, calls, wanted)
         except Exception as error:
             outcomes = [_unexpected(error, "a group of calls")] * len(calls)
         finally:
@@ -323,7 +323,7 @@ class MeasuredPort:
         return outcome
 
 
-def metrics_route(metrics: Metrics, port: Any, guards: Guards) -> Route:
+def metrics_route(metrics: Metrics, transport: Any, guards: Guards) -> Route:
     """`/metrics`. Where tokens are asked for, one that allows `metrics:read` in every universe."""
 
     async def answer(request: HttpRequest) -> Response:
@@ -334,7 +334,7 @@ def metrics_route(metrics: Metrics, port: Any, guards: Guards) -> Route:
                 permit(METRICS)
         except NotAllowed as error:
             return problem_response(problem_of(error, correlation_id.get()), {}, request.headers)
-        return Response(await metrics.body(port), media_type=CONTENT_TYPE)
+        return Response(await metrics.body(transport), media_type=CONTENT_TYPE)
 
     return Route("/metrics", answer, methods=["GET"])
 

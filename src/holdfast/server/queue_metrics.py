@@ -13,25 +13,25 @@ _PAGE: Final = 100
 _WORLDS_PAGE: Final = 20  # One look at a world is several reads, and the event loop waits for a page.
 
 
-async def read_queues(port: Any, most: int) -> tuple[list[tuple[str, QueueStats]], bool]:
+async def read_queues(transport: Any, most: int) -> tuple[list[tuple[str, QueueStats]], bool]:
     """The counts of at most `most` queues, in order, and whether there are more."""
     found: list[tuple[str, QueueStats]] = []
-    async for universe, queue in _queues(port):
+    async for universe, queue in _queues(transport):
         if len(found) >= most:
             return found, True
-        found.append((universe, await port.call(GetQueueStats(queue, universe, tier=Tier.IMPORTANT))))
+        found.append((universe, await transport.call(GetQueueStats(queue, universe, tier=Tier.IMPORTANT))))
         await asyncio.sleep(0)  # A scrape holds up nobody's calls.
     return found, False
 
 
-async def read_lag(port: Any, most: int) -> tuple[int, bool]:
+async def read_lag(transport: Any, most: int) -> tuple[int, bool]:
     """How many records of at most `most` worlds a compaction would move, and whether there are more worlds."""
     looked_at, behind = 0, 0
-    async for universe in _universes(port):
+    async for universe in _universes(transport):
         after = ""
         while True:
             limit = min(_WORLDS_PAGE, most - looked_at + 1)
-            names, records = await port.parts.database.read_async(
+            names, records = await transport.services.database.read_async(
                 worlds.lag, universe, after=after, limit=limit, tier=Tier.IMPORTANT
             )
             looked_at += len(names)
@@ -45,18 +45,18 @@ async def read_lag(port: Any, most: int) -> tuple[int, bool]:
     return behind, False
 
 
-async def _queues(port: Any) -> AsyncIterator[tuple[str, str]]:
-    async for universe in _universes(port):
+async def _queues(transport: Any) -> AsyncIterator[tuple[str, str]]:
+    async for universe in _universes(transport):
         after = ""
-        while names := (await port.call(ListQueues(after, _PAGE, universe, tier=Tier.IMPORTANT))).names:
+        while names := (await transport.call(ListQueues(after, _PAGE, universe, tier=Tier.IMPORTANT))).names:
             after = names[-1]
             for name in names:
                 yield universe, name
 
 
-async def _universes(port: Any) -> AsyncIterator[str]:
+async def _universes(transport: Any) -> AsyncIterator[str]:
     after = ""
-    while names := (await port.call(ListUniverses(after, _PAGE, tier=Tier.IMPORTANT))).names:
+    while names := (await transport.call(ListUniverses(after, _PAGE, tier=Tier.IMPORTANT))).names:
         after = names[-1]
         for name in names:
             yield name

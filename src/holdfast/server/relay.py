@@ -66,7 +66,7 @@ class Relay:
     def __init__(self, port: Any, introductions: Introductions, commit: Commit, answer: Answer, options: RelayOptions):
         """`commit` carries out calls together, `answer` those of JSON-RPC."""
         rate, burst = options.rate_per_second, options.burst
-        self.hub = RelayHub(port.parts.database, commit, rate_per_second=rate, burst=burst)
+        self.hub = RelayHub(port.services.database, commit, rate_per_second=rate, burst=burst)
         self.introductions = introductions
         self.answer = answer
         self.options = options

@@ -34,14 +34,14 @@ class Introductions:
 
     def __init__(
         self,
-        port: Any,
+        transport: Any,
         tokens: Guards | None,
         *,
         registration: Literal["open", "closed"],
         rejected: Callable[[str], None] | None = None,
     ) -> None:
         """`tokens` is None where there are none; `rejected` is told why somebody was refused."""
-        self._port = port
+        self._transport = transport
         self._tokens = tokens
         self._registration = registration
         self._rejected = rejected
@@ -93,7 +93,7 @@ class Introductions:
             Ed25519PublicKey.from_public_bytes(key).verify(signature, proof)
         except (InvalidSignature, ValueError):
             raise wrong from None
-        known = (await self._port.call(GetAgent(agent, universe))).agent
+        known = (await self._transport.call(GetAgent(agent, universe))).agent
         if known is not None and known.public_key is not None:
             if known.public_key != key:
                 raise wrong
@@ -101,6 +101,6 @@ class Introductions:
             raise wrong
         else:
             try:
-                await self._port.call(RegisterAgent(agent, key, universe=universe))
+                await self._transport.call(RegisterAgent(agent, key, universe=universe))
             except AgentExists:  # Somebody else was first.
                 raise wrong from None

@@ -97,9 +97,9 @@ class Refused(Exception):
 class Rpc:
     """Answers the calls of agents."""
 
-    def __init__(self, port: Any, *, agent: str | None = None) -> None:
+    def __init__(self, transport: Any, *, agent: str | None = None) -> None:
         """`agent` receives what is pushed to nobody in particular."""
-        self._port = port
+        self._transport = transport
         self._agent = agent
         self._methods: Mapping[str, Callable[[Caller, Any], Awaitable[Any]]] = {
             "agent.ping": self._ping,
@@ -168,7 +168,7 @@ class Rpc:
 
     async def _capabilities(self, caller: Caller, params: Any) -> Capabilities:
         del caller, params
-        per_minute = self._port.ingress.pushes_per_minute
+        per_minute = self._transport.ingress.pushes_per_minute
         bounds = PushLimits(RPC_BYTES_MAX, RPC_BATCH_MAX, PUSH_PAYLOAD_BYTES_MAX, per_minute)
         return Capabilities(PROTOCOL, PROTOCOL, ["data.push.v1"], list(self._methods), bounds)
 
@@ -184,7 +184,7 @@ class Rpc:
         sender = _sender(caller, new, universe)
         if caller.allow is not None:
             _check(caller.allow, SendMail(sender, [NewMail(to)], universe=universe))
-        return await pushes.push(self._port, sender, to, new, universe=universe)
+        return await pushes.push(self._transport, sender, to, new, universe=universe)
 
 
 def _sender(caller: Caller, new: NewPush, universe: str) -> str:

@@ -32,7 +32,7 @@ from holdfast.server.health import Health
 from holdfast.server.http_protocol import BoundedHttp
 from holdfast.server.ingress_metrics import IngressMetrics
 from holdfast.server.logs import Sparing
-from holdfast.server.metrics import MeasuredPort, Metrics, metrics_route
+from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
 from holdfast.server.relay import RelayOptions
 from holdfast.server.settings import Settings
 from holdfast.server.sockets import BoundedSocket
@@ -97,7 +97,7 @@ class Serving:
             sessions=lambda: len(self.doors.relay),
             exchanges=lambda: self.health.under_way,
         )
-        measured = MeasuredPort(port, self.metrics)
+        measured = MeasuredTransport(port, self.metrics)
         self.guards = choose_guards(
             port, tokens_on=settings.tokens, rejected=self.metrics.rejected, ended=self._cut_streams_of
         )
@@ -116,8 +116,8 @@ class Serving:
             *console_routes(self.doors, self.metrics, port, reports=settings.pipeline_reports),
         ]
         self.app = self.health.gate(app)
-        if hasattr(port.parts.database, "on_sync"):
-            port.parts.database.on_sync = self.metrics.synced
+        if hasattr(port.services.database, "on_sync"):
+            port.services.database.on_sync = self.metrics.synced
         self._server: _Server | None = None
         self._draining: asyncio.Task[None] | None = None
         self._cutting: set[asyncio.Task[None]] = set()
@@ -132,7 +132,7 @@ class Serving:
             loop.add_signal_handler(number, self.stop)
         if isinstance(self.guards, TokenGuards):
             await self.guards.start()
-        await self.doors.port.ingress.start()
+        await self.doors.transport.ingress.start()
         try:
             await self._server.serve(sockets=[listening])
         finally:

@@ -26,7 +26,7 @@ from holdfast.limits import (
 )
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.plane.open import Options
-from holdfast.runtime.consumer_options import Waits
+from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.server.http.limits import HttpLimits
 
 _PREFIX: Final = "HOLDFAST_"
@@ -100,7 +100,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             tiers=self.tiers,
             verify_blobs=self.verify_blobs,
             compact_every_seconds=self.compact_every_seconds,
-            waits=Waits(
+            waits=ConsumerOptions(
                 consumers_max=self.queue_max_consumers,
                 poll_seconds=self.queue_poll_interval_seconds,
                 poll_jitter_seconds=self.queue_poll_jitter_seconds,

@@ -29,9 +29,9 @@ from holdfast.limits import (
     READS_MAX,
     UNSENT_BYTES_MAX,
 )
-from holdfast.plane.batching import is_groupable
-from holdfast.plane.idempotency import once_of
-from holdfast.runtime.eager_tasks import Begun
+from holdfast.plane.batching import is_batchable
+from holdfast.plane.idempotency import keyed_call_of
+from holdfast.runtime.eager_tasks import EagerCoroutine
 from holdfast.server.authorization import Guard
 from holdfast.server.consumers import Consumers, unread
 from holdfast.server.logs import correlation_id
@@ -75,7 +75,7 @@ class Conversation:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ones: dict[int, asyncio.Task[None]] = {}  # Calls that run by themselves, by their numbers.
         self._replying: set[asyncio.Task[bool]] = set()
-        self._consumers = Consumers(self, streams.port, streams.spawn)
+        self._consumers = Consumers(self, streams.transport, streams.spawn)
 
     @property
     def caller(self) -> str:
@@ -199,7 +199,7 @@ class Conversation:
             except HoldfastError as error:
                 refused.append(Reply(call.number, None, problem_of(error, correlation_id.get())))
                 continue
-            if is_groupable(call.request):
+            if is_batchable(call.request):
                 together.append(self._keyed(call))
                 are_reads = are_reads or type(call.request) in READS
             else:
@@ -246,7 +246,7 @@ class Conversation:
         context = self._context.copy()
         if not self._streams.at_once:
             return self._start(work, context)
-        begun = Begun(work, context)
+        begun = EagerCoroutine(work, context)
         return None if begun.is_done else self._start(begun.rest, context)
 
     def _start(self, work: Any, context: Context) -> "asyncio.Task[None]":
@@ -275,7 +275,7 @@ class Conversation:
         id = _name(calls)
         while calls and not self.is_gone:
             try:
-                outcomes = await self._streams.call_group(calls, self._is_wanted)
+                outcomes = await self._streams.call_batch(calls, self._is_wanted)
             except Exception:
                 _log.exception("a group of calls failed in a way that nobody thought of")
                 outcomes = [unexpected() for _ in calls]
@@ -296,11 +296,11 @@ class Conversation:
 
     async def _answer(self, call: Call) -> None:
         id = _name([call])
-        port = self._streams.port
+        transport = self._streams.transport
         once = None
         try:
-            once = once_of(port, call.request, call.key, again=call.again)
-            reply = Reply(call.number, await port.call(call.request, once))
+            once = keyed_call_of(transport, call.request, call.key, again=call.again)
+            reply = Reply(call.number, await transport.call(call.request, once))
         except HoldfastError as error:
             reply = Reply(call.number, None, problem_of(error, id))
         except Exception:
@@ -324,7 +324,7 @@ class Conversation:
             frame = encoded(replies)
             if frame is not None and self.replies.write(frame):
                 return True
-            sending = Begun(self.replies.send(replies, frame))
+            sending = EagerCoroutine(self.replies.send(replies, frame))
             if sending.is_done:
                 return sending.result
             task = asyncio.get_running_loop().create_task(sending.rest)

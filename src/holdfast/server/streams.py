@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import Any, Final
 
 from holdfast.kv.serial_database import SerialDatabase
-from holdfast.plane.batching import call_group
+from holdfast.plane.batching import call_batch
 from holdfast.server.authorization import Guard
 from holdfast.server.replies import Send
 from holdfast.server.sockets import BoundedSocket
@@ -19,14 +19,14 @@ from holdfast.server.stream_connection import Conversation, Receive
 _TAKEN_OVER: Final = 4001
 _NOT_ALLOWED: Final = 4003
 
-CallGroup = Callable[..., Awaitable[list[Any]]]  # `plane.groups.call_group` with its port.
+CallGroup = Callable[..., Awaitable[list[Any]]]  # `plane.groups.call_batch` with its port.
 
 
 class Streams:
     """Every open stream of a server."""
 
-    def __init__(self, port: Any) -> None:
-        self.port = port
+    def __init__(self, transport: Any) -> None:
+        self.transport = transport
         self.open: dict[str, Conversation] = {}
         self.draining = False
         self._tasks: set[asyncio.Task[None]] = set()  # What outlives its connection.
@@ -34,7 +34,7 @@ class Streams:
     @cached_property
     def at_once(self) -> bool:
         """Whether calls are begun without a task. Other stores wait for the network, in ways that need one."""
-        return isinstance(self.port.parts.database, SerialDatabase)
+        return isinstance(self.transport.services.database, SerialDatabase)
 
     async def serve(self, guard: Guard, receive: Receive, send: Send, socket: BoundedSocket | None = None) -> None:
         """Serve one connection to its end; with its socket, without a detour."""
@@ -60,10 +60,10 @@ class Streams:
         return task
 
     @cached_property
-    def call_group(self) -> CallGroup:
+    def call_batch(self) -> CallGroup:
         """What has the outcomes of the first of some calls: a port that measures groups, if it does."""
-        measured: CallGroup | None = getattr(self.port, "call_group", None)
-        return partial(call_group, self.port) if measured is None else measured
+        measured: CallGroup | None = getattr(self.transport, "call_batch", None)
+        return partial(call_batch, self.transport) if measured is None else measured
 
     async def cut(self, name: str) -> None:
         """Close the streams of a caller who may not come in any more."""

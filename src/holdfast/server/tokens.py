@@ -68,9 +68,11 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def choose_guards(port: Any, *, tokens_on: bool, rejected: Told | None = None, ended: Told | None = None) -> Guards:
+def choose_guards(
+    transport: Any, *, tokens_on: bool, rejected: Told | None = None, ended: Told | None = None
+) -> Guards:
     """The guards of a server: of tokens, or of a loopback address without any. `start` them if they have a start."""
-    return TokenGuards(port, rejected=rejected, ended=ended) if tokens_on else Loopback()
+    return TokenGuards(transport, rejected=rejected, ended=ended) if tokens_on else Loopback()
 
 
 class Loopback(Open):
@@ -94,11 +96,11 @@ class Loopback(Open):
 class TokenGuards:
     """Knows every token. Start it before the first `admit`, on the event loop that will ask."""
 
-    def __init__(self, port: Any, *, rejected: Told | None = None, ended: Told | None = None) -> None:
+    def __init__(self, transport: Any, *, rejected: Told | None = None, ended: Told | None = None) -> None:
         """`rejected` is told why somebody was refused, `ended` which token cannot be used any more."""
-        self._database = port.parts.database
-        self._shared: bool = port.parts.shared
-        self._clock = port.parts.clock or SystemClock()
+        self._database = transport.services.database
+        self._shared: bool = transport.services.shared
+        self._clock = transport.services.clock or SystemClock()
         self._rejected = rejected or _nobody
         self._ended = ended or _nobody
         self._skew_ms = 0  # The key space may have another clock than this machine.

@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import CommitUnknown, Unreachable
-from holdfast.kv import Database, Pair, Result, Told, Transaction, Watch, Work
+from holdfast.kv import Database, OnCommit, Pair, Result, Transaction, Watch, Work
 from holdfast.testing.clock import ManualClock
 from holdfast.tiers import Tier
 
@@ -125,8 +125,8 @@ class FaultyDatabase(Database):
     def watch(self, prefix: bytes) -> Watch:
         return self._inner.watch(prefix)
 
-    def hear(self, told: Told) -> Callable[[], None]:
-        return self._inner.hear(told)
+    def subscribe(self, told: OnCommit) -> Callable[[], None]:
+        return self._inner.subscribe(told)
 
     def sync(self) -> None:
         self._pass("sync: begin")

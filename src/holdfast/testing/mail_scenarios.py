@@ -192,8 +192,8 @@ def _check_nothing_stays(simulation: Simulation, ttl_ms: int) -> None:
 
 def _send(tx: Transaction, sender: Address, to: Address, id: str) -> list[Any]:
     _, duplicate = layer.send(tx, sender, to, NewMail(str(to), id.encode(), id))
-    place = tx.get(mailbox_keys.room_of(to).id_key(id)) or b""
-    return [id, duplicate, mailbox_keys.mail_at(tx, mailbox_keys.room_of(to), int.from_bytes(place, "big")).sent_ms]
+    place = tx.get(mailbox_keys.keys_of(to).id_key(id)) or b""
+    return [id, duplicate, mailbox_keys.mail_at(tx, mailbox_keys.keys_of(to), int.from_bytes(place, "big")).sent_ms]
 
 
 def _read(tx: Transaction, agent: Address, session: str, after: int, limit: int) -> list[Any]:
@@ -216,7 +216,7 @@ def _sweep_once(tx: Transaction) -> bool:
 
 
 def _look_at_all(tx: Transaction, agent: Address) -> tuple[list[Place], dict[str, int], int]:
-    room = mailbox_keys.room_of(agent)
+    room = mailbox_keys.keys_of(agent)
     places = []
     for key, value in tx.scan(*room.mails_from(0), limit=10_000):
         stored = mailbox_keys.decode_mail(value)
@@ -232,6 +232,6 @@ def _look_at_all(tx: Transaction, agent: Address) -> tuple[list[Place], dict[str
 def _leftovers(tx: Transaction) -> list[bytes]:
     """Keys of mail that is over: none may be left but those by which rooms are known."""
     keys = [key for key, _ in tx.scan(*Subspace("u", "main").range(), limit=10_000)]
-    kept = [mailbox_keys.room_of(Address("main", agent)) for agent in (*_SENDERS, "bob", "eve")]
+    kept = [mailbox_keys.keys_of(Address("main", agent)) for agent in (*_SENDERS, "bob", "eve")]
     known = {key for room in kept for key in (room.box, room.outgoing, room.reader)}
     return [key for key in keys if key not in known and b"mail-policy" not in key]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from holdfast.kv import Transaction
 from holdfast.layers import queues as layer
-from holdfast.layers.queues import NEVER_MS, Ahead, QueueKey, Stored
+from holdfast.layers.queues import NEVER_MS, Ahead, QueueKey, StoredMessage
 from holdfast.limits import PAYLOAD_CARRIED_BYTES_MAX, PRIORITY_MAX
 from holdfast.testing.histories import Operation, Outcome, Violation
 from holdfast.testing.histories.queues import Grant, check_queue, lives_until_ms, was_given_back
@@ -52,7 +52,7 @@ def queues(simulation: Simulation) -> Callable[[], None]:
 
     async def reap(client: Client) -> None:
         for _ in range(20):
-            await client.operate("attend", "jobs", None, layer.attend_to, _JOBS)
+            await client.operate("process_due", "jobs", None, layer.process_due_of, _JOBS)
             await client.pause(client.random.randrange(1_500))
 
     for number in range(3):
@@ -139,7 +139,7 @@ def _drain(simulation: Simulation, ahead: Ahead) -> None:
     """One consumer without a fault takes everything, and waits for what is not due yet."""
     record, database = simulation.history.record, simulation.database
     for _ in range(_LEASE_TRIES_MAX):
-        while database.transact(layer.attend_to, _JOBS) <= simulation.clock.now_ms():
+        while database.transact(layer.process_due_of, _JOBS) <= simulation.clock.now_ms():
             pass
         lease = partial(database.transact, _lease, ahead, "drain", 3, 60_000)
         batch = record("drain", "lease", "jobs", None, lease).result
@@ -295,7 +295,7 @@ def _lease(tx: Transaction, ahead: Ahead, owner: str, limit: int, visibility_ms:
     return [_delivered(tx, message) for message in leased.messages]
 
 
-def _delivered(tx: Transaction, message: Stored) -> list[Any]:
+def _delivered(tx: Transaction, message: StoredMessage) -> list[Any]:
     name = (message.payload or b"").decode().rstrip()
     id = layer.text_of(message.id)
     return [id, message.fence, tx.now_ms, message.due_ms, name, message.created_ms, message.failures]
@@ -323,7 +323,7 @@ def _lease_of(proof: Proof) -> MessageLease:
 
 
 def _look_at_all(tx: Transaction, queue: QueueKey) -> tuple[dict[str, list[bytes]], QueueStats]:
-    room = layer.room_of(queue)
+    room = layer.keys_of(queue)
     ranges = {
         "ready": room.ready_range(),
         "parked": (room.parked, room.parked + b"\xff" * 17),
@@ -339,7 +339,7 @@ def _leftovers(tx: Transaction) -> list[bytes]:
     """Keys of an empty queue that stand for a message: none may be left of one that is gone."""
     keys: list[bytes] = []
     for queue in (_JOBS, _DEAD):
-        room = layer.room_of(queue)
+        room = layer.keys_of(queue)
         for place in (room.ready, room.parked, room.due, room.body, room.waiting.prefix, room.head.prefix):
             keys += [key for key, _ in tx.scan(place, place + b"\xff" * 17, limit=100)]
     return keys

@@ -1,6 +1,6 @@
 """Speech: every operation as a request struct, its answer, and the port that carries them. No I/O here."""
 
 from holdfast.wire.requests import Request
-from holdfast.wire.transport import AsyncPort, Port
+from holdfast.wire.transport import AsyncTransport, Transport
 
-__all__ = ["AsyncPort", "Port", "Request"]
+__all__ = ["AsyncTransport", "Transport", "Request"]

@@ -9,7 +9,7 @@ from holdfast.wire.requests import Answer, Request
 Result = TypeVar("Result")
 
 
-class Keeper(Protocol):
+class LeaseRenewer(Protocol):
     """Extends the leases of messages by itself."""
 
     def keep(self, message: Any, universe: str, queue: str, lease: Any, *, seconds: float, cap_seconds: float) -> Any:
@@ -17,7 +17,7 @@ class Keeper(Protocol):
         ...
 
 
-class Port(Protocol):
+class Transport(Protocol):
     """Carries requests out while the caller's thread waits."""
 
     def call(self, request: Request[Answer]) -> Answer:
@@ -41,7 +41,7 @@ class Port(Protocol):
         ...
 
     @property
-    def keeper(self) -> "Keeper":
+    def lease_renewer(self) -> "LeaseRenewer":
         """Extends leases while messages are worked on."""
         ...
 
@@ -53,7 +53,7 @@ class Port(Protocol):
     def close(self) -> None: ...
 
 
-class AsyncPort(Protocol):
+class AsyncTransport(Protocol):
     """Carries requests out while the caller's event loop goes on."""
 
     async def call(self, request: Request[Answer]) -> Answer: ...
@@ -65,7 +65,7 @@ class AsyncPort(Protocol):
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result: ...
 
     @property
-    def keeper(self) -> "Keeper": ...
+    def lease_renewer(self) -> "LeaseRenewer": ...
 
     @property
     def execute(self) -> Callable[[Any, Request[Any]], Any]: ...

@@ -173,9 +173,9 @@ class Committer:
         together = Transaction(session, clock=clock, ids=self._ids, writer=self._writer)
         ran = 0
         while ran < len(group) and together.size_bytes < limits.TRANSACTION_BYTES_MAX:
-            tx = together.inside()
+            tx = together.nested()
             if _try(group[ran], tx, session):
-                together.absorb(tx)
+                together.merge(tx)
             ran += 1
         session.commit(together)
         self._watches.notify(together.writes, together.cleared)

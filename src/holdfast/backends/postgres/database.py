@@ -20,7 +20,7 @@ from holdfast.backends.postgres.listener import Listener
 from holdfast.backends.postgres.sessions import Session, insist, prepare_schema
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, Closed
-from holdfast.kv import Database, Result, Told, Transaction, Watch, Watches, Work
+from holdfast.kv import Database, OnCommit, Result, Transaction, Watch, Watches, Work
 from holdfast.kv.execution import check_tier, nested, run
 from holdfast.kv.fork_safety import forget_in_children
 from holdfast.tiers import Tier
@@ -95,9 +95,9 @@ class PostgresDatabase(Database):
             raise
         return watch
 
-    def hear(self, told: Told) -> Callable[[], None]:
+    def subscribe(self, told: OnCommit) -> Callable[[], None]:
         self._check_usable()
-        stop = self._watches.hear(told)
+        stop = self._watches.subscribe(told)
         try:
             self._listener.ensure_listening()
         except BaseException:

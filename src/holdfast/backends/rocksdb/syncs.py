@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from holdfast import limits
-from holdfast.adaptive_batching import Turns
+from holdfast.adaptive_batching import AdaptiveBatching
 from holdfast.errors import CommitUnknown, DatabaseFailed
 
 _log = logging.getLogger("holdfast.syncs")
@@ -165,7 +165,7 @@ class LoopSync:
         self._callers: list[asyncio.Future[None]] = []
         self._commit = 0  # What the newest of them waits for; a thread's commits only grow.
         self._busy = False
-        self._turns = Turns(loop)
+        self._turns = AdaptiveBatching(loop)
         # So many groups go to the syncer before the loop tries it itself again. How long syncs take there says little:
         # a thread that comes back from one waits for the interpreter, and seems slow for as long as the loop is busy.
         self._aside = limits.INLINE_SYNC_PAUSE if log.sync_seconds >= limits.INLINE_SYNC_SECONDS_MAX else 0

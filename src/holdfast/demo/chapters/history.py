@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.demo.chapters import memories
-from holdfast.demo.context import Night
+from holdfast.demo.context import DemoContext
 from holdfast.errors import Unsupported
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from holdfast.pipeline.config import Config, Told
+    from holdfast.pipeline.config import Config, JobResult
 
 _REDUCER: Final = "holdfast.demo.chapters.memories:fold"
 _DOES: Final = {
@@ -48,7 +48,7 @@ def check() -> None:
         ) from error
 
 
-def tell(night: Night) -> Path:
+def tell(night: DemoContext) -> Path:
     """Tell it; where the report is."""
     from holdfast.pipeline.config import Config
 
@@ -86,7 +86,7 @@ def tell(night: Night) -> Path:
 
 
 @contextmanager
-def _spark(night: Night) -> "Iterator[SparkSession]":
+def _spark(night: DemoContext) -> "Iterator[SparkSession]":
     from holdfast.pipeline import sessions
 
     scratch = night.cast.folder / "spark"
@@ -106,8 +106,8 @@ def _started(scratch: Path) -> "SparkSession":
     """
     from holdfast.pipeline import sessions
 
-    with ThreadPoolExecutor(1, "holdfast-demo-spark") as aside:
-        starting = aside.submit(sessions.start, app="holdfast-demo", conf={"spark.local.dir": str(scratch)})
+    with ThreadPoolExecutor(1, "holdfast-demo-spark") as run_in_thread:
+        starting = run_in_thread.submit(sessions.start, app="holdfast-demo", conf={"spark.local.dir": str(scratch)})
         try:
             return starting.result()
         except KeyboardInterrupt:  # Its Java is on its way, and would be left behind.
@@ -115,7 +115,7 @@ def _started(scratch: Path) -> "SparkSession":
             raise
 
 
-def _job(night: Night, spark: "SparkSession", config: "Config", name: str, does: str) -> "Told":
+def _job(night: DemoContext, spark: "SparkSession", config: "Config", name: str, does: str) -> "JobResult":
     from holdfast.pipeline import jobs
 
     with night.stage.bars(name) as progress:
@@ -124,7 +124,7 @@ def _job(night: Night, spark: "SparkSession", config: "Config", name: str, does:
     return told
 
 
-def _claim_rows(night: Night, config: "Config", heads: int, told: "Told", again: "Told") -> None:
+def _claim_rows(night: DemoContext, config: "Config", heads: int, told: "JobResult", again: "JobResult") -> None:
     from holdfast.pipeline.schemas import JOURNAL
 
     rows = [(row["world"], row["height"]) for row in _rows(config, JOURNAL, ["world", "height"])]
@@ -142,7 +142,7 @@ def _claim_rows(night: Night, config: "Config", heads: int, told: "Told", again:
     )
 
 
-def _claim_states(night: Night, config: "Config", expected: dict[str, str]) -> None:
+def _claim_states(night: DemoContext, config: "Config", expected: dict[str, str]) -> None:
     from holdfast.pipeline.schemas import WORLD_STATE
 
     states = list(_rows(config, WORLD_STATE, ["world", "digest", "verdict"]))
@@ -154,7 +154,7 @@ def _claim_states(night: Night, config: "Config", expected: dict[str, str]) -> N
     )
 
 
-def _say_what_is_missing(night: Night, config: "Config") -> None:
+def _say_what_is_missing(night: DemoContext, config: "Config") -> None:
     """The report counts events, and the kill of the server took some with it that nobody had promised to keep."""
     from holdfast.pipeline.schemas import MESSAGES
 
@@ -166,7 +166,7 @@ def _say_what_is_missing(night: Night, config: "Config") -> None:
         )
 
 
-def _claim_lives(night: Night, config: "Config") -> None:
+def _claim_lives(night: DemoContext, config: "Config") -> None:
     from holdfast.pipeline.schemas import MESSAGES
 
     columns = ["id", "attempts", "expiries", "redrives", "outcome"]

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from holdfast.demo.context import Night
+from holdfast.demo.context import DemoContext
 from holdfast.tiers import Tier
 from holdfast.wire.mail import CONFIRMED, STORED, MailReceipt
 
@@ -12,7 +12,7 @@ _WAITING: Final = 8  # Mails for each agent while it is away.
 _LIVE: Final = 2  # And when it is back.
 
 
-def tell(night: Night) -> None:
+def tell(night: DemoContext) -> None:
     stage = night.stage
     stage.chapter("Mail for agents that are away")
     stage.say(
@@ -44,9 +44,11 @@ def tell(night: Night) -> None:
     _come_back(night)
 
 
-def _come_back(night: Night) -> None:
+def _come_back(night: DemoContext) -> None:
     stage, lead = night.stage, night.plane.mailbox(LEAD)
-    stage.say("Night falls. The agents come back, each as a process, and Mira writes again while they still read.")
+    stage.say(
+        "DemoContext falls. The agents come back, each as a process, and Mira writes again while they still read."
+    )
     mails = _WAITING + _LIVE
     readers = {agent: night.cast.agent("reader", night.server.url, agent, str(mails)) for agent in AGENTS}
     boxes = [night.plane.mailbox(agent) for agent in AGENTS]
@@ -82,7 +84,7 @@ def _come_back(night: Night) -> None:
     stage.claim("no mailbox holds a mail any more", left == 0, checked="count of mails", figure=f"{left} left")
 
 
-def _receipts(night: Night) -> list[MailReceipt]:
+def _receipts(night: DemoContext) -> list[MailReceipt]:
     """All that the lead has."""
     found: list[MailReceipt] = []
     while page := night.plane.mailbox(LEAD).receipts(after=found[-1].sequence if found else -1):

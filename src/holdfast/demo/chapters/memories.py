@@ -5,7 +5,7 @@ import random
 from typing import Any, Final
 
 from holdfast.demo.chapters.mail import AGENTS
-from holdfast.demo.context import Night
+from holdfast.demo.context import DemoContext
 from holdfast.handles.sync.worlds import World
 from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.wire.canonical import canonical
@@ -32,7 +32,7 @@ def fold(state: dict[str, Any] | None, entry: Entry) -> dict[str, Any]:
     return known
 
 
-def tell(night: Night) -> None:
+def tell(night: DemoContext) -> None:
     stage = night.stage
     stage.chapter("Agents with a memory")
     stage.say(
@@ -63,7 +63,7 @@ def tell(night: Night) -> None:
     )
 
 
-def digests(night: Night) -> dict[str, str]:
+def digests(night: DemoContext) -> dict[str, str]:
     """The hash of the state that each world has, by a full replay through the server."""
     return {
         name: hashlib.sha256(canonical(night.plane.world(name).replay(fold).state)).hexdigest()
@@ -71,7 +71,7 @@ def digests(night: Night) -> dict[str, str]:
     }
 
 
-def _live(night: Night, worlds: list[World]) -> None:
+def _live(night: DemoContext, worlds: list[World]) -> None:
     chance = random.Random(9_440)
     snapshots = 0
     with night.stage.bar("agents remember", len(worlds) * _ENTRIES) as done:

@@ -3,11 +3,11 @@
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from holdfast.demo.context import Night
+from holdfast.demo.context import DemoContext
 from holdfast.demo.processes import PATIENCE_SECONDS
 
 
-def tell(night: Night) -> None:
+def tell(night: DemoContext) -> None:
     stage, url = night.stage, night.server.url
     stage.chapter("The server")
     stage.say(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import holdfast
 from holdfast.demo.chapters import memories, tiers
-from holdfast.demo.context import Night
+from holdfast.demo.context import DemoContext
 from holdfast.demo.processes import PATIENCE_SECONDS
 
 _QUEUE: Final = "morning"
@@ -55,7 +55,7 @@ class _Writers:
             self.errors.append(f"{type(error).__name__}: {error}")
 
 
-def tell(night: Night) -> None:
+def tell(night: DemoContext) -> None:
     stage = night.stage
     stage.chapter("kill -9 for the server itself")
     stage.say(
@@ -109,7 +109,7 @@ def tell(night: Night) -> None:
     )
 
 
-def _wait_for(night: Night, writers: _Writers, count: int, done: Callable[[int], None]) -> None:
+def _wait_for(night: DemoContext, writers: _Writers, count: int, done: Callable[[int], None]) -> None:
     def enough() -> bool:
         done(len(writers.acknowledged))
         return len(writers.acknowledged) >= count or bool(writers.errors)
@@ -117,7 +117,7 @@ def _wait_for(night: Night, writers: _Writers, count: int, done: Callable[[int],
     night.cast.until(enough, f"Acknowledgement number {count}")
 
 
-def _everything(night: Night) -> dict[str, dict[str, Any]]:
+def _everything(night: DemoContext) -> dict[str, dict[str, Any]]:
     """What is in the plane, but for the queue that is being written."""
     plane = night.plane
     queues = {queue: plane.queue(queue).stats() for queue in plane.queues() if queue != _QUEUE}
@@ -129,7 +129,7 @@ def _everything(night: Night) -> dict[str, dict[str, Any]]:
     }
 
 
-def _take_all(night: Night) -> list[str]:
+def _take_all(night: DemoContext) -> list[str]:
     queue = night.plane.queue(_QUEUE)
     found = []
     with night.stage.bar("counting", queue.stats().ready) as done:

@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.demo.agents import TICKETS
 from holdfast.demo.chapters import tickets
-from holdfast.demo.context import Night
+from holdfast.demo.context import DemoContext
 from holdfast.wire.queues import Delivery
 
 _BEHIND: Final = 24  # Tickets that come behind it.
@@ -19,7 +19,7 @@ def names() -> set[str]:
     return {_NAME, *(tickets.name(n) for n in range(tickets.COUNT + _BEHIND))}
 
 
-def tell(night: Night) -> None:
+def tell(night: DemoContext) -> None:
     stage, queue = night.stage, night.plane.queue(TICKETS)
     stage.chapter("A message that nobody can read")
     stage.say(
@@ -62,7 +62,7 @@ def _died_as_told(letter: Delivery) -> bool:
     return letter.failure_attempts == tickets.ATTEMPTS and error.startswith("UnicodeDecodeError: 'utf-8' codec")
 
 
-def _redrive(night: Night, fence: int) -> None:
+def _redrive(night: DemoContext, fence: int) -> None:
     stage, queue = night.stage, night.plane.queue(TICKETS)
     stage.say("Somebody teaches desk 6 Latin-1, and redrives the dead letter: `holdfast queue redrive tickets`.")
     desk = night.cast.agent("desk", night.server.url, "desk-6", "--encoding", "latin-1")

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.demo.agents import ANSWERS, LEASE_SECONDS, TICKETS
-from holdfast.demo.context import Night
+from holdfast.demo.context import DemoContext
 from holdfast.errors import Fenced
 from holdfast.tiers import Tier
 from holdfast.wire.queues import NewMessage, QueuePolicy
@@ -17,7 +17,7 @@ ATTEMPTS: Final = 3  # Then a ticket is a dead letter.
 _KILLED_AT: Final = 9
 
 
-def tell(night: Night) -> None:
+def tell(night: DemoContext) -> None:
     stage, queue = night.stage, night.plane.queue(TICKETS)
     stage.chapter("A worker is killed in the middle of its work")
     stage.say(
@@ -44,7 +44,7 @@ def tell(night: Night) -> None:
     _check(night, [receipt.id for receipt in receipts], held)
 
 
-def _killed(night: Night) -> dict[str, Any]:
+def _killed(night: DemoContext) -> dict[str, Any]:
     """Let a desk work, and kill it with a ticket in hand; which one, and by what lease."""
     desk = night.cast.agent("desk", night.server.url, "desk-1", "--stays-at", str(_KILLED_AT))
     held: dict[str, Any] = {}
@@ -64,7 +64,7 @@ def _killed(night: Night) -> dict[str, Any]:
     return held
 
 
-def _check(night: Night, put: list[str], held: dict[str, Any]) -> None:
+def _check(night: DemoContext, put: list[str], held: dict[str, Any]) -> None:
     stage, given = night.stage, answers(night)
     again = [each for each in given if each["message"] == held["id"]]
     stage.claim(
@@ -103,14 +103,14 @@ def ticket(n: int) -> NewMessage:
     return NewMessage(payload=msgspec.json.encode(body), content_type="application/json", correlation_id=name(n))
 
 
-def is_empty(night: Night, done: Callable[[int], None]) -> bool:
+def is_empty(night: DemoContext, done: Callable[[int], None]) -> bool:
     """Whether no ticket waits, or is in anybody's hands; `done` is told how many answers there are."""
     stats = night.plane.queue(TICKETS).stats()
     done(night.plane.queue(ANSWERS).stats().ready)
     return not (stats.ready or stats.delayed or stats.leased or stats.blocked)
 
 
-def answers(night: Night) -> list[dict[str, Any]]:
+def answers(night: DemoContext) -> list[dict[str, Any]]:
     """All answers that there are; they are taken."""
     queue = night.plane.queue(ANSWERS)
     found = []

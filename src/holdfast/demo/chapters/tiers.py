@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from holdfast.demo.chapters import poison
-from holdfast.demo.context import Night
+from holdfast.demo.context import DemoContext
 from holdfast.errors import VersionConflict
 from holdfast.layers.field_tiers import LOG_KIND
 from holdfast.tiers import Tier
@@ -13,7 +13,7 @@ _ID: Final = "ticket-007"
 _PAGE: Final = 100
 
 
-def tell(night: Night) -> None:
+def tell(night: DemoContext) -> None:
     stage, entities = night.stage, night.plane.entities
     stage.chapter("Three promises, field by field")
     stage.say(
@@ -52,7 +52,7 @@ def tell(night: Night) -> None:
     _race(night)
 
 
-def _race(night: Night) -> None:
+def _race(night: DemoContext) -> None:
     stage, entities = night.stage, night.plane.entities
     seen = entities.get(KIND, _ID)
     version = 0 if seen is None else seen.version
@@ -72,7 +72,7 @@ def _race(night: Night) -> None:
     )
 
 
-def all_tasks(night: Night) -> dict[str, dict[str, Any]]:
+def all_tasks(night: DemoContext) -> dict[str, dict[str, Any]]:
     """The durable fields of every task."""
     found: dict[str, dict[str, Any]] = {}
     after = ""
@@ -82,7 +82,7 @@ def all_tasks(night: Night) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _guesses(night: Night, enough: int) -> int | None:
+def _guesses(night: DemoContext, enough: int) -> int | None:
     """How many records of best effort there are, once there are enough: they reach their file a moment later."""
     count, after = 0, None
     while True:

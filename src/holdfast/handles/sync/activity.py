@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import InvalidValue
-from holdfast.wire import Port
+from holdfast.wire import Transport
 from holdfast.wire.activity import EndSession, ListLogs, LogFile, LoggedRecords, LogRecords, ReadLog
 
 _encode = msgspec.json.Encoder().encode
@@ -15,31 +15,31 @@ _encode = msgspec.json.Encoder().encode
 class Activity:
     """BEST_EFFORT records: acknowledged in memory, in a file within 200 ms, lost with the process at worst."""
 
-    def __init__(self, port: Port, universe: str) -> None:
-        self._port = port
+    def __init__(self, transport: Transport, universe: str) -> None:
+        self._transport = transport
         self._universe = universe
 
     def log(self, session: str, record: Mapping[str, Any], *, kind: str = "activity") -> None:
         """Accept a record into the log of `session`."""
-        self._port.call(LogRecords(session, [encoded(record)], kind, self._universe))
+        self._transport.call(LogRecords(session, [encoded(record)], kind, self._universe))
 
     def log_many(self, session: str, records: list[Mapping[str, Any]], *, kind: str = "activity") -> None:
         """Accept records, in order."""
-        self._port.call(LogRecords(session, list(map(encoded, records)), kind, self._universe))
+        self._transport.call(LogRecords(session, list(map(encoded, records)), kind, self._universe))
 
     def read(
         self, *, session: str | None = None, kind: str | None = None, after: str | None = None, limit: int = 1_000
     ) -> LoggedRecords:
         """At most `limit` records, in the order of their files; `after` is the `next` of the page before."""
-        return self._port.call(ReadLog(session, kind, after, limit, self._universe))
+        return self._transport.call(ReadLog(session, kind, after, limit, self._universe))
 
     def files(self) -> list[LogFile]:
         """The files that hold the logs, local ones and those in the object store."""
-        return (self._port.call(ListLogs(self._universe))).files
+        return (self._transport.call(ListLogs(self._universe))).files
 
     def end(self, session: str, *, kind: str | None = None) -> None:
         """Close the logs of a session, and move them to the object store."""
-        self._port.call(EndSession(session, kind, self._universe))
+        self._transport.call(EndSession(session, kind, self._universe))
 
 
 def encoded(record: Mapping[str, Any]) -> bytes:

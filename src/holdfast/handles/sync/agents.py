@@ -1,14 +1,14 @@
 """Generated from handles/agents.py by tools/make_twins.py; change that file instead."""
 
-from holdfast.wire import Port
+from holdfast.wire import Transport
 from holdfast.wire.agents import Agent, GetAgent, ListAgents, RegisterAgent
 
 
 class Agents:
     """The agents of a universe that are known by name."""
 
-    def __init__(self, port: Port, universe: str) -> None:
-        self._port = port
+    def __init__(self, transport: Transport, universe: str) -> None:
+        self._transport = transport
         self._universe = universe
 
     def register(
@@ -24,12 +24,12 @@ class Agents:
         Raises:
             AgentExists: it has another key.
         """
-        return self._port.call(RegisterAgent(name, public_key, world, replace, self._universe))
+        return self._transport.call(RegisterAgent(name, public_key, world, replace, self._universe))
 
     def get(self, name: str) -> Agent | None:
         """The agent of that name, or None."""
-        return (self._port.call(GetAgent(name, self._universe))).agent
+        return (self._transport.call(GetAgent(name, self._universe))).agent
 
     def known(self, *, after: str = "", limit: int = 100) -> list[Agent]:
         """At most `limit` agents in the order of their names."""
-        return (self._port.call(ListAgents(after, limit, self._universe))).agents
+        return (self._transport.call(ListAgents(after, limit, self._universe))).agents

@@ -13,7 +13,7 @@ from holdfast.handles.sync.queues import Queue, payload_of
 from holdfast.handles.sync.states import State
 from holdfast.handles.sync.worlds import World
 from holdfast.tiers import Tier
-from holdfast.wire import Port
+from holdfast.wire import Transport
 from holdfast.wire.atomic import CommitAtomic, Step
 from holdfast.wire.canonical import canonical
 from holdfast.wire.entities import EntityWrite, WriteEntities
@@ -31,8 +31,8 @@ class Atomic:
     await plane.atomic().ack(message).put(done, {"n": 1}).check(lease).commit()
     """
 
-    def __init__(self, port: Port, universe: str) -> None:
-        self._port = port
+    def __init__(self, transport: Transport, universe: str) -> None:
+        self._transport = transport
         self._universe = universe
         self._steps: list[Step] = []
         self._messages: list[Message] = []
@@ -107,7 +107,7 @@ class Atomic:
         if not self._steps:
             raise InvalidArgument("There is nothing to commit; add operations first")
         steps = [msgspec.structs.replace(step, tier=tier) for step in self._steps]
-        answers = (self._port.call(CommitAtomic(steps, tier=tier))).answers
+        answers = (self._transport.call(CommitAtomic(steps, tier=tier))).answers
         for message in self._messages:
             message.settle_elsewhere()
         return answers

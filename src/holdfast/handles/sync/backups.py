@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.errors import Unreachable
-from holdfast.wire import Port
+from holdfast.wire import Transport
 from holdfast.wire.backups import (
     BackupBegun,
     BackupFile,
@@ -24,8 +24,8 @@ _decode = msgspec.json.Decoder(Line).decode
 class Backups:
     """The backups of a whole plane, every universe of it. `holdfast backup` makes one; this is what it is made of."""
 
-    def __init__(self, port: Port) -> None:
-        self._port = port
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     def begin(self) -> BackupBegun:
         """Make a checkpoint: the plane at this moment. It stays until `end`, or until nobody has used it for an hour.
@@ -34,7 +34,7 @@ class Backups:
             Unsupported: the plane is not in a directory.
             Busy: as many are under way as may.
         """
-        return self._port.call(BeginBackup())
+        return self._transport.call(BeginBackup())
 
     def files(self, id: str) -> Iterator[BackupFile]:
         """Every file that belongs to it: the key space, the objects that it names, and session logs.
@@ -42,7 +42,7 @@ class Backups:
         Raises:
             NotFound: there is no such checkpoint.
         """
-        return _files(self._port.receive(ListBackup(id)))
+        return _files(self._transport.receive(ListBackup(id)))
 
     def open(self, id: str, path: str, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
         """The bytes of one of its files, or some of them.
@@ -50,11 +50,11 @@ class Backups:
         Raises:
             NotFound: there is no such checkpoint, or no such file any more.
         """
-        return self._port.receive(OpenBackup(id, path, start, length))
+        return self._transport.receive(OpenBackup(id, path, start, length))
 
     def end(self, id: str) -> bool:
         """Remove a checkpoint; whether it was there. Ending it twice is fine."""
-        return (self._port.call(EndBackup(id))).ended
+        return (self._transport.call(EndBackup(id))).ended
 
     def examine(self, *, deep: bool = False) -> Iterator[Seen]:
         """Look at everything that the plane keeps, as it is at this moment, and tell what is seen.
@@ -64,7 +64,7 @@ class Backups:
         Raises:
             Unsupported: the plane is not in a directory.
         """
-        return _seen(self._port.receive(RunCheckups(deep)))
+        return _seen(self._transport.receive(RunCheckups(deep)))
 
 
 def _files(chunks: Iterator[bytes]) -> Iterator[BackupFile]:

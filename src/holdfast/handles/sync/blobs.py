@@ -3,24 +3,24 @@
 from collections.abc import Iterable, Iterator
 
 from holdfast.tiers import Tier
-from holdfast.wire import Port
+from holdfast.wire import Transport
 from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
 
 
 class Blobs:
     """The blobs of a universe. Immutable: the same bytes have the same name, and are stored once."""
 
-    def __init__(self, port: Port, universe: str) -> None:
-        self._port = port
+    def __init__(self, transport: Transport, universe: str) -> None:
+        self._transport = transport
         self._universe = universe
 
     def put(self, data: bytes) -> str:
         """Store `data`; its hash, which names it."""
-        return (self._port.call(PutBlob(data, self._universe))).hash
+        return (self._transport.call(PutBlob(data, self._universe))).hash
 
     def write(self, chunks: Iterable[bytes]) -> str:
         """Store a stream that may be larger than memory; its hash."""
-        return (self._port.send(WriteBlob(self._universe), chunks)).hash
+        return (self._transport.send(WriteBlob(self._universe), chunks)).hash
 
     def get(self, hash: str) -> bytes:
         """The bytes of a blob, in memory at once.
@@ -29,7 +29,7 @@ class Blobs:
             BlobNotFound: nobody stored it.
             Corrupt: it was stored and cannot be read back whole.
         """
-        return (self._port.call(GetBlob(hash, self._universe))).data
+        return (self._transport.call(GetBlob(hash, self._universe))).data
 
     def open(self, hash: str, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
         """The bytes of a blob in pieces; damage is raised in place of the end.
@@ -40,8 +40,8 @@ class Blobs:
         Raises:
             BlobNotFound: nobody stored it.
         """
-        return self._port.receive(OpenBlob(hash, self._universe, start, length))
+        return self._transport.receive(OpenBlob(hash, self._universe, start, length))
 
     def has(self, hash: str, *, tier: Tier = Tier.CRITICAL) -> bool:
         """Whether the blob is stored."""
-        return (self._port.call(FindBlob(hash, self._universe, tier=tier))).size is not None
+        return (self._transport.call(FindBlob(hash, self._universe, tier=tier))).size is not None

@@ -11,7 +11,7 @@ from holdfast.errors import InvalidArgument, VersionConflict
 from holdfast.limits import ENTITY_ATTEMPTS
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
-from holdfast.wire import Port
+from holdfast.wire import Transport
 from holdfast.wire.canonical import canonical
 from holdfast.wire.entities import (
     DeleteEntity,
@@ -61,29 +61,29 @@ class EntityChange(msgspec.Struct, frozen=True):
 class Entities:
     """Entities of every kind. The plane's tier policy says how each field is kept."""
 
-    def __init__(self, port: Port, universe: str) -> None:
-        self._port = port
+    def __init__(self, transport: Transport, universe: str) -> None:
+        self._transport = transport
         self._universe = universe
 
     def get(self, kind: str, id: str, *, tier: Tier = Tier.CRITICAL) -> Entity | None:
         """The entity, or None. BEST_EFFORT fields are in the session logs, not here."""
-        found = (self._port.call(GetEntity(*_key(kind, id), self._universe, tier=tier))).entity
+        found = (self._transport.call(GetEntity(*_key(kind, id), self._universe, tier=tier))).entity
         return None if found is None else _decoded(found)
 
     def scan(self, kind: str, *, after: str = "", limit: int = 100) -> list[Entity]:
         """At most `limit` entities of a kind, in the order of their ids, the first one behind `after`."""
         found = (
-            self._port.call(ScanEntities(checked_name("kind of entity", kind), after, limit, self._universe))
+            self._transport.call(ScanEntities(checked_name("kind of entity", kind), after, limit, self._universe))
         ).entities
         return [_decoded(each) for each in found]
 
     def kinds(self, *, after: str = "", limit: int = 100) -> list[EntityKind]:
         """At most `limit` kinds of entities with the tiers of their fields, in order, the first one behind `after`."""
-        return (self._port.call(ListKinds(after, limit, self._universe))).kinds
+        return (self._transport.call(ListKinds(after, limit, self._universe))).kinds
 
     def history(self, kind: str, id: str, *, after: int = 0, limit: int = 100) -> list[EntityChange]:
         """At most `limit` changes behind the version `after`, in order. The latest 1,000 are kept."""
-        changes = (self._port.call(ReadChanges(*_key(kind, id), after, limit, self._universe))).changes
+        changes = (self._transport.call(ReadChanges(*_key(kind, id), after, limit, self._universe))).changes
         return [
             EntityChange(each.version, each.at_ms, each.durability, _values(each.fields), each.removed, each.deleted)
             for each in changes
@@ -91,12 +91,12 @@ class Entities:
 
     def transaction(self, *, session: str | None = None) -> "TieredTransaction":
         """A tiered transaction: use it in a `with` block, which commits at its end, or `commit` it."""
-        return TieredTransaction(self._port, self._universe, session)
+        return TieredTransaction(self._transport, self._universe, session)
 
     def write(self, kind: str, id: str, fields: Mapping[str, Any], *, session: str | None = None) -> Written:
         """Set fields of one entity, each by its tier, and leave the others as they are."""
         write = EntityWrite(*_key(kind, id), _encoded(fields))
-        return self._port.call(WriteEntities([write], [], session, self._universe))
+        return self._transport.call(WriteEntities([write], [], session, self._universe))
 
     def update(
         self,
@@ -118,11 +118,11 @@ class Entities:
         kind, id = _key(kind, id)
         while True:
             attempts -= 1
-            found = self._port.call(GetEntity(kind, id, self._universe, tier=Tier.IMPORTANT))
+            found = self._transport.call(GetEntity(kind, id, self._universe, tier=Tier.IMPORTANT))
             fields = change(None if found.entity is None else _decoded(found.entity))
             write, seen = EntityWrite(kind, id, _encoded(fields)), SeenEntity(kind, id, found.version, found.stamp)
             try:
-                return self._port.call(WriteEntities([write], [seen], None, self._universe))
+                return self._transport.call(WriteEntities([write], [seen], None, self._universe))
             except VersionConflict:
                 if not attempts:
                     raise
@@ -136,7 +136,7 @@ class Entities:
             VersionConflict: it has another version by now.
         """
         request = PutEntity(*_key(kind, id), _encoded(fields), expected_version, session, self._universe)
-        return self._port.call(request)
+        return self._transport.call(request)
 
     def delete(self, kind: str, id: str, *, expected_version: int | None = None) -> bool:
         """Delete the entity; whether it was there. Its history stays, and its version goes on if it comes back.
@@ -144,7 +144,7 @@ class Entities:
         Raises:
             VersionConflict: it has another version than was expected.
         """
-        written = self._port.call(DeleteEntity(*_key(kind, id), expected_version, self._universe))
+        written = self._transport.call(DeleteEntity(*_key(kind, id), expected_version, self._universe))
         return written.versions[0] is not None
 
 
@@ -154,8 +154,8 @@ class TieredTransaction:
     What was read with `get` must not have changed by then. BEST_EFFORT fields go to the session log afterwards.
     """
 
-    def __init__(self, port: Port, universe: str, session: str | None) -> None:
-        self._port = port
+    def __init__(self, transport: Transport, universe: str, session: str | None) -> None:
+        self._transport = transport
         self._universe = universe
         self._session = session
         self._seen: dict[tuple[str, str], tuple[int, bytes]] = {}
@@ -166,7 +166,7 @@ class TieredTransaction:
     def get(self, kind: str, id: str) -> Entity | None:
         """The entity as it is stored; the commit fails if it has changed by then."""
         key = _key(kind, id)
-        found = self._port.call(GetEntity(*key, self._universe, tier=Tier.IMPORTANT))
+        found = self._transport.call(GetEntity(*key, self._universe, tier=Tier.IMPORTANT))
         self._seen.setdefault(key, (found.version, found.stamp))
         return None if found.entity is None else _decoded(found.entity)
 
@@ -196,7 +196,7 @@ class TieredTransaction:
         if not writes:
             return None
         seen = [SeenEntity(*key, *seen) for key, seen in self._seen.items()]
-        return self._port.call(WriteEntities(writes, seen, self._session, self._universe))
+        return self._transport.call(WriteEntities(writes, seen, self._session, self._universe))
 
     def __enter__(self) -> Self:
         return self

@@ -8,16 +8,16 @@ from typing import Self
 from holdfast.limits import LEASE_TTL_SECONDS
 from holdfast.names import checked_key
 from holdfast.tiers import Tier
-from holdfast.wire import Port
+from holdfast.wire import Transport
 from holdfast.wire.leases import AcquireLease, Described, DescribeLease, Granted, KeepLease, LeaseProof, ReleaseLease
 
 
 class LeaseKey:
     """What can be leased: one key, held by one owner at a time."""
 
-    def __init__(self, port: Port, universe: str, key: str) -> None:
+    def __init__(self, transport: Transport, universe: str, key: str) -> None:
         self.key = checked_key("lease", key)
-        self._port = port
+        self._transport = transport
         self._universe = universe
 
     def acquire(
@@ -38,7 +38,7 @@ class LeaseKey:
         """
         owner = uuid.uuid4().hex if owner is None else owner
         request = AcquireLease(self.key, owner, ttl_seconds, wait_seconds, txn_id, self._universe)
-        return Lease(self._port, self._universe, self._port.call(request), ttl_seconds)
+        return Lease(self._transport, self._universe, self._transport.call(request), ttl_seconds)
 
     def held(
         self, lease_id: str, *, fence: int, txn_id: str | None = None, ttl_seconds: float = LEASE_TTL_SECONDS
@@ -49,11 +49,11 @@ class LeaseKey:
         `expires_ms` is 0. `ttl_seconds` is what `keepalive` asks for.
         """
         granted = Granted(self.key, lease_id, "", fence, 0, 0, txn_id)
-        return Lease(self._port, self._universe, granted, ttl_seconds)
+        return Lease(self._transport, self._universe, granted, ttl_seconds)
 
     def describe(self) -> Described:
         """Who had it last, whether they still have it, and how many wait for it in the plane's process."""
-        return self._port.call(DescribeLease(self.key, self._universe))
+        return self._transport.call(DescribeLease(self.key, self._universe))
 
 
 class Lease:
@@ -63,7 +63,7 @@ class Lease:
     `holdfast.fenced(lease)` in a transaction. To hold a lease and write without that protects nothing.
     """
 
-    def __init__(self, port: Port, universe: str, granted: Granted, ttl_seconds: float) -> None:
+    def __init__(self, transport: Transport, universe: str, granted: Granted, ttl_seconds: float) -> None:
         self.key = granted.key
         self.id = granted.lease_id
         self.owner = granted.owner
@@ -71,7 +71,7 @@ class Lease:
         self.expires_ms = granted.expires_ms
         self.ttl_seconds = ttl_seconds
         self.proof = LeaseProof(granted.key, granted.lease_id, granted.fence, granted.txn_id, universe)
-        self._port = port
+        self._transport = transport
 
     @property
     def expires_at(self) -> datetime:
@@ -85,7 +85,7 @@ class Lease:
             Fenced: it has ended, or is somebody else's; stop what is done under it.
         """
         ttl_seconds = self.ttl_seconds if ttl_seconds is None else ttl_seconds
-        granted = self._port.call(KeepLease(self.proof, ttl_seconds, tier=tier))
+        granted = self._transport.call(KeepLease(self.proof, ttl_seconds, tier=tier))
         self.expires_ms = granted.expires_ms
         return self.expires_at
 
@@ -95,7 +95,7 @@ class Lease:
         A release need not be synced to be safe: one that a power failure takes back ends by itself when its time is
         over, and whoever acquires the lease before that waits for a sync that covers both.
         """
-        return (self._port.call(ReleaseLease(self.proof, tier=tier))).released
+        return (self._transport.call(ReleaseLease(self.proof, tier=tier))).released
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.errors import NotEmbedded
-from holdfast.wire import Port
+from holdfast.wire import Transport
 
 
 class Locks:
@@ -13,8 +13,8 @@ class Locks:
     What must hold between processes needs a lease and its fence.
     """
 
-    def __init__(self, port: Port, universe: str) -> None:
-        self._port = port
+    def __init__(self, transport: Transport, universe: str) -> None:
+        self._transport = transport
         self._universe = universe
 
     def acquire(self, path: Sequence[str], mode: str = "X", *, timeout_seconds: float | None = None) -> Any:
@@ -40,7 +40,7 @@ class Locks:
         return self._table().stats()
 
     def _table(self) -> Any:
-        tables = getattr(self._port, "locks", None)
+        tables = getattr(self._transport, "locks", None)
         if tables is None:
             raise NotEmbedded("Locks are between the threads of one process; use plane.lease with a server")
         return tables(self._universe)

@@ -13,7 +13,7 @@ from holdfast.handles.sync.queues import payload_of
 from holdfast.limits import MAIL_WAIT_SECONDS_MAX
 from holdfast.names import checked_agent
 from holdfast.tiers import Tier
-from holdfast.wire import Port
+from holdfast.wire import Transport
 from holdfast.wire.agents import GetAgent
 from holdfast.wire.mail import (
     BlockSender,
@@ -42,7 +42,7 @@ class Mailbox:
 
     def __init__(
         self,
-        port: Port,
+        transport: Transport,
         universe: str,
         agent: str,
         *,
@@ -51,7 +51,7 @@ class Mailbox:
     ) -> None:
         self.agent = checked_agent(agent, universe)
         self.address = f"{self.agent}@{universe}"
-        self._port = port
+        self._transport = transport
         self._universe = universe
         self._key = key
         self._contacts = (
@@ -91,7 +91,7 @@ class Mailbox:
 
     def send_many(self, mails: Iterable[NewMail], *, tier: Tier = Tier.CRITICAL) -> list[SentMail]:
         """Send up to 256 mails as one commit; the outcome of each. One that is refused does not stop the others."""
-        return (self._port.call(SendMail(self.agent, list(mails), self._universe, tier=tier))).mails
+        return (self._transport.call(SendMail(self.agent, list(mails), self._universe, tier=tier))).mails
 
     def read(
         self, *, after: int = -1, limit: int = 50, wait_seconds: float = 0.0, peek: bool = False
@@ -101,13 +101,13 @@ class Mailbox:
         Their senders are told that they were delivered, unless this is only a `peek`.
         """
         request = ReadMail(self.agent, after, limit, wait_seconds, None, peek, self._universe)
-        return (self._port.call(request)).mails
+        return (self._transport.call(request)).mails
 
     def confirm(self, mails: Envelope | str | Iterable[Envelope | str], *, tier: Tier = Tier.CRITICAL) -> int:
         """These mails, or the mails of these ids, have arrived for good; how many of them were still there."""
         some = [mails] if isinstance(mails, Envelope | str) else mails
         ids = [mail.id if isinstance(mail, Envelope) else mail for mail in some]
-        return (self._port.call(ConfirmMail(self.agent, ids, self._universe, tier=tier))).count
+        return (self._transport.call(ConfirmMail(self.agent, ids, self._universe, tier=tier))).count
 
     def __iter__(self) -> Iterator[Envelope]:
         return self.subscribe()
@@ -123,11 +123,11 @@ class Mailbox:
         """
         session, after = uuid.uuid4().hex, -1
         patience = MAIL_WAIT_SECONDS_MAX if wait_seconds is None else wait_seconds
-        self._port.call(JoinMailbox(self.agent, session, self._universe))
+        self._transport.call(JoinMailbox(self.agent, session, self._universe))
         try:
             while True:
                 request = ReadMail(self.agent, after, wait_seconds=patience, session=session, universe=self._universe)
-                mails = (self._port.call(request)).mails
+                mails = (self._transport.call(request)).mails
                 if not mails and wait_seconds is not None:
                     return
                 for mail in mails:
@@ -136,7 +136,7 @@ class Mailbox:
                     self.confirm([mail])
         finally:
             with suppress(HoldfastError):  # Whoever joins next does without, and the plane may be closed by now.
-                self._port.call(LeaveMailbox(self.agent, session, self._universe))
+                self._transport.call(LeaveMailbox(self.agent, session, self._universe))
 
     def unseal(self, mail: Envelope) -> Envelope:
         """A mail that was sealed for this agent, opened; one that was not is returned as it is.
@@ -159,7 +159,7 @@ class Mailbox:
         if self._contacts is not None:
             found = self._contacts.get(agent)
         else:
-            known = (self._port.call(GetAgent(agent, self._universe))).agent
+            known = (self._transport.call(GetAgent(agent, self._universe))).agent
             found = None if known is None else known.public_key
         if found is None:
             raise InvalidArgument(f"No public key of {agent} is known; have it registered, or give it in contacts=")
@@ -171,20 +171,20 @@ class Mailbox:
 
     def stats(self) -> MailCount:
         """How many mails wait, how many may, since when the oldest does, and whether anybody reads."""
-        return self._port.call(CountMail(self.agent, self._universe))
+        return self._transport.call(CountMail(self.agent, self._universe))
 
     def receipts(self, *, after: int = -1, limit: int = 100, wait_seconds: float = 0.0) -> list[MailReceipt]:
         """What became of the mail that this agent has sent, in order, behind the sequence `after`."""
-        return (self._port.call(ReadReceipts(self.agent, after, limit, wait_seconds, self._universe))).receipts
+        return (self._transport.call(ReadReceipts(self.agent, after, limit, wait_seconds, self._universe))).receipts
 
     def block(self, sender: str) -> None:
         """Refuse what `sender` sends from now on."""
-        self._port.call(BlockSender(self.agent, sender, True, self._universe))
+        self._transport.call(BlockSender(self.agent, sender, True, self._universe))
 
     def unblock(self, sender: str) -> None:
         """Accept what `sender` sends again."""
-        self._port.call(BlockSender(self.agent, sender, False, self._universe))
+        self._transport.call(BlockSender(self.agent, sender, False, self._universe))
 
     def blocked(self, *, after: str = "", limit: int = 100) -> list[str]:
         """At most `limit` addresses whose mail is refused, in order."""
-        return (self._port.call(ListBlocks(self.agent, after, limit, self._universe))).addresses
+        return (self._transport.call(ListBlocks(self.agent, after, limit, self._universe))).addresses

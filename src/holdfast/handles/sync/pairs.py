@@ -1,30 +1,30 @@
 """Generated from handles/pairs.py by tools/make_twins.py; change that file instead."""
 
 from holdfast.tiers import Tier
-from holdfast.wire import Port
+from holdfast.wire import Transport
 from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs
 
 
 class Pairs:
     """Reads and writes single pairs. Layers keep their own data here too: look, but write only what is yours."""
 
-    def __init__(self, port: Port) -> None:
-        self._port = port
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     def get(self, key: bytes, *, tier: Tier = Tier.CRITICAL) -> bytes | None:
         """The value of `key`, or None."""
-        return (self._port.call(GetPair(key, tier=tier))).value
+        return (self._transport.call(GetPair(key, tier=tier))).value
 
     def scan(
         self, begin: bytes, end: bytes, *, limit: int = 1_000, reverse: bool = False, tier: Tier = Tier.CRITICAL
     ) -> list[tuple[bytes, bytes]]:
         """At most `limit` pairs with begin <= key < end, in key order or against it."""
-        return (self._port.call(ScanPairs(begin, end, limit, reverse, tier=tier))).pairs
+        return (self._transport.call(ScanPairs(begin, end, limit, reverse, tier=tier))).pairs
 
     def put(self, key: bytes, value: bytes, *, tier: Tier = Tier.CRITICAL) -> Tier:
         """Set `key` to `value`; the promise that the acknowledgement carries."""
-        return (self._port.call(PutPair(key, value, tier=tier))).durability
+        return (self._transport.call(PutPair(key, value, tier=tier))).durability
 
     def delete(self, key: bytes, *, tier: Tier = Tier.CRITICAL) -> Tier:
         """Remove `key`; the promise that the acknowledgement carries."""
-        return (self._port.call(DeletePair(key, tier=tier))).durability
+        return (self._transport.call(DeletePair(key, tier=tier))).durability

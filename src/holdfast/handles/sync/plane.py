@@ -21,7 +21,7 @@ from holdfast.handles.sync.tokens import Tokens
 from holdfast.handles.sync.worlds import World
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
-from holdfast.wire import Port
+from holdfast.wire import Transport
 from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits
 from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
 from holdfast.wire.queues import ListQueues, QueueSurvey, SurveyQueues
@@ -34,45 +34,45 @@ Result = TypeVar("Result")
 class Plane:
     """An open plane. Close it, or use it as a context manager."""
 
-    def __init__(self, port: Port, universe: str = UNIVERSE) -> None:
-        self._port = port
+    def __init__(self, transport: Transport, universe: str = UNIVERSE) -> None:
+        self._transport = transport
         self.universe = checked_name("universe", universe)
-        self.pairs = Pairs(port)
-        self.blobs = Blobs(port, self.universe)
-        self.entities = Entities(port, self.universe)
-        self.locks = Locks(port, self.universe)
-        self.activity = Activity(port, self.universe)
-        self.tokens = Tokens(port)
-        self.backups = Backups(port)
-        self.agents = Agents(port, self.universe)
+        self.pairs = Pairs(transport)
+        self.blobs = Blobs(transport, self.universe)
+        self.entities = Entities(transport, self.universe)
+        self.locks = Locks(transport, self.universe)
+        self.activity = Activity(transport, self.universe)
+        self.tokens = Tokens(transport)
+        self.backups = Backups(transport)
+        self.agents = Agents(transport, self.universe)
 
     def universes(self, *, after: str = "", limit: int = 100) -> list[str]:
         """At most `limit` names of universes in which there is anything, in order, the first one behind `after`."""
-        return (self._port.call(ListUniverses(after, limit))).names
+        return (self._transport.call(ListUniverses(after, limit))).names
 
     def world(self, name: str) -> World:
         """The world of that name; `create` it before its first use."""
-        return World(self._port, self.universe, name)
+        return World(self._transport, self.universe, name)
 
     def worlds(self, *, after: str = "", limit: int = 100) -> list[str]:
         """At most `limit` names of worlds, in order, the first one behind `after`."""
-        return (self._port.call(ListWorlds(after, limit, self.universe))).names
+        return (self._transport.call(ListWorlds(after, limit, self.universe))).names
 
     def survey_worlds(self, *, after: str = "", limit: int = 100) -> WorldSurvey:
         """What is known of each world; `next` is where the next page starts, if there is one."""
-        return self._port.call(SurveyWorlds(after, limit, self.universe))
+        return self._transport.call(SurveyWorlds(after, limit, self.universe))
 
     def queue(self, name: str) -> Queue:
         """The queue of that name."""
-        return Queue(self._port, self.universe, name)
+        return Queue(self._transport, self.universe, name)
 
     def queues(self, *, after: str = "", limit: int = 100) -> list[str]:
         """At most `limit` names of queues, in order, the first one behind `after`."""
-        return (self._port.call(ListQueues(after, limit, self.universe))).names
+        return (self._transport.call(ListQueues(after, limit, self.universe))).names
 
     def survey_queues(self, *, after: str = "", limit: int = 100) -> QueueSurvey:
         """How each queue is doing; `next` is where the next page starts, if there is one."""
-        return self._port.call(SurveyQueues(after, limit, self.universe))
+        return self._transport.call(SurveyQueues(after, limit, self.universe))
 
     def mailbox(
         self, agent: str, *, key: AgentKey | None = None, contacts: Mapping[str, bytes] | None = None
@@ -83,39 +83,39 @@ class Plane:
             key: seals and opens mail end to end.
             contacts: the public keys of other agents; without it those that are registered are believed.
         """
-        return Mailbox(self._port, self.universe, agent, key=key, contacts=contacts)
+        return Mailbox(self._transport, self.universe, agent, key=key, contacts=contacts)
 
     def mailboxes(self, *, after: str = "", limit: int = 100) -> list[MailboxSize]:
         """At most `limit` mailboxes with the number of mails that wait in each, in the order of their names."""
-        return (self._port.call(ListMailboxes(after, limit, self.universe))).mailboxes
+        return (self._transport.call(ListMailboxes(after, limit, self.universe))).mailboxes
 
     def mail_policy(self) -> MailPolicy:
         """How many mails a mailbox holds, and for how long."""
-        return self._port.call(GetMailPolicy(self.universe))
+        return self._transport.call(GetMailPolicy(self.universe))
 
     def set_mail_policy(self, policy: MailPolicy) -> MailPolicy:
         """Let another policy hold for mail that is sent from now on."""
-        return self._port.call(SetMailPolicy(policy, self.universe))
+        return self._transport.call(SetMailPolicy(policy, self.universe))
 
     def atomic(self) -> Atomic:
         """A list of operations across queues, mail, worlds, states, entities and leases that is committed as one."""
-        return Atomic(self._port, self.universe)
+        return Atomic(self._transport, self.universe)
 
     def lease(self, key: str) -> LeaseKey:
         """What can be leased under that key, as in `orders/1234`."""
-        return LeaseKey(self._port, self.universe, key)
+        return LeaseKey(self._transport, self.universe, key)
 
     def leases(self, *, after: str = "", limit: int = 100) -> Leases:
         """Who holds which lease now; `next` is where the next page starts, if there is one."""
-        return self._port.call(ListLeases(after, limit, self.universe))
+        return self._transport.call(ListLeases(after, limit, self.universe))
 
     def waits(self, *, limit: int = 100) -> Waits:
         """Who waits for leases and locks in the plane's process."""
-        return self._port.call(ListWaits(limit, self.universe))
+        return self._transport.call(ListWaits(limit, self.universe))
 
     def state(self, key: str) -> State:
         """The state document of that key."""
-        return State(self._port, self.universe, key)
+        return State(self._transport, self.universe, key)
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         """Run `work(tx, *args, **kwargs)` as one commit across all layers and return its result.
@@ -127,11 +127,11 @@ class Plane:
             NotEmbedded: the plane is in another process; use `atomic` there.
             NestedTransaction: called from inside a transaction of this plane.
         """
-        return self._port.transact(work, *args, tier=tier, **kwargs)
+        return self._transport.transact(work, *args, tier=tier, **kwargs)
 
     def close(self) -> None:
         """Make everything durable and let go of it. Closing twice is fine."""
-        self._port.close()
+        self._transport.close()
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ from holdfast.handles.sync.messages import Message, elsewhere
 from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX, RECEIVE_WAIT_SECONDS_MAX
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
-from holdfast.wire import Port
+from holdfast.wire import Transport
 from holdfast.wire.blobs import PutBlob
 from holdfast.wire.queues import (
     CheckMessages,
@@ -50,9 +50,9 @@ class Queue:
     after `max_attempts` failures to the dead letters. Every delivery has a fence that is higher than the last one's.
     """
 
-    def __init__(self, port: Port, universe: str, name: str) -> None:
+    def __init__(self, transport: Transport, universe: str, name: str) -> None:
         self.name = checked_name("queue", name)
-        self._port = port
+        self._transport = transport
         self._universe = universe
         self._owner = uuid.uuid4().hex[:12]
 
@@ -135,9 +135,9 @@ class Queue:
             self.name, owner or self._owner, 1, wait_seconds, visibility_seconds, with_state, None, self._universe,
             tier=tier,
         )  # fmt: skip
-        for delivery in (self._port.call(request)).messages:
+        for delivery in (self._transport.call(request)).messages:
             return Message(
-                self._port,
+                self._transport,
                 self._universe,
                 self.name,
                 delivery,
@@ -169,10 +169,10 @@ class Queue:
             self._universe,
             tier=tier,
         )
-        deliveries = (self._port.call(request)).messages
+        deliveries = (self._transport.call(request)).messages
         return [
             Message(
-                self._port,
+                self._transport,
                 self._universe,
                 self.name,
                 delivery,
@@ -197,7 +197,7 @@ class Queue:
         itself only if `extend_for_seconds` says so.
         """
         return Message(
-            self._port,
+            self._transport,
             self._universe,
             self.name,
             elsewhere(id, lease_id, fence),
@@ -249,47 +249,47 @@ class Queue:
     def _note_lost(self, messages: list[Message]) -> None:
         """Find out which messages are somebody else's by now."""
         request = CheckMessages(self.name, [message.lease for message in messages], self._universe)
-        outcomes = (self._port.call(request)).outcomes
+        outcomes = (self._transport.call(request)).outcomes
         for message, outcome in zip(messages, outcomes, strict=True):
             message.lost = message.lost or outcome.code is not None
 
     def stats(self) -> QueueStats:
         """How many messages are in which state, and how many consumers wait in the plane's process."""
-        return self._port.call(GetQueueStats(self.name, self._universe))
+        return self._transport.call(GetQueueStats(self.name, self._universe))
 
     def peek(self, n: int = 10) -> list[Delivery]:
         """At most `n` messages that are ready, in the order in which they would be delivered. Nothing is consumed."""
-        return (self._port.call(PeekMessages(self.name, n, self._universe))).messages
+        return (self._transport.call(PeekMessages(self.name, n, self._universe))).messages
 
     def purge(self) -> int:
         """Remove every message that nobody holds; how many there were."""
-        return (self._port.call(PurgeQueue(self.name, self._universe))).count
+        return (self._transport.call(PurgeQueue(self.name, self._universe))).count
 
     def pause(self) -> None:
         """Deliver nothing until `resume`; puts are still taken."""
-        self._port.call(PauseQueue(self.name, True, self._universe))
+        self._transport.call(PauseQueue(self.name, True, self._universe))
 
     def resume(self) -> None:
         """Deliver again."""
-        self._port.call(PauseQueue(self.name, False, self._universe))
+        self._transport.call(PauseQueue(self.name, False, self._universe))
 
     def policy(self) -> QueuePolicy:
         """What holds for messages that do not say otherwise."""
-        return self._port.call(GetQueuePolicy(self.name, self._universe))
+        return self._transport.call(GetQueuePolicy(self.name, self._universe))
 
     def set_policy(self, policy: QueuePolicy) -> QueuePolicy:
         """Give the queue another policy; it holds for what is put and delivered from now on."""
-        return self._port.call(SetQueuePolicy(self.name, policy, self._universe))
+        return self._transport.call(SetQueuePolicy(self.name, policy, self._universe))
 
     def dead_letters(self, n: int = 100) -> list[Delivery]:
         """At most `n` dead letters of this queue, with the last error of each."""
         policy = self.policy()
         peek = PeekMessages(policy.dead_letter_queue or f"{self.name}.dlq", n, self._universe)
-        return [letter for letter in (self._port.call(peek)).messages if letter.origin == self.name]
+        return [letter for letter in (self._transport.call(peek)).messages if letter.origin == self.name]
 
     def redrive(self, ids: list[str] | None = None, *, limit: int = 1_000) -> int:
         """Put dead letters back into this queue, those named or up to `limit`; how many there were."""
-        return (self._port.call(RedriveMessages(self.name, ids, limit, self._universe))).count
+        return (self._transport.call(RedriveMessages(self.name, ids, limit, self._universe))).count
 
     def schedule(self, name: str, cron: str, body: Any, *, timezone: str = "UTC", **options: Any) -> Schedule:
         """Put `body` whenever the clock of `timezone` says what `cron` names, in place of a schedule of the same name.
@@ -298,24 +298,24 @@ class Queue:
         """
         payload, kind = payload_of(body)
         message = NewMessage(payload=payload, **{"content_type": kind, **options})
-        return self._port.call(SetSchedule(self.name, name, cron, message, timezone, self._universe))
+        return self._transport.call(SetSchedule(self.name, name, cron, message, timezone, self._universe))
 
     def unschedule(self, name: str) -> bool:
         """Remove a schedule; whether there was one."""
-        return bool((self._port.call(RemoveSchedule(self.name, name, self._universe))).count)
+        return bool((self._transport.call(RemoveSchedule(self.name, name, self._universe))).count)
 
     def schedules(self) -> list[Schedule]:
         """The schedules of this queue, with the moment at which each strikes next."""
-        return (self._port.call(ListSchedules(self.name, self._universe))).schedules
+        return (self._transport.call(ListSchedules(self.name, self._universe))).schedules
 
     def _put(self, messages: list[NewMessage], tier: Tier) -> list[Receipt]:
         for index, message in enumerate(messages):
             if len(message.payload) > PAYLOAD_INLINE_BYTES_MAX:
-                stored = self._port.call(PutBlob(message.payload, self._universe))
+                stored = self._transport.call(PutBlob(message.payload, self._universe))
                 messages[index] = msgspec.structs.replace(
                     message, payload=b"", blob=stored.hash, blob_size=len(message.payload)
                 )
-        return (self._port.call(PutMessages(self.name, messages, self._universe, tier=tier))).receipts
+        return (self._transport.call(PutMessages(self.name, messages, self._universe, tier=tier))).receipts
 
 
 def payload_of(body: Any) -> tuple[bytes, str]:

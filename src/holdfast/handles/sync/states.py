@@ -8,7 +8,7 @@ import msgspec
 from holdfast.handles.sync.leases import Lease
 from holdfast.names import checked_key
 from holdfast.tiers import Tier
-from holdfast.wire import Port
+from holdfast.wire import Transport
 from holdfast.wire.canonical import canonical
 from holdfast.wire.states import GetState, RemoveState, UpdatedState, UpdateState
 
@@ -26,14 +26,14 @@ class Document(msgspec.Struct, frozen=True):
 class State:
     """One document. While somebody holds the lease of the same key, only the holder may change it."""
 
-    def __init__(self, port: Port, universe: str, key: str) -> None:
+    def __init__(self, transport: Transport, universe: str, key: str) -> None:
         self.key = checked_key("state", key)
-        self._port = port
+        self._transport = transport
         self._universe = universe
 
     def get(self, *, tier: Tier = Tier.CRITICAL) -> Document | None:
         """The document, or None."""
-        found = (self._port.call(GetState(self.key, self._universe, tier=tier))).state
+        found = (self._transport.call(GetState(self.key, self._universe, tier=tier))).state
         if found is None:
             return None
         return Document(cbor2.loads(found.value), found.etag, found.version, found.updated_ms, found.correlation_id)
@@ -59,7 +59,7 @@ class State:
         proof = None if lease is None else lease.proof
         encoded = canonical(value)
         request = UpdateState(self.key, encoded, proof, if_match, if_absent, correlation_id, self._universe, tier=tier)
-        return self._port.call(request)
+        return self._transport.call(request)
 
     def remove(self, *, lease: Lease | None = None, if_match: str | None = None, tier: Tier = Tier.CRITICAL) -> bool:
         """Remove the document; whether there was one.
@@ -68,4 +68,4 @@ class State:
             CasMismatch, Fenced: as `update`.
         """
         proof = None if lease is None else lease.proof
-        return (self._port.call(RemoveState(self.key, proof, if_match, self._universe, tier=tier))).removed
+        return (self._transport.call(RemoveState(self.key, proof, if_match, self._universe, tier=tier))).removed

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.limits import INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX, SEGMENT_ENTRIES, SEGMENT_MARGIN
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
-from holdfast.wire import Port
+from holdfast.wire import Transport
 from holdfast.wire.blobs import GetBlob, PutBlob
 from holdfast.wire.canonical import canonical
 from holdfast.wire.inboxes import InboxItem
@@ -47,11 +47,11 @@ Reducer = Callable[[Any, Entry], Any]
 class World:
     """One world. Its journal is the truth about it; everything from outside comes through its inbox."""
 
-    def __init__(self, port: Port, universe: str, name: str) -> None:
+    def __init__(self, transport: Transport, universe: str, name: str) -> None:
         self.name = checked_name("world", name)
-        self.inbox = Inbox(port, universe, self.name)
-        self.snapshots = Snapshots(port, universe, self.name)
-        self._port = port
+        self.inbox = Inbox(transport, universe, self.name)
+        self.snapshots = Snapshots(transport, universe, self.name)
+        self._transport = transport
         self._universe = universe
 
     def create(self, *, manifest_hash: str | None = None) -> Described:
@@ -60,7 +60,7 @@ class World:
         Raises:
             WorldExists: somebody made it before.
         """
-        return self._port.call(CreateWorld(self.name, self._universe, manifest_hash))
+        return self._transport.call(CreateWorld(self.name, self._universe, manifest_hash))
 
     def describe(self) -> Described:
         """Its state, its age and its head.
@@ -68,28 +68,28 @@ class World:
         Raises:
             WorldNotFound: nobody made it.
         """
-        return self._port.call(DescribeWorld(self.name, self._universe))
+        return self._transport.call(DescribeWorld(self.name, self._universe))
 
     def pause(self) -> Described:
         """Take no more appends and drains; items still come into the inbox."""
-        return self._port.call(ChangeWorld(self.name, "paused", self._universe))
+        return self._transport.call(ChangeWorld(self.name, "paused", self._universe))
 
     def resume(self) -> Described:
         """Go on after a pause, or out of the archive."""
-        return self._port.call(ChangeWorld(self.name, "active", self._universe))
+        return self._transport.call(ChangeWorld(self.name, "active", self._universe))
 
     def archive(self) -> Described:
         """Take nothing any more; everything stays readable."""
-        return self._port.call(ChangeWorld(self.name, "archived", self._universe))
+        return self._transport.call(ChangeWorld(self.name, "archived", self._universe))
 
     def delete(self) -> Described:
         """Remove an archived world for good. Its name stays taken."""
-        return self._port.call(DeleteWorld(self.name, self._universe))
+        return self._transport.call(DeleteWorld(self.name, self._universe))
 
     def fork(self, target: str, *, height: int) -> "World":
         """A new world that shares this one's history below `height`, with an empty inbox and nothing pending."""
-        self._port.call(ForkWorld(self.name, target, height, self._universe))
-        return World(self._port, self._universe, target)
+        self._transport.call(ForkWorld(self.name, target, height, self._universe))
+        return World(self._transport, self._universe, target)
 
     def head(self) -> int:
         """The next height of the journal."""
@@ -104,11 +104,11 @@ class World:
         """
         encoded = [canonical(entry) for entry in entries]
         request = AppendEntries(self.name, encoded, expected_head, self._universe, tier=tier)
-        return (self._port.call(request)).height
+        return (self._transport.call(request)).height
 
     def read(self, start: int = 0, *, limit: int = 1_000) -> list[Record]:
         """At most `limit` records from the height `start` on; `cbor2.loads(record.value)` is what was appended."""
-        return (self._port.call(ReadJournal(self.name, start, limit, self._universe))).records
+        return (self._transport.call(ReadJournal(self.name, start, limit, self._universe))).records
 
     def check(self) -> Checked:
         """Read all records, segments and snapshots, and say what is wrong with them, if anything is.
@@ -118,7 +118,7 @@ class World:
         height: int | None = 0
         counts = (0, 0, 0)
         while True:
-            found = self._port.call(CheckWorld(self.name, height or 0, universe=self._universe))
+            found = self._transport.call(CheckWorld(self.name, height or 0, universe=self._universe))
             counts = (counts[0] + found.records, counts[1] + found.segments, counts[2] + found.snapshots)
             height = found.next
             if height is None:
@@ -126,20 +126,20 @@ class World:
 
     def drain(self, *, limit: int = 256) -> list[int]:
         """Move the next inbox items into the journal, each exactly once; the heights at which they are now."""
-        return (self._port.call(DrainInbox(self.name, limit, self._universe))).heights
+        return (self._transport.call(DrainInbox(self.name, limit, self._universe))).heights
 
     def set_manifest(self, manifest_hash: str, *, expected_head: int) -> int:
         """Note that the world is defined by another manifest from here on; the height of the note."""
         request = SetManifest(self.name, manifest_hash, expected_head, self._universe)
-        return (self._port.call(request)).height
+        return (self._transport.call(request)).height
 
     def compact(self, *, entries: int = SEGMENT_ENTRIES, margin: int = SEGMENT_MARGIN) -> Compacted:
         """Move whatever lies well below the baseline into cold segments; reading does not change."""
-        return self._port.call(CompactWorld(self.name, entries, margin, self._universe))
+        return self._transport.call(CompactWorld(self.name, entries, margin, self._universe))
 
     def segments(self, *, after: int = -1, limit: int = 100) -> list[Segment]:
         """At most `limit` cold segments that end behind the height `after`, in order."""
-        return (self._port.call(ListSegments(self.name, after, limit, self._universe))).segments
+        return (self._transport.call(ListSegments(self.name, after, limit, self._universe))).segments
 
     def restore(self, reducer: Reducer) -> Restored:
         """The state now: the baseline, and every record since folded into it by `reducer(state, entry)`.
@@ -147,7 +147,7 @@ class World:
         The reducer is pure: what it returns depends on its arguments alone, and has a CBOR form.
         """
         baseline = self.snapshots.baseline()
-        data = (self._port.call(GetBlob(baseline.snapshot_ref, self._universe))).data
+        data = (self._transport.call(GetBlob(baseline.snapshot_ref, self._universe))).data
         return self._fold(reducer, cbor2.loads(data), baseline.height)
 
     def replay(self, reducer: Reducer) -> Restored:
@@ -161,7 +161,7 @@ class World:
         while page := self.snapshots.list(start=start):
             for snapshot in page:
                 state, height = self._fold_to(reducer, state, height, snapshot.height)
-                stored = (self._port.call(GetBlob(snapshot.snapshot_ref, self._universe))).data
+                stored = (self._transport.call(GetBlob(snapshot.snapshot_ref, self._universe))).data
                 checked += 1
                 if canonical(state) != stored:
                     return Verdict(False, checked, snapshot.height)
@@ -191,8 +191,8 @@ class World:
 class Inbox:
     """What came into a world from outside, in the order of arrival."""
 
-    def __init__(self, port: Port, universe: str, world: str) -> None:
-        self._port = port
+    def __init__(self, transport: Transport, universe: str, world: str) -> None:
+        self._transport = transport
         self._universe = universe
         self._world = world
 
@@ -200,26 +200,26 @@ class Inbox:
         """Put an item behind all others; its sequence. A payload of over 4 KiB is stored as a blob."""
         payload = getattr(item, "payload", b"")
         if isinstance(payload, bytes) and len(payload) > INBOX_INLINE_BYTES_MAX and item.payload_blob is None:
-            stored = self._port.call(PutBlob(payload, self._universe))
+            stored = self._transport.call(PutBlob(payload, self._universe))
             item = msgspec.structs.replace(item, payload=b"", payload_blob=stored.hash)
-        sequence = (self._port.call(PutItem(self._world, item, self._universe))).sequence
+        sequence = (self._transport.call(PutItem(self._world, item, self._universe))).sequence
         assert sequence is not None
         return sequence
 
     def read(self, *, after: int | None = None, limit: int = 1_000) -> list[tuple[int, InboxItem]]:
         """At most `limit` items behind the sequence `after`, drained ones too."""
-        return (self._port.call(ReadInbox(self._world, after, limit, self._universe))).items
+        return (self._transport.call(ReadInbox(self._world, after, limit, self._universe))).items
 
     def cursor(self) -> int | None:
         """The sequence of the last item that was drained, or None."""
-        return (self._port.call(GetCursor(self._world, self._universe))).sequence
+        return (self._transport.call(GetCursor(self._world, self._universe))).sequence
 
 
 class Snapshots:
     """Snapshots of a world's state; one of them is the baseline that a restore starts from."""
 
-    def __init__(self, port: Port, universe: str, world: str) -> None:
-        self._port = port
+    def __init__(self, transport: Transport, universe: str, world: str) -> None:
+        self._transport = transport
         self._universe = universe
         self._world = world
 
@@ -250,12 +250,12 @@ class Snapshots:
             logical_time_ns,
             self._universe,
         )
-        return self._port.call(request)
+        return self._transport.call(request)
 
     def baseline(self) -> Snapshot:
         """The snapshot that a restore starts from."""
-        return self._port.call(GetBaseline(self._world, self._universe))
+        return self._transport.call(GetBaseline(self._world, self._universe))
 
     def list(self, *, start: int = 0, limit: int = 100) -> list[Snapshot]:
         """At most `limit` snapshots from the height `start` on, in order."""
-        return (self._port.call(ListSnapshots(self._world, start, limit, self._universe))).snapshots
+        return (self._transport.call(ListSnapshots(self._world, start, limit, self._universe))).snapshots

@@ -11,7 +11,7 @@ reader was there. So nothing is stranded between the last look and the first liv
 """
 
 from holdfast.layers.mailboxes.expiry import sweep
-from holdfast.layers.mailboxes.keys import Address, Box, address_of, policy_of, room_of, set_policy
+from holdfast.layers.mailboxes.keys import Address, Box, address_of, keys_of, policy_of, set_policy
 from holdfast.layers.mailboxes.reading import confirm, count, deliver, join, leave, mailboxes, peek
 from holdfast.layers.mailboxes.receipts import receipts, see_receipts
 from holdfast.layers.mailboxes.sending import block, blocks, send
@@ -31,7 +31,7 @@ __all__ = [
     "peek",
     "policy_of",
     "receipts",
-    "room_of",
+    "keys_of",
     "see_receipts",
     "send",
     "set_policy",

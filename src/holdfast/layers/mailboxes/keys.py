@@ -83,7 +83,7 @@ class Mail(msgspec.Struct, frozen=True, array_like=True):
     early: bool = False  # It is over before one which came earlier.
 
 
-class Room:
+class MailboxKeys:
     """The keys of one agent."""
 
     __slots__ = (
@@ -103,16 +103,16 @@ class Room:
     )
 
     def __init__(self, address: Address) -> None:
-        room = Subspace("u", address.universe, "mail", address.agent)
-        self.prefix = room.prefix
-        self.box = room.key("box")
-        self.reader = room.key("by")
-        self.outgoing = room.key("out")
-        self.mail = room.key("m")
-        self.id = room.key("i")
-        self.early = room.key("e")
-        self.receipt = room.key("r")
-        self.blocks = room.key("x")
+        keys = Subspace("u", address.universe, "mail", address.agent)
+        self.prefix = keys.prefix
+        self.box = keys.key("box")
+        self.reader = keys.key("by")
+        self.outgoing = keys.key("out")
+        self.mail = keys.key("m")
+        self.id = keys.key("i")
+        self.early = keys.key("e")
+        self.receipt = keys.key("r")
+        self.blocks = keys.key("x")
         self.due = due_prefix(address.universe)
         self.name = address.agent.encode()
         self.address = str(address)
@@ -155,15 +155,15 @@ _decode_policy = msgspec.msgpack.Decoder(MailPolicy).decode
 
 
 @lru_cache(maxsize=4_096)
-def room_of(address: Address) -> Room:
+def keys_of(address: Address) -> MailboxKeys:
     """The keys of an agent."""
-    return Room(address)
+    return MailboxKeys(address)
 
 
 @lru_cache(maxsize=4_096)
-def room_at(address: str) -> Room:
+def room_at(address: str) -> MailboxKeys:
     """The keys of the agent that has this address, as `str` wrote it down."""
-    return room_of(address_of(address))
+    return keys_of(address_of(address))
 
 
 def due_prefix(universe: str) -> bytes:
@@ -171,15 +171,15 @@ def due_prefix(universe: str) -> bytes:
     return Subspace("u", universe, "mail-due").prefix
 
 
-def box_of(tx: Transaction, room: Room) -> Box:
+def box_of(tx: Transaction, keys: MailboxKeys) -> Box:
     """The mailbox as it stands; the caller writes what it changed."""
-    stored = tx.get(room.box)
+    stored = tx.get(keys.box)
     return Box() if stored is None else _decode_box(stored)
 
 
-def outgoing_of(tx: Transaction, room: Room) -> Outgoing:
+def outgoing_of(tx: Transaction, keys: MailboxKeys) -> Outgoing:
     """Where the agent's receipts are."""
-    stored = tx.get(room.outgoing)
+    stored = tx.get(keys.outgoing)
     return Outgoing() if stored is None else _decode_outgoing(stored)
 
 
@@ -190,33 +190,33 @@ def address_of(text: str) -> Address:
     return Address(universe, agent)
 
 
-def mail_at(tx: Transaction, room: Room, sequence: int) -> Mail:
+def mail_at(tx: Transaction, keys: MailboxKeys, sequence: int) -> Mail:
     """The mail that stands there."""
-    stored = tx.get(room.mail_key(sequence))
+    stored = tx.get(keys.mail_key(sequence))
     if stored is None:
-        raise _damaged(room)
+        raise _damaged(keys)
     return decode_mail(stored)
 
 
-def remove(tx: Transaction, room: Room, box: Box, sequence: int, mail: Mail) -> None:
+def remove(tx: Transaction, keys: MailboxKeys, box: Box, sequence: int, mail: Mail) -> None:
     """Take a mail out of its box, which the caller saves with `save_behind_the_first`."""
-    tx.delete(room.mail_key(sequence))
-    tx.delete(room.id_key(mail.id))
+    tx.delete(keys.mail_key(sequence))
+    tx.delete(keys.id_key(mail.id))
     if mail.early:
-        tx.delete(room.early_key(mail.expires_ms, sequence))
+        tx.delete(keys.early_key(mail.expires_ms, sequence))
     box.count -= 1
 
 
-def save_behind_the_first(tx: Transaction, room: Room, box: Box) -> None:
+def save_behind_the_first(tx: Transaction, keys: MailboxKeys, box: Box) -> None:
     """Write a box from which mail was removed, with its beginning moved up to what is left."""
     if box.count:
-        found = stored_from(tx, room.mail, box.first, box.next, limit=1)
+        found = stored_from(tx, keys.mail, box.first, box.next, limit=1)
         if not found:
-            raise _damaged(room)
+            raise _damaged(keys)
         box.first = found[0][0]
     else:
         box.first, box.latest_ms = box.next, 0
-    tx.put(room.box, encode(box))
+    tx.put(keys.box, encode(box))
 
 
 def stored_from(tx: Transaction, place: bytes, begin: int, end: int, *, limit: int) -> list[tuple[int, bytes]]:
@@ -241,16 +241,16 @@ def stored_from(tx: Transaction, place: bytes, begin: int, end: int, *, limit: i
     return found
 
 
-def note_due(tx: Transaction, room: Room, at_ms: int) -> int:
+def note_due(tx: Transaction, keys: MailboxKeys, at_ms: int) -> int:
     """Something in the room will be over at that moment; the slot that it is noted under."""
     slot = at_ms // SLOT_MS
-    tx.put(room.due + slot.to_bytes(8, "big") + room.name, b"")
+    tx.put(keys.due + slot.to_bytes(8, "big") + keys.name, b"")
     return slot
 
 
-def tell(tx: Transaction, what: str, address: Address, id: str, sender: str) -> None:
+def emit(tx: Transaction, what: str, address: Address, id: str, sender: str) -> None:
     """Have it told that something happened to a mail: one of the names that begin with `MAIL_EVENTS`."""
-    tx.notes.append((what, address, id, sender, tx.now_ms))
+    tx.events.append((what, address, id, sender, tx.now_ms))
 
 
 def policy_of(tx: Transaction, universe: str) -> MailPolicy:
@@ -273,8 +273,8 @@ def set_policy(tx: Transaction, universe: str, policy: MailPolicy) -> MailPolicy
     return policy
 
 
-def _damaged(room: Room) -> DamagedDatabase:
-    return DamagedDatabase(f"The mailbox of {room.name.decode()} lacks a mail that it counts; restore it from a backup")
+def _damaged(keys: MailboxKeys) -> DamagedDatabase:
+    return DamagedDatabase(f"The mailbox of {keys.name.decode()} lacks a mail that it counts; restore it from a backup")
 
 
 @lru_cache(maxsize=256)

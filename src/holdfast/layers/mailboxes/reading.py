@@ -10,17 +10,17 @@ from holdfast.layers.mailboxes.keys import (
     Address,
     Box,
     Mail,
-    Room,
+    MailboxKeys,
     box_of,
     decode_mail,
+    emit,
     encode,
+    keys_of,
     outgoing_of,
     remove,
     room_at,
-    room_of,
     save_behind_the_first,
     stored_from,
-    tell,
 )
 from holdfast.layers.mailboxes.sending import check_id
 from holdfast.layers.worlds import first_elements
@@ -34,22 +34,22 @@ _BySender = dict[str, list[tuple[str, bool]]]  # The ids of mails, and whether e
 def join(tx: Transaction, address: Address, session: str) -> tuple[int, int]:
     """Make `session` the mailbox's only reader: how many mails wait for it, and up to where it has seen receipts."""
     check_id(session)
-    room = room_of(address)
-    box = box_of(tx, room)
+    keys = keys_of(address)
+    box = box_of(tx, keys)
     box.session, box.live_from = session, None
-    tx.put(room.box, encode(box))
-    tx.put(room.reader, session.encode())
-    return box.count, outgoing_of(tx, room).seen
+    tx.put(keys.box, encode(box))
+    tx.put(keys.reader, session.encode())
+    return box.count, outgoing_of(tx, keys).seen
 
 
 def leave(tx: Transaction, address: Address, session: str) -> None:
     """Stop being the reader; of no effect if somebody else is."""
-    room = room_of(address)
-    box = box_of(tx, room)
+    keys = keys_of(address)
+    box = box_of(tx, keys)
     if box.session == session:
         box.session = box.live_from = None
-        tx.put(room.box, encode(box))
-        tx.delete(room.reader)
+        tx.put(keys.box, encode(box))
+        tx.delete(keys.reader)
 
 
 def deliver(
@@ -70,11 +70,11 @@ def deliver(
         MailboxTaken: `session` does not read this mailbox any more.
         InvalidArgument: no mail ever had the sequence `after`.
     """
-    room = room_of(address)
-    box = box_of(tx, room)
+    keys = keys_of(address)
+    box = box_of(tx, keys)
     if session is not None and box.session != session:
         raise MailboxTaken(f"Somebody else reads the mailbox of {address} now; stop, or join it again")
-    found, is_all = _read(tx, room, box, after=after, limit=limit, bytes_max=bytes_max)
+    found, is_all = _read(tx, keys, box, after=after, limit=limit, bytes_max=bytes_max)
     behind = found[-1].sequence + 1 if found else 0
     changed = False
     if behind > box.delivered:
@@ -82,23 +82,23 @@ def deliver(
         for envelope in found:
             if envelope.sequence >= box.delivered:
                 news.setdefault(envelope.sender, []).append((envelope.id, False))
-                tell(tx, "mail.delivered", address, envelope.id, envelope.sender)
+                emit(tx, "mail.delivered", address, envelope.id, envelope.sender)
         for sender, mails in news.items():
-            receipts.write(tx, room_at(sender), mails, to=room.address, state=DELIVERED)
+            receipts.write(tx, room_at(sender), mails, to=keys.address, state=DELIVERED)
         box.delivered, changed = behind, True
     if session is not None and box.live_from is None and is_all:
         box.live_from, changed = box.next, True
     elif session is not None and box.live_from is not None and behind > box.live_to:
         box.live_to, changed = behind, True
     if changed:
-        tx.put(room.box, encode(box))
+        tx.put(keys.box, encode(box))
     return found, None if session is None else box.live_from
 
 
 def peek(tx: Transaction, address: Address, *, after: int, limit: int) -> list[Envelope]:
     """At most `limit` mails behind the sequence `after`; nobody is told."""
-    room = room_of(address)
-    return _read(tx, room, box_of(tx, room), after=after, limit=limit)[0]
+    keys = keys_of(address)
+    return _read(tx, keys, box_of(tx, keys), after=after, limit=limit)[0]
 
 
 def confirm(tx: Transaction, address: Address, ids: Sequence[str]) -> int:
@@ -111,31 +111,31 @@ def confirm(tx: Transaction, address: Address, ids: Sequence[str]) -> int:
         raise BatchTooLarge(f"One confirmation names at most {MAIL_BATCH_MAX} mails, not {len(ids)}; split it")
     for id in ids:
         check_id(id)
-    room = room_of(address)
-    box, removed, news = box_of(tx, room), 0, _BySender()
+    keys = keys_of(address)
+    box, removed, news = box_of(tx, keys), 0, _BySender()
     for id in ids:
-        place = tx.get(room.id_key(id))
-        stored = None if place is None else tx.get(room.mail + place)
+        place = tx.get(keys.id_key(id))
+        stored = None if place is None else tx.get(keys.mail + place)
         if place is None or stored is None:
             continue
         mail, sequence = decode_mail(stored), int.from_bytes(place, "big")
-        remove(tx, room, box, sequence, mail)
+        remove(tx, keys, box, sequence, mail)
         was_stored = box.live_from is None or not box.live_from <= sequence < box.live_to
         news.setdefault(mail.sender, []).append((id, was_stored))
-        tell(tx, "mail.confirmed", address, id, mail.sender)
+        emit(tx, "mail.confirmed", address, id, mail.sender)
         removed += 1
     for sender, mails in news.items():
-        receipts.write(tx, room_at(sender), mails, to=room.address, state=CONFIRMED)
+        receipts.write(tx, room_at(sender), mails, to=keys.address, state=CONFIRMED)
     if removed:
-        save_behind_the_first(tx, room, box)
+        save_behind_the_first(tx, keys, box)
     return removed
 
 
 def count(tx: Transaction, address: Address) -> tuple[Box, int | None]:
     """What is known of a mailbox, and when its oldest mail came."""
-    room = room_of(address)
-    box = box_of(tx, room)
-    first = tx.scan(*room.mails_from(box.first), limit=1) if box.count else []
+    keys = keys_of(address)
+    box = box_of(tx, keys)
+    first = tx.scan(*keys.mails_from(box.first), limit=1) if box.count else []
     return box, decode_mail(first[0][1]).sent_ms if first else None
 
 
@@ -148,7 +148,7 @@ def mailboxes(tx: Transaction, universe: str, *, after: str, limit: int) -> list
 
 
 def _read(
-    tx: Transaction, room: Room, box: Box, *, after: int, limit: int, bytes_max: int | None = None
+    tx: Transaction, keys: MailboxKeys, box: Box, *, after: int, limit: int, bytes_max: int | None = None
 ) -> tuple[list[Envelope], bool]:
     """Mails behind a sequence, and whether that is certain to be all of them."""
     if limit.__class__ is not int or not 0 < limit <= MAIL_BATCH_MAX:
@@ -158,11 +158,11 @@ def _read(
     now_ms, found = tx.now_ms, list[Envelope]()
     begin, batch, left = max(after + 1, box.first), limit, _NO_BOUND if bytes_max is None else bytes_max
     # What is over and not swept yet is passed over, so one look may leave less than was asked for and more behind it.
-    while begin < box.next and (stored := stored_from(tx, room.mail, begin, box.next, limit=batch)):
+    while begin < box.next and (stored := stored_from(tx, keys.mail, begin, box.next, limit=batch)):
         for sequence, value in stored:
             mail = decode_mail(value)
             if mail.expires_ms > now_ms:
-                found.append(_envelope(sequence, room.address, mail))
+                found.append(_envelope(sequence, keys.address, mail))
                 left -= len(mail.body)
                 if len(found) == limit or left <= 0:
                     return found, False

@@ -4,8 +4,8 @@ from holdfast.layers.queues.admin import names, peek, purge, stats, survey
 from holdfast.layers.queues.counters import DUE, NEVER_MS
 from holdfast.layers.queues.dead_letters import redrive
 from holdfast.layers.queues.enqueue import put, remove_schedule, schedules_of, set_schedule
-from holdfast.layers.queues.expiry import attend_and_tell, attend_to, due_in, next_due
-from holdfast.layers.queues.keys import QueueKey, Stored, delivery_of, room_of, text_of
+from holdfast.layers.queues.expiry import due_in, next_due, process_due_and_collect, process_due_of
+from holdfast.layers.queues.keys import QueueKey, StoredMessage, delivery_of, keys_of, text_of
 from holdfast.layers.queues.leasing import (
     Ahead,
     Leased,
@@ -37,10 +37,10 @@ __all__ = [
     "Purged",
     "QueueKey",
     "Redriven",
-    "Stored",
+    "StoredMessage",
     "ack",
-    "attend_and_tell",
-    "attend_to",
+    "process_due_and_collect",
+    "process_due_of",
     "check",
     "dead_letter_queue",
     "defer_all",
@@ -67,7 +67,7 @@ __all__ = [
     "redrive_on",
     "reject",
     "remove_schedule",
-    "room_of",
+    "keys_of",
     "schedules_of",
     "set_policy",
     "set_schedule",

@@ -2,50 +2,50 @@
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.layers.queues import counters, dead_letters
-from holdfast.layers.queues.counters import Book
-from holdfast.layers.queues.keys import QueueKey, Stored, decode, queues, room_of, text_of
+from holdfast.layers.queues import dead_letters
+from holdfast.layers.queues.counters import QueueTransaction, total_counters
+from holdfast.layers.queues.keys import QueueKey, StoredMessage, decode, keys_of, queues, text_of
 from holdfast.layers.queues.policies import dead_letter_queue, policy_of
 from holdfast.layers.worlds import first_elements
 from holdfast.limits import READ_ENTRIES_MAX, SURVEY_MAX
 from holdfast.wire.queues import QueueStats
 
 
-def peek(tx: Transaction, queue: QueueKey, *, limit: int) -> list[Stored]:
+def peek(tx: Transaction, queue: QueueKey, *, limit: int) -> list[StoredMessage]:
     """At most `limit` messages that are ready, in the order in which they would be delivered."""
     if not 0 < limit <= READ_ENTRIES_MAX:
         raise InvalidArgument(f"A look takes 1 to {READ_ENTRIES_MAX} messages, not {limit}")
-    book = Book(tx, queue)
-    found = _ready(book, limit)
+    queue_tx = QueueTransaction(tx, queue)
+    found = _ready(queue_tx, limit)
     for message in found:
         if message.has_body:
-            message.payload = tx.get(book.room.body_key(message.id))
+            message.payload = tx.get(queue_tx.keys.body_key(message.id))
     return found
 
 
 def stats(tx: Transaction, queue: QueueKey) -> QueueStats:
     """How many messages are in which state. Who waits is for the caller to add."""
     policy = policy_of(tx, queue)
-    tally = counters.total(tx, room_of(queue))
-    dead = counters.total(tx, room_of(dead_letter_queue(queue, policy)))
-    head = _ready(Book(tx, queue), 1)
+    counters = total_counters(tx, keys_of(queue))
+    dead = total_counters(tx, keys_of(dead_letter_queue(queue, policy)))
+    head = _ready(QueueTransaction(tx, queue), 1)
     return QueueStats(
         queue=queue.name,
-        ready=tally.ready_total(),
-        delayed=tally.delayed,
-        leased=tally.leased,
-        blocked=tally.blocked,
+        ready=counters.ready_total(),
+        delayed=counters.delayed,
+        leased=counters.leased,
+        blocked=counters.blocked,
         dead=dead.ready_total() + dead.leased + dead.delayed,
         paused=policy.paused,
         waiting_consumers=0,
         head_message_id=text_of(head[0].id) if head else None,
         head_age_seconds=(tx.now_ms - head[0].created_ms) / 1_000 if head else 0.0,
-        put_total=tally.put,
-        delivered_total=tally.delivered,
-        acked_total=tally.acked,
-        failed_total=tally.failed,
-        expired_total=tally.expired,
-        dead_total=tally.died,
+        put_total=counters.put,
+        delivered_total=counters.delivered,
+        acked_total=counters.acked,
+        failed_total=counters.failed,
+        expired_total=counters.expired,
+        dead_total=counters.died,
     )
 
 
@@ -62,30 +62,30 @@ def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tupl
     Begin with `after=b""`. Those that wait behind their group go first, so that nothing takes the place of what is
     removed after them: those that are ready, then those that are delayed.
     """
-    book = Book(tx, queue)
+    queue_tx = QueueTransaction(tx, queue)
     if after == b"":
-        blocked = tx.scan(*book.room.waiting.range(), limit=limit)
+        blocked = tx.scan(*queue_tx.keys.waiting.range(), limit=limit)
         for key, value in blocked:
             tx.delete(key)
-            book.tally.blocked -= 1
-            dead_letters.purged(book, decode(value))
+            queue_tx.counters.blocked -= 1
+            dead_letters.purged(queue_tx, decode(value))
         if blocked:
-            book.save()
+            queue_tx.save()
             return len(blocked), after
-        found = _ready(book, limit)
+        found = _ready(queue_tx, limit)
         for message in found:
-            book.take_ready(message)
-            dead_letters.purged(book, message)
-        book.save()
+            queue_tx.take_ready(message)
+            dead_letters.purged(queue_tx, message)
+        queue_tx.save()
         return len(found), after if found else b"\x00"
-    parked = book.room.parked
+    parked = queue_tx.keys.parked
     pairs = tx.scan(parked + after, parked + b"\xff" * 17, limit=limit)
     delayed = [message for _, value in pairs if (message := decode(value)).owner is None]
     for message in delayed:
-        book.unpark(message)
-        dead_letters.purged(book, message)
+        queue_tx.unpark(message)
+        dead_letters.purged(queue_tx, message)
     if delayed:
-        book.save()
+        queue_tx.save()
     if not pairs:
         return 0, None
     return len(delayed), pairs[-1][0][len(parked) :] + b"\x00"
@@ -98,13 +98,13 @@ def names(tx: Transaction, universe: str, *, after: str, limit: int) -> list[str
     return first_elements(tx, queues(universe), after, limit)
 
 
-def _ready(book: Book, limit: int) -> list[Stored]:
-    tx, room, tally = book.tx, book.room, book.tally
+def _ready(queue_tx: QueueTransaction, limit: int) -> list[StoredMessage]:
+    tx, keys, counters = queue_tx.tx, queue_tx.keys, queue_tx.counters
     if tx.writer:
-        return [decode(value) for _, value in tx.scan(*room.ready_range(), limit=limit)]
-    found: list[Stored] = []
-    for priority in sorted((each for each, count in tally.ready.items() if count > 0), reverse=True):
-        begin, end = room.priority_range(priority, tally.fronts.get(priority, b""))
+        return [decode(value) for _, value in tx.scan(*keys.ready_range(), limit=limit)]
+    found: list[StoredMessage] = []
+    for priority in sorted((each for each, count in counters.ready.items() if count > 0), reverse=True):
+        begin, end = keys.priority_range(priority, counters.fronts.get(priority, b""))
         found += [decode(value) for _, value in tx.scan(begin, end, limit=limit - len(found))]
         if len(found) == limit:
             break

@@ -12,13 +12,13 @@ anything then, fronts are of no use, and scans begin at the beginning.
 import msgspec
 
 from holdfast.kv import Transaction
-from holdfast.layers.queues.keys import ID_BYTES, QueueKey, Room, Stored, encode, room_of
+from holdfast.layers.queues.keys import ID_BYTES, QueueKey, QueueKeys, StoredMessage, encode, keys_of
 
 NEVER_MS = (1 << 63) - 1
 DUE = "due"  # The note for whoever waits until something is due: in how many milliseconds.
 
 
-class Tally(msgspec.Struct, array_like=True):
+class QueueCounters(msgspec.Struct, array_like=True):
     """What one writer has counted. Not frozen: one transaction changes it several times and writes it once."""
 
     ready: dict[int, int] = msgspec.field(default_factory=dict)  # By priority.
@@ -49,50 +49,50 @@ class Tally(msgspec.Struct, array_like=True):
         return sum(self.ready.values())
 
 
-_decode = msgspec.msgpack.Decoder(Tally).decode
+_decode = msgspec.msgpack.Decoder(QueueCounters).decode
 _COUNTS = ("delayed", "leased", "blocked", "put", "delivered", "acked", "failed", "expired", "died")
 
 
-def load(tx: Transaction, room: Room) -> Tally:
+def load_counters(tx: Transaction, keys: QueueKeys) -> QueueCounters:
     """The tally of whoever runs this transaction."""
-    stored = tx.get(room.tally_key(tx.writer))
-    return Tally() if stored is None else _decode(stored)
+    stored = tx.get(keys.counters_key(tx.writer))
+    return QueueCounters() if stored is None else _decode(stored)
 
 
-def total(tx: Transaction, room: Room) -> Tally:
+def total_counters(tx: Transaction, keys: QueueKeys) -> QueueCounters:
     """The sum of all tallies."""
     if not tx.writer:
-        return load(tx, room)
-    summed = Tally()
-    for _, value in tx.scan(*room.tallies.range(), limit=10_000):
-        add(summed, _decode(value))
+        return load_counters(tx, keys)
+    summed = QueueCounters()
+    for _, value in tx.scan(*keys.all_counters.range(), limit=10_000):
+        add_counters(summed, _decode(value))
     return summed
 
 
-def add(summed: Tally, tally: Tally) -> None:
+def add_counters(summed: QueueCounters, counters: QueueCounters) -> None:
     """Add the counts of a tally to others. Fronts, and what is due, are not sums."""
-    for priority, count in tally.ready.items():
+    for priority, count in counters.ready.items():
         summed.ready[priority] = summed.ready.get(priority, 0) + count
     for name in _COUNTS:
-        setattr(summed, name, getattr(summed, name) + getattr(tally, name))
+        setattr(summed, name, getattr(summed, name) + getattr(counters, name))
 
 
-class Book:
+class QueueTransaction:
     """A queue inside one transaction: its keys and its tally, which is saved once whatever was done."""
 
-    __slots__ = ("_due_ms", "queue", "room", "tally", "tx")
+    __slots__ = ("_due_ms", "counters", "keys", "queue", "tx")
 
     def __init__(self, tx: Transaction, queue: QueueKey) -> None:
         self.tx = tx
         self.queue = queue
-        self.room = room_of(queue)
-        self.tally = load(tx, self.room)
-        self._due_ms = self.tally.next_due_ms
+        self.keys = keys_of(queue)
+        self.counters = load_counters(tx, self.keys)
+        self._due_ms = self.counters.next_due_ms
 
     def save(self) -> None:
-        self.tx.put(self.room.tally_key(self.tx.writer), encode(self.tally))
-        if self.tally.next_due_ms < self._due_ms:
-            self.tx.note(DUE, self.queue, self.tally.next_due_ms - self.tx.now_ms)
+        self.tx.put(self.keys.counters_key(self.tx.writer), encode(self.counters))
+        if self.counters.next_due_ms < self._due_ms:
+            self.tx.emit(DUE, self.queue, self.counters.next_due_ms - self.tx.now_ms)
 
     def new_id(self) -> bytes:
         """An id that sorts behind all that were put before, even if the clock was set back since."""
@@ -102,50 +102,50 @@ class Book:
         """`new_id` for a batch, in the order of the batch."""
         numbers = self.tx.new_numbers(count)
         ids = [number.to_bytes(ID_BYTES, "big") for number in numbers]
-        if ids[0] <= self.tally.last_id:
-            behind = int.from_bytes(self.tally.last_id, "big") + 1 - numbers[0]
+        if ids[0] <= self.counters.last_id:
+            behind = int.from_bytes(self.counters.last_id, "big") + 1 - numbers[0]
             ids = [(number + behind).to_bytes(ID_BYTES, "big") for number in numbers]
-        self.tally.last_id = ids[-1]
+        self.counters.last_id = ids[-1]
         return ids
 
-    def make_ready(self, message: Stored, *, fresh: bool) -> None:
+    def make_ready(self, message: StoredMessage, *, fresh: bool) -> None:
         """Put a message where it will be delivered from. A fresh one has the largest id of all and comes last."""
-        tally, priority = self.tally, message.priority
-        ready = tally.ready
-        self.tx.put(self.room.ready_key(message), encode(message))
+        counters, priority = self.counters, message.priority
+        ready = counters.ready
+        self.tx.put(self.keys.ready_key(message), encode(message))
         ready[priority] = ready.get(priority, 0) + 1
-        if message.id < tally.fronts.get(priority, b""):
-            tally.fronts[priority] = message.id
+        if message.id < counters.fronts.get(priority, b""):
+            counters.fronts[priority] = message.id
         if not fresh or (len(ready) > 1 and any(ready.get(lower) for lower in range(priority))):
-            tally.disorder += 1
+            counters.disorder += 1
 
-    def take_ready(self, message: Stored, *, in_order: bool = False) -> None:
+    def take_ready(self, message: StoredMessage, *, in_order: bool = False) -> None:
         """Take a message from where it would be delivered from, `in_order` if it is the next to be delivered."""
-        self.tx.delete(self.room.ready_key(message))
+        self.tx.delete(self.keys.ready_key(message))
         if not in_order:
-            self.tally.disorder += 1
-        self.tally.ready[message.priority] = self.tally.ready.get(message.priority, 0) - 1
+            self.counters.disorder += 1
+        self.counters.ready[message.priority] = self.counters.ready.get(message.priority, 0) - 1
 
-    def park(self, message: Stored) -> None:
+    def park(self, message: StoredMessage) -> None:
         """Put a message aside until its `due_ms`."""
-        self.tx.put(self.room.parked_key(message.id), encode(message))
-        self.tx.put(self.room.due_key(message.due_ms, message.id), b"")
-        self.tally.note_due(message.due_ms)
+        self.tx.put(self.keys.parked_key(message.id), encode(message))
+        self.tx.put(self.keys.due_key(message.due_ms, message.id), b"")
+        self.counters.note_due(message.due_ms)
         if message.owner is None:
-            self.tally.delayed += 1
+            self.counters.delayed += 1
         else:
-            self.tally.leased += 1
+            self.counters.leased += 1
 
-    def unpark(self, message: Stored) -> None:
+    def unpark(self, message: StoredMessage) -> None:
         """Take a parked message up again."""
-        self.tx.delete(self.room.parked_key(message.id))
-        self.tx.delete(self.room.due_key(message.due_ms, message.id))
+        self.tx.delete(self.keys.parked_key(message.id))
+        self.tx.delete(self.keys.due_key(message.due_ms, message.id))
         if message.owner is None:
-            self.tally.delayed -= 1
+            self.counters.delayed -= 1
         else:
-            self.tally.leased -= 1
+            self.counters.leased -= 1
 
-    def tell(self, what: str, message: Stored, error: str | None = None) -> None:
+    def emit(self, what: str, message: StoredMessage, error: str | None = None) -> None:
         """Have it told that something happened to a message, and of which error if there is one to tell of."""
         tx = self.tx
-        tx.notes.append((what, self.queue, message.id, message.correlation_id, tx.now_ms, message.attempts, error))
+        tx.events.append((what, self.queue, message.id, message.correlation_id, tx.now_ms, message.attempts, error))

@@ -11,8 +11,8 @@ from cronsim import CronSim, CronSimError
 
 from holdfast.errors import BatchTooLarge, Busy, EmptyBatch, InvalidArgument, PayloadTooLarge
 from holdfast.kv import Transaction
-from holdfast.layers.queues.counters import NEVER_MS, Book
-from holdfast.layers.queues.keys import QueueKey, Room, Stored, decode, encode, room_of, text_of
+from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction
+from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, decode, encode, keys_of, text_of
 from holdfast.layers.queues.policies import max_attempts, policy_of, visibility_ms
 from holdfast.layers.states import check_correlation_id
 from holdfast.limits import (
@@ -35,7 +35,7 @@ from holdfast.wire.queues import NewMessage, QueuePolicy, Receipt, Schedule
 _NUMBERS = (float, int)
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 TTL_IS_OVER = b"T"  # What a note of something due says, where it is not the end of a lease or a delay.
-SCHEDULE_STRIKES = b"S"
+SCHEDULE_IS_DUE = b"S"
 
 
 def put(
@@ -56,82 +56,82 @@ def put(
         raise BatchTooLarge(f"One batch puts at most {MESSAGES_MAX} messages, not {len(messages)}; split it")
     for message in messages:
         check(message)
-    book = Book(tx, queue)
+    queue_tx = QueueTransaction(tx, queue)
     policy = policy_of(tx, queue)
     receipts = [
-        put_one(book, policy, message, id, tier)
-        for message, id in zip(messages, book.new_ids(len(messages)), strict=True)
+        put_one(queue_tx, policy, message, id, tier)
+        for message, id in zip(messages, queue_tx.new_ids(len(messages)), strict=True)
     ]
-    _sweep(book)
-    book.save()
+    _sweep(queue_tx)
+    queue_tx.save()
     return receipts
 
 
-def settle_into(book: Book, message: Stored, *, delay_ms: int, fresh: bool) -> None:
+def settle_into(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int, fresh: bool) -> None:
     """Let a message wait where it belongs: behind its group, for its delay, or to be delivered."""
-    message.owner, message.due_ms = None, book.tx.now_ms + delay_ms
-    if message.group is not None and message.origin is None and not _lead(book, message, message.group):
-        book.tx.put(book.room.waiting_key(message), encode(message))
-        book.tally.blocked += 1
+    message.owner, message.due_ms = None, queue_tx.tx.now_ms + delay_ms
+    if message.group is not None and message.origin is None and not _lead(queue_tx, message, message.group):
+        queue_tx.tx.put(queue_tx.keys.waiting_key(message), encode(message))
+        queue_tx.counters.blocked += 1
     elif delay_ms > 0:
-        book.park(message)
+        queue_tx.park(message)
     else:
-        book.make_ready(message, fresh=fresh)
+        queue_tx.make_ready(message, fresh=fresh)
 
 
-def pass_the_lead(book: Book, message: Stored) -> None:
+def pass_the_lead(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     """A message leaves its queue: the next one of its group, if there is one, can be delivered."""
     if message.group is None or message.origin is not None:
         return
-    tx, room = book.tx, book.room
-    head_key = room.head.key(message.group)
+    tx, keys = queue_tx.tx, queue_tx.keys
+    head_key = keys.head.key(message.group)
     head = tx.get(head_key)
     if head is None or head[:16] != message.id:
         return
-    following = tx.scan(*room.group_range(message.group, head[16:]), limit=1)
+    following = tx.scan(*keys.group_range(message.group, head[16:]), limit=1)
     if not following:
         tx.delete(head_key)
         return
     key, value = following[0]
     tx.delete(key)
-    book.tally.blocked -= 1
+    queue_tx.counters.blocked -= 1
     successor = decode(value)
     tx.put(head_key, successor.id + successor.id + b"\x00")  # The next one to follow sorts behind this one.
     if successor.due_ms > tx.now_ms:
-        book.park(successor)
+        queue_tx.park(successor)
     else:
-        book.make_ready(successor, fresh=False)
+        queue_tx.make_ready(successor, fresh=False)
 
 
-def _sweep(book: Book) -> None:
+def _sweep(queue_tx: QueueTransaction) -> None:
     """Once a minute, forget the idempotency keys and the acks that nobody will ask for any more."""
-    tx, room = book.tx, book.room
+    tx, keys = queue_tx.tx, queue_tx.keys
     minute = tx.now_ms // 60_000
-    if minute <= book.tally.swept_minute:
+    if minute <= queue_tx.counters.swept_minute:
         return
-    book.tally.swept_minute = minute
-    tx.delete_range(room.ids.range()[0], room.ids.key(_period(tx.now_ms) - 1))
-    tx.delete_range(room.acks.range()[0], room.acks.key(minute - IDEMPOTENCY_SECONDS // 60 - 1))
+    queue_tx.counters.swept_minute = minute
+    tx.delete_range(keys.ids.range()[0], keys.ids.key(_period(tx.now_ms) - 1))
+    tx.delete_range(keys.acks.range()[0], keys.acks.key(minute - IDEMPOTENCY_SECONDS // 60 - 1))
 
 
-def put_one(book: Book, policy: QueuePolicy, new: NewMessage, id: bytes, tier: Tier) -> Receipt:
+def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id: bytes, tier: Tier) -> Receipt:
     """Take a message that was checked, under a new id of the book, which the caller saves."""
-    tx, room = book.tx, book.room
+    tx, keys = queue_tx.tx, queue_tx.keys
     if new.idempotency_key is not None:
-        first = _used(tx, room, new.idempotency_key)
+        first = _used(tx, keys, new.idempotency_key)
         if first is not None:
             return Receipt(text_of(first[:16]), tier, True, first[24:].decode())
     text = text_of(id)
     correlation_id = new.correlation_id or text
     if new.idempotency_key is not None:
         remembered = id + tx.now_ms.to_bytes(8, "big") + correlation_id.encode()
-        tx.put(room.ids.key(_period(tx.now_ms), new.idempotency_key), remembered)
+        tx.put(keys.ids.key(_period(tx.now_ms), new.idempotency_key), remembered)
     payload, blob, now_ms = new.payload, new.blob, tx.now_ms
     inline = len(payload) <= PAYLOAD_CARRIED_BYTES_MAX
     ttl_seconds = policy.retention_seconds if new.ttl_seconds is None else new.ttl_seconds
     visibility = policy.visibility_seconds if new.visibility_seconds is None else new.visibility_seconds
     # By position, which is twice as fast; the fields are in the order in which Stored declares them.
-    message = Stored(
+    message = StoredMessage(
         id,
         payload if inline and blob is None else None,
         blob,
@@ -146,30 +146,30 @@ def put_one(book: Book, policy: QueuePolicy, new: NewMessage, id: bytes, tier: T
         round(visibility * 1_000),
     )
     if not inline:
-        tx.put(room.body_key(id), new.payload)
+        tx.put(keys.body_key(id), new.payload)
     if ttl_seconds is not None:
-        note_ttl(book, message, ttl_seconds)
+        note_ttl(queue_tx, message, ttl_seconds)
     if message.group is None and not new.delay_seconds:
-        book.make_ready(message, fresh=True)  # What `settle_into` comes to for most messages.
+        queue_tx.make_ready(message, fresh=True)  # What `settle_into` comes to for most messages.
     else:
-        settle_into(book, message, delay_ms=round(new.delay_seconds * 1_000), fresh=True)
-    book.tally.put += 1
-    book.tell("put", message)
+        settle_into(queue_tx, message, delay_ms=round(new.delay_seconds * 1_000), fresh=True)
+    queue_tx.counters.put += 1
+    queue_tx.emit("put", message)
     return Receipt(text, tier, False, correlation_id)
 
 
-def note_ttl(book: Book, message: Stored, seconds: float) -> None:
+def note_ttl(queue_tx: QueueTransaction, message: StoredMessage, seconds: float) -> None:
     """Give a message an end."""
-    at_ms = message.ttl_at_ms = book.tx.now_ms + round(seconds * 1_000)
+    at_ms = message.ttl_at_ms = queue_tx.tx.now_ms + round(seconds * 1_000)
     # The note says where to look: a message that nobody has is ready, or waits behind its group.
     where = TTL_IS_OVER + bytes((message.priority,)) + (message.group or "").encode()
-    book.tx.put(book.room.due_key(at_ms, message.id + TTL_IS_OVER), where)
-    book.tally.note_due(at_ms)
+    queue_tx.tx.put(queue_tx.keys.due_key(at_ms, message.id + TTL_IS_OVER), where)
+    queue_tx.counters.note_due(at_ms)
 
 
-def _lead(book: Book, message: Stored, group: str) -> bool:
+def _lead(queue_tx: QueueTransaction, message: StoredMessage, group: str) -> bool:
     """Whether the message leads its group from now on; otherwise another one does."""
-    tx, key = book.tx, book.room.head.key(group)
+    tx, key = queue_tx.tx, queue_tx.keys.head.key(group)
     head = tx.get(key)
     if head is None:
         tx.put(key, message.id + message.id + b"\x00")
@@ -179,11 +179,11 @@ def _lead(book: Book, message: Stored, group: str) -> bool:
     return head[:16] == message.id
 
 
-def _used(tx: Transaction, room: Room, key: str) -> bytes | None:
+def _used(tx: Transaction, keys: QueueKeys, key: str) -> bytes | None:
     """What is remembered of an idempotency key that was used not too long ago."""
     period = _period(tx.now_ms)
     for each in (period, period - 1):
-        found = tx.get(room.ids.key(each, key))
+        found = tx.get(keys.ids.key(each, key))
         if found is not None and tx.now_ms < int.from_bytes(found[16:24], "big") + IDEMPOTENCY_SECONDS * 1_000:
             return found
     return None
@@ -281,39 +281,39 @@ def set_schedule(
     check(message)
     if not isinstance(cron, str) or not isinstance(timezone, str):
         raise InvalidArgument(f"A cron expression and a time zone are text, not {cron!r} and {timezone!r}")
-    room = room_of(queue)
+    keys = keys_of(queue)
     next_ms = _after(cron, timezone, tx.now_ms)
     if next_ms == NEVER_MS:
         raise InvalidArgument(f"{cron!r} never comes; check its day and month")
-    if tx.get(room.schedules.key(name)) is None and len(_all(tx, room)) >= SCHEDULES_MAX:
+    if tx.get(keys.schedules.key(name)) is None and len(_all(tx, keys)) >= SCHEDULES_MAX:
         raise Busy(f"{queue.name} has {SCHEDULES_MAX} schedules; remove some first")
-    book = Book(tx, queue)
-    _forget(tx, room, name)
+    queue_tx = QueueTransaction(tx, queue)
+    _forget(tx, keys, name)
     schedule = Schedule(name, cron, timezone, message, next_ms)
-    _note(book, schedule)
-    book.save()
+    _note(queue_tx, schedule)
+    queue_tx.save()
     return schedule
 
 
 def remove_schedule(tx: Transaction, queue: QueueKey, name: str) -> bool:
     """Remove a schedule; whether there was one."""
-    return _forget(tx, room_of(queue), name)
+    return _forget(tx, keys_of(queue), name)
 
 
 def schedules_of(tx: Transaction, queue: QueueKey) -> list[Schedule]:
     """The schedules of a queue, in the order of their names."""
-    return _all(tx, room_of(queue))
+    return _all(tx, keys_of(queue))
 
 
-def strike(book: Book, name: str) -> None:
+def strike(queue_tx: QueueTransaction, name: str) -> None:
     """The moment of a schedule has come: put its message, and note when it strikes next."""
-    stored = book.tx.get(book.room.schedules.key(name))
+    stored = queue_tx.tx.get(queue_tx.keys.schedules.key(name))
     if stored is None:
         return
     schedule = _decode(stored)
-    put_one(book, policy_of(book.tx, book.queue), schedule.message, book.new_id(), Tier.CRITICAL)
-    next_ms = _after(schedule.cron, schedule.timezone, book.tx.now_ms)
-    _note(book, msgspec.structs.replace(schedule, next_ms=next_ms))
+    put_one(queue_tx, policy_of(queue_tx.tx, queue_tx.queue), schedule.message, queue_tx.new_id(), Tier.CRITICAL)
+    next_ms = _after(schedule.cron, schedule.timezone, queue_tx.tx.now_ms)
+    _note(queue_tx, msgspec.structs.replace(schedule, next_ms=next_ms))
 
 
 def _after(cron: str, timezone: str, now_ms: int) -> int:
@@ -332,23 +332,23 @@ def _after(cron: str, timezone: str, now_ms: int) -> int:
     return round(moment.timestamp() * 1_000)
 
 
-def _note(book: Book, schedule: Schedule) -> None:
-    tx, room = book.tx, book.room
-    tx.put(room.schedules.key(schedule.name), _encode(schedule))
+def _note(queue_tx: QueueTransaction, schedule: Schedule) -> None:
+    tx, keys = queue_tx.tx, queue_tx.keys
+    tx.put(keys.schedules.key(schedule.name), _encode(schedule))
     if schedule.next_ms != NEVER_MS:
-        tx.put(room.due_key(schedule.next_ms, SCHEDULE_STRIKES + schedule.name.encode()), SCHEDULE_STRIKES)
-        book.tally.note_due(schedule.next_ms)
+        tx.put(keys.due_key(schedule.next_ms, SCHEDULE_IS_DUE + schedule.name.encode()), SCHEDULE_IS_DUE)
+        queue_tx.counters.note_due(schedule.next_ms)
 
 
-def _forget(tx: Transaction, room: Room, name: str) -> bool:
-    stored = tx.get(room.schedules.key(name))
+def _forget(tx: Transaction, keys: QueueKeys, name: str) -> bool:
+    stored = tx.get(keys.schedules.key(name))
     if stored is None:
         return False
     schedule = _decode(stored)
-    tx.delete(room.schedules.key(name))
-    tx.delete(room.due_key(schedule.next_ms, SCHEDULE_STRIKES + name.encode()))
+    tx.delete(keys.schedules.key(name))
+    tx.delete(keys.due_key(schedule.next_ms, SCHEDULE_IS_DUE + name.encode()))
     return True
 
 
-def _all(tx: Transaction, room: Room) -> list[Schedule]:
-    return [_decode(value) for _, value in tx.scan(*room.schedules.range(), limit=SCHEDULES_MAX)]
+def _all(tx: Transaction, keys: QueueKeys) -> list[Schedule]:
+    return [_decode(value) for _, value in tx.scan(*keys.schedules.range(), limit=SCHEDULES_MAX)]

@@ -38,7 +38,7 @@ class QueueKey(NamedTuple):
     name: str
 
 
-class Stored(msgspec.Struct, array_like=True):
+class StoredMessage(msgspec.Struct, array_like=True):
     """A message as it is stored. Not frozen: one is decoded, changed and written again in each step of its life."""
 
     id: bytes
@@ -77,50 +77,50 @@ class Stored(msgspec.Struct, array_like=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(Stored).decode
+decode = msgspec.msgpack.Decoder(StoredMessage).decode
 
 
-class Room:
+class QueueKeys:
     """The keys of one queue."""
 
     __slots__ = (
         "_acks_of_minute",
         "acks",
+        "all_counters",
         "body",
         "due",
         "head",
         "ids",
-        "own_tally",
+        "own_counters",
         "parked",
         "policy",
         "prefix",
         "ready",
         "schedules",
-        "tallies",
         "waiting",
     )
 
     def __init__(self, queue: QueueKey) -> None:
-        room = Subspace("u", queue.universe, "q", queue.name)
-        self.prefix = room.prefix
-        self.tallies = room.at("tally")
-        self.own_tally = self.tallies.key("")
-        self.policy = room.key("policy")
-        self.ready = room.key("r")
-        self.parked = room.key("p")
-        self.due = room.key("t")
-        self.body = room.key("b")
-        self.waiting = room.at("w")
-        self.head = room.at("h")
-        self.ids = room.at("i")
-        self.acks = room.at("a")
+        keys = Subspace("u", queue.universe, "q", queue.name)
+        self.prefix = keys.prefix
+        self.all_counters = keys.at("tally")
+        self.own_counters = self.all_counters.key("")
+        self.policy = keys.key("policy")
+        self.ready = keys.key("r")
+        self.parked = keys.key("p")
+        self.due = keys.key("t")
+        self.body = keys.key("b")
+        self.waiting = keys.at("w")
+        self.head = keys.at("h")
+        self.ids = keys.at("i")
+        self.acks = keys.at("a")
         self._acks_of_minute = (-1, b"")
-        self.schedules = room.at("s")
+        self.schedules = keys.at("s")
 
-    def tally_key(self, writer: str) -> bytes:
-        return self.own_tally if not writer else self.tallies.key(writer)
+    def counters_key(self, writer: str) -> bytes:
+        return self.own_counters if not writer else self.all_counters.key(writer)
 
-    def ready_key(self, message: Stored) -> bytes:
+    def ready_key(self, message: StoredMessage) -> bytes:
         return self.ready + _URGENCY[message.priority] + message.id
 
     def ready_place(self, priority: int, id: bytes) -> bytes:
@@ -154,7 +154,7 @@ class Room:
             of_minute = self._acks_of_minute = (minute, self.acks.key(minute))
         return of_minute[1] + id
 
-    def waiting_key(self, message: Stored) -> bytes:
+    def waiting_key(self, message: StoredMessage) -> bytes:
         return self.waiting.key(message.group) + message.id
 
     def group_range(self, group: str, front: bytes) -> tuple[bytes, bytes]:
@@ -167,9 +167,9 @@ _URGENCY = [bytes((PRIORITY_MAX - priority,)) for priority in range(PRIORITY_MAX
 
 
 @lru_cache(maxsize=4_096)
-def room_of(queue: QueueKey) -> Room:
+def keys_of(queue: QueueKey) -> QueueKeys:
     """The keys of a queue."""
-    return Room(queue)
+    return QueueKeys(queue)
 
 
 def queues(universe: str) -> Subspace:
@@ -177,7 +177,7 @@ def queues(universe: str) -> Subspace:
     return Subspace("u", universe, "q")
 
 
-def delivery_of(message: Stored, state: SidecarState | None = None) -> Delivery:
+def delivery_of(message: StoredMessage, state: SidecarState | None = None) -> Delivery:
     """A message in the words of the wire."""
     # By position, which is twice as fast; the fields are in the order in which Delivery declares them.
     held = message.owner is not None

@@ -21,14 +21,14 @@ import msgspec
 
 from holdfast.errors import InvalidArgument, QueueMessageLeaseMismatch
 from holdfast.kv import Pair, Transaction
-from holdfast.layers.idempotency import Once, forget_one, recall, recall_any, remember
+from holdfast.layers.idempotency import KeyedCall, forget_one, recall, recall_any, remember
 from holdfast.layers.leases import check_owner
 from holdfast.layers.queues import dead_letters, sidecars
 from holdfast.layers.queues.admin import purge
-from holdfast.layers.queues.counters import NEVER_MS, Book, Tally
+from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, QueueTransaction
 from holdfast.layers.queues.dead_letters import redrive
-from holdfast.layers.queues.expiry import attend
-from holdfast.layers.queues.keys import QueueKey, Room, Stored, decode, delivery_of, id_of, room_of, text_of
+from holdfast.layers.queues.expiry import process_due
+from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, decode, delivery_of, id_of, keys_of, text_of
 from holdfast.layers.queues.policies import policy_of
 from holdfast.limits import ACK_MEMORY_SECONDS, DELAY_SECONDS_MAX, LAST_ERROR_BYTES_MAX, MESSAGES_MAX
 from holdfast.wire.queues import Delivery, MessageLease, QueuePolicy, SidecarState
@@ -56,15 +56,15 @@ class Ahead:
 class Leased(NamedTuple):
     """Messages that were leased, their workflow states if asked for, and when it is worth looking for more."""
 
-    messages: list[Stored]
+    messages: list[StoredMessage]
     again_in_ms: int
     states: list[SidecarState | None]
-    notes: list[tuple[Any, ...]]  # What is to be told once it is committed.
+    events: list[tuple[Any, ...]]  # What is to be told once it is committed.
     repeated: bool = False  # They were leased before, by the same call.
     more: bool = False  # Others are ready, too.
 
 
-def lease(tx: Transaction, queue: QueueKey, *, owner: str, limit: int = 1, **options: Any) -> list[Stored]:
+def lease(tx: Transaction, queue: QueueKey, *, owner: str, limit: int = 1, **options: Any) -> list[StoredMessage]:
     """Lease at most `limit` messages that are ready; `lease_or_wait` says more."""
     return lease_or_wait(tx, queue, owner=owner, limit=limit, **options).messages
 
@@ -88,35 +88,35 @@ def lease_or_wait(
     check_owner(owner, txn_id)
     if not 0 < limit <= MESSAGES_MAX:
         raise InvalidArgument(f"One delivery has 1 to {MESSAGES_MAX} messages, not {limit}")
-    book = Book(tx, queue)
+    queue_tx = QueueTransaction(tx, queue)
     policy = policy_of(tx, queue)
-    changed = attend(book)
-    taken: list[Stored] = []
-    allowed = 0 if policy.paused else _within_rate(book, policy, limit)
+    changed = process_due(queue_tx)
+    taken: list[StoredMessage] = []
+    allowed = 0 if policy.paused else _within_rate(queue_tx, policy, limit)
     while len(taken) < allowed:
-        found = _next(book, allowed - len(taken), ahead)
+        found = _next(queue_tx, allowed - len(taken), ahead)
         if not found:
             break
         for message in found:
-            book.take_ready(message, in_order=True)
+            queue_tx.take_ready(message, in_order=True)
             changed = True
             if message.ttl_at_ms and message.ttl_at_ms <= tx.now_ms:
-                dead_letters.outlived(book, message)
+                dead_letters.outlived(queue_tx, message)
                 continue
             message.owner, message.txn_id = owner, txn_id
             message.due_ms = tx.now_ms + (message.visibility_ms if visibility_ms is None else visibility_ms)
             message.stateful = message.stateful or with_state
-            _hand_over(book, message)
+            _hand_over(queue_tx, message)
             taken.append(message)
     if policy.rate_per_second is not None:
-        book.tally.budget -= len(taken)  # Not worth a commit by itself: it grows by the time alone.
+        queue_tx.counters.budget -= len(taken)  # Not worth a commit by itself: it grows by the time alone.
     if changed:
-        book.save()
+        queue_tx.save()
     states: list[SidecarState | None] = [None] * len(taken)
     if with_state:
         states = [sidecars.open(tx, queue, message) for message in taken]
-    more = _most_urgent(book.tally.ready) >= 0
-    return Leased(taken, _again_in_ms(book, policy), states, tx.notes, more=more)
+    more = _most_urgent(queue_tx.counters.ready) >= 0
+    return Leased(taken, _again_in_ms(queue_tx, policy), states, tx.events, more=more)
 
 
 def deliveries_of(leased: Leased) -> list[Delivery]:
@@ -130,19 +130,19 @@ def ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str | None:
     Raises:
         QueueMessageLeaseMismatch: somebody else has it by now, or it is gone by another way.
     """
-    room = room_of(queue)
-    message = _held(tx, room, proof)
+    keys = keys_of(queue)
+    message = _held(tx, keys, proof)
     if message is None:
-        if _was_acked(tx, room, proof):
+        if _was_acked(tx, keys, proof):
             return None
         raise _mismatch(proof)
-    book = Book(tx, queue)
-    book.unpark(message)
-    book.tally.acked += 1
-    tx.put(room.ack_key(tx.now_ms // 60_000, message.id), message.fence.to_bytes(8, "big"))
-    dead_letters.remove(book, message)
-    book.save()
-    book.tell("acked", message)
+    queue_tx = QueueTransaction(tx, queue)
+    queue_tx.unpark(message)
+    queue_tx.counters.acked += 1
+    tx.put(keys.ack_key(tx.now_ms // 60_000, message.id), message.fence.to_bytes(8, "big"))
+    dead_letters.remove(queue_tx, message)
+    queue_tx.save()
+    queue_tx.emit("acked", message)
     return message.correlation_id
 
 
@@ -166,25 +166,25 @@ def nack(
     if not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
         raise InvalidArgument(f"delay_seconds is {delay_seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
     message = _require(tx, queue, proof)
-    book = Book(tx, queue)
-    book.unpark(message)
+    queue_tx = QueueTransaction(tx, queue)
+    queue_tx.unpark(message)
     if counts:
-        _note_failure(book, message, error)
-    book.tell("nacked" if counts else "deferred", message)
+        _note_failure(queue_tx, message, error)
+    queue_tx.emit("nacked" if counts else "deferred", message)
     if counts and dead_letters.is_due(message):
-        dead_letters.bury(book, message)
+        dead_letters.dead_letter(queue_tx, message)
     else:
-        dead_letters.give_back(book, message, delay_ms=round(delay_seconds * 1_000))
-    book.save()
+        dead_letters.give_back(queue_tx, message, delay_ms=round(delay_seconds * 1_000))
+    queue_tx.save()
     return message.correlation_id
 
 
-def defer_all(tx: Transaction, queue: QueueKey, messages: Sequence[Stored]) -> list[tuple[Any, ...]]:
+def defer_all(tx: Transaction, queue: QueueKey, messages: Sequence[StoredMessage]) -> list[tuple[Any, ...]]:
     """Give back what was leased and never delivered, uncounted; what is to be told of it once it is committed."""
     for message in messages:
         with suppress(QueueMessageLeaseMismatch):
             nack(tx, queue, MessageLease(text_of(message.id), message.lease_id, message.fence), counts=False)
-    return tx.notes
+    return tx.events
 
 
 def reject(tx: Transaction, queue: QueueKey, proof: MessageLease, *, error: str | None = None) -> str:
@@ -194,18 +194,18 @@ def reject(tx: Transaction, queue: QueueKey, proof: MessageLease, *, error: str 
         QueueMessageLeaseMismatch: somebody else has it by now.
     """
     message = _require(tx, queue, proof)
-    book = Book(tx, queue)
-    book.unpark(message)
-    _note_failure(book, message, error)
+    queue_tx = QueueTransaction(tx, queue)
+    queue_tx.unpark(message)
+    _note_failure(queue_tx, message, error)
     if message.origin is None:
-        dead_letters.bury(book, message)
+        dead_letters.dead_letter(queue_tx, message)
     else:  # Nothing dies twice.
-        dead_letters.give_back(book, message, delay_ms=0)
-    book.save()
+        dead_letters.give_back(queue_tx, message, delay_ms=0)
+    queue_tx.save()
     return message.correlation_id
 
 
-def extend(tx: Transaction, queue: QueueKey, proof: MessageLease, *, by_ms: int) -> Stored:
+def extend(tx: Transaction, queue: QueueKey, proof: MessageLease, *, by_ms: int) -> StoredMessage:
     """Let a lease last at least `by_ms` from now; it never gets shorter.
 
     Raises:
@@ -217,12 +217,12 @@ def extend(tx: Transaction, queue: QueueKey, proof: MessageLease, *, by_ms: int)
     message = _require(tx, queue, proof)
     due_ms = tx.now_ms + by_ms
     if due_ms > message.due_ms:
-        book = Book(tx, queue)
-        book.unpark(message)
+        queue_tx = QueueTransaction(tx, queue)
+        queue_tx.unpark(message)
         message.due_ms = due_ms
-        book.park(message)
+        queue_tx.park(message)
         sidecars.keep(tx, queue, message)
-        book.save()
+        queue_tx.save()
     return message
 
 
@@ -232,28 +232,28 @@ def check(tx: Transaction, queue: QueueKey, proof: MessageLease) -> None:
         raise _mismatch(proof)
 
 
-def _next(book: Book, limit: int, ahead: Ahead | None) -> Sequence[Stored]:
+def _next(queue_tx: QueueTransaction, limit: int, ahead: Ahead | None) -> Sequence[StoredMessage]:
     """The next messages that are ready, at most `limit`."""
-    tx, room, tally = book.tx, book.room, book.tally
+    tx, keys, counters = queue_tx.tx, queue_tx.keys, queue_tx.counters
     if tx.writer:
-        return [decode(value) for _, value in tx.scan(*room.ready_range(), limit=limit)]
-    priority = _most_urgent(tally.ready)
+        return [decode(value) for _, value in tx.scan(*keys.ready_range(), limit=limit)]
+    priority = _most_urgent(counters.ready)
     if priority < 0:
         return ()
     if ahead is not None:
-        found = _from_ahead(tally, priority, limit, ahead)
+        found = _from_ahead(counters, priority, limit, ahead)
         if found:
             return found
-    begin, end = room.priority_range(priority, tally.fronts.get(priority, b""))
+    begin, end = keys.priority_range(priority, counters.fronts.get(priority, b""))
     pairs = tx.scan(begin, end, limit=limit if ahead is None else max(limit, READ_AHEAD))
     if ahead is not None:
-        ahead.disorder, ahead.priority = tally.disorder, priority
+        ahead.disorder, ahead.priority = counters.disorder, priority
         ahead.messages = pairs[limit:][::-1]
         pairs = pairs[:limit]
     if pairs:
-        tally.fronts[priority] = pairs[-1][0][-16:] + b"\x00"
+        counters.fronts[priority] = pairs[-1][0][-16:] + b"\x00"
         if ahead is not None:
-            ahead.front = tally.fronts[priority]
+            ahead.front = counters.fronts[priority]
     return [decode(value) for _, value in pairs]
 
 
@@ -266,31 +266,35 @@ def _most_urgent(ready: dict[int, int]) -> int:
     return highest
 
 
-def _from_ahead(tally: Tally, priority: int, limit: int, ahead: Ahead) -> list[Stored]:
+def _from_ahead(counters: QueueCounters, priority: int, limit: int, ahead: Ahead) -> list[StoredMessage]:
     messages = ahead.messages
-    if (ahead.disorder, ahead.priority, ahead.front) != (tally.disorder, priority, tally.fronts.get(priority, b"")):
+    if (ahead.disorder, ahead.priority, ahead.front) != (
+        counters.disorder,
+        priority,
+        counters.fronts.get(priority, b""),
+    ):
         messages.clear()
-    found: list[Stored] = []
+    found: list[StoredMessage] = []
     while messages and len(found) < limit:
         key, value = messages.pop()
         found.append(decode(value))
-        tally.fronts[priority] = ahead.front = key[-16:] + b"\x00"
+        counters.fronts[priority] = ahead.front = key[-16:] + b"\x00"
     return found
 
 
-def _hand_over(book: Book, message: Stored) -> None:
+def _hand_over(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     message.attempts += 1
     message.fence += 1
-    book.park(message)
-    book.tally.delivered += 1
-    book.tell("leased", message)
+    queue_tx.park(message)
+    queue_tx.counters.delivered += 1
+    queue_tx.emit("leased", message)
     if message.has_body:
-        message.payload = book.tx.get(book.room.body_key(message.id))
+        message.payload = queue_tx.tx.get(queue_tx.keys.body_key(message.id))
 
 
-def _held(tx: Transaction, room: Room, proof: MessageLease) -> Stored | None:
+def _held(tx: Transaction, keys: QueueKeys, proof: MessageLease) -> StoredMessage | None:
     """The message, if it is leased and the proof is that of its lease."""
-    stored = tx.get(room.parked_key(id_of(proof.id)))
+    stored = tx.get(keys.parked_key(id_of(proof.id)))
     if stored is None:
         return None
     message = decode(stored)
@@ -300,46 +304,46 @@ def _held(tx: Transaction, room: Room, proof: MessageLease) -> Stored | None:
     return message
 
 
-def _require(tx: Transaction, queue: QueueKey, proof: MessageLease) -> Stored:
-    message = _held(tx, room_of(queue), proof)
+def _require(tx: Transaction, queue: QueueKey, proof: MessageLease) -> StoredMessage:
+    message = _held(tx, keys_of(queue), proof)
     if message is None:
         raise _mismatch(proof)
     return message
 
 
-def _was_acked(tx: Transaction, room: Room, proof: MessageLease) -> bool:
+def _was_acked(tx: Transaction, keys: QueueKeys, proof: MessageLease) -> bool:
     id, minute = id_of(proof.id), tx.now_ms // 60_000
     for ago in range(ACK_MEMORY_SECONDS // 60 + 1):
-        fence = tx.get(room.acks.key(minute - ago) + id)
+        fence = tx.get(keys.acks.key(minute - ago) + id)
         if fence is not None:
             return int.from_bytes(fence, "big") == proof.fence and proof.lease_id == f"{id.hex()}-{proof.fence}"
     return False
 
 
-def _again_in_ms(book: Book, policy: QueuePolicy) -> int:
+def _again_in_ms(queue_tx: QueueTransaction, policy: QueuePolicy) -> int:
     """In how many milliseconds something may be there that is not there now."""
-    again_in_ms = book.tally.next_due_ms - book.tx.now_ms
-    if policy.rate_per_second is not None and not policy.paused and book.tally.budget < 1:
-        wait_ms = (1 - book.tally.budget) / policy.rate_per_second * 1_000
+    again_in_ms = queue_tx.counters.next_due_ms - queue_tx.tx.now_ms
+    if policy.rate_per_second is not None and not policy.paused and queue_tx.counters.budget < 1:
+        wait_ms = (1 - queue_tx.counters.budget) / policy.rate_per_second * 1_000
         again_in_ms = min(again_in_ms, math.ceil(wait_ms))
     return again_in_ms
 
 
-def _within_rate(book: Book, policy: QueuePolicy, limit: int) -> int:
+def _within_rate(queue_tx: QueueTransaction, policy: QueuePolicy, limit: int) -> int:
     """How many messages the queue's rate allows now, `limit` at most."""
-    rate, tally = policy.rate_per_second, book.tally
+    rate, counters = policy.rate_per_second, queue_tx.counters
     if rate is None:
         return limit
-    passed_ms = max(book.tx.now_ms - tally.budget_ms, 0)
+    passed_ms = max(queue_tx.tx.now_ms - counters.budget_ms, 0)
     # A queue that rested may deliver what it is allowed in one second at once, and one message in any case.
-    tally.budget = min(tally.budget + passed_ms * rate / 1_000, max(rate, 1.0))
-    tally.budget_ms = book.tx.now_ms
-    return min(limit, int(tally.budget))
+    counters.budget = min(counters.budget + passed_ms * rate / 1_000, max(rate, 1.0))
+    counters.budget_ms = queue_tx.tx.now_ms
+    return min(limit, int(counters.budget))
 
 
-def _note_failure(book: Book, message: Stored, error: str | None) -> None:
+def _note_failure(queue_tx: QueueTransaction, message: StoredMessage, error: str | None) -> None:
     message.failures += 1
-    book.tally.failed += 1
+    queue_tx.counters.failed += 1
     if error is not None:  # What went wrong before says more than nothing.
         message.last_error = error.encode(errors="replace")[:LAST_ERROR_BYTES_MAX].decode(errors="ignore")
 
@@ -369,7 +373,9 @@ class _Taken(msgspec.Struct, frozen=True, array_like=True):
 _decode = msgspec.msgpack.Decoder(_Taken).decode
 
 
-def lease_once(tx: Transaction, queue: QueueKey, *, call: Once, with_state: bool = False, **options: Any) -> Leased:
+def lease_once(
+    tx: Transaction, queue: QueueKey, *, call: KeyedCall, with_state: bool = False, **options: Any
+) -> Leased:
     """`lease_or_wait`, or what is left of that if it was done before. To have found nothing is to have done nothing."""
     before = leased_before(tx, queue, call=call, with_state=with_state)
     if before is not None:
@@ -380,7 +386,7 @@ def lease_once(tx: Transaction, queue: QueueKey, *, call: Once, with_state: bool
     return leased
 
 
-def leased_before(tx: Transaction, queue: QueueKey, *, call: Once, with_state: bool) -> Leased | None:
+def leased_before(tx: Transaction, queue: QueueKey, *, call: KeyedCall, with_state: bool) -> Leased | None:
     """What is left of what a call has leased before; None if it has not."""
     before = recall(tx, call)
     if before is None:
@@ -390,16 +396,16 @@ def leased_before(tx: Transaction, queue: QueueKey, *, call: Once, with_state: b
         remember(tx, call, msgspec.structs.replace(taken, asked_again=True))
     messages = [found for id, fence in taken.messages if (found := _still_leased(tx, queue, id, fence)) is not None]
     states = [sidecars.look(tx, queue, message) if with_state else None for message in messages]
-    return Leased(messages, NEVER_MS, states, tx.notes, repeated=True)
+    return Leased(messages, NEVER_MS, states, tx.events, repeated=True)
 
 
-def give_back_once(tx: Transaction, queue: QueueKey, leased: Leased, call: Once) -> list[tuple[Any, ...]]:
+def give_back_once(tx: Transaction, queue: QueueKey, leased: Leased, call: KeyedCall) -> list[tuple[Any, ...]]:
     """`defer_all` what was leased for a consumer that is gone, as if its call had never been; unless it has asked
     again, on another connection, and has these messages now. What is to be told of it once it is committed."""
     return [] if leased.repeated or not give_up(tx, call) else defer_all(tx, queue, leased.messages)
 
 
-def give_up(tx: Transaction, call: Once) -> bool:
+def give_up(tx: Transaction, call: KeyedCall) -> bool:
     """Forget a receive whose consumer is gone, as if it had never been; whether it is, and has not asked again."""
     before = recall_any(tx, call)
     if before is None or _decode(before).asked_again:
@@ -428,7 +434,7 @@ _decode_redriven = msgspec.msgpack.Decoder(Redriven).decode
 
 
 def purge_on(
-    tx: Transaction, queue: QueueKey, so_far: Purged, call: Once | None
+    tx: Transaction, queue: QueueKey, so_far: Purged, call: KeyedCall | None
 ) -> tuple[Purged, list[tuple[Any, ...]]]:
     """The next part of a purge that came `so_far`, or as far as is remembered of it; and what is to be told of it."""
     before = None if call is None else recall(tx, call)
@@ -439,11 +445,11 @@ def purge_on(
     so_far = Purged(so_far.count + count, after)
     if call is not None:
         remember(tx, call, so_far)
-    return so_far, tx.notes
+    return so_far, tx.events
 
 
 def redrive_on(
-    tx: Transaction, queue: QueueKey, so_far: Redriven, call: Once | None, *, ids: Sequence[str] | None, limit: int
+    tx: Transaction, queue: QueueKey, so_far: Redriven, call: KeyedCall | None, *, ids: Sequence[str] | None, limit: int
 ) -> tuple[Redriven, list[tuple[Any, ...]]]:
     """The next part of a redrive that came `so_far`, or as far as is remembered of it; and what is to be told of it."""
     before = None if call is None else recall(tx, call)
@@ -458,17 +464,17 @@ def redrive_on(
     so_far = Redriven(so_far.count + count, tried, tried >= asked or (ids is None and count < size))
     if call is not None:
         remember(tx, call, so_far)
-    return so_far, tx.notes
+    return so_far, tx.events
 
 
-def _still_leased(tx: Transaction, queue: QueueKey, id: bytes, fence: int) -> Stored | None:
-    room = room_of(queue)
-    stored = tx.get(room.parked_key(id))
+def _still_leased(tx: Transaction, queue: QueueKey, id: bytes, fence: int) -> StoredMessage | None:
+    keys = keys_of(queue)
+    stored = tx.get(keys.parked_key(id))
     if stored is None:
         return None
     message = decode(stored)
     if message.owner is None or message.fence != fence or message.due_ms <= tx.now_ms:
         return None
     if message.has_body:
-        message.payload = tx.get(room.body_key(id))
+        message.payload = tx.get(keys.body_key(id))
     return message

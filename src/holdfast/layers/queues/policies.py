@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.layers.queues.keys import QueueKey, room_of
+from holdfast.layers.queues.keys import QueueKey, keys_of
 from holdfast.limits import MAX_ATTEMPTS_MAX, QUEUE_NAME_CHARACTERS_MAX, TTL_SECONDS_MAX, VISIBILITY_SECONDS_MAX
 from holdfast.names import checked_name
 from holdfast.wire.queues import QueuePolicy
@@ -16,7 +16,7 @@ _decode = msgspec.msgpack.Decoder(QueuePolicy).decode
 
 def policy_of(tx: Transaction, queue: QueueKey) -> QueuePolicy:
     """The policy of a queue."""
-    stored = tx.get(room_of(queue).policy)
+    stored = tx.get(keys_of(queue).policy)
     return DEFAULT if stored is None else _decode(stored)
 
 
@@ -45,7 +45,7 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
         if target == queue.name:
             raise InvalidArgument(f"{target} cannot be the queue of its own dead letters; choose another name")
         policy = msgspec.structs.replace(policy, dead_letter_queue=target)
-    tx.put(room_of(queue).policy, _encode(policy))
+    tx.put(keys_of(queue).policy, _encode(policy))
     return policy
 
 

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import InvalidArgument
-from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.progress import Tell, watched
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ WHOLE: Final = ("ingest", "audit", "reachability", "rollup", "report")
 
 def run(
     name: str, spark: "SparkSession | None", config: Config, *, progress: Tell | None = None, **options: Any
-) -> Told:
+) -> JobResult:
     """Run a job by its name, and tell of Spark's tasks meanwhile. Those of `SPARKLESS` need no Spark.
 
     Raises:
@@ -38,11 +38,11 @@ def run(
         raise InvalidArgument(f"There is no job {name!r}; there are: {', '.join(JOBS)}")
     job = import_module(f"{__name__}.{name}")
     with watched(spark, progress):
-        told: Told = job.run(spark, config, progress=progress, **options)
+        told: JobResult = job.run(spark, config, progress=progress, **options)
     return told
 
 
-def run_whole(spark: "SparkSession", config: Config, *, progress: Tell | None = None) -> Iterator[Told]:
+def run_whole(spark: "SparkSession", config: Config, *, progress: Tell | None = None) -> Iterator[JobResult]:
     """Run ingest, audit, reachability, rollup and report; findings of one do not keep the next from running."""
     for name in WHOLE:
         yield run(name, spark, config, progress=progress)

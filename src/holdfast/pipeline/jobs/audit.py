@@ -22,7 +22,7 @@ from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.limits import AUDIT_TASK_BYTES, AUDIT_WORLDS_MAX, FINDINGS_MAX
 from holdfast.pipeline import audit_rules, replays, tasks
 from holdfast.pipeline.audit_rules import Body, Case, Finding, Verdict
-from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.intake.plans import journal_mark
 from holdfast.pipeline.intake.quarantines import Quarantine
 from holdfast.pipeline.journal_chunks import Stores, WorldView
@@ -37,7 +37,7 @@ def run(
     config: Config,
     *,
     progress: Callable[[str, int, int], None] | None = None,
-) -> Told:
+) -> JobResult:
     """Judge every world. `ok` says that nothing is wrong with any of them; findings say where and what.
 
     Raises:
@@ -81,7 +81,9 @@ def run(
     if config.reducer is None:
         notes.append("Without a reducer, what snapshots hold was not compared with what the records lead to")
     rows = {**counts, WORLD_STATE.name: sum(file.rows for file in files)}
-    return Told(job="audit", ok=not wrong, rows=rows, seconds=time.monotonic() - begun, findings=findings, notes=notes)
+    return JobResult(
+        job="audit", ok=not wrong, rows=rows, seconds=time.monotonic() - begun, findings=findings, notes=notes
+    )
 
 
 class _Kept(msgspec.Struct):

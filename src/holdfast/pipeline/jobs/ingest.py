@@ -24,7 +24,7 @@ from holdfast.limits import (
     INGEST_HEAL_SECONDS,
     INGEST_TIDY_FILES,
 )
-from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.intake import changes, histories, logs, repair
 from holdfast.pipeline.intake.quarantines import Quarantined
 from holdfast.pipeline.intake.runs import Run
@@ -50,7 +50,7 @@ def run(
     follow: bool = False,
     every_seconds: float = INGEST_FOLLOW_SECONDS,
     stop: threading.Event | None = None,
-) -> Told:
+) -> JobResult:
     """Take in what is new; with `follow`, until `stop` is set or somebody interrupts.
 
     `ok` says that nothing is quarantined. Without Spark everything is done in this process.
@@ -71,7 +71,7 @@ def run(
 
 def _follow(
     spark: "SparkSession | None", config: Config, progress: Tell | None, every_seconds: float, stop: threading.Event
-) -> Iterator[Told]:
+) -> Iterator[JobResult]:
     healed = time.monotonic()
     while not stop.wait(every_seconds):
         is_healing = time.monotonic() - healed >= INGEST_HEAL_SECONDS
@@ -95,7 +95,7 @@ def take_in(
     progress: Tell | None = None,
     is_healing: bool = True,
     alone_bytes: int = 0,
-) -> Told:
+) -> JobResult:
     """Take in what a view has; without Spark, and where there are fewer than so many bytes, in this process."""
     begun = time.monotonic()
     with staging.staged(Lake(config.lake, config.storage).place) as staged, _courier(config, staged) as courier:
@@ -107,7 +107,7 @@ def take_in(
         found = work[0].quarantine.rows()
     rows = {name: sum(each.rows[name] for each in work) for name in work[0].rows}
     rows[QUARANTINE.name] = len(found)
-    return Told(
+    return JobResult(
         job="ingest",
         ok=not found,
         rows=rows,
@@ -130,8 +130,8 @@ def _take_in_all(worlds: Run, rest: Run) -> None:
         histories.take_in(worlds)
         _take_in_rest(rest)
         return
-    with ThreadPoolExecutor(1, "holdfast-ingest") as aside:
-        beside = aside.submit(_take_in_rest, rest)
+    with ThreadPoolExecutor(1, "holdfast-ingest") as run_in_thread:
+        beside = run_in_thread.submit(_take_in_rest, rest)
         histories.take_in(worlds)
         beside.result()
 
@@ -159,12 +159,12 @@ def _once(
     *,
     is_healing: bool,
     alone_bytes: int = 0,
-) -> Told:
+) -> JobResult:
     with open_view(config) as view:
         return take_in(spark, config, view, progress=progress, is_healing=is_healing, alone_bytes=alone_bytes)
 
 
-def _sum(before: Told, told: Told) -> Told:
+def _sum(before: JobResult, told: JobResult) -> JobResult:
     rows = {name: before.rows[name] + count for name, count in told.rows.items()}
     return msgspec.structs.replace(told, rows={**rows, QUARANTINE.name: told.rows[QUARANTINE.name]})
 

@@ -14,7 +14,7 @@ from holdfast.errors import InvalidArgument
 from holdfast.kv import Subspace
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.pipeline import loading
-from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.loading import Load
 from holdfast.pipeline.views import open_view
 from holdfast.runtime.maintenance.scan import walk
@@ -46,7 +46,7 @@ def run(
     format: str | None = None,
     staging: str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
-) -> Told:
+) -> JobResult:
     """Write every row of `source` that was not written before.
 
     Args:
@@ -78,7 +78,7 @@ def run(
     frame.write.format("holdfast").options(**options).mode("append").save()
     written, known = _counts(config, what)
     notes = [f"{known:,} rows had been written before, and were passed over"] if known else []
-    return Told(job="load", ok=True, rows={target: written}, seconds=time.monotonic() - begun, notes=notes)
+    return JobResult(job="load", ok=True, rows={target: written}, seconds=time.monotonic() - begun, notes=notes)
 
 
 def forget(config: Config, load: str) -> int:
@@ -86,13 +86,13 @@ def forget(config: Config, load: str) -> int:
     load = checked_name("load", load)
     count = 0
     # A view is of a moment that is past, so the plane can be changed beside it.
-    with open_view(config) as view, loading.opened(config) as port:
+    with open_view(config) as view, loading.opened(config) as transport:
         for universe in view.universes():
             room = Subspace("u", universe, "states")
             for key, _ in walk(view.database, room.key(f"loads/{load}"), room.key(f"loads/{load}/~")):
                 name = room.unpack(key)[0]
                 if name == f"loads/{load}" or name.startswith(f"loads/{load}/"):
-                    port.call(RemoveState(name, universe=universe))
+                    transport.call(RemoveState(name, universe=universe))
                     count += name != f"loads/{load}"
     return count
 
@@ -129,7 +129,7 @@ def _with_body(frame: "DataFrame", load: Load) -> "DataFrame":
 
 
 def _counts(config: Config, load: Load) -> tuple[int, int]:
-    with loading.opened(config) as port:
-        found = port.call(GetState(loading.summary_key(load), load.universe)).state
+    with loading.opened(config) as transport:
+        found = transport.call(GetState(loading.summary_key(load), load.universe)).state
     summary = cbor2.loads(found.value) if found is not None else {}
     return summary.get("written", 0), summary.get("known", 0)

@@ -25,7 +25,7 @@ from holdfast.layers import blobs
 from holdfast.limits import BLOB_GRACE_SECONDS, SCAN_TASK_BYTES
 from holdfast.pipeline import blob_references, tasks
 from holdfast.pipeline.blob_references import Found, Search, Source, Wanted
-from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.lake import Lake, attempts, staging
 from holdfast.pipeline.lake.locations import Place
 from holdfast.pipeline.schemas import UNREACHABLE
@@ -41,7 +41,7 @@ def run(
     progress: Callable[[str, int, int], None] | None = None,
     grace_seconds: float = BLOB_GRACE_SECONDS,
     now: datetime | None = None,
-) -> Told:
+) -> JobResult:
     """Find the blobs of each universe that nothing refers to. `ok` says that everything could be searched.
 
     Raises:
@@ -78,7 +78,7 @@ def run(
     attempts.until_committed(f"the table {UNREACHABLE.name}", put)
     counts[UNREACHABLE.name] = sum(batch.num_rows for batch in batches)
     seconds = time.monotonic() - begun
-    return Told(job="reachability", ok=not findings, rows=counts, seconds=seconds, findings=findings, notes=notes)
+    return JobResult(job="reachability", ok=not findings, rows=counts, seconds=seconds, findings=findings, notes=notes)
 
 
 class _Mark:

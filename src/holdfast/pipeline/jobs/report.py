@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.lake.locations import Place
@@ -37,7 +37,7 @@ def run(
     *,
     progress: Callable[[str, int, int], None] | None = None,
     now: datetime | None = None,
-) -> Told:
+) -> JobResult:
     """Write a report of what `rollup`, `audit` and `reachability` found when they ran last."""
     del spark
     begun, now = time.monotonic(), now or datetime.now(UTC)
@@ -54,7 +54,7 @@ def run(
             progress("files", n, len(written))
     rows = {name: total for name, total in facts.totals.items() if total is not None}
     notes = [f"{place.url}/{name}"]
-    return Told(job="report", ok=True, rows=rows, seconds=time.monotonic() - begun, notes=notes)
+    return JobResult(job="report", ok=True, rows=rows, seconds=time.monotonic() - begun, notes=notes)
 
 
 def write(place: Place, path: str, data: bytes) -> None:

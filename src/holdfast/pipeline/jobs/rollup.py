@@ -29,7 +29,7 @@ import holdfast
 from holdfast.errors import HoldfastError
 from holdfast.limits import ROLLUP_BUCKET_EVENTS
 from holdfast.pipeline import events, lifecycles, measures, tasks
-from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import aggregates
 from holdfast.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, attempts
 from holdfast.pipeline.lake import files as lake_files
@@ -65,7 +65,7 @@ def run(
     progress: Tell | None = None,
     view: View | None = None,
     now: datetime | None = None,
-) -> Told:
+) -> JobResult:
     """Bring `messages`, `mail` and all sums to what the lake and the plane have.
 
     A plane that cannot be looked at is left out, with a note.
@@ -76,7 +76,7 @@ def run(
     begun = time.monotonic()
     at = now or datetime.now(UTC)
     work = attempts.until_committed("the roll-ups", lambda: _Work(spark, config, progress, view).finish(at))
-    return Told(job="rollup", ok=True, rows=work.rows, seconds=time.monotonic() - begun, notes=work.notes)
+    return JobResult(job="rollup", ok=True, rows=work.rows, seconds=time.monotonic() - begun, notes=work.notes)
 
 
 _Rows: TypeAlias = Sequence[tuple[Any, ...]]  # What the plane knows; each begins with its universe.

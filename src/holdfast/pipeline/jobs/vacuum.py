@@ -4,7 +4,7 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast.limits import LAKE_FILES_MIN, LAKE_KEEP_HOURS
-from holdfast.pipeline.config import Config, Told
+from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.lake import Lake, compaction, staging
 from holdfast.pipeline.progress import Tell
 from holdfast.pipeline.schemas import TABLES
@@ -20,7 +20,7 @@ def run(
     progress: Tell | None = None,
     keep_hours: int = LAKE_KEEP_HOURS,
     files_min: int = LAKE_FILES_MIN,
-) -> Told:
+) -> JobResult:
     """Compact and clean every table. It changes no row, and may run beside everything else."""
     begun = time.monotonic()
     lake = Lake(config.lake, config.storage)
@@ -39,4 +39,4 @@ def run(
         notes.append(f"{stale} folders that runs had left behind were removed")
     if progress is not None:
         progress("vacuum", len(TABLES), len(TABLES))
-    return Told(job="vacuum", ok=True, rows=removed, seconds=time.monotonic() - begun, notes=notes)
+    return JobResult(job="vacuum", ok=True, rows=removed, seconds=time.monotonic() - begun, notes=notes)

@@ -83,14 +83,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def _write(options: Options, load: Load, batches: Iterator[pa.RecordBatch]) -> Wrote:
     if options.config.data.startswith("dir:"):
         return Wrote(Loaded(), tuple(_stage(options, batches)))
-    with loading.opened(options.config) as port:
-        return Wrote(loading.run(port, load, _rows(batches)))
+    with loading.opened(options.config) as transport:
+        return Wrote(loading.run(transport, load, _rows(batches)))
 
 
 def _commit(options: Options, load: Load, messages: list[WriterCommitMessage | None]) -> None:
     store = Stores(options.config.storage)(options.staging)
     loaded = [each.loaded for each in messages if isinstance(each, Wrote)]
-    with loading.opened(options.config) as port:
+    with loading.opened(options.config) as transport:
         for path in _staged(messages):
             try:
                 data = store.get(path)
@@ -98,8 +98,8 @@ def _commit(options: Options, load: Load, messages: list[WriterCommitMessage | N
                 raise not_staged(path, options.staging) from error
             with pa.ipc.open_file(data) as file:
                 batches = (file.get_batch(n) for n in range(file.num_record_batches))
-                loaded.append(loading.run(port, load, _rows(batches)))
-        loading.summarise(port, load, loaded)
+                loaded.append(loading.run(transport, load, _rows(batches)))
+        loading.summarise(transport, load, loaded)
     _discard(options, messages)
     sweep(options.staging)  # Tasks that failed have left rows that nobody knows of.
 

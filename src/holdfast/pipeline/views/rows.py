@@ -18,7 +18,7 @@ from holdfast.layers.mailboxes import keys as mailrooms
 from holdfast.layers.mailboxes.keys import Address
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues import schedules_of
-from holdfast.layers.queues.keys import QueueKey, Stored, text_of
+from holdfast.layers.queues.keys import QueueKey, StoredMessage, text_of
 from holdfast.limits import PAGE_ITEMS
 from holdfast.runtime.maintenance.scan import names, walk
 from holdfast.wire.entities import Fields
@@ -117,17 +117,17 @@ def messages(database: Database, universe: str) -> Iterator[MessageRow]:
     """Every message of every queue, dead letters too."""
     for name in names(database, queue_keys.queues(universe)):
         queue = QueueKey(universe, name)
-        room = queue_keys.room_of(queue)
+        keys = queue_keys.keys_of(queue)
         places = (
-            (room.ready_range(), "ready"),
-            ((room.parked, room.parked + b"\xff" * (queue_keys.ID_BYTES + 1)), "parked"),
-            (room.waiting.range(), "blocked"),
+            (keys.ready_range(), "ready"),
+            ((keys.parked, keys.parked + b"\xff" * (queue_keys.ID_BYTES + 1)), "parked"),
+            (keys.waiting.range(), "blocked"),
         )
         for (begin, end), state in places:
             for _, value in walk(database, begin, end):
                 message = queue_keys.decode(value)
                 if message.has_body:
-                    message.payload = database.read(_get, room.body_key(message.id))
+                    message.payload = database.read(_get, keys.body_key(message.id))
                 yield _message(queue, message, state)
 
 
@@ -147,9 +147,9 @@ def mails(database: Database, universe: str) -> Iterator[MailRow]:
     """Every mail of every mailbox, in the order in which each box has them."""
     for agent in names(database, Subspace("u", universe, "mail")):
         address = Address(universe, agent)
-        room = mailrooms.room_of(address)
-        box = database.read(mailrooms.box_of, room)
-        for key, value in walk(database, *room.mails_from(box.first)):
+        keys = mailrooms.keys_of(address)
+        box = database.read(mailrooms.box_of, keys)
+        for key, value in walk(database, *keys.mails_from(box.first)):
             sequence = int.from_bytes(key[-mailrooms.SEQUENCE_BYTES :], "big")
             mail = mailrooms.decode_mail(value)
             yield MailRow(
@@ -170,13 +170,13 @@ def mails(database: Database, universe: str) -> Iterator[MailRow]:
 def all_entities(database: Database, universe: str) -> Iterator[EntityRow]:
     """Every entity, deleted ones too."""
     for kind in names(database, Subspace("u", universe, "entities")):
-        room = Subspace("u", universe, "entities", kind)
-        for key, value in walk(database, *room.range()):
+        keys = Subspace("u", universe, "entities", kind)
+        for key, value in walk(database, *keys.range()):
             entity = _decode_entity(value)
             yield EntityRow(
                 universe,
                 kind,
-                room.unpack(key)[0],
+                keys.unpack(key)[0],
                 entity.version,
                 entity.created_ms,
                 entity.updated_ms,
@@ -207,10 +207,10 @@ def entity_changes(database: Database, universe: str) -> Iterator[ChangeRow]:
 
 def blobs(database: Database, universe: str) -> Iterator[BlobRow]:
     """Every blob that is recorded."""
-    room = Subspace("u", universe, "cas")
-    for key, value in walk(database, *room.range()):
+    keys = Subspace("u", universe, "cas")
+    for key, value in walk(database, *keys.range()):
         blob = _decode_blob(value)
-        yield BlobRow(universe, room.unpack(key)[0].hex(), blob.size, blob.inline is not None)
+        yield BlobRow(universe, keys.unpack(key)[0].hex(), blob.size, blob.inline is not None)
 
 
 def references(database: Database, universe: str) -> Iterator[Reference]:
@@ -253,7 +253,7 @@ def _get(tx: Transaction, key: bytes) -> bytes | None:
     return tx.get(key)
 
 
-def _message(queue: QueueKey, message: Stored, state: str) -> MessageRow:
+def _message(queue: QueueKey, message: StoredMessage, state: str) -> MessageRow:
     if state == "parked":
         state = "leased" if message.owner is not None else "delayed"
     return MessageRow(

@@ -306,7 +306,7 @@ def _world(tx: Transaction, world: World) -> WorldView | None:
         journals.head(tx, world),
         journals.first_hot(tx, world),
         baseline,
-        list(_understood(tx, *worlds.room(world).range("snapshot"), _decode_snapshot)),
+        list(_understood(tx, *worlds.subspace(world).range("snapshot"), _decode_snapshot)),
         list(_understood(tx, *_segments_of(world).range(), _decode_segment)),
         state,
     )

@@ -79,7 +79,7 @@ class Events:
         self._thread: threading.Thread | None = None
 
     def add(self, events: Sequence[tuple[Any, ...]]) -> None:
-        """Something happened: what the notes of a transaction tell, or a `LeaseDesk`."""
+        """Something happened: what the notes of a transaction tell, or a `LeaseWaiter`."""
         self._waiting.extend(events)
         if self._thread is None:
             self._start()

@@ -27,7 +27,7 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.clock import Clock, IdSource, SystemClock
 from holdfast.errors import Busy, Closed, InvalidArgument, ObjectNotFound
 from holdfast.kv.fork_safety import forget_in_children
-from holdfast.layers.idempotency import Once, reused
+from holdfast.layers.idempotency import KeyedCall, reused
 from holdfast.limits import ONCE_RECENT_MAX
 from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity import rotation
@@ -85,7 +85,7 @@ class ActivityLog:
         )
         self._rotation = self._common.rotation
         self._sessions: dict[Labels, SessionLog] = {}
-        self.recent = Recent()  # So that what is sent twice is logged once.
+        self.recent = RecentKeys()  # So that what is sent twice is logged once.
         self._past: Counter[str] = Counter()  # The counts of sessions that have ended.
         self._skipped = 0
         self._swept_ms = self._common.now_ms()
@@ -317,7 +317,7 @@ def _checked(universe: str, session: str | None = None, kind: str | None = None)
     return checked[0], None if session is None else checked[1], None if kind is None else checked[2]
 
 
-class Recent:
+class RecentKeys:
     """The keys of the latest calls. It is as lasting as what it guards: both are lost with the process."""
 
     def __init__(self, most: int = ONCE_RECENT_MAX) -> None:
@@ -325,7 +325,7 @@ class Recent:
         self._digests: dict[bytes, bytes] = {}  # By key, the oldest first.
         self._lock = threading.Lock()
 
-    def knows(self, call: Once) -> bool:
+    def knows(self, call: KeyedCall) -> bool:
         """Whether a call was carried out before.
 
         Raises:
@@ -336,7 +336,7 @@ class Recent:
             raise reused()
         return before is not None
 
-    def add(self, call: Once) -> None:
+    def add(self, call: KeyedCall) -> None:
         """A call was carried out. Not before: one that failed may be sent again."""
         with self._lock:
             self._digests[call.name] = call.digest

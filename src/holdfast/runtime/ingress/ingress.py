@@ -40,7 +40,7 @@ from holdfast.runtime.ingress import validation
 from holdfast.runtime.ingress.buffer import Backlog
 from holdfast.runtime.ingress.dedupe import Dedupe, Reservation, Stage, key_of
 from holdfast.runtime.ingress.validation import DataPush, QueuedPush, Tallies
-from holdfast.runtime.ingress.writer import OnFlush, PushWriter, Tell, why
+from holdfast.runtime.ingress.writer import OnFlush, Publish, PushWriter, why
 from holdfast.runtime.locks.table import LockTable
 from holdfast.runtime.rate_limits import Rates
 from holdfast.runtime.timers import sleep
@@ -59,7 +59,7 @@ class Ingress:
         self,
         database: Database,
         blobs: AsyncBlobStore,
-        tell: Tell,
+        publish: Publish,
         *,
         clock: Clock | None = None,
         locks: LockTable,
@@ -82,7 +82,7 @@ class Ingress:
             database,
             self._backlog,
             self.dedupe,
-            tell=tell,
+            publish=publish,
             clock=self._clock,
             locks=locks,
             tallies=self.tallies,

@@ -18,7 +18,7 @@ from holdfast import limits
 from holdfast.clock import Clock
 from holdfast.errors import Busy, HoldfastError, MailboxFull, NotAllowed, Validation, WorldNotActive
 from holdfast.kv import Database, Transaction
-from holdfast.kv.batch import run_group
+from holdfast.kv.batch import run_batch
 from holdfast.layers import dedupe, mailboxes
 from holdfast.layers.dedupe import Entry
 from holdfast.layers.mailboxes import Address
@@ -31,7 +31,7 @@ from holdfast.tiers import Tier
 
 _log = logging.getLogger("holdfast.ingress")
 
-Tell = Callable[[Sequence[tuple[Any, ...]]], None]
+Publish = Callable[[Sequence[tuple[Any, ...]]], None]
 OnFlush = Callable[[int, float], None]  # How many pushes, and how many seconds it took.
 
 _DEDUPE: Final = ("dedupe",)
@@ -46,13 +46,13 @@ class PushWriter:
         backlog: Backlog[QueuedPush],
         keys: Dedupe,
         *,
-        tell: Tell,
+        publish: Publish,
         clock: Clock,
         locks: LockTable,
         tallies: Tallies,
     ) -> None:
         self._database = database
-        self._tell = tell
+        self._publish = publish
         self._clock = clock
         self._locks = locks
         self._backlog = backlog
@@ -119,8 +119,8 @@ class PushWriter:
         paths += {("inbox", str(each.to)) for each in batch}
         paths += {("outbox", str(each.sender)) for each in batch}  # Receipts are written there.
         with self._locks.acquire_all(paths, timeout_seconds=limits.INGRESS_STORE_SECONDS):
-            outcomes, notes = self._database.transact(_send_all, batch, given_up)
-        self._tell(notes)
+            outcomes, events = self._database.transact(_send_all, batch, given_up)
+        self._publish(events)
         return outcomes
 
     def _save(self, entries: list[Entry]) -> None:
@@ -198,9 +198,9 @@ def _send_all(
     """What became of each push: the id of its mail and whether it was there, or why it is not."""
     if given_up.is_set():
         raise Busy("The batch was given up while it waited for its turn")
-    outcomes = run_group(tx, [(_send, each) for each in batch], Exception)
+    outcomes = run_batch(tx, [(_send, each) for each in batch], Exception)
     assert len(outcomes) == len(batch), "INGRESS_BATCH_BYTES_MAX leaves room for all of a batch"
-    return outcomes, tx.notes
+    return outcomes, tx.events
 
 
 def _send(tx: Transaction, each: QueuedPush) -> Any:

@@ -157,7 +157,7 @@ class Owner:
         self.again: dict[Key, int] = {}  # How often it took what it had already.
 
 
-class Bell(Protocol):
+class Waiter(Protocol):
     """Wakes whoever waits for a claim."""
 
     def ring(self) -> bool:
@@ -180,7 +180,7 @@ class Claim:
     taken: int  # How many of the steps.
     waits: bool  # In the line for its next step.
     since: float  # When it came there.
-    bell: Bell | None  # There since it first had to wait.
+    bell: Waiter | None  # There since it first had to wait.
 
     @property
     def next(self) -> Step:
@@ -222,7 +222,7 @@ class Counters:
         return LevelStats(holders=holders, **{name: getattr(self, name) for name in self.__slots__})
 
 
-class Book:
+class LockRegistry:
     """Who holds what, and who waits for it. Whoever keeps it lets one thread at a time in."""
 
     def __init__(self, levels: Levels) -> None:

@@ -41,7 +41,18 @@ import msgspec
 from holdfast import limits
 from holdfast.errors import Busy, Closed, InvalidArgument, LockTimeout
 from holdfast.kv.fork_safety import forget_in_children
-from holdfast.runtime.locks.rules import Book, Claim, Key, Levels, LevelStats, Mode, Owner, Path, Step, known_mode
+from holdfast.runtime.locks.rules import (
+    Claim,
+    Key,
+    Levels,
+    LevelStats,
+    LockRegistry,
+    Mode,
+    Owner,
+    Path,
+    Step,
+    known_mode,
+)
 
 __all__ = ["DATA_LEVELS", "RESOURCE_LEVELS", "Held", "HolderInfo", "LevelStats", "LockTable", "Mode"]
 
@@ -79,7 +90,7 @@ class LockTable:
 
     def _start_empty(self) -> None:
         self._mutex = threading.Lock()  # For the book. Nobody else's code runs while somebody has it.
-        self._book = Book(self.levels)
+        self._book = LockRegistry(self.levels)
         self._thread = threading.local()
         # A finalizer may release locks while its own thread has the mutex. So a release is left here, for whoever has
         # the mutex next: nobody ever waits in order to release.
@@ -124,11 +135,11 @@ class LockTable:
 
     def stats(self) -> dict[str, LevelStats]:
         """What each level has seen so far, by its name."""
-        return self._look(Book.stats)
+        return self._look(LockRegistry.stats)
 
     def holders(self) -> list[HolderInfo]:
         """Who holds and who waits for what, now: in the order of locking, and those who wait in that of their line."""
-        everybody, now = self._look(Book.everybody), monotonic()
+        everybody, now = self._look(LockRegistry.everybody), monotonic()
         return [
             HolderInfo(
                 self.levels.path(key),
@@ -145,7 +156,7 @@ class LockTable:
         key = self.levels.steps(path, Mode.EXCLUSIVE)[-1][0]
         return self._look(lambda book: len([*book.holding(key), *book.lines.get(key, ())]))
 
-    def _look(self, look: "Callable[[Book], Found]") -> "Found":
+    def _look(self, look: "Callable[[LockRegistry], Found]") -> "Found":
         with self._mutex:
             self._let_go()
             found = look(self._book)

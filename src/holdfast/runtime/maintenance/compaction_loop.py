@@ -14,7 +14,7 @@ from holdfast.runtime.sync.worlds import WorldStore
 _log = logging.getLogger("holdfast.upkeep")
 
 
-class Upkeep:
+class CompactionLoop:
     """A thread that compacts every world, then rests; a world that fails is logged and does not stop the others."""
 
     def __init__(self, database: Database, store: WorldStore, every_seconds: float) -> None:

@@ -18,10 +18,9 @@ from holdfast.errors import Corrupt, HoldfastError, ObjectNotFound
 from holdfast.kv import Database, Subspace, prefix_range
 from holdfast.layers import blobs, inboxes, journal_records, journals, segments, snapshots, worlds
 from holdfast.layers.blobs import Blob
-from holdfast.layers.queues import counters
 from holdfast.layers.queues import keys as queue_keys
-from holdfast.layers.queues.counters import Tally
-from holdfast.layers.queues.keys import QueueKey, Stored
+from holdfast.layers.queues.counters import QueueCounters, total_counters
+from holdfast.layers.queues.keys import QueueKey, StoredMessage
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import PRIORITY_MAX
@@ -60,10 +59,10 @@ def all_blobs(database: Database, objects: ObjectStore | None, *, deep: bool) ->
     """Every blob is there with its size; some are hashed again, or all."""
     sample, large = random.Random(0), 0
     for universe in universes(database):
-        room = Subspace("u", universe, "cas")
-        for key, value in walk(database, *room.range()):
+        keys = Subspace("u", universe, "cas")
+        for key, value in walk(database, *keys.range()):
             yield 1
-            digest = room.unpack(key)[0]
+            digest = keys.unpack(key)[0]
             blob = msgspec.msgpack.decode(value, type=Blob)
             large += blob.inline is None
             is_hashed = deep or blob.inline is not None or large <= SAMPLED_FIRST or sample.random() < SAMPLED_OF_REST
@@ -127,7 +126,7 @@ def _is_gone(database: Database, world: World) -> bool:
 def _journal(database: Database, _objects: ObjectStore | None, world: World) -> Looked:
     where = f"world {world.name} of {world.universe}"
     head, expected = database.read(lambda tx: (journals.head(tx, world), journals.first_hot(tx, world)))
-    prefix = worlds.room(world).key("journal", "e")
+    prefix = worlds.subspace(world).key("journal", "e")
     for key, record in walk(database, *prefix_range(prefix)):
         yield 0
         height = int.from_bytes(key[len(prefix) :], "big")
@@ -192,8 +191,8 @@ def _inbox(database: Database, _objects: ObjectStore | None, world: World) -> Lo
     cursor = database.read(inboxes.cursor, world)
     if cursor is not None and cursor >= following:
         yield Finding(where, f"its inbox is drained up to {cursor}, and only {following} items ever came")
-    prefix = worlds.room(world).key("inbox", "e")
-    first = database.read(lambda tx: int.from_bytes(tx.get(worlds.room(world).key("inbox", "first")) or b"", "big"))
+    prefix = worlds.subspace(world).key("inbox", "e")
+    first = database.read(lambda tx: int.from_bytes(tx.get(worlds.subspace(world).key("inbox", "first")) or b"", "big"))
     expected = first
     for key, _ in walk(database, *prefix_range(prefix)):
         yield 0
@@ -219,19 +218,19 @@ def all_queues(database: Database) -> Looked:
 
 
 def _faults_of_queue(database: Database, queue: QueueKey) -> Iterator[int | str]:
-    room = queue_keys.room_of(queue)
-    tally: Tally = database.read(counters.total, room)
-    counted = Tally()
-    for key, value in walk(database, *room.ready_range()):
+    keys = queue_keys.keys_of(queue)
+    counters: QueueCounters = database.read(total_counters, keys)
+    counted = QueueCounters()
+    for key, value in walk(database, *keys.ready_range()):
         yield 1
         message = queue_keys.decode(value)
         counted.ready[message.priority] = counted.ready.get(message.priority, 0) + 1
         yield from _faults_of_message(database, queue, message)
-        if key != room.ready_key(message):
+        if key != keys.ready_key(message):
             yield f"message {queue_keys.text_of(message.id)} is not where its priority belongs"
-        if message.id < tally.fronts.get(message.priority, b""):
+        if message.id < counters.fronts.get(message.priority, b""):
             yield f"message {queue_keys.text_of(message.id)} is ready and would never be delivered"
-    for _, value in walk(database, *prefix_range(room.parked)):
+    for _, value in walk(database, *prefix_range(keys.parked)):
         yield 1
         message = queue_keys.decode(value)
         if message.owner is None:
@@ -239,21 +238,21 @@ def _faults_of_queue(database: Database, queue: QueueKey) -> Iterator[int | str]
         else:
             counted.leased += 1
         yield from _faults_of_message(database, queue, message)
-        if database.read(lambda tx, message=message: tx.get(room.due_key(message.due_ms, message.id))) is None:
+        if database.read(lambda tx, message=message: tx.get(keys.due_key(message.due_ms, message.id))) is None:
             yield f"message {queue_keys.text_of(message.id)} would stay leased or delayed for ever"
-        if message.due_ms < tally.next_due_ms:
+        if message.due_ms < counters.next_due_ms:
             yield f"message {queue_keys.text_of(message.id)} is due before the queue looks for it"
-    for _, value in walk(database, *room.waiting.range()):
+    for _, value in walk(database, *keys.waiting.range()):
         yield 1
         counted.blocked += 1
         yield from _faults_of_message(database, queue, queue_keys.decode(value))
-    yield from _miscounts(tally, counted)
+    yield from _miscounts(counters, counted)
 
 
-def _faults_of_message(database: Database, queue: QueueKey, message: Stored) -> Iterator[str]:
+def _faults_of_message(database: Database, queue: QueueKey, message: StoredMessage) -> Iterator[str]:
     id = queue_keys.text_of(message.id)
     if message.has_body:
-        body = database.read(lambda tx: tx.get(queue_keys.room_of(queue).body_key(message.id)))
+        body = database.read(lambda tx: tx.get(queue_keys.keys_of(queue).body_key(message.id)))
         if body is None or len(body) != message.size:
             yield f"the payload of message {id} is not there, or has another size"
     elif message.blob is None and len(message.payload or b"") != message.size:
@@ -264,13 +263,13 @@ def _faults_of_message(database: Database, queue: QueueKey, message: Stored) -> 
             yield f"the payload of message {id} is a blob that is not stored"
 
 
-def _miscounts(tally: Tally, counted: Tally) -> Iterator[str]:
+def _miscounts(counters: QueueCounters, counted: QueueCounters) -> Iterator[str]:
     for priority in range(PRIORITY_MAX + 1):
-        said, found = tally.ready.get(priority, 0), counted.ready.get(priority, 0)
+        said, found = counters.ready.get(priority, 0), counted.ready.get(priority, 0)
         if said != found:
             yield f"it says that {said:,} messages of priority {priority} are ready, and there are {found:,}"
     for state in ("delayed", "leased", "blocked"):
-        said, found = getattr(tally, state), getattr(counted, state)
+        said, found = getattr(counters, state), getattr(counted, state)
         if said != found:
             yield f"it says that {said:,} messages are {state}, and there are {found:,}"
 

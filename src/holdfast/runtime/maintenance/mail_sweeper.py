@@ -25,15 +25,15 @@ _log = logging.getLogger("holdfast.mail")
 _PAGE = 100
 _JITTER = 0.1  # Of the time between two sweeps: spreads those of several nodes.
 
-Tell = Callable[[list[tuple[Any, ...]]], None]
+Publish = Callable[[list[tuple[Any, ...]]], None]
 
 
 class MailSweeper:
     """A thread that sweeps all universes, then rests; one that fails is logged and does not stop the others."""
 
-    def __init__(self, database: Database, tell: Tell, *, shared: bool) -> None:
+    def __init__(self, database: Database, publish: Publish, *, shared: bool) -> None:
         self._database = database
-        self._tell = tell
+        self._publish = publish
         self._jitter = _JITTER if shared else 0.0
         self._random = Random()
         self._stopping = threading.Event()
@@ -66,9 +66,9 @@ class MailSweeper:
                 if self._stopping.is_set():
                     break
                 # A power loss may take it back: what is over is over, and is forgotten again.
-                counts, more, notes = self._database.transact(_sweep, universe, tier=Tier.IMPORTANT)
+                counts, more, events = self._database.transact(_sweep, universe, tier=Tier.IMPORTANT)
                 cleaned.update(counts)
-                self._tell(notes)
+                self._publish(events)
                 if not more:
                     break
         except Closed:
@@ -90,4 +90,4 @@ class MailSweeper:
 
 def _sweep(tx: Transaction, universe: str) -> tuple[dict[str, int], bool, list[tuple[Any, ...]]]:
     counts, more = mailboxes.sweep(tx, universe)
-    return counts, more, tx.notes
+    return counts, more, tx.events

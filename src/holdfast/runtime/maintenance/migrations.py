@@ -46,7 +46,7 @@ class Side(msgspec.Struct, frozen=True):
     keys: int = 0  # About how many there are, as far as anybody knows.
 
 
-class Mover:
+class Migrator:
     """Migrates one plane. `begin`, then each of the steps in order; all of them again after an interruption."""
 
     def __init__(self, source: Side, target: Side, name: str, *, with_logs: bool = True) -> None:
@@ -189,7 +189,7 @@ def _migrated(database: Database, begin: bytes, end: bytes) -> Iterator[tuple[Pa
             at = key + b"\x00"
             yield (key, value), at
         else:
-            at = room.tallies.range()[1]
+            at = room.all_counters.range()[1]
             yield database.read(migrations.united_tally, room, tier=Tier.IMPORTANT), at
 
 

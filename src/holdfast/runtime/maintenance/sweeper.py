@@ -19,23 +19,23 @@ from holdfast.errors import Backend, Busy, Closed, HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import queues, worlds
 from holdfast.layers.queues import NEVER_MS, QueueKey
-from holdfast.runtime.consumer_options import Waits
+from holdfast.runtime.consumer_options import ConsumerOptions
 
 _log = logging.getLogger("holdfast.sweeper")
 _PAGE = 100
 _ROUNDS_MAX = 1_000  # A queue with more than that due waits for its next turn behind the others.
 _RETRY_SECONDS = 1.0
 
-Tell = Callable[[list[tuple[Any, ...]]], None]
+Publish = Callable[[list[tuple[Any, ...]]], None]
 
 
 class Sweeper:
     """A thread with a heap of moments."""
 
-    def __init__(self, database: Database, waits: Waits, tell: Tell, *, shared: bool) -> None:
+    def __init__(self, database: Database, waits: ConsumerOptions, publish: Publish, *, shared: bool) -> None:
         self._database = database
         self._waits = waits
-        self._tell = tell
+        self._publish = publish
         self._shared = shared
         self._now_ms = SystemClock().now_ms
         self._jitter = Random()
@@ -127,7 +127,7 @@ class Sweeper:
             if in_ms > 0:
                 self.expect(queue, self._now_ms() + in_ms)
                 return
-            self._tell(self._database.transact(queues.attend_and_tell, queue))
+            self._publish(self._database.transact(queues.process_due_and_collect, queue))
         self.expect(queue, self._now_ms())
 
     def _queues(self) -> Iterator[QueueKey]:

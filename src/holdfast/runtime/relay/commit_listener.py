@@ -13,11 +13,11 @@ from contextlib import suppress
 from typing import Final
 
 from holdfast.kv import Subspace, prefix_range
-from holdfast.layers.mailboxes import Address, room_of
+from holdfast.layers.mailboxes import Address, keys_of
 from holdfast.runtime.relay.session import Session
 
 _SEQUENCE_BYTES: Final = 8
-_SOMEBODY: Final = room_of(Address("", ""))
+_SOMEBODY: Final = keys_of(Address("", ""))
 _MAIL: Final = _SOMEBODY.mail.removeprefix(_SOMEBODY.prefix)  # What stands between an agent and a sequence.
 _RECEIPT: Final = _SOMEBODY.receipt.removeprefix(_SOMEBODY.prefix)
 _READER: Final = _SOMEBODY.reader.removeprefix(_SOMEBODY.prefix)  # What a reader's key ends with.
@@ -28,7 +28,7 @@ Range = tuple[bytes, bytes]
 OfSequence = Callable[[Session, int], None]
 
 
-class Ears:
+class CommitListener:
     """Hears every commit of a key space on behalf of the sessions of one event loop."""
 
     def __init__(self, of_mail: OfSequence, of_receipt: OfSequence, of_reader: Callable[[Session], None]) -> None:
@@ -46,14 +46,14 @@ class Ears:
 
     def listen_for(self, session: Session) -> None:
         """Tell this session of its mail from now on, and no other one of its address."""
-        room = room_of(session.address)
+        room = keys_of(session.address)
         self._mail[room.mail] = self._receipts[room.receipt] = session
         self._readers[room.reader] = self._rooms[room.prefix] = session
         self._universes[_universe(session)] += 1
 
     def ignore(self, session: Session) -> None:
         """Tell this session nothing more."""
-        room, universe = room_of(session.address), _universe(session)
+        room, universe = keys_of(session.address), _universe(session)
         for table, key in (
             (self._mail, room.mail),
             (self._receipts, room.receipt),
@@ -66,7 +66,7 @@ class Ears:
             del self._universes[universe]
 
     def hear(self, keys: Collection[bytes], ranges: Collection[Range]) -> None:
-        """What `Database.hear` calls, on any thread."""
+        """What `Database.subscribe` calls, on any thread."""
         if not self._rooms:
             return
         if threading.get_ident() == self._thread:
@@ -108,7 +108,7 @@ class Ears:
         if key[:-_SEQUENCE_BYTES] in self._mail or key[:-_SEQUENCE_BYTES] in self._receipts or key in self._readers:
             self._hear((key,), ())
             return True
-        room = room_of(session.address)
+        room = keys_of(session.address)
         return key in (room.box, room.outgoing) or key.startswith((room.id, room.early, room.blocks))
 
 

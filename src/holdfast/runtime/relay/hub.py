@@ -40,7 +40,7 @@ from holdfast.limits import (
 )
 from holdfast.runtime.rate_limits import Rates
 from holdfast.runtime.relay.batch import Round, Then, give_up, ignore, may_pass, read_mail, read_receipts, unexpected
-from holdfast.runtime.relay.commit_listener import Ears
+from holdfast.runtime.relay.commit_listener import CommitListener
 from holdfast.runtime.relay.session import REPLACED, STOPPING, TOO_SLOW, Allow, Session
 from holdfast.wire.frames import Call
 from holdfast.wire.mail import ConfirmMail, Joined, JoinMailbox, LeaveMailbox, SendMail
@@ -79,7 +79,7 @@ class RelayHub:
         self._under_way: set[asyncio.Task[None]] = set()
         self._awake = asyncio.Event()
         self._closed = False
-        self._ears: Ears | None = None
+        self._ears: CommitListener | None = None
         self._hearing: asyncio.Future[Callable[[], None]] | None = None
         self._running: asyncio.Task[None] | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -147,9 +147,9 @@ class RelayHub:
     async def _start(self) -> None:
         """Begin to hear and to commit, if that has not begun."""
         if self._hearing is None:
-            self._ears = Ears(self._told_of_mail, self._told_of_receipts, self._told_of_reader)
+            self._ears = CommitListener(self._told_of_mail, self._told_of_receipts, self._told_of_reader)
             # PostgreSQL is connected to for this, which an event loop must not wait for.
-            hearing = asyncio.to_thread(self._database.hear, self._ears.hear)
+            hearing = asyncio.to_thread(self._database.subscribe, self._ears.hear)
             self._hearing = asyncio.ensure_future(hearing)
         if self._running is None:
             self._running = asyncio.ensure_future(self._run())

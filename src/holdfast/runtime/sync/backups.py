@@ -12,11 +12,13 @@ from holdfast.wire.backups import BackupBegun, BackupEnded
 class BackupStore:
     """Makes, tells of and hands out the checkpoints of a plane."""
 
-    def __init__(self, checkpoints: Checkpoints, objects: ObjectStore | None, aside: Callable[..., Any]) -> None:
-        """`aside` calls something that waits for files or stores."""
+    def __init__(
+        self, checkpoints: Checkpoints, objects: ObjectStore | None, run_in_thread: Callable[..., Any]
+    ) -> None:
+        """`run_in_thread` calls something that waits for files or stores."""
         self._checkpoints = checkpoints
         self._objects = objects
-        self._aside = aside
+        self._aside = run_in_thread
 
     def begin(self) -> BackupBegun:
         """Make a checkpoint."""

@@ -11,19 +11,19 @@ from holdfast.errors import Busy, LockTimeout, QueueBusy
 from holdfast.kv import Database, Transaction
 from holdfast.kv.serial_database import SerialDatabase
 from holdfast.layers import queues
-from holdfast.layers.idempotency import Once
+from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.queues import Ahead, Leased, QueueKey
 from holdfast.runtime.cancellation import finish_or_undo
-from holdfast.runtime.consumer_options import Waits
+from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.locks.table import LockTable
 from holdfast.tiers import Tier
 
-Tell = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
+Publish = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
 
 
-def _untold(notes: Sequence[tuple[Any, ...]]) -> None:
+def _untold(events: Sequence[tuple[Any, ...]]) -> None:
     """Nobody wants to hear of it."""
-    del notes
+    del events
 
 
 _AHEAD_QUEUES: Final = 1_024  # Queues whose next messages are remembered; others pay a search for each delivery.
@@ -32,9 +32,11 @@ _AHEAD_QUEUES: Final = 1_024  # Queues whose next messages are remembered; other
 class Dispatcher:
     """Leases messages to consumers, now or after a wait."""
 
-    def __init__(self, database: Database, clock: Clock | None, waits: Waits, tell: Tell | None = None) -> None:
+    def __init__(
+        self, database: Database, clock: Clock | None, waits: ConsumerOptions, publish: Publish | None = None
+    ) -> None:
         self._database = database
-        self._tell = tell or _untold
+        self._publish = publish or _untold
         self._clock = clock or SystemClock()
         self._waits = waits
         self._jitter = Random()
@@ -42,7 +44,9 @@ class Dispatcher:
         self._lines = LockTable(("queue",), nested=False, waiters_max=waits.consumers_max)
         self._ahead: OrderedDict[QueueKey, Ahead] = OrderedDict()
 
-    def receive(self, queue: QueueKey, *, wait_ms: int, tier: Tier, call: Once | None = None, **options: Any) -> Leased:
+    def receive(
+        self, queue: QueueKey, *, wait_ms: int, tier: Tier, call: KeyedCall | None = None, **options: Any
+    ) -> Leased:
         """At least one message, unless `wait_ms` pass without any, or what `call` has leased before.
 
         Raises:
@@ -82,7 +86,7 @@ class Dispatcher:
     def _first_in_line(
         self, queue: QueueKey, until_ms: int, tier: Tier, options: dict[str, Any], leave: Callable[[], None]
     ) -> Leased:
-        with self._database.watch(queues.room_of(queue).prefix) as watch:
+        with self._database.watch(queues.keys_of(queue).prefix) as watch:
             stop_listening = when_moved(self._clock, watch.fire)
             try:
                 while True:
@@ -111,19 +115,19 @@ class Dispatcher:
             self._database.transact(lease, queue, ahead=ahead, tier=tier, **options),
             partial(self._give_back, queue, call),
         )
-        if leased.notes:
-            self._tell(leased.notes)
+        if leased.events:
+            self._publish(leased.events)
         return leased
 
-    def give_back(self, queue: QueueKey, leased: Leased, call: Once | None) -> None:
+    def give_back(self, queue: QueueKey, leased: Leased, call: KeyedCall | None) -> None:
         """Give back what was leased and could not be delivered, uncounted."""
         if leased.messages:
-            self._tell(self._database.transact(*_undoing(queue, leased, call)))
+            self._publish(self._database.transact(*_undoing(queue, leased, call)))
 
-    def _give_back(self, queue: QueueKey, call: Once | None, leased: Leased) -> None:
+    def _give_back(self, queue: QueueKey, call: KeyedCall | None, leased: Leased) -> None:
         """Nobody waits for these any more: they were not delivered, and nothing has failed."""
         if leased.messages:
-            self._tell(self._database.transact(*_undoing(queue, leased, call)))
+            self._publish(self._database.transact(*_undoing(queue, leased, call)))
 
 
 def _lease_and_leave(
@@ -136,7 +140,7 @@ def _lease_and_leave(
     return leased
 
 
-def _undoing(queue: QueueKey, leased: Leased, call: Once | None) -> tuple[Any, ...]:
+def _undoing(queue: QueueKey, leased: Leased, call: KeyedCall | None) -> tuple[Any, ...]:
     """What takes a delivery back: a function over a transaction, and its arguments."""
     if call is None:
         return queues.defer_all, queue, leased.messages

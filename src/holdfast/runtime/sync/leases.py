@@ -9,21 +9,21 @@ from holdfast.clock import Clock, SystemClock, when_moved
 from holdfast.errors import LeaseHeld, LockTimeout
 from holdfast.kv import Database, Transaction
 from holdfast.layers import leases
-from holdfast.layers.idempotency import Once
+from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.leases import LEASE_EVENTS, Grant, LeaseKey
 from holdfast.runtime.cancellation import finish_or_undo
 from holdfast.runtime.locks.table import HolderInfo, LockTable
-from holdfast.runtime.sync.dispatcher import Tell
+from holdfast.runtime.sync.dispatcher import Publish
 from holdfast.wire.leases import Described, Granted, LeaseLine, LeaseProof, LockPlace, Waits
 
 
-class LeaseDesk:
+class LeaseWaiter:
     """Grants leases, now or after a wait."""
 
-    def __init__(self, database: Database, clock: Clock | None = None, tell: Tell | None = None) -> None:
+    def __init__(self, database: Database, clock: Clock | None = None, publish: Publish | None = None) -> None:
         self._database = database
         self._clock = clock or SystemClock()
-        self._tell = tell
+        self._publish = publish
         self._lines = LockTable(("lease",), nested=False)
 
     def acquire(
@@ -34,7 +34,7 @@ class LeaseDesk:
         ttl_ms: int,
         wait_ms: int,
         txn_id: str | None = None,
-        call: Once | None = None,
+        call: KeyedCall | None = None,
     ) -> Granted:
         """The lease, once it is free and everybody who came before has had it, or `wait_ms` have passed.
 
@@ -95,9 +95,9 @@ class LeaseDesk:
             outcome = "refused"
             raise
         finally:
-            if self._tell is not None:
+            if self._publish is not None:
                 now_ms = self._clock.now_ms()
-                self._tell([(LEASE_EVENTS + outcome, lease, owner, now_ms - began_ms, now_ms)])
+                self._publish([(LEASE_EVENTS + outcome, lease, owner, now_ms - began_ms, now_ms)])
 
     def waits(self, universe: str, locks: Sequence[HolderInfo], *, limit: int) -> Waits:
         """Who waits for leases of a universe here, beside who holds and waits for its locks."""
@@ -132,13 +132,13 @@ class LeaseDesk:
             finally:
                 stop_listening()
 
-    def _try(self, lease: LeaseKey, call: Once | None, **wishes: Any) -> Granted:
+    def _try(self, lease: LeaseKey, call: KeyedCall | None, **wishes: Any) -> Granted:
         grant, _ = finish_or_undo(
             self._database.transact(_acquire, lease, call, **wishes), partial(self._give_back, lease, call)
         )
         return leases.granted(lease.key, grant)
 
-    def _give_back(self, lease: LeaseKey, call: Once | None, outcome: tuple[Grant, bool]) -> None:
+    def _give_back(self, lease: LeaseKey, call: KeyedCall | None, outcome: tuple[Grant, bool]) -> None:
         """Nobody has heard of this grant, and nobody will."""
         grant, is_new = outcome
         proof = LeaseProof(lease.key, grant.lease_id, grant.fence, grant.txn_id, lease.universe)
@@ -148,7 +148,7 @@ class LeaseDesk:
             self._database.transact(leases.release_once, proof, call)
 
 
-def _acquire(tx: Transaction, lease: LeaseKey, call: Once | None, **wishes: Any) -> tuple[Grant, bool]:
+def _acquire(tx: Transaction, lease: LeaseKey, call: KeyedCall | None, **wishes: Any) -> tuple[Grant, bool]:
     if call is None:
         return leases.acquire(tx, lease, **wishes), True
     return leases.acquire_once(tx, lease, call, **wishes)

@@ -8,21 +8,21 @@ from holdfast.clock import Clock, SystemClock, when_moved
 from holdfast.kv import Database, Transaction
 from holdfast.layers import mailboxes
 from holdfast.layers.mailboxes import Address
-from holdfast.runtime.consumer_options import Waits
+from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.tiers import Tier
 from holdfast.wire.mail import MailReceipts, Mails
 
-Tell = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
+Publish = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
 
 
-class Mailroom:
+class MailWaiter:
     """Reads mail and receipts, now or after a wait."""
 
-    def __init__(self, database: Database, clock: Clock | None, waits: Waits, tell: Tell) -> None:
+    def __init__(self, database: Database, clock: Clock | None, waits: ConsumerOptions, publish: Publish) -> None:
         self._database = database
         self._clock = clock or SystemClock()
         self._waits = waits
-        self._tell = tell
+        self._publish = publish
         self._jitter = Random()
 
     def read(
@@ -47,11 +47,11 @@ class Mailroom:
             if peek:
                 found = self._database.read(mailboxes.peek, address, after=after, limit=limit, tier=tier)
                 return Mails(found)
-            found, live_from, notes = self._database.transact(
+            found, live_from, events = self._database.transact(
                 _deliver, address, after=after, limit=limit, session=session, bytes_max=bytes_max, tier=tier
             )
-            if notes:
-                self._tell(notes)
+            if events:
+                self._publish(events)
             return Mails(found, live_from)
 
         answer: Mails = self._wait(address, wait_ms, look)
@@ -72,7 +72,7 @@ class Mailroom:
         if _has_something(answer) or not wait_ms:
             return answer
         until_ms = self._clock.now_ms() + wait_ms
-        with self._database.watch(mailboxes.room_of(address).prefix) as watch:
+        with self._database.watch(mailboxes.keys_of(address).prefix) as watch:
             stop_listening = when_moved(self._clock, watch.fire)
             try:
                 while True:
@@ -91,4 +91,4 @@ def _has_something(answer: Mails | MailReceipts) -> bool:
 
 def _deliver(tx: Transaction, address: Address, **options: Any) -> tuple[Any, int | None, list[tuple[Any, ...]]]:
     found, live_from = mailboxes.deliver(tx, address, **options)
-    return found, live_from, tx.notes
+    return found, live_from, tx.events

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.errors import HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import queues
-from holdfast.layers.idempotency import Once
+from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.queues import Purged, QueueKey, Redriven
 from holdfast.limits import PAYLOAD_FETCH_BYTES_MAX
 from holdfast.runtime.sync.blobs import BlobStore
@@ -17,20 +17,20 @@ from holdfast.runtime.sync.dispatcher import Dispatcher
 from holdfast.tiers import Tier
 from holdfast.wire.queues import Deliveries, Moved, QueueStats, QueueSurvey
 
-Tell = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
+Publish = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
 
 
 class QueueStore:
     """Receives, counts, empties and redrives."""
 
-    def __init__(self, database: Database, dispatcher: Dispatcher, blobs: BlobStore, tell: Tell) -> None:
+    def __init__(self, database: Database, dispatcher: Dispatcher, blobs: BlobStore, publish: Publish) -> None:
         self._database = database
         self._dispatcher = dispatcher
         self._blobs = blobs
-        self._tell = tell
+        self._publish = publish
 
     def receive(
-        self, queue: QueueKey, *, wait_ms: int, tier: Tier, call: Once | None = None, **options: Any
+        self, queue: QueueKey, *, wait_ms: int, tier: Tier, call: KeyedCall | None = None, **options: Any
     ) -> Deliveries:
         """At least one message, unless `wait_ms` pass without any; with its payload, unless it is a large blob.
 
@@ -63,18 +63,18 @@ class QueueStore:
         ]
         return QueueSurvey(counted, found[-1].queue if len(found) == limit else None)
 
-    def purge(self, queue: QueueKey, call: Once | None = None) -> Moved:
+    def purge(self, queue: QueueKey, call: KeyedCall | None = None) -> Moved:
         """Remove every message that nobody holds, a bounded number a transaction; once for each `call`."""
         so_far = Purged()
         while so_far.after is not None:
-            so_far, notes = self._database.transact(queues.purge_on, queue, so_far, call)
-            self._tell(notes)
+            so_far, events = self._database.transact(queues.purge_on, queue, so_far, call)
+            self._publish(events)
         return Moved(so_far.count)
 
-    def redrive(self, queue: QueueKey, ids: Sequence[str] | None, limit: int, call: Once | None = None) -> Moved:
+    def redrive(self, queue: QueueKey, ids: Sequence[str] | None, limit: int, call: KeyedCall | None = None) -> Moved:
         """Put dead letters back, a bounded number a transaction; once for each `call`."""
         so_far = Redriven()
         while not so_far.is_over:
-            so_far, notes = self._database.transact(queues.redrive_on, queue, so_far, call, ids=ids, limit=limit)
-            self._tell(notes)
+            so_far, events = self._database.transact(queues.redrive_on, queue, so_far, call, ids=ids, limit=limit)
+            self._publish(events)
         return Moved(so_far.count)

@@ -61,7 +61,7 @@ class Watchers:
     def __init__(self, doors: Doors, samples: Samples) -> None:
         self._doors = doors
         self._samples = samples
-        self._database = doors.port.parts.database
+        self._database = doors.transport.services.database
         self._open: Counter[str] = Counter()  # By who has opened them.
 
     def route(self) -> Route:

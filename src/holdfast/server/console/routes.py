@@ -12,11 +12,11 @@ from holdfast.server.doors import Doors
 from holdfast.server.metrics import Metrics
 
 
-def console_routes(doors: Doors, metrics: Metrics, port: Any, *, reports: str | None = None) -> list[Route]:
-    """The console of a server; `port` is not measured, so that looking does not count. `reports` is a folder."""
+def console_routes(doors: Doors, metrics: Metrics, transport: Any, *, reports: str | None = None) -> list[Route]:
+    """The console of a server; `transport` is not measured, so that looking does not count. `reports` is a folder."""
     return [
         *files.routes(),
-        sessions.route(doors, port, reports=reports is not None),
-        Watchers(doors, Samples(metrics, port)).route(),
+        sessions.route(doors, transport, reports=reports is not None),
+        Watchers(doors, Samples(metrics, transport)).route(),
         *(Reports(doors, reports).routes() if reports is not None else ()),
     ]

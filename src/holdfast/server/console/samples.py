@@ -40,9 +40,9 @@ Sample = dict[str, Any]
 class Samples:
     """Takes a sample every second while somebody watches, and keeps the last few minutes of them."""
 
-    def __init__(self, metrics: Metrics, port: Any) -> None:
+    def __init__(self, metrics: Metrics, transport: Any) -> None:
         self._metrics = metrics
-        self._port = port
+        self._transport = transport
         self._kept: deque[Sample] = deque(maxlen=CONSOLE_SAMPLES)
         self._latest: Sample = {}  # The last one, with what is told of each operation.
         self._taken_at = float("-inf")
@@ -60,7 +60,7 @@ class Samples:
         async with self._turn:
             now = time.monotonic()
             if now - self._taken_at >= CONSOLE_SAMPLE_SECONDS:
-                await self._metrics.refresh(self._port)
+                await self._metrics.refresh(self._transport)
                 self._taken_at = now
                 sample, operations = self._take()
                 self._kept.append(sample)

@@ -44,8 +44,8 @@ def may(guard: Guard, request: Request[Any] | str) -> bool:
     return True if asked is None else bool(asked(request))
 
 
-def route(doors: Doors, port: Any, *, reports: bool) -> Route:
-    """`/console/session`; `port` is not measured, so that looking does not count."""
+def route(doors: Doors, transport: Any, *, reports: bool) -> Route:
+    """`/console/session`; `transport` is not measured, so that looking does not count."""
 
     async def answer(request: HttpRequest) -> Response:
         if not isinstance(doors.guards, Open) and "authorization" not in request.headers:
@@ -53,7 +53,7 @@ def route(doors: Doors, port: Any, *, reports: bool) -> Route:
         guard = admitted(doors, request.headers, request.client.host if request.client else "")
         token = getattr(guard, "token", None)
         limited = token is not None and EVERYTHING not in token.universes
-        names = list(token.universes) if token is not None and limited else await _universes(port, guard)
+        names = list(token.universes) if token is not None and limited else await _universes(transport, guard)
         session = Session(
             version=__version__,
             tokens=token is not None,
@@ -74,7 +74,7 @@ def _spoken(session: Session) -> Response:
     return Response(msgspec.json.encode(session), headers=headers, media_type=JSON)
 
 
-async def _universes(port: Any, guard: Guard) -> list[str]:
+async def _universes(transport: Any, guard: Guard) -> list[str]:
     request = ListUniverses(limit=CONSOLE_UNIVERSES_MAX, tier=Tier.IMPORTANT)
-    found = (await port.call(request)).names if may(guard, request) else []
+    found = (await transport.call(request)).names if may(guard, request) else []
     return sorted({UNIVERSE, *found})

@@ -38,7 +38,7 @@ async def _checkups(visit: Visit) -> Response:
 
 async def _streamed(visit: Visit, request: Request[Any], media: str) -> Response:
     visit.guard.allow(request)
-    chunks: AsyncIterator[bytes] = await visit.hall.port.receive(request)
+    chunks: AsyncIterator[bytes] = await visit.hall.transport.receive(request)
     return StreamingResponse(chunks, headers={"Cache-Control": "no-store"}, media_type=media)
 
 

@@ -21,7 +21,7 @@ async def _put(visit: Visit) -> Response:
     request = WriteBlob(visit.universe)
     visit.guard.allow(request)
     async with aclosing(visit.stream()) as chunks:
-        stored: Stored = await visit.hall.port.send(request, chunks)
+        stored: Stored = await visit.hall.transport.send(request, chunks)
     return rendered(stored, 201, {"ETag": quoted(stored.hash), "Location": f"/v1/blobs/{stored.hash}"})
 
 
@@ -48,7 +48,7 @@ async def _get(visit: Visit) -> Response:
     if visit.http.method == "HEAD":
         return Response(status_code=status, headers=headers, media_type=OCTETS)
     request = OpenBlob(hash, visit.universe, begin, None if status == 200 else end - begin)
-    return StreamingResponse(await visit.hall.port.receive(request), status, headers, OCTETS)
+    return StreamingResponse(await visit.hall.transport.receive(request), status, headers, OCTETS)
 
 
 def _wanted(visit: Visit, hash: str, size: int) -> tuple[int, int]:

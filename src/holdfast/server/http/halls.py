@@ -14,7 +14,7 @@ class Hall:
 
     def __init__(self, doors: Doors, limits: HttpLimits) -> None:
         self.doors = doors
-        self.port: Any = doors.port
+        self.transport: Any = doors.transport
         self.limits = limits
         self.credits = Credits()
         self.watches = 0

@@ -135,7 +135,7 @@ async def _with_payload(
             await _check_end(parts)
             return msgspec.structs.replace(message, payload=bytes(first), content_type=kind)
         async with aclosing(_all(bytes(first), pieces, parts)) as chunks:
-            stored = await visit.hall.port.send(WriteBlob(universe), chunks)
+            stored = await visit.hall.transport.send(WriteBlob(universe), chunks)
     return msgspec.structs.replace(message, blob=stored.hash, blob_size=stored.size, content_type=kind)
 
 
@@ -161,7 +161,7 @@ async def _stored(visit: Visit, universe: str, form: MessageForm) -> NewMessage:
             raise BlobNotFound(f"No blob {message.blob} is stored in {universe}; put it first")
         return msgspec.structs.replace(message, blob_size=size)
     if len(message.payload) > PAYLOAD_INLINE_BYTES_MAX:
-        stored = await visit.hall.port.call(PutBlob(message.payload, universe))
+        stored = await visit.hall.transport.call(PutBlob(message.payload, universe))
         return msgspec.structs.replace(message, payload=b"", blob=stored.hash, blob_size=stored.size)
     return message
 
@@ -296,7 +296,7 @@ def give_back(visit: Visit, request: ReceiveMessages, deliveries: list[Delivery]
     if deliveries:
         leases = [MessageLease(each.id, each.lease_id, each.fence) for each in deliveries]
         nack = NackMessages(request.queue, leases, intent="defer", universe=request.universe)
-        visit.hall.spawn(visit.hall.port.call(nack))
+        visit.hall.spawn(visit.hall.transport.call(nack))
 
 
 def _dequeue(with_state: bool) -> Any:
@@ -345,7 +345,7 @@ async def _parts(
         if delivery.payload is not None or delivery.blob is None:
             yield delivery.payload or b""
         else:
-            async for piece in await visit.hall.port.receive(OpenBlob(delivery.blob, request.universe)):
+            async for piece in await visit.hall.transport.receive(OpenBlob(delivery.blob, request.universe)):
                 yield piece
     yield writer.end()
 

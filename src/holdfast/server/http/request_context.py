@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from holdfast.names import UNIVERSE, checked_name
-from holdfast.plane.idempotency import once_of
+from holdfast.plane.idempotency import keyed_call_of
 from holdfast.server.authorization import Guard
 from holdfast.server.http.halls import Hall
 from holdfast.server.http.limits import IDEMPOTENCY_KEY_CHARACTERS_MAX
@@ -50,9 +50,9 @@ class Visit:
         if not allowed:
             self.guard.allow(request)
         request.check()
-        port = self.hall.port
+        transport = self.hall.transport
         key = self._key(request) if keyed and takes_key(type(request)) else None
-        answer: Answer = await port.call(request, once_of(port, request, key, again=True, like=like))
+        answer: Answer = await transport.call(request, keyed_call_of(transport, request, key, again=True, like=like))
         self.hall.credits.saw(request, answer)
         return answer
 

@@ -5,40 +5,40 @@ from functools import partial
 from typing import Any
 
 from holdfast.kv import Database, Transaction
-from holdfast.testing.conformance.subspace import clear_room, contents, in_threads, increment, put_all, raises
+from holdfast.testing.conformance.subspace import clear_subspace, contents, in_threads, increment, put_all, raises
 
 
 def check_eight_threads_lose_no_increment(database: Database) -> None:
-    room = clear_room(database)
+    subspace = clear_subspace(database)
 
     def climb(start: int) -> None:
         for step in range(40):
-            database.transact(increment, room.key((start + step) % 3))
+            database.transact(increment, subspace.key((start + step) % 3))
 
     in_threads(8, climb)
-    assert sum(int(value) for value in contents(database, room).values()) == 320
+    assert sum(int(value) for value in contents(database, subspace).values()) == 320
 
 
 def check_sixty_four_coroutines_lose_no_increment(database: Database) -> None:
-    room = clear_room(database)
+    subspace = clear_subspace(database)
 
     async def climb(start: int) -> None:
         for step in range(10):
-            await database.transact_async(increment, room.key((start + step) % 3))
+            await database.transact_async(increment, subspace.key((start + step) % 3))
 
     async def everybody() -> None:
         await asyncio.gather(*(climb(start) for start in range(64)))
 
     asyncio.run(everybody())
-    assert sum(int(value) for value in contents(database, room).values()) == 640
+    assert sum(int(value) for value in contents(database, subspace).values()) == 640
 
 
 def check_threads_and_coroutines_share_a_database(database: Database) -> None:
-    room = clear_room(database)
+    subspace = clear_subspace(database)
 
     async def climb() -> None:
         for _ in range(20):
-            await database.transact_async(increment, room.key("n"))
+            await database.transact_async(increment, subspace.key("n"))
 
     async def eight() -> None:
         await asyncio.gather(*(climb() for _ in range(8)))
@@ -48,39 +48,39 @@ def check_threads_and_coroutines_share_a_database(database: Database) -> None:
             asyncio.run(eight())
         else:
             for _ in range(20):
-                database.transact(increment, room.key("n"))
+                database.transact(increment, subspace.key("n"))
 
     in_threads(4, either)
-    assert contents(database, room) == {("n",): b"360"}
+    assert contents(database, subspace) == {("n",): b"360"}
 
 
 def check_write_skew_cannot_happen(database: Database) -> None:
     """Two on call; each may leave only while the other stays. Snapshot isolation would let both leave."""
-    room = clear_room(database)
+    subspace = clear_subspace(database)
 
     def leave(tx: Transaction, me: int) -> bool:
-        on_call = [key for key, _ in tx.scan(*room.range(), limit=10)]
+        on_call = [key for key, _ in tx.scan(*subspace.range(), limit=10)]
         if len(on_call) < 2:
             return False
-        tx.delete(room.key(me))
+        tx.delete(subspace.key(me))
         return True
 
     for _ in range(10):
-        database.transact(put_all, [(room.key(number), b"") for number in range(2)])
+        database.transact(put_all, [(subspace.key(number), b"") for number in range(2)])
         in_threads(2, lambda me: database.transact(leave, me))
-        assert len(contents(database, room)) == 1
+        assert len(contents(database, subspace)) == 1
 
 
 def check_readers_never_see_half_a_transaction(database: Database) -> None:
-    room = clear_room(database)
-    database.transact(put_all, [(room.key(number), b"0") for number in range(4)])
+    subspace = clear_subspace(database)
+    database.transact(put_all, [(subspace.key(number), b"0") for number in range(4)])
 
     def move(tx: Transaction, amount: int) -> None:
         for number, change in ((0, -amount), (3, amount)):
-            tx.put(room.key(number), b"%d" % (int(tx.get(room.key(number)) or b"0") + change))
+            tx.put(subspace.key(number), b"%d" % (int(tx.get(subspace.key(number)) or b"0") + change))
 
     def total(tx: Transaction) -> int:
-        return sum(int(value) for _, value in tx.scan(*room.range(), limit=10))
+        return sum(int(value) for _, value in tx.scan(*subspace.range(), limit=10))
 
     def either(number: int) -> None:
         for amount in range(25):
@@ -94,10 +94,10 @@ def check_readers_never_see_half_a_transaction(database: Database) -> None:
 
 
 def check_a_caller_that_fails_does_not_disturb_the_others(database: Database) -> None:
-    room = clear_room(database)
+    subspace = clear_subspace(database)
 
     def work(tx: Transaction, number: int) -> int:
-        tx.put(room.key(number), b"")
+        tx.put(subspace.key(number), b"")
         if number % 3 == 0:
             raise LookupError(number)
         return number
@@ -109,14 +109,14 @@ def check_a_caller_that_fails_does_not_disturb_the_others(database: Database) ->
     outcomes = asyncio.run(everybody())
     for number, outcome in enumerate(outcomes):
         assert isinstance(outcome, LookupError) if number % 3 == 0 else outcome == number
-    assert sorted(element for (element,) in contents(database, room)) == [n for n in range(60) if n % 3]
+    assert sorted(element for (element,) in contents(database, subspace)) == [n for n in range(60) if n % 3]
 
 
 def check_a_thread_that_fails_does_not_disturb_the_others(database: Database) -> None:
-    room = clear_room(database)
+    subspace = clear_subspace(database)
 
     def work(tx: Transaction, thread: int, step: int) -> None:
-        increment(tx, room.key(thread))
+        increment(tx, subspace.key(thread))
         if (thread + step) % 3 == 0:
             raise LookupError(thread)
 
@@ -128,14 +128,14 @@ def check_a_thread_that_fails_does_not_disturb_the_others(database: Database) ->
                 database.transact(work, thread, step)
 
     in_threads(8, climb)
-    assert contents(database, room) == {(thread,): b"20" for thread in range(8)}
+    assert contents(database, subspace) == {(thread,): b"20" for thread in range(8)}
 
 
 def check_a_cancelled_caller_does_not_disturb_the_others(database: Database) -> None:
-    room = clear_room(database)
+    subspace = clear_subspace(database)
 
     async def everybody() -> None:
-        calls = [asyncio.ensure_future(database.transact_async(increment, room.key("n"))) for _ in range(40)]
+        calls = [asyncio.ensure_future(database.transact_async(increment, subspace.key("n"))) for _ in range(40)]
         await asyncio.sleep(0)
         for call in calls[::4]:
             call.cancel()
@@ -145,4 +145,4 @@ def check_a_cancelled_caller_does_not_disturb_the_others(database: Database) -> 
         assert len(set(kept)) == len(kept)
 
     asyncio.run(everybody())
-    assert 30 <= int(contents(database, room)[("n",)]) <= 40
+    assert 30 <= int(contents(database, subspace)[("n",)]) <= 40

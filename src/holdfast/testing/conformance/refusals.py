@@ -20,28 +20,28 @@ from holdfast.errors import (
     ValueTooLarge,
 )
 from holdfast.kv import Database, Transaction
-from holdfast.testing.conformance.subspace import clear_room, contents, get, put, raises, run_async
+from holdfast.testing.conformance.subspace import clear_subspace, contents, get, put, raises, run_async
 from holdfast.tiers import Tier
 
 
 def check_a_function_that_raises_has_written_nothing(database: Database) -> None:
-    room = clear_room(database)
-    database.transact(put, room.key("kept"), b"1")
+    subspace = clear_subspace(database)
+    database.transact(put, subspace.key("kept"), b"1")
 
     def work(tx: Transaction) -> None:
-        tx.put(room.key("a"), b"1")
-        tx.delete_range(*room.range())
+        tx.put(subspace.key("a"), b"1")
+        tx.delete_range(*subspace.range())
         raise LookupError("on purpose")
 
     raises(LookupError, lambda: database.transact(work))
     raises(LookupError, partial(run_async, database.transact_async, work))
-    assert contents(database, room) == {("kept",): b"1"}
+    assert contents(database, subspace) == {("kept",): b"1"}
 
 
 def check_oversized_and_mistyped_input_is_refused(database: Database) -> None:
-    room = clear_room(database)
-    key = room.key("a")
-    long_key = room.prefix + bytes(limits.KEY_BYTES_MAX)
+    subspace = clear_subspace(database)
+    key = subspace.key("a")
+    long_key = subspace.prefix + bytes(limits.KEY_BYTES_MAX)
     wrong: list[tuple[type[HoldfastError], Callable[[Transaction], Any]]] = [
         (KeyTooLarge, lambda tx: tx.put(long_key, b"")),
         (KeyTooLarge, lambda tx: tx.delete(long_key)),
@@ -61,19 +61,19 @@ def check_oversized_and_mistyped_input_is_refused(database: Database) -> None:
     for error, misuse in wrong:
 
         def work(tx: Transaction, misuse: Callable[[Transaction], Any] = misuse) -> None:
-            tx.put(room.key("before"), b"1")
+            tx.put(subspace.key("before"), b"1")
             misuse(tx)
 
         raises(error, partial(database.transact, work))
-    assert contents(database, room) == {}
+    assert contents(database, subspace) == {}
 
 
 def check_a_transaction_that_writes_too_much_is_refused(database: Database) -> None:
-    room = clear_room(database)
+    subspace = clear_subspace(database)
 
     def too_many_bytes(tx: Transaction) -> None:
         for number in range(limits.TRANSACTION_BYTES_MAX // limits.VALUE_BYTES_MAX + 1):
-            tx.put(room.key(number), bytes(limits.VALUE_BYTES_MAX))
+            tx.put(subspace.key(number), bytes(limits.VALUE_BYTES_MAX))
 
     def too_many_keys(tx: Transaction) -> None:
         for number in range(limits.TRANSACTION_BYTES_MAX // limits.WRITE_COST_BYTES):
@@ -81,31 +81,31 @@ def check_a_transaction_that_writes_too_much_is_refused(database: Database) -> N
 
     raises(TransactionTooLarge, lambda: database.transact(too_many_bytes))
     raises(TransactionTooLarge, lambda: database.transact(too_many_keys))
-    assert contents(database, room) == {}
+    assert contents(database, subspace) == {}
 
 
 def check_transactions_do_not_nest(database: Database) -> None:
-    room = clear_room(database)
+    subspace = clear_subspace(database)
 
     def outer(tx: Transaction, inner: Callable[[], Any]) -> None:
-        tx.put(room.key("a"), b"1")
+        tx.put(subspace.key("a"), b"1")
         inner()
 
     for inner in (lambda: database.transact(get, b"a"), lambda: database.read(get, b"a"), database.close):
         raises(NestedTransaction, partial(database.transact, outer, inner))
         raises(NestedTransaction, partial(run_async, database.transact_async, outer, inner))
-    assert contents(database, room) == {}
+    assert contents(database, subspace) == {}
 
 
 def check_an_ended_transaction_refuses_use(database: Database) -> None:
-    room = clear_room(database)
+    subspace = clear_subspace(database)
     kept = [database.transact(lambda tx: tx), database.read(lambda tx: tx)]
     uses: list[Callable[[Transaction], Any]] = [
-        lambda tx: tx.get(room.key("a")),
-        lambda tx: tx.put(room.key("a"), b""),
-        lambda tx: tx.delete(room.key("a")),
-        lambda tx: tx.scan(*room.range(), limit=1),
-        lambda tx: tx.delete_range(*room.range()),
+        lambda tx: tx.get(subspace.key("a")),
+        lambda tx: tx.put(subspace.key("a"), b""),
+        lambda tx: tx.delete(subspace.key("a")),
+        lambda tx: tx.scan(*subspace.range(), limit=1),
+        lambda tx: tx.delete_range(*subspace.range()),
         lambda tx: tx.now_ms,
         lambda tx: tx.new_id(),
     ]
@@ -115,38 +115,38 @@ def check_an_ended_transaction_refuses_use(database: Database) -> None:
 
 
 def check_asynchronous_work_is_refused(database: Database) -> None:
-    room = clear_room(database)
+    subspace = clear_subspace(database)
 
     async def coroutine(tx: Transaction) -> None:
-        tx.put(room.key("a"), b"1")
+        tx.put(subspace.key("a"), b"1")
 
     def generator(tx: Transaction) -> Iterator[None]:
-        tx.put(room.key("a"), b"1")
+        tx.put(subspace.key("a"), b"1")
         yield
 
     async def asynchronous_generator(tx: Transaction) -> AsyncIterator[None]:
-        tx.put(room.key("a"), b"1")
+        tx.put(subspace.key("a"), b"1")
         yield
 
     for work in (coroutine, generator, asynchronous_generator):
         raises(NotSynchronous, partial(database.transact, work))
         raises(NotSynchronous, partial(database.read, work))
-    assert contents(database, room) == {}
+    assert contents(database, subspace) == {}
 
 
 def check_a_tier_that_no_transaction_keeps_is_refused(database: Database) -> None:
-    room = clear_room(database)
+    subspace = clear_subspace(database)
     wrong: list[Any] = [Tier.BEST_EFFORT, "critical", None]
     for tier in wrong:
-        raises(UnsupportedTier, partial(database.transact, put, room.key("a"), b"1", tier=tier))
-        raises(UnsupportedTier, partial(database.read, get, room.key("a"), tier=tier))
-    assert contents(database, room) == {}
+        raises(UnsupportedTier, partial(database.transact, put, subspace.key("a"), b"1", tier=tier))
+        raises(UnsupportedTier, partial(database.read, get, subspace.key("a"), tier=tier))
+    assert contents(database, subspace) == {}
 
 
 def check_a_closed_database_refuses_use(database: Database) -> None:
-    room = clear_room(database)
-    watch = database.watch(room.prefix)
-    database.transact(put, room.key("a"), b"1", tier=Tier.IMPORTANT)
+    subspace = clear_subspace(database)
+    watch = database.watch(subspace.prefix)
+    database.transact(put, subspace.key("a"), b"1", tier=Tier.IMPORTANT)
     database.close()
     database.close()
     raises(Closed, lambda: database.transact(get, b"a"))

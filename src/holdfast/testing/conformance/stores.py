@@ -17,8 +17,8 @@ from holdfast.kv import Database
 from holdfast.layers import journals
 from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.layers.worlds import World
-from holdfast.plane.embedded import EmbeddedPort
-from holdfast.plane.services import Parts
+from holdfast.plane.embedded import EmbeddedTransport
+from holdfast.plane.services import Services
 from holdfast.testing.conformance.subspace import in_threads, raises
 from holdfast.wire.restores import Entry
 
@@ -26,7 +26,7 @@ StoreCheck = Callable[[Database, ObjectStore], None]
 
 
 def check_blobs_are_idempotent_and_named_by_their_bytes(database: Database, objects: ObjectStore) -> None:
-    blobs = Plane(EmbeddedPort(Parts(database, objects)), "blobs").blobs
+    blobs = Plane(EmbeddedTransport(Services(database, objects)), "blobs").blobs
     for data in (b"", b"small", bytes(range(256)) * 100):
         names = {blobs.put(data), blobs.put(data), blobs.write(iter([data[:7], data[7:]]))}
         assert names == {hashlib.sha256(data).hexdigest()}
@@ -37,14 +37,14 @@ def check_blobs_are_idempotent_and_named_by_their_bytes(database: Database, obje
 
 
 def check_many_store_the_same_blob_at_once(database: Database, objects: ObjectStore) -> None:
-    blobs = Plane(EmbeddedPort(Parts(database, objects)), "blobs-at-once").blobs
+    blobs = Plane(EmbeddedTransport(Services(database, objects)), "blobs-at-once").blobs
     data = b"shared" * 10_000
     in_threads(8, lambda _: blobs.put(data))
     assert blobs.get(hashlib.sha256(data).hexdigest()) == data
 
 
 def check_snapshots_never_change_and_the_baseline_never_goes_back(database: Database, objects: ObjectStore) -> None:
-    world = Plane(EmbeddedPort(Parts(database, objects)), "baselines").world("w")
+    world = Plane(EmbeddedTransport(Services(database, objects)), "baselines").world("w")
     world.create()
     world.append([1, 2, 3], expected_head=0)
     qualified: dict[str, Any] = {"promote": True, "manifest_hash": NO_MANIFEST}
@@ -57,7 +57,7 @@ def check_snapshots_never_change_and_the_baseline_never_goes_back(database: Data
 
 
 def check_a_restore_from_segments_and_tail_equals_a_full_replay(database: Database, objects: ObjectStore) -> None:
-    world = Plane(EmbeddedPort(Parts(database, objects)), "segments").world("w")
+    world = Plane(EmbeddedTransport(Services(database, objects)), "segments").world("w")
     world.create()
     for number in range(6):
         world.append([{"n": number, "pad": "x" * 50}] * 50, expected_head=world.head())

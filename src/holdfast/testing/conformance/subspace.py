@@ -8,15 +8,17 @@ from typing import Any
 from holdfast.kv import Database, Pair, Subspace, Transaction
 
 
-def clear_room(database: Database) -> Subspace:
+def clear_subspace(database: Database) -> Subspace:
     """An empty subspace for the check that runs."""
-    room = Subspace("conformance")
-    database.transact(lambda tx: tx.delete_range(room.prefix, room.prefix + b"\xff" * 8))
-    return room
+    subspace = Subspace("conformance")
+    database.transact(lambda tx: tx.delete_range(subspace.prefix, subspace.prefix + b"\xff" * 8))
+    return subspace
 
 
-def contents(database: Database, room: Subspace) -> dict[tuple[Any, ...], bytes]:
-    return {room.unpack(key): value for key, value in database.read(lambda tx: tx.scan(*room.range(), limit=10_000))}
+def contents(database: Database, subspace: Subspace) -> dict[tuple[Any, ...], bytes]:
+    return {
+        subspace.unpack(key): value for key, value in database.read(lambda tx: tx.scan(*subspace.range(), limit=10_000))
+    }
 
 
 def get(tx: Transaction, key: bytes) -> bytes | None:

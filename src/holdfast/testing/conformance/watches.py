@@ -9,18 +9,18 @@ from holdfast.errors import (
     InvalidKey,
 )
 from holdfast.kv import Database, Transaction
-from holdfast.testing.conformance.subspace import clear_room, put, raises
+from holdfast.testing.conformance.subspace import clear_subspace, put, raises
 
 
 def check_a_watch_wakes_on_writes_below_its_prefix(database: Database) -> None:
-    room = clear_room(database)
+    subspace = clear_subspace(database)
     changes: list[Callable[[Transaction], None]] = [
-        lambda tx: tx.put(room.key("a", 1), b""),
-        lambda tx: tx.delete(room.key("a", 1)),
-        lambda tx: tx.delete_range(*room.range("a")),
-        lambda tx: tx.delete_range(*room.range()),
+        lambda tx: tx.put(subspace.key("a", 1), b""),
+        lambda tx: tx.delete(subspace.key("a", 1)),
+        lambda tx: tx.delete_range(*subspace.range("a")),
+        lambda tx: tx.delete_range(*subspace.range()),
     ]
-    with database.watch(room.key("a")) as watch:
+    with database.watch(subspace.key("a")) as watch:
         while watch.wait(0):  # A hint may come for nothing; take it.
             pass
         for change in changes:
@@ -29,24 +29,24 @@ def check_a_watch_wakes_on_writes_below_its_prefix(database: Database) -> None:
 
 
 def check_a_watch_keeps_a_hint_that_came_before_the_wait(database: Database) -> None:
-    room = clear_room(database)
-    with database.watch(room.key("a")) as watch:
-        database.transact(put, room.key("a", 1), b"")
+    subspace = clear_subspace(database)
+    with database.watch(subspace.key("a")) as watch:
+        database.transact(put, subspace.key("a", 1), b"")
         assert watch.wait(60)
 
 
 def check_a_watch_wakes_threads_and_event_loops(database: Database) -> None:
-    room = clear_room(database)
-    with database.watch(room.key("a")) as watch:
+    subspace = clear_subspace(database)
+    with database.watch(subspace.key("a")) as watch:
         while watch.wait(0):
             pass
-        write = threading.Thread(target=database.transact, args=(put, room.key("a", 1), b""))
+        write = threading.Thread(target=database.transact, args=(put, subspace.key("a", 1), b""))
         write.start()
         assert watch.wait(60)
         write.join()
 
         async def on_a_loop() -> bool:
-            writing = asyncio.ensure_future(database.transact_async(put, room.key("a", 2), b""))
+            writing = asyncio.ensure_future(database.transact_async(put, subspace.key("a", 2), b""))
             woken = await watch.wait_async(10)
             await writing
             return woken
@@ -69,7 +69,7 @@ def check_a_closed_watch_says_so(database: Database) -> None:
 
 
 def check_whoever_hears_every_commit_learns_what_it_wrote(database: Database) -> None:
-    room = clear_room(database)
+    subspace = clear_subspace(database)
     heard: set[bytes] = set()
     cleared: list[tuple[bytes, bytes]] = []
 
@@ -77,14 +77,14 @@ def check_whoever_hears_every_commit_learns_what_it_wrote(database: Database) ->
         heard.update(keys)
         cleared.extend(ranges)
 
-    stop = database.hear(told)
-    database.transact(put, room.key("a", 1), b"")
-    database.transact(lambda tx: tx.delete(room.key("a", 2)))
-    assert {room.key("a", 1), room.key("a", 2)} <= heard
-    begin, end = room.range("b")
+    stop = database.subscribe(told)
+    database.transact(put, subspace.key("a", 1), b"")
+    database.transact(lambda tx: tx.delete(subspace.key("a", 2)))
+    assert {subspace.key("a", 1), subspace.key("a", 2)} <= heard
+    begin, end = subspace.range("b")
     database.transact(lambda tx: tx.delete_range(begin, end))
     assert any(first <= begin and end <= past for first, past in cleared)
     stop()
     stop()
-    database.transact(put, room.key("a", 3), b"")
-    assert room.key("a", 3) not in heard
+    database.transact(put, subspace.key("a", 3), b"")
+    assert subspace.key("a", 3) not in heard

@@ -262,8 +262,8 @@ def check_requests_are_indexed_by_the_drain_and_only_by_it(database: Database) -
 
     def indexed() -> list[list[tuple[Any, ...]]]:
         return [
-            [room.unpack(key) for key, _ in database.read(Transaction.scan, *room.range(), limit=100)]
-            for room in requests
+            [subspace.unpack(key) for key, _ in database.read(Transaction.scan, *subspace.range(), limit=100)]
+            for subspace in requests
         ]
 
     def drain_and_fail(tx: Transaction) -> None:
@@ -285,7 +285,7 @@ def check_a_hole_in_a_journal_is_reported(database: Database) -> None:
     world = _fresh(database, check_a_hole_in_a_journal_is_reported)
     database.transact(journals.append, world, _entries("n", 6), expected_head=0)
     for hole in (0, 3, 5):
-        key = worlds.room(world).key("journal", "e") + hole.to_bytes(8, "big")
+        key = worlds.subspace(world).key("journal", "e") + hole.to_bytes(8, "big")
         record = database.read(Transaction.get, key)
         assert record is not None
         database.transact(Transaction.delete, key)
