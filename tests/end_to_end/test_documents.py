@@ -1,11 +1,11 @@
-"""What a newcomer meets first is true: the code of README, tutorial and guides runs.
+"""The code blocks of the README, the tutorial and the guides run, and print what the pages show.
 
 The blocks of a document run from top to bottom in one shell, as a reader would run them:
 
     ```sh                       as it is
     ```python                   by python
     ```python title=worker.py   is saved under that name
-    ```text                     what the block before it prints: each line is a part of one of its lines
+    ```text                     expected output of the block before it: each line must occur in that output
 """
 
 import http.client
@@ -28,16 +28,39 @@ from moto.server import ThreadedMotoServer
 from holdfast.server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 
 
-def test_the_readme_has_code() -> None:
-    assert len(BLOCKS) >= 3
+def run_readme_block(block: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", block], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{done.stderr}\nin this block of README.md:\n{block}"
+
+
+def test_readme_has_python_blocks() -> None:
+    assert len(BLOCKS) >= 10
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_the_readmes_code_runs(block: str, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, check=True)
+def test_readme_block_runs_twice_in_one_directory(block: str, tmp_path: Path) -> None:
+    for _ in range(2):
+        run_readme_block(block, tmp_path)
+
+
+def test_readme_blocks_run_in_order_in_one_directory(tmp_path: Path) -> None:
+    for block in BLOCKS:
+        run_readme_block(block, tmp_path)
+
+
+def test_readme_blocks_pass_mypy_strict(tmp_path: Path) -> None:
+    files = [tmp_path / f"block_{number}.py" for number in range(len(BLOCKS))]
+    for file, block in zip(files, BLOCKS, strict=True):
+        file.write_text(block)
+    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = True\n")
+    mypy = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", *(file.name for file in files)]
+    done = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 MARK = "@@ block"
@@ -45,7 +68,7 @@ BLOCK = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.DOTALL | re.MUL
 
 
 def run_blocks(document: str, folder: Path, words: Mapping[str, str]) -> None:
-    """Run a document in a folder, with `words` of it replaced by those of this machine."""
+    """Run a document's blocks in `folder`, with each key of `words` replaced by its value."""
     text = (ROOT / "docs" / document).read_text()
     for word, ours in words.items():
         assert word in text
@@ -81,7 +104,7 @@ def run_blocks(document: str, folder: Path, words: Mapping[str, str]) -> None:
     try:
         said, _ = shell.communicate(timeout=600)
     finally:
-        for _ in range(2):  # What a block has left running is ours, and goes with it.
+        for _ in range(2):  # Also stops what a block left running.
             try:
                 os.killpg(shell.pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -98,12 +121,12 @@ SERVER = "http://127.0.0.1:9440"
 
 
 def free_port() -> int:
-    """One that nobody gets by chance before it is used: those of connections are higher."""
+    """A free port below the ephemeral range, so that no outgoing connection can take it before it is used."""
     for _ in range(100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", random.randrange(10_000, 30_000)))
             return int(probe.getsockname()[1])
-    pytest.fail("there is no free port")
+    pytest.fail("no free port found")
 
 
 @pytest.mark.parametrize("document", ["tutorial.md", "how-to/write-a-worker.md", "pipeline.md"])
