@@ -1,68 +1,72 @@
-"""Names that people give: universes, worlds, queues, keys, lower-cased once, here, at the edge; and folders."""
+"""The one place that checks names: of universes, worlds, queues, agents, and the keys of leases and states.
+
+A name is 1 to 255 letters, digits and `._@:+=-`, and keeps its case. A key of a lease or a state may join such names
+with `/`, as in `orders/1234`. An address is `agent` or `agent@universe`, so the name of an agent has no `@`.
+"""
 
 import re
 from pathlib import Path
 from typing import Final
 
 from holdfast.errors import InvalidName, PathUnusable
-from holdfast.limits import KEY_NAME_CHARACTERS_MAX, NAMES_KNOWN_MAX
+from holdfast.limits import NAME_BYTES_MAX, NAMES_CACHED_MAX
 
-UNIVERSE: Final = "main"  # The tenant of whoever names none.
+UNIVERSE: Final = "main"  # The tenant of callers that do not name one.
 
-_NAME: Final = re.compile(r"[a-z0-9._-]{1,128}\Z")
-_known: Final[set[str]] = set()  # Names that were found to be good: most calls name what others named before.
+_ALLOWED: Final = f"1 to {NAME_BYTES_MAX} letters (a-z, A-Z), digits and . _ @ : + = -"
+_NAME: Final = re.compile(rf"(?!\.{{1,2}}\Z)[A-Za-z0-9._@:+=-]{{1,{NAME_BYTES_MAX}}}\Z")  # Neither "." nor "..".
+_known: Final[set[str]] = set()  # Names that passed the check: most calls use a name that was used before.
 
 
 def checked_name(kind: str, name: object) -> str:
-    """The name in lower case.
+    """The name itself, unchanged.
 
     Raises:
-        InvalidName: it is no name.
+        InvalidName: it is not a name.
     """
-    if isinstance(name, str) and name.isascii():  # Or the kelvin sign would be a k.
-        if name in _known:
-            return name
-        lowered = name.lower()
-        if _NAME.match(lowered):
-            if len(_known) >= NAMES_KNOWN_MAX:
-                _known.clear()
-            _known.add(lowered)
-            return lowered
-    raise InvalidName(f"{name!r} is no name for a {kind}; use 1 to 128 of a-z, 0-9, '.', '_' and '-'")
+    if name.__class__ is str and name in _known:
+        return name  # type: ignore[return-value]
+    if isinstance(name, str) and _NAME.match(name):
+        if len(_known) >= NAMES_CACHED_MAX:
+            _known.clear()
+        _known.add(name)
+        return name
+    raise InvalidName(f"Invalid {kind} name {_shown(name)}: use {_ALLOWED}, and neither '.' nor '..'")
 
 
 def checked_key(kind: str, key: object) -> str:
-    """The key of a lease or a state in lower case: names joined by slashes, as in `orders/1234`.
+    """The key of a lease or a state, unchanged: names joined by slashes, as in `orders/1234`.
 
     Raises:
-        InvalidName: it is no key.
+        InvalidName: it is not a key.
     """
-    if isinstance(key, str) and key.isascii() and len(key) <= KEY_NAME_CHARACTERS_MAX:
-        lowered = key.lower()
-        if _NAME.match(lowered) or all(_NAME.match(part) for part in lowered.split("/")):
-            return lowered
+    if isinstance(key, str) and (key in _known or _is_key(key)):
+        return key
     raise InvalidName(
-        f"{key!r} is no key of a {kind}; join names of 1 to 128 of a-z, 0-9, '.', '_' and '-' by '/', "
-        f"{KEY_NAME_CHARACTERS_MAX} characters in all"
+        f"Invalid {kind} key {_shown(key)}: use {_ALLOWED}, with single slashes between parts, "
+        f"{NAME_BYTES_MAX} characters in all"
     )
 
 
 def checked_agent(address: object, universe: str) -> str:
-    """The agent that an address names, in lower case: `agent-7`, or `agent-7@universe`.
+    """The agent that an address names: `agent-7`, or `agent-7@universe`.
 
     Raises:
-        InvalidName: it is no address, or one of another universe. Mail does not leave its universe.
+        InvalidName: it is not an address, or it is in another universe. Mail stays within its universe.
     """
     if not isinstance(address, str) or "@" not in address:
         return checked_name("agent", address)
     agent, _, home = address.partition("@")
     if checked_name("universe", home) != universe:
-        raise InvalidName(f"{address} is in another universe than {universe}, and mail does not leave its universe")
+        raise InvalidName(
+            f"{_shown(address)} is in universe {home}, not {universe}; mail stays within its universe, "
+            "and the name of an agent has no '@'"
+        )
     return checked_name("agent", agent)
 
 
 def folder_at(named: str) -> Path:
-    """The folder of that name, or of that dir: URL, with `~` as whose home it is.
+    """The folder with this path or `dir:` URL; `~` and `~user` are expanded.
 
     Raises:
         PathUnusable: there is no such user.
@@ -71,4 +75,14 @@ def folder_at(named: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise PathUnusable(f"{path} names no folder ({error}); write the whole path") from error
+        raise PathUnusable(f"The path {path} cannot be expanded ({error}); write it in full") from error
+
+
+def _is_key(key: str) -> bool:
+    return len(key) <= NAME_BYTES_MAX and all(_NAME.match(part) for part in key.split("/"))
+
+
+def _shown(value: object) -> str:
+    """A rejected value, shortened: it may be of any length."""
+    text = repr(value)
+    return text if len(text) <= 300 else f"{text[:299]}…"

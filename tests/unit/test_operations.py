@@ -1,4 +1,4 @@
-"""Every request is carried out by exactly one operation, and crosses the wire unchanged."""
+"""Every request has exactly one handler, declares what entry points need, and crosses the wire unchanged."""
 
 import importlib
 import pkgutil
@@ -6,21 +6,25 @@ from collections.abc import Iterator
 from functools import reduce
 from operator import or_
 from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Tier, wire
+from holdfast import Tier, plane, wire
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.errors import InvalidArgument
+from holdfast.kv import Transaction
 from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from holdfast.plane.handlers import HANDLERS, transaction
 from holdfast.plane.operations import OPERATIONS, execute
 from holdfast.plane.services import Services
+from holdfast.wire import catalog
 from holdfast.wire.backups import ListBackup, OpenBackup
 from holdfast.wire.blobs import OpenBlob, PutBlob, WriteBlob
+from holdfast.wire.entities import WriteEntities
 from holdfast.wire.frames import AnyRequest
 from holdfast.wire.health_checks import RunCheckups
 from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs, Value
@@ -55,7 +59,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.floats(allow_nan=False)  # It would not equal itself.
     if get_origin(kind) is list:
         return st.lists(values_of(get_args(kind)[0]), max_size=3)
-    if get_origin(kind) is UnionType:
+    if get_origin(kind) in (UnionType, Union):
         return st.one_of([values_of(part) for part in get_args(kind)])
     if get_origin(kind) is tuple and get_args(kind)[-1] is ...:
         return st.lists(values_of(get_args(kind)[0]), max_size=3).map(tuple)
@@ -64,12 +68,39 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     return st.from_type(kind)
 
 
-def test_every_request_has_an_operation_and_every_operation_a_request() -> None:
+def test_every_request_has_a_handler_and_is_in_the_catalog() -> None:
+    assert set(OPERATIONS) == set(REQUESTS) == set(catalog.REQUESTS)
+
+
+def test_every_module_that_defines_handlers_is_imported() -> None:
+    for found in pkgutil.walk_packages(plane.__path__, "holdfast.plane."):
+        importlib.import_module(found.name)
+    assert {handler.run or handler.serve or handler.immediate for handler in OPERATIONS.values()} == {
+        handler.run or handler.serve or handler.immediate for handler in HANDLERS.values()
+    }
     assert set(OPERATIONS) == set(REQUESTS)
 
 
-def test_no_two_requests_share_an_operation() -> None:
-    functions = [operation.run or operation.serve or operation.at_once for operation in OPERATIONS.values()]
+def test_a_request_has_one_handler() -> None:
+    def again(tx: Transaction, request: GetPair) -> Value:
+        return Value(None)
+
+    with pytest.raises(ValueError, match="GetPair has a handler already"):
+        transaction(again)
+
+
+@every_request
+def test_only_transactions_are_declared_as_atomic(kind: type[Request[Any]]) -> None:
+    assert not kind.operation.atomic or OPERATIONS[kind].run is not None or kind is WriteEntities
+
+
+def test_no_two_http_routes_are_the_same() -> None:
+    routes = [(route.method, route.path) for kind in REQUESTS for route in kind.operation.http]
+    assert len(set(routes)) == len(routes)
+
+
+def test_no_two_requests_share_a_handler() -> None:
+    functions = [handler.run or handler.serve or handler.immediate for handler in OPERATIONS.values()]
     assert len(set(functions)) == len(functions)
 
 
@@ -79,9 +110,9 @@ def test_everything_may_be_asked_over_the_network_but_what_was_left_out_on_purpo
     assert set(get_args(AnyRequest)) == OPERATIONS.keys() - left_out
 
 
-def test_an_operation_is_a_transaction_or_more_than_one_or_none_at_all() -> None:
-    for operation in OPERATIONS.values():
-        assert [operation.run, operation.serve, operation.at_once].count(None) == 2
+def test_a_handler_is_a_transaction_or_a_service_or_immediate() -> None:
+    for handler in OPERATIONS.values():
+        assert [handler.run, handler.serve, handler.immediate].count(None) == 2
 
 
 def test_what_needs_more_than_a_transaction_is_no_part_of_one() -> None:
@@ -142,11 +173,11 @@ UNKNOWN = [BurnPair(b"a"), Request(), object(), None, "pairs.get", GetPair]
 @pytest.mark.parametrize("request_", UNKNOWN, ids=lambda given: type(given).__name__)
 async def test_an_unknown_request_is_refused_at_every_door(request_: Any) -> None:
     with MemoryDatabase() as database:
-        with pytest.raises(InvalidArgument, match="no operation"):
+        with pytest.raises(InvalidArgument, match="not a request of this plane"):
             database.transact(execute, request_)
-        with pytest.raises(InvalidArgument, match="no operation"):
+        with pytest.raises(InvalidArgument, match="not a request of this plane"):
             EmbeddedTransport(Services(database)).call(request_)
-        with pytest.raises(InvalidArgument, match="no operation"):
+        with pytest.raises(InvalidArgument, match="not a request of this plane"):
             await AsyncEmbeddedTransport(Services(database)).call(request_)
 
 

@@ -1,6 +1,5 @@
 """Every operation may be sent again: it only reads, it is the same twice, or it has a key and happens once."""
 
-import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,7 +59,6 @@ from holdfast.wire.queues import (
     SetSchedule,
     SurveyQueues,
 )
-from holdfast.wire.repeats import READS, SAME_TWICE, takes_key
 from holdfast.wire.requests import Request
 from holdfast.wire.states import RemoveState, UpdateState
 from holdfast.wire.tokens import CreateToken, RevokeToken
@@ -80,33 +78,32 @@ from holdfast.wire.worlds import (
 )
 
 PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
-KEYED = [kind for kind in OPERATIONS if takes_key(kind)]
+KEYED = [kind for kind in OPERATIONS if kind.operation.takes_key]
+REPEATABLE = [kind for kind in OPERATIONS if kind.operation.repeatable]
 
 
 # The tables.
 
 
-def test_what_only_reads_is_what_a_snapshot_serves() -> None:
-    for kind, operation in OPERATIONS.items():
-        if operation.run is not None:
-            assert operation.reads_only == (kind in READS), kind.__name__
+def test_transactions_that_only_read_run_on_snapshots() -> None:
+    for kind, handler in OPERATIONS.items():
+        if handler.run is not None:
+            assert handler.reads_only == kind.operation.reads, kind.__name__
 
 
-def test_everything_is_read_only_or_the_same_twice_or_takes_a_key() -> None:
-    for kind, operation in OPERATIONS.items():
-        beyond = operation.serve or operation.at_once
-        if beyond is None:
-            assert kind in READS or takes_key(kind), kind.__name__
-            continue
-        takes_call = "call" in inspect.signature(beyond).parameters
-        assert operation.keyed == takes_call == takes_key(kind), kind.__name__
-    assert not READS & SAME_TWICE.keys()
-    assert READS | SAME_TWICE.keys() <= OPERATIONS.keys()
+def test_every_operation_reads_or_is_repeatable_or_takes_a_key() -> None:
+    for kind, handler in OPERATIONS.items():
+        assert not (kind.operation.reads and kind.operation.repeatable), kind.__name__
+        if handler.run is not None:
+            assert kind.operation.reads or kind.operation.takes_key, kind.__name__
+        else:
+            assert handler.takes_call == kind.operation.takes_key, kind.__name__
 
 
-def test_the_protocol_says_what_is_the_same_twice_and_why() -> None:
+def test_the_protocol_lists_repeatable_operations_with_the_reason() -> None:
     rows = re.findall(r"^\| `([a-z.]+)` \| (.*) \|$", PROTOCOL.read_text(), re.MULTILINE)
-    assert {kind.__struct_config__.tag: why for kind, why in SAME_TWICE.items()}.items() <= dict(rows).items()
+    reasons = {kind.__struct_config__.tag: kind.operation.repeatable for kind in REPEATABLE}
+    assert reasons.items() <= dict(rows).items()
 
 
 # A town in which every operation has something to do.
@@ -268,7 +265,7 @@ def same_twice(town: Town) -> dict[type[Request[Any]], Callable[[], Any]]:
     }
 
 
-@pytest.mark.parametrize("kind", SAME_TWICE, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", REPEATABLE, ids=lambda kind: kind.__name__)
 def test_what_is_the_same_twice_leaves_the_same(town: Town, kind: type[Request[Any]]) -> None:
     town.transport.call(CommitSnapshot("w", b"\x01", 2, promote=True, receipt_horizon_height=2, manifest_hash=MANIFEST))
     work = same_twice(town)[kind]
@@ -299,7 +296,9 @@ def test_what_reads_beyond_a_snapshot_writes_nothing(clock: ManualClock, monkeyp
         ReadReceipts("ada"),
     ]
     streams = {ListBackup, OpenBackup, RunCheckups}  # Which look at a copy, and have tests of their own.
-    assert {type(request) for request in reads} | streams == {kind for kind in READS if OPERATIONS[kind].run is None}
+    assert {type(request) for request in reads} | streams == {
+        kind for kind, handler in OPERATIONS.items() if kind.operation.reads and handler.run is None
+    }
     before = town.everything()
 
     def refuse(*args: Any, **options: Any) -> Any:

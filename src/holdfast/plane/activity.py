@@ -1,10 +1,10 @@
 """Session logs: a record is accepted at once; whatever touches a file is done aside."""
 
-from typing import Any
-
 from holdfast.errors import InvalidArgument
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.names import checked_name
+from holdfast.plane.handlers import immediate, service
+from holdfast.plane.stores import AnyStores, Served
 from holdfast.runtime.activity.log import ActivityLog, Position
 from holdfast.wire.activity import (
     ACCEPTED,
@@ -20,27 +20,31 @@ from holdfast.wire.activity import (
 from holdfast.wire.requests import Committed
 
 
-def log(transport: Any, request: LogRecords, call: KeyedCall | None = None) -> Committed:
-    logs: ActivityLog = transport.services.log()
-    if call is not None and logs.recent.knows(call):
+@immediate
+def log(stores: AnyStores, request: LogRecords, call: KeyedCall | None = None) -> Committed:
+    logs: ActivityLog = stores.services.log()
+    if call is not None and logs.recent_keys.contains(call):
         return ACCEPTED
     logs.log_encoded(request.universe, request.session, request.kind, request.records)
     if call is not None:
-        logs.recent.add(call)
+        logs.recent_keys.add(call)
     return ACCEPTED
 
 
-def read(transport: Any, request: ReadLog) -> Any:
-    transport.services.events.write()  # A reader finds what was told before it asked.
-    return transport.run_in_thread(_read, transport.services.log(), request)
+@service
+def read(stores: AnyStores, request: ReadLog) -> Served[LoggedRecords]:
+    stores.services.events.write()  # A reader finds what was told before it asked.
+    return stores.run_in_thread(_read, stores.services.log(), request)
 
 
-def files(transport: Any, request: ListLogs) -> Any:
-    return transport.run_in_thread(_files, transport.services.log(), checked_name("universe", request.universe))
+@service
+def files(stores: AnyStores, request: ListLogs) -> Served[LogFiles]:
+    return stores.run_in_thread(_files, stores.services.log(), checked_name("universe", request.universe))
 
 
-def end(transport: Any, request: EndSession) -> Any:
-    return transport.run_in_thread(_end, transport.services.log(), request)
+@service
+def end(stores: AnyStores, request: EndSession) -> Served[Committed]:
+    return stores.run_in_thread(_end, stores.services.log(), request)
 
 
 def _read(logs: ActivityLog, request: ReadLog) -> LoggedRecords:

@@ -3,9 +3,11 @@
 from holdfast.kv import Transaction
 from holdfast.layers import agents
 from holdfast.names import checked_agent, checked_name
+from holdfast.plane.handlers import transaction
 from holdfast.wire.agents import Agent, AgentsPage, FoundAgent, GetAgent, ListAgents, RegisterAgent
 
 
+@transaction
 def register(tx: Transaction, request: RegisterAgent) -> Agent:
     universe = checked_name("universe", request.universe)
     return agents.register(
@@ -18,11 +20,13 @@ def register(tx: Transaction, request: RegisterAgent) -> Agent:
     )
 
 
+@transaction
 def get(tx: Transaction, request: GetAgent) -> FoundAgent:
     universe = checked_name("universe", request.universe)
     return FoundAgent(agents.find(tx, universe, checked_agent(request.name, universe)))
 
 
+@transaction
 def page(tx: Transaction, request: ListAgents) -> AgentsPage:
     after = checked_name("agent", request.after) if request.after else ""
     return AgentsPage(agents.page(tx, checked_name("universe", request.universe), after=after, limit=request.limit))

@@ -1,27 +1,32 @@
 """Backups and checkups of a plane that goes on: all of it is done aside, by the port's store."""
 
-from typing import Any
-
-from holdfast.wire.backups import BeginBackup, EndBackup, ListBackup, OpenBackup
+from holdfast.plane.handlers import service
+from holdfast.plane.stores import AnyStores, Served, Streamed
+from holdfast.wire.backups import BackupBegun, BackupEnded, BeginBackup, EndBackup, ListBackup, OpenBackup
 from holdfast.wire.health_checks import RunCheckups
 
 
-def begin(transport: Any, request: BeginBackup) -> Any:
+@service
+def begin(stores: AnyStores, request: BeginBackup) -> Served[BackupBegun]:
     del request
-    return transport.backups.begin()
+    return stores.backups.begin()
 
 
-def files(transport: Any, request: ListBackup) -> Any:
-    return transport.backups.files(request.id)
+@service
+def files(stores: AnyStores, request: ListBackup) -> Streamed:
+    return stores.backups.files(request.id)
 
 
-def open(transport: Any, request: OpenBackup) -> Any:
-    return transport.backups.open(request.id, request.path, request.start, request.length)
+@service
+def open(stores: AnyStores, request: OpenBackup) -> Streamed:
+    return stores.backups.open(request.id, request.path, request.start, request.length)
 
 
-def end(transport: Any, request: EndBackup) -> Any:
-    return transport.backups.end(request.id)
+@service
+def end(stores: AnyStores, request: EndBackup) -> Served[BackupEnded]:
+    return stores.backups.end(request.id)
 
 
-def examine(transport: Any, request: RunCheckups) -> Any:
-    return transport.backups.examine(deep=request.deep)
+@service
+def examine(stores: AnyStores, request: RunCheckups) -> Streamed:
+    return stores.backups.examine(deep=request.deep)

@@ -1,10 +1,15 @@
-"""Gathering: calls that an event loop makes at the same time become one transaction.
+"""Batching: calls made at the same time share one transaction and one sync.
 
-    alone:      call ──► its own transaction, at once
-    others are waiting for their sync: this turn's calls ──► one transaction ──► one sync ──► each its own answer
+    callers on one event loop (`CallBatcher`)
+        a single caller ──► its own transaction, at once
+        others wait for their sync: the calls of this tick ──► one transaction ──► one sync ──► each its own answer
 
-A transaction of an embedded store costs about as much as a small operation itself, so many callers do twice the work
-without this. Each call stays by itself: one that raises has written nothing and disturbs nobody.
+    the calls of one stream frame (`call_batch`)
+        only reads ──► one snapshot
+        otherwise ──► one transaction, at the strongest tier that a call requests
+
+A transaction of an embedded store costs about as much as a small operation, so many callers would do twice the work
+without this. Calls stay isolated: one that raises has written nothing and does not affect the others.
 """
 
 import asyncio
@@ -16,11 +21,12 @@ from holdfast.errors import Closed, HoldfastError
 from holdfast.kv import Database, Transaction
 from holdfast.kv.batch import Work, run_batch, run_isolated
 from holdfast.kv.execution import check_tier
-from holdfast.layers.idempotency import Fresh, once, sending
-from holdfast.limits import GROUP_ANSWERS_BYTES
-from holdfast.plane.atomic import carry_out
-from holdfast.plane.operations import OPERATIONS, operation_of
-from holdfast.tiers import Tier
+from holdfast.layers.idempotency import IsNewCall, keyed_call, run_idempotent
+from holdfast.limits import READ_BATCH_REPLY_BYTES
+from holdfast.plane.atomic import execute_all
+from holdfast.plane.operations import OPERATIONS, handler_of
+from holdfast.plane.services import HasServices
+from holdfast.tiers import Tier, TierPolicy
 from holdfast.wire.answers import read_answer
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.frames import Call, encode
@@ -30,24 +36,29 @@ from holdfast.wire.requests import Request
 Run = Callable[[Transaction, Any], Any]
 Events = list[tuple[Any, ...]]
 
+_CRITICAL = Tier.CRITICAL  # Attribute access on an enumeration costs as much as the rest of the check of a call.
+_IMPORTANT = Tier.IMPORTANT
+_TRANSACTIONS = frozenset(kind for kind, handler in OPERATIONS.items() if handler.run is not None)
+_ENVELOPE_BYTES = 256  # The estimate for a mail without its body, and for a receipt.
+
 
 class CallBatcher:
-    """The calls of one event loop that are under way. Only CRITICAL ones: the others do not wait for anything."""
+    """Batches the CRITICAL calls of one event loop. Calls of other tiers wait for no sync, so they gain nothing."""
 
     def __init__(self, database: Database, publish: Callable[[Events], None]) -> None:
         self._transact = database.transact_async
         self._publish = publish
-        self._under_way = 0
+        self._in_flight = 0
         self._works: list[Work] = []
-        self._callers: list[asyncio.Future[Any]] = []  # Whoever waits for each of them.
+        self._callers: list[asyncio.Future[Any]] = []  # One for each of `_works`.
         self._tasks: set[asyncio.Task[None]] = set()  # An event loop keeps only weak references to its tasks.
 
-    async def call(self, run: Run, request: Any) -> Any:
-        """The answer of `run(tx, request)`, once it is synced."""
-        self._under_way += 1
+    async def call(self, run: Run, request: Request[Any]) -> Any:
+        """The result of `run(tx, request)`, once it is synced."""
+        self._in_flight += 1
         try:
-            if self._under_way == 1:
-                answer, events = await self._transact(_alone, run, request, tier=Tier.CRITICAL)
+            if self._in_flight == 1:
+                answer, events = await self._transact(_run_one, run, request, tier=Tier.CRITICAL)
                 if events:
                     self._publish(events)
                 return answer
@@ -59,7 +70,7 @@ class CallBatcher:
                 loop.call_soon(self._start)
             return await future
         finally:
-            self._under_way -= 1
+            self._in_flight -= 1
 
     def _start(self) -> None:
         works, self._works = self._works, []
@@ -71,7 +82,7 @@ class CallBatcher:
     async def _commit(self, works: list[Work], callers: "list[asyncio.Future[Any]]") -> None:
         while works:
             try:
-                outcomes, events = await self._transact(_together, works, tier=Tier.CRITICAL)
+                outcomes, events = await self._transact(_run_works, works, tier=Tier.CRITICAL)
             except BaseException as error:
                 for caller in callers:
                     if not caller.done():
@@ -83,7 +94,7 @@ class CallBatcher:
                 self._publish(events)
             for caller, outcome in zip(callers, outcomes, strict=False):
                 if caller.done():
-                    continue  # Whoever asked was cancelled, and what they asked for has happened.
+                    continue  # The caller was cancelled, and its call is committed.
                 if isinstance(outcome, Exception):
                     caller.set_exception(outcome)
                 else:
@@ -91,52 +102,40 @@ class CallBatcher:
             works, callers = works[len(outcomes) :], callers[len(outcomes) :]
 
 
-def _alone(tx: Transaction, run: Run, request: Any) -> tuple[Any, Events]:
+def _run_one(tx: Transaction, run: Run, request: Request[Any]) -> tuple[Any, Events]:
     return run(tx, request), tx.events
 
 
-def _together(tx: Transaction, works: list[Work]) -> tuple[list[Any], Events]:
+def _run_works(tx: Transaction, works: list[Work]) -> tuple[list[Any], Events]:
     return run_batch(tx, works, Exception), tx.events
 
 
-# Batches from the stream: the calls of one frame share a transaction.
-#
-#     calls, in order ──► only reads: one snapshot
-#                    └──► otherwise: one transaction, at the strongest tier requested by any of them
-#
-# Each call sees the writes of those before it. A batch that grows too large ends; the rest forms the next one.
-
-
-_CRITICAL = Tier.CRITICAL  # Looking a member up on its enumeration costs as much as the rest of a look at a call.
-_IMPORTANT = Tier.IMPORTANT
-_TRANSACTIONS = frozenset(kind for kind, operation in OPERATIONS.items() if operation.run is not None)
-_ENVELOPE_BYTES = 256  # What a mail counts for beside its body, and a receipt.
-
-
-def is_batchable(request: Any) -> bool:
-    """Whether a request is one transaction, and nothing else."""
+def is_batchable(request: Request[Any]) -> bool:
+    """Whether a request is exactly one transaction."""
     if request.__class__ in _TRANSACTIONS:
         return True
-    operation = operation_of(request)
-    return isinstance(request, CommitAtomic) if operation.now is None else not request.wait_seconds
+    handler = handler_of(request)
+    if handler.run_without_waiting is None:
+        return isinstance(request, CommitAtomic)
+    return not getattr(request, "wait_seconds", 0)
 
 
 def _always() -> bool:
     return True
 
 
-async def call_batch(transport: Any, calls: Sequence[Call], wanted: Callable[[], bool] = _always) -> list[Any]:
-    """The answers to the first of the calls, or the errors that they raised: of as many as make one group.
+async def call_batch(stores: HasServices, calls: Sequence[Call], is_wanted: Callable[[], bool] = _always) -> list[Any]:
+    """The answers to the first of the calls, or the errors that they raised: of as many as fit one batch.
 
-    Whoever has more calls than answers asks again with the rest. Only for calls that `is_batchable` says can share.
-    They are not begun if they are not `wanted` any more when their turn comes: whoever sent them sends them again.
+    A caller with more calls than answers sends the rest in another batch. Every call must be `is_batchable`. None is
+    executed if `is_wanted` is false when the transaction starts: their sender will send them again.
     """
-    sendings = transport.services.sendings
+    repeats = stores.services.repeats
     any_again = any(call.again for call in calls)
-    later = sendings.heard(again=any_again)
-    first = sendings.heard(again=False) if any_again else later
+    repeated = repeats.received(again=any_again)
+    first = repeats.received(again=False) if any_again else repeated
     works: list[Work] = []
-    answers: _Answers | None = None
+    answers: _ReadAnswers | None = None
     tier, writes = _IMPORTANT, False
     for call in calls:
         request: Request[Any] = call.request
@@ -145,36 +144,37 @@ async def call_batch(transport: Any, calls: Sequence[Call], wanted: Callable[[],
         elif request.tier is not _IMPORTANT:
             works.append((_refuse, request.tier))
             continue
-        operation = operation_of(request)
-        if operation.reads_only:
-            answers = answers or _Answers()
-            works.append((answers.read, (operation.run, request)))
+        handler = handler_of(request)
+        if handler.reads_only:
+            answers = answers or _ReadAnswers()
+            works.append((answers.read, (handler.run, request)))
             continue
         writes = True
-        if operation.now is not None:
-            answers = answers or _Answers()
-            works.append((answers.read, (operation.now, request)))
+        if handler.run_without_waiting is not None:
+            answers = answers or _ReadAnswers()
+            works.append((answers.read, (handler.run_without_waiting, request)))
             continue
-        if operation.run is not None:
-            work: Work = operation.run, request
+        if handler.run is not None:
+            work: Work = handler.run, request
         else:
-            assert isinstance(request, CommitAtomic), "the caller has asked is_groupable"
-            work = partial(_carry_out_apart, request=request), transport.services
-        works.append(work if call.key is None else _keyed(work, request, call.key, later if call.again else first))
-    database, events = transport.services.database, []
+            assert isinstance(request, CommitAtomic), "the caller has checked is_batchable"
+            work = partial(_execute_isolated, request=request), stores.services.policy
+        works.append(work if call.key is None else _keyed(work, request, call.key, repeated if call.again else first))
+    database = stores.services.database
+    events: Events = []
     outcomes: list[Any]
     try:
-        together = database.transact_async if writes else database.read_async
-        outcomes, events = await together(_run_each, works, answers, wanted, tier=tier)
+        run = database.transact_async if writes else database.read_async
+        outcomes, events = await run(_run_wanted, works, answers, is_wanted, tier=tier)
     except HoldfastError as error:
         outcomes = [error] * len(calls)
-    if events:  # Whoever waits for an answer does not wait for this.
-        asyncio.get_running_loop().call_soon(transport.services.publish, events)
+    if events:  # Published after the answers are sent.
+        asyncio.get_running_loop().call_soon(stores.services.publish, events)
     return outcomes
 
 
-class _Answers:
-    """Those to the reads of one group: only so many of them are in memory before somebody takes them."""
+class _ReadAnswers:
+    """Bounds the size of the answers to the reads of one batch."""
 
     __slots__ = ("_bytes",)
 
@@ -184,7 +184,7 @@ class _Answers:
     def read(self, tx: Transaction, work: Work) -> Any:
         run, request = work
         answer = run(tx, request)
-        # Relays read mail and receipts all the time, and to encode them takes as long as to read them.
+        # The relay reads mail and receipts constantly, and encoding them costs as much as reading them.
         if answer.__class__ is Mails:
             self._bytes += sum([len(mail.body) + _ENVELOPE_BYTES for mail in answer.mails])
         elif answer.__class__ is MailReceipts:
@@ -193,17 +193,17 @@ class _Answers:
             self._bytes += len(encode(answer))
         return answer
 
-    def begin(self) -> None:
-        """A transaction may be run again."""
+    def reset(self) -> None:
+        """Start from zero: a transaction may run again."""
         self._bytes = 0
 
-    def are_many(self) -> bool:
-        return self._bytes > GROUP_ANSWERS_BYTES
+    def is_full(self) -> bool:
+        return self._bytes > READ_BATCH_REPLY_BYTES
 
 
-def _carry_out_apart(tx: Transaction, services: Any, request: CommitAtomic) -> Any:
-    """Where many write and one is refused for the sake of another, that is no reason to run the group again."""
-    return run_isolated(tx, partial(carry_out, request=request), services)
+def _execute_isolated(tx: Transaction, policy: TierPolicy, request: CommitAtomic) -> Any:
+    """A list that fails halfway has often written, which would make the whole batch run again."""
+    return run_isolated(tx, partial(execute_all, request=request), policy)
 
 
 def _refuse(tx: Transaction, tier: Tier) -> None:
@@ -211,27 +211,26 @@ def _refuse(tx: Transaction, tier: Tier) -> None:
     check_tier(tier)
 
 
-def _keyed(work: Work, request: Request[Any], key: str, fresh: Fresh) -> Work:
-    """The work, carried out once."""
-    run, given = work
+def _keyed(work: Work, request: Request[Any], key: str, is_new_call: IsNewCall) -> Work:
+    run, argument = work
 
-    def run_once(tx: Transaction, given: Any) -> Any:
-        call = sending(key, request, fresh)
-        return once(tx, call, partial(read_answer, request), run, given)
+    def run_keyed(tx: Transaction, argument: Any) -> Any:
+        call = keyed_call(key, request, is_new_call)
+        return run_idempotent(tx, call, partial(read_answer, request), run, argument)
 
-    return run_once, given
+    return run_keyed, argument
 
 
-def _run_each(
-    tx: Transaction, works: Sequence[Work], answers: _Answers | None, wanted: Callable[[], bool]
-) -> tuple[list[Any], list[Any]]:
-    # A call that is sent for the first time does not look for its key, so it must not run behind its own repetition.
-    # That a connection ended is said before the next one of its client is heard, and transactions of an embedded store
-    # run one at a time: this one either has its turn before the repetition, which then finds the key, or hears of the
-    # end here, however long it stood in line. (Where stores are shared, nothing is taken for sent for the first time.)
-    if not wanted():
-        raise Closed("The connection ended before the call was begun; send it again")
+def _run_wanted(
+    tx: Transaction, works: Sequence[Work], answers: _ReadAnswers | None, is_wanted: Callable[[], bool]
+) -> tuple[list[Any], Events]:
+    # A call that is sent for the first time skips the lookup of its key, so it must not run after its own repetition.
+    # A server marks a connection as ended before it reads the next connection of the same client, and transactions of
+    # an embedded store run one at a time. So this transaction either runs before the repetition, which then finds the
+    # key, or sees here that the connection ended. (On a shared store no call counts as new.)
+    if not is_wanted():
+        raise Closed("The connection ended before the call was executed; send it again")
     if answers is None:
         return run_batch(tx, works), tx.events
-    answers.begin()
-    return run_batch(tx, works, enough=answers.are_many), tx.events
+    answers.reset()
+    return run_batch(tx, works, should_stop=answers.is_full), tx.events

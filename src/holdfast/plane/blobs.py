@@ -5,26 +5,33 @@ from typing import Any
 from holdfast.kv import Transaction
 from holdfast.layers import blobs
 from holdfast.names import checked_name
-from holdfast.wire.blobs import FindBlob, GetBlob, Known, OpenBlob, PutBlob, WriteBlob
+from holdfast.plane.handlers import service, transaction
+from holdfast.plane.stores import AnyStores, Served, Streamed
+from holdfast.wire.blobs import Body, FindBlob, GetBlob, Known, OpenBlob, PutBlob, Stored, WriteBlob
 
 
+@transaction
 def find(tx: Transaction, request: FindBlob) -> Known:
     blob = blobs.find(tx, checked_name("universe", request.universe), blobs.digest_of(request.hash))
     return Known(None if blob is None else blob.size)
 
 
-def put(services: Any, request: PutBlob) -> Any:
-    return services.blobs.put(checked_name("universe", request.universe), request.data)
+@service
+def put(stores: AnyStores, request: PutBlob) -> Served[Stored]:
+    return stores.blobs.put(checked_name("universe", request.universe), request.data)
 
 
-def get(services: Any, request: GetBlob) -> Any:
-    return services.blobs.get(checked_name("universe", request.universe), request.hash)
+@service
+def get(stores: AnyStores, request: GetBlob) -> Served[Body]:
+    return stores.blobs.get(checked_name("universe", request.universe), request.hash)
 
 
-def write(services: Any, request: WriteBlob, chunks: Any) -> Any:
-    return services.blobs.write(checked_name("universe", request.universe), chunks)
+@service
+def write(stores: AnyStores, request: WriteBlob, chunks: Any) -> Served[Stored]:
+    return stores.blobs.write(checked_name("universe", request.universe), chunks)
 
 
-def open(services: Any, request: OpenBlob) -> Any:
+@service
+def open(stores: AnyStores, request: OpenBlob) -> Streamed:
     universe = checked_name("universe", request.universe)
-    return services.blobs.open(universe, request.hash, request.start, request.length)
+    return stores.blobs.open(universe, request.hash, request.start, request.length)

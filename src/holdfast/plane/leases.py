@@ -1,19 +1,20 @@
 """Leases: what a request asks of who may write."""
 
-from typing import Any, Protocol
-
-import msgspec
+from typing import Protocol
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
 from holdfast.layers import leases
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.leases import LeaseKey
-from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, SURVEY_MAX
+from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, SUMMARY_LIST_MAX
 from holdfast.names import checked_key, checked_name
+from holdfast.plane.handlers import service, transaction
+from holdfast.plane.stores import AnyStores, Served
 from holdfast.wire.leases import (
     AcquireLease,
     CheckLease,
+    Described,
     DescribeLease,
     Granted,
     KeepLease,
@@ -23,6 +24,7 @@ from holdfast.wire.leases import (
     ListWaits,
     Released,
     ReleaseLease,
+    Waits,
 )
 from holdfast.wire.requests import Committed
 
@@ -70,9 +72,10 @@ def fenced(lease: Proven) -> Fence:
     return Fence(lease.proof)
 
 
-def acquire(services: Any, request: AcquireLease, call: KeyedCall | None = None) -> Any:
+@service
+def acquire(stores: AnyStores, request: AcquireLease, call: KeyedCall | None = None) -> Served[Granted]:
     leases.check_owner(request.owner, request.txn_id)  # Whoever only stands in line is told of too.
-    return services.leases.acquire(
+    return stores.leases.acquire(
         _lease(request),
         owner=request.owner,
         ttl_ms=_ttl_ms(request.ttl_seconds),
@@ -82,49 +85,52 @@ def acquire(services: Any, request: AcquireLease, call: KeyedCall | None = None)
     )
 
 
+@transaction
 def keepalive(tx: Transaction, request: KeepLease) -> Granted:
-    proof = _proof(request.lease)
-    return leases.granted(proof.key, leases.keepalive(tx, proof, ttl_ms=_ttl_ms(request.ttl_seconds)))
+    proof = _checked(request.lease)
+    return leases.wire_grant(proof.key, leases.keepalive(tx, proof, ttl_ms=_ttl_ms(request.ttl_seconds)))
 
 
+@transaction
 def release(tx: Transaction, request: ReleaseLease) -> Released:
-    return Released(leases.release(tx, _proof(request.lease)))
+    return Released(leases.release(tx, _checked(request.lease)))
 
 
+@transaction
 def check(tx: Transaction, request: CheckLease) -> Committed:
-    leases.check(tx, _proof(request.lease))
+    leases.check(tx, _checked(request.lease))
     return Committed(request.tier)
 
 
-def describe(services: Any, request: DescribeLease) -> Any:
-    return services.leases.describe(_lease(request))
+@service
+def describe(stores: AnyStores, request: DescribeLease) -> Served[Described]:
+    return stores.leases.describe(_lease(request))
 
 
+@transaction
 def page(tx: Transaction, request: ListLeases) -> Leases:
     universe = checked_name("universe", request.universe)
     after = checked_key("lease", request.after) if request.after else ""
     found = leases.page(tx, universe, after=after, limit=request.limit)
-    held = [leases.granted(key, grant) for key, grant in found if grant.holds_at(tx.now_ms)]
+    held = [leases.wire_grant(key, grant) for key, grant in found if grant.holds_at(tx.now_ms)]
     return Leases(held, found[-1][0] if len(found) == request.limit else None)
 
 
-def waits(services: Any, request: ListWaits) -> Any:
-    if not 0 < request.limit <= SURVEY_MAX:
-        raise InvalidArgument(f"A page has 1 to {SURVEY_MAX} lines, not {request.limit}")
+@service
+def waits(stores: AnyStores, request: ListWaits) -> Served[Waits]:
+    if not 0 < request.limit <= SUMMARY_LIST_MAX:
+        raise InvalidArgument(f"A page has 1 to {SUMMARY_LIST_MAX} lines, not {request.limit}")
     universe = checked_name("universe", request.universe)
-    return services.leases.waits(universe, services.services.holders(universe), limit=request.limit)
+    return stores.leases.waits(universe, stores.services.holders(universe), limit=request.limit)
 
 
 def _lease(request: _OfKey) -> LeaseKey:
     return LeaseKey(checked_name("universe", request.universe), checked_key("lease", request.key))
 
 
-def _proof(shown: LeaseProof) -> LeaseProof:
-    """The proof with names as they are kept; a lease is shown under any spelling of its key."""
-    lease = _lease(shown)
-    if (lease.universe, lease.key) == (shown.universe, shown.key):
-        return shown
-    return msgspec.structs.replace(shown, universe=lease.universe, key=lease.key)
+def _checked(proof: LeaseProof) -> LeaseProof:
+    _lease(proof)
+    return proof
 
 
 def _ttl_ms(seconds: float) -> int:

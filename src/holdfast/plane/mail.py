@@ -1,6 +1,6 @@
 """Mail: what a request asks of mailboxes. A batch is answered mail by mail."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from holdfast.errors import (
@@ -19,6 +19,8 @@ from holdfast.layers import mailboxes
 from holdfast.layers.mailboxes import Address
 from holdfast.limits import MAIL_BATCH_MAX, MAIL_WAIT_SECONDS_MAX
 from holdfast.names import checked_agent, checked_name
+from holdfast.plane.handlers import service, transaction
+from holdfast.plane.stores import AnyStores, Served
 from holdfast.wire.mail import (
     Addresses,
     BlockSender,
@@ -49,6 +51,7 @@ from holdfast.wire.mail import (
 from holdfast.wire.requests import Committed
 
 
+@transaction
 def send(tx: Transaction, request: SendMail) -> SentMails:
     if not request.mails:
         raise EmptyBatch("There is nothing to send; an empty batch is a mistake of its caller")
@@ -73,17 +76,29 @@ def _send_one(tx: Transaction, sender: Address, mail: NewMail, request: SendMail
     return SentMail(id, request.tier, duplicate)
 
 
+@transaction
 def join(tx: Transaction, request: JoinMailbox) -> Joined:
     return Joined(*mailboxes.join(tx, _address(request), request.session))
 
 
+@transaction
 def leave(tx: Transaction, request: LeaveMailbox) -> Committed:
     mailboxes.leave(tx, _address(request), request.session)
     return Committed(request.tier)
 
 
-def read(transport: Any, request: ReadMail) -> Any:
-    return transport.mail.read(
+def _read_without_waiting(tx: Transaction, request: ReadMail) -> Mails:
+    address, after, limit = _address(request), request.after, request.limit
+    if request.peek:
+        return Mails(mailboxes.peek(tx, address, after=after, limit=limit))
+    return Mails(
+        *mailboxes.deliver(tx, address, after=after, limit=limit, session=request.session, bytes_max=request.bytes_max)
+    )
+
+
+@partial(service, run_without_waiting=_read_without_waiting)
+def read(stores: AnyStores, request: ReadMail) -> Served[Mails]:
+    return stores.mail.read(
         _address(request),
         after=request.after,
         limit=request.limit,
@@ -95,21 +110,14 @@ def read(transport: Any, request: ReadMail) -> Any:
     )
 
 
-def read_now(tx: Transaction, request: ReadMail) -> Mails:
-    address, after, limit = _address(request), request.after, request.limit
-    if request.peek:
-        return Mails(mailboxes.peek(tx, address, after=after, limit=limit))
-    return Mails(
-        *mailboxes.deliver(tx, address, after=after, limit=limit, session=request.session, bytes_max=request.bytes_max)
-    )
-
-
+@transaction
 def confirm(tx: Transaction, request: ConfirmMail) -> Confirmed:
     if not request.ids:
         raise EmptyBatch("There is nothing to confirm; an empty batch is a mistake of its caller")
     return Confirmed(mailboxes.confirm(tx, _address(request), request.ids))
 
 
+@transaction
 def count(tx: Transaction, request: CountMail) -> MailCount:
     address = _address(request)
     box, oldest_ms = mailboxes.count(tx, address)
@@ -118,8 +126,13 @@ def count(tx: Transaction, request: CountMail) -> MailCount:
     )
 
 
-def receipts(transport: Any, request: ReadReceipts) -> Any:
-    return transport.mail.receipts(
+def _receipts_without_waiting(tx: Transaction, request: ReadReceipts) -> MailReceipts:
+    return MailReceipts(mailboxes.receipts(tx, _address(request), after=request.after, limit=request.limit))
+
+
+@partial(service, run_without_waiting=_receipts_without_waiting)
+def receipts(stores: AnyStores, request: ReadReceipts) -> Served[MailReceipts]:
+    return stores.mail.receipts(
         _address(request),
         after=request.after,
         limit=request.limit,
@@ -128,15 +141,13 @@ def receipts(transport: Any, request: ReadReceipts) -> Any:
     )
 
 
-def receipts_now(tx: Transaction, request: ReadReceipts) -> MailReceipts:
-    return MailReceipts(mailboxes.receipts(tx, _address(request), after=request.after, limit=request.limit))
-
-
+@transaction
 def see(tx: Transaction, request: SeeReceipts) -> Committed:
-    mailboxes.see_receipts(tx, _address(request), request.sequence)
+    mailboxes.mark_receipts_seen(tx, _address(request), request.sequence)
     return Committed(request.tier)
 
 
+@transaction
 def block(tx: Transaction, request: BlockSender) -> Committed:
     address = _address(request)
     sender = Address(address.universe, checked_agent(request.sender, address.universe))
@@ -144,10 +155,12 @@ def block(tx: Transaction, request: BlockSender) -> Committed:
     return Committed(request.tier)
 
 
+@transaction
 def blocks(tx: Transaction, request: ListBlocks) -> Addresses:
     return Addresses(mailboxes.blocks(tx, _address(request), after=request.after, limit=request.limit))
 
 
+@transaction
 def names(tx: Transaction, request: ListMailboxes) -> Mailboxes:
     universe = checked_name("universe", request.universe)
     after = checked_name("agent", request.after) if request.after else ""
@@ -157,10 +170,12 @@ def names(tx: Transaction, request: ListMailboxes) -> Mailboxes:
     )
 
 
+@transaction
 def get_policy(tx: Transaction, request: GetMailPolicy) -> MailPolicy:
     return mailboxes.policy_of(tx, checked_name("universe", request.universe))
 
 
+@transaction
 def set_policy(tx: Transaction, request: SetMailPolicy) -> MailPolicy:
     return mailboxes.set_policy(tx, checked_name("universe", request.universe), request.policy)
 

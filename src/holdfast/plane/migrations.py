@@ -14,7 +14,7 @@ from holdfast.errors import InvalidUrl, NotFound, TargetNotEmpty, Unsupported
 from holdfast.names import folder_at
 from holdfast.plane.formats import MARKER
 from holdfast.plane.open import open_database
-from holdfast.runtime.maintenance.migrations import Side
+from holdfast.runtime.maintenance.migrations import PlaneStores
 
 _OURS: Final = frozenset({MARKER, "kv", "objects", "activity"})
 _SECRETS: Final = frozenset({"password", "sslpassword"})
@@ -41,7 +41,7 @@ def said(url: str) -> str:
 
 
 @contextmanager
-def opened_source(url: str, *, objects: str | None = None, logs: Path | None = None) -> Iterator[Side]:
+def opened_source(url: str, *, objects: str | None = None, logs: Path | None = None) -> Iterator[PlaneStores]:
     """A plane that nobody else has open, to read from.
 
     Raises:
@@ -56,17 +56,17 @@ def opened_source(url: str, *, objects: str | None = None, logs: Path | None = N
         folder = folder_of(url)
         with RocksReader(folder / "kv") as database:
             store = _read_only(objects or f"dir:{folder / 'objects'}")
-            yield Side(database, store, logs or folder / "activity", database.estimated_pairs())
+            yield PlaneStores(database, store, logs or folder / "activity", database.estimated_pairs())
         return
     _check_postgres(url)
     from holdfast.backends.postgres import PostgresReader
 
     with PostgresReader(url) as shared:
-        yield Side(shared, _read_only(objects), logs, shared.estimated_pairs())
+        yield PlaneStores(shared, _read_only(objects), logs, shared.estimated_pairs())
 
 
 @contextmanager
-def opened_target(url: str, *, objects: str | None = None) -> Iterator[Side]:
+def opened_target(url: str, *, objects: str | None = None) -> Iterator[PlaneStores]:
     """A place for a plane, to write to; whether it may be written to is for a migration to see.
 
     Raises:
@@ -84,14 +84,14 @@ def opened_target(url: str, *, objects: str | None = None) -> Iterator[Side]:
                 raise TargetNotEmpty(f"{folder} holds {others[0]}, which is no plane's; choose a new folder")
         store = None if objects is None else open_objects(objects)  # First: a URL that is none leaves nothing behind.
         with open_database(url) as database:
-            yield Side(database, store or open_objects(f"dir:{folder / 'objects'}"))
+            yield PlaneStores(database, store or open_objects(f"dir:{folder / 'objects'}"))
         return
     _check_postgres(url)
-    from holdfast.backends.postgres import PostgresDatabase, alone
+    from holdfast.backends.postgres import PostgresDatabase, exclusive_url
 
     kept = None if objects is None else open_objects(objects)
-    with PostgresDatabase(alone(url)) as shared:
-        yield Side(shared, kept)
+    with PostgresDatabase(exclusive_url(url)) as shared:
+        yield PlaneStores(shared, kept)
 
 
 def check_unused(url: str) -> None:

@@ -52,7 +52,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     compact_every_seconds: float | None = None
     clock: Clock | None = None
     ids: IdSource | None = None
-    waits: ConsumerOptions | None = None  # How long and how many consumers may wait.
+    consumers: ConsumerOptions | None = None  # How long and how many consumers may wait.
     pushes_per_minute: int = PUSHES_PER_MINUTE  # Of one peer, by `agent.data.push`; 0: as many as it likes.
 
 
@@ -141,7 +141,7 @@ def _open(url: str, options: Options) -> Services:
             clock=options.clock,
             policy=policy,
             logs=_logs(url, options.activity),
-            waits=options.waits,
+            consumers=options.consumers,
             shared=not isinstance(database, SerialDatabase),
             pushes_per_minute=options.pushes_per_minute,
         )
@@ -153,7 +153,7 @@ def _open(url: str, options: Options) -> Services:
         services.start_sweeping_mail()
     if every_seconds is not None:
         store = WorldStore(database, services.objects, BlobStore(database, services.objects))
-        services.upkeep = CompactionLoop(database, store, every_seconds)
+        services.compaction = CompactionLoop(database, store, every_seconds)
     return services
 
 

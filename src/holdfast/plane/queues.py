@@ -13,6 +13,8 @@ from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.queues import QueueKey
 from holdfast.limits import MESSAGES_MAX, RECEIVE_WAIT_SECONDS_MAX, VISIBILITY_SECONDS_MAX
 from holdfast.names import checked_name
+from holdfast.plane.handlers import service, transaction
+from holdfast.plane.stores import AnyStores, Served
 from holdfast.wire.queues import (
     AckMessages,
     CheckMessages,
@@ -33,6 +35,8 @@ from holdfast.wire.queues import (
     PutMessages,
     QueueNames,
     QueuePolicy,
+    QueueStats,
+    QueueSurvey,
     Receipts,
     ReceiveMessages,
     RedriveMessages,
@@ -46,15 +50,17 @@ from holdfast.wire.queues import (
 )
 
 
+@transaction
 def put(tx: Transaction, request: PutMessages) -> Receipts:
     return Receipts(queues.put(tx, _queue(request), request.messages, tier=request.tier))
 
 
-def receive(transport: Any, request: ReceiveMessages, call: KeyedCall | None = None) -> Any:
+@service
+def receive(stores: AnyStores, request: ReceiveMessages, call: KeyedCall | None = None) -> Served[Deliveries]:
     if not 0 <= request.wait_seconds <= RECEIVE_WAIT_SECONDS_MAX:
         raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; choose 0 to {RECEIVE_WAIT_SECONDS_MAX:.0f}")
     seconds = request.visibility_seconds
-    return transport.queues.receive(
+    return stores.queues.receive(
         _queue(request),
         wait_ms=round(request.wait_seconds * 1_000),
         tier=request.tier,
@@ -67,11 +73,13 @@ def receive(transport: Any, request: ReceiveMessages, call: KeyedCall | None = N
     )
 
 
+@transaction
 def ack(tx: Transaction, request: AckMessages) -> Outcomes:
     queue = _queue(request)
     return _each(request.leases, lambda lease: Outcome(correlation_id=queues.ack(tx, queue, lease)))
 
 
+@transaction
 def nack(tx: Transaction, request: NackMessages) -> Outcomes:
     if request.intent not in ("failure", "defer"):
         raise InvalidArgument(f"intent is {request.intent!r}; a nack is a failure or a defer")
@@ -86,6 +94,7 @@ def nack(tx: Transaction, request: NackMessages) -> Outcomes:
     return _each(request.leases, one)
 
 
+@transaction
 def reject(tx: Transaction, request: RejectMessages) -> Outcomes:
     queue = _queue(request)
     return _each(
@@ -93,6 +102,7 @@ def reject(tx: Transaction, request: RejectMessages) -> Outcomes:
     )
 
 
+@transaction
 def extend(tx: Transaction, request: ExtendMessages) -> Outcomes:
     if not 0.001 <= request.seconds <= VISIBILITY_SECONDS_MAX:
         raise InvalidArgument(
@@ -108,6 +118,7 @@ def extend(tx: Transaction, request: ExtendMessages) -> Outcomes:
     return _each(request.leases, one)
 
 
+@transaction
 def check(tx: Transaction, request: CheckMessages) -> Outcomes:
     queue = _queue(request)
 
@@ -118,52 +129,62 @@ def check(tx: Transaction, request: CheckMessages) -> Outcomes:
     return _each(request.leases, one)
 
 
+@transaction
 def peek(tx: Transaction, request: PeekMessages) -> Deliveries:
     return Deliveries(
         [queues.delivery_of(message) for message in queues.peek(tx, _queue(request), limit=request.limit)]
     )
 
 
-def stats(transport: Any, request: GetQueueStats) -> Any:
-    return transport.queues.stats(_queue(request), request.tier)
+@service
+def stats(stores: AnyStores, request: GetQueueStats) -> Served[QueueStats]:
+    return stores.queues.stats(_queue(request), request.tier)
 
 
+@transaction
 def names(tx: Transaction, request: ListQueues) -> QueueNames:
     after = checked_name("queue", request.after) if request.after else ""
     universe = checked_name("universe", request.universe)
     return QueueNames(queues.names(tx, universe, after=after, limit=request.limit))
 
 
-def survey(transport: Any, request: SurveyQueues) -> Any:
+@service
+def survey(stores: AnyStores, request: SurveyQueues) -> Served[QueueSurvey]:
     universe = checked_name("universe", request.universe)
     after = checked_name("queue", request.after) if request.after else ""
-    return transport.queues.survey(universe, after=after, limit=request.limit, tier=request.tier)
+    return stores.queues.survey(universe, after=after, limit=request.limit, tier=request.tier)
 
 
-def purge(transport: Any, request: PurgeQueue, call: KeyedCall | None = None) -> Any:
-    return transport.queues.purge(_queue(request), call)
+@service
+def purge(stores: AnyStores, request: PurgeQueue, call: KeyedCall | None = None) -> Served[Moved]:
+    return stores.queues.purge(_queue(request), call)
 
 
-def redrive(transport: Any, request: RedriveMessages, call: KeyedCall | None = None) -> Any:
+@service
+def redrive(stores: AnyStores, request: RedriveMessages, call: KeyedCall | None = None) -> Served[Moved]:
     if request.limit < 1:
         raise InvalidArgument(f"limit is {request.limit}; put back at least 1 dead letter")
-    return transport.queues.redrive(_queue(request), request.ids, request.limit, call)
+    return stores.queues.redrive(_queue(request), request.ids, request.limit, call)
 
 
+@transaction
 def get_policy(tx: Transaction, request: GetQueuePolicy) -> QueuePolicy:
     return queues.policy_of(tx, _queue(request))
 
 
+@transaction
 def set_policy(tx: Transaction, request: SetQueuePolicy) -> QueuePolicy:
     return queues.set_policy(tx, _queue(request), request.policy)
 
 
+@transaction
 def pause(tx: Transaction, request: PauseQueue) -> QueuePolicy:
     queue = _queue(request)
     policy = msgspec.structs.replace(queues.policy_of(tx, queue), paused=request.paused)
     return queues.set_policy(tx, queue, policy)
 
 
+@transaction
 def set_schedule(tx: Transaction, request: SetSchedule) -> Schedule:
     return queues.set_schedule(
         tx,
@@ -175,10 +196,12 @@ def set_schedule(tx: Transaction, request: SetSchedule) -> Schedule:
     )
 
 
+@transaction
 def remove_schedule(tx: Transaction, request: RemoveSchedule) -> Moved:
     return Moved(int(queues.remove_schedule(tx, _queue(request), checked_name("schedule", request.name))))
 
 
+@transaction
 def list_schedules(tx: Transaction, request: ListSchedules) -> Schedules:
     return Schedules(queues.schedules_of(tx, _queue(request)))
 

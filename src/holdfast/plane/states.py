@@ -3,6 +3,7 @@
 from holdfast.kv import Transaction
 from holdfast.layers import states
 from holdfast.names import checked_key, checked_name
+from holdfast.plane.handlers import transaction
 from holdfast.wire.states import (
     FoundState,
     GetState,
@@ -14,6 +15,7 @@ from holdfast.wire.states import (
 )
 
 
+@transaction
 def get(tx: Transaction, request: GetState) -> FoundState:
     state = states.get(tx, *_key(request))
     return FoundState(
@@ -23,6 +25,7 @@ def get(tx: Transaction, request: GetState) -> FoundState:
     )
 
 
+@transaction
 def update(tx: Transaction, request: UpdateState) -> UpdatedState:
     state = states.update(
         tx,
@@ -36,6 +39,7 @@ def update(tx: Transaction, request: UpdateState) -> UpdatedState:
     return UpdatedState(state.etag, state.version)
 
 
+@transaction
 def remove(tx: Transaction, request: RemoveState) -> RemovedState:
     return RemovedState(states.remove(tx, *_key(request), lease=request.lease, if_match=request.if_match))
 

@@ -5,6 +5,8 @@ from holdfast.kv import Database, Transaction, Watch
 from holdfast.layers import tokens
 from holdfast.layers.tokens import Token, check, check_usable
 from holdfast.names import checked_name
+from holdfast.plane.handlers import transaction
+from holdfast.wire.permissions import checked_universes, checked_verbs
 from holdfast.wire.tokens import (
     TOKEN_RATE_MAX,
     TOKEN_TTL_SECONDS_MAX,
@@ -14,13 +16,12 @@ from holdfast.wire.tokens import (
     RevokeToken,
     TokenInfo,
     TokenPage,
-    checked_universes,
-    checked_verbs,
 )
 
 __all__ = ["Token", "check", "check_usable", "create", "known", "page", "revoke", "watch"]
 
 
+@transaction
 def create(tx: Transaction, request: CreateToken) -> TokenInfo:
     request.check()
     token = tokens.create(
@@ -36,23 +37,25 @@ def create(tx: Transaction, request: CreateToken) -> TokenInfo:
     return _info(token)
 
 
+@transaction
 def page(tx: Transaction, request: ListTokens) -> TokenPage:
     found = tokens.page(tx, after=request.after, limit=request.limit)
     return TokenPage([_info(token) for token in found], found[-1].id if len(found) == request.limit else None)
 
 
+@transaction
 def revoke(tx: Transaction, request: RevokeToken) -> Revoked:
     return Revoked(tokens.revoke(tx, request.id))
 
 
 def known(tx: Transaction) -> tuple[int, list[Token]]:
     """The time of the key space, and every token in it: what guards keep in memory."""
-    return tx.now_ms, tokens.every(tx)
+    return tx.now_ms, tokens.all_tokens(tx)
 
 
 def watch(database: Database) -> Watch:
     """Wakes when a token was made or revoked, by whomever."""
-    return database.watch(tokens.ROOM.prefix)
+    return database.watch(tokens.SUBSPACE.prefix)
 
 
 def _info(token: Token) -> TokenInfo:

@@ -1,6 +1,6 @@
 """Worlds: what a request asks of the journal and the inbox."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -10,13 +10,18 @@ from holdfast.layers import inboxes, journal_records, journals, segments, snapsh
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import SURVEY_MAX
+from holdfast.limits import READ_ENTRIES_MAX, SUMMARY_LIST_MAX
 from holdfast.names import checked_name
+from holdfast.plane.handlers import service, transaction
+from holdfast.plane.stores import AnyStores, Served
+from holdfast.wire.universes import ListUniverses, UniverseNames
 from holdfast.wire.worlds import (
     AppendEntries,
     ChangeWorld,
+    Checked,
     CheckWorld,
     CommitSnapshot,
+    Compacted,
     CompactWorld,
     CreateWorld,
     DeleteWorld,
@@ -36,6 +41,7 @@ from holdfast.wire.worlds import (
     PutItem,
     ReadInbox,
     ReadJournal,
+    Records,
     Segment,
     Segments,
     Sequence,
@@ -55,25 +61,29 @@ class _OfWorld(Protocol):
     def universe(self) -> str: ...
 
 
+@transaction
 def create(tx: Transaction, request: CreateWorld) -> Described:
     world = _world(request)
-    snapshots.found(tx, world, request.manifest_hash or snapshots.NO_MANIFEST)
+    snapshots.create_world(tx, world, request.manifest_hash or snapshots.NO_MANIFEST)
     return segments.describe(tx, world)
 
 
+@transaction
 def describe(tx: Transaction, request: DescribeWorld) -> Described:
     return segments.describe(tx, _world(request))
 
 
+@transaction
 def names(tx: Transaction, request: ListWorlds) -> Names:
     universe = checked_name("universe", request.universe)
     after = checked_name("world", request.after) if request.after else ""
     return Names(worlds.names(tx, universe, after=after, limit=request.limit))
 
 
+@transaction
 def survey(tx: Transaction, request: SurveyWorlds) -> WorldSurvey:
-    if not 0 < request.limit <= SURVEY_MAX:
-        raise InvalidArgument(f"A survey has 1 to {SURVEY_MAX} worlds, not {request.limit}")
+    if not 0 < request.limit <= SUMMARY_LIST_MAX:
+        raise InvalidArgument(f"A survey has 1 to {SUMMARY_LIST_MAX} worlds, not {request.limit}")
     universe = checked_name("universe", request.universe)
     after = checked_name("world", request.after) if request.after else ""
     found = [
@@ -83,8 +93,17 @@ def survey(tx: Transaction, request: SurveyWorlds) -> WorldSurvey:
     return WorldSurvey(found, found[-1].name if len(found) == request.limit else None)
 
 
-def check(services: Any, request: CheckWorld) -> Any:
-    return services.worlds.check(_world(request), request.start, request.limit)
+@transaction
+def list_universes(tx: Transaction, request: ListUniverses) -> UniverseNames:
+    if not 0 < request.limit <= READ_ENTRIES_MAX:
+        raise InvalidArgument(f"A page has 1 to {READ_ENTRIES_MAX} names, not {request.limit}")
+    after = checked_name("universe", request.after) if request.after else ""
+    return UniverseNames(worlds.universes(tx, after=after, limit=request.limit))
+
+
+@service
+def check(stores: AnyStores, request: CheckWorld) -> Served[Checked]:
+    return stores.worlds.check(_world(request), request.start, request.limit)
 
 
 def lag(tx: Transaction, universe: str, *, after: str, limit: int) -> tuple[list[str], int]:
@@ -98,62 +117,75 @@ def lag(tx: Transaction, universe: str, *, after: str, limit: int) -> tuple[list
     return names, behind
 
 
+@transaction
 def append(tx: Transaction, request: AppendEntries) -> Height:
     batch = [journal_records.entry(value) for value in request.entries]
     return Height(journals.append(tx, _world(request), batch, expected_head=request.expected_head))
 
 
-def read(services: Any, request: ReadJournal) -> Any:
-    return services.worlds.read(_world(request), request.start, request.limit)
+@service
+def read(stores: AnyStores, request: ReadJournal) -> Served[Records]:
+    return stores.worlds.read(_world(request), request.start, request.limit)
 
 
+@transaction
 def drain(tx: Transaction, request: DrainInbox) -> Drained:
     return Drained(inboxes.drain(tx, _world(request), limit=request.limit))
 
 
+@transaction
 def put_item(tx: Transaction, request: PutItem) -> Sequence:
     return Sequence(inboxes.enqueue(tx, _world(request), request.item))
 
 
+@transaction
 def read_inbox(tx: Transaction, request: ReadInbox) -> Items:
     return Items(inboxes.read(tx, _world(request), after=request.after, limit=request.limit))
 
 
+@transaction
 def cursor(tx: Transaction, request: GetCursor) -> Sequence:
     return Sequence(inboxes.cursor(tx, _world(request)))
 
 
+@transaction
 def set_manifest(tx: Transaction, request: SetManifest) -> Height:
     height = snapshots.set_manifest(tx, _world(request), request.manifest_hash, expected_head=request.expected_head)
     return Height(height)
 
 
-def commit_snapshot(services: Any, request: CommitSnapshot, call: KeyedCall | None = None) -> Any:
+@service
+def commit_snapshot(stores: AnyStores, request: CommitSnapshot, call: KeyedCall | None = None) -> Served[Snapshot]:
     time_ns = snapshots.NOW if request.logical_time_ns is None else request.logical_time_ns
     draft = SnapshotRecord("", request.height, time_ns, request.receipt_horizon_height, request.manifest_hash)
-    return services.worlds.snapshot(_world(request), request.data, draft, promote=request.promote, call=call)
+    return stores.worlds.snapshot(_world(request), request.data, draft, promote=request.promote, call=call)
 
 
+@transaction
 def baseline(tx: Transaction, request: GetBaseline) -> Snapshot:
     return Snapshot(*msgspec.structs.astuple(snapshots.baseline(tx, _world(request))))
 
 
+@transaction
 def list_snapshots(tx: Transaction, request: ListSnapshots) -> Snapshots:
     page = snapshots.page(tx, _world(request), start=request.start, limit=request.limit)
     return Snapshots([Snapshot(*msgspec.structs.astuple(record)) for record in page])
 
 
-def compact(services: Any, request: CompactWorld) -> Any:
+@service
+def compact(stores: AnyStores, request: CompactWorld) -> Served[Compacted]:
     if request.entries < 1 or request.margin < 0:
         raise InvalidArgument("A segment holds at least 1 record, and the margin is not negative")
-    return services.worlds.compact(_world(request), entries=request.entries, margin=request.margin)
+    return stores.worlds.compact(_world(request), entries=request.entries, margin=request.margin)
 
 
+@transaction
 def list_segments(tx: Transaction, request: ListSegments) -> Segments:
     page = segments.page(tx, _world(request), after=request.after, limit=request.limit)
     return Segments([Segment(*msgspec.structs.astuple(record)) for record in page])
 
 
+@transaction
 def change(tx: Transaction, request: ChangeWorld) -> Described:
     world = _world(request)
     if request.state not in ("active", "paused", "archived"):
@@ -162,14 +194,16 @@ def change(tx: Transaction, request: ChangeWorld) -> Described:
     return segments.describe(tx, world)
 
 
-def delete(services: Any, request: DeleteWorld) -> Any:
-    return services.worlds.delete(_world(request))
+@service
+def delete(stores: AnyStores, request: DeleteWorld) -> Served[Described]:
+    return stores.worlds.delete(_world(request))
 
 
-def fork(services: Any, request: ForkWorld, call: KeyedCall | None = None) -> Any:
+@service
+def fork(stores: AnyStores, request: ForkWorld, call: KeyedCall | None = None) -> Served[Described]:
     source = _world(request)
     target = World(source.universe, checked_name("world", request.target))
-    return services.worlds.fork(source, target, request.height, call)
+    return stores.worlds.fork(source, target, request.height, call)
 
 
 def _world(request: _OfWorld) -> World:

@@ -5,7 +5,7 @@ import msgspec
 from holdfast.errors import InvalidValue
 from holdfast.names import UNIVERSE
 from holdfast.tiers import Tier
-from holdfast.wire.requests import Committed, Request
+from holdfast.wire.requests import Committed, Operation, Request
 
 
 class LoggedRecord(msgspec.Struct, frozen=True):
@@ -60,6 +60,8 @@ class LogRecords(Request[Committed], frozen=True, tag="activity.log"):
 class ReadLog(Request[LoggedRecords], frozen=True, tag="activity.read"):
     """Records of a session or kind, or all, in the order of their files; `after` is the `next` of the page before."""
 
+    operation = Operation(reads=True)
+
     session: str | None = None
     kind: str | None = None
     after: str | None = None
@@ -68,11 +70,15 @@ class ReadLog(Request[LoggedRecords], frozen=True, tag="activity.read"):
 
 
 class ListLogs(Request[LogFiles], frozen=True, tag="activity.files"):
+    operation = Operation(reads=True)
+
     universe: str = UNIVERSE
 
 
 class EndSession(Request[Committed], frozen=True, tag="activity.end"):
     """Write out, close and rotate the logs of a session."""
+
+    operation = Operation(repeatable="a closed file stays closed")
 
     session: str
     kind: str | None = None

@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.names import UNIVERSE
-from holdfast.wire.requests import Request
+from holdfast.wire.requests import Operation, Request
 
 
 class Agent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -38,11 +38,15 @@ class RegisterAgent(Request[Agent], frozen=True, tag="agents.register"):
 
 
 class GetAgent(Request[FoundAgent], frozen=True, tag="agents.get"):
+    operation = Operation(reads=True)
+
     name: str
     universe: str = UNIVERSE
 
 
 class ListAgents(Request[AgentsPage], frozen=True, tag="agents.list"):
+    operation = Operation(reads=True)
+
     after: str = ""
     limit: int = 100
     universe: str = UNIVERSE

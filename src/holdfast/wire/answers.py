@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from holdfast.wire.atomic import Answers, CommitAtomic
-from holdfast.wire.requests import answer_type
+from holdfast.wire.requests import Request, answer_type
 
 _decoders: dict[Any, Callable[[Any], Any]] = {}
 
@@ -35,7 +35,7 @@ def read_answer(request: Any, data: Any) -> Any:
     return decoder_of(request)(data)
 
 
-def _decoder(kind: type[Any]) -> Callable[[Any], Any]:
+def _decoder(kind: type[Request[Any]]) -> Callable[[Any], Any]:
     decode = _decoders.get(kind)
     if decode is None:
         decode = _decoders[kind] = msgspec.msgpack.Decoder(answer_type(kind)).decode

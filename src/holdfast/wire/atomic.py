@@ -1,35 +1,22 @@
 """A list of operations that is committed as one, or not at all."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, Union
 
 import msgspec
 
-from holdfast.wire.entities import WriteEntities
-from holdfast.wire.leases import CheckLease, KeepLease, ReleaseLease
-from holdfast.wire.mail import ConfirmMail, SendMail
-from holdfast.wire.queues import AckMessages, CheckMessages, ExtendMessages, NackMessages, PutMessages, RejectMessages
+from holdfast.wire import entities, leases, mail, queues, states, worlds
 from holdfast.wire.requests import Request
-from holdfast.wire.states import RemoveState, UpdateState
-from holdfast.wire.worlds import AppendEntries, PutItem
 
-Step = (
-    PutMessages
-    | AckMessages
-    | NackMessages
-    | RejectMessages
-    | ExtendMessages
-    | CheckMessages
-    | AppendEntries
-    | PutItem
-    | UpdateState
-    | RemoveState
-    | WriteEntities
-    | CheckLease
-    | KeepLease
-    | ReleaseLease
-    | SendMail
-    | ConfirmMail
+STEPS: Final[tuple[type[Request[Any]], ...]] = tuple(
+    kind
+    for module in (queues, worlds, states, entities, leases, mail)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Request) and kind.operation.atomic
 )
+if TYPE_CHECKING:
+    Step = Request[Any]
+else:
+    Step = Union[STEPS]  # noqa: UP007
 
 
 class Answers(msgspec.Struct, frozen=True):

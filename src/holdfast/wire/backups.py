@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.wire.health_checks import Seen
 from holdfast.wire.problems import Problem
-from holdfast.wire.requests import Request
+from holdfast.wire.requests import Operation, Request
 
 
 class BackupBegun(msgspec.Struct, frozen=True):
@@ -48,15 +48,21 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 class BeginBackup(Request[BackupBegun], frozen=True, tag="backups.begin"):
     """Make a checkpoint."""
 
+    operation = Operation(repeatable="a checkpoint that is not used is removed after an hour")
+
 
 class ListBackup(Request[Line], frozen=True, tag="backups.files"):
     """Every file that belongs to a checkpoint; streamed."""
+
+    operation = Operation(reads=True, network=False)
 
     id: str
 
 
 class OpenBackup(Request[BackupFile], frozen=True, tag="backups.open"):
     """The bytes of a file, or `length` of them from `start` on; streamed."""
+
+    operation = Operation(reads=True, network=False)
 
     id: str
     path: str
@@ -66,5 +72,7 @@ class OpenBackup(Request[BackupFile], frozen=True, tag="backups.open"):
 
 class EndBackup(Request[BackupEnded], frozen=True, tag="backups.end"):
     """Remove a checkpoint. Ending it twice is fine."""
+
+    operation = Operation(repeatable="an ended backup stays ended; only the answer differs")
 
     id: str

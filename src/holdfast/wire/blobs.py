@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.names import UNIVERSE
-from holdfast.wire.requests import Request
+from holdfast.wire.requests import Operation, Request
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -28,16 +28,22 @@ class Known(msgspec.Struct, frozen=True):
 class PutBlob(Request[Stored], frozen=True, tag="blobs.put"):
     """Store these bytes; the server computes their hash."""
 
+    operation = Operation(repeatable="the same bytes are stored once, under the same hash")
+
     data: bytes
     universe: str = UNIVERSE
 
 
 class GetBlob(Request[Body], frozen=True, tag="blobs.get"):
+    operation = Operation(reads=True)
+
     hash: str
     universe: str = UNIVERSE
 
 
 class FindBlob(Request[Known], frozen=True, tag="blobs.find"):
+    operation = Operation(reads=True)
+
     hash: str
     universe: str = UNIVERSE
 
@@ -45,11 +51,15 @@ class FindBlob(Request[Known], frozen=True, tag="blobs.find"):
 class WriteBlob(Request[Stored], frozen=True, tag="blobs.write"):
     """Store the bytes that are streamed beside this request."""
 
+    operation = Operation(repeatable="the same bytes are stored once, under the same hash", network=False)
+
     universe: str = UNIVERSE
 
 
 class OpenBlob(Request[Stored], frozen=True, tag="blobs.open"):
     """Stream the bytes of a blob, or `length` of them from `start` on; beyond its end there are none."""
+
+    operation = Operation(reads=True, network=False)
 
     hash: str
     universe: str = UNIVERSE

@@ -5,7 +5,7 @@ import msgspec
 from holdfast.names import UNIVERSE
 from holdfast.tiers import Tier
 from holdfast.wire.canonical import check_canonical
-from holdfast.wire.requests import Request
+from holdfast.wire.requests import Operation, Request
 
 Fields = dict[str, bytes]  # Each value as canonical CBOR.
 
@@ -92,12 +92,16 @@ class EntityKinds(msgspec.Struct, frozen=True):
 
 
 class GetEntity(Request[FoundEntity], frozen=True, tag="entities.get"):
+    operation = Operation(reads=True)
+
     kind: str
     id: str
     universe: str = UNIVERSE
 
 
 class ScanEntities(Request[Entities], frozen=True, tag="entities.scan"):
+    operation = Operation(reads=True)
+
     kind: str
     after: str = ""
     limit: int = 100
@@ -105,6 +109,8 @@ class ScanEntities(Request[Entities], frozen=True, tag="entities.scan"):
 
 
 class ListKinds(Request[EntityKinds], frozen=True, tag="entities.kinds"):
+    operation = Operation(reads=True)
+
     after: str = ""
     limit: int = 100
     universe: str = UNIVERSE
@@ -112,6 +118,8 @@ class ListKinds(Request[EntityKinds], frozen=True, tag="entities.kinds"):
 
 class ReadChanges(Request[Changes], frozen=True, tag="entities.history"):
     """Changes behind the version `after`; only the latest ones are kept."""
+
+    operation = Operation(reads=True)
 
     kind: str
     id: str
@@ -125,6 +133,8 @@ class WriteEntities(Request[Written], frozen=True, tag="entities.write"):
 
     BEST_EFFORT fields go to the session log once the others are committed. `tier` is not looked at: the policy decides.
     """
+
+    operation = Operation(atomic=True)
 
     writes: list[EntityWrite]
     seen: list[SeenEntity] = msgspec.field(default_factory=list)

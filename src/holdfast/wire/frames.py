@@ -8,111 +8,18 @@ A frame is one binary WebSocket message, MessagePack. A call has a key if its ou
 did not hear the answer sends the same call again with the same key, marked as `again`.
 """
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Union
 
 import msgspec
 
-from holdfast.wire.activity import EndSession, ListLogs, LogRecords, ReadLog
-from holdfast.wire.agents import GetAgent, ListAgents, RegisterAgent
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.backups import BeginBackup, EndBackup
-from holdfast.wire.blobs import FindBlob, GetBlob, PutBlob
-from holdfast.wire.entities import (
-    DeleteEntity,
-    GetEntity,
-    ListKinds,
-    PutEntity,
-    ReadChanges,
-    ScanEntities,
-    WriteEntities,
-)
-from holdfast.wire.leases import AcquireLease, CheckLease, DescribeLease, KeepLease, ListLeases, ListWaits, ReleaseLease
-from holdfast.wire.mail import (
-    BlockSender,
-    ConfirmMail,
-    CountMail,
-    GetMailPolicy,
-    JoinMailbox,
-    LeaveMailbox,
-    ListBlocks,
-    ListMailboxes,
-    ReadMail,
-    ReadReceipts,
-    SeeReceipts,
-    SendMail,
-    SetMailPolicy,
-)
-from holdfast.wire.pairs import GetPair, ScanPairs
+from holdfast.wire.catalog import NETWORK_REQUESTS
 from holdfast.wire.problems import Problem
-from holdfast.wire.queues import (
-    AckMessages,
-    CheckMessages,
-    ExtendMessages,
-    GetQueuePolicy,
-    GetQueueStats,
-    ListQueues,
-    ListSchedules,
-    NackMessages,
-    PauseQueue,
-    PeekMessages,
-    PurgeQueue,
-    PutMessages,
-    ReceiveMessages,
-    RedriveMessages,
-    RejectMessages,
-    RemoveSchedule,
-    SetQueuePolicy,
-    SetSchedule,
-    SurveyQueues,
-)
-from holdfast.wire.states import GetState, RemoveState, UpdateState
-from holdfast.wire.tokens import CreateToken, ListTokens, RevokeToken
-from holdfast.wire.universes import ListUniverses
-from holdfast.wire.worlds import (
-    AppendEntries,
-    ChangeWorld,
-    CheckWorld,
-    CommitSnapshot,
-    CompactWorld,
-    CreateWorld,
-    DeleteWorld,
-    DescribeWorld,
-    DrainInbox,
-    ForkWorld,
-    GetBaseline,
-    GetCursor,
-    ListSegments,
-    ListSnapshots,
-    ListWorlds,
-    PutItem,
-    ReadInbox,
-    ReadJournal,
-    SetManifest,
-    SurveyWorlds,
-)
+from holdfast.wire.requests import Request
 
-# Everything that may be asked over the network. Raw writes to the key space may not: they could break any layer.
-AnyRequest = (
-    PutMessages | AckMessages | NackMessages | RejectMessages | ExtendMessages | ReceiveMessages
-    | CheckMessages | PeekMessages | GetQueueStats | ListQueues | SurveyQueues | PurgeQueue | RedriveMessages
-    | GetQueuePolicy | SetQueuePolicy | PauseQueue | SetSchedule | RemoveSchedule | ListSchedules
-    | AcquireLease | KeepLease | ReleaseLease | CheckLease | DescribeLease | ListLeases | ListWaits
-    | GetState | UpdateState | RemoveState
-    | GetEntity | ScanEntities | ListKinds | ReadChanges | WriteEntities | PutEntity | DeleteEntity
-    | LogRecords | ReadLog | ListLogs | EndSession
-    | PutBlob | GetBlob | FindBlob
-    | ListUniverses
-    | CreateWorld | DescribeWorld | ListWorlds | SurveyWorlds | CheckWorld | ChangeWorld | DeleteWorld | ForkWorld
-    | AppendEntries | ReadJournal
-    | SetManifest | CommitSnapshot | GetBaseline | ListSnapshots | CompactWorld | ListSegments
-    | DrainInbox | PutItem | ReadInbox | GetCursor
-    | GetPair | ScanPairs | CommitAtomic
-    | CreateToken | ListTokens | RevokeToken
-    | BeginBackup | EndBackup
-    | SendMail | JoinMailbox | LeaveMailbox | ReadMail | ConfirmMail | CountMail | ReadReceipts | SeeReceipts
-    | BlockSender | ListBlocks | ListMailboxes | GetMailPolicy | SetMailPolicy
-    | RegisterAgent | GetAgent | ListAgents
-)  # fmt: skip
+if TYPE_CHECKING:
+    AnyRequest = Request[Any]
+else:
+    AnyRequest = Union[NETWORK_REQUESTS]  # noqa: UP007
 
 PROTOCOL: Final = 1
 

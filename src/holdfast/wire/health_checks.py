@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.wire.requests import Request
+from holdfast.wire.requests import Operation, Request
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -26,5 +26,7 @@ class RunCheckups(Request[Seen], frozen=True, tag="checkups.run"):
 
     `deep` hashes every blob, not a sample of the large ones.
     """
+
+    operation = Operation(reads=True, network=False, permission="doctor:run")
 
     deep: bool = False

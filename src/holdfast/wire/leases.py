@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.limits import LEASE_TTL_SECONDS
 from holdfast.names import UNIVERSE
-from holdfast.wire.requests import Committed, Request
+from holdfast.wire.requests import Committed, Operation, Request
 
 _FENCE = {"fence": "fencing_token"}
 
@@ -91,21 +91,29 @@ class AcquireLease(Request[Granted], frozen=True, tag="leases.acquire"):
 class KeepLease(Request[Granted], frozen=True, tag="leases.keepalive"):
     """Let the lease last at least `ttl_seconds` from now; it never gets shorter."""
 
+    operation = Operation(atomic=True)
+
     lease: LeaseProof
     ttl_seconds: float = LEASE_TTL_SECONDS
 
 
 class ReleaseLease(Request[Released], frozen=True, tag="leases.release"):
+    operation = Operation(atomic=True)
+
     lease: LeaseProof
 
 
 class DescribeLease(Request[Described], frozen=True, tag="leases.describe"):
+    operation = Operation(reads=True)
+
     key: str
     universe: str = UNIVERSE
 
 
 class ListLeases(Request[Leases], frozen=True, tag="leases.list"):
     """At most `limit` keys are looked at; those of them that are held are answered."""
+
+    operation = Operation(reads=True)
 
     after: str = ""
     limit: int = 100
@@ -115,11 +123,15 @@ class ListLeases(Request[Leases], frozen=True, tag="leases.list"):
 class ListWaits(Request[Waits], frozen=True, tag="leases.waits"):
     """Who waits for whom in the process that answers."""
 
+    operation = Operation(reads=True)
+
     limit: int = 100
     universe: str = UNIVERSE
 
 
 class CheckLease(Request[Committed], frozen=True, tag="leases.check"):
     """Succeeds if the lease still holds: what an atomic list is guarded by."""
+
+    operation = Operation(reads=True, atomic=True)
 
     lease: LeaseProof

@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.limits import MAIL_TTL_SECONDS, MAILBOX_MAX
+from holdfast.limits import MAIL_TTL_SECONDS, MAILBOX_MAILS_MAX
 from holdfast.names import UNIVERSE
 from holdfast.tiers import Tier
-from holdfast.wire.requests import Committed, Request
+from holdfast.wire.requests import Committed, Operation, Request
 
 BYTES = "application/octet-stream"
 
@@ -124,7 +124,7 @@ class Addresses(msgspec.Struct, frozen=True):
 class MailPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What holds for all mailboxes of a universe."""
 
-    pending_max: int = MAILBOX_MAX  # Mails that one mailbox holds; the next one is refused.
+    pending_max: int = MAILBOX_MAILS_MAX  # Mails that one mailbox holds; the next one is refused.
     ttl_seconds: float = MAIL_TTL_SECONDS
 
 
@@ -136,6 +136,8 @@ class Confirmed(msgspec.Struct, frozen=True):
 
 class SendMail(Request[SentMails], frozen=True, tag="mail.send"):
     """Store mails of `sender`, each by itself: one that is refused does not stop the others."""
+
+    operation = Operation(atomic=True)
 
     sender: str
     mails: list[NewMail]
@@ -164,6 +166,8 @@ class ReadMail(Request[Mails], frozen=True, tag="mail.read"):
     Reading removes nothing. With `session` it is that of the mailbox's reader, and fails once there is another one.
     """
 
+    operation = Operation(repeatable="reading removes nothing, and the sender gets one delivery receipt")
+
     agent: str
     after: int = -1
     limit: int = 50
@@ -177,18 +181,24 @@ class ReadMail(Request[Mails], frozen=True, tag="mail.read"):
 class ConfirmMail(Request[Confirmed], frozen=True, tag="mail.confirm"):
     """Mails have arrived for good: they are removed, and their senders are told."""
 
+    operation = Operation(atomic=True)
+
     agent: str
     ids: list[str]
     universe: str = UNIVERSE
 
 
 class CountMail(Request[MailCount], frozen=True, tag="mail.count"):
+    operation = Operation(reads=True)
+
     agent: str
     universe: str = UNIVERSE
 
 
 class ReadReceipts(Request[MailReceipts], frozen=True, tag="mail.receipts"):
     """At most `limit` receipts for what `agent` has sent, behind `after`; waits for the first one if asked to."""
+
+    operation = Operation(reads=True)
 
     agent: str
     after: int = -1
@@ -215,6 +225,8 @@ class BlockSender(Request[Committed], frozen=True, tag="mail.block"):
 
 
 class ListBlocks(Request[Addresses], frozen=True, tag="mail.blocks"):
+    operation = Operation(reads=True)
+
     agent: str
     after: str = ""
     limit: int = 100
@@ -222,12 +234,16 @@ class ListBlocks(Request[Addresses], frozen=True, tag="mail.blocks"):
 
 
 class ListMailboxes(Request[Mailboxes], frozen=True, tag="mail.list"):
+    operation = Operation(reads=True)
+
     after: str = ""
     limit: int = 100
     universe: str = UNIVERSE
 
 
 class GetMailPolicy(Request[MailPolicy], frozen=True, tag="mail.policy"):
+    operation = Operation(reads=True)
+
     universe: str = UNIVERSE
 
 

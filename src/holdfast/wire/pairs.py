@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.wire.requests import Committed, Request
+from holdfast.wire.requests import Committed, Operation, Request
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -18,10 +18,14 @@ class Pairs(msgspec.Struct, frozen=True):
 
 
 class GetPair(Request[Value], frozen=True, tag="pairs.get"):
+    operation = Operation(reads=True)
+
     key: bytes
 
 
 class ScanPairs(Request[Pairs], frozen=True, tag="pairs.scan"):
+    operation = Operation(reads=True)
+
     begin: bytes
     end: bytes
     limit: int = 1_000
@@ -29,9 +33,13 @@ class ScanPairs(Request[Pairs], frozen=True, tag="pairs.scan"):
 
 
 class PutPair(Request[Committed], frozen=True, tag="pairs.put"):
+    operation = Operation(network=False)
+
     key: bytes
     value: bytes
 
 
 class DeletePair(Request[Committed], frozen=True, tag="pairs.delete"):
+    operation = Operation(network=False)
+
     key: bytes

@@ -5,7 +5,7 @@ import msgspec
 from holdfast.names import UNIVERSE
 from holdfast.tiers import Tier
 from holdfast.wire.leases import LeaseProof
-from holdfast.wire.requests import Request
+from holdfast.wire.requests import Operation, Request
 
 _FENCE = {"fence": "fencing_token"}
 
@@ -176,6 +176,8 @@ class Schedules(msgspec.Struct, frozen=True):
 
 
 class PutMessages(Request[Receipts], frozen=True, tag="queues.put"):
+    operation = Operation(atomic=True)
+
     queue: str
     messages: list[NewMessage]
     universe: str = UNIVERSE
@@ -195,6 +197,8 @@ class ReceiveMessages(Request[Deliveries], frozen=True, tag="queues.receive"):
 
 
 class AckMessages(Request[Outcomes], frozen=True, tag="queues.ack"):
+    operation = Operation(atomic=True)
+
     queue: str
     leases: list[MessageLease]
     universe: str = UNIVERSE
@@ -202,6 +206,8 @@ class AckMessages(Request[Outcomes], frozen=True, tag="queues.ack"):
 
 class NackMessages(Request[Outcomes], frozen=True, tag="queues.nack"):
     """Give messages back. `intent` is failure, which counts against max_attempts, or defer, which does not."""
+
+    operation = Operation(atomic=True)
 
     queue: str
     leases: list[MessageLease]
@@ -214,6 +220,8 @@ class NackMessages(Request[Outcomes], frozen=True, tag="queues.nack"):
 class RejectMessages(Request[Outcomes], frozen=True, tag="queues.reject"):
     """Send messages to the dead letters at once."""
 
+    operation = Operation(atomic=True)
+
     queue: str
     leases: list[MessageLease]
     error: str | None = None
@@ -222,6 +230,8 @@ class RejectMessages(Request[Outcomes], frozen=True, tag="queues.reject"):
 
 class ExtendMessages(Request[Outcomes], frozen=True, tag="queues.extend"):
     """Let leases last at least `seconds` from now; they never get shorter."""
+
+    operation = Operation(atomic=True)
 
     queue: str
     leases: list[MessageLease]
@@ -232,6 +242,8 @@ class ExtendMessages(Request[Outcomes], frozen=True, tag="queues.extend"):
 class CheckMessages(Request[Outcomes], frozen=True, tag="queues.check"):
     """Which of these leases still hold."""
 
+    operation = Operation(reads=True, atomic=True)
+
     queue: str
     leases: list[MessageLease]
     universe: str = UNIVERSE
@@ -240,17 +252,23 @@ class CheckMessages(Request[Outcomes], frozen=True, tag="queues.check"):
 class PeekMessages(Request[Deliveries], frozen=True, tag="queues.peek"):
     """Look at the messages that are ready, in the order in which they would be delivered."""
 
+    operation = Operation(reads=True)
+
     queue: str
     limit: int = 10
     universe: str = UNIVERSE
 
 
 class GetQueueStats(Request[QueueStats], frozen=True, tag="queues.stats"):
+    operation = Operation(reads=True)
+
     queue: str
     universe: str = UNIVERSE
 
 
 class ListQueues(Request[QueueNames], frozen=True, tag="queues.list"):
+    operation = Operation(reads=True)
+
     after: str = ""
     limit: int = 100
     universe: str = UNIVERSE
@@ -258,6 +276,8 @@ class ListQueues(Request[QueueNames], frozen=True, tag="queues.list"):
 
 class SurveyQueues(Request[QueueSurvey], frozen=True, tag="queues.survey"):
     """How each queue behind `after` is doing."""
+
+    operation = Operation(reads=True)
 
     after: str = ""
     limit: int = 100
@@ -281,6 +301,8 @@ class RedriveMessages(Request[Moved], frozen=True, tag="queues.redrive"):
 
 
 class GetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.get"):
+    operation = Operation(reads=True)
+
     queue: str
     universe: str = UNIVERSE
 
@@ -315,5 +337,7 @@ class RemoveSchedule(Request[Moved], frozen=True, tag="queues.schedules.remove")
 
 
 class ListSchedules(Request[Schedules], frozen=True, tag="queues.schedules.list"):
+    operation = Operation(reads=True)
+
     queue: str
     universe: str = UNIVERSE

@@ -1,12 +1,57 @@
-"""What every request has in common."""
+"""Requests: every operation of a plane is a struct, and its class declares what the entry points need to know.
 
-from typing import Any, Generic, TypeVar, get_args, get_origin
+    class GetState(Request[FoundState], frozen=True, tag="states.get"):
+        operation = Operation(reads=True, http=(Route("GET", "/v1/states/{key}", "Return a state document."),))
+        key: str
+
+The table of the stream's requests, the HTTP routes, the permissions of tokens and the rules for repeated calls all
+follow from these declarations.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 
 from holdfast.tiers import Tier
 
 Answer = TypeVar("Answer")
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One HTTP method of one path that carries a request.
+
+    Fields of the request come from the path, then from `fixed`, and otherwise from the JSON body, or from the query
+    where the method has no body. `defaults` apply to fields that the caller leaves out.
+    """
+
+    method: str
+    path: str
+    summary: str
+    status: int = 200
+    fixed: Mapping[str, Any] = {}
+    defaults: Mapping[str, Any] = {}
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for every request of a class.
+
+    A request that only reads, or that is harmless to repeat, is simply sent again if its answer is lost. Every other
+    request takes an idempotency key, under which it is executed once.
+    """
+
+    reads: bool = False  # A snapshot serves it, so it never waits for a writer.
+    repeatable: str = ""  # Why executing it twice does no harm; empty if it needs an idempotency key.
+    network: bool = True  # The stream carries it. Raw writes to the key space stay local: they could break any layer.
+    atomic: bool = False  # It can be one of several operations in one commit.
+    permission: str = ""  # The verb that a token must allow; empty if it follows from the tag.
+    http: tuple[Route, ...] = ()
+
+    @property
+    def takes_key(self) -> bool:
+        """Whether a request needs an idempotency key to be sent again."""
+        return not (self.reads or self.repeatable)
 
 
 class Request(
@@ -18,35 +63,43 @@ class Request(
     tag_field="op",
     kw_only=True,
 ):
-    """An operation to carry out; `Request[Answer]` is answered by an `Answer`.
+    """An operation to execute; `Request[Answer]` is answered by an `Answer`.
 
-    `tier` is the promise that the caller waits for. A write returns when it holds for what was written, a read when
-    it holds for what was seen.
+    `tier` is the durability that the caller waits for. A write returns when it holds for what was written, a read when
+    it holds for what was read.
     """
+
+    operation: ClassVar[Operation] = Operation()
 
     tier: Tier = Tier.CRITICAL
 
     def check(self) -> None:
-        """Raise what is wrong with a request beyond its types. A door calls this on what comes in from outside; a
-        handle makes nothing that would fail it."""
+        """Raise the error of a request that is wrong beyond its types.
+
+        Entry points call this on requests from outside. Handles only build requests that pass.
+        """
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """The answer to a write that has nothing else to tell: which promise it carries."""
+    """The answer to a write that returns nothing else: its durability."""
 
     durability: Tier
 
 
+@cache
 def answer_type(request: type[Request[Any]]) -> Any:
-    """The type of the answer to a type of request."""
-    return _ANSWERS.get(request) or _ANSWERS.setdefault(request, _declared(request))
-
-
-_ANSWERS: dict[type[Request[Any]], Any] = {}
-
-
-def _declared(request: type[Request[Any]]) -> Any:
+    """The type of the answer to a class of requests."""
     for base in getattr(request, "__orig_bases__", ()):
         if get_origin(base) is Request:
             return get_args(base)[0]
-    raise TypeError(f"{request.__name__} does not say what answers it; write Request[Answer]")
+    raise TypeError(f"{request.__name__} does not declare its answer; derive it from Request[Answer]")
+
+
+@cache
+def permission_of(request: type[Request[Any]]) -> str:
+    """The verb that a token must allow for a class of requests: `queue:put` for `queues.put`."""
+    if request.operation.permission:
+        return request.operation.permission
+    plural, _, verb = str(request.__struct_config__.tag).partition(".")
+    noun = f"{plural.removesuffix('ies')}y" if plural.endswith("ies") else plural.removesuffix("s")
+    return f"{noun}:{verb}"

@@ -5,7 +5,7 @@ import msgspec
 from holdfast.names import UNIVERSE
 from holdfast.wire.canonical import check_canonical
 from holdfast.wire.leases import LeaseProof
-from holdfast.wire.requests import Request
+from holdfast.wire.requests import Operation, Request
 
 
 class StateDocument(msgspec.Struct, frozen=True):
@@ -38,12 +38,16 @@ class RemovedState(msgspec.Struct, frozen=True):
 
 
 class GetState(Request[FoundState], frozen=True, tag="states.get"):
+    operation = Operation(reads=True)
+
     key: str
     universe: str = UNIVERSE
 
 
 class UpdateState(Request[UpdatedState], frozen=True, tag="states.update"):
     """Write a document. `if_match` names the version that it replaces ("*": any); `if_absent`: there must be none."""
+
+    operation = Operation(atomic=True)
 
     key: str
     value: bytes
@@ -58,6 +62,8 @@ class UpdateState(Request[UpdatedState], frozen=True, tag="states.update"):
 
 
 class RemoveState(Request[RemovedState], frozen=True, tag="states.remove"):
+    operation = Operation(atomic=True)
+
     key: str
     lease: LeaseProof | None = None
     if_match: str | None = None

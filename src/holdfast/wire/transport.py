@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 class LeaseRenewer(Protocol):
     """Extends the leases of messages by itself."""
 
-    def keep(self, message: Any, universe: str, queue: str, lease: Any, *, seconds: float, cap_seconds: float) -> Any:
+    def start(self, message: Any, universe: str, queue: str, lease: Any, *, seconds: float, cap_seconds: float) -> Any:
         """Begin to extend a lease; what this returns has `stop`."""
         ...
 

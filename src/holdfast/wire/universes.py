@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.wire.requests import Request
+from holdfast.wire.requests import Operation, Request
 
 
 class UniverseNames(msgspec.Struct, frozen=True):
@@ -13,6 +13,8 @@ class UniverseNames(msgspec.Struct, frozen=True):
 
 class ListUniverses(Request[UniverseNames], frozen=True, tag="universes.list"):
     """Universes in which there is anything."""
+
+    operation = Operation(reads=True)
 
     after: str = ""
     limit: int = 100

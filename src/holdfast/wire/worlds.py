@@ -6,7 +6,7 @@ from holdfast.limits import SEGMENT_ENTRIES, SEGMENT_MARGIN
 from holdfast.names import UNIVERSE
 from holdfast.wire.canonical import check_canonical
 from holdfast.wire.inboxes import InboxItem
-from holdfast.wire.requests import Request
+from holdfast.wire.requests import Operation, Request
 
 
 class Described(msgspec.Struct, frozen=True):
@@ -127,11 +127,15 @@ class CreateWorld(Request[Described], frozen=True, tag="worlds.create"):
 
 
 class DescribeWorld(Request[Described], frozen=True, tag="worlds.describe"):
+    operation = Operation(reads=True)
+
     world: str
     universe: str = UNIVERSE
 
 
 class ListWorlds(Request[Names], frozen=True, tag="worlds.list"):
+    operation = Operation(reads=True)
+
     after: str = ""
     limit: int = 100
     universe: str = UNIVERSE
@@ -140,6 +144,8 @@ class ListWorlds(Request[Names], frozen=True, tag="worlds.list"):
 class SurveyWorlds(Request[WorldSurvey], frozen=True, tag="worlds.survey"):
     """What is known of each world behind `after`."""
 
+    operation = Operation(reads=True)
+
     after: str = ""
     limit: int = 100
     universe: str = UNIVERSE
@@ -147,6 +153,8 @@ class SurveyWorlds(Request[WorldSurvey], frozen=True, tag="worlds.survey"):
 
 class AppendEntries(Request[Height], frozen=True, tag="worlds.append"):
     """Append values, each canonical CBOR; answered with the height of the first."""
+
+    operation = Operation(atomic=True)
 
     world: str
     entries: list[bytes]
@@ -159,6 +167,8 @@ class AppendEntries(Request[Height], frozen=True, tag="worlds.append"):
 
 
 class ReadJournal(Request[Records], frozen=True, tag="worlds.read"):
+    operation = Operation(reads=True)
+
     world: str
     start: int
     limit: int = 1_000
@@ -172,12 +182,16 @@ class DrainInbox(Request[Drained], frozen=True, tag="worlds.drain"):
 
 
 class PutItem(Request[Sequence], frozen=True, tag="worlds.inbox.put"):
+    operation = Operation(atomic=True)
+
     world: str
     item: InboxItem
     universe: str = UNIVERSE
 
 
 class ReadInbox(Request[Items], frozen=True, tag="worlds.inbox.read"):
+    operation = Operation(reads=True)
+
     world: str
     after: int | None = None
     limit: int = 1_000
@@ -185,6 +199,8 @@ class ReadInbox(Request[Items], frozen=True, tag="worlds.inbox.read"):
 
 
 class GetCursor(Request[Sequence], frozen=True, tag="worlds.inbox.cursor"):
+    operation = Operation(reads=True)
+
     world: str
     universe: str = UNIVERSE
 
@@ -212,11 +228,15 @@ class CommitSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.commi
 
 
 class GetBaseline(Request[Snapshot], frozen=True, tag="worlds.baseline"):
+    operation = Operation(reads=True)
+
     world: str
     universe: str = UNIVERSE
 
 
 class ListSnapshots(Request[Snapshots], frozen=True, tag="worlds.snapshots.list"):
+    operation = Operation(reads=True)
+
     world: str
     start: int = 0
     limit: int = 100
@@ -226,6 +246,8 @@ class ListSnapshots(Request[Snapshots], frozen=True, tag="worlds.snapshots.list"
 class CompactWorld(Request[Compacted], frozen=True, tag="worlds.compact"):
     """Move what lies more than `margin` records below the baseline into segments of `entries` records."""
 
+    operation = Operation(repeatable="entries that were moved are not moved again; only the answer differs")
+
     world: str
     entries: int = SEGMENT_ENTRIES
     margin: int = SEGMENT_MARGIN
@@ -233,6 +255,8 @@ class CompactWorld(Request[Compacted], frozen=True, tag="worlds.compact"):
 
 
 class ListSegments(Request[Segments], frozen=True, tag="worlds.segments"):
+    operation = Operation(reads=True)
+
     world: str
     after: int = -1
     limit: int = 100
@@ -244,6 +268,8 @@ class CheckWorld(Request[Checked], frozen=True, tag="worlds.check"):
 
     Whether a snapshot is what the records lead to only its reducer knows, which the plane does not have.
     """
+
+    operation = Operation(reads=True)
 
     world: str
     start: int = 0
@@ -261,6 +287,8 @@ class ChangeWorld(Request[Described], frozen=True, tag="worlds.change"):
 
 class DeleteWorld(Request[Described], frozen=True, tag="worlds.delete"):
     """Delete an archived world. Its name stays taken."""
+
+    operation = Operation(repeatable="a deleted world stays deleted, and its name stays reserved")
 
     world: str
     universe: str = UNIVERSE

@@ -1,0 +1,67 @@
+"""Handlers: the functions that execute requests, registered by the class of request that they take.
+
+    @transaction    def put(tx, request)                one transaction over layers
+    @service        def receive(stores, request, call)  more than one transaction: waiting, bodies, object stores
+    @immediate      def log(stores, request, call)      an answer from memory, without waiting
+
+A function names its request in its annotation. One that takes a `call` handles the idempotency key itself; for a
+transaction the key is handled by the transport.
+"""
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.kv import Transaction
+from holdfast.wire.requests import Request
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+class Handler(msgspec.Struct, frozen=True):
+    """How a class of requests is executed: exactly one of `run`, `serve` and `immediate`."""
+
+    run: Callable[[Transaction, Any], Any] | None = None
+    serve: Callable[..., Any] | None = None  # Takes the stores; returns an awaitable on an event loop.
+    immediate: Callable[..., Any] | None = None  # Takes the stores.
+    run_without_waiting: Callable[[Transaction, Any], Any] | None = None  # Does all of `serve` if the call never waits.
+    reads_only: bool = False  # `run` takes a snapshot.
+    takes_call: bool = False  # `serve` or `immediate` takes a third argument, the keyed call.
+
+
+HANDLERS: dict[type[Request[Any]], Handler] = {}
+
+
+def transaction(function: Function) -> Function:
+    """Register a function over a transaction."""
+    kind = _request_of(function)
+    _register(kind, Handler(run=function, reads_only=kind.operation.reads))
+    return function
+
+
+def service(function: Function, *, run_without_waiting: Callable[[Transaction, Any], Any] | None = None) -> Function:
+    """Register a function that does more than one transaction."""
+    takes_call = "call" in signature(function).parameters
+    handler = Handler(serve=function, run_without_waiting=run_without_waiting, takes_call=takes_call)
+    _register(_request_of(function), handler)
+    return function
+
+
+def immediate(function: Function) -> Function:
+    """Register a function that answers from memory."""
+    takes_call = "call" in signature(function).parameters
+    _register(_request_of(function), Handler(immediate=function, takes_call=takes_call))
+    return function
+
+
+def _request_of(function: Callable[..., object]) -> type[Request[Any]]:
+    kind: type[Request[Any]] = signature(function).parameters["request"].annotation
+    return kind
+
+
+def _register(kind: type[Request[Any]], handler: Handler) -> None:
+    if kind in HANDLERS:
+        raise ValueError(f"{kind.__name__} has a handler already")
+    HANDLERS[kind] = handler

@@ -1,0 +1,117 @@
+"""Stores: what handlers use beyond one transaction. One class waits on the caller's thread, the other on an event loop.
+
+A handler is written once for both: it returns what a store's method returns, an answer or an awaitable of one.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, TypeAlias, Union
+
+from holdfast import __version__
+from holdfast.kv import Result, Transaction
+from holdfast.layers.blobs import Verify
+from holdfast.plane.formats import FORMAT
+from holdfast.plane.services import Services
+from holdfast.runtime.backups import AsyncBackupStore
+from holdfast.runtime.blobs import AsyncBlobStore
+from holdfast.runtime.dispatcher import AsyncDispatcher
+from holdfast.runtime.entities import AsyncEntityStore
+from holdfast.runtime.ingress.ingress import Ingress
+from holdfast.runtime.leases import AsyncLeaseWaiter
+from holdfast.runtime.mail_waiting import AsyncMailWaiter
+from holdfast.runtime.maintenance.checkpoints import Checkpoints
+from holdfast.runtime.queues import AsyncQueueStore
+from holdfast.runtime.sync.backups import BackupStore
+from holdfast.runtime.sync.blobs import BlobStore
+from holdfast.runtime.sync.dispatcher import Dispatcher
+from holdfast.runtime.sync.entities import EntityStore
+from holdfast.runtime.sync.leases import LeaseWaiter
+from holdfast.runtime.sync.mail_waiting import MailWaiter
+from holdfast.runtime.sync.queues import QueueStore
+from holdfast.runtime.sync.worlds import WorldStore
+from holdfast.runtime.worlds import AsyncWorldStore
+from holdfast.threads import run_in_thread
+from holdfast.tiers import Tier
+from holdfast.wire.requests import Answer
+
+Served: TypeAlias = Answer | Awaitable[Answer]  # What a handler returns: with AsyncStores it is awaited.
+Streamed: TypeAlias = Iterator[bytes] | Awaitable[AsyncIterator[bytes]]
+
+
+class Stores:
+    """The stores of a plane whose callers wait on their own threads."""
+
+    def __init__(self, services: Services, *, verify: Verify = Verify.ALWAYS) -> None:
+        self.services = services
+        self.blobs = BlobStore(services.database, services.objects, verify=verify)
+        self.worlds = WorldStore(services.database, services.objects, self.blobs)
+        self.leases = LeaseWaiter(services.database, services.clock, services.publish)
+        self.entities = EntityStore(services.database, services.locks, services.log, services.policy, services.session)
+        dispatcher = Dispatcher(services.database, services.clock, services.consumers, services.publish)
+        self.queues = QueueStore(services.database, dispatcher, self.blobs, services.publish)
+        self.mail = MailWaiter(services.database, services.clock, services.consumers, services.publish)
+        self.backups = BackupStore(_checkpoints(services), services.objects, self.run_in_thread)
+
+    def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
+        """Run `work(tx, *args, **kwargs)` as one commit, then publish its events."""
+        result: Result
+        result, events = self.services.database.transact(run_and_collect, work, args, kwargs, tier=tier)
+        if events:
+            self.services.publish(events)
+        return result
+
+    def run_in_thread(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
+        """Call a function that blocks on files or stores."""
+        return function(*args, **kwargs)
+
+
+class AsyncStores:
+    """The stores of a plane whose callers wait on an event loop."""
+
+    def __init__(self, services: Services, *, verify: Verify = Verify.ALWAYS) -> None:
+        self.services = services
+        self.blobs = AsyncBlobStore(services.database, services.objects, verify=verify)
+        self.worlds = AsyncWorldStore(services.database, services.objects, self.blobs)
+        self.leases = AsyncLeaseWaiter(services.database, services.clock, services.publish)
+        self.entities = AsyncEntityStore(
+            services.database, services.locks, services.log, services.policy, services.session
+        )
+        dispatcher = AsyncDispatcher(services.database, services.clock, services.consumers, services.publish)
+        self.queues = AsyncQueueStore(services.database, dispatcher, self.blobs, services.publish)
+        self.mail = AsyncMailWaiter(services.database, services.clock, services.consumers, services.publish)
+        self.ingress = Ingress(
+            services.database,
+            self.blobs,
+            services.publish,
+            clock=services.clock,
+            locks=services.resources,
+            pushes_per_minute=services.pushes_per_minute,
+        )
+        self.backups = AsyncBackupStore(_checkpoints(services), services.objects, self.run_in_thread)
+
+    async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
+        """Run `work(tx, *args, **kwargs)` as one commit, then publish its events."""
+        result: Result
+        result, events = await self.services.database.transact_async(run_and_collect, work, args, kwargs, tier=tier)
+        if events:
+            self.services.publish(events)
+        return result
+
+    async def run_in_thread(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
+        """Call a function that blocks on files or stores in a thread."""
+        return await run_in_thread(function, *args, **kwargs)
+
+
+AnyStores: TypeAlias = Union[Stores, AsyncStores]  # noqa: UP007
+
+
+def run_and_collect(
+    tx: Transaction, work: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Result, list[tuple[Any, ...]]]:
+    """The result of `work`, and the events to publish once it is committed."""
+    return work(tx, *args, **kwargs), tx.events
+
+
+def _checkpoints(services: Services) -> Checkpoints:
+    return Checkpoints(
+        services.database, services.objects, services.logs, flush=services.flush_logs, written_by=(FORMAT, __version__)
+    )

@@ -1,0 +1,49 @@
+"""Every request that Holdfast has, found by importing the modules that define them."""
+
+from typing import Any, Final
+
+from holdfast.wire import (
+    activity,
+    agents,
+    atomic,
+    backups,
+    blobs,
+    entities,
+    health_checks,
+    leases,
+    mail,
+    pairs,
+    queues,
+    states,
+    tokens,
+    universes,
+    worlds,
+)
+from holdfast.wire.requests import Request, permission_of
+
+_MODULES: Final = (
+    activity,
+    agents,
+    atomic,
+    backups,
+    blobs,
+    entities,
+    health_checks,
+    leases,
+    mail,
+    pairs,
+    queues,
+    states,
+    tokens,
+    universes,
+    worlds,
+)
+
+REQUESTS: Final[tuple[type[Request[Any]], ...]] = tuple(
+    kind
+    for module in _MODULES
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Request) and kind.__module__ == module.__name__
+)
+NETWORK_REQUESTS: Final = tuple(kind for kind in REQUESTS if kind.operation.network)
+PERMISSIONS: Final = frozenset(permission_of(kind) for kind in REQUESTS)
