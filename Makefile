@@ -1,4 +1,4 @@
-# Every target sets up what it needs: a virtual environment in .venv, redone when pyproject.toml or the lock changed.
+# Every target creates the virtual environment .venv if needed, and again when pyproject.toml or requirements.lock changed.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
@@ -34,7 +34,7 @@ twins: $(READY)
 reference: $(READY)
 	$(BIN)/python tools/make_reference.py
 
-# As many at a time as there are cores, up to four; WORKERS=0 runs one after the other, in one process.
+# One process per core, up to four; WORKERS=0 runs all tests in a single process.
 test: $(READY)
 	$(BIN)/pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
@@ -42,7 +42,7 @@ nightly: $(READY)
 	$(BIN)/pytest -m nightly
 
 simulate: $(READY)
-	$(BIN)/python -m holdfast.testing.simulation --seeds $(SEEDS)
+	$(BIN)/python -m holdfast.testing.scenarios --seeds $(SEEDS)
 
 crash: $(READY)
 	$(BIN)/pytest tests/faults/test_crash.py --kills 500
@@ -59,12 +59,12 @@ bench-pipeline: $(READY)
 demo: $(READY)
 	$(BIN)/holdfast demo $(ARGS)
 
-# Pictures of the console of a server at work, and of the demo; needs Chromium.
+# Screenshots of the console and of the demo; needs Chromium.
 screenshots: $(READY)
 	$(BIN)/python tools/make_screenshots.py
 	$(BIN)/python tools/make_demo_pictures.py
 
-# Resolve pyproject.toml anew, in an environment of its own, and pin what came out.
+# Resolve the dependencies in a fresh environment and pin the result.
 lock:
 	rm -rf .lock-venv && $(PYTHON) -m venv .lock-venv
 	.lock-venv/bin/python -m pip install --quiet --upgrade '.[postgres,seal,spark,bench,dev]'

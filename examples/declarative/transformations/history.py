@@ -1,11 +1,11 @@
-"""How long the journal of each world is, and what it is made of. The plane is the one that HOLDFAST_URL names."""
+"""The length and composition of each world's journal, read from the plane at HOLDFAST_URL."""
 
 from pyspark import pipelines
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 
-@pipelines.materialized_view(comment="One row a world: records of each kind, and bytes.")
+@pipelines.materialized_view(comment="One row per world: records of each kind, and bytes.")
 def worlds() -> DataFrame:
     journal = SparkSession.active().read.format("holdfast").option("table", "journal").load()
     return journal.groupBy("universe", "world").agg(
