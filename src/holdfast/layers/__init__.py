@@ -1,1 +1,1 @@
-"""What Holdfast keeps, as plain functions over a transaction: no clock, no randomness, no I/O."""
+"""The data model as functions over a transaction, without clocks, randomness or I/O."""

@@ -1,9 +1,9 @@
-"""Agents: who is known by name, by which key, and whether a world takes their mail.
+"""Agents: registered names with a public key, and the world that receives their mail.
 
     (u, universe, "agents", name)  ->  the agent
 
-An agent need not be registered to have a mailbox. One that is can prove who it is, and one that is bound to a world has
-its mail put into the world's inbox, where it is drained into the journal like everything else from outside.
+An agent has a mailbox without being registered. A registered agent can authenticate itself. The mail of an agent that
+is bound to a world goes to the world's inbox, which is drained into the journal.
 """
 
 from functools import lru_cache
@@ -16,10 +16,10 @@ from holdfast.layers import inboxes
 from holdfast.layers.worlds import World, describe
 from holdfast.limits import AGENT_KEY_BYTES, INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.wire.agents import Agent
-from holdfast.wire.inboxes import Delivery
+from holdfast.wire.inboxes import InboundMessage
 from holdfast.wire.mail import NewMail
 
-MAIL_INBOX = "mail"  # What the items of a world's inbox are called that are mail.
+MAIL_INBOX = "mail"  # The inbox name of mail in a world's inbox.
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Agent).decode
@@ -34,19 +34,19 @@ def register(
     world: str | None = None,
     replace: bool = False,
 ) -> Agent:
-    """Know an agent by name; what is not given stays as it is.
+    """Register an agent or update it. Omitted values stay unchanged.
 
     Raises:
-        AgentExists: it has another key, and `replace` was not said.
+        AgentExists: it has another key, and `replace` is false.
         InvalidArgument: the key has the wrong length.
-        WorldNotFound: there is no such world.
+        WorldNotFound: the world does not exist.
     """
     if public_key is not None and len(public_key) != AGENT_KEY_BYTES:
         raise InvalidArgument(f"An agent's key has {AGENT_KEY_BYTES} bytes (Ed25519), not {len(public_key)}")
     known = find(tx, universe, name)
     key = None if known is None else known.public_key
     if not replace and key is not None and public_key not in (None, key):
-        raise AgentExists(f"{name}@{universe} is registered with another key; say replace to give it this one")
+        raise AgentExists(f"{name}@{universe} is registered with another key; pass replace to use the new key")
     if world is not None:
         describe(tx, World(universe, world))
     agent = Agent(
@@ -60,15 +60,15 @@ def register(
 
 
 def find(tx: Transaction, universe: str, name: str) -> Agent | None:
-    """The agent of that name, if it is registered."""
+    """The agent with this name; None if it is not registered."""
     stored = tx.get(_key(universe, name))
     return None if stored is None else _decode(stored)
 
 
 def page(tx: Transaction, universe: str, *, after: str, limit: int) -> list[Agent]:
-    """At most `limit` agents in the order of their names, the first one behind `after`."""
+    """At most `limit` agents after the name `after`, ordered by name."""
     if not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"A page has 1 to {READ_ENTRIES_MAX} agents, not {limit}")
+        raise InvalidArgument(f"limit is {limit}; one page has 1 to {READ_ENTRIES_MAX} agents")
     subspace = Subspace("u", universe, "agents")
     begin, end = subspace.range()
     if after:
@@ -77,24 +77,24 @@ def page(tx: Transaction, universe: str, *, after: str, limit: int) -> list[Agen
 
 
 def world_of(tx: Transaction, universe: str, name: str) -> World | None:
-    """The world that takes the mail of an agent, if one does."""
+    """The world that receives an agent's mail; None if the agent is not bound to one."""
     agent = find(tx, universe, name)
     return None if agent is None or agent.world is None else World(universe, agent.world)
 
 
-def enter(tx: Transaction, world: World, new: NewMail, *, sender: str, id: str, correlation_id: str) -> None:
-    """Put a mail into a world's inbox.
+def enqueue_mail(tx: Transaction, world: World, new: NewMail, *, sender: str, id: str, correlation_id: str) -> None:
+    """Enqueue a mail in a world's inbox.
 
     Raises:
-        PayloadTooLarge: the inbox does not take so much in one item.
+        PayloadTooLarge: the body is too large for an inbox item.
     """
     if len(new.body) > INBOX_INLINE_BYTES_MAX:
         raise PayloadTooLarge(
-            f"Mail that a world takes has at most {INBOX_INLINE_BYTES_MAX} bytes, not {len(new.body)}; "
+            f"The mail has {len(new.body)} bytes, and a world's inbox takes {INBOX_INLINE_BYTES_MAX}; "
             "store a blob and send its hash"
         )
     headers = {"from": sender, "id": id, "content_type": new.content_type, "correlation_id": correlation_id}
-    inboxes.enqueue(tx, world, Delivery(inbox_name=MAIL_INBOX, payload=new.body, headers=headers))
+    inboxes.enqueue(tx, world, InboundMessage(inbox_name=MAIL_INBOX, payload=new.body, headers=headers))
 
 
 @lru_cache(maxsize=4_096)

@@ -1,9 +1,9 @@
-"""Blobs: bytes named by their SHA-256, immutable, shared by a universe.
+"""Blobs: immutable bytes named by their SHA-256, shared by a universe.
 
-    (u, universe, "cas", hash)  ->  size, and the bytes themselves if they are few
+    (u, universe, "cas", hash)  ->  size, and the bytes themselves if they are small
 
-A larger body is in the object store, at `cas/<universe>/sha256/<hash>`, and is written there before it is recorded
-here: a body without a record is harmless and is found again by a retry, a record without a body is damage.
+A larger body is in the object store, at `cas/<universe>/sha256/<hash>`. It is written there before it is recorded here:
+a body without a record is harmless, because a retry reuses it; a record without a body would be data loss.
 """
 
 from enum import StrEnum
@@ -16,7 +16,7 @@ from holdfast.kv import Subspace, Transaction
 
 
 class Verify(StrEnum):
-    """How often a body that is read is hashed again."""
+    """How often a body's hash is verified when it is read."""
 
     ALWAYS = "always"
     SAMPLED = "sampled"
@@ -24,7 +24,7 @@ class Verify(StrEnum):
 
 
 class Blob(msgspec.Struct, frozen=True, array_like=True):
-    """What is recorded of a blob; `inline` is None where the object store has the body."""
+    """The record of a blob; `inline` is None if the body is in the object store."""
 
     size: int
     inline: bytes | None = None
@@ -37,13 +37,13 @@ _decode = msgspec.msgpack.Decoder(Blob).decode
 
 
 def find(tx: Transaction, universe: str, digest: bytes) -> Blob | None:
-    """What is recorded of the blob with this SHA-256."""
+    """The record of the blob with this SHA-256; None if there is none."""
     stored = tx.get(_key(universe, digest))
     return None if stored is None else _decode(stored)
 
 
 def record(tx: Transaction, universe: str, digest: bytes, blob: Blob) -> None:
-    """Record a blob whose body is stored, or inline. Recording it again changes nothing.
+    """Record a blob whose body is stored or inline. Repeating it changes nothing.
 
     Raises:
         SizeMismatch: it is recorded with another size.
@@ -53,27 +53,27 @@ def record(tx: Transaction, universe: str, digest: bytes, blob: Blob) -> None:
         tx.put(_key(universe, digest), _encode(blob))
     elif known.size != blob.size:
         raise SizeMismatch(
-            f"Blob {digest.hex()} is recorded with {known.size} bytes and has {blob.size}; restore it from a backup"
+            f"Blob {digest.hex()} is recorded with {known.size} bytes but has {blob.size}; restore it from a backup"
         )
 
 
 def digest_of(hash: str) -> bytes:
-    """The SHA-256 that a blob's name is.
+    """The SHA-256 digest that a blob hash encodes.
 
     Raises:
-        InvalidArgument: it is no blob's name.
+        InvalidArgument: it is not a blob hash.
     """
     try:
         digest = bytes.fromhex(hash)
     except (TypeError, ValueError):
         digest = b""
     if len(digest) != SHA256_BYTES:
-        raise InvalidArgument(f"{hash!r} is no blob's name; use the 64 hex digits that put returned")
+        raise InvalidArgument(f"{hash!r} is not a blob hash; use the 64 hex digits that put returned")
     return digest
 
 
 def object_path(universe: str, digest: bytes) -> str:
-    """Where the object store keeps the body of a large blob."""
+    """The object store path of a large blob's body."""
     return f"cas/{universe}/sha256/{digest.hex()}"
 
 

@@ -1,9 +1,9 @@
-"""Keys of pushes, written down now and then so that they outlive the process that remembers them.
+"""Deduplication keys of pushes, saved from time to time so that they survive a restart.
 
     ("ingress") "dedupe"  ->  each key (16 bytes) and when it was accepted (8 bytes, milliseconds), the oldest first
 
-Only keys of pushes that are stored come here: a key whose push was lost must not swallow the sender's next attempt.
-So what several processes have written down can be put together, and is right for all of them.
+Only keys of stored pushes are saved: a key whose push was lost must not suppress the sender's next attempt. The keys of
+several processes can therefore be merged.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ Entry = tuple[bytes, int]  # A key, and when it was accepted.
 
 
 def load(tx: Transaction) -> list[Entry]:
-    """The keys that were written down, the oldest first."""
+    """The saved keys, the oldest first."""
     stored = tx.get(_KEY) or b""
     return [
         (stored[at : at + KEY_BYTES], int.from_bytes(stored[at + KEY_BYTES : at + _ENTRY_BYTES], "big"))
@@ -29,7 +29,7 @@ def load(tx: Transaction) -> list[Entry]:
 
 
 def save(tx: Transaction, entries: Iterable[Entry], *, since_ms: int, most: int) -> None:
-    """Write keys down beside those that others have: at most so many, the latest, and none from before `since_ms`."""
+    """Merge keys into the saved ones: the latest `most`, and none from before `since_ms`."""
     latest: dict[bytes, int] = {}
     for key, at_ms in chain(load(tx), entries):
         if at_ms >= since_ms:

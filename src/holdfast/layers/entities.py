@@ -1,10 +1,10 @@
-"""Entities: records with a version, and the history of their changes.
+"""Entities: versioned records, and the history of their changes.
 
     (u, universe, "entities", kind, id)                     ->  version, fields
-    (u, universe, "entity-history", kind, id, version)      ->  what that version changed
+    (u, universe, "entity-history", kind, id, version)      ->  the changes of that version
 
-The version grows by one with every commit that changes any field, and goes on growing when an entity is deleted and
-comes back, so a version names one state of it for ever. Values are canonical CBOR and are not looked into.
+The version grows by one with every commit that changes any field, also across a deletion, so a version identifies one
+state of an entity for ever. Values are canonical CBOR and are not decoded here.
 """
 
 import re
@@ -23,7 +23,7 @@ from holdfast.limits import (
     ENTITY_HISTORY_VERSIONS,
     KIND_SAMPLE,
     READ_ENTRIES_MAX,
-    SURVEY_MAX,
+    SUMMARY_LIST_MAX,
 )
 from holdfast.tiers import Tier
 from holdfast.wire.entities import Change, EntityRecord, Fields
@@ -33,7 +33,7 @@ _FIELD: Final = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 
 
 class EntityKey(NamedTuple):
-    """Which entity."""
+    """Identifies an entity."""
 
     universe: str
     kind: str
@@ -41,18 +41,18 @@ class EntityKey(NamedTuple):
 
 
 class Entity(msgspec.Struct, frozen=True, array_like=True):
-    """An entity as it is stored. A deleted one stays as an empty record, because its version must go on."""
+    """An entity as it is stored. A deleted one stays as an empty record, which keeps its version."""
 
     version: int
     fields: Fields
     created_ms: int
     updated_ms: int
     deleted: bool = False
-    stamp: bytes = b""  # Tells two versions of one number apart: a power loss takes unsynced ones back.
+    stamp: bytes = b""  # Distinguishes two versions with one number: a power loss may undo unsynced versions.
 
 
-class _Note(msgspec.Struct, frozen=True, array_like=True):
-    """What one version changed."""
+class _HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
+    """The changes of one version."""
 
     at_ms: int
     tier: Tier
@@ -63,21 +63,21 @@ class _Note(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Entity).decode
-_decode_note = msgspec.msgpack.Decoder(_Note).decode
-_NOBODY: Final = Entity(0, {}, 0, 0, deleted=True)
+_decode_entry = msgspec.msgpack.Decoder(_HistoryEntry).decode
+_ABSENT: Final = Entity(0, {}, 0, 0, deleted=True)
 
 
 def get(tx: Transaction, key: EntityKey) -> Entity:
-    """The entity; deleted, with version 0, if there never was one."""
+    """The entity; a deleted one with version 0 if it never existed."""
     stored = tx.get(_record(key))
-    return _NOBODY if stored is None else _decode(stored)
+    return _ABSENT if stored is None else _decode(stored)
 
 
 def require_version(tx: Transaction, key: EntityKey, expected: int, stamp: bytes = b"") -> Entity:
-    """The entity, if its version is `expected`, and the very one of that `stamp` if one is given.
+    """The entity, if its version is `expected`, and its stamp is `stamp` if one is given.
 
     Raises:
-        VersionConflict: it has another one.
+        VersionConflict: it has another version.
     """
     current = get(tx, key)
     if current.version != expected or (stamp and current.stamp != stamp):
@@ -86,50 +86,53 @@ def require_version(tx: Transaction, key: EntityKey, expected: int, stamp: bytes
 
 
 def write(tx: Transaction, key: EntityKey, fields: Mapping[str, bytes], removed: Sequence[str], *, tier: Tier) -> int:
-    """Set and remove fields, and leave the others as they are; the new version.
+    """Set and remove fields, and keep the others; returns the new version.
 
     Raises:
-        InvalidName, InvalidArgument, ValueTooLarge: a field cannot be named so, or the entity would be too large.
+        InvalidName, InvalidArgument, ValueTooLarge: a field name is invalid, or the entity would be too large.
     """
     current = get(tx, key)
     kept = current.fields
     if removed:
         kept = {name: value for name, value in kept.items() if name not in removed}
-    return _commit(tx, key, current, {**kept, **fields}, _Note(tx.now_ms, tier, dict(fields), removed, deleted=False))
+    entry = _HistoryEntry(tx.now_ms, tier, dict(fields), removed, deleted=False)
+    return _commit(tx, key, current, {**kept, **fields}, entry)
 
 
 def put(tx: Transaction, key: EntityKey, fields: Mapping[str, bytes], *, expected_version: int, tier: Tier) -> int:
-    """Replace all fields if the version is `expected_version` (0: there is none yet); the new version.
+    """Replace all fields if the version is `expected_version` (0 to create it); returns the new version.
 
     Raises:
-        VersionConflict: it has another one.
+        VersionConflict: it has another version.
     """
     current = require_version(tx, key, expected_version)
     removed = [name for name in current.fields if name not in fields]
-    return _commit(tx, key, current, dict(fields), _Note(tx.now_ms, tier, dict(fields), removed, deleted=False))
+    entry = _HistoryEntry(tx.now_ms, tier, dict(fields), removed, deleted=False)
+    return _commit(tx, key, current, dict(fields), entry)
 
 
 def delete(tx: Transaction, key: EntityKey, *, expected_version: int | None = None) -> int | None:
-    """Delete the entity; the version of its being gone, or None if it was not there.
+    """Delete the entity; returns the version of the deletion, or None if it did not exist.
 
     Raises:
-        VersionConflict: it has another version than was expected.
+        VersionConflict: it has another version than `expected_version`.
     """
     current = get(tx, key) if expected_version is None else require_version(tx, key, expected_version)
     if current.deleted:
         return None
-    return _commit(tx, key, current, {}, _Note(tx.now_ms, Tier.CRITICAL, {}, list(current.fields), deleted=True))
+    entry = _HistoryEntry(tx.now_ms, Tier.CRITICAL, {}, list(current.fields), deleted=True)
+    return _commit(tx, key, current, {}, entry)
 
 
 def scan(tx: Transaction, universe: str, kind: str, *, after: str, limit: int) -> list[EntityRecord]:
-    """At most `limit` entities of a kind, in the order of their ids, the first one behind `after`."""
+    """At most `limit` entities of a kind after the id `after`, ordered by id."""
     _check_page(limit)
     subspace = _subspace(universe, kind)
     begin, end = subspace.range()
     if after:
         begin = subspace.key(after) + b"\x00"
     found: list[EntityRecord] = []
-    page = min(max(limit, _PAGE), READ_ENTRIES_MAX)  # Not a search for each deleted one in between.
+    page = min(max(limit, _PAGE), READ_ENTRIES_MAX)  # Reads over deleted ones without a scan for each.
     while len(found) < limit and (pairs := tx.scan(begin, end, limit=page)):
         for stored_key, value in pairs:
             entity = _decode(value)
@@ -140,9 +143,9 @@ def scan(tx: Transaction, universe: str, kind: str, *, after: str, limit: int) -
 
 
 def kinds(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tuple[str, list[str]]]:
-    """At most `limit` kinds, in order, the first one behind `after`, and the fields of the first entities of each."""
-    if not 0 < limit <= SURVEY_MAX:
-        raise InvalidArgument(f"A page has 1 to {SURVEY_MAX} kinds, not {limit}")
+    """At most `limit` kinds after `after`, in order, each with the field names of its first entities."""
+    if not 0 < limit <= SUMMARY_LIST_MAX:
+        raise InvalidArgument(f"A page has 1 to {SUMMARY_LIST_MAX} kinds, not {limit}")
     found = []
     for kind in first_elements(tx, Subspace("u", universe, "entities"), after, limit):
         sample = tx.scan(*_subspace(universe, kind).range(), limit=KIND_SAMPLE)
@@ -151,62 +154,62 @@ def kinds(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tup
 
 
 def history(tx: Transaction, key: EntityKey, *, after: int, limit: int) -> list[Change]:
-    """At most `limit` changes behind the version `after`, in order; only the latest ones are kept."""
+    """At most `limit` changes after the version `after`, in order. Only the latest changes are kept."""
     _check_page(limit)
     subspace = _history(key)
     _, end = subspace.range()
     pairs = tx.scan(subspace.key(max(after, 0) + 1), end, limit=limit)
     changes = []
     for stored_key, value in pairs:
-        note = _decode_note(value)
+        entry = _decode_entry(value)
         version = subspace.unpack(stored_key)[0]
-        changes.append(Change(version, note.at_ms, note.tier, note.fields, list(note.removed), note.deleted))
+        changes.append(Change(version, entry.at_ms, entry.tier, entry.fields, list(entry.removed), entry.deleted))
     return changes
 
 
 def record(key: EntityKey, entity: Entity) -> EntityRecord:
-    """An entity in the words of the wire."""
+    """The wire form of an entity."""
     return EntityRecord(key.kind, key.id, entity.version, entity.fields, entity.created_ms, entity.updated_ms)
 
 
-def _commit(tx: Transaction, key: EntityKey, current: Entity, fields: Fields, note: _Note) -> int:
-    _check_fields(fields, note)
+def _commit(tx: Transaction, key: EntityKey, current: Entity, fields: Fields, entry: _HistoryEntry) -> int:
+    _check_fields(fields, entry)
     version = current.version + 1
-    created_ms = note.at_ms if current.deleted else current.created_ms
+    created_ms = entry.at_ms if current.deleted else current.created_ms
     stamp = tx.new_id_bytes()
-    tx.put(_record(key), _encode(Entity(version, fields, created_ms, note.at_ms, note.deleted, stamp)))
+    tx.put(_record(key), _encode(Entity(version, fields, created_ms, entry.at_ms, entry.deleted, stamp)))
     changes = _history(key)
-    tx.put(changes.key(version), _encode(note))
+    tx.put(changes.key(version), _encode(entry))
     if version > ENTITY_HISTORY_VERSIONS:
         tx.delete(changes.key(version - ENTITY_HISTORY_VERSIONS))
     return version
 
 
-def _check_fields(fields: Fields, note: _Note) -> None:
-    for name in note.fields:
+def _check_fields(fields: Fields, entry: _HistoryEntry) -> None:
+    for name in entry.fields:
         check_field(name)
     size = sum(map(len, fields)) + sum(map(len, fields.values()))
     if len(fields) > ENTITY_FIELDS_MAX or size > ENTITY_BYTES_MAX:
         raise ValueTooLarge(
-            f"The entity would have {len(fields)} fields and {size} bytes; it may have {ENTITY_FIELDS_MAX} fields and "
-            f"{ENTITY_BYTES_MAX} bytes, so store large values as blobs"
+            f"The entity would have {len(fields)} fields and {size} bytes; the maximum is {ENTITY_FIELDS_MAX} fields "
+            f"and {ENTITY_BYTES_MAX} bytes. Store large values as blobs"
         )
 
 
 @lru_cache(maxsize=4_096)
 def check_field(name: object) -> None:
-    """Refuse what is no name for a field.
+    """Check a field name.
 
     Raises:
-        InvalidName: it is not.
+        InvalidName: it is not a valid name.
     """
     if not isinstance(name, str) or not _FIELD.match(name):
-        raise InvalidName(f"{name!r} is no name for a field; use 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'")
+        raise InvalidName(f"{name!r} is not a field name; use 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'")
 
 
 def _check_page(limit: int) -> None:
     if not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"A page has 1 to {READ_ENTRIES_MAX} entries, not {limit}")
+        raise InvalidArgument(f"limit is {limit}; one page has 1 to {READ_ENTRIES_MAX} entries")
 
 
 @lru_cache(maxsize=4_096)

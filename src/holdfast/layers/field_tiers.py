@@ -1,4 +1,4 @@
-"""Which part of a write is durable: entities taken apart by the tiers of their fields, and put down in one commit."""
+"""Entity writes by durability tier: durable fields are committed, BEST_EFFORT fields go to the session log."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,33 +14,35 @@ from holdfast.names import checked_name
 from holdfast.tiers import Tier, TierPolicy
 from holdfast.wire.entities import EntityWrite, SeenEntity
 
-LOOSE = "loose"  # The note of BEST_EFFORT fields, for the session log.
-LOG_KIND = "entities"  # What that log is called.
+BEST_EFFORT_WRITTEN = "loose"  # The event of a write's BEST_EFFORT fields, for the session log.
+LOG_KIND = "entities"  # The kind of that log.
 
 
-class Part(NamedTuple):
-    """What one write asks of an entity, apart by tier."""
+class TieredWrite(NamedTuple):
+    """One entity's write, split by tier."""
 
     key: EntityKey
     durable: dict[str, bytes]
     removed: list[str]
-    loose: dict[str, bytes]  # BEST_EFFORT: for the session log.
-    tier: Tier  # The strongest of what it touches.
+    best_effort: dict[str, bytes]  # For the session log.
+    tier: Tier  # The strongest tier of the fields it touches.
 
 
 class CriticalFieldRemoved(Exception):
-    """A put at a weaker promise would remove a CRITICAL field: it must be made again, as CRITICAL."""
+    """A put at a weaker tier would remove a CRITICAL field. Repeat it as CRITICAL."""
 
 
-def part_of(policy: TierPolicy, key: EntityKey, fields: Mapping[str, bytes], removed: Iterable[str] = ()) -> Part:
-    """A write, apart by tier."""
-    durable, loose, gone = {}, {}, []
+def tiered_write(
+    policy: TierPolicy, key: EntityKey, fields: Mapping[str, bytes], removed: Iterable[str] = ()
+) -> TieredWrite:
+    """Split a write by the tiers of its fields."""
+    durable, best_effort, gone = {}, {}, []
     highest, classify = Tier.BEST_EFFORT, policy.classify
     for field, value in fields.items():
         entities.check_field(field)
         tier = classify(key.kind, field)
         if tier is Tier.BEST_EFFORT:
-            loose[field] = value
+            best_effort[field] = value
         else:
             durable[field] = value
             highest = tier if highest is not Tier.CRITICAL else highest
@@ -49,26 +51,28 @@ def part_of(policy: TierPolicy, key: EntityKey, fields: Mapping[str, bytes], rem
         if tier is not Tier.BEST_EFFORT:
             gone.append(field)
             highest = tier if highest is not Tier.CRITICAL else highest
-    return Part(key, durable, gone, loose, highest)
+    return TieredWrite(key, durable, gone, best_effort, highest)
 
 
-def parts_of(policy: TierPolicy, universe: str, writes: Sequence[EntityWrite]) -> list[Part]:
-    """The writes of a transaction, apart by tier.
+def tiered_writes(policy: TierPolicy, universe: str, writes: Sequence[EntityWrite]) -> list[TieredWrite]:
+    """The writes of a transaction, each split by tier.
 
     Raises:
-        EmptyBatch, BatchTooLarge: there are none, or more than one transaction may have.
+        EmptyBatch, BatchTooLarge: there are none, or more than one transaction allows.
     """
     if not writes:
-        raise EmptyBatch("There is nothing to write; an empty transaction is a mistake of its caller")
+        raise EmptyBatch("The transaction has no writes; pass at least one")
     if len(writes) > ENTITY_WRITES_MAX:
         raise BatchTooLarge(f"A transaction changes at most {ENTITY_WRITES_MAX} entities, not {len(writes)}; split it")
     if not any(write.fields or write.removed for write in writes):
         raise EmptyBatch("The writes set and remove nothing; name at least one field")
-    return [part_of(policy, entity_key(universe, each.kind, each.id), each.fields, each.removed) for each in writes]
+    return [
+        tiered_write(policy, entity_key(universe, each.kind, each.id), each.fields, each.removed) for each in writes
+    ]
 
 
 def write(
-    tx: Transaction, parts: Sequence[Part], seen: Sequence[SeenEntity], universe: str, *, tier: Tier
+    tx: Transaction, parts: Sequence[TieredWrite], seen: Sequence[SeenEntity], universe: str, *, tier: Tier
 ) -> list[int | None]:
     """Put down the durable side of the parts; the new version of each entity, or None where it has no durable side.
 
@@ -76,7 +80,7 @@ def write(
         VersionConflict: one of `seen` has another version by now.
     """
     if len(seen) > ENTITY_WRITES_MAX:
-        raise BatchTooLarge(f"A transaction looks at {ENTITY_WRITES_MAX} versions at most, not {len(seen)}; split it")
+        raise BatchTooLarge(f"A transaction checks at most {ENTITY_WRITES_MAX} versions, not {len(seen)}; split it")
     for each in seen:
         entities.require_version(tx, entity_key(universe, each.kind, each.id), each.version, each.stamp)
     return [
@@ -85,7 +89,7 @@ def write(
     ]
 
 
-def put(tx: Transaction, part: Part, policy: TierPolicy, *, expected_version: int, tier: Tier) -> int:
+def put(tx: Transaction, part: TieredWrite, policy: TierPolicy, *, expected_version: int, tier: Tier) -> int:
     """Replace an entity if it has the version `expected_version`; its new version.
 
     Raises:
@@ -99,12 +103,12 @@ def put(tx: Transaction, part: Part, policy: TierPolicy, *, expected_version: in
     return entities.put(tx, part.key, part.durable, expected_version=expected_version, tier=tier)
 
 
-def loose_record(part: Part) -> dict[str, Any]:
-    """What the session log says of the BEST_EFFORT side of a write."""
-    fields = {field: cbor2.loads(value) for field, value in part.loose.items()}
+def best_effort_record(part: TieredWrite) -> dict[str, Any]:
+    """The session log record of a write's BEST_EFFORT fields."""
+    fields = {field: cbor2.loads(value) for field, value in part.best_effort.items()}
     return {"kind": part.key.kind, "id": part.key.id, "fields": fields}
 
 
 def entity_key(universe: str, kind: str, id: str) -> EntityKey:
-    """Which entity, by names as people wrote them."""
-    return EntityKey(universe, checked_name("kind of entity", kind), checked_name("entity", id))
+    """The key of an entity, from unchecked names."""
+    return EntityKey(universe, checked_name("entity kind", kind), checked_name("entity", id))

@@ -1,10 +1,10 @@
-"""Once: a call that may be sent twice happens once.
+"""Idempotency: a call with a key takes effect once, however often it is sent.
 
-    ("once", period) key  ->  the digest of the call, then its answer, MessagePack
+    ("once", period) key  ->  the digest of the call, then its result as MessagePack
 
-The answer is written in the commit that carries the call out, so there is no moment at which one is there without the
-other. Whoever sends the call again gets the answer that the first one had. What is more than one commit remembers how
-far it came, and goes on from there. Keys are remembered for ten to twenty minutes and forgotten a period at a time.
+The result is written in the commit that executes the call, so neither exists without the other. A repeated call gets
+the result of the first. A call that takes several commits stores its progress, and a repeated one resumes there. Keys
+are kept for ten to twenty minutes and deleted a period at a time.
 """
 
 from collections.abc import Callable
@@ -16,122 +16,122 @@ import msgspec
 
 from holdfast.errors import IdempotencyKeyReused, InvalidArgument
 from holdfast.kv import Subspace, Transaction
-from holdfast.limits import ONCE_FORGET_BATCH, ONCE_KEY_BYTES_MAX, ONCE_PERIOD_SECONDS
+from holdfast.limits import CALL_KEY_BYTES_MAX, CALL_KEY_EXPIRY_BATCH, CALL_KEY_PERIOD_SECONDS
 from holdfast.wire.requests import Request
 
 Answer = TypeVar("Answer")
 
 _SUBSPACE: Final = Subspace("once")
-_PERIOD_MS: Final = ONCE_PERIOD_SECONDS * 1_000
+_PERIOD_MS: Final = CALL_KEY_PERIOD_SECONDS * 1_000
 _DIGEST_BYTES: Final = 4
 _encode = msgspec.msgpack.Encoder().encode
-# The same attributes in another order are the same call.
+# Deterministic: the same attributes in another order are the same call.
 _encode_request = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
-Fresh = Callable[[], bool]  # Asked inside of the transaction.
+IsNewCall = Callable[[], bool]  # Called inside the transaction.
 
 
 class KeyedCall(msgspec.Struct, frozen=True):
-    """The sending of a call that has a key."""
+    """A call with an idempotency key."""
 
     name: bytes  # The key.
-    digest: bytes  # Tells a call that was sent again from another one under its key.
-    fresh: Fresh  # Whether nobody can have sent it before, which saves the look.
+    digest: bytes  # Distinguishes a repeated call from another call with the same key.
+    is_new_call: IsNewCall  # Whether this is certainly the first attempt, which saves reading the stored result.
 
 
-def sending(key: str, request: Request[Any], fresh: Fresh) -> KeyedCall:
-    """A call by its key.
+def keyed_call(key: str, request: Request[Any], is_new_call: IsNewCall) -> KeyedCall:
+    """The keyed call of a request.
 
     Raises:
         InvalidArgument: the key is empty or too long.
     """
     name = key.encode(errors="replace")
-    if not 0 < len(name) <= ONCE_KEY_BYTES_MAX:
-        raise InvalidArgument(f"An idempotency key has 1 to {ONCE_KEY_BYTES_MAX} bytes; use a UUID")
-    # A checksum finds mistakes, which is all that it is for, at a quarter of the price of a hash.
-    return KeyedCall(name, crc32(_encode_request(request)).to_bytes(_DIGEST_BYTES, "big"), fresh)
+    if not 0 < len(name) <= CALL_KEY_BYTES_MAX:
+        raise InvalidArgument(f"An idempotency key has 1 to {CALL_KEY_BYTES_MAX} bytes; use a UUID")
+    # The digest only detects mistakes, so a checksum is enough; it costs a quarter of a hash.
+    return KeyedCall(name, crc32(_encode_request(request)).to_bytes(_DIGEST_BYTES, "big"), is_new_call)
 
 
-def once(
+def run_idempotent(
     tx: Transaction, call: KeyedCall, decode: Callable[[bytes], Answer], work: Callable[..., Answer], *args: Any
 ) -> Answer:
-    """The answer of `work`, which is carried out unless it was before under the same key; `decode` reads that answer.
+    """The result of `work`, or the result of an earlier attempt, read by `decode`.
 
     Raises:
-        IdempotencyKeyReused: what was carried out under that key is another call.
+        IdempotencyKeyReused: another call used the key.
     """
-    before = recall(tx, call)
+    before = stored_result(tx, call)
     if before is not None:
         return decode(before)
     result = work(tx, *args)
-    remember(tx, call, result)
+    store_result(tx, call, result)
     return result
 
 
-def recall(tx: Transaction, call: KeyedCall) -> bytes | None:
-    """What is remembered of a call; None if it was not carried out before.
+def stored_result(tx: Transaction, call: KeyedCall) -> bytes | None:
+    """The stored result of an earlier attempt; None if there was none.
 
     Raises:
-        IdempotencyKeyReused: what was carried out under its key is another call.
+        IdempotencyKeyReused: another call used the key.
     """
-    return None if call.fresh() else recall_any(tx, call)
+    return None if call.is_new_call() else read_result(tx, call)
 
 
-def recall_any(tx: Transaction, call: KeyedCall) -> bytes | None:
-    """`recall`, also for whoever has remembered it themselves since."""
+def read_result(tx: Transaction, call: KeyedCall) -> bytes | None:
+    """`stored_result` for a call that may have stored it itself: reads it even if `is_new_call`."""
     period = period_of(tx.now_ms)
     for each in (period, period - 1):
-        before = tx.get(_place(each) + call.name)
+        before = tx.get(_period_prefix(each) + call.name)
         if before is not None:
             if before[:_DIGEST_BYTES] != call.digest:
-                raise reused()
+                raise key_reused()
             return before[_DIGEST_BYTES:]
     return None
 
 
-def reused() -> IdempotencyKeyReused:
+def key_reused() -> IdempotencyKeyReused:
     return IdempotencyKeyReused(
-        "Another call was made with this idempotency key; give every call that is not sent again its own"
+        "Another call used this idempotency key; use a new key for every call, and the same key only to repeat a call"
     )
 
 
-def remember(tx: Transaction, call: KeyedCall, answer: object) -> None:
-    """Keep the answer of a call, or how far it came, for whoever sends it again."""
-    tx.put(_place(tx.now_ms // _PERIOD_MS) + call.name, call.digest + _encode(answer))
+def store_result(tx: Transaction, call: KeyedCall, answer: object) -> None:
+    """Store the result of a call, or its progress, for repeated attempts."""
+    tx.put(_period_prefix(tx.now_ms // _PERIOD_MS) + call.name, call.digest + _encode(answer))
 
 
-def forget_one(tx: Transaction, call: KeyedCall) -> None:
-    """Forget a call: what it did was undone."""
+def delete_result(tx: Transaction, call: KeyedCall) -> None:
+    """Delete the stored result of a call whose effect was undone."""
     period = period_of(tx.now_ms)
     for each in (period, period - 1):
-        tx.delete(_place(each) + call.name)
+        tx.delete(_period_prefix(each) + call.name)
 
 
 @lru_cache(maxsize=16)
-def _place(period: int) -> bytes:
-    """What the keys of a period start with; the caller's key follows as it is."""
+def _period_prefix(period: int) -> bytes:
+    """The key prefix of a period; the caller's key follows unencoded."""
     return _SUBSPACE.key(period)
 
 
 def period_of(now_ms: int) -> int:
-    """The period in which keys are remembered together."""
+    """The period that keys stored at `now_ms` belong to."""
     return now_ms // _PERIOD_MS
 
 
-def any_forgotten(tx: Transaction) -> bool:
-    """Whether there are keys of periods that are over."""
-    return bool(tx.scan(*_over(tx), limit=1))
+def has_expired_keys(tx: Transaction) -> bool:
+    """Whether any key belongs to an expired period."""
+    return bool(tx.scan(*_expired_range(tx), limit=1))
 
 
 def forget(tx: Transaction) -> None:
-    """Forget the keys of periods that are over; where several processes write, only as many as hold up nobody."""
-    begin, end = _over(tx)
+    """Delete the keys of expired periods. Where several processes write, a bounded number, to avoid conflicts."""
+    begin, end = _expired_range(tx)
     if tx.writer:
-        pairs = tx.scan(begin, end, limit=ONCE_FORGET_BATCH)
+        pairs = tx.scan(begin, end, limit=CALL_KEY_EXPIRY_BATCH)
         end = pairs[-1][0] + b"\x00" if pairs else begin
     tx.delete_range(begin, end)
 
 
-def _over(tx: Transaction) -> tuple[bytes, bytes]:
+def _expired_range(tx: Transaction) -> tuple[bytes, bytes]:
     return _SUBSPACE.range()[0], _SUBSPACE.key(period_of(tx.now_ms) - 1)

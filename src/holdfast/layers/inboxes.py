@@ -1,17 +1,17 @@
-"""Inboxes: everything that comes into a world from outside, in one order, until it is drained into the journal.
+"""Inboxes: the external input of a world, in one order, until it is drained into the journal.
 
     inbox/next        ->  the sequence of the next item; it only grows
-    inbox/e/<seq>     ->  when it came, and the item
+    inbox/e/<seq>     ->  arrival time, and the item
     inbox/first       ->  the first sequence that was not removed; it only grows
-    inbox/cursor      ->  the sequence of the last item that was drained; it only grows
-    notify            ->  how many items ever came; a hint for whoever waits, nothing depends on it
+    inbox/cursor      ->  the sequence of the last drained item; it only grows
+    notify            ->  how many items ever arrived; a hint for waiting readers, without guarantees
 
-    effects/pending/<world>/<height>/<n>       what drained items asked for, until an orchestrator
-    timers/due/<deliver_at_ns>/<intent_hash>/<world>   takes it
+    effects/pending/<world>/<height>/<n>               effects and timers that drained items request,
+    timers/due/<deliver_at_ns>/<intent_hash>/<world>   until an orchestrator takes them
 
 The sequence comes from the transaction and not from a clock, so the order of items is the order of their commits, with
-any number of writers. Draining moves items into the journal and the cursor behind them in one transaction: each item is
-appended once, whatever crashes. Items stay until a compactor removes those below the cursor.
+any number of writers. One transaction moves items into the journal and advances the cursor, so each item is appended
+once, even after a crash. Items stay until a compactor removes those below the cursor.
 """
 
 from functools import lru_cache
@@ -34,13 +34,13 @@ _decode = msgspec.msgpack.Decoder(tuple[int, InboxItem]).decode
 
 
 def enqueue(tx: Transaction, world: World, item: InboxItem) -> int:
-    """Put an item behind all others; its sequence.
+    """Append an item; returns its sequence.
 
-    What is taken here can be drained: an item that could not would block all that come after it.
+    Checks that the item can be drained later: one that could not would block all items after it.
 
     Raises:
-        InvalidValue: it is no item, or one of its fields has the wrong type.
-        PayloadTooLarge: the item is larger than an item may be.
+        InvalidValue: it is not an inbox item, or one of its fields has the wrong type.
+        PayloadTooLarge: the item is too large.
         WorldNotActive: the world is archived or deleted.
     """
     encoded = _checked(tx.now_ms, item)
@@ -53,7 +53,7 @@ def enqueue(tx: Transaction, world: World, item: InboxItem) -> int:
 
 
 def cursor(tx: Transaction, world: World) -> int | None:
-    """The sequence of the last item that was drained, or None if none was."""
+    """The sequence of the last drained item; None if none was drained."""
     stored = tx.get(_key(world, "cursor"))
     if stored is None:
         describe(tx, world)
@@ -62,11 +62,11 @@ def cursor(tx: Transaction, world: World) -> int | None:
 
 
 def read(tx: Transaction, world: World, *, after: int | None, limit: int) -> list[tuple[int, InboxItem]]:
-    """At most `limit` items behind the sequence `after`, in order."""
+    """At most `limit` items after the sequence `after`, in order."""
     if not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"A read takes 1 to {READ_ENTRIES_MAX} items, not {limit}")
+        raise InvalidArgument(f"limit is {limit}; one read takes 1 to {READ_ENTRIES_MAX} items")
     if after is not None and not 0 <= after < _SEQUENCES:
-        raise InvalidArgument(f"{after} is no item's sequence; read behind one that was returned, or behind None")
+        raise InvalidArgument(f"{after} is not an item's sequence; pass one that was returned, or None")
     if not _number(tx, _key(world, "next")):
         describe(tx, world)
     prefix = _items(world)
@@ -76,14 +76,14 @@ def read(tx: Transaction, world: World, *, after: int | None, limit: int) -> lis
 
 
 def commit_cursor(tx: Transaction, world: World, *, expected: int | None, new: int) -> None:
-    """Move the cursor to `new`, if it is where the caller expects it.
+    """Move the cursor from `expected` to `new`.
 
     Raises:
-        CursorAdvanced: it is not.
-        InvalidArgument: `new` lies behind it, or is no item.
+        CursorAdvanced: the cursor is not at `expected`.
+        InvalidArgument: `new` is not after the cursor, or is not an item.
     """
     if not 0 <= new < _SEQUENCES:
-        raise InvalidArgument(f"{new} is no item's sequence; the cursor points at an item that was drained")
+        raise InvalidArgument(f"{new} is not an item's sequence; the cursor points at an item that was drained")
     require_active(tx, world)
     actual = cursor(tx, world)
     if actual != expected:
@@ -96,13 +96,12 @@ def commit_cursor(tx: Transaction, world: World, *, expected: int | None, new: i
 
 
 def drain(tx: Transaction, world: World, *, limit: int = BATCH_ENTRIES_MAX) -> list[int]:
-    """Move the next items into the journal; the heights at which they are now.
+    """Move the next items into the journal, at most one batch; returns their heights.
 
-    Takes as many as one batch may have, in order, and nothing if there is nothing. Reads and checks everything before
-    it writes anything.
+    Reads and checks everything before it writes anything.
     """
     if not 0 < limit <= BATCH_ENTRIES_MAX:
-        raise InvalidArgument(f"A drain takes 1 to {BATCH_ENTRIES_MAX} items, not {limit}")
+        raise InvalidArgument(f"limit is {limit}; one drain takes 1 to {BATCH_ENTRIES_MAX} items")
     require_active(tx, world)
     after = cursor(tx, world)
     height = journals.head(tx, world)
@@ -126,7 +125,7 @@ def drain(tx: Transaction, world: World, *, limit: int = BATCH_ENTRIES_MAX) -> l
 
 
 def remove_drained(tx: Transaction, world: World, *, grace_ms: int, limit: int) -> int:
-    """Remove at most `limit` items below the cursor that came at least `grace_ms` ago; how many that were."""
+    """Remove at most `limit` items below the cursor that arrived at least `grace_ms` ago; returns how many."""
     last = cursor(tx, world)
     first = _number(tx, _key(world, "first"))
     if last is None or first >= last:
@@ -150,12 +149,12 @@ def start_at(tx: Transaction, world: World, sequence: int) -> None:
 
 
 def next_sequence(tx: Transaction, world: World) -> int:
-    """The sequence of the item that comes next."""
+    """The sequence of the next item."""
     return _number(tx, _key(world, "next"))
 
 
 def arrivals(tx: Transaction, world: World) -> int:
-    """How many items ever came: a hint that something may have changed."""
+    """How many items ever arrived: a hint that something may have changed."""
     return _number(tx, _notify_key(world))
 
 
@@ -169,21 +168,21 @@ def _index_requests(tx: Transaction, world: World, height: int, item: InboxItem)
 
 
 def _checked(now_ms: int, item: InboxItem) -> bytes:
-    """The item as it is stored, if it can be read again and nothing is wrong with it."""
+    """The encoded item, after checking that it is valid and can be decoded."""
     if not isinstance(item, KINDS):
-        raise InvalidValue(f"An inbox takes items, not {type(item).__name__}; make one of {_KIND_NAMES}")
+        raise InvalidValue(f"{type(item).__name__} is not an inbox item; pass one of {_KIND_NAMES}")
     try:
         encoded: bytes = _encode((now_ms, item))
         _decode(encoded)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidValue(f"This {type(item).__name__} has a field of the wrong type ({error})") from error
     if (fault := fault_of(item)) is not None:
-        raise InvalidArgument(f"This item is not taken: {fault}")
+        raise InvalidArgument(f"The item is invalid: {fault}")
     if (excess := excess_of(item)) is not None:
-        raise PayloadTooLarge(f"This item is not taken: {excess}")
-    # Its record will be about as long, and a batch has room for several of the longest.
+        raise PayloadTooLarge(f"The item is too large: {excess}")
+    # Its journal record is about as long, and a batch holds several of the longest.
     if len(encoded) > INBOX_ITEM_BYTES_MAX:
-        raise PayloadTooLarge(f"This item has over {INBOX_ITEM_BYTES_MAX} bytes in all; send several")
+        raise PayloadTooLarge(f"The item has more than {INBOX_ITEM_BYTES_MAX} bytes in total; split it")
     return encoded
 
 
@@ -193,7 +192,7 @@ def _number(tx: Transaction, key: bytes) -> int:
 
 @lru_cache(maxsize=4_096)
 def _items(world: World) -> bytes:
-    """What the keys of items start with; the sequence follows as eight bytes, which sort like numbers."""
+    """The key prefix of items. The sequence follows as eight bytes, which sort like numbers."""
     return subspace(world).key("inbox", "e")
 
 

@@ -1,10 +1,10 @@
-"""Journal records: canonical CBOR, so that the same record has the same bytes for everybody, for ever.
+"""Journal records: canonical CBOR, so that equal records have equal bytes.
 
 [0, value]      an entry that a caller appended
-[1, ingress]    an item of the inbox: {"seq", "type", its fields}
+[1, ingress]    an inbox item: {"seq", "type", its fields}
 [2, snapshot]   a snapshot was indexed
 [3, baseline]   a snapshot was promoted to the baseline
-[4, hash]       the manifest changed: the hash of what defines the world from here on
+[4, hash]       the manifest changed: the hash of the world's definition from here on
 """
 
 from enum import IntEnum
@@ -17,7 +17,7 @@ from holdfast.wire.inboxes import InboxItem
 
 
 class Kind(IntEnum):
-    """What a journal record is."""
+    """The kind of a journal record."""
 
     ENTRY = 0
     INGRESS = 1
@@ -26,17 +26,17 @@ class Kind(IntEnum):
     MANIFEST = 4
 
 
-_NAME_OF = [kind.name.lower() for kind in Kind]  # Looking a member up would cost more than the rest of a read.
+_NAME_OF = [kind.name.lower() for kind in Kind]  # An enum lookup would cost more than the rest of a read.
 _PAIR_OF = [bytes((0x82, kind)) for kind in Kind]  # CBOR: an array of two, and a small number.
 
 
 def entry(value: bytes) -> bytes:
-    """The record of a caller's entry; `value` is canonical CBOR already, and is not copied apart."""
+    """The record of a caller's entry; `value` is canonical CBOR already."""
     return _PAIR_OF[Kind.ENTRY] + value
 
 
 def ingress(sequence: int, item: InboxItem) -> bytes:
-    """The record of an inbox item, normalised once and for all."""
+    """The record of an inbox item."""
     return _PAIR_OF[Kind.INGRESS] + canonical({"seq": sequence, **msgspec.to_builtins(item, builtin_types=(bytes,))})
 
 
@@ -46,10 +46,10 @@ def of(kind: Kind, value: Any) -> bytes:
 
 
 def join(kind: Kind, value: bytes) -> bytes:
-    """What `split` took apart."""
+    """The record of a kind and a value; the inverse of `split`."""
     return _PAIR_OF[kind] + value
 
 
 def split(record: bytes) -> tuple[str, bytes]:
-    """The kind of a journal record, in words, and its value as CBOR."""
+    """The name of a journal record's kind, and its value as CBOR."""
     return _NAME_OF[record[1]], record[2:]

@@ -1,11 +1,11 @@
-"""Journals: the one ordered history of a world.
+"""Journals: the ordered history of a world.
 
     journal/head         ->  the next height; it only grows
-    journal/hot          ->  the first height that is not only in a segment; it only grows
+    journal/hot          ->  the first height that the key space still holds; lower ones are in segments; it only grows
     journal/e/<height>   ->  the record, canonical CBOR
 
-Heights count from zero. `append` writes head … head+n-1 and returns the first of them. One writer at a time is not
-enforced by a lock but by the head that it must name: whoever comes second learns it, and nothing of theirs is written.
+Heights count from zero. `append` writes head … head+n-1 and returns the first of them. Concurrent writers are detected
+by the expected head that each passes: the second one gets HeadAdvanced, and nothing of its batch is written.
 """
 
 from collections.abc import Sequence
@@ -21,18 +21,18 @@ _HEIGHT_BYTES: Final = 8
 
 
 def head(tx: Transaction, world: World) -> int:
-    """The next height; how many records there are."""
+    """The next height, which is the number of records."""
     stored = tx.get(_head_key(world))
     return 0 if stored is None else int.from_bytes(stored, "big")
 
 
 def first_hot(tx: Transaction, world: World) -> int:
-    """The first height that the key space holds; those below it are in segments."""
+    """The first height that the key space holds; lower ones are in segments."""
     return int.from_bytes(tx.get(subspace(world).key("journal", "hot")) or b"", "big")
 
 
 def trim(tx: Transaction, world: World, to: int, limit: int) -> bool:
-    """Remove at most `limit` hot records below the height `to`; whether there are none left."""
+    """Remove at most `limit` hot records below the height `to`; whether none are left."""
     begin = first_hot(tx, world)
     end = min(begin + limit, to)
     if begin < end:
@@ -47,8 +47,8 @@ def append(tx: Transaction, world: World, records: Sequence[bytes], *, expected_
 
     Raises:
         HeadAdvanced: the head is not `expected_head`.
-        EmptyBatch, BatchTooLarge: there is nothing to append, or more than one batch may have.
-        WorldNotActive: the world is paused or gone.
+        EmptyBatch, BatchTooLarge: there are no records, or more than one batch allows.
+        WorldNotActive: the world is not active.
     """
     _check_batch(records)
     require_active(tx, world)
@@ -59,7 +59,7 @@ def append(tx: Transaction, world: World, records: Sequence[bytes], *, expected_
 
 
 def write(tx: Transaction, world: World, records: Sequence[bytes], height: int) -> int:
-    """Put records at `height`, which the caller has found to be the head, and move the head behind them."""
+    """Write records at `height`, which must be the head, and advance the head."""
     prefix = _entries(world)
     for offset, record in enumerate(records, height):
         tx.put(prefix + offset.to_bytes(_HEIGHT_BYTES, "big"), record)
@@ -68,10 +68,10 @@ def write(tx: Transaction, world: World, records: Sequence[bytes], height: int) 
 
 
 def write_at(tx: Transaction, world: World, records: Sequence[bytes], height: int) -> None:
-    """Copy records into a world that is not active yet; doing it again changes nothing.
+    """Copy records into a world that is not active yet. Repeating it changes nothing.
 
     Raises:
-        HeadAdvanced: the journal is not that far, so a hole would be left.
+        HeadAdvanced: the head is below `height`, so a gap would be left.
     """
     _check_batch(records)
     actual = head(tx, world)
@@ -82,61 +82,62 @@ def write_at(tx: Transaction, world: World, records: Sequence[bytes], height: in
 
 
 def read_hot(tx: Transaction, world: World, start: int, limit: int) -> list[tuple[int, bytes]]:
-    """At most `limit` records from the height `start` on, without a hole.
+    """At most `limit` records from the height `start` on, without gaps.
 
     Raises:
-        MissingEntry: a record below the head is not there.
+        MissingEntry: a record below the head is missing.
     """
     if start < 0 or not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"A read starts at 0 or later and takes 1 to {READ_ENTRIES_MAX} records")
+        raise InvalidArgument(
+            f"start is {start} and limit {limit}; a read starts at 0 or later and takes 1 to {READ_ENTRIES_MAX} records"
+        )
     end = min(start + limit, head(tx, world))
     if start >= end:
-        describe(tx, world)  # A world that nobody made is not an empty one.
+        describe(tx, world)  # Raises if the world does not exist.
         return []
     prefix = _entries(world)
     pairs = tx.scan(prefix + start.to_bytes(8, "big"), prefix + end.to_bytes(8, "big"), limit=end - start)
     if len(pairs) != end - start:
         present = {int.from_bytes(key[-_HEIGHT_BYTES:], "big") for key, _ in pairs}
-        hole = next(height for height in range(start, end) if height not in present)
+        gap = next(height for height in range(start, end) if height not in present)
         raise MissingEntry(
-            f"World {world.name} has no record {hole}, below its head {head(tx, world)}; restore a backup"
+            f"World {world.name} has no record {gap}, which is below its head {head(tx, world)}; restore a backup"
         )
-    # As many different keys as there are heights: they are these heights.
+    # There are as many keys as heights in the range, so none is missing.
     return [(height, record) for height, (_, record) in enumerate(pairs, start)]
 
 
 def next_run(tx: Transaction, world: World, start: int, end: int, limit: int) -> tuple[int, list[bytes]]:
-    """The first records with start <= height < end that the key space holds, up to `limit` or the next hole.
+    """The first contiguous records with start <= height < end that the key space holds, at most `limit`.
 
-    The height of the first of them comes with them; it is `end` if there are none. This is for whoever reads around
-    holes, and knows which heights it wants.
+    Returns the height of the first record, or `end` if there are none. For readers that handle gaps themselves.
     """
     prefix = _entries(world)
-    begin, behind = prefix + start.to_bytes(_HEIGHT_BYTES, "big"), prefix + end.to_bytes(_HEIGHT_BYTES, "big")
-    pairs = tx.scan(begin, behind, limit=limit)
+    begin, stop = prefix + start.to_bytes(_HEIGHT_BYTES, "big"), prefix + end.to_bytes(_HEIGHT_BYTES, "big")
+    pairs = tx.scan(begin, stop, limit=limit)
     if not pairs:
         return end, []
     first, last = (int.from_bytes(pairs[n][0][-_HEIGHT_BYTES:], "big") for n in (0, -1))
-    if last - first + 1 == len(pairs):  # As many different keys as there are heights: they are these heights.
+    if last - first + 1 == len(pairs):  # There are as many keys as heights, so none is missing.
         return first, [record for _, record in pairs]
-    whole = next(n for n, (key, _) in enumerate(pairs) if int.from_bytes(key[-_HEIGHT_BYTES:], "big") != first + n)
-    return first, [record for _, record in pairs[:whole]]
+    count = next(n for n, (key, _) in enumerate(pairs) if int.from_bytes(key[-_HEIGHT_BYTES:], "big") != first + n)
+    return first, [record for _, record in pairs[:count]]
 
 
 def _check_batch(records: Sequence[bytes]) -> None:
     if not records:
-        raise EmptyBatch("There is nothing to append; an empty batch is a mistake of its caller")
+        raise EmptyBatch("The batch is empty; append at least one record")
     size = sum(map(len, records))
     if len(records) > BATCH_ENTRIES_MAX or size > BATCH_BYTES_MAX:
         raise BatchTooLarge(
-            f"A batch of {len(records)} records and {size} bytes; one append takes {BATCH_ENTRIES_MAX} records "
-            f"and {BATCH_BYTES_MAX} bytes, so split it, or store large values as blobs"
+            f"The batch has {len(records)} records and {size} bytes; one append takes {BATCH_ENTRIES_MAX} records "
+            f"and {BATCH_BYTES_MAX} bytes. Split it, or store large values as blobs"
         )
 
 
 @lru_cache(maxsize=4_096)
 def _entries(world: World) -> bytes:
-    """What the keys of records start with; the height follows as eight bytes, which sort like numbers."""
+    """The key prefix of records. The height follows as eight bytes, which sort like numbers."""
     return subspace(world).key("journal", "e")
 
 

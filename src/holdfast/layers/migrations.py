@@ -1,13 +1,13 @@
-"""How far a migration has come, in the target itself; and what changes on the way.
+"""The progress of a migration, stored in its target, and the conversion of queue counters.
 
     ("holdfast", "migration")  ->  copying ──► checking ──► done
 
-The record moves in the transactions that copy, so whoever goes on after a crash goes on exactly there. Until it says
-`done`, the key space cannot be opened as a plane. It stays afterwards, as a note of where the plane came from, and is
-no part of what is migrated the next time.
+The record changes in the transactions that copy, so a migration resumes exactly where it stopped. Until it is `done`,
+the key space cannot be opened as a plane. Afterwards the record stays to document the source; a later migration does
+not copy it.
 
-Everything is copied as it is but one thing: a PostgreSQL has a tally of a queue for each process that ever wrote to it,
-and a directory has one in all. Several tallies become one.
+Everything is copied unchanged except queue counters: PostgreSQL has one record per process that ever wrote to the
+queue, and a directory has a single one. Several records are merged into one.
 """
 
 from collections.abc import Iterable
@@ -24,12 +24,12 @@ from holdfast.layers.queues.keys import QueueKey, QueueKeys
 
 KEY: Final = Subspace("holdfast").key("migration")
 BEGIN, END = prefix_range(b"")
-_IN_A_TALLY: Final = Subspace("tally").prefix
+_COUNTERS_ELEMENT: Final = Subspace("tally").prefix
 _decode_counters = msgspec.msgpack.Decoder(QueueCounters).decode
 
 
 class State(StrEnum):
-    """What a migration is doing."""
+    """The phase of a migration."""
 
     COPYING = "copying"
     CHECKING = "checking"
@@ -37,19 +37,19 @@ class State(StrEnum):
 
 
 class Migration(msgspec.Struct, frozen=True, kw_only=True):
-    """A migration, as the target knows it."""
+    """The progress of a migration."""
 
-    source: str  # Where it comes from, without a password.
+    source: str  # Without a password.
     began_ms: int
     state: State = State.COPYING
-    at: bytes = BEGIN  # All that sorts below is copied, or checked.
-    keys: int = 0  # How many that was.
-    ranges: int = 0  # That were compared,
-    again: int = 0  # and that had to be copied a second time, since the source had changed.
+    at: bytes = BEGIN  # All keys below are copied or checked, depending on the state.
+    keys: int = 0  # How many keys that are.
+    ranges: int = 0  # Ranges compared.
+    again: int = 0  # Ranges copied a second time, because the source had changed.
     digest: bytes = b""  # Of the digests of all ranges so far.
     objects: int = 0
     object_bytes: int = 0
-    logs: int = 0  # Session logs that were not in the object store yet.
+    logs: int = 0  # Session logs that were not yet in the object store.
     ended_ms: int = 0
 
 
@@ -57,31 +57,31 @@ _decode = msgspec.msgpack.Decoder(Migration).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def found(tx: Transaction) -> Migration | None:
-    """The migration that this key space is, or was, the target of."""
+def load(tx: Transaction) -> Migration | None:
+    """The migration that this key space is or was the target of; None if there is none."""
     stored = tx.get(KEY)
     return None if stored is None else _decode(stored)
 
 
 def begin(tx: Transaction, source: str) -> Migration:
-    """Begin a migration to this key space, or go on with the one that was begun.
+    """Start a migration to this key space, or resume the one that was started.
 
     Raises:
-        TargetNotEmpty: it holds something else.
+        TargetNotEmpty: the key space holds other data.
     """
-    before = found(tx)
+    before = load(tx)
     if before is None:
         if tx.scan(BEGIN, END, limit=1):
-            raise TargetNotEmpty("The target holds a plane already, which is left as it is; choose an empty one")
+            raise TargetNotEmpty("The target already holds a plane, which was not changed; choose an empty target")
         before = Migration(source=source, began_ms=tx.now_ms)
         tx.put(KEY, _encode(before))
     elif before.source != source:
-        word = "a plane" if before.state is State.DONE else "the beginning of a migration"
-        raise TargetNotEmpty(f"The target holds {word} from {before.source}; choose an empty one")
+        content = "a plane" if before.state is State.DONE else "an unfinished migration"
+        raise TargetNotEmpty(f"The target holds {content} from {before.source}; choose an empty target")
     return before
 
 
-def move_on(
+def save_progress(
     tx: Transaction,
     before: Migration,
     after: Migration,
@@ -89,13 +89,13 @@ def move_on(
     *,
     cleared: tuple[bytes, bytes] | None = None,
 ) -> Migration:
-    """Write `pairs`, and that the migration has come so far; what it is now.
+    """Write `pairs` and the new progress; returns the stored progress.
 
     Raises:
-        Conflict: somebody else has gone on with it.
+        Conflict: another process has changed the progress.
     """
-    if found(tx) != before:
-        raise Conflict("Another process migrates to this target; let it, or stop it and run this again")
+    if load(tx) != before:
+        raise Conflict("Another process migrates to this target; wait for it, or stop it and run this again")
     if cleared is not None:
         tx.delete_range(*cleared)
     for key, value in pairs:
@@ -107,24 +107,24 @@ def move_on(
 
 
 def withdraw(tx: Transaction, begun: Migration) -> None:
-    """Forget a migration that has copied nothing yet."""
-    if found(tx) == begun and begun.at == BEGIN and begun.state is State.COPYING:
+    """Remove the record of a migration that has copied nothing yet."""
+    if load(tx) == begun and begun.at == BEGIN and begun.state is State.COPYING:
         tx.delete(KEY)
 
 
 def check_complete(tx: Transaction) -> None:
-    """Raise MigrationUnfinished if this key space is not all of a plane yet."""
-    migration = found(tx)
+    """Raise MigrationUnfinished if this key space is the target of an unfinished migration."""
+    migration = load(tx)
     if migration is not None and migration.state is not State.DONE:
         raise MigrationUnfinished(
-            f"This is the target of a migration from {migration.source} that is not complete; finish it with "
-            "holdfast migrate, which goes on where it was, or empty it"
+            f"This is the target of an unfinished migration from {migration.source}; finish it with "
+            "holdfast migrate, which resumes where it stopped, or empty the target"
         )
 
 
-def queue_of_tally(key: bytes) -> QueueKeys | None:
-    """The keys of the queue that a key is a tally of; None for all other keys."""
-    if _IN_A_TALLY not in key:
+def queue_of_counters_key(key: bytes) -> QueueKeys | None:
+    """The keys of the queue whose counters are stored under `key`; None for all other keys."""
+    if _COUNTERS_ELEMENT not in key:
         return None
     try:
         elements = unpack(key)
@@ -136,23 +136,23 @@ def queue_of_tally(key: bytes) -> QueueKeys | None:
     return None
 
 
-def united_tally(tx: Transaction, subspace: QueueKeys) -> Pair:
-    """All tallies of a queue as the one that a single writer has: as it is if it is alone, otherwise their sum."""
-    values = [value for page in pages(tx, *subspace.all_counters.range()) for key, value in page]
-    if len(values) == 1 and tx.get(subspace.own_counters) is not None:
-        return subspace.own_counters, values[0]
-    united = QueueCounters()
+def merged_counters(tx: Transaction, queue: QueueKeys) -> Pair:
+    """The counters of all writers of a queue as the record of a single writer; a single writer's own are unchanged."""
+    values = [value for page in pages(tx, *queue.all_counters.range()) for key, value in page]
+    if len(values) == 1 and tx.get(queue.own_counters) is not None:
+        return queue.own_counters, values[0]
+    merged = QueueCounters()
     all_counters = [_decode_counters(value) for value in values]
     for counters in all_counters:
-        add_counters(united, counters)
-    # Fronts are of no use where several write; from none, everything is found. The first note says what is due first.
-    first = tx.scan(*subspace.due_range(0), limit=1)
-    united.next_due_ms = united.due_front_ms = (
-        int.from_bytes(first[0][0][len(subspace.due) :][:8], "big") if first else NEVER_MS
+        add_counters(merged, counters)
+    # Without fronts, scans start at the beginning and find everything. The first due entry gives the next due time.
+    first = tx.scan(*queue.due_range(0), limit=1)
+    merged.next_due_ms = merged.due_front_ms = (
+        int.from_bytes(first[0][0][len(queue.due) :][:8], "big") if first else NEVER_MS
     )
-    united.last_id = max(counters.last_id for counters in all_counters)
-    united.disorder = max(counters.disorder for counters in all_counters)
-    united.swept_minute = min(counters.swept_minute for counters in all_counters)
+    merged.last_id = max(counters.last_id for counters in all_counters)
+    merged.order_version = max(counters.order_version for counters in all_counters)
+    merged.swept_minute = min(counters.swept_minute for counters in all_counters)
     latest = max(all_counters, key=lambda counters: counters.budget_ms)
-    united.budget, united.budget_ms = latest.budget, latest.budget_ms
-    return subspace.own_counters, queue_keys.encode(united)
+    merged.budget, merged.budget_ms = latest.budget, latest.budget_ms
+    return queue.own_counters, queue_keys.encode(merged)

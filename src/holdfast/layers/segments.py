@@ -1,10 +1,10 @@
-"""Segments: cold pieces of a journal, in the object store.
+"""Segments: cold parts of a journal, in the object store.
 
     (u, universe, "segments", world, end)  ->  a SegmentRecord
 
-Only what lies well below the baseline is cut off, so a restore rarely needs a segment. The body is written first, then
-indexed, then the hot records go, a bounded number a transaction; a crash anywhere leaves something that the next run
-finishes. The body repeats, for every record, its length as eight bytes and then the record itself:
+Only records well below the baseline are exported, so a restore rarely needs a segment. The body is written first, then
+indexed, then the hot records are removed, a bounded number per transaction. After a crash the next run completes it.
+For each record the body has its length as eight bytes, and then the record itself:
 
     00 00 00 00 00 00 00 05 | 82 00 63 61 64 …
 """
@@ -43,7 +43,7 @@ _decode = msgspec.msgpack.Decoder(SegmentRecord).decode
 def next_range(
     tx: Transaction, world: World, *, entries: int = SEGMENT_ENTRIES, margin: int = SEGMENT_MARGIN
 ) -> tuple[int, int] | None:
-    """The next heights to export, both included; None while there are too few below the baseline."""
+    """The next heights to export, both included; None while too few are below the baseline."""
     last = latest(tx, world)
     start = 0 if last is None else last.end + 1
     end = start + entries - 1
@@ -51,7 +51,7 @@ def next_range(
 
 
 def lag(tx: Transaction, world: World, *, entries: int = SEGMENT_ENTRIES, margin: int = SEGMENT_MARGIN) -> int:
-    """How many hot records a compaction would remove: those that segments have, and those that would fill new ones."""
+    """How many hot records a compaction would remove: those already in segments, and those that fill new segments."""
     last = latest(tx, world)
     start = 0 if last is None else last.end + 1
     below = max(snapshots.baseline(tx, world).height - margin - start, 0)
@@ -59,22 +59,22 @@ def lag(tx: Transaction, world: World, *, entries: int = SEGMENT_ENTRIES, margin
 
 
 def index(tx: Transaction, world: World, record: SegmentRecord, *, margin: int = SEGMENT_MARGIN) -> None:
-    """Note a segment whose body is stored. The identical record again changes nothing.
+    """Index a segment whose body is stored. Repeating it changes nothing.
 
     Raises:
-        SegmentExists: other segments cover these heights, or it would leave a hole behind the last one.
-        InvalidArgument: it reaches too close to the baseline.
+        SegmentExists: other segments cover these heights, or it would leave a gap after the last one.
+        InvalidArgument: it ends too close to the baseline.
     """
     last = latest(tx, world)
     start = 0 if last is None else last.end + 1
     if record.start < start:
         if find(tx, world, record.start) == record:
             return
-        raise SegmentExists(f"Segments of {world.name} reach to {start - 1} already; export from {start} on")
+        raise SegmentExists(f"Segments of {world.name} already cover heights up to {start - 1}; export from {start} on")
     if record.start > start:
-        raise SegmentExists(f"The next segment of {world.name} starts at {start}, not {record.start}; leave no hole")
+        raise SegmentExists(f"The next segment of {world.name} starts at {start}, not {record.start}; leave no gap")
     if record.end >= snapshots.baseline(tx, world).height - margin:
-        raise InvalidArgument(f"Records up to {record.end} are too close to the baseline to be cut off")
+        raise InvalidArgument(f"Records up to {record.end} are too close to the baseline to be exported")
     tx.put(_subspace(world).key(record.end), _encode(record))
 
 
@@ -85,7 +85,7 @@ def latest(tx: Transaction, world: World) -> SegmentRecord | None:
 
 
 def find(tx: Transaction, world: World, height: int) -> SegmentRecord | None:
-    """The segment that holds this height."""
+    """The segment that holds this height; None if there is none."""
     pairs = tx.scan(_subspace(world).key(height), _subspace(world).range()[1], limit=1)
     record = _decode(pairs[0][1]) if pairs else None
     return record if record is not None and record.start <= height else None
@@ -95,18 +95,18 @@ def read(tx: Transaction, world: World, start: int, limit: int) -> tuple[list[tu
     """Hot records from the height `start` on, or the segment that holds it.
 
     Raises:
-        MissingEntry: neither the key space nor a segment has it.
+        MissingEntry: neither the key space nor a segment holds it.
     """
     if start >= journals.first_hot(tx, world):
         return journals.read_hot(tx, world, start, limit), None
     segment = find(tx, world, start)
     if segment is None:
-        raise MissingEntry(f"World {world.name} has record {start} neither hot nor in a segment; restore a backup")
+        raise MissingEntry(f"Record {start} of world {world.name} is neither hot nor in a segment; restore a backup")
     return [], segment
 
 
 def describe(tx: Transaction, world: World) -> Described:
-    """What is known of a world: its life, and where its records are."""
+    """The state of a world, and where its records are."""
     meta = worlds.describe(tx, world)
     if meta.state in (WorldState.DELETING, WorldState.DELETED):
         return Described(world.name, meta.state, meta.created_ms, journals.head(tx, world))
@@ -121,18 +121,18 @@ def describe(tx: Transaction, world: World) -> Described:
 
 
 def page(tx: Transaction, world: World, *, after: int = -1, limit: int) -> list[SegmentRecord]:
-    """At most `limit` segments that end behind the height `after`, in order."""
+    """At most `limit` segments that end after the height `after`, in order."""
     begin = _subspace(world).key(after + 1)
     return [_decode(value) for _, value in tx.scan(begin, _subspace(world).range()[1], limit=limit)]
 
 
 def forget(tx: Transaction, world: World, record: SegmentRecord) -> None:
-    """Remove a segment from the index: its world is being deleted."""
+    """Remove a segment from the index, because its world is being deleted."""
     tx.delete(_subspace(world).key(record.end))
 
 
 def trim(tx: Transaction, world: World, limit: int) -> bool:
-    """Remove at most `limit` hot records that are in segments; whether there are none left."""
+    """Remove at most `limit` hot records that are in segments; whether none are left."""
     last = latest(tx, world)
     return last is None or journals.trim(tx, world, last.end + 1, limit)
 
@@ -142,7 +142,7 @@ def object_path(world: World, start: int, end: int) -> str:
 
 
 def body(records: Iterable[bytes]) -> Iterator[bytes]:
-    """The bytes of a segment, piece by piece."""
+    """The bytes of a segment, in chunks."""
     for record in records:
         yield _LENGTH.pack(len(record)) + record
 
@@ -155,11 +155,11 @@ def parse(data: bytes, record: SegmentRecord) -> list[bytes]:
     """The records of a segment.
 
     Raises:
-        ChecksumMismatch: these are not the bytes that were indexed.
-        MalformedSegment: they are, and do not hold what they should.
+        ChecksumMismatch: the bytes differ from those that were indexed.
+        MalformedSegment: the bytes do not hold the records of the segment.
     """
     if checksum(data) != record.checksum:
-        raise ChecksumMismatch(f"{record.object_path} has another checksum than was recorded; restore it from a backup")
+        raise ChecksumMismatch(f"{record.object_path} does not match its recorded checksum; restore it from a backup")
     found: list[bytes] = []
     position = 0
     while position + _LENGTH.size <= len(data):
@@ -167,7 +167,9 @@ def parse(data: bytes, record: SegmentRecord) -> list[bytes]:
         position += _LENGTH.size + length
         found.append(data[position - length : position])
     if position != len(data) or len(found) != record.end - record.start + 1:
-        raise MalformedSegment(f"{record.object_path} does not hold {record.start} to {record.end}; restore it")
+        raise MalformedSegment(
+            f"{record.object_path} does not hold the records {record.start} to {record.end}; restore it from a backup"
+        )
     return found
 
 

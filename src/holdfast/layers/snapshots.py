@@ -2,12 +2,12 @@
 
     snapshot/<height>   ->  a SnapshotRecord, immutable
     baseline            ->  the active baseline, a SnapshotRecord; it only moves forward
-    manifest/<height>   ->  the hash of what defines the world from this height on
+    manifest/<height>   ->  the hash of the world's definition from this height on
 
-A snapshot at height h has applied every record below h, so a replay goes on at h. Its bytes are a blob. A snapshot may
-become the baseline only if nothing it depends on lies beyond it: all receipts below its height are in (its receipt
-horizon is its height), and its manifest is the one that the journal has at that height. Otherwise promotion fails
-closed: a baseline that contradicts the journal would boot, and be wrong.
+A snapshot at height h has applied every record below h, so a replay continues at h. Its bytes are a blob. A snapshot
+can become the baseline only if it is complete: all receipts below its height have arrived (its receipt horizon is its
+height), and its manifest is the journal's manifest at that height. Otherwise promotion is refused, because a world
+would start from a baseline that contradicts its journal.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ from holdfast.layers.journal_records import Kind
 from holdfast.layers.worlds import World, subspace
 from holdfast.wire.canonical import canonical
 
-NO_MANIFEST: Final = hashlib.sha256(b"").hexdigest()  # What a world that names no manifest has.
-NOW: Final = -1  # The logical time of a snapshot that does not say when it was taken.
-_GENESIS: Final = canonical(None)  # The state that every replay starts from.
+NO_MANIFEST: Final = hashlib.sha256(b"").hexdigest()  # The manifest hash of a world without a manifest.
+NOW: Final = -1  # As logical time: use the time of the commit.
+_GENESIS: Final = canonical(None)  # The state that the first replay starts from.
 
 
 class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Where a snapshot's bytes are, and what it covers."""
+    """The blob of a snapshot, and what it covers."""
 
     snapshot_ref: str
     height: int
@@ -42,8 +42,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(SnapshotRecord).decode
 
 
-def found(tx: Transaction, world: World, manifest_hash: str = NO_MANIFEST) -> None:
-    """Make a world, with the empty state as its first baseline."""
+def create_world(tx: Transaction, world: World, manifest_hash: str = NO_MANIFEST) -> None:
+    """Create a world, with the empty state as its first baseline."""
     meta = worlds.create(tx, world)
     digest = hashlib.sha256(_GENESIS).digest()
     blobs.record(tx, world.universe, digest, Blob(len(_GENESIS), _GENESIS))
@@ -54,33 +54,31 @@ def found(tx: Transaction, world: World, manifest_hash: str = NO_MANIFEST) -> No
 
 
 def index(tx: Transaction, world: World, record: SnapshotRecord) -> bool:
-    """Note a snapshot whose bytes are stored; whether it is new. The identical record again changes nothing.
+    """Index a snapshot whose bytes are stored; whether it is new. Repeating it changes nothing.
 
     Raises:
-        SnapshotExists: another one is indexed at its height.
-        InvalidArgument: it claims to cover what the journal does not have.
+        SnapshotExists: another snapshot is indexed at its height.
+        InvalidArgument: its height is beyond the journal's head.
     """
     if not 0 <= record.height <= journals.head(tx, world):
-        raise InvalidArgument(f"Height {record.height} lies beyond the journal's head; snapshot what was applied")
+        raise InvalidArgument(f"Height {record.height} is beyond the journal's head; use the height that was applied")
     known = tx.get(_key(world, record.height))
     if known is None:
         tx.put(_key(world, record.height), _encode(record))
         return True
     if _decode(known) != record:
-        raise SnapshotExists(
-            f"Another snapshot of {world.name} is indexed at {record.height}; use the one that is there"
-        )
+        raise SnapshotExists(f"Another snapshot of {world.name} is indexed at height {record.height}; use that one")
     return False
 
 
 def commit(tx: Transaction, world: World, record: SnapshotRecord, *, promote: bool) -> SnapshotRecord:
-    """Index a snapshot, note it in the journal, and make it the baseline if asked to: all or nothing.
+    """Index a snapshot, record it in the journal, and make it the baseline if `promote`: all or nothing.
 
-    Doing it again changes nothing. A snapshot that does not say when it was taken was taken now.
+    Repeating it changes nothing. A snapshot with the logical time `NOW` gets the time of this commit.
 
     Raises:
         PromotionRefused: it does not qualify as a baseline.
-        BaselineRegressed: the baseline is ahead of it already.
+        BaselineRegressed: the baseline is at a greater height.
     """
     worlds.require_active(tx, world)
     if record.logical_time_ns == NOW:
@@ -98,9 +96,9 @@ def commit(tx: Transaction, world: World, record: SnapshotRecord, *, promote: bo
 
 
 def copy_below(tx: Transaction, source: World, target: World, height: int) -> None:
-    """Give a fork the manifests and snapshots of its source up to `height`.
+    """Copy the manifests and snapshots of a fork's source up to `height`.
 
-    The newest of these snapshots that qualifies is the fork's baseline; the one at height 0 always does.
+    The newest copied snapshot that qualifies becomes the fork's baseline; the one at height 0 always does.
     """
     for name in ("manifest", "snapshot"):
         begin, _ = subspace(source).range(name)
@@ -119,20 +117,24 @@ def baseline(tx: Transaction, world: World) -> SnapshotRecord:
     """The active baseline.
 
     Raises:
-        WorldNotFound: nobody made the world.
+        WorldNotFound: the world does not exist.
     """
     stored = tx.get(subspace(world).key("baseline"))
     if stored is None:
         worlds.describe(tx, world)
-        raise SnapshotNotFound(f"World {world.name} has no baseline; it was not made by create")
+        raise SnapshotNotFound(f"World {world.name} has no baseline; it was not created by create_world")
     return _decode(stored)
 
 
 def at(tx: Transaction, world: World, height: int) -> SnapshotRecord:
-    """The snapshot at exactly this height."""
+    """The snapshot at exactly this height.
+
+    Raises:
+        SnapshotNotFound: there is none.
+    """
     stored = tx.get(_key(world, height))
     if stored is None:
-        raise SnapshotNotFound(f"World {world.name} has no snapshot at {height}; list those it has")
+        raise SnapshotNotFound(f"World {world.name} has no snapshot at height {height}; list its snapshots")
     return _decode(stored)
 
 
@@ -143,15 +145,15 @@ def page(tx: Transaction, world: World, *, start: int = 0, limit: int) -> list[S
 
 
 def set_manifest(tx: Transaction, world: World, manifest_hash: str, *, expected_head: int) -> int:
-    """Note in the journal that the world is defined by another manifest from here on; the height of the note."""
-    note = journal_records.of(Kind.MANIFEST, manifest_hash)
-    height = journals.append(tx, world, [note], expected_head=expected_head)
+    """Record in the journal that another manifest applies from here on; returns the height of the record."""
+    record = journal_records.of(Kind.MANIFEST, manifest_hash)
+    height = journals.append(tx, world, [record], expected_head=expected_head)
     tx.put(subspace(world).key("manifest", height + 1), manifest_hash.encode())
     return height
 
 
 def manifest_at(tx: Transaction, world: World, height: int) -> str:
-    """The manifest that the records below `height` leave in force."""
+    """The manifest that applies after the records below `height`."""
     begin, _ = subspace(world).range("manifest")
     latest = tx.scan(begin, subspace(world).key("manifest", height) + b"\x00", limit=1, reverse=True)
     return latest[0][1].decode() if latest else NO_MANIFEST
@@ -160,23 +162,28 @@ def manifest_at(tx: Transaction, world: World, height: int) -> str:
 def _check_promotion(tx: Transaction, world: World, record: SnapshotRecord) -> None:
     current = baseline(tx, world)
     if record.height < current.height:
-        raise BaselineRegressed(f"The baseline of {world.name} is at {current.height} and does not go back")
+        raise BaselineRegressed(
+            f"The baseline of {world.name} is at height {current.height}; a snapshot at {record.height} is older"
+        )
     if record.receipt_horizon_height != record.height:
         raise PromotionRefused(
-            f"The receipt horizon is {record.receipt_horizon_height}, and a baseline's is its height, {record.height}; "
-            "wait until all receipts below it are in"
+            f"Promotion needs receipt_horizon_height={record.height} (the snapshot's height), not "
+            f"{record.receipt_horizon_height}; wait until all receipts below it have arrived"
         )
     if record.manifest_hash is None:
-        raise PromotionRefused("The snapshot names no manifest, so a restore could not tell what it belongs to")
-    in_force = manifest_at(tx, world, record.height)
-    if record.manifest_hash != in_force:
         raise PromotionRefused(
-            f"The snapshot's manifest is {record.manifest_hash}, and the journal has {in_force} at {record.height}"
+            "Promotion needs manifest_hash, and the snapshot has none; pass the world's manifest hash"
+        )
+    current_hash = manifest_at(tx, world, record.height)
+    if record.manifest_hash != current_hash:
+        raise PromotionRefused(
+            f"The snapshot's manifest hash is {record.manifest_hash}, but the journal has {current_hash} at height "
+            f"{record.height}; take a snapshot under that manifest"
         )
 
 
 def _time_of(tx: Transaction, world: World, record: SnapshotRecord) -> int:
-    """Now, or the time under which the same snapshot is known: a retry must find itself."""
+    """The current time, or the stored time of the same snapshot, so that a retry matches it."""
     known = tx.get(_key(world, record.height))
     if known is not None and (same := _decode(known)).snapshot_ref == record.snapshot_ref:
         return same.logical_time_ns

@@ -1,9 +1,9 @@
-"""State documents: one value a key, replaced as a whole, by whoever holds its lease or saw its latest version.
+"""State documents: one value per key, replaced as a whole, guarded by a lease or by an ETag.
 
     (u, universe, "states", key)  ->  etag, version, value
 
-An ETag names one version of one document for ever: a document that was removed and written again has another one. While
-somebody holds the lease of the same key, only the holder may write.
+An ETag identifies one version of one document for ever: a document that is removed and written again gets a new one.
+While the lease of the same key is held, only its holder may write.
 """
 
 from functools import lru_cache
@@ -49,12 +49,12 @@ def update(
     if_absent: bool = False,
     correlation_id: str | None = None,
 ) -> State:
-    """Write the document, and keep the correlation id that it has unless another is given.
+    """Write the document. It keeps its correlation id unless another is given.
 
     Raises:
-        Fenced: `lease` does not entitle to it, or somebody holds a lease on the key and none was given.
-        CasMismatch: the document is not the version that `if_match` names, or is there and should not be.
-        ValueTooLarge: it is longer than a document may be.
+        Fenced: `lease` is not valid, or the key's lease is held and `lease` is missing.
+        CasMismatch: the document's version is not `if_match`, or it exists despite `if_absent`.
+        ValueTooLarge: the value is too large for a document.
     """
     if len(value) > STATE_BYTES_MAX:
         raise ValueTooLarge(f"A state has at most {STATE_BYTES_MAX} bytes, not {len(value)}; store the rest as a blob")
@@ -73,7 +73,7 @@ def update(
 def remove(
     tx: Transaction, universe: str, key: str, *, lease: LeaseProof | None = None, if_match: str | None = None
 ) -> bool:
-    """Remove the document; whether there was one.
+    """Remove the document; whether it existed.
 
     Raises:
         Fenced, CasMismatch: as `update`.
@@ -85,7 +85,7 @@ def remove(
 
 
 def move(tx: Transaction, universe: str, source: str, target: str) -> None:
-    """Take a document to another key, as it is."""
+    """Move a document to another key, unchanged."""
     stored = tx.get(_record(universe, source))
     if stored is not None:
         tx.delete(_record(universe, source))
@@ -93,7 +93,7 @@ def move(tx: Transaction, universe: str, source: str, target: str) -> None:
 
 
 def check_correlation_id(text: object) -> None:
-    """Refuse what cannot travel in a header.
+    """Check that a correlation id fits into a header.
 
     Raises:
         InvalidArgument: it is empty, too long, or not printable ASCII.
@@ -105,18 +105,18 @@ def check_correlation_id(text: object) -> None:
         and text.isprintable()
     ):
         raise InvalidArgument(
-            f"{text!r} is no correlation id; use 1 to {CORRELATION_ID_CHARACTERS_MAX} printable ASCII characters"
+            f"{text!r} is not a correlation id; use 1 to {CORRELATION_ID_CHARACTERS_MAX} printable ASCII characters"
         )
 
 
 def _check(tx: Transaction, universe: str, key: str, lease: LeaseProof | None, if_match: str | None) -> State | None:
-    """The document as it is, once the caller is found to be allowed to change it."""
+    """The current document, if the caller may change it."""
     if lease is not None:
         leases.check(tx, lease)
     if lease is None or (lease.universe, lease.key) != (universe, key):
         holder = leases.last_grant(tx, LeaseKey(universe, key))
         if holder is not None and holder.holds_at(tx.now_ms):
-            raise LeaseRequired(f"{holder.owner} holds the lease on {key}; acquire it, and give it with the write")
+            raise LeaseRequired(f"{holder.owner} holds the lease on {key}; acquire it, and pass it with the write")
     current = get(tx, universe, key)
     if if_match is not None and (current is None or if_match not in ("*", current.etag)):
         raise CasMismatch(key, current_etag=None if current is None else current.etag)

@@ -1,8 +1,8 @@
-"""Forks: a new world that shares another one's history up to a height, and nothing that is pending.
+"""Forks: a new world with another world's history up to a height, without pending effects or inbox items.
 
-begin   the copy exists, paused, and knows where it comes from
-…       its records are copied, batch by batch
-end     it is active
+begin   the target exists, paused, and records its origin
+…       the caller copies the journal records, batch by batch
+end     the target is active
 """
 
 from holdfast.errors import InvalidArgument
@@ -12,10 +12,10 @@ from holdfast.layers.worlds import World, WorldMeta, WorldState
 
 
 def begin(tx: Transaction, source: World, target: World, height: int) -> None:
-    """Make the target, paused until everything is copied; or find that an earlier attempt did."""
+    """Create the paused target, unless an earlier attempt did."""
     worlds.require_readable(tx, source)
     if not 0 <= height <= journals.head(tx, source):
-        raise InvalidArgument(f"Height {height} lies beyond the head of {source.name}; fork at or below it")
+        raise InvalidArgument(f"Height {height} is beyond the head of {source.name}; fork at or below its head")
     origin = (source.name, height)
     known = worlds.origin(tx, target)
     if known == origin:
@@ -28,5 +28,5 @@ def begin(tx: Transaction, source: World, target: World, height: int) -> None:
 
 
 def end(tx: Transaction, target: World) -> tuple[WorldMeta, int]:
-    """Let the copy live; what is known of it, and its head."""
+    """Activate the target; returns its lifecycle record and its head."""
     return worlds.change_state(tx, target, WorldState.ACTIVE), journals.head(tx, target)

@@ -1,11 +1,11 @@
-"""Worlds: event-sourced agents. A world has a journal, an inbox and snapshots; this module is its existence.
+"""Worlds: event-sourced agents. A world has a journal, an inbox and snapshots; this module manages its lifecycle.
 
     (u, universe, "w", world, "meta")  ->  state, and when it was created
 
     active ──► pausing ──► paused ──► active
        └─────────────────────┴──► archiving ──► archived ──► deleting ──► deleted
 
-Only an active world takes appends and drains; its inbox takes items while it is paused, too, so that nothing is lost.
+Only an active world accepts appends and drains. Its inbox also accepts items while it is paused, so that none are lost.
 """
 
 from enum import StrEnum
@@ -20,7 +20,7 @@ from holdfast.limits import READ_ENTRIES_MAX
 
 
 class World(NamedTuple):
-    """The name of a world."""
+    """Identifies a world."""
 
     universe: str
     name: str
@@ -37,7 +37,7 @@ class WorldState(StrEnum):
 
 
 class WorldMeta(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a world as a whole."""
+    """The lifecycle record of a world."""
 
     state: WorldState
     created_ms: int
@@ -54,14 +54,14 @@ _NEXT: dict[WorldState, frozenset[WorldState]] = {
     WorldState.DELETING: frozenset({WorldState.DELETED}),
     WorldState.DELETED: frozenset(),
 }
-_TAKES_ITEMS = frozenset({WorldState.ACTIVE, WorldState.PAUSING, WorldState.PAUSED})
+_ACCEPTS_ITEMS = frozenset({WorldState.ACTIVE, WorldState.PAUSING, WorldState.PAUSED})
 
 
 def create(tx: Transaction, world: World) -> WorldMeta:
-    """Make a world, active and empty.
+    """Create an active, empty world.
 
     Raises:
-        WorldExists: there is one of that name.
+        WorldExists: a world has this name already.
     """
     if tx.get(_meta_key(world)) is not None:
         raise WorldExists(f"World {world.name} exists already; open it, or choose another name")
@@ -69,10 +69,10 @@ def create(tx: Transaction, world: World) -> WorldMeta:
 
 
 def describe(tx: Transaction, world: World) -> WorldMeta:
-    """What is known of a world.
+    """The lifecycle record of a world.
 
     Raises:
-        WorldNotFound: nobody created it.
+        WorldNotFound: the world was never created.
     """
     stored = tx.get(_meta_key(world))
     if stored is None:
@@ -81,37 +81,37 @@ def describe(tx: Transaction, world: World) -> WorldMeta:
 
 
 def require_active(tx: Transaction, world: World) -> None:
-    """Raise WorldNotActive unless the world takes appends."""
+    """Raise WorldNotActive unless the world accepts appends."""
     meta = describe(tx, world)
     if meta.state is not WorldState.ACTIVE:
         raise WorldNotActive(f"World {world.name} is {meta.state}; resume it before appending to it")
 
 
 def require_reachable(tx: Transaction, world: World) -> None:
-    """Raise WorldNotActive unless the world's inbox takes items."""
+    """Raise WorldNotActive unless the world's inbox accepts items."""
     meta = describe(tx, world)
-    if meta.state not in _TAKES_ITEMS:
-        raise WorldNotActive(f"World {world.name} is {meta.state}, and takes no items any more")
+    if meta.state not in _ACCEPTS_ITEMS:
+        raise WorldNotActive(f"World {world.name} is {meta.state}; its inbox accepts no items")
 
 
 def require_readable(tx: Transaction, world: World) -> None:
-    """Raise WorldNotActive if the world is deleted, or about to be."""
+    """Raise WorldNotActive if the world is deleted or being deleted."""
     meta = describe(tx, world)
     if meta.state in (WorldState.DELETING, WorldState.DELETED):
-        raise WorldNotActive(f"World {world.name} is {meta.state}, and has no history any more")
+        raise WorldNotActive(f"World {world.name} is {meta.state}; its history cannot be read")
 
 
 def change_state(tx: Transaction, world: World, target: WorldState) -> WorldMeta:
-    """Take a world to another state; to the one that it is in is fine.
+    """Change the state of a world. Changing to the current state does nothing.
 
     Raises:
-        WorldNotActive: there is no way there from its present state.
+        WorldNotActive: the current state does not allow it.
     """
     meta = describe(tx, world)
     if meta.state is target:
         return meta
     if target not in _NEXT[meta.state]:
-        allowed = ", ".join(sorted(_NEXT[meta.state])) or "nothing any more"
+        allowed = ", ".join(sorted(_NEXT[meta.state])) or "nothing else"
         raise WorldNotActive(f"World {world.name} is {meta.state} and cannot become {target}; it can become {allowed}")
     return _write(tx, world, WorldMeta(target, meta.created_ms))
 
@@ -125,10 +125,12 @@ def begin_delete(tx: Transaction, world: World) -> bool:
 
 
 def clear(tx: Transaction, world: World, limit: int) -> bool:
-    """Remove at most `limit` keys of a world that is being deleted, all but its name; whether none are left."""
+    """Remove at most `limit` keys of a deleting world, except its lifecycle record; whether none are left."""
     begin, end = subspace(world).range()
     kept = _meta_key(world)
-    keys = [key for key, _ in tx.scan(begin, end, limit=limit + 2) if key != kept]  # One more than its name and these.
+    keys = [
+        key for key, _ in tx.scan(begin, end, limit=limit + 2) if key != kept
+    ]  # The kept record, and one to see if more are left.
     for key in keys[:limit]:
         tx.delete(key)
     tx.delete_range(*Subspace("u", world.universe, "effects", "pending").range(world.name))
@@ -136,53 +138,53 @@ def clear(tx: Transaction, world: World, limit: int) -> bool:
 
 
 def names(tx: Transaction, universe: str, *, after: str = "", limit: int) -> list[str]:
-    """At most `limit` names of worlds, in order, the first one behind `after`."""
+    """At most `limit` names of worlds after `after`, in order."""
     if not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"A page has 1 to {READ_ENTRIES_MAX} names, not {limit}")
+        raise InvalidArgument(f"limit is {limit}; one page has 1 to {READ_ENTRIES_MAX} names")
     return first_elements(tx, Subspace("u", universe, "w"), after, limit)
 
 
 def universes(tx: Transaction, *, after: str = "", limit: int) -> list[str]:
-    """At most `limit` names of universes, in order, the first one behind `after`."""
+    """At most `limit` names of universes after `after`, in order."""
     return first_elements(tx, Subspace("u"), after, limit)
 
 
-def first_elements(tx: Transaction, rooms: Subspace, after: str, limit: int) -> list[str]:
-    """The different first elements of the keys in a subspace.
+def first_elements(tx: Transaction, parent: Subspace, after: str, limit: int) -> list[str]:
+    """The distinct first elements of the keys in a subspace.
 
-    Each has many keys; one look jumps over all of them, so a page costs as many looks as it has names.
+    Each element has many keys. One scan skips all of them, so a page costs one scan per name.
     """
-    begin, end = rooms.range()
+    begin, end = parent.range()
     if after:
-        begin = rooms.key(after) + b"\xff"
+        begin = parent.key(after) + b"\xff"
     found: list[str] = []
     while len(found) < limit and (pairs := tx.scan(begin, end, limit=1)):
-        name = _first(rooms, pairs[0][0])
+        name = _first(parent, pairs[0][0])
         found.append(name)
-        begin = rooms.key(name) + b"\xff"
+        begin = parent.key(name) + b"\xff"
     return found
 
 
-def _first(rooms: Subspace, key: bytes) -> str:
-    """The name behind a subspace's prefix. What follows it need not be a tuple: heights are eight plain bytes."""
-    start = len(rooms.prefix) + 1
+def _first(parent: Subspace, key: bytes) -> str:
+    """The element after a subspace's prefix. The rest of the key need not be a tuple: heights are eight plain bytes."""
+    start = len(parent.prefix) + 1
     return key[start : key.index(b"\x00", start)].decode()
 
 
 def set_origin(tx: Transaction, world: World, origin: tuple[str, int]) -> None:
-    """Note which world this one was forked from, and at which height."""
+    """Record the world and the height that this world was forked from."""
     tx.put(subspace(world).key("origin"), msgspec.msgpack.encode(origin))
 
 
 def origin(tx: Transaction, world: World) -> tuple[str, int] | None:
-    """Which world this one was forked from, and at which height."""
+    """The world and the height that this world was forked from; None if it is not a fork."""
     stored = tx.get(subspace(world).key("origin"))
     return None if stored is None else msgspec.msgpack.decode(stored, type=tuple[str, int])
 
 
 @lru_cache(maxsize=4_096)
 def subspace(world: World) -> Subspace:
-    """Where everything of a world lives."""
+    """The subspace of a world."""
     return Subspace("u", world.universe, "w", world.name)
 
 

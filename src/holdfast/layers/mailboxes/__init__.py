@@ -1,27 +1,29 @@
-"""Mailboxes: mail waits for its recipient, in order, until the recipient says that it has arrived.
+"""Mailboxes: mail is stored for its recipient, in order, until the recipient confirms it.
 
-    send ──► stored ── deliver ──► delivered ── confirm ──► gone
+    send ──► stored ── deliver ──► delivered ── confirm ──► removed
                 │                      │
-                └──── ttl is over ─────┴──────────────────► gone
+                └──── TTL expires ─────┴──────────────────► removed
 
 Sequences come from the transaction, never from a clock, so their order is the order of the commits. Reading removes
-nothing: a reader keeps the sequence that it has come to, and what it did not confirm is there when it comes back.
-Whoever has read everything there is becomes *live* in that very transaction: mail from `live_from` on came while its
-reader was there. So nothing is stranded between the last look and the first live mail, and nothing overtakes.
+nothing: a reader tracks its own sequence, and unconfirmed mail is delivered again when it comes back. A reader that has
+read everything becomes *live* in the same transaction: mail from `live_from` on arrived while it was connected. So no
+mail is lost or reordered between the last read and the first live mail.
 """
 
 from holdfast.layers.mailboxes.expiry import sweep
 from holdfast.layers.mailboxes.keys import Address, Box, address_of, keys_of, policy_of, set_policy
 from holdfast.layers.mailboxes.reading import confirm, count, deliver, join, leave, mailboxes, peek
-from holdfast.layers.mailboxes.receipts import receipts, see_receipts
+from holdfast.layers.mailboxes.receipts import mark_receipts_seen, receipts
 from holdfast.layers.mailboxes.sending import block, blocks, send
 
 __all__ = [
+    "sweep",
     "Address",
     "Box",
     "address_of",
-    "block",
-    "blocks",
+    "keys_of",
+    "policy_of",
+    "set_policy",
     "confirm",
     "count",
     "deliver",
@@ -29,11 +31,9 @@ __all__ = [
     "leave",
     "mailboxes",
     "peek",
-    "policy_of",
+    "mark_receipts_seen",
     "receipts",
-    "keys_of",
-    "see_receipts",
+    "block",
+    "blocks",
     "send",
-    "set_policy",
-    "sweep",
 ]

@@ -1,20 +1,20 @@
-"""Where mail is kept: its keys, and the records behind them.
+"""The keys of mailboxes, and their records.
 
     (u, universe, "mail", agent, …)
-      "box"            how many mails wait, where they begin and end, and who reads them
-      "by"             who reads them, again: whoever watches it hears of a new reader, and of nothing else
+      "box"            the mailbox header: number of mails, first and next sequence, and the reader
+      "by"             the reader again: a watch of this key reports changes of the reader, and nothing else
       "m" | sequence   a mail
-      "i" | id         its sequence, so that a mail which is sent again under the same id is stored once
-      "e" | expiry | sequence   a mail that is over before one which came earlier
-      "out"            where the agent's receipts begin and end, and up to where it has seen them
-      "r" | sequence   what became of a mail that the agent has sent
-      "x" | sender     somebody whose mail is refused
-    (u, universe, "mail-policy")               how much, and for how long
-    (u, universe, "mail-due") | slot | agent   whose room has something that is over by the end of the slot
+      "i" | id         the sequence of a mail, which deduplicates mail that is sent again with the same id
+      "e" | expiry | sequence   a mail that expires before an earlier one
+      "out"            the sequences of the agent's receipts: first, next, and last seen
+      "r" | sequence   a receipt for a mail that the agent has sent
+      "x" | sender     a blocked sender
+    (u, universe, "mail-policy")               the number of mails per mailbox, and their TTL
+    (u, universe, "mail-due") | slot | agent   the due index: mailboxes with something that expires in the slot
 
-Behind `|` stand plain bytes. Nothing is below `first` of a box, so a scan does not walk over what was removed. What
-is over stands at the beginning of a box, because later mail is over later; where it is not, since a policy was changed
-or a clock was set back, "e" has it.
+The parts after `|` are plain bytes. No mail is below a box's `first`, so scans skip removed mail. Expired mail is at
+the start of a box, because later mail expires later. Where a policy change or a clock set back breaks this order, "e"
+lists the mail that expires early.
 """
 
 from functools import lru_cache
@@ -24,20 +24,20 @@ import msgspec
 
 from holdfast.errors import DamagedDatabase, InvalidArgument
 from holdfast.kv import Subspace, Transaction
-from holdfast.limits import MAIL_SWEEP_SECONDS, MAIL_TTL_SECONDS_MAX, MAILBOX_MAX_MAX
+from holdfast.limits import MAIL_SWEEP_SECONDS, MAIL_TTL_SECONDS_MAX, MAILBOX_MAILS_LIMIT_MAX
 from holdfast.wire.mail import MailPolicy
 
 SLOT_MS: Final = int(MAIL_SWEEP_SECONDS * 1_000)
 SEQUENCE_BYTES: Final = 8
-MAIL_EVENTS: Final = "mail."  # What the names of events of mail begin with, among those of queues.
+MAIL_EVENTS: Final = "mail."  # The prefix of mail event kinds.
 
 _DEFAULT: Final = MailPolicy()
-_FEW: Final = 16
-_FEW_SHARED: Final = 1  # Where several processes write, there is a network: each get is a round trip, and so is a scan.
+_GETS_MAX: Final = 16  # Up to so many gets are cheaper than a scan.
+_GETS_SHARED_MAX: Final = 1  # Shared key spaces are remote: each get is a round trip, and so is a scan.
 
 
 class Address(NamedTuple):
-    """Whose mailbox."""
+    """Identifies a mailbox."""
 
     universe: str
     agent: str
@@ -47,27 +47,27 @@ class Address(NamedTuple):
 
 
 class Box(msgspec.Struct, array_like=True):
-    """What is known of a mailbox without looking into it. Not frozen: a transaction changes it and writes it once."""
+    """The header of a mailbox. Not frozen: a transaction changes it and writes it once."""
 
     count: int = 0
     first: int = 0  # No mail has a lower sequence.
     next: int = 0
-    delivered: int = 0  # Mail below was delivered, and its senders were told.
-    session: str | None = None  # Of its reader.
+    delivered: int = 0  # Mail below was delivered, and its senders have receipts.
+    session: str | None = None  # The reader's session.
     live_from: int | None = None
-    live_to: int = 0  # Mail from `live_from` up to here was delivered to its reader while it was there.
-    latest_ms: int = 0  # When the last of its mail will be over.
-    due_slot: int = -1  # Under which slot that was noted last.
-    may_refuse: bool = True  # Whether there may be somebody whose mail is refused; most have nobody to look for.
+    live_to: int = 0  # Mail from `live_from` up to here was delivered while the reader was connected.
+    latest_ms: int = 0  # When the last mail expires.
+    due_slot: int = -1  # The slot of its latest due entry.
+    may_block: bool = True  # Whether any sender may be blocked; False saves the lookup.
 
 
 class Outgoing(msgspec.Struct, array_like=True):
-    """Where the receipts of a sender are."""
+    """The sequences of a sender's receipts."""
 
     first: int = 0
     next: int = 0
     seen: int = -1
-    due_slot: int = -1  # Under which slot it was noted last when they are over.
+    due_slot: int = -1  # The slot of its latest due entry.
 
 
 class Mail(msgspec.Struct, frozen=True, array_like=True):
@@ -80,7 +80,7 @@ class Mail(msgspec.Struct, frozen=True, array_like=True):
     correlation_id: str
     sent_ms: int
     expires_ms: int
-    early: bool = False  # It is over before one which came earlier.
+    early: bool = False  # It expires before an earlier mail.
 
 
 class MailboxKeys:
@@ -135,15 +135,15 @@ class MailboxKeys:
 
     @property
     def blocked(self) -> tuple[bytes, bytes]:
-        """Where those are whose mail is refused."""
+        """The key range of blocked senders."""
         return self.blocks, self.blocks + b"\xff"
 
     def mails_from(self, sequence: int) -> tuple[bytes, bytes]:
-        """Where mail is, from a sequence on."""
+        """The key range of mail from `sequence` on."""
         return self.mail_key(sequence), self.mail + b"\xff" * (SEQUENCE_BYTES + 1)
 
     def receipts_from(self, sequence: int) -> tuple[bytes, bytes]:
-        """Where receipts are, from a sequence on."""
+        """The key range of receipts from `sequence` on."""
         return self.receipt_key(sequence), self.receipt + b"\xff" * (SEQUENCE_BYTES + 1)
 
 
@@ -156,42 +156,46 @@ _decode_policy = msgspec.msgpack.Decoder(MailPolicy).decode
 
 @lru_cache(maxsize=4_096)
 def keys_of(address: Address) -> MailboxKeys:
-    """The keys of an agent."""
+    """The keys of an agent, cached."""
     return MailboxKeys(address)
 
 
 @lru_cache(maxsize=4_096)
-def room_at(address: str) -> MailboxKeys:
-    """The keys of the agent that has this address, as `str` wrote it down."""
+def keys_at(address: str) -> MailboxKeys:
+    """The keys of an agent, from its address as text."""
     return keys_of(address_of(address))
 
 
 def due_prefix(universe: str) -> bytes:
-    """Where the moments are at which something is over."""
+    """The key prefix of a universe's due index."""
     return Subspace("u", universe, "mail-due").prefix
 
 
 def box_of(tx: Transaction, keys: MailboxKeys) -> Box:
-    """The mailbox as it stands; the caller writes what it changed."""
+    """The header of a mailbox. The caller writes its changes."""
     stored = tx.get(keys.box)
     return Box() if stored is None else _decode_box(stored)
 
 
 def outgoing_of(tx: Transaction, keys: MailboxKeys) -> Outgoing:
-    """Where the agent's receipts are."""
+    """The sequences of the agent's receipts."""
     stored = tx.get(keys.outgoing)
     return Outgoing() if stored is None else _decode_outgoing(stored)
 
 
 @lru_cache(maxsize=4_096)
 def address_of(text: str) -> Address:
-    """An address that was written down by `str`."""
+    """The address with this text, as `str(address)` formats it."""
     agent, _, universe = text.partition("@")
     return Address(universe, agent)
 
 
 def mail_at(tx: Transaction, keys: MailboxKeys, sequence: int) -> Mail:
-    """The mail that stands there."""
+    """The mail with this sequence.
+
+    Raises:
+        DamagedDatabase: it is missing.
+    """
     stored = tx.get(keys.mail_key(sequence))
     if stored is None:
         raise _damaged(keys)
@@ -199,7 +203,7 @@ def mail_at(tx: Transaction, keys: MailboxKeys, sequence: int) -> Mail:
 
 
 def remove(tx: Transaction, keys: MailboxKeys, box: Box, sequence: int, mail: Mail) -> None:
-    """Take a mail out of its box, which the caller saves with `save_behind_the_first`."""
+    """Remove a mail. The caller saves the box with `save_after_removal`."""
     tx.delete(keys.mail_key(sequence))
     tx.delete(keys.id_key(mail.id))
     if mail.early:
@@ -207,10 +211,10 @@ def remove(tx: Transaction, keys: MailboxKeys, box: Box, sequence: int, mail: Ma
     box.count -= 1
 
 
-def save_behind_the_first(tx: Transaction, keys: MailboxKeys, box: Box) -> None:
-    """Write a box from which mail was removed, with its beginning moved up to what is left."""
+def save_after_removal(tx: Transaction, keys: MailboxKeys, box: Box) -> None:
+    """Write a box after mail was removed, with `first` moved to the first remaining mail."""
     if box.count:
-        found = stored_from(tx, keys.mail, box.first, box.next, limit=1)
+        found = read_sequences(tx, keys.mail, box.first, box.next, limit=1)
         if not found:
             raise _damaged(keys)
         box.first = found[0][0]
@@ -219,54 +223,54 @@ def save_behind_the_first(tx: Transaction, keys: MailboxKeys, box: Box) -> None:
     tx.put(keys.box, encode(box))
 
 
-def stored_from(tx: Transaction, place: bytes, begin: int, end: int, *, limit: int) -> list[tuple[int, bytes]]:
-    """At most `limit` of what is stored in a place, from one sequence on and before another, in order.
+def read_sequences(tx: Transaction, prefix: bytes, begin: int, end: int, *, limit: int) -> list[tuple[int, bytes]]:
+    """At most `limit` values with begin <= sequence < end under a key prefix, in order.
 
-    A scan costs the more the more its transaction has written, and many share one: so what can be one of a few is
-    asked for by its key.
+    The cost of a scan grows with the writes of its transaction, which many calls may share. So a short range is read
+    with gets.
     """
     found: list[tuple[int, bytes]] = []
-    few, get = _FEW_SHARED if tx.writer else _FEW, tx.get
-    near = min(begin + few, end) if limit == 1 or end - begin <= few else begin
-    for sequence in range(begin, near):
-        value = get(place + sequence.to_bytes(SEQUENCE_BYTES, "big"))
+    gets_max, get = _GETS_SHARED_MAX if tx.writer else _GETS_MAX, tx.get
+    gets_end = min(begin + gets_max, end) if limit == 1 or end - begin <= gets_max else begin
+    for sequence in range(begin, gets_end):
+        value = get(prefix + sequence.to_bytes(SEQUENCE_BYTES, "big"))
         if value is not None:
             found.append((sequence, value))
             if len(found) == limit:
                 return found
-    if near < end:
-        bounds = (place + sequence.to_bytes(SEQUENCE_BYTES, "big") for sequence in (near, end))
+    if gets_end < end:
+        bounds = (prefix + sequence.to_bytes(SEQUENCE_BYTES, "big") for sequence in (gets_end, end))
         pairs = tx.scan(*bounds, limit=limit - len(found))
         found += [(int.from_bytes(key[-SEQUENCE_BYTES:], "big"), value) for key, value in pairs]
     return found
 
 
-def note_due(tx: Transaction, keys: MailboxKeys, at_ms: int) -> int:
-    """Something in the room will be over at that moment; the slot that it is noted under."""
+def add_due(tx: Transaction, keys: MailboxKeys, at_ms: int) -> int:
+    """Add a due entry for a mailbox; returns its slot."""
     slot = at_ms // SLOT_MS
     tx.put(keys.due + slot.to_bytes(8, "big") + keys.name, b"")
     return slot
 
 
-def emit(tx: Transaction, what: str, address: Address, id: str, sender: str) -> None:
-    """Have it told that something happened to a mail: one of the names that begin with `MAIL_EVENTS`."""
-    tx.events.append((what, address, id, sender, tx.now_ms))
+def emit(tx: Transaction, kind: str, address: Address, id: str, sender: str) -> None:
+    """Add an event about a mail, which is published after the commit. Its kind begins with `MAIL_EVENTS`."""
+    tx.events.append((kind, address, id, sender, tx.now_ms))
 
 
 def policy_of(tx: Transaction, universe: str) -> MailPolicy:
-    """What holds for the mailboxes of a universe."""
+    """The mail policy of a universe; the default one if none was set."""
     stored = tx.get(_policy_key(universe))
     return _DEFAULT if stored is None else _decode_policy(stored)
 
 
 def set_policy(tx: Transaction, universe: str, policy: MailPolicy) -> MailPolicy:
-    """Give a universe another policy; it holds for mail that is sent from now on.
+    """Replace a universe's mail policy. It applies to mail that is sent from now on.
 
     Raises:
-        InvalidArgument: a value is out of its range.
+        InvalidArgument: a value is out of range.
     """
-    if policy.pending_max.__class__ is not int or not 1 <= policy.pending_max <= MAILBOX_MAX_MAX:
-        raise InvalidArgument(f"pending_max is {policy.pending_max}; choose 1 to {MAILBOX_MAX_MAX}")
+    if policy.pending_max.__class__ is not int or not 1 <= policy.pending_max <= MAILBOX_MAILS_LIMIT_MAX:
+        raise InvalidArgument(f"pending_max is {policy.pending_max}; choose 1 to {MAILBOX_MAILS_LIMIT_MAX}")
     if policy.ttl_seconds.__class__ not in (int, float) or not 1 <= policy.ttl_seconds <= MAIL_TTL_SECONDS_MAX:
         raise InvalidArgument(f"ttl_seconds is {policy.ttl_seconds}; choose 1 to {MAIL_TTL_SECONDS_MAX:.0f}")
     tx.put(_policy_key(universe), encode(policy))
@@ -274,7 +278,7 @@ def set_policy(tx: Transaction, universe: str, policy: MailPolicy) -> MailPolicy
 
 
 def _damaged(keys: MailboxKeys) -> DamagedDatabase:
-    return DamagedDatabase(f"The mailbox of {keys.name.decode()} lacks a mail that it counts; restore it from a backup")
+    return DamagedDatabase(f"A mail is missing from the mailbox of {keys.name.decode()}; restore it from a backup")
 
 
 @lru_cache(maxsize=256)

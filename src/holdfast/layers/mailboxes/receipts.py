@@ -1,8 +1,8 @@
-"""Receipts: what became of the mail that an agent has sent, in order, for as long as mail is kept.
+"""Receipts: the delivery state of the mail that an agent has sent, in order, kept as long as mail.
 
-A receipt is written in the commit that it tells of, whether its sender is there or not. So a sender that comes back
-asks for what follows the last receipt that it has seen, and misses none. Of those that a sender never asks for, the
-oldest are forgotten.
+A receipt is written in the commit that changes the mail's state, whether its sender is connected or not. A sender that
+comes back reads on after the last receipt it has seen, and misses none. If a sender never reads its receipts, the
+oldest are deleted.
 """
 
 from collections.abc import Iterable
@@ -15,12 +15,12 @@ from holdfast.layers.mailboxes.keys import (
     SLOT_MS,
     Address,
     MailboxKeys,
+    add_due,
     encode,
     keys_of,
-    note_due,
     outgoing_of,
     policy_of,
-    stored_from,
+    read_sequences,
 )
 from holdfast.limits import READ_ENTRIES_MAX, RECEIPTS_MAX
 from holdfast.wire.mail import MailReceipt
@@ -29,7 +29,7 @@ decode = msgspec.msgpack.Decoder(MailReceipt).decode
 
 
 def write(tx: Transaction, keys: MailboxKeys, mails: Iterable[tuple[str, bool]], *, to: str, state: str) -> None:
-    """Tell a sender what became of mails to one recipient: of each its id, and whether it was stored."""
+    """Write receipts to a sender for mails to one recipient, each given by its id and whether it had been stored."""
     now_ms, outgoing = tx.now_ms, outgoing_of(tx, keys)
     sequence = outgoing.next
     for id, was_stored in mails:
@@ -40,30 +40,30 @@ def write(tx: Transaction, keys: MailboxKeys, mails: Iterable[tuple[str, bool]],
     while sequence - outgoing.first > RECEIPTS_MAX:
         tx.delete(keys.receipt_key(outgoing.first))
         outgoing.first += 1
-    over_ms = now_ms + round(policy_of(tx, keys.universe).ttl_seconds * 1_000)
-    if over_ms // SLOT_MS != outgoing.due_slot:
-        outgoing.due_slot = note_due(tx, keys, over_ms)
+    expires_ms = now_ms + round(policy_of(tx, keys.universe).ttl_seconds * 1_000)
+    if expires_ms // SLOT_MS != outgoing.due_slot:
+        outgoing.due_slot = add_due(tx, keys, expires_ms)
     tx.put(keys.outgoing, encode(outgoing))
 
 
 def receipts(tx: Transaction, address: Address, *, after: int, limit: int) -> list[MailReceipt]:
-    """At most `limit` receipts for what the agent has sent, behind the sequence `after`.
+    """At most `limit` receipts for the agent's sent mail, after the sequence `after`.
 
     Raises:
         InvalidArgument: no receipt ever had the sequence `after`.
     """
     if limit.__class__ is not int or not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"A read takes 1 to {READ_ENTRIES_MAX} receipts, not {limit!r}")
+        raise InvalidArgument(f"limit is {limit!r}; one read takes 1 to {READ_ENTRIES_MAX} receipts")
     keys = keys_of(address)
     outgoing = outgoing_of(tx, keys)
     if after.__class__ is not int or not -1 <= after < outgoing.next:
-        raise InvalidArgument(f"{after!r} is no receipt's sequence; read behind one that was returned, or behind -1")
+        raise InvalidArgument(f"{after!r} is not a receipt's sequence; pass one that was returned, or -1")
     begin = max(after + 1, outgoing.first)
-    return [decode(value) for _, value in stored_from(tx, keys.receipt, begin, outgoing.next, limit=limit)]
+    return [decode(value) for _, value in read_sequences(tx, keys.receipt, begin, outgoing.next, limit=limit)]
 
 
-def see_receipts(tx: Transaction, address: Address, sequence: int) -> None:
-    """Remember that the agent has seen its receipts up to `sequence`; that it has seen fewer changes nothing.
+def mark_receipts_seen(tx: Transaction, address: Address, sequence: int) -> None:
+    """Record that the agent has seen its receipts up to `sequence`. A lower sequence than before changes nothing.
 
     Raises:
         InvalidArgument: no receipt ever had that sequence.
@@ -71,7 +71,7 @@ def see_receipts(tx: Transaction, address: Address, sequence: int) -> None:
     keys = keys_of(address)
     outgoing = outgoing_of(tx, keys)
     if sequence.__class__ is not int or not -1 <= sequence < outgoing.next:
-        raise InvalidArgument(f"{sequence!r} is no receipt's sequence; name the last one that was seen")
+        raise InvalidArgument(f"{sequence!r} is not a receipt's sequence; pass the last one that was seen")
     if sequence > outgoing.seen:
         outgoing.seen = sequence
         tx.put(keys.outgoing, encode(outgoing))

@@ -1,10 +1,10 @@
-"""Sending: what is checked before a mail is stored, and who is refused."""
+"""Sending mail: checks, deduplication by id, storage, and blocked senders."""
 
 from holdfast.errors import InvalidArgument, MailboxFull, PayloadTooLarge, SenderBlocked
 from holdfast.kv import Transaction
 from holdfast.layers import agents
 from holdfast.layers.mailboxes import receipts
-from holdfast.layers.mailboxes.expiry import expire, forget
+from holdfast.layers.mailboxes.expiry import expire, remove_expired
 from holdfast.layers.mailboxes.keys import (
     SEQUENCE_BYTES,
     SLOT_MS,
@@ -12,14 +12,14 @@ from holdfast.layers.mailboxes.keys import (
     Box,
     Mail,
     MailboxKeys,
+    add_due,
     box_of,
     emit,
     encode,
     keys_of,
     mail_at,
-    note_due,
     policy_of,
-    save_behind_the_first,
+    save_after_removal,
 )
 from holdfast.layers.states import check_correlation_id
 from holdfast.limits import BLOCKS_MAX, CONTENT_TYPE_CHARACTERS_MAX, MAIL_BYTES_MAX, MAIL_ID_CHARACTERS_MAX
@@ -27,32 +27,32 @@ from holdfast.wire.mail import CONFIRMED, STORED, NewMail
 
 
 def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[str, bool]:
-    """Store a mail; its id, and whether it had been stored under that id before.
+    """Store a mail; returns its id, and whether it is a duplicate of pending mail.
 
-    Mail for an agent that is bound to a world enters the world's inbox instead, and has arrived there.
+    Mail for an agent that is bound to a world goes to the world's inbox instead, and counts as confirmed.
 
     Raises:
-        MailboxFull: the mailbox holds as many mails as it may.
-        SenderBlocked: the recipient does not want it.
-        PayloadTooLarge, InvalidArgument: it is no mail, or another sender's has its id.
+        MailboxFull: the mailbox holds as many mails as its policy allows.
+        SenderBlocked: the recipient blocks the sender.
+        PayloadTooLarge, InvalidArgument: the mail is invalid, or another sender's pending mail has its id.
     """
     check(new)
     keys, home, policy, now_ms = keys_of(to), keys_of(sender), policy_of(tx, to.universe), tx.now_ms
     author = home.address
     id = new.id or str(tx.new_id())
     box = box_of(tx, keys)
-    if box.may_refuse:
+    if box.may_block:
         if tx.get(keys.block_key(sender)) is not None:
             emit(tx, "mail.rejected", to, id, author)
-            raise SenderBlocked(f"{to} does not want mail of {sender}; nothing was stored")
-        if not box.next:  # Its first mail: from here on `block` says so.
-            box.may_refuse = bool(tx.scan(*keys.blocked, limit=1))
-    if (place := tx.get(keys.id_key(id))) is not None and _waits(tx, to, box, place, author):
+            raise SenderBlocked(f"{to} blocks mail from {sender}; nothing was stored")
+        if not box.next:  # The first mail; from here on `block` updates `may_block`.
+            box.may_block = bool(tx.scan(*keys.blocked, limit=1))
+    if (position := tx.get(keys.id_key(id))) is not None and _is_pending(tx, to, box, position, author):
         return id, True
     correlation_id = new.correlation_id or id
     world = agents.world_of(tx, to.universe, to.agent)
     if world is not None:
-        agents.enter(tx, world, new, sender=author, id=id, correlation_id=correlation_id)
+        agents.enqueue_mail(tx, world, new, sender=author, id=id, correlation_id=correlation_id)
         receipts.write(tx, home, [(id, False)], to=keys.address, state=CONFIRMED)
         emit(tx, "mail.confirmed", to, id, author)
         return id, False
@@ -61,8 +61,8 @@ def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[s
     if box.count >= policy.pending_max:
         emit(tx, "mail.rejected", to, id, author)
         raise MailboxFull(
-            f"The mailbox of {to} holds {box.count} mails, as many as it may (pending_max of its universe's mail "
-            "policy); nothing was stored. Send it again when some of them are confirmed"
+            f"The mailbox of {to} is full with {box.count} mails (pending_max of its universe's mail policy); nothing "
+            "was stored. Send it again when some of them are confirmed"
         )
     expires_ms = now_ms + round(policy.ttl_seconds * 1_000)
     early = expires_ms < box.latest_ms
@@ -72,19 +72,19 @@ def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[s
     return id, False
 
 
-def _waits(tx: Transaction, to: Address, box: Box, place: bytes, author: str) -> bool:
-    """Whether the mail at that place is its author's and still waits; if its time is over it makes room."""
-    keys, sequence = keys_of(to), int.from_bytes(place, "big")
+def _is_pending(tx: Transaction, to: Address, box: Box, position: bytes, author: str) -> bool:
+    """Whether the mail at this sequence is pending mail of the same author. Removes it if it has expired."""
+    keys, sequence = keys_of(to), int.from_bytes(position, "big")
     known = mail_at(tx, keys, sequence)
     if known.expires_ms <= tx.now_ms:
-        forget(tx, to, box, sequence, known)
-        save_behind_the_first(tx, keys, box)
+        remove_expired(tx, to, box, sequence, known)
+        save_after_removal(tx, keys, box)
         return False
     if known.sender != author:
         emit(tx, "mail.rejected", to, known.id, author)
         raise InvalidArgument(
-            f"{known.id!r} is the id of somebody else's mail that waits for {to}; nothing was stored. "
-            "Choose another one, best a UUIDv7"
+            f"{known.id!r} is the id of another sender's pending mail to {to}; nothing was stored. "
+            "Choose another id, such as a UUIDv7"
         )
     return True
 
@@ -99,15 +99,15 @@ def _store(tx: Transaction, keys: MailboxKeys, box: Box, mail: Mail) -> None:
     box.next += 1
     box.count += 1
     if mail.expires_ms // SLOT_MS != box.due_slot:
-        box.due_slot = note_due(tx, keys, mail.expires_ms)
+        box.due_slot = add_due(tx, keys, mail.expires_ms)
     tx.put(keys.box, encode(box))
 
 
 def block(tx: Transaction, address: Address, sender: Address, *, blocked: bool = True) -> None:
-    """Refuse what `sender` sends from now on, or accept it again.
+    """Block a sender's mail from now on, or accept it again.
 
     Raises:
-        InvalidArgument: the mailbox blocks as many senders as it may.
+        InvalidArgument: the mailbox blocks as many senders as allowed.
     """
     keys = keys_of(address)
     key = keys.block_key(sender)
@@ -115,32 +115,32 @@ def block(tx: Transaction, address: Address, sender: Address, *, blocked: bool =
         tx.delete(key)
         return
     if tx.get(key) is None and len(tx.scan(*keys.blocked, limit=BLOCKS_MAX)) >= BLOCKS_MAX:
-        raise InvalidArgument(f"{address} blocks {BLOCKS_MAX} senders, as many as it may; accept some of them again")
+        raise InvalidArgument(f"{address} blocks {BLOCKS_MAX} senders, the maximum; unblock some of them first")
     tx.put(key, tx.now_ms.to_bytes(8, "big"))
     box = box_of(tx, keys)
-    if not box.may_refuse:
-        box.may_refuse = True
+    if not box.may_block:
+        box.may_block = True
         tx.put(keys.box, encode(box))
 
 
 def blocks(tx: Transaction, address: Address, *, after: str, limit: int) -> list[str]:
-    """At most `limit` senders whose mail is refused, in order, the first one behind `after`."""
+    """At most `limit` blocked senders after `after`, in order."""
     if not 0 < limit <= BLOCKS_MAX:
-        raise InvalidArgument(f"A page has 1 to {BLOCKS_MAX} senders, not {limit}")
+        raise InvalidArgument(f"limit is {limit}; one page has 1 to {BLOCKS_MAX} senders")
     prefix, end = keys_of(address).blocked
     pairs = tx.scan(prefix + after.encode(errors="replace") + b"\x00", end, limit=limit)
     return [key[len(prefix) :].decode() for key, _ in pairs]
 
 
 def check(new: NewMail) -> None:
-    """Refuse what is no mail, or could not be read again.
+    """Check types and sizes of a new mail.
 
     Raises:
-        PayloadTooLarge: its body is longer than one may be.
-        InvalidArgument: another part of it is not what it should be.
+        PayloadTooLarge: its body is too long.
+        InvalidArgument: another field is invalid.
     """
     if new.body.__class__ is not bytes:
-        raise InvalidArgument(f"A mail's body is bytes, not {type(new.body).__name__}; encode it")
+        raise InvalidArgument(f"A mail's body must be bytes, not {type(new.body).__name__}; encode it")
     if len(new.body) > MAIL_BYTES_MAX:
         raise PayloadTooLarge(
             f"A mail's body has at most {MAIL_BYTES_MAX} bytes, not {len(new.body)}; store a blob and send its hash"
@@ -153,17 +153,17 @@ def check(new: NewMail) -> None:
         or not new.content_type.isprintable()
         or len(new.content_type) > CONTENT_TYPE_CHARACTERS_MAX
     ):
-        raise InvalidArgument(f"{new.content_type!r} is no content type; use one like application/json")
+        raise InvalidArgument(f"{new.content_type!r} is not a content type; use one like application/json")
     check_correlation_id(new.correlation_id)
 
 
 def check_id(id: object) -> None:
-    """Refuse what cannot be the id of a mail.
+    """Check a mail id.
 
     Raises:
         InvalidArgument: it is empty, too long, or not printable ASCII.
     """
     if not isinstance(id, str) or not 0 < len(id) <= MAIL_ID_CHARACTERS_MAX or not id.isascii() or not id.isprintable():
         raise InvalidArgument(
-            f"{id!r} is no id of a mail; use 1 to {MAIL_ID_CHARACTERS_MAX} printable ASCII characters, best a UUIDv7"
+            f"{id!r} is not a mail id; use 1 to {MAIL_ID_CHARACTERS_MAX} printable ASCII characters, such as a UUIDv7"
         )

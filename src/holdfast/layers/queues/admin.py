@@ -1,20 +1,25 @@
-"""Looking at a queue without consuming anything from it, and emptying it."""
+"""Administration of queues: peek, statistics, names, and purge."""
+
+from typing import Any
+
+import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
+from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
 from holdfast.layers.queues import dead_letters
 from holdfast.layers.queues.counters import QueueTransaction, total_counters
-from holdfast.layers.queues.keys import QueueKey, StoredMessage, decode, keys_of, queues, text_of
+from holdfast.layers.queues.keys import QueueKey, StoredMessage, decode, format_id, keys_of, queues
 from holdfast.layers.queues.policies import dead_letter_queue, policy_of
 from holdfast.layers.worlds import first_elements
-from holdfast.limits import READ_ENTRIES_MAX, SURVEY_MAX
+from holdfast.limits import MESSAGES_MAX, READ_ENTRIES_MAX, SUMMARY_LIST_MAX
 from holdfast.wire.queues import QueueStats
 
 
 def peek(tx: Transaction, queue: QueueKey, *, limit: int) -> list[StoredMessage]:
-    """At most `limit` messages that are ready, in the order in which they would be delivered."""
+    """At most `limit` ready messages in delivery order, without leasing them."""
     if not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"A look takes 1 to {READ_ENTRIES_MAX} messages, not {limit}")
+        raise InvalidArgument(f"limit is {limit}; peek takes 1 to {READ_ENTRIES_MAX} messages")
     queue_tx = QueueTransaction(tx, queue)
     found = _ready(queue_tx, limit)
     for message in found:
@@ -24,7 +29,7 @@ def peek(tx: Transaction, queue: QueueKey, *, limit: int) -> list[StoredMessage]
 
 
 def stats(tx: Transaction, queue: QueueKey) -> QueueStats:
-    """How many messages are in which state. Who waits is for the caller to add."""
+    """How many messages are in which state. The caller adds the number of waiting consumers."""
     policy = policy_of(tx, queue)
     counters = total_counters(tx, keys_of(queue))
     dead = total_counters(tx, keys_of(dead_letter_queue(queue, policy)))
@@ -38,29 +43,29 @@ def stats(tx: Transaction, queue: QueueKey) -> QueueStats:
         dead=dead.ready_total() + dead.leased + dead.delayed,
         paused=policy.paused,
         waiting_consumers=0,
-        head_message_id=text_of(head[0].id) if head else None,
+        head_message_id=format_id(head[0].id) if head else None,
         head_age_seconds=(tx.now_ms - head[0].created_ms) / 1_000 if head else 0.0,
         put_total=counters.put,
         delivered_total=counters.delivered,
         acked_total=counters.acked,
         failed_total=counters.failed,
         expired_total=counters.expired,
-        dead_total=counters.died,
+        dead_total=counters.dead_lettered,
     )
 
 
 def survey(tx: Transaction, universe: str, *, after: str, limit: int) -> list[QueueStats]:
-    """`stats` of at most `limit` queues, in the order of their names, the first one behind `after`."""
-    if not 0 < limit <= SURVEY_MAX:
-        raise InvalidArgument(f"A survey has 1 to {SURVEY_MAX} queues, not {limit}")
+    """`stats` of at most `limit` queues after the name `after`, ordered by name."""
+    if not 0 < limit <= SUMMARY_LIST_MAX:
+        raise InvalidArgument(f"limit is {limit}; one page has 1 to {SUMMARY_LIST_MAX} queues")
     return [stats(tx, QueueKey(universe, name)) for name in first_elements(tx, queues(universe), after, limit)]
 
 
 def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tuple[int, bytes | None]:
-    """Remove at most `limit` messages that nobody holds; how many, and where to go on, or None at the end.
+    """Remove at most `limit` messages that are not leased; returns how many, and where to continue, or None at the end.
 
-    Begin with `after=b""`. Those that wait behind their group go first, so that nothing takes the place of what is
-    removed after them: those that are ready, then those that are delayed.
+    Start with `after=b""`. Blocked messages are removed first, so that none becomes ready during the purge. Ready
+    messages follow, then delayed ones.
     """
     queue_tx = QueueTransaction(tx, queue)
     if after == b"":
@@ -68,14 +73,14 @@ def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tupl
         for key, value in blocked:
             tx.delete(key)
             queue_tx.counters.blocked -= 1
-            dead_letters.purged(queue_tx, decode(value))
+            dead_letters.purge_message(queue_tx, decode(value))
         if blocked:
             queue_tx.save()
             return len(blocked), after
         found = _ready(queue_tx, limit)
         for message in found:
-            queue_tx.take_ready(message)
-            dead_letters.purged(queue_tx, message)
+            queue_tx.remove_ready(message)
+            dead_letters.purge_message(queue_tx, message)
         queue_tx.save()
         return len(found), after if found else b"\x00"
     parked = queue_tx.keys.parked
@@ -83,7 +88,7 @@ def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tupl
     delayed = [message for _, value in pairs if (message := decode(value)).owner is None]
     for message in delayed:
         queue_tx.unpark(message)
-        dead_letters.purged(queue_tx, message)
+        dead_letters.purge_message(queue_tx, message)
     if delayed:
         queue_tx.save()
     if not pairs:
@@ -92,10 +97,38 @@ def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tupl
 
 
 def names(tx: Transaction, universe: str, *, after: str, limit: int) -> list[str]:
-    """At most `limit` names of queues, in order, the first one behind `after`."""
+    """At most `limit` queue names after `after`, in order."""
     if not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"A page has 1 to {READ_ENTRIES_MAX} names, not {limit}")
+        raise InvalidArgument(f"limit is {limit}; one page has 1 to {READ_ENTRIES_MAX} names")
     return first_elements(tx, queues(universe), after, limit)
+
+
+class PurgeProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How far a purge of several transactions has come."""
+
+    count: int = 0
+    after: bytes | None = b""  # Where it continues; None at its end.
+
+
+_decode_progress = msgspec.msgpack.Decoder(PurgeProgress).decode
+
+
+def purge_step(
+    tx: Transaction, queue: QueueKey, progress: PurgeProgress, call: KeyedCall | None
+) -> tuple[PurgeProgress, list[tuple[Any, ...]]]:
+    """Purge one batch; returns the new progress, and the events to publish.
+
+    A repeated `call` resumes at the progress that is stored under its key.
+    """
+    before = None if call is None else stored_result(tx, call)
+    progress = progress if before is None else _decode_progress(before)
+    if progress.after is None:
+        return progress, []
+    count, after = purge(tx, queue, after=progress.after, limit=MESSAGES_MAX)
+    progress = PurgeProgress(progress.count + count, after)
+    if call is not None:
+        store_result(tx, call, progress)
+    return progress, tx.events
 
 
 def _ready(queue_tx: QueueTransaction, limit: int) -> list[StoredMessage]:

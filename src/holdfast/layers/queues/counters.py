@@ -1,12 +1,12 @@
-"""Tallies: how many messages a queue has in which state, kept up with every change, and where to look first.
+"""Queue counters: how many messages are in which state, and where scans start.
 
-An LSM store does not forget deleted keys at once: a scan from the head of a queue that was consumed would walk over
-every message that was ever there. So a tally remembers for each priority a *front*, below which nothing is ready, and
-for what is due the first moment that may have anything. Both are part of the commit that moves them, so they are right
-after a restart too.
+An LSM store keeps deleted keys until a compaction, so a scan from the start of a consumed queue would walk over every
+message it ever held. The counters therefore keep a *front* for each priority, the lowest possibly ready id, and the
+earliest time at which the due index may have an entry. They are part of the commit that moves them, so they are right
+after a restart.
 
-Where several processes write, each keeps a tally of its own, so that they do not conflict over it. Only the sums mean
-anything then, fronts are of no use, and scans begin at the beginning.
+Where several processes write, each keeps its own counters to avoid conflicts. Then only the sums are meaningful: fronts
+are not used, and scans start at the beginning.
 """
 
 import msgspec
@@ -15,33 +15,33 @@ from holdfast.kv import Transaction
 from holdfast.layers.queues.keys import ID_BYTES, QueueKey, QueueKeys, StoredMessage, encode, keys_of
 
 NEVER_MS = (1 << 63) - 1
-DUE = "due"  # The note for whoever waits until something is due: in how many milliseconds.
+DUE = "due"  # The event that something will be due earlier than known so far; its value is the delay in milliseconds.
 
 
 class QueueCounters(msgspec.Struct, array_like=True):
-    """What one writer has counted. Not frozen: one transaction changes it several times and writes it once."""
+    """The counters of one writer. Not frozen: a transaction changes them several times and writes them once."""
 
     ready: dict[int, int] = msgspec.field(default_factory=dict)  # By priority.
-    fronts: dict[int, bytes] = msgspec.field(default_factory=dict)  # By priority: no ready id sorts below.
+    fronts: dict[int, bytes] = msgspec.field(default_factory=dict)  # By priority: the lowest possibly ready id.
     delayed: int = 0
     leased: int = 0
     blocked: int = 0
-    next_due_ms: int = NEVER_MS  # Nothing is due before.
-    due_front_ms: int = 0  # Nothing is noted below.
+    next_due_ms: int = NEVER_MS  # Nothing is due before this time.
+    due_front_ms: int = 0  # The due index has no entry before this time.
     put: int = 0
     delivered: int = 0
     acked: int = 0
     failed: int = 0
     expired: int = 0
-    died: int = 0
+    dead_lettered: int = 0
     swept_minute: int = 0
-    disorder: int = 0  # Grows when a message becomes ready, or is taken, out of order: what was read ahead is wrong.
+    order_version: int = 0  # Grows when a message becomes ready or is removed out of order; invalidates `Prefetched`.
     budget: float = 0.0  # Deliveries that the queue's rate allows now.
-    budget_ms: int = 0  # When that was counted.
-    last_id: bytes = b""  # Of the messages that were put. The next one sorts behind it, whatever the clock says.
+    budget_ms: int = 0  # When `budget` was computed.
+    last_id: bytes = b""  # The newest message id. The next id sorts after it, even if the clock was set back.
 
-    def note_due(self, at_ms: int) -> None:
-        """Something will be due at that moment."""
+    def add_due(self, at_ms: int) -> None:
+        """Record that the due index has an entry at `at_ms`."""
         self.next_due_ms = min(self.next_due_ms, at_ms)
         self.due_front_ms = min(self.due_front_ms, at_ms)
 
@@ -50,17 +50,17 @@ class QueueCounters(msgspec.Struct, array_like=True):
 
 
 _decode = msgspec.msgpack.Decoder(QueueCounters).decode
-_COUNTS = ("delayed", "leased", "blocked", "put", "delivered", "acked", "failed", "expired", "died")
+_COUNTS = ("delayed", "leased", "blocked", "put", "delivered", "acked", "failed", "expired", "dead_lettered")
 
 
 def load_counters(tx: Transaction, keys: QueueKeys) -> QueueCounters:
-    """The tally of whoever runs this transaction."""
+    """The counters of the process that runs this transaction."""
     stored = tx.get(keys.counters_key(tx.writer))
     return QueueCounters() if stored is None else _decode(stored)
 
 
 def total_counters(tx: Transaction, keys: QueueKeys) -> QueueCounters:
-    """The sum of all tallies."""
+    """The sum of all writers' counters."""
     if not tx.writer:
         return load_counters(tx, keys)
     summed = QueueCounters()
@@ -70,7 +70,7 @@ def total_counters(tx: Transaction, keys: QueueKeys) -> QueueCounters:
 
 
 def add_counters(summed: QueueCounters, counters: QueueCounters) -> None:
-    """Add the counts of a tally to others. Fronts, and what is due, are not sums."""
+    """Add `counters` to `summed`. Fronts and due times are not sums, and are left out."""
     for priority, count in counters.ready.items():
         summed.ready[priority] = summed.ready.get(priority, 0) + count
     for name in _COUNTS:
@@ -78,7 +78,7 @@ def add_counters(summed: QueueCounters, counters: QueueCounters) -> None:
 
 
 class QueueTransaction:
-    """A queue inside one transaction: its keys and its tally, which is saved once whatever was done."""
+    """A queue inside one transaction: its keys, and its counters, which `save` writes once."""
 
     __slots__ = ("_due_ms", "counters", "keys", "queue", "tx")
 
@@ -95,49 +95,49 @@ class QueueTransaction:
             self.tx.emit(DUE, self.queue, self.counters.next_due_ms - self.tx.now_ms)
 
     def new_id(self) -> bytes:
-        """An id that sorts behind all that were put before, even if the clock was set back since."""
+        """An id that sorts after all earlier ones, even if the clock was set back."""
         return self.new_ids(1)[0]
 
     def new_ids(self, count: int) -> list[bytes]:
-        """`new_id` for a batch, in the order of the batch."""
+        """`count` ascending ids, see `new_id`."""
         numbers = self.tx.new_numbers(count)
         ids = [number.to_bytes(ID_BYTES, "big") for number in numbers]
         if ids[0] <= self.counters.last_id:
-            behind = int.from_bytes(self.counters.last_id, "big") + 1 - numbers[0]
-            ids = [(number + behind).to_bytes(ID_BYTES, "big") for number in numbers]
+            shift = int.from_bytes(self.counters.last_id, "big") + 1 - numbers[0]
+            ids = [(number + shift).to_bytes(ID_BYTES, "big") for number in numbers]
         self.counters.last_id = ids[-1]
         return ids
 
-    def make_ready(self, message: StoredMessage, *, fresh: bool) -> None:
-        """Put a message where it will be delivered from. A fresh one has the largest id of all and comes last."""
+    def make_ready(self, message: StoredMessage, *, newest: bool) -> None:
+        """Add a message to the ready ones. `newest` says that its id is the largest of all."""
         counters, priority = self.counters, message.priority
         ready = counters.ready
         self.tx.put(self.keys.ready_key(message), encode(message))
         ready[priority] = ready.get(priority, 0) + 1
         if message.id < counters.fronts.get(priority, b""):
             counters.fronts[priority] = message.id
-        if not fresh or (len(ready) > 1 and any(ready.get(lower) for lower in range(priority))):
-            counters.disorder += 1
+        if not newest or (len(ready) > 1 and any(ready.get(lower) for lower in range(priority))):
+            counters.order_version += 1
 
-    def take_ready(self, message: StoredMessage, *, in_order: bool = False) -> None:
-        """Take a message from where it would be delivered from, `in_order` if it is the next to be delivered."""
+    def remove_ready(self, message: StoredMessage, *, in_order: bool = False) -> None:
+        """Remove a message from the ready ones; `in_order` if it is the next in delivery order."""
         self.tx.delete(self.keys.ready_key(message))
         if not in_order:
-            self.counters.disorder += 1
+            self.counters.order_version += 1
         self.counters.ready[message.priority] = self.counters.ready.get(message.priority, 0) - 1
 
     def park(self, message: StoredMessage) -> None:
-        """Put a message aside until its `due_ms`."""
+        """Store a leased or delayed message, with a due entry at its `due_ms`."""
         self.tx.put(self.keys.parked_key(message.id), encode(message))
         self.tx.put(self.keys.due_key(message.due_ms, message.id), b"")
-        self.counters.note_due(message.due_ms)
+        self.counters.add_due(message.due_ms)
         if message.owner is None:
             self.counters.delayed += 1
         else:
             self.counters.leased += 1
 
     def unpark(self, message: StoredMessage) -> None:
-        """Take a parked message up again."""
+        """Remove a parked message and its due entry."""
         self.tx.delete(self.keys.parked_key(message.id))
         self.tx.delete(self.keys.due_key(message.due_ms, message.id))
         if message.owner is None:
@@ -145,7 +145,7 @@ class QueueTransaction:
         else:
             self.counters.leased -= 1
 
-    def emit(self, what: str, message: StoredMessage, error: str | None = None) -> None:
-        """Have it told that something happened to a message, and of which error if there is one to tell of."""
+    def emit(self, kind: str, message: StoredMessage, error: str | None = None) -> None:
+        """Add an event about a message, which is published after the commit."""
         tx = self.tx
-        tx.events.append((what, self.queue, message.id, message.correlation_id, tx.now_ms, message.attempts, error))
+        tx.events.append((kind, self.queue, message.id, message.correlation_id, tx.now_ms, message.attempts, error))

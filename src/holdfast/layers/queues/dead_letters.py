@@ -1,101 +1,144 @@
-"""How messages leave a queue: removed with all that belongs to them, or moved to the dead letters and back.
+"""How messages leave a queue: removed with everything that belongs to them, or moved to the dead letter queue and back.
 
-The dead letters of a queue are a queue of their own, `<queue>.dlq` unless its policy names another. A dead letter keeps
-its id, its payload, its state and its correlation id, and knows the queue that it died in, when, and of what. It is
-ready there for whoever looks after dead letters, and never dies a second time.
+The dead letter queue is `<queue>.dlq` unless the policy names another. A dead letter keeps its id, payload, state and
+correlation id, and records its original queue, the time, and the last error. It is ready in the dead letter queue like
+any message, and is never dead-lettered again.
 """
 
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
+from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
 from holdfast.layers.queues import sidecars
 from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.layers.queues.enqueue import TTL_IS_OVER, note_ttl, pass_the_lead, settle_into
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, decode, id_of
+from holdfast.layers.queues.enqueue import TTL_EXPIRED, advance_group, insert, set_ttl
+from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, decode, parse_id
 from holdfast.layers.queues.policies import dead_letter_queue, policy_of
 from holdfast.limits import MESSAGES_MAX, PRIORITY_MAX
 
 
-def is_due(message: StoredMessage) -> bool:
-    """Whether a message has failed as often as it may."""
+def is_exhausted(message: StoredMessage) -> bool:
+    """Whether a message has used up its attempts."""
     return message.origin is None and message.failures >= message.max_attempts
 
 
 def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:
-    """A message that was taken from its place is gone: forget what belongs to it, and let its group go on."""
+    """Delete what belongs to a message that was unparked or removed, and advance its group."""
     if message.has_body:
         queue_tx.tx.delete(queue_tx.keys.body_key(message.id))
-    _forget_ttl(queue_tx.tx, queue_tx.keys, message)
+    _clear_ttl(queue_tx.tx, queue_tx.keys, message)
     sidecars.remove(queue_tx.tx, queue_tx.queue, message)
-    pass_the_lead(queue_tx, message)
+    advance_group(queue_tx, message)
 
 
-def outlived(queue_tx: QueueTransaction, message: StoredMessage) -> None:
-    """`remove` for a message whose time to live is over."""
+def expire_message(queue_tx: QueueTransaction, message: StoredMessage) -> None:
+    """`remove` a message whose TTL has expired, and emit the event."""
     queue_tx.emit("outlived", message)
     remove(queue_tx, message)
 
 
-def purged(queue_tx: QueueTransaction, message: StoredMessage) -> None:
-    """`remove` for a message that nobody wants."""
+def purge_message(queue_tx: QueueTransaction, message: StoredMessage) -> None:
+    """`remove` a message in a purge, and emit the event."""
     queue_tx.emit("purged", message)
     remove(queue_tx, message)
 
 
-def give_back(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int) -> None:
-    """A message that was parked is to be delivered again, unless its time to live is over."""
+def requeue(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int) -> None:
+    """Insert an unparked message again, or remove it if its TTL has expired."""
     if message.ttl_at_ms and message.ttl_at_ms <= queue_tx.tx.now_ms:
-        outlived(queue_tx, message)
+        expire_message(queue_tx, message)
         return
     sidecars.release(queue_tx.tx, queue_tx.queue, message)
-    settle_into(queue_tx, message, delay_ms=delay_ms, fresh=False)
+    insert(queue_tx, message, delay_ms=delay_ms, newest=False)
 
 
 def dead_letter(queue_tx: QueueTransaction, message: StoredMessage) -> None:
-    """Move a message that was taken from its place to the dead letters, with all that belongs to it."""
+    """Move an unparked message, with everything that belongs to it, to the dead letter queue."""
     policy = policy_of(queue_tx.tx, queue_tx.queue)
     dead = QueueTransaction(queue_tx.tx, dead_letter_queue(queue_tx.queue, policy))
     _move(queue_tx, dead, message)
-    pass_the_lead(queue_tx, message)
-    queue_tx.counters.died += 1
+    advance_group(queue_tx, message)
+    queue_tx.counters.dead_lettered += 1
     message.origin, message.died_ms, message.owner = queue_tx.queue.name, queue_tx.tx.now_ms, None
-    note_ttl(dead, message, policy.dead_letter_retention_seconds)
-    dead.make_ready(message, fresh=False)
+    set_ttl(dead, message, policy.dead_letter_retention_seconds)
+    dead.make_ready(message, newest=False)
     dead.save()
     queue_tx.emit("dead-lettered", message, message.last_error)
 
 
 def redrive(tx: Transaction, queue: QueueKey, *, ids: Sequence[str] | None = None, limit: int = MESSAGES_MAX) -> int:
-    """Put dead letters back into the queue that they died in, as if they had never failed; how many there were.
+    """Move dead letters back to their original queue with no failures counted; returns how many.
 
     Raises:
-        InvalidArgument: more than one batch may have.
+        InvalidArgument: `limit` or the number of `ids` is out of range.
     """
     if not 0 < limit <= MESSAGES_MAX or (ids is not None and len(ids) > MESSAGES_MAX):
-        raise InvalidArgument(f"One transaction puts 1 to {MESSAGES_MAX} dead letters back; split it")
+        raise InvalidArgument(f"One transaction redrives 1 to {MESSAGES_MAX} dead letters; split it")
     policy = policy_of(tx, queue)
     dead, queue_tx = QueueTransaction(tx, dead_letter_queue(queue, policy)), QueueTransaction(tx, queue)
-    letters = _letters(dead, queue.name, limit) if ids is None else _named(dead, queue.name, ids)
+    letters = _letters(dead, queue.name, limit) if ids is None else _letters_by_id(dead, queue.name, ids)
     if not letters:
         return 0
-    for message in sorted(letters, key=lambda letter: letter.id):  # Groups go on in the order of their puts.
-        dead.take_ready(message)
+    for message in sorted(letters, key=lambda letter: letter.id):  # Keeps the order within a group.
+        dead.remove_ready(message)
         _move(dead, queue_tx, message)
         message.origin, message.died_ms, message.failures = None, 0, 0
         if policy.retention_seconds is not None:
-            note_ttl(queue_tx, message, policy.retention_seconds)
-        settle_into(queue_tx, message, delay_ms=0, fresh=False)
+            set_ttl(queue_tx, message, policy.retention_seconds)
+        insert(queue_tx, message, delay_ms=0, newest=False)
         queue_tx.emit("redriven", message)
     dead.save()
     queue_tx.save()
     return len(letters)
 
 
+class RedriveProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How far a redrive of several transactions has come."""
+
+    count: int = 0  # Dead letters moved back.
+    tried: int = 0  # Dead letters requested so far.
+    is_done: bool = False
+
+
+_decode_progress = msgspec.msgpack.Decoder(RedriveProgress).decode
+
+
+def redrive_step(
+    tx: Transaction,
+    queue: QueueKey,
+    progress: RedriveProgress,
+    call: KeyedCall | None,
+    *,
+    ids: Sequence[str] | None,
+    limit: int,
+) -> tuple[RedriveProgress, list[tuple[Any, ...]]]:
+    """Redrive one batch; returns the new progress, and the events to publish.
+
+    A repeated `call` resumes at the progress that is stored under its key.
+    """
+    before = None if call is None else stored_result(tx, call)
+    progress = progress if before is None else _decode_progress(before)
+    requested = limit if ids is None else len(ids)
+    size = min(MESSAGES_MAX, requested - progress.tried)
+    if progress.is_done or size < 1:
+        return msgspec.structs.replace(progress, is_done=True), []
+    batch = None if ids is None else ids[progress.tried : progress.tried + size]
+    count = redrive(tx, queue, ids=batch, limit=size)
+    tried = progress.tried + size
+    progress = RedriveProgress(progress.count + count, tried, tried >= requested or (ids is None and count < size))
+    if call is not None:
+        store_result(tx, call, progress)
+    return progress, tx.events
+
+
 def _move(source: QueueTransaction, target: QueueTransaction, message: StoredMessage) -> None:
-    """Take what belongs to a message along to another queue."""
+    """Move the body and the state of a message to another queue, and clear its TTL."""
     tx = source.tx
-    _forget_ttl(tx, source.keys, message)
+    _clear_ttl(tx, source.keys, message)
     if message.has_body:
         body = tx.get(source.keys.body_key(message.id))
         tx.delete(source.keys.body_key(message.id))
@@ -103,14 +146,14 @@ def _move(source: QueueTransaction, target: QueueTransaction, message: StoredMes
     sidecars.move(tx, source.queue, target.queue, message)
 
 
-def _forget_ttl(tx: Transaction, keys: QueueKeys, message: StoredMessage) -> None:
+def _clear_ttl(tx: Transaction, keys: QueueKeys, message: StoredMessage) -> None:
     if message.ttl_at_ms:
-        tx.delete(keys.due_key(message.ttl_at_ms, message.id + TTL_IS_OVER))
+        tx.delete(keys.due_key(message.ttl_at_ms, message.id + TTL_EXPIRED))
         message.ttl_at_ms = 0
 
 
 def _letters(dead: QueueTransaction, origin: str, limit: int) -> list[StoredMessage]:
-    """At most `limit` dead letters of a queue. Several queues may share one for their dead letters."""
+    """At most `limit` dead letters of the queue `origin`. Several queues may share one dead letter queue."""
     begin, end = dead.keys.ready_range()
     found: list[StoredMessage] = []
     while len(found) < limit and (pairs := dead.tx.scan(begin, end, limit=MESSAGES_MAX)):
@@ -120,11 +163,11 @@ def _letters(dead: QueueTransaction, origin: str, limit: int) -> list[StoredMess
     return found[:limit]
 
 
-def _named(dead: QueueTransaction, origin: str, ids: Sequence[str]) -> list[StoredMessage]:
+def _letters_by_id(dead: QueueTransaction, origin: str, ids: Sequence[str]) -> list[StoredMessage]:
     found = []
-    for id in dict.fromkeys(map(id_of, ids)):
+    for id in dict.fromkeys(map(parse_id, ids)):
         for priority in range(PRIORITY_MAX + 1):
-            stored = dead.tx.get(dead.keys.ready_place(priority, id))
+            stored = dead.tx.get(dead.keys.ready_key_at(priority, id))
             if stored is not None and decode(stored).origin == origin:
                 found.append(decode(stored))
     return found

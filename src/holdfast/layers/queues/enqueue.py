@@ -1,9 +1,8 @@
-"""Putting messages: what is checked before one is taken, and where it then waits."""
+"""Enqueueing: checks new messages, stores them as ready, delayed or blocked, and enqueues scheduled messages."""
 
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -12,7 +11,7 @@ from cronsim import CronSim, CronSimError
 from holdfast.errors import BatchTooLarge, Busy, EmptyBatch, InvalidArgument, PayloadTooLarge
 from holdfast.kv import Transaction
 from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, decode, encode, keys_of, text_of
+from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, decode, encode, format_id, keys_of
 from holdfast.layers.queues.policies import max_attempts, policy_of, visibility_ms
 from holdfast.layers.states import check_correlation_id
 from holdfast.limits import (
@@ -34,24 +33,24 @@ from holdfast.wire.queues import NewMessage, QueuePolicy, Receipt, Schedule
 
 _NUMBERS = (float, int)
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
-TTL_IS_OVER = b"T"  # What a note of something due says, where it is not the end of a lease or a delay.
-SCHEDULE_IS_DUE = b"S"
+TTL_EXPIRED = b"T"  # The kind of a due entry. The ends of leases and delays have an empty value.
+SCHEDULE_DUE = b"S"
 
 
 def put(
     tx: Transaction, queue: QueueKey, messages: Sequence[NewMessage], *, tier: Tier = Tier.CRITICAL
 ) -> list[Receipt]:
-    """Take messages, all or none; a receipt for each.
+    """Enqueue messages, all or none; returns a receipt for each.
 
-    A message whose idempotency key was used in the last five minutes is not taken again; its receipt is that of the
-    first. `tier` is the promise of the commit that this is part of, which the receipts repeat.
+    A message whose idempotency key was used in the last five minutes is not stored again; its receipt names the first
+    one. `tier` is the durability of the surrounding commit, which the receipts repeat.
 
     Raises:
-        EmptyBatch, BatchTooLarge, PayloadTooLarge: there is nothing to take, or too much.
-        InvalidArgument: a message asks for what no message can have.
+        EmptyBatch, BatchTooLarge, PayloadTooLarge: there are no messages, or too many, or one is too large.
+        InvalidArgument: a message has an invalid value.
     """
     if not messages:
-        raise EmptyBatch("There is nothing to put; an empty batch is a mistake of its caller")
+        raise EmptyBatch("The batch is empty; put at least one message")
     if len(messages) > MESSAGES_MAX:
         raise BatchTooLarge(f"One batch puts at most {MESSAGES_MAX} messages, not {len(messages)}; split it")
     for message in messages:
@@ -62,25 +61,25 @@ def put(
         put_one(queue_tx, policy, message, id, tier)
         for message, id in zip(messages, queue_tx.new_ids(len(messages)), strict=True)
     ]
-    _sweep(queue_tx)
+    _delete_expired_keys(queue_tx)
     queue_tx.save()
     return receipts
 
 
-def settle_into(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int, fresh: bool) -> None:
-    """Let a message wait where it belongs: behind its group, for its delay, or to be delivered."""
+def insert(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int, newest: bool) -> None:
+    """Store a message as blocked behind its group, as delayed, or as ready."""
     message.owner, message.due_ms = None, queue_tx.tx.now_ms + delay_ms
-    if message.group is not None and message.origin is None and not _lead(queue_tx, message, message.group):
+    if message.group is not None and message.origin is None and not _claim_group_head(queue_tx, message, message.group):
         queue_tx.tx.put(queue_tx.keys.waiting_key(message), encode(message))
         queue_tx.counters.blocked += 1
     elif delay_ms > 0:
         queue_tx.park(message)
     else:
-        queue_tx.make_ready(message, fresh=fresh)
+        queue_tx.make_ready(message, newest=newest)
 
 
-def pass_the_lead(queue_tx: QueueTransaction, message: StoredMessage) -> None:
-    """A message leaves its queue: the next one of its group, if there is one, can be delivered."""
+def advance_group(queue_tx: QueueTransaction, message: StoredMessage) -> None:
+    """Make the next message of a group its head, because `message` leaves the queue."""
     if message.group is None or message.origin is not None:
         return
     tx, keys = queue_tx.tx, queue_tx.keys
@@ -88,23 +87,23 @@ def pass_the_lead(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     head = tx.get(head_key)
     if head is None or head[:16] != message.id:
         return
-    following = tx.scan(*keys.group_range(message.group, head[16:]), limit=1)
-    if not following:
+    blocked = tx.scan(*keys.group_range(message.group, head[16:]), limit=1)
+    if not blocked:
         tx.delete(head_key)
         return
-    key, value = following[0]
+    key, value = blocked[0]
     tx.delete(key)
     queue_tx.counters.blocked -= 1
     successor = decode(value)
-    tx.put(head_key, successor.id + successor.id + b"\x00")  # The next one to follow sorts behind this one.
+    tx.put(head_key, successor.id + successor.id + b"\x00")  # The scan for its successor starts after it.
     if successor.due_ms > tx.now_ms:
         queue_tx.park(successor)
     else:
-        queue_tx.make_ready(successor, fresh=False)
+        queue_tx.make_ready(successor, newest=False)
 
 
-def _sweep(queue_tx: QueueTransaction) -> None:
-    """Once a minute, forget the idempotency keys and the acks that nobody will ask for any more."""
+def _delete_expired_keys(queue_tx: QueueTransaction) -> None:
+    """Once a minute, delete expired idempotency keys and ack records."""
     tx, keys = queue_tx.tx, queue_tx.keys
     minute = tx.now_ms // 60_000
     if minute <= queue_tx.counters.swept_minute:
@@ -115,72 +114,71 @@ def _sweep(queue_tx: QueueTransaction) -> None:
 
 
 def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id: bytes, tier: Tier) -> Receipt:
-    """Take a message that was checked, under a new id of the book, which the caller saves."""
+    """Enqueue one checked message under a new id. The caller saves `queue_tx`."""
     tx, keys = queue_tx.tx, queue_tx.keys
     if new.idempotency_key is not None:
-        first = _used(tx, keys, new.idempotency_key)
+        first = _duplicate_of(tx, keys, new.idempotency_key)
         if first is not None:
-            return Receipt(text_of(first[:16]), tier, True, first[24:].decode())
-    text = text_of(id)
+            return Receipt(format_id(first[:16]), tier, True, first[24:].decode())
+    text = format_id(id)
     correlation_id = new.correlation_id or text
     if new.idempotency_key is not None:
-        remembered = id + tx.now_ms.to_bytes(8, "big") + correlation_id.encode()
-        tx.put(keys.ids.key(_period(tx.now_ms), new.idempotency_key), remembered)
+        record = id + tx.now_ms.to_bytes(8, "big") + correlation_id.encode()
+        tx.put(keys.ids.key(_period(tx.now_ms), new.idempotency_key), record)
     payload, blob, now_ms = new.payload, new.blob, tx.now_ms
     inline = len(payload) <= PAYLOAD_CARRIED_BYTES_MAX
     ttl_seconds = policy.retention_seconds if new.ttl_seconds is None else new.ttl_seconds
     visibility = policy.visibility_seconds if new.visibility_seconds is None else new.visibility_seconds
-    # By position, which is twice as fast; the fields are in the order in which Stored declares them.
     message = StoredMessage(
-        id,
-        payload if inline and blob is None else None,
-        blob,
-        len(payload) if blob is None else new.blob_size,
-        new.content_type,
-        new.attributes,
-        correlation_id,
-        new.priority,
-        None if new.group is None else checked_name("group", new.group),
-        now_ms,
-        policy.max_attempts if new.max_attempts is None else new.max_attempts,
-        round(visibility * 1_000),
+        id=id,
+        payload=payload if inline and blob is None else None,
+        blob=blob,
+        size=len(payload) if blob is None else new.blob_size,
+        content_type=new.content_type,
+        attributes=new.attributes,
+        correlation_id=correlation_id,
+        priority=new.priority,
+        group=None if new.group is None else checked_name("group", new.group),
+        created_ms=now_ms,
+        max_attempts=policy.max_attempts if new.max_attempts is None else new.max_attempts,
+        visibility_ms=round(visibility * 1_000),
     )
     if not inline:
         tx.put(keys.body_key(id), new.payload)
     if ttl_seconds is not None:
-        note_ttl(queue_tx, message, ttl_seconds)
+        set_ttl(queue_tx, message, ttl_seconds)
     if message.group is None and not new.delay_seconds:
-        queue_tx.make_ready(message, fresh=True)  # What `settle_into` comes to for most messages.
+        queue_tx.make_ready(message, newest=True)  # The common case of `insert`.
     else:
-        settle_into(queue_tx, message, delay_ms=round(new.delay_seconds * 1_000), fresh=True)
+        insert(queue_tx, message, delay_ms=round(new.delay_seconds * 1_000), newest=True)
     queue_tx.counters.put += 1
     queue_tx.emit("put", message)
     return Receipt(text, tier, False, correlation_id)
 
 
-def note_ttl(queue_tx: QueueTransaction, message: StoredMessage, seconds: float) -> None:
-    """Give a message an end."""
+def set_ttl(queue_tx: QueueTransaction, message: StoredMessage, seconds: float) -> None:
+    """Set a message's TTL, and add its due entry."""
     at_ms = message.ttl_at_ms = queue_tx.tx.now_ms + round(seconds * 1_000)
-    # The note says where to look: a message that nobody has is ready, or waits behind its group.
-    where = TTL_IS_OVER + bytes((message.priority,)) + (message.group or "").encode()
-    queue_tx.tx.put(queue_tx.keys.due_key(at_ms, message.id + TTL_IS_OVER), where)
-    queue_tx.counters.note_due(at_ms)
+    # Priority and group locate the message, which may be ready or blocked by then.
+    location = TTL_EXPIRED + bytes((message.priority,)) + (message.group or "").encode()
+    queue_tx.tx.put(queue_tx.keys.due_key(at_ms, message.id + TTL_EXPIRED), location)
+    queue_tx.counters.add_due(at_ms)
 
 
-def _lead(queue_tx: QueueTransaction, message: StoredMessage, group: str) -> bool:
-    """Whether the message leads its group from now on; otherwise another one does."""
+def _claim_group_head(queue_tx: QueueTransaction, message: StoredMessage, group: str) -> bool:
+    """Make the message the head of its group if the group has none; whether it is the head."""
     tx, key = queue_tx.tx, queue_tx.keys.head.key(group)
     head = tx.get(key)
     if head is None:
         tx.put(key, message.id + message.id + b"\x00")
         return True
-    if message.id < head[16:]:  # A dead letter that was put back sorts before what has passed.
+    if message.id < head[16:]:  # A redriven dead letter sorts before messages that already left.
         tx.put(key, head[:16] + message.id)
     return head[:16] == message.id
 
 
-def _used(tx: Transaction, keys: QueueKeys, key: str) -> bytes | None:
-    """What is remembered of an idempotency key that was used not too long ago."""
+def _duplicate_of(tx: Transaction, keys: QueueKeys, key: str) -> bytes | None:
+    """The record of an idempotency key that has not expired: id, time and correlation id of its message."""
     period = _period(tx.now_ms)
     for each in (period, period - 1):
         found = tx.get(keys.ids.key(each, key))
@@ -197,7 +195,7 @@ def _check_text(new: NewMessage) -> None:
         if new.attributes:
             "".join([*new.attributes, *new.attributes.values()]).encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"{error.object[:32]!r} is no valid text ({error.reason}); correct it") from None
+        raise InvalidArgument(f"{error.object[:32]!r} is not valid Unicode text ({error.reason}); correct it") from None
 
 
 def _period(now_ms: int) -> int:
@@ -205,9 +203,12 @@ def _period(now_ms: int) -> int:
 
 
 def check(new: NewMessage) -> None:
-    """Refuse a message that asks for what no message can have, or could not be read again.
+    """Check types and ranges of a new message.
 
-    What comes in over the network has the right types already; what a caller in this process makes may not.
+    Requests from the network have the right types already; messages built in this process may not.
+
+    Raises:
+        InvalidArgument, PayloadTooLarge: a value is invalid.
     """
     if (
         new.payload.__class__ is not bytes
@@ -224,19 +225,24 @@ def check(new: NewMessage) -> None:
         or (new.visibility_seconds is not None and new.visibility_seconds.__class__ not in _NUMBERS)
         or (new.attributes and not all(part.__class__ is str for pair in new.attributes.items() for part in pair))
     ):
-        raise InvalidArgument(f"A part of the message has the wrong type; it must look like {NewMessage()}")
+        raise InvalidArgument(f"A field of the message has the wrong type; a valid message is {NewMessage()}")
     if not new.content_type.isascii() or new.attributes or new.idempotency_key is not None or new.blob is not None:
         _check_text(new)
     if len(new.payload) > PAYLOAD_INLINE_BYTES_MAX:
         raise PayloadTooLarge(
-            f"A payload of {len(new.payload)} bytes does not fit a message; store it as a blob and give its hash"
+            f"The payload has {len(new.payload)} bytes, and a message takes {PAYLOAD_INLINE_BYTES_MAX}; "
+            "store it as a blob and pass its hash"
         )
     if new.blob is not None and (not _HASH.match(new.blob) or new.blob_size < 0):
-        raise InvalidArgument(f"{new.blob!r} of {new.blob_size} bytes names no blob; give what storing it answered")
+        raise InvalidArgument(
+            f"Blob {new.blob!r} of {new.blob_size} bytes is invalid; pass the hash and size that storing it returned"
+        )
     if new.blob is not None and new.payload:
-        raise InvalidArgument("A message has a payload or a blob, not both; leave one of them out")
+        raise InvalidArgument("The message has both a payload and a blob; leave one of them out")
     if not 0 <= new.priority <= PRIORITY_MAX:
-        raise InvalidArgument(f"A priority is 0 to {PRIORITY_MAX}, {PRIORITY_MAX} the most urgent, not {new.priority}")
+        raise InvalidArgument(
+            f"priority is {new.priority}; choose 0 to {PRIORITY_MAX} ({PRIORITY_MAX} is the most urgent)"
+        )
     if not 0 <= new.delay_seconds <= DELAY_SECONDS_MAX:
         raise InvalidArgument(f"delay_seconds is {new.delay_seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
     if new.ttl_seconds is not None and not 0.001 <= new.ttl_seconds <= TTL_SECONDS_MAX:
@@ -250,7 +256,7 @@ def check(new: NewMessage) -> None:
         or sum(len(name) + len(value) for name, value in new.attributes.items()) > ATTRIBUTES_BYTES_MAX
     ):
         raise InvalidArgument(
-            f"A message has at most {ATTRIBUTES_MAX} attributes of {ATTRIBUTES_BYTES_MAX} characters in all; "
+            f"A message has at most {ATTRIBUTES_MAX} attributes with {ATTRIBUTES_BYTES_MAX} characters in total; "
             "put the rest into its payload"
         )
     if new.idempotency_key is not None and not 0 < len(new.idempotency_key.encode()) <= IDEMPOTENCY_KEY_BYTES_MAX:
@@ -259,10 +265,10 @@ def check(new: NewMessage) -> None:
         check_correlation_id(new.correlation_id)
 
 
-# Schedules: messages that a queue puts itself, at the times of a cron expression.
+# Schedules: messages that a queue enqueues by itself, at the times of a cron expression.
 #
-# A schedule has an entry in the due index. When it is due, one commit puts the message and enters the next time, so
-# each time counts once, however many processes look. Times that passed while no process was running count as one.
+# A schedule has an entry in the due index. When it is due, one commit enqueues the message and adds the next entry, so
+# it fires once per time, with any number of processes. Times missed while no process was running count as one.
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -270,85 +276,85 @@ _decode = msgspec.msgpack.Decoder(Schedule).decode
 
 
 def set_schedule(
-    tx: Transaction, queue: QueueKey, name: str, *, cron: Any, timezone: Any, message: NewMessage
+    tx: Transaction, queue: QueueKey, name: str, *, cron: object, timezone: object, message: NewMessage
 ) -> Schedule:
-    """Put `message` whenever the clock of `timezone` says what `cron` names; in place of a schedule of the same name.
+    """Enqueue `message` at the times of `cron` in `timezone`. Replaces a schedule of the same name.
 
     Raises:
-        InvalidArgument: one of them is not understood, or the time never comes.
-        Busy: the queue has as many schedules as it may.
+        InvalidArgument: the expression or time zone is invalid, or the expression never matches.
+        Busy: the queue has as many schedules as allowed.
     """
     check(message)
     if not isinstance(cron, str) or not isinstance(timezone, str):
-        raise InvalidArgument(f"A cron expression and a time zone are text, not {cron!r} and {timezone!r}")
+        raise InvalidArgument(f"cron and timezone must be strings, not {cron!r} and {timezone!r}")
     keys = keys_of(queue)
-    next_ms = _after(cron, timezone, tx.now_ms)
+    next_ms = _next_run_ms(cron, timezone, tx.now_ms)
     if next_ms == NEVER_MS:
-        raise InvalidArgument(f"{cron!r} never comes; check its day and month")
-    if tx.get(keys.schedules.key(name)) is None and len(_all(tx, keys)) >= SCHEDULES_MAX:
-        raise Busy(f"{queue.name} has {SCHEDULES_MAX} schedules; remove some first")
+        raise InvalidArgument(f"The cron expression {cron!r} never matches; check its day and month")
+    if tx.get(keys.schedules.key(name)) is None and len(_stored_schedules(tx, keys)) >= SCHEDULES_MAX:
+        raise Busy(f"Queue {queue.name} has {SCHEDULES_MAX} schedules, the maximum; remove some first")
     queue_tx = QueueTransaction(tx, queue)
-    _forget(tx, keys, name)
+    _delete_schedule(tx, keys, name)
     schedule = Schedule(name, cron, timezone, message, next_ms)
-    _note(queue_tx, schedule)
+    _store_schedule(queue_tx, schedule)
     queue_tx.save()
     return schedule
 
 
 def remove_schedule(tx: Transaction, queue: QueueKey, name: str) -> bool:
-    """Remove a schedule; whether there was one."""
-    return _forget(tx, keys_of(queue), name)
+    """Remove a schedule; whether it existed."""
+    return _delete_schedule(tx, keys_of(queue), name)
 
 
 def schedules_of(tx: Transaction, queue: QueueKey) -> list[Schedule]:
     """The schedules of a queue, in the order of their names."""
-    return _all(tx, keys_of(queue))
+    return _stored_schedules(tx, keys_of(queue))
 
 
-def strike(queue_tx: QueueTransaction, name: str) -> None:
-    """The moment of a schedule has come: put its message, and note when it strikes next."""
+def fire_schedule(queue_tx: QueueTransaction, name: str) -> None:
+    """Enqueue a schedule's message, and add the due entry of its next run."""
     stored = queue_tx.tx.get(queue_tx.keys.schedules.key(name))
     if stored is None:
         return
     schedule = _decode(stored)
     put_one(queue_tx, policy_of(queue_tx.tx, queue_tx.queue), schedule.message, queue_tx.new_id(), Tier.CRITICAL)
-    next_ms = _after(schedule.cron, schedule.timezone, queue_tx.tx.now_ms)
-    _note(queue_tx, msgspec.structs.replace(schedule, next_ms=next_ms))
+    next_ms = _next_run_ms(schedule.cron, schedule.timezone, queue_tx.tx.now_ms)
+    _store_schedule(queue_tx, msgspec.structs.replace(schedule, next_ms=next_ms))
 
 
-def _after(cron: str, timezone: str, now_ms: int) -> int:
+def _next_run_ms(cron: str, timezone: str, now_ms: int) -> int:
     try:
         zone = UTC if timezone == "UTC" else ZoneInfo(timezone)
     except (KeyError, ValueError, OSError):
-        raise InvalidArgument(f"{timezone!r} is no time zone; write one like Europe/Berlin") from None
+        raise InvalidArgument(f"{timezone!r} is not a time zone; use a name like Europe/Berlin") from None
     try:
-        moment = next(CronSim(cron, datetime.fromtimestamp(now_ms / 1_000, zone)))
+        next_run = next(CronSim(cron, datetime.fromtimestamp(now_ms / 1_000, zone)))
     except (CronSimError, TypeError) as error:
         raise InvalidArgument(
-            f"{cron!r} is no cron expression ({error}); write minute, hour, day, month and weekday"
+            f"{cron!r} is not a cron expression ({error}); write minute, hour, day, month and weekday"
         ) from None
     except StopIteration:
         return NEVER_MS
-    return round(moment.timestamp() * 1_000)
+    return round(next_run.timestamp() * 1_000)
 
 
-def _note(queue_tx: QueueTransaction, schedule: Schedule) -> None:
+def _store_schedule(queue_tx: QueueTransaction, schedule: Schedule) -> None:
     tx, keys = queue_tx.tx, queue_tx.keys
     tx.put(keys.schedules.key(schedule.name), _encode(schedule))
     if schedule.next_ms != NEVER_MS:
-        tx.put(keys.due_key(schedule.next_ms, SCHEDULE_IS_DUE + schedule.name.encode()), SCHEDULE_IS_DUE)
-        queue_tx.counters.note_due(schedule.next_ms)
+        tx.put(keys.due_key(schedule.next_ms, SCHEDULE_DUE + schedule.name.encode()), SCHEDULE_DUE)
+        queue_tx.counters.add_due(schedule.next_ms)
 
 
-def _forget(tx: Transaction, keys: QueueKeys, name: str) -> bool:
+def _delete_schedule(tx: Transaction, keys: QueueKeys, name: str) -> bool:
     stored = tx.get(keys.schedules.key(name))
     if stored is None:
         return False
     schedule = _decode(stored)
     tx.delete(keys.schedules.key(name))
-    tx.delete(keys.due_key(schedule.next_ms, SCHEDULE_IS_DUE + name.encode()))
+    tx.delete(keys.due_key(schedule.next_ms, SCHEDULE_DUE + name.encode()))
     return True
 
 
-def _all(tx: Transaction, keys: QueueKeys) -> list[Schedule]:
+def _stored_schedules(tx: Transaction, keys: QueueKeys) -> list[Schedule]:
     return [_decode(value) for _, value in tx.scan(*keys.schedules.range(), limit=SCHEDULES_MAX)]

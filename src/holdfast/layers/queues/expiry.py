@@ -1,8 +1,7 @@
-"""What is due: leases and delays that end, messages whose time to live is over, schedules that strike.
+"""The due index of a queue: leases and delays that end, TTLs that expire, schedules that fire.
 
-Everything that will be due has a note under its moment. Whoever touches a queue attends to the notes whose moment has
-come, a bounded number at a time, so nothing depends on a clock hand that turns somewhere; one that does turn (the
-sweeper) only makes it happen sooner.
+Each has a due entry at its time. Every lease call on a queue processes the entries that are due, a bounded number at a
+time, so correctness does not depend on a background process. The sweeper only makes it happen sooner.
 """
 
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 from holdfast.kv import Transaction
 from holdfast.layers.queues import dead_letters, enqueue
 from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction, load_counters
-from holdfast.layers.queues.enqueue import SCHEDULE_IS_DUE, TTL_IS_OVER
+from holdfast.layers.queues.enqueue import SCHEDULE_DUE, TTL_EXPIRED
 from holdfast.layers.queues.keys import ID_BYTES, QueueKey, decode, keys_of
-from holdfast.limits import DUE_BATCH
+from holdfast.limits import DUE_BATCH_MAX
 
 
-def process_due_of(tx: Transaction, queue: QueueKey) -> int:
-    """Attend to what is due now, as far as one transaction goes; when something will be due next."""
+def sweep(tx: Transaction, queue: QueueKey) -> int:
+    """Process a bounded number of due entries; returns when the next one is due."""
     queue_tx = QueueTransaction(tx, queue)
     if process_due(queue_tx):
         queue_tx.save()
@@ -24,7 +23,7 @@ def process_due_of(tx: Transaction, queue: QueueKey) -> int:
 
 
 def next_due(tx: Transaction, queue: QueueKey) -> int:
-    """The moment before which there is nothing to attend to."""
+    """The time before which nothing is due."""
     keys = keys_of(queue)
     if not tx.writer:
         return load_counters(tx, keys).next_due_ms
@@ -33,47 +32,45 @@ def next_due(tx: Transaction, queue: QueueKey) -> int:
 
 
 def due_in(tx: Transaction, queue: QueueKey) -> int:
-    """In how many milliseconds there is something to attend to, by the clock that transactions go by."""
+    """In how many milliseconds something is due, by the transaction's clock."""
     return next_due(tx, queue) - tx.now_ms
 
 
-def process_due_and_collect(tx: Transaction, queue: QueueKey) -> list[tuple[Any, ...]]:
-    """`process_due_of`; what is to be told of it once it is committed."""
-    process_due_of(tx, queue)
+def sweep_and_collect_events(tx: Transaction, queue: QueueKey) -> list[tuple[Any, ...]]:
+    """`sweep`; returns the events to publish after the commit."""
+    sweep(tx, queue)
     return tx.events
 
 
 def process_due(queue_tx: QueueTransaction) -> bool:
-    """`process_due_of` in a book that the caller saves; whether it changed."""
+    """Process a bounded number of due entries; whether anything changed, in which case the caller saves `queue_tx`."""
     tx, keys, counters = queue_tx.tx, queue_tx.keys, queue_tx.counters
     now_ms, prefix = tx.now_ms, len(keys.due)
     if not tx.writer and now_ms < counters.next_due_ms:
         return False
     begin, end = keys.due_range(0 if tx.writer else counters.due_front_ms)
-    events = [
+    entries = [
         (int.from_bytes(key[prefix : prefix + 8], "big"), key, value)
-        for key, value in tx.scan(begin, end, limit=DUE_BATCH + 1)
+        for key, value in tx.scan(begin, end, limit=DUE_BATCH_MAX + 1)
     ]
-    due = [note for note in events[:DUE_BATCH] if note[0] <= now_ms]
+    due = [entry for entry in entries[:DUE_BATCH_MAX] if entry[0] <= now_ms]
     counters.next_due_ms = counters.due_front_ms = NEVER_MS
-    if len(due) < len(events):
-        counters.note_due(events[len(due)][0])
+    if len(due) < len(entries):
+        counters.add_due(entries[len(due)][0])
     for at_ms, key, value in due:
-        what = key[prefix + 8 :]
-        if value[:1] == SCHEDULE_IS_DUE:
-            tx.delete(key)
-            enqueue.strike(queue_tx, what[1:].decode())
-        elif value[:1] == TTL_IS_OVER:
-            tx.delete(key)
-            _end_a_life(queue_tx, what[:ID_BYTES], value)
+        tx.delete(key)
+        subject = key[prefix + 8 :]
+        if value[:1] == SCHEDULE_DUE:
+            enqueue.fire_schedule(queue_tx, subject[1:].decode())
+        elif value[:1] == TTL_EXPIRED:
+            _expire(queue_tx, subject[:ID_BYTES], value)
         else:
-            tx.delete(key)
-            _end_a_wait(queue_tx, what, at_ms)
+            _end_lease_or_delay(queue_tx, subject, at_ms)
     return bool(due) or not tx.writer
 
 
-def _end_a_wait(queue_tx: QueueTransaction, id: bytes, at_ms: int) -> None:
-    """The delay of a message is over, or its lease."""
+def _end_lease_or_delay(queue_tx: QueueTransaction, id: bytes, at_ms: int) -> None:
+    """End the lease or the delay of a message, unless it was extended or settled since."""
     stored = queue_tx.tx.get(queue_tx.keys.parked_key(id))
     if stored is None:
         return
@@ -86,14 +83,14 @@ def _end_a_wait(queue_tx: QueueTransaction, id: bytes, at_ms: int) -> None:
         message.last_error = f"The lease of {message.owner} ended before it was settled"
         queue_tx.counters.expired += 1
         queue_tx.emit("expired", message)
-        if dead_letters.is_due(message):
+        if dead_letters.is_exhausted(message):
             dead_letters.dead_letter(queue_tx, message)
             return
-    dead_letters.give_back(queue_tx, message, delay_ms=0)
+    dead_letters.requeue(queue_tx, message, delay_ms=0)
 
 
-def _end_a_life(queue_tx: QueueTransaction, id: bytes, note: bytes) -> None:
-    """The time to live of a message is over. One that somebody leases is removed when they give it back."""
+def _expire(queue_tx: QueueTransaction, id: bytes, location: bytes) -> None:
+    """Remove a message whose TTL has expired. A leased one is removed when its lease ends."""
     tx, keys = queue_tx.tx, queue_tx.keys
     parked = tx.get(keys.parked_key(id))
     if parked is not None:
@@ -101,17 +98,17 @@ def _end_a_life(queue_tx: QueueTransaction, id: bytes, note: bytes) -> None:
         if message.owner is not None:
             return
         queue_tx.unpark(message)
-        dead_letters.outlived(queue_tx, message)
+        dead_letters.expire_message(queue_tx, message)
         return
-    ready = tx.get(keys.ready_place(note[1], id))
+    ready = tx.get(keys.ready_key_at(location[1], id))
     if ready is not None:
         message = decode(ready)
-        queue_tx.take_ready(message)
-        dead_letters.outlived(queue_tx, message)
+        queue_tx.remove_ready(message)
+        dead_letters.expire_message(queue_tx, message)
         return
-    waiting_key = keys.waiting.key(note[2:].decode()) + id
+    waiting_key = keys.waiting.key(location[2:].decode()) + id
     waiting = tx.get(waiting_key)
     if waiting is not None:
         tx.delete(waiting_key)
         queue_tx.counters.blocked -= 1
-        dead_letters.outlived(queue_tx, decode(waiting))
+        dead_letters.expire_message(queue_tx, decode(waiting))

@@ -1,20 +1,20 @@
-"""Where a queue keeps what: its keys, and the record of a message.
+"""The keys of a queue, and the stored record of a message.
 
     (u, universe, "q", queue, …)
-      "tally", writer            counts by state, and where to look first; one record for each process that writes
-      "policy"                   what holds for messages that do not say otherwise
-      "r" | 9 - priority | id    ready, in the order of delivery: the message
-      "p" | id                   parked, because somebody leases it or its delay is not over: the message
-      "t" | at_ms | what         when something is due: a lease or a delay ends, a TTL is over, a schedule strikes
-      "b" | id                   the payload, where it is too long to be written again with every delivery
-      "w", group | id            waits behind another message of its group: the message
-      "h", group                 the message of a group that is ready, parked or leased, and where to look for the next
+      "tally", writer            counters by state, and scan positions; one record per writing process
+      "policy"                   defaults for the messages of the queue
+      "r" | 9 - priority | id    ready messages, in delivery order
+      "p" | id                   parked messages: leased or delayed
+      "t" | at_ms | entry        the due index: when a lease, a delay or a TTL ends, or a schedule fires
+      "b" | id                   payloads that are too large to be rewritten with every delivery
+      "w", group | id            blocked messages, waiting behind another message of their group
+      "h", group                 the group's head (ready, parked or leased), and where the scan for the next one starts
       "i", period, key           idempotency keys
-      "a", minute | id           the fences of messages that were acknowledged in that minute
+      "a", minute | id           fences of the messages acknowledged in that minute
       "s", name                  schedules
 
-Behind `|` stand plain bytes, which sort like what they say and are cheaper to make than tuples. A message is in exactly
-one of "r", "p" and "w". Ids are UUIDv7, so within a priority the order of ids is the order of puts.
+The parts after `|` are plain bytes. They sort like the values they encode and cost less than packed tuples. A message
+is in exactly one of "r", "p" and "w". Ids are UUIDv7, so within one priority the order of ids is the order of puts.
 """
 
 from functools import lru_cache
@@ -28,18 +28,18 @@ from holdfast.limits import PAYLOAD_CARRIED_BYTES_MAX, PRIORITY_MAX
 from holdfast.wire.queues import Delivery, SidecarState
 
 ID_BYTES = 16
-_FRONT_BYTES = 10  # Of an id: its millisecond, and the first bits of what tells those of one millisecond apart.
+_SHARED_ID_BYTES = 10  # The part of an id that ids of one millisecond mostly share: timestamp and counter.
 
 
 class QueueKey(NamedTuple):
-    """Which queue."""
+    """Identifies a queue."""
 
     universe: str
     name: str
 
 
 class StoredMessage(msgspec.Struct, array_like=True):
-    """A message as it is stored. Not frozen: one is decoded, changed and written again in each step of its life."""
+    """A message as it is stored. Not frozen: each state change decodes, changes and rewrites it."""
 
     id: bytes
     payload: bytes | None
@@ -53,26 +53,26 @@ class StoredMessage(msgspec.Struct, array_like=True):
     created_ms: int
     max_attempts: int
     visibility_ms: int
-    ttl_at_ms: int = 0  # 0: it has no end.
+    ttl_at_ms: int = 0  # 0: no TTL.
     attempts: int = 0  # Deliveries.
     failures: int = 0
-    fence: int = 0  # Grows with every delivery, and goes on growing when a dead letter is put back.
+    fence: int = 0  # Grows with every delivery; a redrive does not reset it.
     last_error: str | None = None
-    origin: str | None = None  # The queue in which a dead letter died.
+    origin: str | None = None  # For a dead letter: the queue it comes from.
     died_ms: int = 0
-    due_ms: int = 0  # When its lease or its delay ends, while it is parked.
-    owner: str | None = None  # Who leases it; None while it is delayed.
+    due_ms: int = 0  # While parked: when its lease or delay ends.
+    owner: str | None = None  # The lease holder; None while it is delayed.
     txn_id: str | None = None
     stateful: bool = False  # It was delivered with its workflow state.
 
     @property
     def has_body(self) -> bool:
-        """Whether its payload is stored apart from it."""
+        """Whether the payload has a record of its own."""
         return self.blob is None and self.size > PAYLOAD_CARRIED_BYTES_MAX
 
     @property
     def lease_id(self) -> str:
-        """Names one delivery: no other one of this message has its fence."""
+        """Identifies one delivery. The fence makes it unique among the deliveries of this message."""
         return f"{self.id.hex()}-{self.fence}"
 
 
@@ -123,16 +123,16 @@ class QueueKeys:
     def ready_key(self, message: StoredMessage) -> bytes:
         return self.ready + _URGENCY[message.priority] + message.id
 
-    def ready_place(self, priority: int, id: bytes) -> bytes:
+    def ready_key_at(self, priority: int, id: bytes) -> bytes:
         return self.ready + _URGENCY[priority] + id
 
     def priority_range(self, priority: int, front: bytes) -> tuple[bytes, bytes]:
-        """Where the ready messages of a priority are, from `front` on."""
+        """The key range of a priority's ready messages, from `front` on."""
         prefix = self.ready + _URGENCY[priority]
         return prefix + front, prefix + b"\xff" * (ID_BYTES + 1)
 
     def ready_range(self) -> tuple[bytes, bytes]:
-        """Where ready messages are, the most urgent first."""
+        """The key range of all ready messages, most urgent first."""
         return self.ready, self.ready + b"\xff"
 
     def parked_key(self, id: bytes) -> bytes:
@@ -141,11 +141,11 @@ class QueueKeys:
     def body_key(self, id: bytes) -> bytes:
         return self.body + id
 
-    def due_key(self, at_ms: int, what: bytes) -> bytes:
-        return self.due + at_ms.to_bytes(8, "big") + what
+    def due_key(self, at_ms: int, entry: bytes) -> bytes:
+        return self.due + at_ms.to_bytes(8, "big") + entry
 
     def due_range(self, front_ms: int) -> tuple[bytes, bytes]:
-        """Where what is due is, from `front_ms` on."""
+        """The key range of the due index, from `front_ms` on."""
         return self.due + front_ms.to_bytes(8, "big"), self.due + b"\xff" * 9
 
     def ack_key(self, minute: int, id: bytes) -> bytes:
@@ -158,7 +158,7 @@ class QueueKeys:
         return self.waiting.key(message.group) + message.id
 
     def group_range(self, group: str, front: bytes) -> tuple[bytes, bytes]:
-        """Where the messages of a group wait, from `front` on."""
+        """The key range of a group's blocked messages, from `front` on."""
         prefix = self.waiting.key(group)
         return prefix + front, prefix + b"\xff" * (ID_BYTES + 1)
 
@@ -168,66 +168,65 @@ _URGENCY = [bytes((PRIORITY_MAX - priority,)) for priority in range(PRIORITY_MAX
 
 @lru_cache(maxsize=4_096)
 def keys_of(queue: QueueKey) -> QueueKeys:
-    """The keys of a queue."""
+    """The keys of a queue, cached."""
     return QueueKeys(queue)
 
 
 def queues(universe: str) -> Subspace:
-    """Where the queues of a universe are."""
+    """The subspace of a universe's queues."""
     return Subspace("u", universe, "q")
 
 
 def delivery_of(message: StoredMessage, state: SidecarState | None = None) -> Delivery:
-    """A message in the words of the wire."""
-    # By position, which is twice as fast; the fields are in the order in which Delivery declares them.
-    held = message.owner is not None
+    """The wire form of a message. The lease fields are empty unless it is leased."""
+    is_leased = message.owner is not None
     return Delivery(
-        text_of(message.id),
-        message.payload,
-        message.blob,
-        message.size,
-        message.content_type,
-        message.attributes,
-        message.correlation_id,
-        message.priority,
-        message.group,
-        message.created_ms,
-        message.attempts,
-        message.failures,
-        message.max_attempts,
-        message.last_error,
-        message.origin,
-        message.died_ms,
-        message.lease_id if held else "",
-        message.fence,
-        message.due_ms if held else 0,
-        message.visibility_ms,
-        state,
+        id=format_id(message.id),
+        payload=message.payload,
+        blob=message.blob,
+        size=message.size,
+        content_type=message.content_type,
+        attributes=message.attributes,
+        correlation_id=message.correlation_id,
+        priority=message.priority,
+        group=message.group,
+        created_ms=message.created_ms,
+        attempts=message.attempts,
+        failure_attempts=message.failures,
+        max_attempts=message.max_attempts,
+        last_error=message.last_error,
+        origin=message.origin,
+        died_ms=message.died_ms,
+        lease_id=message.lease_id if is_leased else "",
+        fence=message.fence,
+        expires_ms=message.due_ms if is_leased else 0,
+        visibility_ms=message.visibility_ms,
+        state=state,
     )
 
 
-def id_of(text: str) -> bytes:
-    """The bytes of a message's id.
+def parse_id(text: str) -> bytes:
+    """The 16 bytes of a message id.
 
     Raises:
-        InvalidArgument: it is no id.
+        InvalidArgument: `text` is not a message id.
     """
     try:
         id = bytes.fromhex(text.replace("-", ""))
     except (ValueError, AttributeError, TypeError):
         id = b""
     if len(id) != ID_BYTES:
-        raise InvalidArgument(f"{text!r} is no id of a message; give the one of its receipt")
+        raise InvalidArgument(f"{text!r} is not a message id; use the id from the message's receipt")
     return id
 
 
-def text_of(id: bytes) -> str:
-    """The id of a message as people see it."""
-    return _front_of(id[:_FRONT_BYTES]) + id[_FRONT_BYTES:].hex()
+def format_id(id: bytes) -> str:
+    """A message id as text, in UUID form."""
+    return _format_shared(id[:_SHARED_ID_BYTES]) + id[_SHARED_ID_BYTES:].hex()
 
 
 @lru_cache(maxsize=256)
-def _front_of(front: bytes) -> str:
-    """What the ids of one millisecond have in common."""
-    text = front.hex()
+def _format_shared(shared: bytes) -> str:
+    """The first part of an id as text. Cached, because consecutive ids share it."""
+    text = shared.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:]}-"

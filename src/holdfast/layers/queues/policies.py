@@ -1,4 +1,4 @@
-"""Policies: what holds for the messages of a queue that do not say otherwise."""
+"""Queue policies: defaults for a queue's messages, rate limit, pause, and the dead letter queue."""
 
 import msgspec
 
@@ -15,21 +15,21 @@ _decode = msgspec.msgpack.Decoder(QueuePolicy).decode
 
 
 def policy_of(tx: Transaction, queue: QueueKey) -> QueuePolicy:
-    """The policy of a queue."""
+    """The policy of a queue; the default one if none was set."""
     stored = tx.get(keys_of(queue).policy)
     return DEFAULT if stored is None else _decode(stored)
 
 
 def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePolicy:
-    """Give a queue another policy; it holds for what is put and delivered from now on.
+    """Replace a queue's policy. It applies to puts and deliveries from now on.
 
     Raises:
-        InvalidArgument: a value is out of its range.
+        InvalidArgument: a value is out of range.
     """
     try:
         policy = msgspec.convert(msgspec.to_builtins(policy), QueuePolicy)
     except msgspec.MsgspecError as error:
-        raise InvalidArgument(f"The policy could not be read again ({error}); correct it") from None
+        raise InvalidArgument(f"The policy has a value of the wrong type ({error}); correct it") from None
     visibility_ms(policy.visibility_seconds)
     max_attempts(policy.max_attempts)
     for name, seconds in (
@@ -43,23 +43,23 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
     if policy.dead_letter_queue is not None:
         target = queue_name(policy.dead_letter_queue)
         if target == queue.name:
-            raise InvalidArgument(f"{target} cannot be the queue of its own dead letters; choose another name")
+            raise InvalidArgument(f"{target} cannot be its own dead letter queue; choose another name")
         policy = msgspec.structs.replace(policy, dead_letter_queue=target)
     tx.put(keys_of(queue).policy, _encode(policy))
     return policy
 
 
 def dead_letter_queue(queue: QueueKey, policy: QueuePolicy) -> QueueKey:
-    """Where the dead letters of a queue go."""
+    """The queue that receives a queue's dead letters."""
     return QueueKey(queue.universe, policy.dead_letter_queue or f"{queue.name}.dlq")
 
 
 def queue_name(name: object) -> str:
-    """The name of a queue in lower case.
+    """The name of a queue, unchanged.
 
     Raises:
-        InvalidName: it is no name.
-        InvalidArgument: it is too long for its dead letters to have one.
+        InvalidName: it is not a valid name.
+        InvalidArgument: it leaves no space for the suffix of the dead letter queue.
     """
     checked = checked_name("queue", name)
     if len(checked) > QUEUE_NAME_CHARACTERS_MAX and not checked.endswith(".dlq"):
@@ -68,10 +68,10 @@ def queue_name(name: object) -> str:
 
 
 def visibility_ms(seconds: float) -> int:
-    """How long a delivery is leased.
+    """A visibility timeout in milliseconds.
 
     Raises:
-        InvalidArgument: no time at all, or too long.
+        InvalidArgument: it is out of range.
     """
     if not 0.001 <= seconds <= VISIBILITY_SECONDS_MAX:
         raise InvalidArgument(f"A visibility timeout is 0.001 to {VISIBILITY_SECONDS_MAX:.0f} s, not {seconds}")
@@ -79,10 +79,10 @@ def visibility_ms(seconds: float) -> int:
 
 
 def max_attempts(count: int) -> int:
-    """How many failures make a dead letter.
+    """A checked number of failures after which a message becomes a dead letter.
 
     Raises:
-        InvalidArgument: none, or too many.
+        InvalidArgument: it is out of range.
     """
     if not 1 <= count <= MAX_ATTEMPTS_MAX:
         raise InvalidArgument(f"max_attempts is {count}; choose 1 to {MAX_ATTEMPTS_MAX}")
