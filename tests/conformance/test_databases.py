@@ -1,4 +1,4 @@
-"""Every key space keeps the same contract: one suite, all backends."""
+"""Every key space passes the same conformance checks."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Every object store keeps the same promises, in both forms of each operation; S3 shows what a network adds."""
+"""Every object store passes the conformance checks, in both forms of each operation; S3 also over a network."""
 
 import asyncio
 import contextlib
@@ -21,12 +21,12 @@ from holdfast.errors import CommitUnknown, InvalidArgument, InvalidUrl, ObjectNo
 from holdfast.limits import OBJECT_PART_BYTES, OBJECT_PARTS_IN_FLIGHT
 from holdfast.testing.conformance.objects import OBJECT_CHECKS
 
-PARTS_AHEAD_MAX = OBJECT_PARTS_IN_FLIGHT + 2  # One is being filled and one being taken.
+PARTS_AHEAD_MAX = OBJECT_PARTS_IN_FLIGHT + 2  # One is being filled and one is being consumed.
 _BUCKETS = itertools.count()
 
 
-class Twin:
-    """The synchronous surface of a store, carried out by its async operations."""
+class AsyncAsSync:
+    """A store's synchronous methods, implemented by its async operations."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -71,10 +71,10 @@ class Moto:
         self.server.start()
         host, port = self.server.get_host_and_port()
         self.endpoint = f"http://{host}:{port}"
-        # S3 decides a conditional put in one step. moto looks, then stores, so its requests go one at a time.
+        # S3 decides a conditional put atomically. moto checks, then stores, so its requests run one at a time.
         http = cast("Any", self.server._server)
-        answer, turn = http.app, threading.Lock()
-        http.app = lambda environ, respond: _in_turn(turn, answer, environ, respond)
+        answer, lock = http.app, threading.Lock()
+        http.app = lambda environ, respond: _serialized(lock, answer, environ, respond)
         self.config = {
             "endpoint": self.endpoint,
             "region": "us-east-1",
@@ -97,8 +97,8 @@ class Moto:
         return name
 
 
-def _in_turn(turn: threading.Lock, answer: Any, environ: Any, respond: Any) -> list[bytes]:
-    with turn:
+def _serialized(lock: threading.Lock, answer: Any, environ: Any, respond: Any) -> list[bytes]:
+    with lock:
         return list(answer(environ, respond))
 
 
@@ -126,16 +126,16 @@ def test_every_store(store: ObjectStore, check: Callable[[ObjectStore], None]) -
 
 @pytest.mark.parametrize("check", OBJECT_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_every_store_async(store: ObjectStore, check: Callable[[ObjectStore], None]) -> None:
-    check(cast("ObjectStore", Twin(store)))
+    check(cast("ObjectStore", AsyncAsSync(store)))
 
 
-def test_every_store_tells_when_an_object_was_written(store: ObjectStore) -> None:
-    before_ms = int(time.time() * 1_000) - 2_000  # S3 tells whole seconds.
+def test_every_store_reports_when_an_object_was_written(store: ObjectStore) -> None:
+    before_ms = int(time.time() * 1_000) - 2_000  # S3 reports whole seconds.
     metas = {store.put(f"a/{n}", b"x" * n) for n in range(3)}
     store.put("ab", b"elsewhere")
-    told = list(store.times("a"))
-    assert {meta.path: meta.size for meta, _ in told} == {meta.path: meta.size for meta in metas}
-    assert all(before_ms <= at_ms <= time.time() * 1_000 + 1_000 for _, at_ms in told)
+    found = list(store.times("a"))
+    assert {meta.path: meta.size for meta, _ in found} == {meta.path: meta.size for meta in metas}
+    assert all(before_ms <= at_ms <= time.time() * 1_000 + 1_000 for _, at_ms in found)
     assert list(store.times("nowhere")) == []
 
 
@@ -160,7 +160,7 @@ def test_a_cancelled_stream_leaves_no_object(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "memory", "memory:x", "dir:", "file:///tmp", "ftp://host/x", "s3://", "/tmp"])
-def test_an_unknown_url_is_refused_by_name(url: str) -> None:
+def test_an_unknown_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidUrl, match="s3://"):
         open_objects(url)
 
@@ -181,15 +181,15 @@ def test_google_and_azure_urls_open(monkeypatch: pytest.MonkeyPatch) -> None:
 # S3.
 
 
-def test_a_large_stream_to_s3_is_taken_only_a_few_parts_ahead_of_the_upload(moto: Moto) -> None:
+def test_a_large_stream_to_s3_is_read_only_a_few_parts_ahead_of_the_upload(moto: Moto) -> None:
     bucket = moto.new_bucket()
     store = open_objects(f"s3://{bucket}", **moto.config)
     uploads = moto.backend.buckets[bucket].multiparts
     ahead: list[int] = []
 
     def chunks() -> Iterator[bytes]:
-        for taken in range(16):
-            ahead.append(taken - sum(len(upload.parts) for upload in uploads.values()))
+        for consumed in range(16):
+            ahead.append(consumed - sum(len(upload.parts) for upload in uploads.values()))
             yield b"x" * OBJECT_PART_BYTES
 
     assert store.write("large", chunks()).size == 16 * OBJECT_PART_BYTES
@@ -210,7 +210,7 @@ def test_a_failing_stream_leaves_no_parts_behind_on_s3(moto: Moto) -> None:
     assert "Uploads" not in moto.client.list_multipart_uploads(Bucket=bucket)
 
 
-def test_a_listing_walks_more_objects_than_s3_answers_at_once(moto: Moto) -> None:
+def test_a_listing_covers_more_objects_than_one_s3_page(moto: Moto) -> None:
     bucket = moto.new_bucket()
     paths = [f"{number:04d}" for number in range(1_100)]
     for path in paths:
@@ -220,7 +220,7 @@ def test_a_listing_walks_more_objects_than_s3_answers_at_once(moto: Moto) -> Non
     assert [meta.path for meta in first + store.list(after=first[-1].path)] == paths
 
 
-def test_a_missing_bucket_is_said_to_be_missing(moto: Moto) -> None:
+def test_a_missing_bucket_is_reported(moto: Moto) -> None:
     store = open_objects("s3://no-such-bucket", **moto.config)
     for act in (lambda: store.get("a"), lambda: store.put("a", b""), store.list):
         with pytest.raises(PathUnusable, match="bucket"):
@@ -229,7 +229,7 @@ def test_a_missing_bucket_is_said_to_be_missing(moto: Moto) -> None:
         store.head("a")  # S3 answers a head without a reason.
 
 
-def test_a_store_that_refuses_connections_is_unreachable_and_nothing_was_written(moto: Moto) -> None:
+def test_a_store_that_refuses_connections_is_unreachable(moto: Moto) -> None:
     config = {**moto.config, "endpoint": "http://127.0.0.1:9", "retry_config": {"max_retries": 0}}
     store = open_objects("s3://bucket", **config)
     for act in (lambda: store.get("a"), lambda: store.put("a", b""), store.list, lambda: store.delete("a")):
@@ -240,7 +240,7 @@ def test_a_store_that_refuses_connections_is_unreachable_and_nothing_was_written
 def test_a_write_whose_answer_is_lost_may_have_happened(moto: Moto) -> None:
     with _server_that_hangs_up() as endpoint:
         store = open_objects("s3://bucket", **{**moto.config, "endpoint": endpoint, "retry_config": {"max_retries": 0}})
-        with pytest.raises(CommitUnknown, match="look before repeating"):
+        with pytest.raises(CommitUnknown, match="check before repeating"):
             store.put("a", b"")
         with pytest.raises(Unreachable):
             store.get("a")

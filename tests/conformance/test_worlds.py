@@ -1,4 +1,4 @@
-"""Worlds keep the same promises on every key space: one suite, all backends."""
+"""Worlds pass the same conformance checks on every key space."""
 
 from collections.abc import Callable
 

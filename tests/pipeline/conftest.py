@@ -1,4 +1,4 @@
-"""One Spark for all tests of the pipeline."""
+"""One Spark session for all pipeline tests."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from holdfast.pipeline import sessions
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A Spark of our own, as the CLI starts it; it lives as long as the run."""
+    """A Spark session as the CLI starts it, for the whole test run."""
     session = sessions.start(app="tests", conf={"spark.sql.shuffle.partitions": "2"})
     yield session
     session.stop()

@@ -1,4 +1,4 @@
-"""The simulator finds nothing wrong with leases, states and entities, and finds what was broken in them on purpose."""
+"""The simulator finds no violations in leases, states and entities, and finds deliberately broken ones."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -27,63 +27,65 @@ every_scenario = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCE
 
 
 @every_scenario
-def test_power_that_fails_often_finds_no_violation(scenario: Scenario) -> None:
+def test_frequent_power_losses_find_no_violation(scenario: Scenario) -> None:
     for seed in range(50, 70):
         play(scenario, seed, rates=Rates(power=0.05, crash=0.01))
 
 
-def test_the_scenarios_come_to_everything_that_they_are_about() -> None:
-    """A scenario in which nobody is ever refused, or ever succeeds, proves nothing."""
+def test_the_scenarios_cover_every_kind_and_outcome() -> None:
+    """A scenario without refusals, or without successes, proves nothing."""
     seen = {
         (operation.kind, operation.outcome)
         for scenario in SCENARIOS.values()
         for seed in range(20)
         for operation in play(scenario, seed).history.operations
     }
-    for kind in ("acquire", "update", "keepalive", "pass by", "swap", "put", "delete"):
+    for kind in ("acquire", "update", "keepalive", "unleased write", "swap", "put", "delete"):
         assert {(kind, outcome) for outcome in Outcome} <= seen, kind
-    assert {("release", Outcome.OK), ("look", Outcome.OK)} <= seen
+    assert {("release", Outcome.OK), ("read", Outcome.OK)} <= seen
 
 
-# Layers with a fault. A simulator that does not find these proves nothing.
+# Broken layers, which the simulator must detect.
 
 real_acquire = lease_layer.acquire
 real_check = lease_layer.check
 
 
-def robs(tx: Transaction, lease: LeaseKey, *, owner: str, ttl_ms: int, txn_id: str | None = None) -> Grant:
-    """Ignores that the lease of another has not expired."""
+def steals_held_leases(
+    tx: Transaction, lease: LeaseKey, *, owner: str, ttl_ms: int, txn_id: str | None = None
+) -> Grant:
+    """Ignores that another owner's lease has not expired."""
     last = lease_layer.last_grant(tx, lease)
     if last is not None and last.owner != owner:
-        tx.put(lease_layer.record_prefix(lease), msgspec.msgpack.encode(msgspec.structs.replace(last, released=True)))
+        tx.put(lease_layer.watch_prefix(lease), msgspec.msgpack.encode(msgspec.structs.replace(last, released=True)))
     return real_acquire(tx, lease, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id)
 
 
-def grows_no_fence_on_renewal(tx: Transaction, lease: LeaseKey, **options: Any) -> Grant:
-    before, is_held = lease_layer.look(tx, lease)
+def keeps_the_fence_on_renewal(tx: Transaction, lease: LeaseKey, **options: Any) -> Grant:
+    before, is_held = lease_layer.inspect(tx, lease)
     grant = real_acquire(tx, lease, **options)
     return msgspec.structs.replace(grant, fence=before.fence) if before is not None and is_held else grant
 
 
-def starts_fences_anew(tx: Transaction, lease: LeaseKey, **options: Any) -> Grant:
-    """Forgets a lease that has ended, as one that deletes the record of it would."""
-    last, is_held = lease_layer.look(tx, lease)
+def restarts_fences(tx: Transaction, lease: LeaseKey, **options: Any) -> Grant:
+    """Deletes the record of a lease that has ended, and with it the last fence."""
+    last, is_held = lease_layer.inspect(tx, lease)
     if last is not None and not is_held:
-        tx.delete(lease_layer.record_prefix(lease))
+        tx.delete(lease_layer.watch_prefix(lease))
     return real_acquire(tx, lease, **options)
 
 
-def shortens(tx: Transaction, proof: LeaseProof, *, ttl_ms: int) -> Grant:
+def shortens_leases(tx: Transaction, proof: LeaseProof, *, ttl_ms: int) -> Grant:
     held = lease_layer.check(tx, proof)
     kept = msgspec.structs.replace(held, expires_ms=tx.now_ms + ttl_ms)
-    tx.put(lease_layer.record_prefix(LeaseKey(proof.universe, proof.key)), msgspec.msgpack.encode(kept))
+    tx.put(lease_layer.watch_prefix(LeaseKey(proof.universe, proof.key)), msgspec.msgpack.encode(kept))
     return kept
 
 
 def skips_the_fence(tx: Transaction, proof: LeaseProof) -> Grant:
     last = lease_layer.last_grant(tx, LeaseKey(proof.universe, proof.key))
     if last is None or last.lease_id != proof.lease_id:
-        raise LeaseConflict("It is somebody else's")
+        raise LeaseConflict("Another owner has it")
     if not last.holds_at(tx.now_ms):
         raise LeaseExpired("It has ended")
     return last
@@ -92,7 +94,7 @@ def skips_the_fence(tx: Transaction, proof: LeaseProof) -> Grant:
 def skips_the_expiry(tx: Transaction, proof: LeaseProof) -> Grant:
     last = lease_layer.last_grant(tx, LeaseKey(proof.universe, proof.key))
     if last is None or (last.lease_id, last.fence) != (proof.lease_id, proof.fence):
-        raise LeaseConflict("It is somebody else's")
+        raise LeaseConflict("Another owner has it")
     return last
 
 
@@ -100,49 +102,49 @@ def skips_everything(tx: Transaction, proof: LeaseProof) -> Grant | None:
     return lease_layer.last_grant(tx, LeaseKey(proof.universe, proof.key))
 
 
-def releases_anybodys(tx: Transaction, proof: LeaseProof) -> bool:
-    last, is_held = lease_layer.look(tx, LeaseKey(proof.universe, proof.key))
+def releases_leases_of_others(tx: Transaction, proof: LeaseProof) -> bool:
+    last, is_held = lease_layer.inspect(tx, LeaseKey(proof.universe, proof.key))
     if last is None or not is_held:
         return False
     gone = msgspec.structs.replace(last, released=True)
-    tx.put(lease_layer.record_prefix(LeaseKey(proof.universe, proof.key)), msgspec.msgpack.encode(gone))
+    tx.put(lease_layer.watch_prefix(LeaseKey(proof.universe, proof.key)), msgspec.msgpack.encode(gone))
     return True
 
 
 @pytest.mark.parametrize(
-    ("function", "broken", "says"),
+    ("function", "broken", "expected"),
     [
-        ("acquire", robs, "while holder"),
-        ("acquire", grows_no_fence_on_renewal, "Fence|did not grow"),
-        ("acquire", starts_fences_anew, "Fence|did not grow"),
-        ("keepalive", shortens, "shorter"),
+        ("acquire", steals_held_leases, "while holder"),
+        ("acquire", keeps_the_fence_on_renewal, "Fence|did not increase"),
+        ("acquire", restarts_fences, "Fence|did not increase"),
+        ("keepalive", shortens_leases, "shorter"),
         ("check", skips_the_fence, "had fence"),
         ("check", skips_the_expiry, "had fence"),
         ("check", skips_everything, "had fence"),
-        ("release", releases_anybodys, "had fence|while holder"),
+        ("release", releases_leases_of_others, "had fence|while holder"),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_a_broken_lease_is_found(
-    function: str, broken: Callable[..., Any], says: str, monkeypatch: pytest.MonkeyPatch
+    function: str, broken: Callable[..., Any], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lesson 30: a fence that nobody checks lets two holders write."""
+    """An unchecked fence lets two holders write."""
     monkeypatch.setattr(lease_layer, function, broken)
-    with pytest.raises(Violation, match=says) as caught:
+    with pytest.raises(Violation, match=expected) as caught:
         for seed in range(50):
             play(lease_scenarios.leases, seed)
     assert "seed" in caught.value.__notes__[0]
 
 
-def test_a_state_that_anybody_may_write_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_is_writable_without_its_lease_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "leases", SimpleNamespace(check=real_check, last_grant=lambda tx, lease: None))
     with pytest.raises(Violation, match=r"wrote '[xy]' while holder"):
         for seed in range(50):
             play(lease_scenarios.leases, seed)
 
 
-def test_a_fence_that_was_handed_out_before_it_was_durable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DESIGN section 1: a fence is durable before its holder hears of it."""
+def test_a_fence_returned_before_it_is_durable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fence is durable before it is returned to its holder."""
     transact = lease_scenarios.Client.transact
 
     def hasty(self: Any, work: Any, *args: Any, tier: Tier = Tier.CRITICAL) -> Any:
@@ -161,14 +163,14 @@ def forgets_to_compare(
 
 
 def test_a_version_that_is_not_compared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lesson 17: "check the version, then put" is not compare-and-swap."""
+    """Checking the version and then putting is not compare-and-swap."""
     monkeypatch.setattr(entity_layer, "require_version", forgets_to_compare)
     with pytest.raises(Violation, match="counts"):
         for seed in range(50):
             play(lease_scenarios.entities, seed)
 
 
-def test_a_version_that_starts_anew_after_a_deletion_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_restarts_after_a_deletion_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(tx: Transaction, key: entity_layer.EntityKey, *, expected_version: int) -> int:
         entity_layer.require_version(tx, key, expected_version)
         tx.delete(Subspace("u", key.universe, "entities", key.kind).key(key.id))
@@ -180,17 +182,17 @@ def test_a_version_that_starts_anew_after_a_deletion_is_found(monkeypatch: pytes
             play(lease_scenarios.entities, seed)
 
 
-def test_an_entity_that_is_shown_before_it_is_safe_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DESIGN section 1: an answer never reveals what a power loss could take back."""
+def test_an_entity_returned_before_it_is_durable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer never contains data that a power loss could revert."""
 
-    def committed(self: FaultyDatabase, result: Any, undo: Any, tier: Tier) -> Any:
+    def acknowledge(self: FaultyDatabase, result: Any, undo: Any, tier: Tier) -> Any:
         if undo:
             self._unsynced.append(undo)
         if undo and tier is Tier.CRITICAL:
-            self._unsynced.clear()  # Commits are synced, and readers do not wait for it.
+            self._unsynced.clear()  # Commits are synced, but readers do not wait for the sync.
         return result
 
-    monkeypatch.setattr(FaultyDatabase, "_committed", committed)
-    with pytest.raises(Violation, match="no more what it was"):
+    monkeypatch.setattr(FaultyDatabase, "_acknowledge", acknowledge)
+    with pytest.raises(Violation, match="has changed since it was read"):
         for seed in range(50):
             play(lease_scenarios.entities, seed, rates=Rates(power=0.05))

@@ -1,4 +1,4 @@
-"""The simulator finds nothing wrong with Holdfast, and finds what was broken on purpose."""
+"""The simulator finds no violations in Holdfast, and finds deliberately broken databases."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,8 +22,8 @@ every_scenario = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCE
 
 @every_scenario
 def test_two_hundred_seeds_find_no_violation(scenario: Scenario) -> None:
-    moves = sum(play(scenario, seed).moves for seed in range(200))
-    print(f"{moves} moves")
+    steps = sum(play(scenario, seed).steps for seed in range(200))
+    print(f"{steps} steps")
 
 
 @every_scenario
@@ -47,7 +47,7 @@ def test_one_seed_gives_one_history_on_any_backend(scenario: Scenario, tmp_path:
     assert play(scenario, 8).history.digest() != first
 
 
-def test_every_kind_of_fault_strikes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_fault_occurs(monkeypatch: pytest.MonkeyPatch) -> None:
     losses: list[int] = []
     power_loss = FaultyDatabase.power_loss
     monkeypatch.setattr(FaultyDatabase, "power_loss", lambda self: losses.append(power_loss(self)))
@@ -59,11 +59,11 @@ def test_every_kind_of_fault_strikes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(losses)
 
 
-# Databases with a fault. A simulator that does not find these proves nothing.
+# Broken databases, which the simulator must detect.
 
 
 class ForgetsCommits(MemoryDatabase):
-    """Acknowledges every fortieth commit without keeping it."""
+    """Acknowledges every fortieth commit without storing it."""
 
     def _commit(self, tx: Transaction) -> None:
         if self._commits % 40 == 39:
@@ -73,7 +73,7 @@ class ForgetsCommits(MemoryDatabase):
 
 
 class CommitsTwice(MemoryDatabase):
-    """Runs every thirtieth work twice, as a careless retry after a lost answer would."""
+    """Runs every thirtieth transaction twice, like a careless retry after a lost answer."""
 
     def transact(self, work: Callable[..., Any], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Any:
         if self._commits % 30 == 29:
@@ -82,7 +82,7 @@ class CommitsTwice(MemoryDatabase):
 
 
 class ReadsThePast(MemoryDatabase):
-    """Lets every twentieth transaction read the state before the last commit, and commit all the same."""
+    """Lets every twentieth transaction read the state before the last commit, and commit nonetheless."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -98,7 +98,7 @@ class ReadsThePast(MemoryDatabase):
 
 
 class HalfCommits(MemoryDatabase):
-    """Keeps only the first write of every thirtieth commit."""
+    """Stores only the first write of every thirtieth commit."""
 
     def _commit(self, tx: Transaction) -> None:
         if self._commits % 30 == 29:
@@ -128,31 +128,31 @@ def test_a_broken_database_is_found(broken: type[MemoryDatabase], scenario: Scen
     assert "--seed" in caught.value.__notes__[0]
 
 
-def test_a_reader_that_is_shown_unsynced_writes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DESIGN: an answer never reveals what a power loss could take back."""
+def test_reads_of_unsynced_writes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer never contains data that a power loss could revert."""
 
-    def committed(self: FaultyDatabase, result: Any, undo: Any, tier: Tier) -> Any:
+    def acknowledge(self: FaultyDatabase, result: Any, undo: Any, tier: Tier) -> Any:
         if undo:
             self._unsynced.append(undo)
         return result
 
-    monkeypatch.setattr(FaultyDatabase, "_committed", committed)
-    with pytest.raises(Violation, match="went back after it was seen"):
+    monkeypatch.setattr(FaultyDatabase, "_acknowledge", acknowledge)
+    with pytest.raises(Violation, match="went back after it was read"):
         for seed in range(50):
             play(scenarios.tiers, seed, rates=Rates(power=0.02))
 
 
-def test_a_fence_that_was_handed_out_before_it_was_durable_is_found() -> None:
-    """DESIGN: a fence that was handed out is durable before its holder hears of it, so none is issued twice."""
+def test_a_fence_returned_before_it_is_durable_is_found() -> None:
+    """A fence is durable before it is returned, so none is issued twice."""
 
     def hasty_fences(simulation: Simulation) -> Check:
-        async def life(client: Client) -> None:
+        async def run_client(client: Client) -> None:
             for _ in range(10):
                 await client.operate("acquire", "x", None, scenarios._acquire, "x", client.name, tier=Tier.IMPORTANT)
                 await client.pause(1_500)
 
         for number in range(4):
-            simulation.add(f"client-{number}", life)
+            simulation.add(f"client-{number}", run_client)
         return lambda: check_all_fences(simulation.history)
 
     with pytest.raises(Violation, match="Fence 'x'"):
@@ -160,6 +160,6 @@ def test_a_fence_that_was_handed_out_before_it_was_durable_is_found() -> None:
             play(hasty_fences, seed, rates=Rates(power=0.05))
 
 
-def test_the_command_plays_seeds_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_runs_seeds_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
     assert scenarios.main(["--seeds", "2", "--scenario", "counters"]) == 0
     assert "2 seeds of counters on memory" in capsys.readouterr().out

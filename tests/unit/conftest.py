@@ -1,4 +1,4 @@
-"""What several files of unit tests need."""
+"""Fixtures that several unit test files share."""
 
 import os
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Hf = Callable[..., Result]
 
 @pytest.fixture
 def hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
-    """Runs a command line on a data directory of the test's own."""
+    """Runs a CLI command on the test's own data directory."""
     for name in list(os.environ):
         if name.startswith("HOLDFAST_"):
             monkeypatch.delenv(name)

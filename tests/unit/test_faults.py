@@ -1,4 +1,4 @@
-"""The fault wrappers fail exactly where they say, and nowhere else."""
+"""The fault wrappers fail exactly at the chosen points."""
 
 import asyncio
 from pathlib import Path
@@ -29,23 +29,23 @@ def test_the_points_of_a_transaction_are_counted() -> None:
     assert database.faults.points == ["transact: begin", "transact: commit", "transact: answer"]
 
 
-@pytest.mark.parametrize(("strike_at", "stored"), [(0, None), (1, None), (2, b"1")])
-def test_a_crash_at_each_point_leaves_all_or_nothing(strike_at: int, stored: bytes | None) -> None:
+@pytest.mark.parametrize(("fail_at", "stored"), [(0, None), (1, None), (2, b"1")])
+def test_a_crash_at_each_point_leaves_all_or_nothing(fail_at: int, stored: bytes | None) -> None:
     for asynchronous in (False, True):
-        database = FaultyDatabase(MemoryDatabase(), ChosenFault(strike_at))
+        database = FaultyDatabase(MemoryDatabase(), ChosenFault(fail_at))
         with pytest.raises(Crash):
             asyncio.run(database.transact_async(put)) if asynchronous else database.transact(put)
         assert get(database) == stored
 
 
 def test_seeded_faults_are_the_same_for_the_same_seed() -> None:
-    def course(seed: int) -> list[str]:
+    def faults_of(seed: int) -> list[str]:
         faults = SeededFaults(seed, refused=0.2, lost=0.2)
         points = ["transact: begin", "transact: commit", "transact: answer"] * 30
         return [type(faults.at(point)).__name__ for point in points]
 
-    assert course(1) == course(1) != course(2)
-    assert set(course(1)) == {"NoneType", "Unreachable", "CommitUnknown"}
+    assert faults_of(1) == faults_of(1) != faults_of(2)
+    assert set(faults_of(1)) == {"NoneType", "Unreachable", "CommitUnknown"}
 
 
 def test_a_lost_answer_is_unknown_and_a_refusal_is_not() -> None:
@@ -59,13 +59,13 @@ def test_a_lost_answer_is_unknown_and_a_refusal_is_not() -> None:
     assert get(database, b"other") is None
 
 
-def test_a_delay_moves_the_clock() -> None:
+def test_a_delay_advances_the_clock() -> None:
     clock = ManualClock(0)
     FaultyDatabase(MemoryDatabase(), SeededFaults(1, delayed=1.0, clock=clock)).transact(put)
     assert clock.now_ms() > 0
 
 
-def test_power_loss_takes_back_unsynced_commits_in_order() -> None:
+def test_a_power_loss_reverts_unsynced_commits_in_order() -> None:
     database = FaultyDatabase(MemoryDatabase())
     database.transact(put, b"a", b"critical")
     database.transact(put, b"a", b"important", tier=Tier.IMPORTANT)
@@ -77,30 +77,30 @@ def test_power_loss_takes_back_unsynced_commits_in_order() -> None:
 
 
 @pytest.mark.parametrize("tier_of_reader", [Tier.CRITICAL, Tier.IMPORTANT])
-def test_a_critical_reader_keeps_what_it_saw(tier_of_reader: Tier) -> None:
+def test_a_critical_read_makes_what_it_read_durable(tier_of_reader: Tier) -> None:
     database = FaultyDatabase(MemoryDatabase())
     database.transact(put, tier=Tier.IMPORTANT)
     database.read(lambda tx: tx.get(b"k"), tier=tier_of_reader)
     assert database.power_loss() == (0 if tier_of_reader is Tier.CRITICAL else 1)
 
 
-def test_objects_fail_tear_and_lose_answers_at_chosen_points(tmp_path: Path) -> None:
+def test_objects_fail_truncate_and_lose_answers_at_chosen_points(tmp_path: Path) -> None:
     inner = open_objects(f"dir:{tmp_path}")
     counting = ChosenFault()
     faulty_objects(inner, counting).put("whole", b"12345678")
     assert counting.points == ["put: begin", "put: tear", "put: answer"]
 
-    for strike_at, stored in ((0, None), (1, b"1234"), (2, b"12345678")):
+    for fail_at, stored in ((0, None), (1, b"1234"), (2, b"12345678")):
         with pytest.raises(Crash):
-            faulty_objects(inner, ChosenFault(strike_at)).put(f"at {strike_at}", b"12345678")
+            faulty_objects(inner, ChosenFault(fail_at)).put(f"at {fail_at}", b"12345678")
         if stored is None:
             with pytest.raises(ObjectNotFound):
-                inner.get(f"at {strike_at}")
+                inner.get(f"at {fail_at}")
         else:
-            assert inner.get(f"at {strike_at}") == stored
+            assert inner.get(f"at {fail_at}") == stored
 
 
-async def test_objects_fail_on_an_event_loop_too() -> None:
+async def test_async_object_operations_fail_at_chosen_points() -> None:
     inner = open_objects("memory:")
     with pytest.raises(CommitUnknown):
         await faulty_objects(inner, SeededFaults(1, lost=1.0)).put_async("a", b"1")

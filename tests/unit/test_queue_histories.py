@@ -184,7 +184,7 @@ def test_a_message_that_vanished_with_its_nack(history):
 def test_a_message_that_nobody_put(history):
     failed(history, "put", "body")
     lease(history, 1, 0, 100)
-    with pytest.raises(Violation, match="0 puts lost their answer, and 1 messages have no put: m"):
+    with pytest.raises(Violation, match="0 puts lost their answer, but 1 messages have no put: m"):
         check_queue(history, "jobs")
 
 
@@ -240,7 +240,7 @@ def test_a_fence_that_was_given_out_twice(history):
     put(history)
     lease(history, 1, 0, 100)
     lease(history, 1, 100, 200)
-    with pytest.raises(Violation, match="fence 1 was given out twice"):
+    with pytest.raises(Violation, match="fence 1 was granted twice"):
         check_queue(history, "jobs", left=["m"])
 
 
@@ -269,7 +269,7 @@ def test_a_lease_that_ended_twice(history, first, second):
     lease(history, 1, 0, 100)
     done(history, first, ["m", 1])
     done(history, second, ["m", 1])
-    with pytest.raises(Violation, match="fence 1 was good for"):
+    with pytest.raises(Violation, match="fence 1 was accepted for"):
         check_queue(history, "jobs", left=["m"])
 
 
@@ -278,7 +278,7 @@ def test_an_extension_of_what_was_given_back(history):
     lease(history, 1, 0, 100)
     done(history, "nack", ["m", 1])
     done(history, "extend", ["m", 1], 200)
-    with pytest.raises(Violation, match="good for nack and for extend"):
+    with pytest.raises(Violation, match="accepted for nack and for extend"):
         check_queue(history, "jobs", left=["m"])
 
 
@@ -313,5 +313,5 @@ def test_a_message_that_is_there_after_its_ack(history, where):
 
 def test_a_put_without_an_id_is_a_mistake_of_the_test(history):
     done(history, "put", "body", None)
-    with pytest.raises(InvalidArgument, match="record the id"):
+    with pytest.raises(InvalidArgument, match="record the returned id"):
         check_queue(history, "jobs")

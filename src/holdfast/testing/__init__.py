@@ -1,1 +1,1 @@
-"""What Holdfast is tested with, shipped: run it on your own backend, and move time in your own tests."""
+"""Test tools that ship with Holdfast: conformance checks for backends, a manual clock, faults and a simulator."""

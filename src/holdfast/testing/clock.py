@@ -8,7 +8,7 @@ START_MS = 1_700_000_000_000
 
 
 class ManualClock:
-    """Give it to `holdfast.open(url, clock=...)`, then move time instead of sleeping."""
+    """A clock for tests: pass it to `holdfast.open(url, clock=...)`, then advance it instead of sleeping."""
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self._now_ms = now_ms
@@ -24,12 +24,12 @@ class ManualClock:
         self.jump_to_ms(self._now_ms + milliseconds)
 
     def jump_to_ms(self, now_ms: int) -> None:
-        """Set the time, back as well: wall clocks are set back in real life too."""
+        """Set the time, forward or back: real wall clocks are sometimes set back."""
         self._now_ms = now_ms
         for wake in list(self._subscribers):
             wake()
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Have `wake` called after every move, until the function that this returns is called."""
+        """Call `wake` after every change. Returns a function that ends the subscription."""
         self._subscribers.append(wake)
         return lambda: self._subscribers.remove(wake)

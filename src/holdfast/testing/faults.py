@@ -1,15 +1,14 @@
-"""Things that go wrong, at points that a test chooses or a seed does.
+"""Fault injection, at points that a test or a random seed chooses.
 
-A wrapped database or object store passes named points on its way and asks its faults at each of them; whatever error
-they answer with is raised there.
+A wrapped database or object store calls its `Faults` at named points, and raises the error that they return.
 
     transact: begin    nothing has happened yet
     transact: commit   the work ran, nothing is written
-    transact: answer   it is committed, the caller does not know it yet
+    transact: answer   it is committed, the caller does not know yet
     put: begin, put: tear (half of the body is stored), put: answer, and so on for every operation of an object store
 
-`ChosenFault` strikes at one point by its number, so a test can first count the points of a protocol and then fail at
-each of them in turn; a new step is covered by itself. `SeededFaults` strikes at random, the same way for the same seed.
+`ChosenFault` fails at the point with a given number. A test can count the points of a protocol first, then fail at each
+of them; new points are covered automatically. `SeededFaults` fails at random, reproducibly for a seed.
 """
 
 import inspect
@@ -30,11 +29,11 @@ Undo = dict[bytes, bytes | None]
 
 
 class Crash(BaseException):
-    """The process is gone: no handler for ordinary errors sees this."""
+    """A process crash: a BaseException, so handlers for ordinary errors do not catch it."""
 
 
 class Faults(Protocol):
-    """Decides what goes wrong."""
+    """Decides where to fail."""
 
     def at(self, point: str) -> BaseException | None:
         """The error to raise at this point, if any."""
@@ -42,20 +41,20 @@ class Faults(Protocol):
 
 
 class ChosenFault:
-    """Strikes once, at the point with the number `strike_at` (from 0); `points` names all that were passed."""
+    """Fails once, at the point with the number `fail_at` (from 0). `points` lists all points reached so far."""
 
-    def __init__(self, strike_at: int | None = None, error: Callable[[], BaseException] = Crash) -> None:
+    def __init__(self, fail_at: int | None = None, error: Callable[[], BaseException] = Crash) -> None:
         self.points: list[str] = []
-        self._strike_at = strike_at
+        self._fail_at = fail_at
         self._error = error
 
     def at(self, point: str) -> BaseException | None:
         self.points.append(point)
-        return self._error() if len(self.points) - 1 == self._strike_at else None
+        return self._error() if len(self.points) - 1 == self._fail_at else None
 
 
 class SeededFaults:
-    """Refuses, loses answers and delays at random; one seed, one course of events."""
+    """Refuses calls, loses answers and delays at random, reproducibly for a seed."""
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class SeededFaults:
 
 
 class FaultyDatabase(Database):
-    """A database that fails where its faults say so, and that can lose its power.
+    """A database that fails where its faults decide, and that can simulate a power loss.
 
     Works on any backend. `power_loss` needs one caller at a time, as in a simulation.
     """
@@ -97,39 +96,39 @@ class FaultyDatabase(Database):
         self._unsynced: list[Undo] = []
 
     def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
-        self._pass("transact: begin")
-        with self._seen_by(tier):
+        self._reach("transact: begin")
+        with self._sync_reads_on_error(tier):
             outcome: tuple[Result, Undo] = self._inner.transact(self._run, work, args, kwargs, tier=tier)
-        return self._committed(*outcome, tier)
+        return self._acknowledge(*outcome, tier)
 
     async def transact_async(
         self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any
     ) -> Result:
-        self._pass("transact: begin")
-        with self._seen_by(tier):
+        self._reach("transact: begin")
+        with self._sync_reads_on_error(tier):
             outcome: tuple[Result, Undo] = await self._inner.transact_async(self._run, work, args, kwargs, tier=tier)
-        return self._committed(*outcome, tier)
+        return self._acknowledge(*outcome, tier)
 
     def read(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
-        self._pass("read: begin")
-        with self._seen_by(tier):
+        self._reach("read: begin")
+        with self._sync_reads_on_error(tier):
             result = self._inner.read(work, *args, tier=tier, **kwargs)
-        return self._committed(result, {}, tier)
+        return self._acknowledge(result, {}, tier)
 
     async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
-        self._pass("read: begin")
-        with self._seen_by(tier):
+        self._reach("read: begin")
+        with self._sync_reads_on_error(tier):
             result = await self._inner.read_async(work, *args, tier=tier, **kwargs)
-        return self._committed(result, {}, tier)
+        return self._acknowledge(result, {}, tier)
 
     def watch(self, prefix: bytes) -> Watch:
         return self._inner.watch(prefix)
 
-    def subscribe(self, told: OnCommit) -> Callable[[], None]:
-        return self._inner.subscribe(told)
+    def subscribe(self, on_commit: OnCommit) -> Callable[[], None]:
+        return self._inner.subscribe(on_commit)
 
     def sync(self) -> None:
-        self._pass("sync: begin")
+        self._reach("sync: begin")
         self._inner.sync()
         self._unsynced.clear()
 
@@ -140,7 +139,7 @@ class FaultyDatabase(Database):
         self._inner.close()
 
     def power_loss(self) -> int:
-        """Take back every commit that no sync has covered; how many there were."""
+        """Revert every unsynced commit. Returns how many there were."""
         lost, self._unsynced = self._unsynced, []
         for undo in reversed(lost):
             self._inner.transact(_apply, undo)
@@ -150,13 +149,13 @@ class FaultyDatabase(Database):
         self, tx: Transaction, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Result, Undo]:
         result = work(tx, *args, **kwargs)
-        undo = _undo(tx)
-        self._pass("transact: commit")
+        undo = _previous_values(tx)
+        self._reach("transact: commit")
         return result, undo
 
     @contextmanager
-    def _seen_by(self, tier: Tier) -> Iterator[None]:
-        """A CRITICAL work that raises has had what it saw synced, like one that returns."""
+    def _sync_reads_on_error(self, tier: Tier) -> Iterator[None]:
+        """A CRITICAL transaction that raises has synced what it read, like one that returns."""
         try:
             yield
         except Exception:
@@ -164,27 +163,27 @@ class FaultyDatabase(Database):
                 self._unsynced.clear()
             raise
 
-    def _committed(self, result: Result, undo: Undo, tier: Tier) -> Result:
+    def _acknowledge(self, result: Result, undo: Undo, tier: Tier) -> Result:
         if undo:
             self._unsynced.append(undo)
         if tier is Tier.CRITICAL:
-            self._unsynced.clear()  # Its sync covers everything before it, and all that it has seen.
-        self._pass("transact: answer")
+            self._unsynced.clear()  # Its sync covers all earlier commits, including what it read.
+        self._reach("transact: answer")
         return result
 
-    def _pass(self, point: str) -> None:
+    def _reach(self, point: str) -> None:
         error = self.faults.at(point)
         if error is not None:
             raise error
 
 
 def faulty_objects(inner: ObjectStore, faults: Faults) -> ObjectStore:
-    """An object store that fails, tears bodies and loses answers where its faults say so."""
+    """An object store that fails, truncates bodies and loses answers where its faults decide."""
     return cast("ObjectStore", _FaultyObjects(inner, faults))
 
 
 class _FaultyObjects:
-    """Passes `<operation>: begin`, for whole bodies `<operation>: tear`, and `<operation>: answer` on every call."""
+    """Calls its faults at `<operation>: begin`, `: tear` (if there is a whole body) and `: answer`."""
 
     def __init__(self, inner: ObjectStore, faults: Faults) -> None:
         self._inner = inner
@@ -198,22 +197,22 @@ class _FaultyObjects:
 
         @wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._pass(f"{operation}: begin")
-            torn = self._torn(operation, args)
+            self._reach(f"{operation}: begin")
+            torn = self._tear(operation, args)
             result = method(*torn[0], **kwargs) if torn else method(*args, **kwargs)
             return self._answer(operation, result, torn)
 
         @wraps(method)
         async def call_async(*args: Any, **kwargs: Any) -> Any:
-            self._pass(f"{operation}: begin")
-            torn = self._torn(operation, args)
+            self._reach(f"{operation}: begin")
+            torn = self._tear(operation, args)
             result = await (method(*torn[0], **kwargs) if torn else method(*args, **kwargs))
             return self._answer(operation, result, torn)
 
         return call_async if inspect.iscoroutinefunction(method) else call
 
-    def _torn(self, operation: str, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], BaseException] | None:
-        """The arguments with half of the body, and the error that tells of it."""
+    def _tear(self, operation: str, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], BaseException] | None:
+        """The arguments with half of the body, and the error to raise then; None if this call stores the whole body."""
         if operation not in ("put", "create", "replace"):
             return None
         error = self._faults.at(f"{operation}: tear")
@@ -222,17 +221,17 @@ class _FaultyObjects:
     def _answer(self, operation: str, result: Any, torn: tuple[Any, BaseException] | None) -> Any:
         if torn is not None:
             raise torn[1]
-        self._pass(f"{operation}: answer")
+        self._reach(f"{operation}: answer")
         return result
 
-    def _pass(self, point: str) -> None:
+    def _reach(self, point: str) -> None:
         error = self._faults.at(point)
         if error is not None:
             raise error
 
 
-def _undo(tx: Transaction) -> Undo:
-    """What the keys that `tx` is about to change hold now."""
+def _previous_values(tx: Transaction) -> Undo:
+    """The current values of the keys that `tx` is about to change."""
     undo: Undo = {key: tx.view.get(key) for key in tx.writes}
     for begin, end in tx.cleared:
         page: list[Pair] = tx.view.scan(begin, end, 1_000, False)

@@ -1,6 +1,9 @@
-"""What the simulator plays: small fleets whose histories have a verdict.
+"""The simulator's scenarios, and the command that runs them.
 
-Each scenario fills a Simulation with clients and returns the check of what they saw. A layer adds its own here.
+    python -m holdfast.testing.scenarios --seeds 1000         every scenario with a thousand seeds
+    python -m holdfast.testing.scenarios --seed 17 --show     one seed (that failed, for example), and its history
+
+Each scenario adds clients to a Simulation and returns a check of the resulting history.
 """
 
 import argparse
@@ -28,14 +31,14 @@ from holdfast.tiers import Tier
 Check = Callable[[], None]
 Scenario = Callable[[Simulation], Check]
 
-_ROOM: Final = Subspace("scenario")
+_SUBSPACE: Final = Subspace("scenario")
 _KEYS: Final = ("x", "y", "z")
 
 
 def registers(simulation: Simulation) -> Check:
     """Clients read, write and compare-and-swap a few keys: the history must be strictly serializable."""
 
-    async def life(client: Client) -> None:
+    async def run_client(client: Client) -> None:
         for step in range(25):
             key = client.random.choice(_KEYS)
             value = f"{client.name}.{client.crashes}.{step}"
@@ -49,10 +52,10 @@ def registers(simulation: Simulation) -> Check:
                 await client.operate("cas", key, (seen, value), _swap, key, seen, value)
 
     for number in range(5):
-        simulation.add(f"client-{number}", life)
+        simulation.add(f"client-{number}", run_client)
 
     def check() -> None:
-        for key in _KEYS:  # Whatever was acknowledged last must be there at the end.
+        for key in _KEYS:  # The last acknowledged write must be visible at the end.
             simulation.history.record("auditor", "read", key, None, partial(simulation.database.read, _read, key))
         check_registers(simulation.history)
 
@@ -60,15 +63,15 @@ def registers(simulation: Simulation) -> Check:
 
 
 def counters(simulation: Simulation) -> Check:
-    """Clients increment shared counters: every acknowledged increment counts once, and none twice."""
+    """Clients increment shared counters: every acknowledged increment counts exactly once."""
 
-    async def life(client: Client) -> None:
+    async def run_client(client: Client) -> None:
         for _ in range(25):
             key = client.random.choice(_KEYS)
             await client.operate("increment", key, 1, _increment, key)
 
     for number in range(6):
-        simulation.add(f"client-{number}", life)
+        simulation.add(f"client-{number}", run_client)
 
     def check() -> None:
         for key in _KEYS:
@@ -79,35 +82,35 @@ def counters(simulation: Simulation) -> Check:
 
 
 def transfers(simulation: Simulation) -> Check:
-    """Clients move money between accounts in one commit: whoever looks, the total never changes."""
+    """Clients move money between accounts in one commit: every reader sees the same total."""
     accounts = [f"account-{number}" for number in range(8)]
     simulation.database.transact(_open_accounts, accounts)
 
-    async def life(client: Client) -> None:
+    async def run_client(client: Client) -> None:
         for _ in range(15):
             if client.random.random() < 0.6:
-                giver, taker = client.random.sample(accounts, 2)
+                source, target = client.random.sample(accounts, 2)
                 amount = client.random.randrange(1, 50)
-                await client.operate("transfer", "bank", [giver, taker, amount], _transfer, giver, taker, amount)
+                await client.operate("transfer", "bank", [source, target, amount], _transfer, source, target, amount)
             else:
                 await client.operate("total", "bank", None, _total, accounts)
 
     for number in range(5):
-        simulation.add(f"client-{number}", life)
+        simulation.add(f"client-{number}", run_client)
 
     def check() -> None:
         for operation in simulation.history.operations:
             if operation.kind == "total" and operation.outcome is Outcome.OK and operation.result != 800:
-                raise Violation(f"The total was 800 and somebody saw {operation.result}", [operation])
+                raise Violation(f"The total is 800, and a client read {operation.result}", [operation])
         assert simulation.database.read(_total, accounts) == 800
 
     return check
 
 
 def fences(simulation: Simulation) -> Check:
-    """Clients take turns with a lock that expires; one that slept past its turn must not write with its old fence."""
+    """Clients share a lock that expires. A client that slept past its expiry must not write with its old fence."""
 
-    async def life(client: Client) -> None:
+    async def run_client(client: Client) -> None:
         for step in range(8):
             key = client.random.choice(_KEYS)
             fence = await client.operate("acquire", key, None, _acquire, key, client.name)
@@ -119,7 +122,7 @@ def fences(simulation: Simulation) -> Check:
                 await client.pause(700)
 
     for number in range(5):
-        simulation.add(f"client-{number}", life)
+        simulation.add(f"client-{number}", run_client)
 
     def check() -> None:
         check_all_fences(simulation.history)
@@ -133,17 +136,17 @@ def fences(simulation: Simulation) -> Check:
 
 
 def tiers(simulation: Simulation) -> Check:
-    """IMPORTANT writes may be lost with the power, but never after a CRITICAL reader has seen them."""
+    """A power loss may revert IMPORTANT writes, but never after a CRITICAL read has returned them."""
 
     async def writer(client: Client) -> None:
         for _ in range(40):
             key = client.random.choice(_KEYS)
-            await client.operate("raise", key, None, _increment, key, tier=Tier.IMPORTANT)
+            await client.operate("increment", key, None, _increment, key, tier=Tier.IMPORTANT)
 
     async def reader(client: Client) -> None:
         for _ in range(40):
             key = client.random.choice(_KEYS)
-            await client.operate("look", key, None, _read_number, key)
+            await client.operate("read", key, None, _read_number, key)
 
     for number in range(3):
         simulation.add(f"writer-{number}", writer)
@@ -151,15 +154,15 @@ def tiers(simulation: Simulation) -> Check:
 
     def check() -> None:
         for key in _KEYS:
-            looks = [
+            reads = [
                 each
                 for each in simulation.history.operations
-                if each.kind == "look" and each.key == key and each.outcome is Outcome.OK
+                if each.kind == "read" and each.key == key and each.outcome is Outcome.OK
             ]
-            for earlier in looks:
-                for later in looks:
+            for earlier in reads:
+                for later in reads:
                     if earlier.returned < later.invoked and later.result < earlier.result:
-                        raise Violation(f"{key!r} went back after it was seen", [earlier, later])
+                        raise Violation(f"{key!r} went back after it was read", [earlier, later])
 
     return check
 
@@ -173,10 +176,10 @@ SCENARIOS: Final[dict[str, Scenario]] = {
 def play(
     scenario: Scenario, seed: int, open_database: Callable[..., Database] = MemoryDatabase, rates: Rates | None = None
 ) -> Simulation:
-    """Run one scenario with one seed, check it, and return it for a look.
+    """Run one scenario with one seed, check it, and return the simulation.
 
     Raises:
-        Violation: the history cannot be true; its message names the seed.
+        Violation: the history is not possible in a correct system. A note names the seed.
     """
     simulation = Simulation(seed, open_database, rates=rates)
     try:
@@ -185,8 +188,8 @@ def play(
         simulation.rates = Rates(0, 0, 0, 0, 0)
         check()
     except Violation as violation:
-        again = f"python -m holdfast.testing.simulation --scenario {scenario.__name__} --seed {seed} --show"
-        violation.add_note(f"seed {seed}; to see it again: {again}")
+        command = f"python -m holdfast.testing.scenarios --scenario {scenario.__name__} --seed {seed} --show"
+        violation.add_note(f"seed {seed}; to repeat it: {command}")
         raise
     finally:
         simulation.close()
@@ -194,17 +197,19 @@ def play(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="holdfast.testing.simulation", description="Play scenarios from seeds.")
-    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to play (default 100)")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--seed", type=int, help="play only this one")
-    parser.add_argument("--scenario", choices=sorted(SCENARIOS), help="play only this one (default: all)")
+    parser = argparse.ArgumentParser(
+        prog="holdfast.testing.scenarios", description="Run simulation scenarios with random seeds."
+    )
+    parser.add_argument("--seeds", type=int, default=100, help="the number of seeds (default 100)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument("--seed", type=int, help="run only this seed")
+    parser.add_argument("--scenario", choices=sorted(SCENARIOS), help="run only this scenario (default: all)")
     parser.add_argument("--backend", choices=("memory", "rocksdb"), default="memory")
-    parser.add_argument("--show", action="store_true", help="print the history")
+    parser.add_argument("--show", action="store_true", help="print the history of each run")
     options = parser.parse_args(arguments)
     seeds = range(options.first, options.first + options.seeds) if options.seed is None else [options.seed]
     chosen = [SCENARIOS[options.scenario]] if options.scenario else list(SCENARIOS.values())
-    moves = 0
+    steps = 0
     with Progress(transient=True) as progress:
         task = progress.add_task("seeds", total=len(seeds) * len(chosen))
         for seed in seeds:
@@ -215,12 +220,12 @@ def main(arguments: list[str] | None = None) -> int:
                     progress.stop()
                     sys.stdout.write(f"{violation}\n" + "\n".join(violation.__notes__) + "\n")
                     return 1
-                moves += simulation.moves
+                steps += simulation.steps
                 progress.advance(task)
                 if options.show:
                     progress.console.print(simulation.history.render(10_000), highlight=False, markup=False)
     names = ", ".join(scenario.__name__ for scenario in chosen)
-    sys.stdout.write(f"{len(seeds)} seeds of {names} on {options.backend}: {moves:,} moves, no violation\n")
+    sys.stdout.write(f"{len(seeds)} seeds of {names} on {options.backend}: {steps:,} steps, no violation\n")
     return 0
 
 
@@ -231,24 +236,24 @@ def _play_on(backend: str, scenario: Scenario, seed: int) -> Simulation:
         return play(scenario, seed, partial(RocksDatabase, Path(folder)))
 
 
-# The works that clients run.
+# Transaction functions.
 
 
 def _read(tx: Transaction, key: str) -> str | None:
-    value = tx.get(_ROOM.key(key))
+    value = tx.get(_SUBSPACE.key(key))
     return None if value is None else value.decode()
 
 
 def _read_number(tx: Transaction, key: str) -> int:
-    return int(tx.get(_ROOM.key(key)) or b"0")
+    return int(tx.get(_SUBSPACE.key(key)) or b"0")
 
 
 def _read_all(tx: Transaction, path: tuple[Any, ...]) -> list[bytes]:
-    return [value for _, value in tx.scan(*_ROOM.range(*path), limit=1_000)]
+    return [value for _, value in tx.scan(*_SUBSPACE.range(*path), limit=1_000)]
 
 
 def _write(tx: Transaction, key: str, value: str) -> None:
-    tx.put(_ROOM.key(key), value.encode())
+    tx.put(_SUBSPACE.key(key), value.encode())
 
 
 def _swap(tx: Transaction, key: str, expected: str | None, value: str) -> bool:
@@ -260,18 +265,18 @@ def _swap(tx: Transaction, key: str, expected: str | None, value: str) -> bool:
 
 def _increment(tx: Transaction, key: str) -> int:
     number = _read_number(tx, key) + 1
-    tx.put(_ROOM.key(key), b"%d" % number)
+    tx.put(_SUBSPACE.key(key), b"%d" % number)
     return number
 
 
 def _open_accounts(tx: Transaction, accounts: list[str]) -> None:
     for account in accounts:
-        tx.put(_ROOM.key(account), b"100")
+        tx.put(_SUBSPACE.key(account), b"100")
 
 
-def _transfer(tx: Transaction, giver: str, taker: str, amount: int) -> None:
-    tx.put(_ROOM.key(giver), b"%d" % (_read_number(tx, giver) - amount))
-    tx.put(_ROOM.key(taker), b"%d" % (_read_number(tx, taker) + amount))
+def _transfer(tx: Transaction, source: str, target: str, amount: int) -> None:
+    tx.put(_SUBSPACE.key(source), b"%d" % (_read_number(tx, source) - amount))
+    tx.put(_SUBSPACE.key(target), b"%d" % (_read_number(tx, target) + amount))
 
 
 def _total(tx: Transaction, accounts: list[str]) -> int:
@@ -282,13 +287,17 @@ def _acquire(tx: Transaction, key: str, owner: str) -> int:
     fence, expires_ms = _read_number(tx, f"fence {key}"), _read_number(tx, f"expiry {key}")
     if tx.now_ms < expires_ms:
         raise Busy(f"{key} is held; {owner} may try again at {expires_ms}")
-    tx.put(_ROOM.key(f"fence {key}"), b"%d" % (fence + 1))
-    tx.put(_ROOM.key(f"expiry {key}"), b"%d" % (tx.now_ms + 1_000))
+    tx.put(_SUBSPACE.key(f"fence {key}"), b"%d" % (fence + 1))
+    tx.put(_SUBSPACE.key(f"expiry {key}"), b"%d" % (tx.now_ms + 1_000))
     return fence + 1
 
 
 def _guarded_write(tx: Transaction, key: str, fence: int, value: str) -> bool:
     if fence != _read_number(tx, f"fence {key}"):
         return False
-    tx.put(_ROOM.key("log", key, tx.new_id()), f"{fence}:{value}".encode())
+    tx.put(_SUBSPACE.key("log", key, tx.new_id()), f"{fence}:{value}".encode())
     return True
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,18 +1,17 @@
-"""A seeded, deterministic scheduler: many logical clients against one database, under faults and a simulated clock.
+"""A seeded, deterministic scheduler: many logical clients use one database, with faults and a simulated clock.
 
-    python -m holdfast.testing.simulation --seeds 1000         every scenario with a thousand seeds
-    python -m holdfast.testing.simulation --seed 17 --show     the seed that failed, and its history
+`holdfast.testing.scenarios` has the scenarios and the command that runs them.
 
-A client is a coroutine that awaits operations and pauses. Each operation is invoked, carried out and answered in three
-separate moments, and at every moment the seed decides who moves next and what goes wrong:
+A client is a coroutine that awaits operations and pauses. Each operation is invoked, executed and answered in three
+separate steps. At every step the seed decides which client runs next and which fault occurs:
 
-    refused   nothing happened, the client is told so
-    lost      it happened, the client is told that nobody knows
-    late      the call, or its answer, travels for a while
-    crash     the client is gone in the middle of whatever it did, and starts again
-    power     the database loses every commit that no sync has covered
+    refused   nothing happened, and the client gets an error
+    lost      it happened, and the client gets CommitUnknown
+    late      the call, or its answer, is delayed
+    crash     the client loses its state, at any point, and starts again
+    power     the database loses every unsynced commit
 
-Nothing depends on threads, the wall clock or the hash seed, so one seed gives one history, to the byte.
+Nothing depends on threads, the wall clock or the hash seed, so a seed always gives the same history, byte for byte.
 """
 
 import random
@@ -32,11 +31,11 @@ from holdfast.testing.faults import FaultyDatabase
 from holdfast.testing.histories import History
 from holdfast.tiers import Tier
 
-MOVES_MAX: Final = 200_000  # A scenario that has not ended by then never will.
+STEPS_MAX: Final = 200_000  # A scenario that needs more does not terminate.
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """How often each thing goes wrong, per operation; `crash` and `power` per move of the scheduler."""
+    """The probability of each fault per operation; of `crash` and `power` per step of the scheduler."""
 
     refused: float = 0.05
     lost: float = 0.05
@@ -46,7 +45,7 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 class Simulation:
-    """One run. Add clients, then `run` it to its end; what they saw is in `history`."""
+    """One run. Add clients, then call `run`. The clients' operations are in `history`."""
 
     def __init__(
         self, seed: int, open_database: Callable[..., Database] = MemoryDatabase, *, rates: Rates | None = None
@@ -57,20 +56,20 @@ class Simulation:
         self.history = History()
         self.database = FaultyDatabase(open_database(clock=self.clock, ids=IdSource(seed)))
         self.rates = rates or Rates()
-        self.moves = 0
+        self.steps = 0
         self._clients: list[Client] = []
         self._sleeping: list[tuple[int, int, Client]] = []
 
-    def add(self, name: str, life: "Life") -> None:
-        """A client that lives `life`, and lives it again from the start after each crash."""
-        self._clients.append(Client(self, name, life))
+    def add(self, name: str, program: "ClientProgram") -> None:
+        """Add a client that runs `program`, and restarts it after each crash."""
+        self._clients.append(Client(self, name, program))
 
     def run(self) -> None:
-        """Move until every client has come to its end."""
+        """Run until every client has finished."""
         while any(not client.ended for client in self._clients):
-            self.moves += 1
-            if self.moves > MOVES_MAX:
-                raise RuntimeError(f"Seed {self.seed} did not end within {MOVES_MAX} moves")
+            self.steps += 1
+            if self.steps > STEPS_MAX:
+                raise RuntimeError(f"Seed {self.seed} did not end within {STEPS_MAX} steps")
             if self.random.random() < self.rates.power:
                 self.database.power_loss()
             ready = [client for client in self._clients if client.ready]
@@ -81,7 +80,7 @@ class Simulation:
             if self.random.random() < self.rates.crash:
                 client.crash()
             else:
-                client.move()
+                client.step()
 
     def close(self) -> None:
         for client in self._clients:
@@ -89,9 +88,9 @@ class Simulation:
         self.database.close()
 
     def sleep(self, client: "Client", milliseconds: int) -> None:
-        """Let the client move again only when that much time has passed."""
+        """Suspend the client for this much simulated time."""
         client.ready = False
-        heappush(self._sleeping, (self.clock.now_ms() + milliseconds, self.moves, client))
+        heappush(self._sleeping, (self.clock.now_ms() + milliseconds, self.steps, client))
 
     def _wake_next(self) -> None:
         due_ms, _, client = heappop(self._sleeping)
@@ -106,7 +105,7 @@ class _State(Enum):
 
 
 class _Call:
-    """A request on its way; awaiting it hands it to the scheduler."""
+    """A pending request; awaiting it yields to the scheduler."""
 
     def __init__(self, work: Work[Any] | None, args: tuple[Any, ...], tier: Tier, pause_ms: int = 0) -> None:
         self.work = work
@@ -119,16 +118,16 @@ class _Call:
 
 
 class Client:
-    """A logical client: one coroutine, one thing at a time."""
+    """A logical client: one coroutine, with one operation at a time."""
 
-    def __init__(self, simulation: Simulation, name: str, life: "Life") -> None:
+    def __init__(self, simulation: Simulation, name: str, program: "ClientProgram") -> None:
         self.name = name
         self.random = random.Random(simulation.random.getrandbits(64))
         self.ready = True
         self.ended = False
         self.crashes = 0
         self._simulation = simulation
-        self._life = life
+        self._program = program
         self._coroutine: Coroutine[_Call, Any, None] | None = None
         self._state = _State.STARTING
         self._call: _Call | None = None
@@ -139,20 +138,20 @@ class Client:
     def __lt__(self, other: "Client") -> bool:
         return self.name < other.name
 
-    # What a client's life is made of.
+    # For a client's program.
 
     def transact(self, work: Work[Any], *args: Any, tier: Tier = Tier.CRITICAL) -> Awaitable[Any]:
-        """Run `work` as one transaction; raises Unreachable or CommitUnknown when something goes wrong."""
+        """Run `work` as one transaction. Raises Unreachable or CommitUnknown on an injected fault."""
         return _Call(work, args, tier)
 
     def pause(self, milliseconds: int) -> Awaitable[None]:
-        """Do nothing for a while."""
+        """Sleep in simulated time."""
         return _Call(None, (), Tier.CRITICAL, pause_ms=milliseconds)
 
     async def operate(
         self, kind: str, key: Hashable, argument: Any, work: Work[Any], *args: Any, tier: Tier = Tier.CRITICAL
     ) -> Any:
-        """Run `work`, and record it in the history as `kind` on `key`; None when it failed or nobody knows."""
+        """Run `work` and record it in the history as `kind` on `key`. Returns None if it failed, or may have."""
         history = self._simulation.history
         operation = history.invoke(f"{self.name}.{self.crashes}", kind, key, argument)
         try:
@@ -163,23 +162,23 @@ class Client:
         history.ok(operation, result)
         return result
 
-    # How the scheduler moves it.
+    # For the scheduler.
 
-    def move(self) -> None:
+    def step(self) -> None:
         if self._state is _State.STARTING:
-            self._coroutine = self._life(self)
+            self._coroutine = self._program(self)
             self._resume()
-        elif self._late():
+        elif self._delay_call():
             return
         elif self._state is _State.CALLING:
-            self._carry_out()
+            self._execute()
         else:
             self._resume()
 
     def crash(self) -> None:
-        """Forget everything; a call that was under way may or may not be carried out still."""
+        """Lose all state. A call in progress may or may not still be executed."""
         if self._state is _State.CALLING and self.random.random() < 0.5:
-            self._carry_out()
+            self._execute()
         self.stop()
         self.crashes += 1
         self._state, self._answer, self._error = _State.STARTING, None, None
@@ -204,7 +203,7 @@ class Client:
             self._delayed = True
             self._simulation.sleep(self, call.pause_ms)
 
-    def _carry_out(self) -> None:
+    def _execute(self) -> None:
         assert self._call is not None
         call, rates = self._call, self._simulation.rates
         self._state, self._delayed = _State.ANSWERED, False
@@ -220,8 +219,8 @@ class Client:
         if chance > 1 - rates.lost:
             self._answer, self._error = None, CommitUnknown("Lost on purpose")
 
-    def _late(self) -> bool:
-        """Whether the call or answer at hand is still travelling; each is held up once at most."""
+    def _delay_call(self) -> bool:
+        """Maybe delay the current call or answer, at most once each. Returns whether it is delayed."""
         if self._delayed or self.random.random() >= self._simulation.rates.late:
             return False
         self._delayed = True
@@ -229,10 +228,4 @@ class Client:
         return True
 
 
-Life = Callable[[Client], Coroutine[Any, Any, None]]
-
-
-if __name__ == "__main__":
-    from holdfast.testing.scenarios import main
-
-    raise SystemExit(main())
+ClientProgram = Callable[[Client], Coroutine[Any, Any, None]]

@@ -1,4 +1,4 @@
-"""A world under the simulator: many put items, several drain, several append, and everything goes wrong."""
+"""A world in the simulator: clients enqueue items, drain them and append entries, with faults."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,8 +18,8 @@ _ADA: Final = World("main", "ada")
 
 
 def worlds(simulation: Simulation) -> Callable[[], None]:
-    """Each item that was put is in the journal once, in order; each append is where its answer says, or nowhere."""
-    simulation.database.transact(snapshots.found, _ADA)
+    """Each item is in the journal once, in order; each append is at the height it returned, or nowhere."""
+    simulation.database.transact(snapshots.create_world, _ADA)
 
     async def put(client: Client) -> None:
         for step in range(12):
@@ -59,7 +59,7 @@ def _check(simulation: Simulation) -> None:
         else:
             appended[cbor2.loads(value)] = height
     if [sequence for sequence, _ in ingressed] != list(range(len(ingressed))):
-        raise Violation(f"Items are lost, doubled or out of order: {[sequence for sequence, _ in ingressed]}", [])
+        raise Violation(f"Items are lost, duplicated or out of order: {[sequence for sequence, _ in ingressed]}", [])
     times = Counter(name for _, name in ingressed)
     for operation in simulation.history.operations:
         if operation.kind == "put":

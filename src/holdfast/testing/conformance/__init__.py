@@ -1,10 +1,10 @@
-"""What every backend must do, as checks that take one that is open.
+"""Conformance checks for key space backends. Each takes an open database.
 
     for check in CHECKS:
         check(database)
 
-Each check works in a room of its own and clears it first, so that they can share a database and run again. A key space
-that passes them all carries every layer of Holdfast. The last one closes it.
+Each check clears the subspace it works in, so checks can share a database and run again. A key space that passes all of
+them supports every layer of Holdfast. The last check closes the database.
 """
 
 from collections.abc import Callable

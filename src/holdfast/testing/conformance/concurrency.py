@@ -1,61 +1,61 @@
-"""A key space runs transactions as if one at a time, whoever calls."""
+"""Transactions of threads and coroutines behave as if they ran one at a time."""
 
 import asyncio
 from functools import partial
 from typing import Any
 
 from holdfast.kv import Database, Transaction
-from holdfast.testing.conformance.subspace import clear_subspace, contents, in_threads, increment, put_all, raises
+from holdfast.testing.conformance.helpers import clear_subspace, contents, in_threads, increment, put_all, raises
 
 
-def check_eight_threads_lose_no_increment(database: Database) -> None:
+def check_8_threads_lose_no_increment(database: Database) -> None:
     subspace = clear_subspace(database)
 
-    def climb(start: int) -> None:
+    def increment_many(start: int) -> None:
         for step in range(40):
             database.transact(increment, subspace.key((start + step) % 3))
 
-    in_threads(8, climb)
+    in_threads(8, increment_many)
     assert sum(int(value) for value in contents(database, subspace).values()) == 320
 
 
-def check_sixty_four_coroutines_lose_no_increment(database: Database) -> None:
+def check_64_coroutines_lose_no_increment(database: Database) -> None:
     subspace = clear_subspace(database)
 
-    async def climb(start: int) -> None:
+    async def increment_many(start: int) -> None:
         for step in range(10):
             await database.transact_async(increment, subspace.key((start + step) % 3))
 
-    async def everybody() -> None:
-        await asyncio.gather(*(climb(start) for start in range(64)))
+    async def run_all() -> None:
+        await asyncio.gather(*(increment_many(start) for start in range(64)))
 
-    asyncio.run(everybody())
+    asyncio.run(run_all())
     assert sum(int(value) for value in contents(database, subspace).values()) == 640
 
 
 def check_threads_and_coroutines_share_a_database(database: Database) -> None:
     subspace = clear_subspace(database)
 
-    async def climb() -> None:
+    async def increment_many() -> None:
         for _ in range(20):
             await database.transact_async(increment, subspace.key("n"))
 
-    async def eight() -> None:
-        await asyncio.gather(*(climb() for _ in range(8)))
+    async def run_eight() -> None:
+        await asyncio.gather(*(increment_many() for _ in range(8)))
 
-    def either(number: int) -> None:
+    def run_one(number: int) -> None:
         if number % 2:
-            asyncio.run(eight())
+            asyncio.run(run_eight())
         else:
             for _ in range(20):
                 database.transact(increment, subspace.key("n"))
 
-    in_threads(4, either)
+    in_threads(4, run_one)
     assert contents(database, subspace) == {("n",): b"360"}
 
 
 def check_write_skew_cannot_happen(database: Database) -> None:
-    """Two on call; each may leave only while the other stays. Snapshot isolation would let both leave."""
+    """Of two people on call, each may leave only while the other stays. Snapshot isolation would let both leave."""
     subspace = clear_subspace(database)
 
     def leave(tx: Transaction, me: int) -> bool:
@@ -82,7 +82,7 @@ def check_readers_never_see_half_a_transaction(database: Database) -> None:
     def total(tx: Transaction) -> int:
         return sum(int(value) for _, value in tx.scan(*subspace.range(), limit=10))
 
-    def either(number: int) -> None:
+    def run_one(number: int) -> None:
         for amount in range(25):
             if number % 2:
                 database.transact(move, amount)
@@ -90,7 +90,7 @@ def check_readers_never_see_half_a_transaction(database: Database) -> None:
                 assert database.read(total) == 0
                 assert database.transact(total) == 0
 
-    in_threads(4, either)
+    in_threads(4, run_one)
 
 
 def check_a_caller_that_fails_does_not_disturb_the_others(database: Database) -> None:
@@ -102,11 +102,11 @@ def check_a_caller_that_fails_does_not_disturb_the_others(database: Database) ->
             raise LookupError(number)
         return number
 
-    async def everybody() -> list[Any]:
+    async def run_all() -> list[Any]:
         calls = (database.transact_async(work, number) for number in range(60))
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    outcomes = asyncio.run(everybody())
+    outcomes = asyncio.run(run_all())
     for number, outcome in enumerate(outcomes):
         assert isinstance(outcome, LookupError) if number % 3 == 0 else outcome == number
     assert sorted(element for (element,) in contents(database, subspace)) == [n for n in range(60) if n % 3]
@@ -120,21 +120,21 @@ def check_a_thread_that_fails_does_not_disturb_the_others(database: Database) ->
         if (thread + step) % 3 == 0:
             raise LookupError(thread)
 
-    def climb(thread: int) -> None:
+    def increment_many(thread: int) -> None:
         for step in range(30):
             if (thread + step) % 3 == 0:
                 raises(LookupError, partial(database.transact, work, thread, step))
             else:
                 database.transact(work, thread, step)
 
-    in_threads(8, climb)
+    in_threads(8, increment_many)
     assert contents(database, subspace) == {(thread,): b"20" for thread in range(8)}
 
 
 def check_a_cancelled_caller_does_not_disturb_the_others(database: Database) -> None:
     subspace = clear_subspace(database)
 
-    async def everybody() -> None:
+    async def run_all() -> None:
         calls = [asyncio.ensure_future(database.transact_async(increment, subspace.key("n"))) for _ in range(40)]
         await asyncio.sleep(0)
         for call in calls[::4]:
@@ -144,5 +144,5 @@ def check_a_cancelled_caller_does_not_disturb_the_others(database: Database) -> 
         assert len(kept) >= 30
         assert len(set(kept)) == len(kept)
 
-    asyncio.run(everybody())
+    asyncio.run(run_all())
     assert 30 <= int(contents(database, subspace)[("n",)]) <= 40

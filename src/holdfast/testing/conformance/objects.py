@@ -1,10 +1,10 @@
-"""The object-store half of the conformance suite: what a store must do to carry Holdfast, as plain functions.
+"""Conformance checks for object stores, as plain functions.
 
     @pytest.mark.parametrize("check", OBJECT_CHECKS, ids=lambda check: check.__name__)
     def test_my_store(check):
         check(open_objects("s3://my-empty-bucket/some-prefix"))
 
-Each check takes an open store that holds nothing, and raises AssertionError where the store breaks its word.
+Each check takes an open, empty store, and raises AssertionError if the store does not conform.
 """
 
 import threading
@@ -15,7 +15,7 @@ from typing import Any, Final
 from holdfast.backends.objects import ObjectMeta, ObjectStore
 from holdfast.errors import InvalidArgument, InvalidValue, ObjectChanged, ObjectExists, ObjectNotFound
 from holdfast.limits import OBJECT_LIST_MAX, OBJECT_PART_BYTES, OBJECT_PATH_BYTES_MAX
-from holdfast.testing.conformance.subspace import in_threads
+from holdfast.testing.conformance.helpers import in_threads
 
 RACERS: Final = 8
 EVERY_BYTE: Final = bytes(range(256))
@@ -50,14 +50,14 @@ ODD_PATHS: Final = (
 )
 
 
-def check_what_is_put_comes_back(store: ObjectStore) -> None:
+def check_a_put_object_is_read_back(store: ObjectStore) -> None:
     meta = store.put("a/b", EVERY_BYTE)
     assert (meta.path, meta.size) == ("a/b", 256)
     assert store.get("a/b") == EVERY_BYTE
     assert store.head("a/b") == meta
 
 
-def check_a_put_writes_over_what_is_there(store: ObjectStore) -> None:
+def check_a_put_replaces_the_previous_object(store: ObjectStore) -> None:
     first = store.put("a", b"first")
     second = store.put("a", b"second")
     assert first.etag != second.etag
@@ -65,7 +65,7 @@ def check_a_put_writes_over_what_is_there(store: ObjectStore) -> None:
     assert store.head("a") == second
 
 
-def check_an_empty_object_is_an_object(store: ObjectStore) -> None:
+def check_empty_objects_are_stored(store: ObjectStore) -> None:
     assert store.put("put", b"").size == 0
     assert store.create("created", b"").size == 0
     assert store.write("written", iter(())).size == 0
@@ -76,7 +76,7 @@ def check_an_empty_object_is_an_object(store: ObjectStore) -> None:
     assert _paths(store.list()) == ["created", "put", "written"]
 
 
-def check_what_is_not_there_is_not_found(store: ObjectStore) -> None:
+def check_a_missing_object_is_not_found(store: ObjectStore) -> None:
     store.put("a/b", b"")
     for path in ("missing", "a", "a/c", "a/b/c"):
         assert _raises(ObjectNotFound, store.get, path)
@@ -112,13 +112,13 @@ def check_a_replace_never_creates(store: ObjectStore) -> None:
     assert store.list() == []
 
 
-def check_one_of_many_creators_wins(store: ObjectStore) -> None:
+def check_exactly_one_of_many_creates_succeeds(store: ObjectStore) -> None:
     won = _race(ObjectExists, lambda racer: store.create("a", b"%d" % racer))
     assert len(won) == 1
     assert store.get("a") == b"%d" % won[0]
 
 
-def check_one_of_many_replacers_wins(store: ObjectStore) -> None:
+def check_exactly_one_of_many_replaces_succeeds(store: ObjectStore) -> None:
     etag = store.put("a", b"first").etag
     won = _race(ObjectChanged, lambda racer: store.replace("a", b"%d" % racer, etag=etag))
     assert len(won) == 1
@@ -145,7 +145,7 @@ def check_a_deleted_object_is_gone_and_deleting_it_again_is_fine(store: ObjectSt
 
 
 def check_a_listing_is_in_path_order_below_whole_segments(store: ObjectStore) -> None:
-    # A tree walk would show a/x before a-b and a.b; as strings they come after.
+    # In tree order a/x comes before a-b and a.b; in string order it comes after them.
     paths = ["a-b", "a.b", "a/x", "a/y/z", "a0", "b", "ü", "😀"]
     metas = {path: store.put(path, path.encode()) for path in reversed(paths)}
     assert store.list() == [metas[path] for path in paths]
@@ -154,12 +154,12 @@ def check_a_listing_is_in_path_order_below_whole_segments(store: ObjectStore) ->
     assert store.list("b") == store.list("c") == store.list("a/x/y") == []
 
 
-def check_a_listing_goes_on_after_the_last_path(store: ObjectStore) -> None:
+def check_a_listing_continues_after_the_last_path(store: ObjectStore) -> None:
     paths = [f"many/{number:03d}/{number % 7}" for number in range(150)]
     for path in reversed(paths):
         store.put(path, b"")
     for limit in (1_000, 150, 64, 50, 7):
-        assert _paths(_walk(store, "many", limit)) == paths
+        assert _paths(_list_pages(store, "many", limit)) == paths
     assert _paths(store.list("many", after="many/148", limit=1)) == ["many/148/1"]
     assert store.list("many", after="many/149/2") == store.list("many", after="z") == []
     assert _paths(store.list(after="a", limit=1)) == paths[:1]
@@ -187,7 +187,7 @@ def check_a_stream_of_several_parts_comes_back(store: ObjectStore) -> None:
         assert b"".join(store.open("a", start, length)) == body[start:end], (start, length)
 
 
-def check_a_stream_creates_and_writes_over(store: ObjectStore) -> None:
+def check_a_stream_creates_and_replaces(store: ObjectStore) -> None:
     assert store.write("small", [b"a", b"", b"b"], create_only=True).size == 2
     large = store.write("large", _parts(2), create_only=True)
     assert large.size == 2 * OBJECT_PART_BYTES
@@ -196,10 +196,10 @@ def check_a_stream_creates_and_writes_over(store: ObjectStore) -> None:
     assert store.get("large") == b"over"
 
 
-def check_a_failing_stream_leaves_what_was_there(store: ObjectStore) -> None:
+def check_a_failing_stream_leaves_the_previous_object(store: ObjectStore) -> None:
     store.put("kept", b"as it was")
     for parts in (0, 1, 3):
-        # The error is of a kind that stores raise too: it must not be taken for the store's own.
+        # Stores raise this type too: it must not be mistaken for the store's error.
         assert _raises(FileNotFoundError, store.write, "new", _failing(parts))
         assert _raises(FileNotFoundError, store.write, "new", _failing(parts), create_only=True)
         assert _raises(FileNotFoundError, store.write, "kept", _failing(parts))
@@ -216,7 +216,7 @@ def check_a_reader_never_gets_a_mix_of_versions(store: ObjectStore) -> None:
 
 
 def check_only_bytes_are_stored(store: ObjectStore) -> None:
-    # A string must not be taken for the name of a file, whose bytes it would store.
+    # A string must not be mistaken for the path of a file to upload.
     for data in (__file__, None, 7, ["a"]):
         assert _raises(InvalidValue, store.put, "a", data)
         assert _raises(InvalidValue, store.write, "a", [data])
@@ -224,7 +224,7 @@ def check_only_bytes_are_stored(store: ObjectStore) -> None:
     assert store.list() == []
 
 
-def check_no_path_escapes_or_confuses(store: ObjectStore) -> None:
+def check_invalid_paths_are_refused(store: ObjectStore) -> None:
     too_long = "/".join(["a" * 200] * 6)
     for path in (*BAD_PATHS, too_long, "\ud800", "a#1", "a#1/b"):
         assert _raises(InvalidArgument, store.put, path, b"")
@@ -239,7 +239,7 @@ def check_no_path_escapes_or_confuses(store: ObjectStore) -> None:
     assert store.list() == []
 
 
-def check_odd_paths_are_kept_as_they_are(store: ObjectStore) -> None:
+def check_unusual_paths_are_preserved(store: ObjectStore) -> None:
     longest = ("s" * 127 + "/") * (OBJECT_PATH_BYTES_MAX // 128)
     paths = sorted((*ODD_PATHS, longest[: OBJECT_PATH_BYTES_MAX - 64].rstrip("/")))
     for path in paths:
@@ -252,7 +252,7 @@ def _paths(metas: list[ObjectMeta]) -> list[str]:
     return [meta.path for meta in metas]
 
 
-def _walk(store: ObjectStore, prefix: str, limit: int) -> list[ObjectMeta]:
+def _list_pages(store: ObjectStore, prefix: str, limit: int) -> list[ObjectMeta]:
     found: list[ObjectMeta] = []
     while page := store.list(prefix, after=found[-1].path if found else None, limit=limit):
         assert len(page) <= limit
@@ -280,7 +280,7 @@ def _raises(kind: type[Exception], act: Callable[..., object], *args: Any, **kwa
 
 
 def _race(lost: type[Exception], act: Callable[[int], object]) -> list[int]:
-    """The numbers of the racers that won; losing may only look like `lost`."""
+    """The numbers of the threads that succeeded; the others must raise `lost`."""
     start, won = threading.Barrier(RACERS), list[int]()
 
     def run(racer: int) -> None:

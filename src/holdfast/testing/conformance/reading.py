@@ -1,4 +1,4 @@
-"""A key space reads back what was written, in order, also inside the transaction that writes."""
+"""Reads return what was written, in order, also inside the writing transaction."""
 
 import uuid
 from functools import partial
@@ -10,7 +10,7 @@ from holdfast.errors import (
     ReadOnlyTransaction,
 )
 from holdfast.kv import Database, Transaction, pages
-from holdfast.testing.conformance.subspace import clear_subspace, contents, get, in_thread, put, put_all, raises
+from holdfast.testing.conformance.helpers import clear_subspace, contents, get, in_thread, put, put_all, raises
 from holdfast.tiers import Tier
 
 
@@ -176,7 +176,7 @@ def check_a_read_snapshot_refuses_to_write(database: Database) -> None:
         raises(ReadOnlyTransaction, partial(database.read, write))
 
 
-def check_a_read_snapshot_does_not_move(database: Database) -> None:
+def check_a_read_snapshot_does_not_change(database: Database) -> None:
     subspace = clear_subspace(database)
     database.transact(put_all, [(subspace.key(number), b"old") for number in range(9)])
     runs = 0
@@ -188,7 +188,7 @@ def check_a_read_snapshot_does_not_move(database: Database) -> None:
 
     def work(tx: Transaction) -> None:
         nonlocal runs
-        runs += 1  # A backend may have to run a reader again; each run changes what the one before has seen.
+        runs += 1  # A backend may run a reader again; each run changes what the previous run read.
         before = tx.scan(*subspace.range(), limit=100)
         in_thread(lambda: database.transact(change))
         assert tx.get(subspace.key(0)) == dict(before)[subspace.key(0)]
@@ -206,7 +206,7 @@ def check_a_read_snapshot_does_not_move(database: Database) -> None:
 # Time and identity.
 
 
-def check_time_stands_still_inside_a_transaction(database: Database) -> None:
+def check_time_does_not_change_inside_a_transaction(database: Database) -> None:
     def work(tx: Transaction) -> tuple[int, int]:
         return tx.now_ms, tx.now_ms
 

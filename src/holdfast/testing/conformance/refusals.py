@@ -1,4 +1,4 @@
-"""A key space refuses wrong input with a typed error, and writes nothing then."""
+"""Invalid input and use raise a typed error, and nothing is written."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
@@ -20,7 +20,7 @@ from holdfast.errors import (
     ValueTooLarge,
 )
 from holdfast.kv import Database, Transaction
-from holdfast.testing.conformance.subspace import clear_subspace, contents, get, put, raises, run_async
+from holdfast.testing.conformance.helpers import clear_subspace, contents, get, put, raises, run_async
 from holdfast.tiers import Tier
 
 
@@ -134,7 +134,7 @@ def check_asynchronous_work_is_refused(database: Database) -> None:
     assert contents(database, subspace) == {}
 
 
-def check_a_tier_that_no_transaction_keeps_is_refused(database: Database) -> None:
+def check_an_unsupported_tier_is_refused(database: Database) -> None:
     subspace = clear_subspace(database)
     wrong: list[Any] = [Tier.BEST_EFFORT, "critical", None]
     for tier in wrong:

@@ -1,4 +1,4 @@
-"""What a key space and an object store must do together: blobs, baselines, segments and restores.
+"""Conformance checks for a key space together with an object store: blobs, baselines, segments and restores.
 
 for check in STORE_CHECKS:
     check(database, objects)
@@ -12,20 +12,20 @@ import cbor2
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import BaselineRegressed, BlobNotFound, PromotionRefused, SnapshotExists
-from holdfast.handles import Plane
+from holdfast.handles.sync.plane import Plane
 from holdfast.kv import Database
 from holdfast.layers import journals
 from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.layers.worlds import World
 from holdfast.plane.embedded import EmbeddedTransport
 from holdfast.plane.services import Services
-from holdfast.testing.conformance.subspace import in_threads, raises
+from holdfast.testing.conformance.helpers import in_threads, raises
 from holdfast.wire.restores import Entry
 
 StoreCheck = Callable[[Database, ObjectStore], None]
 
 
-def check_blobs_are_idempotent_and_named_by_their_bytes(database: Database, objects: ObjectStore) -> None:
+def check_blobs_are_idempotent_and_named_by_their_hash(database: Database, objects: ObjectStore) -> None:
     blobs = Plane(EmbeddedTransport(Services(database, objects)), "blobs").blobs
     for data in (b"", b"small", bytes(range(256)) * 100):
         names = {blobs.put(data), blobs.put(data), blobs.write(iter([data[:7], data[7:]]))}
@@ -36,14 +36,14 @@ def check_blobs_are_idempotent_and_named_by_their_bytes(database: Database, obje
     raises(BlobNotFound, lambda: blobs.get("00" * 32))
 
 
-def check_many_store_the_same_blob_at_once(database: Database, objects: ObjectStore) -> None:
+def check_concurrent_puts_of_the_same_blob_succeed(database: Database, objects: ObjectStore) -> None:
     blobs = Plane(EmbeddedTransport(Services(database, objects)), "blobs-at-once").blobs
     data = b"shared" * 10_000
     in_threads(8, lambda _: blobs.put(data))
     assert blobs.get(hashlib.sha256(data).hexdigest()) == data
 
 
-def check_snapshots_never_change_and_the_baseline_never_goes_back(database: Database, objects: ObjectStore) -> None:
+def check_snapshots_are_immutable_and_the_baseline_never_regresses(database: Database, objects: ObjectStore) -> None:
     world = Plane(EmbeddedTransport(Services(database, objects)), "baselines").world("w")
     world.create()
     world.append([1, 2, 3], expected_head=0)

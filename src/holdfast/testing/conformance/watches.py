@@ -1,4 +1,4 @@
-"""A watch wakes whoever waits for a change."""
+"""Watches wake on changes, and subscribers receive every commit."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ from holdfast.errors import (
     InvalidKey,
 )
 from holdfast.kv import Database, Transaction
-from holdfast.testing.conformance.subspace import clear_subspace, put, raises
+from holdfast.testing.conformance.helpers import clear_subspace, put, raises
 
 
 def check_a_watch_wakes_on_writes_below_its_prefix(database: Database) -> None:
@@ -21,7 +21,7 @@ def check_a_watch_wakes_on_writes_below_its_prefix(database: Database) -> None:
         lambda tx: tx.delete_range(*subspace.range()),
     ]
     with database.watch(subspace.key("a")) as watch:
-        while watch.wait(0):  # A hint may come for nothing; take it.
+        while watch.wait(0):  # Hints may be spurious; consume them.
             pass
         for change in changes:
             database.transact(change)
@@ -59,7 +59,7 @@ def check_a_watch_wakes_threads_and_event_loops(database: Database) -> None:
         assert asyncio.run(watch.wait_async(0)) is False
 
 
-def check_a_closed_watch_says_so(database: Database) -> None:
+def check_a_closed_watch_raises_closed(database: Database) -> None:
     watch = database.watch(b"a")
     watch.close()
     watch.close()
@@ -68,23 +68,23 @@ def check_a_closed_watch_says_so(database: Database) -> None:
     raises(InvalidKey, lambda: database.watch("text"))  # type: ignore[arg-type]
 
 
-def check_whoever_hears_every_commit_learns_what_it_wrote(database: Database) -> None:
+def check_a_subscriber_receives_the_keys_of_every_commit(database: Database) -> None:
     subspace = clear_subspace(database)
-    heard: set[bytes] = set()
+    keys_seen: set[bytes] = set()
     cleared: list[tuple[bytes, bytes]] = []
 
-    def told(keys: Collection[bytes], ranges: Collection[tuple[bytes, bytes]]) -> None:
-        heard.update(keys)
+    def on_commit(keys: Collection[bytes], ranges: Collection[tuple[bytes, bytes]]) -> None:
+        keys_seen.update(keys)
         cleared.extend(ranges)
 
-    stop = database.subscribe(told)
+    stop = database.subscribe(on_commit)
     database.transact(put, subspace.key("a", 1), b"")
     database.transact(lambda tx: tx.delete(subspace.key("a", 2)))
-    assert {subspace.key("a", 1), subspace.key("a", 2)} <= heard
+    assert {subspace.key("a", 1), subspace.key("a", 2)} <= keys_seen
     begin, end = subspace.range("b")
     database.transact(lambda tx: tx.delete_range(begin, end))
     assert any(first <= begin and end <= past for first, past in cleared)
     stop()
     stop()
     database.transact(put, subspace.key("a", 3), b"")
-    assert subspace.key("a", 3) not in heard
+    assert subspace.key("a", 3) not in keys_seen

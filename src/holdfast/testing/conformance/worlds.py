@@ -1,9 +1,9 @@
-"""Worlds keep their promises on every backend: one history, one order of arrival, nothing lost and nothing twice.
+"""Conformance checks for worlds: one history, one order of arrival, nothing lost and nothing duplicated.
 
     for check in WORLD_CHECKS:
         check(database)
 
-Each check lives in a universe of its own name and clears it first, so that they can share a database and run again.
+Each check clears the universe that has its name, so checks can share a database and run again.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from holdfast.kv import Database, Pair, Subspace, Transaction, Work
 from holdfast.layers import inboxes, journal_records, journals, worlds
 from holdfast.layers.worlds import World
 from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX
-from holdfast.testing.conformance.subspace import in_threads, put_all, raises
+from holdfast.testing.conformance.helpers import in_threads, put_all, raises
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
 from holdfast.wire.canonical import canonical
 from holdfast.wire.inboxes import Control, DomainEvent, Effect, InboxItem, Timer
@@ -34,7 +34,7 @@ FAULTS: Final[tuple[Callable[[], BaseException], ...]] = (
 
 
 def check_an_append_at_another_head_is_refused_and_writes_nothing(database: Database) -> None:
-    world = _fresh(database, check_an_append_at_another_head_is_refused_and_writes_nothing)
+    world = _empty_world(database, check_an_append_at_another_head_is_refused_and_writes_nothing)
     database.transact(journals.append, world, _entries("a", 3), expected_head=0)
     before = _stored(database, world)
     for expected in (0, 2, 4, -1, 1 << 70):
@@ -44,35 +44,35 @@ def check_an_append_at_another_head_is_refused_and_writes_nothing(database: Data
 
 
 def check_readers_never_see_half_a_batch(database: Database) -> None:
-    world = _fresh(database, check_readers_never_see_half_a_batch)
+    world = _empty_world(database, check_readers_never_see_half_a_batch)
 
-    def look(tx: Transaction) -> None:
+    def check_read(tx: Transaction) -> None:
         found = journals.read_hot(tx, world, 0, READ_ENTRIES_MAX)
         assert len(found) == journals.head(tx, world)
-        _assert_whole_batches([record for _, record in found], size=4)
+        _assert_wgap_batches([record for _, record in found], size=4)
 
-    def either(number: int) -> None:
+    def run_one(number: int) -> None:
         for step in range(12):
             if number % 2:
-                _append_somewhere(database, world, _entries(f"{number}.{step}", 4))
+                _append_at_head(database, world, _entries(f"{number}.{step}", 4))
             else:
-                database.read(look)
-                database.transact(look)
+                database.read(check_read)
+                database.transact(check_read)
 
-    in_threads(4, either)
+    in_threads(4, run_one)
     assert database.read(journals.head, world) == 2 * 12 * 4
 
 
-def check_concurrent_appenders_lose_and_double_no_batch(database: Database) -> None:
-    world = _fresh(database, check_concurrent_appenders_lose_and_double_no_batch)
+def check_concurrent_appends_lose_and_duplicate_no_batch(database: Database) -> None:
+    world = _empty_world(database, check_concurrent_appends_lose_and_duplicate_no_batch)
     starts: dict[int, list[bytes]] = {}
 
-    def climb(thread: int) -> None:
+    def append_many(thread: int) -> None:
         for step in range(10):
             batch = _entries(f"{thread}.{step}", 1 + (thread + step) % 4)
-            starts[_append_somewhere(database, world, batch)] = batch
+            starts[_append_at_head(database, world, batch)] = batch
 
-    in_threads(8, climb)
+    in_threads(8, append_many)
     assert len(starts) == 80
     journal = _journal(database, world)
     assert len(journal) == sum(map(len, starts.values()))
@@ -82,12 +82,12 @@ def check_concurrent_appenders_lose_and_double_no_batch(database: Database) -> N
 
 
 def check_items_of_eight_writers_are_in_the_order_of_their_commits(database: Database) -> None:
-    """One transaction puts an item into two inboxes; both must tell the same order, and it must be that of time."""
-    world = _fresh(database, check_items_of_eight_writers_are_in_the_order_of_their_commits)
+    """One transaction puts an item into two inboxes: both must have the same order, and it must match real time."""
+    world = _empty_world(database, check_items_of_eight_writers_are_in_the_order_of_their_commits)
     other = World(world.universe, "other")
     database.transact(worlds.create, other)
     ticks = count()
-    spans: dict[int, tuple[int, int]] = {}  # From sequence to when its writer called, and was answered.
+    spans: dict[int, tuple[int, int]] = {}  # Sequence -> the ticks of its writer's call and return.
 
     def put_both(tx: Transaction, item: InboxItem) -> tuple[int, int]:
         return inboxes.enqueue(tx, world, item), inboxes.enqueue(tx, other, item)
@@ -105,15 +105,15 @@ def check_items_of_eight_writers_are_in_the_order_of_their_commits(database: Dat
     earliest_answer_behind = next(ticks)
     for sequence in reversed(range(8 * 15)):
         called, answered = spans[sequence]
-        assert called < earliest_answer_behind, f"{sequence} was put after a later item had been answered"
+        assert called < earliest_answer_behind, f"{sequence} was put after a later item had been acknowledged"
         earliest_answer_behind = min(earliest_answer_behind, answered)
 
 
-def check_an_inbox_grows_at_its_end_only(database: Database) -> None:
-    """A reader that has seen an item will never find another one before it."""
-    world = _fresh(database, check_an_inbox_grows_at_its_end_only)
+def check_an_inbox_grows_only_at_its_end(database: Database) -> None:
+    """After a reader has read an item, no item appears before it."""
+    world = _empty_world(database, check_an_inbox_grows_only_at_its_end)
 
-    def either(number: int) -> None:
+    def run_one(number: int) -> None:
         seen: list[tuple[int, InboxItem]] = []
         for step in range(15):
             if number % 2:
@@ -124,12 +124,12 @@ def check_an_inbox_grows_at_its_end_only(database: Database) -> None:
                 assert [sequence for sequence, _ in now] == list(range(len(now)))
                 seen = now
 
-    in_threads(8, either)
+    in_threads(8, run_one)
     assert database.read(inboxes.arrivals, world) == 4 * 15
 
 
 def check_the_cursor_moves_forward_by_compare_and_swap(database: Database) -> None:
-    world = _fresh(database, check_the_cursor_moves_forward_by_compare_and_swap)
+    world = _empty_world(database, check_the_cursor_moves_forward_by_compare_and_swap)
     _put(database, world, _commands(5))
 
     def move(expected: int | None, new: int) -> None:
@@ -149,8 +149,8 @@ def check_the_cursor_moves_forward_by_compare_and_swap(database: Database) -> No
     assert _stored(database, world) == before
 
 
-def check_one_of_many_moves_of_the_cursor_wins(database: Database) -> None:
-    world = _fresh(database, check_one_of_many_moves_of_the_cursor_wins)
+def check_exactly_one_of_many_cursor_moves_succeeds(database: Database) -> None:
+    world = _empty_world(database, check_exactly_one_of_many_cursor_moves_succeeds)
     _put(database, world, _commands(8))
     winners: list[int] = []
 
@@ -164,20 +164,20 @@ def check_one_of_many_moves_of_the_cursor_wins(database: Database) -> None:
 
 
 def check_concurrent_drainers_move_each_item_once(database: Database) -> None:
-    """Appends in between move the head on which a drain counts: neither items nor entries may go with it."""
-    world = _fresh(database, check_concurrent_drainers_move_each_item_once)
+    """Concurrent appends move the head that a drain relies on: neither items nor entries may be lost."""
+    world = _empty_world(database, check_concurrent_drainers_move_each_item_once)
     heights: list[int] = []
 
-    def either(number: int) -> None:
+    def run_one(number: int) -> None:
         for step in range(15):
             if number % 3 == 0:
                 database.transact(inboxes.enqueue, world, Control(command=f"{number}.{step}"))
             elif number % 3 == 1:
                 heights.extend(database.transact(inboxes.drain, world, limit=1 + step % 3))
             else:
-                _append_somewhere(database, world, _entries(f"{number}.{step}", 2))
+                _append_at_head(database, world, _entries(f"{number}.{step}", 2))
 
-    in_threads(9, either)
+    in_threads(9, run_one)
     heights += _drain_all(database, world)
     _assert_drained(database, world, 3 * 15)
     journal = _journal(database, world)
@@ -185,12 +185,12 @@ def check_concurrent_drainers_move_each_item_once(database: Database) -> None:
     assert sorted(heights) == [
         height for height, record in enumerate(journal) if record[1] == journal_records.Kind.INGRESS
     ]
-    _assert_whole_batches([record for record in journal if record[1] == journal_records.Kind.ENTRY], size=2)
+    _assert_wgap_batches([record for record in journal if record[1] == journal_records.Kind.ENTRY], size=2)
 
 
 def check_a_conflict_while_draining_loses_nothing(database: Database) -> None:
-    """LESSONS 25: head and cursor are checked before anything is written, so a refusal leaves every item in place."""
-    world = _fresh(database, check_a_conflict_while_draining_loses_nothing)
+    """Head and cursor are checked before anything is written, so a refused drain loses no items."""
+    world = _empty_world(database, check_a_conflict_while_draining_loses_nothing)
     _put(database, world, _commands(6))
     database.transact(inboxes.drain, world, limit=2)
     before = _stored(database, world)
@@ -200,8 +200,8 @@ def check_a_conflict_while_draining_loses_nothing(database: Database) -> None:
         inboxes.drain(tx, world, limit=2)
         journals.append(tx, world, _entries("late", 1), expected_head=head)
 
-    def swallow(tx: Transaction) -> None:
-        """Whoever goes on after a refusal commits what was written before it, which must be nothing."""
+    def continue_after_refusals(tx: Transaction) -> None:
+        """A transaction that catches a refusal commits what was written before it, which must be nothing."""
         raises(HeadAdvanced, lambda: journals.append(tx, world, _entries("late", 1), expected_head=1))
         raises(CursorAdvanced, lambda: inboxes.commit_cursor(tx, world, expected=None, new=3))
         raises(InvalidArgument, lambda: inboxes.commit_cursor(tx, world, expected=1, new=0))
@@ -209,16 +209,16 @@ def check_a_conflict_while_draining_loses_nothing(database: Database) -> None:
         assert not tx.wrote
 
     raises(HeadAdvanced, lambda: database.transact(drain_and_append))
-    database.transact(swallow)
+    database.transact(continue_after_refusals)
     assert _stored(database, world) == before
     _drain_all(database, world)
     _assert_drained(database, world, 6)
 
 
-def check_a_crash_at_any_point_of_a_drain_changes_nothing_in_the_end(database: Database) -> None:
-    """A drain is repeated as it was: the cursor that it moves knows what came of the first attempt."""
-    world = _fresh(database, check_a_crash_at_any_point_of_a_drain_changes_nothing_in_the_end)
-    _put(database, world, [*_commands(4), _asking(7)])
+def check_a_drain_retried_after_a_crash_leaves_the_same_state(database: Database) -> None:
+    """A drain can simply be repeated: the cursor shows whether the first attempt was committed."""
+    world = _empty_world(database, check_a_drain_retried_after_a_crash_leaves_the_same_state)
+    _put(database, world, [*_commands(4), _item_with_requests(7)])
 
     def drain(faulty: Database, world: World) -> None:
         while faulty.transact(inboxes.drain, world, limit=2):
@@ -228,9 +228,9 @@ def check_a_crash_at_any_point_of_a_drain_changes_nothing_in_the_end(database: D
     _assert_drained(database, world, 5)
 
 
-def check_a_crash_at_any_point_of_an_append_changes_nothing_in_the_end(database: Database) -> None:
-    """An append is repeated after a look at the head, which tells what came of the first attempt."""
-    world = _fresh(database, check_a_crash_at_any_point_of_an_append_changes_nothing_in_the_end)
+def check_an_append_retried_after_a_crash_leaves_the_same_state(database: Database) -> None:
+    """An append is repeated after reading the head, which shows whether the first attempt was committed."""
+    world = _empty_world(database, check_an_append_retried_after_a_crash_leaves_the_same_state)
 
     def append(faulty: Database, world: World) -> None:
         for step in range(faulty.read(journals.head, world) // 3, 3):
@@ -240,8 +240,8 @@ def check_a_crash_at_any_point_of_an_append_changes_nothing_in_the_end(database:
     assert len(_journal(database, world)) == 9
 
 
-def check_a_drain_takes_no_more_than_one_batch(database: Database) -> None:
-    world = _fresh(database, check_a_drain_takes_no_more_than_one_batch)
+def check_a_drain_moves_at_most_one_batch(database: Database) -> None:
+    world = _empty_world(database, check_a_drain_moves_at_most_one_batch)
     _put(database, world, _commands(BATCH_ENTRIES_MAX + 44))
     assert len(database.transact(inboxes.drain, world)) == BATCH_ENTRIES_MAX
     assert len(database.transact(inboxes.drain, world)) == 44
@@ -257,7 +257,7 @@ def check_a_drain_takes_no_more_than_one_batch(database: Database) -> None:
 
 
 def check_requests_are_indexed_by_the_drain_and_only_by_it(database: Database) -> None:
-    world = _fresh(database, check_requests_are_indexed_by_the_drain_and_only_by_it)
+    world = _empty_world(database, check_requests_are_indexed_by_the_drain_and_only_by_it)
     requests = (Subspace("u", world.universe, "effects"), Subspace("u", world.universe, "timers"))
 
     def indexed() -> list[list[tuple[Any, ...]]]:
@@ -270,7 +270,7 @@ def check_requests_are_indexed_by_the_drain_and_only_by_it(database: Database) -
         inboxes.drain(tx, world)
         raise LookupError("on purpose")
 
-    _put(database, world, [Control(command="plain"), _asking(7), _asking(8)])
+    _put(database, world, [Control(command="plain"), _item_with_requests(7), _item_with_requests(8)])
     assert indexed() == [[], []]
     raises(LookupError, lambda: database.transact(drain_and_fail))
     assert indexed() == [[], []]
@@ -281,25 +281,25 @@ def check_requests_are_indexed_by_the_drain_and_only_by_it(database: Database) -
     assert indexed() == [pending, [("due", 7, b"timer", "world"), ("due", 8, b"timer", "world")]]
 
 
-def check_a_hole_in_a_journal_is_reported(database: Database) -> None:
-    world = _fresh(database, check_a_hole_in_a_journal_is_reported)
+def check_a_gap_in_a_journal_is_reported(database: Database) -> None:
+    world = _empty_world(database, check_a_gap_in_a_journal_is_reported)
     database.transact(journals.append, world, _entries("n", 6), expected_head=0)
-    for hole in (0, 3, 5):
-        key = worlds.subspace(world).key("journal", "e") + hole.to_bytes(8, "big")
+    for gap in (0, 3, 5):
+        key = worlds.subspace(world).key("journal", "e") + gap.to_bytes(8, "big")
         record = database.read(Transaction.get, key)
         assert record is not None
         database.transact(Transaction.delete, key)
         raises(MissingEntry, lambda: database.read(journals.read_hot, world, 0, 10))
-        raises(MissingEntry, partial(database.read, journals.read_hot, world, hole, 1))
-        assert len(database.read(journals.read_hot, world, hole + 1, 10)) == 5 - hole
+        raises(MissingEntry, partial(database.read, journals.read_hot, world, gap, 1))
+        assert len(database.read(journals.read_hot, world, gap + 1, 10)) == 5 - gap
         database.transact(Transaction.put, key, record)
     assert len(database.read(journals.read_hot, world, 0, 10)) == 6
 
 
-# What the checks have in common.
+# Helpers.
 
 
-def _fresh(database: Database, check: Check) -> World:
+def _empty_world(database: Database, check: Check) -> World:
     """An empty world in the universe that has the check's name."""
     world = World(check.__name__, "world")
     database.transact(Transaction.delete_range, *Subspace("u", world.universe).range())
@@ -308,7 +308,7 @@ def _fresh(database: Database, check: Check) -> World:
 
 
 def _stored(database: Database, world: World) -> list[Pair]:
-    """All that the universe of a world holds."""
+    """All pairs of a world's universe."""
     return database.read(Transaction.scan, *Subspace("u", world.universe).range(), limit=10_000)
 
 
@@ -320,7 +320,7 @@ def _commands(number: int) -> list[InboxItem]:
     return [Control(command=f"command {position}") for position in range(number)]
 
 
-def _asking(deliver_at_ns: int) -> InboxItem:
+def _item_with_requests(deliver_at_ns: int) -> InboxItem:
     effects = (Effect("mail", b"first"), Effect("mail", b"second"))
     return Control(command="ask", effects=effects, timers=(Timer(deliver_at_ns, b"timer"),))
 
@@ -340,15 +340,15 @@ def _inbox(database: Database, world: World) -> list[tuple[int, InboxItem]]:
     return database.read(inboxes.read, world, after=None, limit=READ_ENTRIES_MAX)
 
 
-def _append_somewhere(database: Database, world: World, batch: list[bytes]) -> int:
-    """Append at whatever head there is. Each refusal is another's success, so the attempts are bounded."""
+def _append_at_head(database: Database, world: World, batch: list[bytes]) -> int:
+    """Append at the current head. Each refusal means that another append succeeded, so the attempts are bounded."""
     head = database.read(journals.head, world)
     for _ in range(1_000):
         try:
             return database.transact(journals.append, world, batch, expected_head=head)
         except HeadAdvanced as error:
             head = error.actual
-    raise AssertionError("a thousand others were first")
+    raise AssertionError("a thousand other appends came first")
 
 
 def _refusal(database: Database, error: type[Refusal], work: Work[Any], *args: Any, **kwargs: Any) -> Refusal:
@@ -371,7 +371,7 @@ def _assert_drained(database: Database, world: World, number: int) -> None:
     assert database.read(inboxes.cursor, world) == number - 1
 
 
-def _assert_whole_batches(batch: list[bytes], *, size: int) -> None:
+def _assert_wgap_batches(batch: list[bytes], *, size: int) -> None:
     values = [cbor2.loads(record)[1] for record in batch]
     assert len(values) % size == 0
     for start in range(0, len(values), size):
@@ -386,12 +386,12 @@ def _assert_faults_change_nothing(
     prepared = _stored(database, world)
     protocol(FaultyDatabase(database, counting), world)
     expected = _stored(database, world)
-    for error, strike_at in product(FAULTS, range(len(counting.points))):
+    for error, fail_at in product(FAULTS, range(len(counting.points))):
         database.transact(Transaction.delete_range, *Subspace("u", world.universe).range())
         database.transact(put_all, prepared)
-        raises(type(error()), partial(protocol, FaultyDatabase(database, ChosenFault(strike_at, error)), world))
+        raises(type(error()), partial(protocol, FaultyDatabase(database, ChosenFault(fail_at, error)), world))
         protocol(database, world)
-        assert _stored(database, world) == expected, f"{error} at {counting.points[strike_at]}, number {strike_at}"
+        assert _stored(database, world) == expected, f"{error} at {counting.points[fail_at]}, number {fail_at}"
 
 
 WORLD_CHECKS: Final[tuple[Check, ...]] = tuple(

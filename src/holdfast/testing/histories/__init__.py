@@ -1,18 +1,18 @@
-"""Histories: what concurrent clients asked and were told, and checkers that decide whether it can be true.
+"""Histories of concurrent operations, and checkers that decide whether a correct system could produce them.
 
     OK        invoked ──o──── returned      it happened once, in between
     FAILED    invoked ─────── returned      it never happened
     UNKNOWN   invoked ─────────?──── ···    the answer was lost: it happens once, at any later time, or never
 
-`invoked` and `returned` are positions from one counter, so one seed gives one history, and one digest. An
+`invoked` and `returned` are positions from one counter, so a seed always gives the same history and digest. An
 operation that never returned is UNKNOWN. Keys, arguments and results are plain data that msgspec can encode;
 two values are the same if they encode to the same bytes (a tuple equals a list, and 1 is not True).
 
-    checker              kinds: argument -> result                             promise
+    checker              kinds: argument -> result                             guarantee
     check_register       read: -> value; write: value; cas: (old, new) -> bool   strictly serializable
     check_counter        increment: amount -> value after                      each counted once, in real-time order
     check_fences         acquire: -> fence                                     a later grant has a higher fence
-    check_nothing_lost   write, cas                                            what was acknowledged is there
+    check_nothing_lost   write, cas                                            acknowledged writes are stored
 """
 
 from holdfast.testing.histories.counters import check_all_fences, check_counter, check_fences, check_nothing_lost

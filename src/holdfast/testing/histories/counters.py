@@ -1,4 +1,4 @@
-"""Decides histories whose answers must grow, and whether what was acknowledged is there."""
+"""Checks histories whose answers must increase, and that acknowledged writes are stored."""
 
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping
@@ -12,17 +12,17 @@ from holdfast.testing.histories.record import History, Operation, Outcome, Viola
 def check_counter(history: History, key: Hashable, *, initial: int = 0, final: int | None = None) -> None:
     """Find an order of the increments of `key` that explains every answer, and `final`, read after all of them.
 
-    Exact if every increment whose answer was lost adds 1; otherwise a few wrong histories pass. O(n log n).
+    Exact if every increment with a lost answer adds 1; otherwise a few invalid histories pass. O(n log n).
 
     Raises:
-        Violation: there is none.
+        Violation: there is no such order.
     """
     increments = by_key(history, "increment").get(key, [])
-    counted = _growing(f"Counter {key!r}", increments)
+    counted = _increasing(f"Counter {key!r}", increments)
     lost = [operation for operation in increments if operation.outcome is Outcome.UNKNOWN]
     lost_invoked = [operation.invoked for operation in lost]
     lost_total = list(accumulate(map(_amount, lost), initial=0))
-    # What is below an answer happened before that answer returned, and before every higher one did.
+    # Increments below an answer happened before it returned, and before every higher answer returned.
     deadlines = list(accumulate((operation.returned for operation in reversed(counted)), min))[::-1]
 
     value, missing, previous = initial, 0, counted[:0]
@@ -33,8 +33,8 @@ def check_counter(history: History, key: Hashable, *, initial: int = 0, final: i
         missing += gap
         available = lost_total[bisect_left(lost_invoked, deadline)]
         if missing > available:
-            message = f"Counter {key!r} skipped: no answers explain {missing} of {operation.result}, and increments "
-            message += f"that were invoked before {deadline} and lost their answer explain {available}"
+            message = f"Counter {key!r} skipped: {missing} of {operation.result} have no answer, and increments with a "
+            message += f"lost answer that were invoked before {deadline} explain only {available}"
             raise Violation(message, [*previous, operation, *(each for each in counted if each.returned == deadline)])
         value, previous = operation.result, [operation]
 
@@ -44,36 +44,36 @@ def check_counter(history: History, key: Hashable, *, initial: int = 0, final: i
 
 
 def check_fences(history: History, key: Hashable) -> None:
-    """Check that no fence of `key` was granted twice, and that a later grant has a higher one."""
-    _growing(f"Fence {key!r}", by_key(history, "acquire").get(key, []))
+    """Check that no fence of `key` was granted twice, and that later grants have higher fences."""
+    _increasing(f"Fence {key!r}", by_key(history, "acquire").get(key, []))
 
 
 def check_all_fences(history: History) -> None:
     """`check_fences` for every key that was acquired."""
     for key, operations in by_key(history, "acquire").items():
-        _growing(f"Fence {key!r}", operations)
+        _increasing(f"Fence {key!r}", operations)
 
 
 def check_nothing_lost(history: History, found: Mapping[Any, Any]) -> None:
     """Check `found`, read after everything ended, against what was written; None is the same as absent.
 
-    A value may be there if its answer was lost, or if it was acknowledged and no later write was.
+    A value may be present if its answer was lost, or if it was acknowledged and no later write was.
 
     Raises:
-        Violation: an acknowledged write is missing, or a value is there that must not be.
+        Violation: an acknowledged write is missing, or a value is present that must not be.
     """
     written = by_key(history, "write", "cas")
     for key in dict.fromkeys([*written, *found]):
         value = encode(found.get(key))
-        writes = [(each, left) for each in written.get(key, []) if (left := _left_by(each)) is not None]
+        writes = [(each, left) for each in written.get(key, []) if (left := _value_left(each)) is not None]
         acknowledged = [each for each, _ in writes if each.outcome is Outcome.OK]
         last = acknowledged[-1].invoked if acknowledged else 0
-        # An answer that was lost has not returned, so its write is never too old.
+        # An operation with a lost answer has not returned, so its write is never too old.
         allowed = {left for each, left in writes if each.outcome is not Outcome.FAILED and each.returned > last}
         if value in allowed or (not acknowledged and found.get(key) is None):
             continue
         sources = [each for each, left in writes if left == value]
-        reason = "nobody wrote that"
+        reason = "no write has this value"
         if sources:
             reason = "a later write was acknowledged" if sources[0] in acknowledged else "that write failed"
         elif found.get(key) is None:
@@ -81,8 +81,8 @@ def check_nothing_lost(history: History, found: Mapping[Any, Any]) -> None:
         raise Violation(f"Key {key!r} holds {found.get(key)!r}, but {reason}", sources + acknowledged[-1:])
 
 
-def _left_by(operation: Operation) -> bytes | None:
-    """The value that a write or a cas leaves behind, or would have; None if it certainly left none."""
+def _value_left(operation: Operation) -> bytes | None:
+    """The value that a write or a cas stores, or would have stored; None if it certainly stored none."""
     if operation.kind == "write":
         return encode(operation.argument)
     if operation.outcome is Outcome.OK and not operation.result:
@@ -90,17 +90,17 @@ def _left_by(operation: Operation) -> bytes | None:
     return encode(operation.argument[1])
 
 
-def _growing(name: str, operations: list[Operation]) -> list[Operation]:
+def _increasing(name: str, operations: list[Operation]) -> list[Operation]:
     """The acknowledged operations in the order of their results, which real time must not contradict."""
     answered = [operation for operation in operations if operation.outcome is Outcome.OK]
     for operation in answered:
         if type(operation.result) is not int:
-            raise InvalidArgument(f"{operation} has no integer as its result; record the number it was answered")
+            raise InvalidArgument(f"{operation} has no integer result; record the returned number")
     answered.sort(key=lambda operation: operation.result)
     latest = answered[0] if answered else None
     for one, other in pairwise(answered):
         if one.result == other.result:
-            raise Violation(f"{name}: {one.result} was given out twice", [one, other])
+            raise Violation(f"{name}: {one.result} was granted twice", [one, other])
         latest = max(latest or one, one, key=lambda operation: operation.invoked)
         if other.returned < latest.invoked:
             message = f"{name}: {other.result} had returned before the call that got {latest.result} was made"
@@ -111,5 +111,5 @@ def _growing(name: str, operations: list[Operation]) -> list[Operation]:
 def _amount(operation: Operation) -> int:
     amount = 1 if operation.argument is None else operation.argument
     if type(amount) is not int or amount < 1:
-        raise InvalidArgument(f"{operation} adds {amount!r}; check_counter knows increments by 1 or more")
+        raise InvalidArgument(f"{operation} adds {amount!r}; check_counter supports increments of 1 or more")
     return amount

@@ -1,4 +1,4 @@
-"""The record itself: operations as their clients saw them."""
+"""The record of a history: operations as their clients saw them."""
 
 import hashlib
 import threading
@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError, InvalidArgument, Retry
 
-LINES_MAX: Final = 50  # A report that nobody reads to its end explains nothing.
+REPORT_LINES_MAX: Final = 50  # Longer reports are not readable.
 NEVER: Final = 2**63 - 1
 encode: Final = msgspec.msgpack.Encoder(order="deterministic").encode
 
@@ -36,26 +36,28 @@ class Operation(msgspec.Struct, frozen=True):
     result: Any = None
 
     def __str__(self) -> str:
-        asked = f"{self.kind} {self.key!r}" + ("" if self.argument is None else f" {self.argument!r}")
-        told = repr(self.result) if self.outcome is Outcome.OK else self.outcome.value
-        return f"[{self.invoked}..{'' if self.returned == NEVER else self.returned}] {self.client}: {asked} -> {told}"
+        request = f"{self.kind} {self.key!r}" + ("" if self.argument is None else f" {self.argument!r}")
+        answer = repr(self.result) if self.outcome is Outcome.OK else self.outcome.value
+        return (
+            f"[{self.invoked}..{'' if self.returned == NEVER else self.returned}] {self.client}: {request} -> {answer}"
+        )
 
 
 class Violation(AssertionError):
-    """No correct system gives this history; `operations` are the ones that contradict each other."""
+    """No correct system can produce this history. `operations` are the ones that contradict each other."""
 
     def __init__(self, message: str, operations: Iterable[Operation]) -> None:
         unique = {operation.invoked: operation for operation in operations}
         self.message = message
         self.operations = tuple(unique[invoked] for invoked in sorted(unique))
-        lines = [message, *map(str, self.operations[:LINES_MAX])]
-        if len(self.operations) > LINES_MAX:
-            lines.append(f"and {len(self.operations) - LINES_MAX} more, in `operations`")
+        lines = [message, *map(str, self.operations[:REPORT_LINES_MAX])]
+        if len(self.operations) > REPORT_LINES_MAX:
+            lines.append(f"and {len(self.operations) - REPORT_LINES_MAX} more, in `operations`")
         super().__init__("\n    ".join(lines))
 
 
 class History:
-    """A record of operations that many threads append to at once."""
+    """A thread-safe record of operations."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +67,7 @@ class History:
     def record(self, client: str, kind: str, key: Hashable, argument: Any, call: Callable[[], Any]) -> Operation:
         """Run `call` and return the operation as it ended; a HoldfastError becomes its outcome.
 
-        Any other exception passes through, and leaves the operation UNKNOWN.
+        Any other exception propagates and leaves the operation UNKNOWN.
         """
         operation = self.invoke(client, kind, key, argument)
         try:
@@ -75,7 +77,7 @@ class History:
         return self.ok(operation, result)
 
     def invoke(self, client: str, kind: str, key: Hashable, argument: Any = None) -> Operation:
-        """Note that `client` is about to call; end the operation with `ok`, `failed`, `unknown` or `raised`."""
+        """Record that `client` starts a call. End the operation with `ok`, `failed`, `unknown` or `raised`."""
         with self._lock:
             self._position += 1
             operation = Operation(client, kind, key, argument, self._position)
@@ -83,33 +85,33 @@ class History:
             return operation
 
     def ok(self, operation: Operation, result: Any = None) -> Operation:
-        """It happened, and answered `result`."""
+        """End an operation that happened and returned `result`."""
         return self._end(operation, Outcome.OK, result)
 
     def failed(self, operation: Operation) -> Operation:
-        """It certainly did not happen, and never will."""
+        """End an operation that certainly did not happen, and never will."""
         return self._end(operation, Outcome.FAILED)
 
     def unknown(self, operation: Operation) -> Operation:
-        """The answer was lost."""
+        """End an operation whose answer was lost."""
         return self._end(operation, Outcome.UNKNOWN)
 
     def raised(self, operation: Operation, error: HoldfastError) -> Operation:
-        """It raised: UNKNOWN if the error's `retry` says that it may have happened, FAILED otherwise."""
+        """End an operation that raised: UNKNOWN if, by the error's `retry`, it may have happened; otherwise FAILED."""
         return self.unknown(operation) if error.retry is Retry.IDEMPOTENT else self.failed(operation)
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """Everything so far, in the order of invocation."""
+        """All operations so far, in the order of invocation."""
         with self._lock:
             return tuple(self._operations.values())
 
     def digest(self) -> str:
-        """A SHA-256 over every field of every operation: equal digests, equal histories."""
+        """The SHA-256 over every field of every operation; equal histories have equal digests."""
         return hashlib.sha256(encode(self.operations)).hexdigest()
 
-    def render(self, limit: int = LINES_MAX) -> str:
-        """The last `limit` operations, one on a line."""
+    def render(self, limit: int = REPORT_LINES_MAX) -> str:
+        """The last `limit` operations, one per line."""
         operations = self.operations
         hidden = max(0, len(operations) - limit)
         return "\n".join(
@@ -119,7 +121,9 @@ class History:
     def _end(self, operation: Operation, outcome: Outcome, result: Any = None) -> Operation:
         with self._lock:
             if self._operations.get(operation.invoked) is not operation:
-                raise InvalidArgument(f"{operation} has already ended, or is another history's; end each one once")
+                raise InvalidArgument(
+                    f"{operation} has already ended, or belongs to another history; end each operation once"
+                )
             self._position += 1
             returned = NEVER if outcome is Outcome.UNKNOWN else self._position
             ended = msgspec.structs.replace(operation, returned=returned, outcome=outcome, result=result)

@@ -1,4 +1,4 @@
-"""Decides whether a register's history is strictly serializable, and says why not in a few operations."""
+"""Checks that a register's history is strictly serializable, and reports a small contradiction if it is not."""
 
 from collections.abc import Hashable, Iterable
 from typing import Any, Final
@@ -7,15 +7,15 @@ import msgspec
 
 from holdfast.testing.histories.record import NEVER, History, Operation, Outcome, Violation, by_key, encode
 
-STATES_MAX: Final = 200_000  # About ten seconds; honest histories need a few states per operation.
-SHRINK_STATES_MAX: Final = 500  # A shorter report is a courtesy, so neither an attempt at one
-SHRINK_ATTEMPTS_MAX: Final = 200  # nor all of them together may take long.
+STATES_MAX: Final = 200_000  # About ten seconds; valid histories need a few states per operation.
+SHRINK_STATES_MAX: Final = 500  # A shorter report is optional, so neither one attempt
+SHRINK_ATTEMPTS_MAX: Final = 200  # nor all attempts together may take long.
 
-_UNSEEN: Final = b""  # No value encodes to nothing.
+_UNSEEN: Final = b""  # No value encodes to empty bytes.
 
 
 class Undecided(RuntimeError):
-    """The search met its bound before it found an order or ruled all of them out. This is no verdict."""
+    """The search reached its bound before it found an order or excluded all of them. The result is unknown."""
 
 
 def check_registers(history: History, *, initial: Any = None, states_max: int = STATES_MAX) -> int:
@@ -25,30 +25,30 @@ def check_registers(history: History, *, initial: Any = None, states_max: int = 
 
 
 def check_register(history: History, key: Hashable, initial: Any = None, *, states_max: int = STATES_MAX) -> int:
-    """Find one order of the operations on `key` that explains every answer; return how many states that took.
+    """Find one order of the operations on `key` that explains every answer; return how many states the search visited.
 
     Raises:
-        Violation: there is none.
-        Undecided: `states_max` states were not enough to tell.
+        Violation: there is no such order.
+        Undecided: `states_max` states were not enough to decide.
     """
     return _check_register(key, by_key(history, "read", "write", "cas").get(key, []), initial, states_max)
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """An operation as a register sees it; a field is None where it does not care."""
+    """An operation on a register; a field is None where any value is allowed."""
 
     invoked: int
     returned: int
     needs: bytes | None = None
-    refuses: bytes | None = None
+    excludes: bytes | None = None
     becomes: bytes | None = None
 
     def fits(self, state: bytes) -> bool:
-        return (self.needs is None or self.needs == state) and self.refuses != state
+        return (self.needs is None or self.needs == state) and self.excludes != state
 
 
 def _step(operation: Operation) -> _Step:
-    """What the operation did; without an answer, what it would have done."""
+    """The effect of the operation; without an answer, the effect it would have had."""
     invoked, returned = operation.invoked, operation.returned
     if operation.kind == "read":
         return _Step(invoked, returned, needs=encode(operation.result))
@@ -56,7 +56,7 @@ def _step(operation: Operation) -> _Step:
         return _Step(invoked, returned, becomes=encode(operation.argument))
     expected, new = map(encode, operation.argument)
     if operation.outcome is Outcome.OK and not operation.result:
-        return _Step(invoked, returned, refuses=expected)
+        return _Step(invoked, returned, excludes=expected)
     return _Step(invoked, returned, needs=expected, becomes=None if new == expected else new)
 
 
@@ -68,94 +68,94 @@ def _check_register(key: Hashable, operations: list[Operation], initial: Any, st
     try:
         states = _explore(certain, possible, state, states_max)
     except Undecided:
-        if not _one_value(certain, possible, state):
+        if not _one_value_conflict(certain, possible, state):
             raise
         states = None
     if states is not None:
         return states
-    certain, possible = _core(*(_one_value(certain, possible, state) or (certain, possible)), state)
+    certain, possible = _shrink(*(_one_value_conflict(certain, possible, state) or (certain, possible)), state)
     shown = {step.invoked for step in certain + _sources(certain, possible) + _sources(certain, steps[Outcome.FAILED])}
     raise Violation(
-        f"Register {key!r}, at first {initial!r}: no order of these operations explains every answer",
+        f"Register {key!r}, initially {initial!r}: no order of these operations explains every answer",
         (operation for operation in operations if operation.invoked in shown),
     )
 
 
 def _explore(certain: list[_Step], possible: list[_Step], state: bytes, states_max: int) -> int | None:
-    """How many states it took to find an order, or None if there is none.
+    """The number of states visited to find an order, or None if there is none.
 
-    Wing and Gong's search with Lowe's memory: a depth-first walk over (certain steps done, possible ones used,
-    value, owed) that enters no configuration twice. These rules keep it small and lose no order:
+    Wing and Gong's search with Lowe's memoization: a depth-first search over (certain steps done, possible steps used,
+    value, must_be_read) that visits no configuration twice. These rules keep it small and lose no order:
 
-    - An answer that fits and changes nothing is taken at once: earlier is never worse.
-    - All values that no step has yet to see are one value, _UNSEEN; to write one over another changes nothing.
-    - A value that some step has yet to see is not left while nothing can bring it back.
-    - A possible step is owed a look: one that sees its value comes next. Before any other step it might as
-      well have come later, or never.
+    - A step that fits and changes nothing is taken at once: earlier is never worse.
+    - All values that no remaining step reads count as one value, _UNSEEN; replacing one by another changes nothing.
+    - A value that a remaining step needs is not replaced while no step can restore it.
+    - After a possible step, a step that reads its value must come next. Before any other step, the possible step could
+      as well come later, or never.
     """
     search = _Search(certain, possible)
-    if any(search.missed(value, 0, 0) for value in search.needed if value not in (None, state)):
+    if any(search.is_unreachable(value, 0, 0) for value in search.needed if value not in (None, state)):
         return None
     seen: set[tuple[int, int, bytes, bool]] = set()
     stack = [(0, 0, state, False)]
     while stack:
-        done, used, state, owed = stack.pop()
+        done, used, state, must_be_read = stack.pop()
         candidates, deadline = search.candidates(done)
         while True:
-            state = state if search.watched(state, done) else _UNSEEN
-            taken = sum(1 << i for i in candidates if search.is_idle(certain[i], state, done))
+            state = state if search.is_observable(state, done) else _UNSEEN
+            taken = sum(1 << i for i in candidates if search.can_take_now(certain[i], state, done))
             if not taken:
                 break
-            done, owed = done | taken, False
+            done, must_be_read = done | taken, False
             candidates, deadline = search.candidates(done)
         if not candidates:
             return len(seen) + 1
-        if (done, used, state, owed) in seen:
+        if (done, used, state, must_be_read) in seen:
             continue
         if len(seen) >= states_max:
             raise Undecided(f"Undecided after {states_max} states; raise states_max, or use more keys or fewer clients")
-        seen.add((done, used, state, owed))
+        seen.add((done, used, state, must_be_read))
 
-        # What is pushed last is tried first: what returned soonest, and possible steps only when all else failed.
+        # Pushed last means tried first: the step that returned first, and possible steps only after all others.
         moves = [(search.possible[i], done, used | 1 << i) for i in search.available(done, used, deadline)]
         candidates.sort(key=lambda i: -certain[i].returned)
         moves += [(certain[i], done | 1 << i, used) for i in candidates]
         for step, now_done, now_used in moves:
-            if step.becomes is None or not step.fits(state) or (owed and step.needs is None):
+            if step.becomes is None or not step.fits(state) or (must_be_read and step.needs is None):
                 continue
-            if step.becomes == state or not search.missed(state, now_done, now_used):
+            if step.becomes == state or not search.is_unreachable(state, now_done, now_used):
                 stack.append((now_done, now_used, step.becomes, now_used != used))
     return None
 
 
 class _Search:
-    """Steps, and for every value a bit mask of those that need it or leave it."""
+    """The steps, with a bit mask for each value of the steps that need it or store it."""
 
     def __init__(self, certain: list[_Step], possible: list[_Step]) -> None:
-        self.refusing = sum(1 << i for i, step in enumerate(certain) if step.refuses is not None)
+        self.excluding = sum(1 << i for i, step in enumerate(certain) if step.excludes is not None)
         self.certain = certain
-        self.possible = possible if self.refusing else _sources(certain, possible)
+        self.possible = possible if self.excluding else _sources(certain, possible)
         self.needed = _masks(step.needs for step in certain)
         self.left = _masks(step.becomes for step in certain)
         self.maybe_needed = _masks(step.needs for step in self.possible)
         self.maybe_left = _masks(step.becomes for step in self.possible)
 
-    def watched(self, value: bytes | None, done: int) -> bool:
-        """Whether a step that is not done could tell `value` from another."""
-        return bool((self.needed.get(value, 0) | self.refusing) & ~done) or value in self.maybe_needed
+    def is_observable(self, value: bytes | None, done: int) -> bool:
+        """Whether a remaining step could distinguish `value` from another one."""
+        return bool((self.needed.get(value, 0) | self.excluding) & ~done) or value in self.maybe_needed
 
-    def missed(self, value: bytes | None, done: int, used: int) -> bool:
-        """Whether a step that is not done needs `value`, and none can bring it back."""
+    def is_unreachable(self, value: bytes | None, done: int, used: int) -> bool:
+        """Whether a remaining step needs `value`, and none can restore it."""
         sources = self.left.get(value, 0) & ~done or self.maybe_left.get(value, 0) & ~used
         return bool(self.needed.get(value, 0) & ~done) and not sources
 
-    def is_idle(self, step: _Step, state: bytes, done: int) -> bool:
+    def can_take_now(self, step: _Step, state: bytes, done: int) -> bool:
         if step.becomes is None:
             return step.fits(state)
-        return state == _UNSEEN and step.needs is None and not self.watched(step.becomes, done)
+        return state == _UNSEEN and step.needs is None and not self.is_observable(step.becomes, done)
 
     def candidates(self, done: int) -> tuple[list[int], int]:
-        """What may come next, all that was invoked before the first return among the rest; and that return."""
+        """The steps that may come next (those invoked before the first remaining return), and that return."""
         first = (~done & (done + 1)).bit_length() - 1
         found, deadline = [], NEVER
         for i in range(first, len(self.certain)):
@@ -167,12 +167,12 @@ class _Search:
         return [i for i in found if self.certain[i].invoked < deadline], deadline
 
     def available(self, done: int, used: int, deadline: int) -> list[int]:
-        """The possible steps that may come next: the first of those that do the same, if somebody may see it."""
+        """The possible steps that may come next: the first of each kind, if a step could observe it."""
         found: dict[tuple[bytes | None, bytes | None], int] = {}
         for i, step in enumerate(self.possible):
             if step.invoked > deadline:
                 break
-            if not used >> i & 1 and self.watched(step.becomes, done):
+            if not used >> i & 1 and self.is_observable(step.becomes, done):
                 found.setdefault((step.needs, step.becomes), i)
         return list(found.values())
 
@@ -185,7 +185,7 @@ def _masks(values: Iterable[bytes | None]) -> dict[bytes | None, int]:
 
 
 def _sources(certain: list[_Step], steps: list[_Step]) -> list[_Step]:
-    """Those of `steps` whose value a certain step saw, or that led to one of these."""
+    """The steps whose value a certain step read, or that led to one of these."""
     values = {step.needs for step in certain} - {None}
     size = 0
     while size != len(values):
@@ -194,27 +194,29 @@ def _sources(certain: list[_Step], steps: list[_Step]) -> list[_Step]:
     return [step for step in steps if step.becomes in values]
 
 
-# A smaller contradiction. A forgotten answer only allows more orders, so what still has none had none before.
+# Shrinking a contradiction. Dropping an answer only allows more orders, so a subset without an order proves it.
 
 
-def _one_value(certain: list[_Step], possible: list[_Step], state: bytes) -> tuple[list[_Step], list[_Step]] | None:
-    """A contradiction among those that saw one value, and all writes; most lies are that plain."""
+def _one_value_conflict(
+    certain: list[_Step], possible: list[_Step], state: bytes
+) -> tuple[list[_Step], list[_Step]] | None:
+    """A contradiction between the reads of one value and all writes, the most common kind; None if there is none."""
     for value in dict.fromkeys(step.needs for step in certain if step.needs is not None):
-        others = {step.invoked for step in certain if step.refuses is not None or step.needs not in (None, value)}
-        smaller = _forget(certain, possible, others)
+        others = {step.invoked for step in certain if step.excludes is not None or step.needs not in (None, value)}
+        smaller = _drop_answers(certain, possible, others)
         if _is_contradiction(*smaller, state):
             return smaller
     return None
 
 
-def _core(certain: list[_Step], possible: list[_Step], state: bytes) -> tuple[list[_Step], list[_Step]]:
-    """The same contradiction with as many answers forgotten as halving finds."""
+def _shrink(certain: list[_Step], possible: list[_Step], state: bytes) -> tuple[list[_Step], list[_Step]]:
+    """The same contradiction with as many answers dropped as bisection finds."""
     attempts = SHRINK_ATTEMPTS_MAX
     size = len(certain)
     while size:
         begin = 0
         while begin < len(certain) and attempts:
-            smaller = _forget(certain, possible, {step.invoked for step in certain[begin : begin + size]})
+            smaller = _drop_answers(certain, possible, {step.invoked for step in certain[begin : begin + size]})
             if _is_contradiction(*smaller, state):
                 certain, possible = smaller
             else:
@@ -224,10 +226,10 @@ def _core(certain: list[_Step], possible: list[_Step], state: bytes) -> tuple[li
     return certain, possible
 
 
-def _forget(certain: list[_Step], possible: list[_Step], those: set[int]) -> tuple[list[_Step], list[_Step]]:
-    forgotten = [step for step in certain if step.invoked in those and step.becomes is not None]
-    more = sorted(possible + forgotten, key=lambda step: step.invoked)
-    return [step for step in certain if step.invoked not in those], more
+def _drop_answers(certain: list[_Step], possible: list[_Step], dropped: set[int]) -> tuple[list[_Step], list[_Step]]:
+    unanswered = [step for step in certain if step.invoked in dropped and step.becomes is not None]
+    more = sorted(possible + unanswered, key=lambda step: step.invoked)
+    return [step for step in certain if step.invoked not in dropped], more
 
 
 def _is_contradiction(certain: list[_Step], possible: list[_Step], state: bytes) -> bool:

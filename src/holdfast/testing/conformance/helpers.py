@@ -1,4 +1,4 @@
-"""What the checks have in common: a room of their own, small works, and threads."""
+"""Helpers of the checks: an empty subspace, small transaction functions, and threads."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ from holdfast.kv import Database, Pair, Subspace, Transaction
 
 
 def clear_subspace(database: Database) -> Subspace:
-    """An empty subspace for the check that runs."""
+    """An empty subspace for a check."""
     subspace = Subspace("conformance")
     database.transact(lambda tx: tx.delete_range(subspace.prefix, subspace.prefix + b"\xff" * 8))
     return subspace
