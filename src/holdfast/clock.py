@@ -1,4 +1,4 @@
-"""Time and identity, injected so that every layer runs under a simulated clock and replays from a seed."""
+"""Clocks and id generation, injected so that tests can simulate time and replay a random seed."""
 
 import os
 import random
@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 _VERSION_7: Final = 0x7 << 76
 _VARIANT: Final = 0x2 << 62
-_GROWING_BITS: Final = 62  # Those behind the variant.
+_COUNTER_BITS: Final = 62  # The bits after the variant.
 
 
 class Clock(Protocol):
@@ -29,49 +29,49 @@ class SystemClock:
 
 
 class MonotonicClock:
-    """How much time passes. What it says means nothing outside of the process, and is never set back or forward."""
+    """A clock for durations. Its values mean nothing outside the process, and clock changes do not affect it."""
 
     def now_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
 
 
-def when_moved(clock: Clock | None, wake: Callable[[], object]) -> Callable[[], object]:
-    """Have `wake` called whenever somebody moves the clock by hand, until the function that this returns is called.
+def on_clock_change(clock: Clock | None, wake: Callable[[], object]) -> Callable[[], object]:
+    """Call `wake` whenever a test moves the clock. Returns a function that ends the subscription.
 
-    A wall clock only passes, which timeouts see for themselves; one that a test moves tells whoever waits for it.
+    Timeouts follow a wall clock by themselves. A clock that tests move has a `subscribe` method instead.
     """
     subscribe: Callable[[Callable[[], object]], Callable[[], object]] | None = getattr(clock, "subscribe", None)
-    return subscribe(wake) if subscribe is not None else _nothing
+    return subscribe(wake) if subscribe is not None else _no_op
 
 
-def _nothing() -> None:
-    """There was nothing to end."""
+def _no_op() -> None:
+    """Does nothing: there is no subscription to end."""
 
 
 class IdSource:
-    """Makes UUIDv7s that strictly grow within a process, even when the clock stands still or goes back.
+    """Generates UUIDv7s that strictly increase within a process, even when the clock stops or goes back.
 
-    Of the 74 bits after the timestamp 73 are random for the first id of a millisecond, and each further one is larger
-    by a random step: so ids of one process sort in the order they were made, and ids of two processes do not collide.
+    73 of the 74 bits after the timestamp are random for the first id of a millisecond. Each further id is larger by a
+    random step. So ids of one process sort in creation order, and ids of two processes do not collide.
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        # Ids must differ, not be secret: one look at the system's randomness is enough, and each further one dear.
+        # Ids must be unique, not secret: seeding once from the system is enough, and os.urandom is slow.
         self._random = random.Random(os.urandom(32) if seed is None else seed)
         self._lock = threading.Lock()
-        self._last_ms = 0  # A clock that stands before 1970 counts as if it stood there.
+        self._last_ms = 0  # Times before 1970 count as 1970.
         self._last = 0
-        self._left = 0  # By how much ids can still grow within the millisecond.
+        self._left = 0  # How far ids can still increase within the millisecond.
 
     def new_id(self, now_ms: int) -> uuid.UUID:
         return uuid.UUID(int=self.new_number(now_ms))
 
     def new_number(self, now_ms: int) -> int:
-        """The same as a number, for whoever has no use for the object."""
+        """`new_id` as an integer."""
         return self.new_numbers(now_ms, 1)[0]
 
     def new_numbers(self, now_ms: int, count: int) -> list[int]:
-        """As many of them, each larger than the one before it."""
+        """`count` ids as integers, each larger than the one before it."""
         numbers = []
         getrandbits = self._random.getrandbits
         with self._lock:
@@ -83,10 +83,10 @@ class IdSource:
                     left -= step
                 else:
                     stamp = max(now_ms, stamp + 1)
-                    # The top bit of what grows starts clear, which leaves room to grow within the millisecond.
-                    low = getrandbits(_GROWING_BITS - 1)
+                    # The top bit starts clear, which leaves room for larger ids within the millisecond.
+                    low = getrandbits(_COUNTER_BITS - 1)
                     number = stamp << 80 | _VERSION_7 | getrandbits(12) << 64 | _VARIANT | low
-                    left = (1 << _GROWING_BITS) - 1 - low
+                    left = (1 << _COUNTER_BITS) - 1 - low
                 numbers.append(number)
             self._last_ms, self._last, self._left = stamp, number, left
         return numbers

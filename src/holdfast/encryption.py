@@ -1,10 +1,10 @@
-"""An agent's key: it proves who the agent is, and seals mail so that only its recipient can read it.
+"""Agent keys: they authenticate an agent, and encrypt ("seal") mail so that only its recipient can read it.
 
-    Ed25519      signs what a relay asks to be signed
-    Curve25519   made from the same key, seals: whoever opens a mail also knows that its sender's key sealed it
+    Ed25519      signs a relay's challenges
+    Curve25519   derived from the same key; encrypts and authenticates, so the recipient can verify the sender
 
-A server sees nothing but the sealed bytes. It could, however, name a wrong key for an agent that asks: whoever does not
-trust it exchanges public keys by another way.
+A server sees only encrypted bytes. It could still return a wrong public key for an agent. If you do not trust the
+server, exchange public keys through another channel.
 """
 
 import os
@@ -16,24 +16,24 @@ from holdfast.errors import InvalidArgument, SealBroken, Unsupported
 if TYPE_CHECKING:
     from nacl.public import Box
 
-SEALED: Final = "application/vnd.holdfast.sealed"  # The content type of a mail that is sealed.
+SEALED: Final = "application/vnd.holdfast.sealed"  # The content type of encrypted mail.
 KEY_BYTES: Final = 32
 
-_LENGTH_BYTES: Final = 2  # Of the content type, which is sealed along with the body.
+_LENGTH_BYTES: Final = 2  # Length prefix of the content type, which is encrypted with the body.
 
 
 class AgentKey:
     """The secret key of an agent. Keep it where only the agent can read it."""
 
     def __init__(self, secret: bytes) -> None:
-        """The key that these 32 bytes are.
+        """The key with these 32 secret bytes.
 
         Raises:
-            InvalidArgument: there are more of them, or fewer.
+            InvalidArgument: `secret` is not 32 bytes.
         """
         if secret.__class__ is not bytes or len(secret) != KEY_BYTES:
             raise InvalidArgument(f"An agent's secret key is {KEY_BYTES} bytes; make one with AgentKey.generate()")
-        # Most programs never make a key, and these imports take longer than all of Holdfast's own.
+        # Imported here: most programs never need a key, and this import takes longer than all of Holdfast's own.
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         self._secret = secret
@@ -50,23 +50,23 @@ class AgentKey:
         """The key in a file that `save` wrote.
 
         Raises:
-            InvalidArgument: there is none.
+            InvalidArgument: the file has no key, or cannot be read.
         """
         try:
             return cls(bytes.fromhex(Path(path).read_text(encoding="ascii").strip()))
         except (OSError, ValueError) as error:
-            raise InvalidArgument(f"{os.fspath(path)} holds no agent's key ({error}); make one with save()") from None
+            raise InvalidArgument(f"{os.fspath(path)} holds no agent key ({error}); create one with save()") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the key to a new file that only its owner can read.
 
         Raises:
-            InvalidArgument: the file is there already, or cannot be written.
+            InvalidArgument: the file exists, or cannot be written.
         """
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as error:
-            raise InvalidArgument(f"{os.fspath(path)} cannot be made ({error.strerror}); choose another file") from None
+            raise InvalidArgument(f"{os.fspath(path)} cannot be created ({error.strerror}); choose another") from None
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(self._secret.hex() + "\n")
             file.flush()
@@ -77,29 +77,29 @@ class AgentKey:
         return self._signing.sign(data)
 
     def seal(self, body: bytes, content_type: str, *, recipient: bytes) -> bytes:
-        """A body that only whoever has the secret key of `recipient`, a public key, can open.
+        """The encrypted body, which only the owner of the public key `recipient` can decrypt.
 
         Raises:
             Unsupported: PyNaCl is not installed.
-            InvalidArgument: `recipient` is no public key.
+            InvalidArgument: `recipient` is not a public key.
         """
         kind = content_type.encode()
         return bytes(self._box(recipient).encrypt(len(kind).to_bytes(_LENGTH_BYTES, "big") + kind + body))
 
     def open(self, sealed: bytes, *, sender: bytes) -> tuple[bytes, str]:
-        """A body that `sender`, a public key, has sealed for this one, and its content type.
+        """The body and content type of a mail that the owner of the public key `sender` sealed for this key.
 
         Raises:
-            SealBroken: somebody else sealed it, or for somebody else, or it was changed on its way.
+            SealBroken: another key sealed it, it was sealed for another key, or it was modified.
             Unsupported, InvalidArgument: as `seal`.
         """
-        box = self._box(sender)  # Says what is missing if PyNaCl is.
+        box = self._box(sender)  # Raises Unsupported if PyNaCl is missing.
         from nacl.exceptions import CryptoError
 
         try:
             opened = box.decrypt(sealed)
         except (CryptoError, ValueError, TypeError):
-            raise SealBroken("The seal is not that of its sender for this key; do not trust the mail") from None
+            raise SealBroken("The mail is not sealed by this sender for this key; do not trust it") from None
         start = _LENGTH_BYTES + int.from_bytes(opened[:_LENGTH_BYTES], "big")
         return opened[start:], opened[_LENGTH_BYTES:start].decode(errors="replace")
 
@@ -111,7 +111,7 @@ class AgentKey:
         except ImportError:
             raise Unsupported("Sealing needs PyNaCl; install holdfast[seal]") from None
         try:
-            theirs = VerifyKey(public_key).to_curve25519_public_key()
+            peer_key = VerifyKey(public_key).to_curve25519_public_key()
         except (CryptoError, ValueError, TypeError) as error:
-            raise InvalidArgument(f"This is no agent's public key ({error}); ask the agent for it") from None
-        return Box(SigningKey(self._secret).to_curve25519_private_key(), theirs)
+            raise InvalidArgument(f"This is not an agent's public key ({error}); get it from the agent") from None
+        return Box(SigningKey(self._secret).to_curve25519_private_key(), peer_key)

@@ -1,8 +1,9 @@
-"""The keeper: extends the leases of messages that are being worked on, off the worker's own thread or event loop.
+"""Extends the leases of received messages in a background thread, while consumers process them.
 
-A consumer that forgets to extend its lease is the commonest fault there is, and one that is busy cannot. So every
-message that was received is kept from a third of its visibility timeout on, until it is settled, its handle is gone, or
-the cap is reached. A message that was lost all the same (the process was stopped for too long) is told of it.
+Forgetting to extend a lease is the most common consumer bug, and a busy consumer cannot do it. So the lease of every
+received message is extended from a third of its visibility timeout on, until the message is settled, its handle is
+garbage-collected, or the cap is reached. If a lease is lost anyway (the process was suspended for too long), the
+message is marked `lost`.
 """
 
 import heapq
@@ -19,22 +20,22 @@ from typing import Protocol
 from holdfast.errors import Closed, Fenced
 from holdfast.wire.queues import MessageLease
 
-_log = logging.getLogger("holdfast.keeper")
+_log = logging.getLogger("holdfast.lease_renewal")
 
-_NEW_MAX = 4_096  # Messages that may gather before the thread is woken to forget those that are settled.
+_NEW_MAX = 4_096  # New messages that may queue before the thread is woken to drop settled ones.
 
-Extend = Callable[[str, str, MessageLease, float], int]  # Of a universe's queue, by seconds; when it ends then.
+Extend = Callable[[str, str, MessageLease, float], int]  # (universe, queue, lease, seconds) -> the new expiry.
 
 
 class Renewable(Protocol):
-    """A message in somebody's hands, as the keeper knows it."""
+    """The part of a received message that the renewer updates."""
 
     lost: bool
     expires_ms: int
 
 
 class Renewal:
-    """One message that is kept. `stop` it when the message is settled."""
+    """The renewal of one message's lease. Call `stop` when the message is settled."""
 
     __slots__ = ("cap", "lease", "message", "queue", "seconds", "stopped", "universe")
 
@@ -54,46 +55,46 @@ class Renewal:
 
 
 class LeaseRenewer:
-    """A thread that begins with the first message and ends with the plane."""
+    """Renews leases on a thread that starts with the first message and stops with the plane."""
 
     def __init__(self, extend: Extend) -> None:
         self._extend = extend
         self._lock = threading.Condition()
         self._due: list[tuple[float, int, Renewal]] = []
         self._new: deque[tuple[float, int, Renewal]] = deque()
-        self._wake_at = math.inf  # When the thread will look by itself.
+        self._wake_at = math.inf  # When the thread wakes by itself.
         self._numbers = count()
         self._thread: threading.Thread | None = None
-        self._is_idle = False  # Whether it was said that there can be no thread.
+        self._has_warned = False  # Whether a failure to start the thread was logged.
         self._closing = False
 
-    def keep(
+    def start(
         self, message: Renewable, universe: str, queue: str, lease: MessageLease, *, seconds: float, cap_seconds: float
     ) -> Renewal:
-        """Extend the lease by `seconds` again and again, for `cap_seconds` at most."""
+        """Extend the lease by `seconds` repeatedly, for at most `cap_seconds`."""
         now = time.monotonic()
-        keeping = Renewal(message, universe, queue, lease, seconds=seconds, cap=now + cap_seconds)
-        self._new.append((now + seconds / 3, next(self._numbers), keeping))
-        # Mostly the thread looks here in time by itself, and finds that the message is settled.
+        renewal = Renewal(message, universe, queue, lease, seconds=seconds, cap=now + cap_seconds)
+        self._new.append((now + seconds / 3, next(self._numbers), renewal))
+        # Usually the thread wakes early enough by itself, and finds that the message is settled.
         if self._wake_at > now + seconds / 3 or len(self._new) > _NEW_MAX:
             self._wake()
-        return keeping
+        return renewal
 
     def _wake(self) -> None:
         with self._lock:
             if self._thread is None and not self._closing:
-                self._begin()
+                self._start_thread()
             else:
                 self._lock.notify()
 
-    def _begin(self) -> None:
-        thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name="holdfast-lease-renewal", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # The process may have no more. Whoever received a message has it all the same.
-            if not self._is_idle:
-                self._is_idle = True
-                _log.warning("leases are not extended, and will be when a thread can be had: %s", error)
+        except RuntimeError as error:  # Out of threads. The message was received nonetheless.
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("leases are not extended: the renewal thread cannot start yet: %s", error)
             while len(self._new) > _NEW_MAX:
                 self._new.popleft()
         else:
@@ -112,25 +113,25 @@ class LeaseRenewer:
     def _run(self) -> None:
         while True:
             with self._lock:
-                self._take_new()
+                self._collect_new()
                 while not self._closing and (not self._due or self._due[0][0] > time.monotonic()):
                     self._wake_at = self._due[0][0] if self._due else math.inf
-                    if self._new:  # Whoever came just now may have relied on the moment that was planned before.
-                        self._take_new()
+                    if self._new:  # It may have been added in reliance on the previous wake-up time.
+                        self._collect_new()
                         continue
                     self._lock.wait(self._due[0][0] - time.monotonic() if self._due else None)
-                    self._take_new()
-                self._wake_at = 0.0  # It is awake, and will look before it sleeps again.
+                    self._collect_new()
+                self._wake_at = 0.0  # Awake: it collects new messages before it sleeps again.
                 if self._closing:
                     return
-                keeping = heapq.heappop(self._due)[2]
-            if self._extended(keeping):
+                renewal = heapq.heappop(self._due)[2]
+            if self._extend_lease(renewal):
                 with self._lock:
-                    due = time.monotonic() + keeping.seconds / 3
-                    heapq.heappush(self._due, (due, next(self._numbers), keeping))
+                    due = time.monotonic() + renewal.seconds / 3
+                    heapq.heappush(self._due, (due, next(self._numbers), renewal))
 
-    def _take_new(self) -> None:
-        """Take up what came since the last look, but for what was settled meanwhile."""
+    def _collect_new(self) -> None:
+        """Schedule the new messages that are not settled yet."""
         while self._new:
             due = self._new.popleft()
             if not due[2].stopped and due[2].message() is not None:
@@ -138,22 +139,22 @@ class LeaseRenewer:
         while self._due and (self._due[0][2].stopped or self._due[0][2].message() is None):
             heapq.heappop(self._due)
 
-    def _extended(self, keeping: Renewal) -> bool:
-        """Extend one lease; whether it is to be extended again."""
-        message = keeping.message()
-        if keeping.stopped or message is None or time.monotonic() >= keeping.cap:
+    def _extend_lease(self, renewal: Renewal) -> bool:
+        """Extend one lease. Returns whether to extend it again later."""
+        message = renewal.message()
+        if renewal.stopped or message is None or time.monotonic() >= renewal.cap:
             return False
         try:
-            message.expires_ms = self._extend(keeping.universe, keeping.queue, keeping.lease, keeping.seconds)
+            message.expires_ms = self._extend(renewal.universe, renewal.queue, renewal.lease, renewal.seconds)
         except Closed:
             return False
         except Fenced as error:
-            if not keeping.stopped:
+            if not renewal.stopped:
                 message.lost = True
-                _log.warning("the lease on message %s of %s was lost: %s", keeping.lease.id, keeping.queue, error)
+                _log.warning("the lease on message %s of %s was lost: %s", renewal.lease.id, renewal.queue, error)
             return False
-        except Exception as error:  # Nobody knows whether it was extended, and doing it again does no harm.
+        except Exception as error:  # It may have been extended; extending it again is harmless.
             _log.info(
-                "the lease on message %s of %s is extended again soon: %s", keeping.lease.id, keeping.queue, error
+                "could not extend the lease on message %s of %s, retrying: %s", renewal.lease.id, renewal.queue, error
             )
         return True

@@ -1,4 +1,4 @@
-"""Work on a thread beside an event loop: it is done, or whoever wanted it hears that it is not, never both."""
+"""Runs blocking functions in threads of an event loop's executor."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,13 +12,13 @@ Result = TypeVar("Result")
 
 
 async def run_in_thread(function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
-    """The result of a function that blocks, from a thread of the event loop's executor.
+    """The result of a blocking function, run in a thread of the event loop's executor.
 
-    An executor that cannot start another thread says so when the work is in line already, where a thread that it has
-    finds it later. Here it is taken out of the line.
+    An executor that cannot start a thread raises after it has queued the function, and an existing thread may still run
+    it later. This cancels the queued call first, so Busy means that the function never runs.
 
     Raises:
-        Busy: no thread can be had; nothing was done.
+        Busy: no thread is available; nothing was done.
     """
     outcome: Future[Result] = Future()
     context = copy_context()
@@ -34,5 +34,5 @@ async def run_in_thread(function: Callable[..., Result], /, *args: Any, **kwargs
         asyncio.get_running_loop().run_in_executor(None, run)
     except RuntimeError as error:
         if outcome.cancel():
-            raise Busy(f"No thread can be had ({error}); nothing was done. Try again later") from error
+            raise Busy(f"No thread is available ({error}); nothing was done. Try again later") from error
     return await asyncio.wrap_future(outcome)

@@ -1,4 +1,4 @@
-"""What an acknowledgement promises.
+"""Durability tiers: what an acknowledgement guarantees.
 
 | tier        | acknowledged when                     | survives      |
 |-------------|---------------------------------------|---------------|
@@ -6,7 +6,7 @@
 | IMPORTANT   | in the log, synced within 5 seconds   | process crash |
 | BEST_EFFORT | accepted in memory                    | neither       |
 
-The key space knows the first two; BEST_EFFORT records go to session logs, never through a transaction.
+Transactions support the first two. BEST_EFFORT records go to session logs, never through a transaction.
 """
 
 import tomllib
@@ -22,7 +22,7 @@ from holdfast.limits import TIER_CACHE_ENTRIES
 
 
 class Tier(StrEnum):
-    """The promise a caller asks for; every acknowledgement carries the one it was given."""
+    """The durability a caller requests. Every acknowledgement carries the tier that was applied."""
 
     CRITICAL = "critical"
     IMPORTANT = "important"
@@ -47,15 +47,15 @@ _PATTERNS: Final = {
 
 
 def strongest(tiers: Iterable[Tier]) -> Tier:
-    """The tier whose promise covers all of the others'."""
+    """The strongest of the tiers."""
     return max(tiers, key=_STRENGTH.__getitem__)
 
 
 class TierPolicy:
-    """Which tier each field of each kind of entity has.
+    """The tier of each field of each kind of entity.
 
-    An exact `kind.field` decides first, then the first pattern that matches the kind or the field, in the order in
-    which they are given, and whatever nothing matches is IMPORTANT. What is given here comes before the defaults.
+    An exact `kind.field` takes precedence, then the first pattern that matches the kind or the field, in the given
+    order. A field without a match is IMPORTANT. The arguments take precedence over the defaults.
     """
 
     def __init__(self, fields: Mapping[str, Tier] | None = None, patterns: Mapping[str, Tier] | None = None) -> None:
@@ -80,9 +80,9 @@ class TierPolicy:
         return dict(self._patterns)
 
     def named(self, kind: str) -> list[str]:
-        """The fields of a kind that are named, not matched by a pattern."""
-        of = f"{kind}.".lower()
-        return [name.removeprefix(of) for name in self._fields if name.startswith(of)]
+        """The fields of a kind that have an exact entry, not a pattern."""
+        prefix = f"{kind}.".lower()
+        return [name.removeprefix(prefix) for name in self._fields if name.startswith(prefix)]
 
     @classmethod
     def from_toml(cls, text: str) -> Self:
@@ -95,7 +95,7 @@ class TierPolicy:
         "trace_*" = "best_effort"
 
         Raises:
-            InvalidArgument: it is not TOML, or says something else than tiers of fields and patterns.
+            InvalidArgument: it is not TOML, or has entries other than tiers of fields and patterns.
         """
         try:
             document = tomllib.loads(text)
@@ -110,12 +110,12 @@ class TierPolicy:
 
 def _tiers_of(table: object, name: str) -> dict[str, Tier]:
     if not isinstance(table, dict):
-        raise InvalidArgument(f"{name} is no table; write [{name}] and a line for each")
+        raise InvalidArgument(f"{name} is not a table; write [{name}] and one line for each entry")
     tiers: dict[str, Tier] = {}
-    for key, word in table.items():
-        if not isinstance(word, str) or word.lower() not in list(Tier):
-            raise InvalidArgument(f'{name} gives {key} the tier {word!r}; write "critical", "important", "best_effort"')
+    for key, value in table.items():
+        if not isinstance(value, str) or value.lower() not in list(Tier):
+            raise InvalidArgument(f'{name} gives {key} the tier {value!r}; use "critical", "important", "best_effort"')
         if name == "fields" and key.count(".") < 1:
-            raise InvalidArgument(f'{key!r} names no field; write "kind.field", or use a pattern')
-        tiers[key] = Tier(word.lower())
+            raise InvalidArgument(f'{key!r} is not a field; write "kind.field", or use a pattern')
+        tiers[key] = Tier(value.lower())
     return tiers

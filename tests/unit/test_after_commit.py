@@ -1,4 +1,4 @@
-"""What is committed is no failure, whatever goes wrong afterwards: whoever were told of one would do it again."""
+"""Errors after a commit do not fail the call: the caller would repeat what is already committed."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ import pytest
 import holdfast
 from holdfast import Plane, Tier, limits
 from holdfast.errors import Busy
-from holdfast.plane.idempotency import RepeatDetector
+from holdfast.runtime.repeat_detector import RepeatDetector
 from holdfast.runtime.activity import events
 
 
@@ -24,7 +24,7 @@ def plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plane]:
 
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """The process may have no more threads, until the function that this is was called."""
+    """The process cannot start threads until the returned function is called."""
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -34,7 +34,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
         yield patch.undo
 
 
-def test_what_is_put_where_no_thread_can_be_had_is_put(
+def test_puts_succeed_when_no_thread_can_start(
     plane: Plane, no_threads: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs, ada = plane.queue("jobs"), plane.mailbox("ada")
@@ -51,15 +51,17 @@ def test_what_is_put_where_no_thread_can_be_had_is_put(
     assert plane.mailbox("bob").count() == 2
     assert plane.entities.get("task", "t1").fields == {"state": "done"}
     assert caplog.text.count("leases are not extended") == 1
-    assert caplog.text.count("Starting to sweep fails") <= 1, "once, when it begins; a folder is swept from its opening"
+    assert caplog.text.count("Starting to sweep fails") <= 1, (
+        "logged once at the start; a folder is swept from its opening"
+    )
     no_threads()
     message.ack()
     jobs.put(b"x")
-    told = [json.loads(record.record)["event"] for record in plane.activity.read(kind=events.LOG_KIND).records]
-    assert told.count("put") == 8, "what happened meanwhile is told when somebody can"
+    logged = [json.loads(record.record)["event"] for record in plane.activity.read(kind=events.LOG_KIND).records]
+    assert logged.count("put") == 8, "earlier events are logged once a thread can start"
 
 
-def test_events_that_nobody_can_write_do_not_gather_for_ever(
+def test_events_that_cannot_be_written_are_bounded(
     plane: Plane, no_threads: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "EVENTS_MAX", 8)
@@ -71,38 +73,36 @@ def test_events_that_nobody_can_write_do_not_gather_for_ever(
     no_threads()
 
 
-def test_calls_are_heard_although_no_thread_can_forget_the_keys_of_old_ones(
+def test_calls_are_accepted_when_no_thread_can_remove_expired_keys(
     plane: Plane, no_threads: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    sendings = RepeatDetector(plane._transport.services.database, lambda: 0, shared=False)
-    with caplog.at_level(logging.WARNING, "holdfast.sendings"):
-        assert sendings.heard(again=False)()
-        assert sendings.heard(again=False)()
+    detector = RepeatDetector(plane._transport.services.database, lambda: 0, shared=False)
+    with caplog.at_level(logging.WARNING, "holdfast.idempotency"):
+        assert detector.received(again=False)()
+        assert detector.received(again=False)()
     assert len(caplog.records) == 1
-    sendings.stop()
+    detector.stop()
 
 
-def test_a_commit_is_no_failure_because_somebody_who_hears_of_it_fails(
-    plane: Plane, caplog: pytest.LogCaptureFixture
-) -> None:
-    heard: list[int] = []
+def test_a_failing_commit_listener_does_not_fail_the_commit(plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
+    key_counts: list[int] = []
 
     def fail(keys: Collection[bytes], ranges: Collection[Any]) -> None:
-        raise ValueError("no ear")
+        raise ValueError("on purpose")
 
     database = plane._transport.services.database
-    stops = [database.subscribe(fail), database.subscribe(lambda keys, ranges: heard.append(len(keys)))]
+    stops = [database.subscribe(fail), database.subscribe(lambda keys, ranges: key_counts.append(len(keys)))]
     with database.watch(b"") as watch, caplog.at_level(logging.ERROR, "holdfast.watches"):
         plane.queue("jobs").put(b"x")
-        assert watch.wait(0), "whoever waits is woken all the same"
+        assert watch.wait(0), "waiters are woken nonetheless"
     for stop in stops:
         stop()
     assert plane.queue("jobs").stats().ready == 1
-    assert len(heard) == 1
-    assert "no ear" in caplog.text
+    assert len(key_counts) == 1
+    assert "on purpose" in caplog.text
 
 
-def test_an_entity_is_written_although_its_session_ended_meanwhile_and_no_other_can_be_had(
+def test_an_entity_is_written_although_its_session_log_ended_meanwhile(
     plane: Plane, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     parts = plane._transport.services
@@ -119,5 +119,5 @@ def test_an_entity_is_written_although_its_session_ended_meanwhile_and_no_other_
         tx.write("task", "t1", "metrics", {"cpu": 0.5})
     assert plane.entities.get("task", "t1").fields == {"state": "done"}
     assert "ACTIVITY_SESSIONS_MAX" in caplog.text
-    with pytest.raises(Busy):  # Where nothing is committed, whoever logs hears of it.
+    with pytest.raises(Busy):  # Without a commit, the caller gets the error.
         plane.activity.log("s2", {"step": 1})

@@ -1,4 +1,4 @@
-"""An agent's key: signing, sealing, and what is refused."""
+"""AgentKey: signing, sealing, and invalid input."""
 
 import stat
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def bob() -> AgentKey:
     return AgentKey(bytes(range(1, 33)))
 
 
-def test_what_is_sealed_is_opened_by_its_recipient_with_its_content_type(ada: AgentKey, bob: AgentKey) -> None:
+def test_a_recipient_opens_a_sealed_body_with_its_content_type(ada: AgentKey, bob: AgentKey) -> None:
     sealed = ada.seal(b"meet at nine", "text/plain", recipient=bob.public_key)
     assert b"meet" not in sealed
     assert b"text/plain" not in sealed
@@ -42,7 +42,7 @@ def test_the_same_body_is_sealed_differently_each_time(ada: AgentKey, bob: Agent
     )
 
 
-def test_nobody_else_opens_it_and_nobody_else_can_have_sealed_it(ada: AgentKey, bob: AgentKey) -> None:
+def test_only_the_recipient_opens_it_and_only_the_sender_can_have_sealed_it(ada: AgentKey, bob: AgentKey) -> None:
     eve = AgentKey.generate()
     sealed = ada.seal(b"x", "text/plain", recipient=bob.public_key)
     with pytest.raises(SealBroken):
@@ -51,22 +51,22 @@ def test_nobody_else_opens_it_and_nobody_else_can_have_sealed_it(ada: AgentKey, 
         bob.open(sealed, sender=eve.public_key)
 
 
-@pytest.mark.parametrize("place", [0, 23, 24, -1])
-def test_a_changed_byte_breaks_the_seal(ada: AgentKey, bob: AgentKey, place: int) -> None:
+@pytest.mark.parametrize("position", [0, 23, 24, -1])
+def test_a_changed_byte_breaks_the_seal(ada: AgentKey, bob: AgentKey, position: int) -> None:
     sealed = bytearray(ada.seal(b"x" * 100, "text/plain", recipient=bob.public_key))
-    sealed[place] ^= 1
+    sealed[position] ^= 1
     with pytest.raises(SealBroken):
         bob.open(bytes(sealed), sender=ada.public_key)
 
 
 @pytest.mark.parametrize("sealed", [b"", b"x", b"x" * 24, b"x" * 40])
-def test_what_was_never_sealed_is_no_sealed_body(ada: AgentKey, bob: AgentKey, sealed: bytes) -> None:
+def test_a_body_that_was_not_sealed_is_refused(ada: AgentKey, bob: AgentKey, sealed: bytes) -> None:
     with pytest.raises(SealBroken):
         bob.open(sealed, sender=ada.public_key)
 
 
 @pytest.mark.parametrize("key", [b"", b"short", b"x" * 33, b"\xff" * 32])
-def test_a_public_key_must_be_one(ada: AgentKey, key: bytes) -> None:
+def test_an_invalid_public_key_is_refused(ada: AgentKey, key: bytes) -> None:
     with pytest.raises(InvalidArgument, match="public key"):
         ada.seal(b"x", "text/plain", recipient=key)
 
@@ -75,12 +75,12 @@ def test_a_signature_is_ed25519(ada: AgentKey) -> None:
     Ed25519PublicKey.from_public_bytes(ada.public_key).verify(ada.sign(b"nonce"), b"nonce")
 
 
-def test_a_saved_key_is_its_owners_alone_and_never_overwritten(ada: AgentKey, tmp_path: Path) -> None:
+def test_a_saved_key_is_private_and_never_overwritten(ada: AgentKey, tmp_path: Path) -> None:
     path = tmp_path / "ada.key"
     ada.save(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert AgentKey.load(path).public_key == ada.public_key
-    with pytest.raises(InvalidArgument, match="another file"):
+    with pytest.raises(InvalidArgument, match="choose another"):
         ada.save(path)
 
 
@@ -91,7 +91,7 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
         AgentKey.load(tmp_path / "key")
 
 
-def test_a_sealed_mail_is_opaque_on_its_way_and_opened_at_its_end(plane: Plane, ada: AgentKey, bob: AgentKey) -> None:
+def test_a_sealed_mail_is_opaque_until_its_recipient_opens_it(plane: Plane, ada: AgentKey, bob: AgentKey) -> None:
     plane.agents.register("ada", public_key=ada.public_key)
     plane.agents.register("bob", public_key=bob.public_key)
     plane.mailbox("ada", key=ada).send("bob", {"secret": 7}, seal=True)
@@ -102,15 +102,15 @@ def test_a_sealed_mail_is_opaque_on_its_way_and_opened_at_its_end(plane: Plane, 
     assert mailbox.unseal(mail).json() == {"secret": 7}
 
 
-def test_a_plain_mail_stays_as_it_is(plane: Plane, bob: AgentKey) -> None:
+def test_unsealing_a_plain_mail_returns_it_unchanged(plane: Plane, bob: AgentKey) -> None:
     plane.mailbox("ada").send("bob", b"plain")
     mailbox = plane.mailbox("bob", key=bob)
     [mail] = mailbox.read()
     assert mailbox.unseal(mail) == mail
 
 
-def test_contacts_are_believed_instead_of_the_server(plane: Plane, ada: AgentKey, bob: AgentKey) -> None:
-    """A server that names its own key for an agent learns nothing, and cannot pass for the agent."""
+def test_contacts_take_precedence_over_the_server(plane: Plane, ada: AgentKey, bob: AgentKey) -> None:
+    """A server that returns its own key for an agent cannot read its mail or impersonate it."""
     eve = AgentKey.generate()
     plane.agents.register("bob", public_key=eve.public_key)
     plane.agents.register("ada", public_key=eve.public_key)
@@ -122,7 +122,7 @@ def test_contacts_are_believed_instead_of_the_server(plane: Plane, ada: AgentKey
     assert mailbox.unseal(mail).body == b"x"
 
 
-def test_sealing_asks_for_both_keys(plane: Plane, ada: AgentKey) -> None:
+def test_sealing_needs_both_keys(plane: Plane, ada: AgentKey) -> None:
     with pytest.raises(InvalidArgument, match="key="):
         plane.mailbox("ada").send("bob", b"x", seal=True)
     with pytest.raises(InvalidArgument, match="bob"):

@@ -1,4 +1,4 @@
-"""What a local folder adds to an object store's promises: writes in an order that survives a power loss."""
+"""FolderStore: writes are ordered so that they survive a power loss."""
 
 import asyncio
 import contextlib
@@ -32,14 +32,14 @@ def folder(tmp_path: Path) -> ObjectStore:
     return open_objects(f"dir:{tmp_path}")
 
 
-def test_a_folder_is_created_and_found_again(tmp_path: Path) -> None:
+def test_a_folder_is_created_and_can_be_reopened(tmp_path: Path) -> None:
     meta = open_objects(f"dir:{tmp_path / 'not' / 'yet' / 'there'}").put("a/b", b"kept")
     again = open_objects(f"dir:{tmp_path / 'not' / 'yet' / 'there'}")
     assert again.get("a/b") == b"kept"
     assert again.list() == [meta]
 
 
-def test_a_relative_folder_stays_where_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_folder_is_resolved_when_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     store = open_objects("dir:objects")
     monkeypatch.chdir("/")
@@ -64,7 +64,7 @@ def test_two_stores_on_one_folder_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_write_syncs_its_bytes_before_its_name_and_its_folders_before_it_returns(
+def test_a_write_syncs_the_file_before_naming_it_and_the_folders_before_returning(
     folder: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[ObjectStore], object]
 ) -> None:
     steps = _record_steps(monkeypatch)
@@ -81,7 +81,7 @@ def test_a_replace_and_a_delete_sync_too(folder: ObjectStore, tmp_path: Path, mo
     assert steps == ["sync file", "name", f"sync {tmp_path}", f"sync {tmp_path}"]
 
 
-def test_a_create_that_finds_an_object_syncs_it_before_saying_so(
+def test_a_create_syncs_an_existing_object_before_it_raises(
     folder: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.put("a", b"first")
@@ -108,7 +108,7 @@ def test_a_write_that_cannot_be_synced_leaves_the_old_object(
     assert list((tmp_path / ".staging").iterdir()) == []
 
 
-def test_a_full_device_is_named_while_streaming(folder: ObjectStore, tmp_path: Path) -> None:
+def test_a_full_device_is_reported_while_streaming(folder: ObjectStore, tmp_path: Path) -> None:
     def full() -> Iterator[bytes]:
         yield b"x"
         (staged,) = (tmp_path / ".staging").iterdir()
@@ -120,7 +120,7 @@ def test_a_full_device_is_named_while_streaming(folder: ObjectStore, tmp_path: P
     assert folder.list() == []
 
 
-def test_what_a_crash_left_is_never_listed_and_swept_after_a_day(folder: ObjectStore, tmp_path: Path) -> None:
+def test_leftovers_of_a_crash_are_never_listed_and_removed_after_a_day(folder: ObjectStore, tmp_path: Path) -> None:
     old, young = tmp_path / ".staging" / "old#0", tmp_path / ".staging" / "young#0"
     for leftover in (old, young, tmp_path / "a#1"):
         leftover.write_bytes(b"half of an obj")
@@ -135,10 +135,8 @@ def test_what_a_crash_left_is_never_listed_and_swept_after_a_day(folder: ObjectS
     assert young.exists()
 
 
-def test_an_old_version_never_has_a_new_ones_etag(
-    folder: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # An etag is inode, microsecond and size, and a file system gives the inode of a deleted file to the next one.
+def test_every_version_has_its_own_etag(folder: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # An etag is inode, microsecond and size, and file systems reuse the inodes of deleted files.
     monkeypatch.setattr(time, "time_ns", lambda: 0)
     etags, stamps_ns = set(), []
     for _ in range(20):
@@ -148,7 +146,7 @@ def test_an_old_version_never_has_a_new_ones_etag(
     assert stamps_ns == [stamps_ns[0] + 1_000 * version for version in range(20)]
 
 
-def test_a_folder_holds_no_object_above_or_below_another(folder: ObjectStore) -> None:
+def test_a_path_above_or_below_another_object_is_refused(folder: ObjectStore) -> None:
     folder.put("a/b", b"")
     for path in ("a", "a/b/c", "s" * 300):
         for write in (folder.put, folder.create):
@@ -157,7 +155,7 @@ def test_a_folder_holds_no_object_above_or_below_another(folder: ObjectStore) ->
     assert [meta.path for meta in folder.list()] == ["a/b"]
 
 
-def test_a_large_stream_passes_through_little_memory(folder: ObjectStore) -> None:
+def test_a_large_stream_needs_little_memory(folder: ObjectStore) -> None:
     chunk = os.urandom(MEBIBYTE)
     before, peak = _resident_bytes(), 0
 
@@ -177,7 +175,7 @@ def test_a_large_stream_passes_through_little_memory(folder: ObjectStore) -> Non
 
 
 def _record_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What reaches the disk, in order."""
+    """The steps that reach the disk, in order."""
     steps: list[str] = []
     fsync, link, replace = os.fsync, os.link, os.replace
 
@@ -214,9 +212,9 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def test_a_tilde_is_a_home_as_it_is_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_is_expanded_to_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     open_objects("dir:~/objects").put("a", b"x")
     assert (tmp_path / "objects" / "a").read_bytes() == b"x"
-    with pytest.raises(PathUnusable, match="names no folder"):
+    with pytest.raises(PathUnusable, match="cannot be expanded"):
         open_objects("dir:~no-such-user/objects")

@@ -1,4 +1,4 @@
-"""Many who commit at once share a sync."""
+"""Concurrent commits share a sync."""
 
 import asyncio
 from pathlib import Path
@@ -13,66 +13,62 @@ from holdfast.wire.canonical import canonical
 DEADLINE_SECONDS = 30.0
 
 
-def counted_syncs(database: RocksDatabase) -> list[None]:
-    """Grows by one with every sync of the log."""
+def count_syncs(database: RocksDatabase) -> list[None]:
+    """A list that gets one item with every sync of the log."""
     syncs: list[None] = []
     sync = database._log._sync
 
-    def counted() -> None:
+    def count_and_sync() -> None:
         syncs.append(None)
         sync()
 
-    database._log._sync = counted
+    database._log._sync = count_and_sync
     return syncs
 
 
-async def standing(jobs: AsyncQueue, consumers: int) -> None:
-    """Return when so many consumers wait."""
+async def wait_for_consumers(jobs: AsyncQueue, consumers: int) -> None:
+    """Return when this many consumers wait."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         while (await jobs.stats()).waiting_consumers < consumers:
             await asyncio.sleep(0.001)
 
 
 def test_single_events_of_many_callers_share_their_syncs(tmp_path: Path) -> None:
-    """LESSONS 27: one durable transaction per event took throughput from 5,000/s to 7/s.
-
-    Here every event may be a transaction of its own: 256 callers, each of whom waits for its own synced append, cost a
-    few syncs and not 256.
-    """
+    """256 callers that each wait for their own synced append need a few syncs, not 256."""
     with RocksDatabase(tmp_path / "kv") as database:
         worlds = [World("main", f"world-{number}") for number in range(256)]
         for world in worlds:
-            database.transact(snapshots.found, world)
-        syncs = counted_syncs(database)
+            database.transact(snapshots.create_world, world)
+        syncs = count_syncs(database)
 
         async def append(world: World) -> None:
             for height in range(4):
                 batch = [journal_records.entry(canonical(height))]
                 await database.transact_async(journals.append, world, batch, expected_head=height)
 
-        async def everybody() -> None:
+        async def append_all() -> None:
             await asyncio.gather(*(append(world) for world in worlds))
 
-        asyncio.run(everybody())
+        asyncio.run(append_all())
         assert not database.unsynced
-        assert 4 <= len(syncs) < 64  # Of 1,024 commits.
+        assert 4 <= len(syncs) < 64  # For 1,024 commits.
 
 
-async def test_a_put_and_the_delivery_that_it_wakes_share_a_sync(tmp_path: Path) -> None:
-    """However often the putter was alone before: the consumer that it wakes commits before they both sync."""
+async def test_a_put_and_the_delivery_it_triggers_share_a_sync(tmp_path: Path) -> None:
+    """Even after many ticks with a single caller: the woken consumer commits before both sync."""
     async with holdfast.open_async(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
         database = plane._transport.services.database
-        syncs = counted_syncs(database)
+        syncs = count_syncs(database)
         for _ in range(20):
-            database._loop_sync()._aside = 0  # However busy the machine is, the loop syncs itself.
-            await jobs.put("alone")
+            database._loop_sync()._thread_batches = 0  # Sync inline even if the machine is busy.
+            await jobs.put("single")
         assert len(syncs) == 20
         await jobs.purge()
         waiting = asyncio.create_task(jobs.receive(wait_seconds=60))
-        await standing(jobs, 1)
+        await wait_for_consumers(jobs, 1)
         syncs.clear()
-        database._loop_sync()._aside = 0
+        database._loop_sync()._thread_batches = 0
         await jobs.put("awaited")
         message = await waiting
         assert message is not None
@@ -80,13 +76,13 @@ async def test_a_put_and_the_delivery_that_it_wakes_share_a_sync(tmp_path: Path)
         assert len(syncs) == 1
 
 
-async def test_deliveries_to_consumers_who_wait_do_not_wait_for_each_others_syncs(tmp_path: Path) -> None:
+async def test_deliveries_to_waiting_consumers_share_syncs(tmp_path: Path) -> None:
     async with holdfast.open_async(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
         waiting = [asyncio.create_task(jobs.receive(wait_seconds=60)) for _ in range(8)]
-        await standing(jobs, 8)
+        await wait_for_consumers(jobs, 8)
         database = plane._transport.services.database
-        syncs = counted_syncs(database)
+        syncs = count_syncs(database)
         await jobs.put_many(list(range(8)))
         messages = await asyncio.gather(*waiting)
         assert sorted(message.json() for message in messages) == list(range(8))

@@ -1,4 +1,4 @@
-"""The bytes of keys, exactly: they are on disk, so they never change."""
+"""The exact bytes of keys, which are stored on disk and must never change."""
 
 import enum
 import uuid
@@ -47,13 +47,13 @@ class Colour(enum.IntEnum):
 @pytest.mark.parametrize(
     "element", [1.0, [1], {1}, {}, bytearray(b"a"), Colour.RED, "\ud800", 2**64, -(2**64), object, ([],)], ids=repr
 )
-def test_an_element_that_keys_cannot_hold_is_refused(element: Any) -> None:
+def test_an_element_of_an_unsupported_type_is_refused(element: Any) -> None:
     with pytest.raises(InvalidKey):
         pack((element,))
 
 
 @pytest.mark.parametrize("number", [10**5_000, -(10**5_000)], ids=["huge", "huge and negative"])
-def test_a_number_too_long_to_print_is_refused_too(number: int) -> None:
+def test_a_number_too_large_to_print_is_refused(number: int) -> None:
     with pytest.raises(InvalidKey):
         pack((number,))
 
@@ -71,7 +71,7 @@ def test_tuples_nest_as_deep_as_the_limit_and_no_deeper() -> None:
     assert unpack(pack(nested)) == nested
     with pytest.raises(InvalidKey, match="flatten"):
         pack((nested,))
-    with pytest.raises(InvalidKey, match="foreign"):
+    with pytest.raises(InvalidKey, match="was not made by pack"):
         unpack(b"\x05" * 10_000 + b"\x00" * 10_000)
 
 
@@ -79,12 +79,12 @@ def test_tuples_nest_as_deep_as_the_limit_and_no_deeper() -> None:
     "key",
     ["01 61", "02 61", "02 61 00 ff", "02 ff 00", "05 15 01", "15", "1c 01", "0b 00", "1d 00", "30 00", "03", "ff"],
 )
-def test_a_foreign_or_cut_key_is_refused(key: str) -> None:
-    with pytest.raises(InvalidKey, match="foreign"):
+def test_an_invalid_or_truncated_key_is_refused(key: str) -> None:
+    with pytest.raises(InvalidKey, match="was not made by pack"):
         unpack(bytes.fromhex(key))
 
 
-def test_a_subspace_knows_its_keys_and_refuses_others() -> None:
+def test_a_subspace_unpacks_its_keys_and_refuses_others() -> None:
     jobs = Subspace("q").at("jobs")
     assert jobs.unpack(jobs.key(7, True)) == (7, True)
     assert jobs.key(7) in jobs
@@ -93,12 +93,12 @@ def test_a_subspace_knows_its_keys_and_refuses_others() -> None:
         jobs.unpack(Subspace("q").key("jobless"))
 
 
-def test_a_subspace_range_leaves_out_the_prefix_itself() -> None:
-    room = Subspace("a")
-    begin, end = room.range(1)
-    assert not begin <= room.key(1) < end
-    assert begin <= room.key(1, None) < end
-    assert not begin <= room.key(2) < end
+def test_a_subspace_range_excludes_the_prefix_itself() -> None:
+    subspace = Subspace("a")
+    begin, end = subspace.range(1)
+    assert not begin <= subspace.key(1) < end
+    assert begin <= subspace.key(1, None) < end
+    assert not begin <= subspace.key(2) < end
 
 
 def test_a_subspace_shows_its_prefix() -> None:
@@ -113,7 +113,7 @@ def test_a_prefix_range_ends_before_the_next_prefix(prefix: bytes, end: bytes) -
 
 
 @pytest.mark.parametrize("prefix", [b"", b"\xff", b"\xff\xff"], ids=repr)
-def test_a_prefix_without_a_successor_ends_behind_the_longest_key(prefix: bytes) -> None:
+def test_a_prefix_without_a_successor_ends_after_the_longest_key(prefix: bytes) -> None:
     begin, end = prefix_range(prefix)
     assert begin == prefix
     assert end > b"\xff" * limits.KEY_BYTES_MAX

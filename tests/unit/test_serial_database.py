@@ -1,4 +1,4 @@
-"""One transaction at a time: whoever waits for the turn waits for a bounded time, and never on the event loop."""
+"""SerialDatabase runs one transaction at a time. Waits are bounded, and never block the event loop for long."""
 
 import asyncio
 import threading
@@ -16,33 +16,33 @@ from holdfast.errors import Busy, NestedTransaction
 from holdfast.kv import Transaction
 from holdfast.kv.serial_database import SerialDatabase
 
-HELD_SECONDS_MAX = 60.0  # How long a turn is held at most, so that a test that fails does not hang.
+HELD_SECONDS_MAX = 60.0  # Bounds how long the lock is held, so that a failing test does not hang.
 
 
 @pytest.fixture(params=["memory", "rocksdb"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SerialDatabase]:
-    """The two backends that take turns."""
+    """The two backends that are SerialDatabases."""
     with MemoryDatabase() if request.param == "memory" else RocksDatabase(tmp_path / "kv") as database:
         yield database
 
 
 @contextmanager
-def turn_held(database: SerialDatabase) -> Iterator[threading.Event]:
-    """Another thread has the turn until the event is set, or the block ends."""
-    taken, passed_on = threading.Event(), threading.Event()
+def write_lock_held(database: SerialDatabase) -> Iterator[threading.Event]:
+    """Another thread holds the write lock until the event is set, or the block ends."""
+    acquired, release = threading.Event(), threading.Event()
 
     def hold(tx: Transaction) -> None:
         tx.put(b"holder", b"1")
-        taken.set()
-        passed_on.wait(HELD_SECONDS_MAX)
+        acquired.set()
+        release.wait(HELD_SECONDS_MAX)
 
     holder = threading.Thread(target=database.transact, args=(hold,))
     holder.start()
-    taken.wait()
+    acquired.wait()
     try:
-        yield passed_on
+        yield release
     finally:
-        passed_on.set()
+        release.set()
         holder.join()
 
 
@@ -51,76 +51,74 @@ def get(tx: Transaction, key: bytes) -> bytes | None:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "TURN_WAIT_SECONDS_MAX", 0.001)
+def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TRANSACTION_WAIT_SECONDS_MAX", 0.001)
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_turn_that_is_never_passed_on_makes_the_next_busy(database: SerialDatabase) -> None:
-    with turn_held(database), pytest.raises(Busy, match=r"0\.001 s"):
+@pytest.mark.usefixtures("short_wait")
+def test_a_transaction_that_waits_too_long_is_busy(database: SerialDatabase) -> None:
+    with write_lock_held(database), pytest.raises(Busy, match=r"0\.001 s"):
         database.transact(Transaction.put, b"a", b"1")
     assert database.read(get, b"a") is None
     database.transact(Transaction.put, b"a", b"2")
     assert database.read(get, b"a") == b"2"
 
 
-@pytest.mark.usefixtures("impatient")
-async def test_a_coroutine_that_gets_no_turn_is_busy_too(database: SerialDatabase) -> None:
-    with turn_held(database), pytest.raises(Busy):
+@pytest.mark.usefixtures("short_wait")
+async def test_a_coroutine_that_waits_too_long_is_busy(database: SerialDatabase) -> None:
+    with write_lock_held(database), pytest.raises(Busy):
         await database.transact_async(Transaction.put, b"a", b"1")
     assert await database.read_async(get, b"a") is None
 
 
-def test_who_waits_for_a_turn_sees_what_its_holder_wrote(database: SerialDatabase) -> None:
-    with turn_held(database) as passed_on:
-        threading.Timer(0.001, passed_on.set).start()
+def test_a_waiting_transaction_reads_what_the_previous_one_wrote(database: SerialDatabase) -> None:
+    with write_lock_held(database) as release:
+        threading.Timer(0.001, release.set).start()
         assert database.transact(get, b"holder") == b"1"
 
 
-async def test_a_loop_goes_on_while_a_coroutine_waits_for_its_turn(database: SerialDatabase) -> None:
-    with turn_held(database) as passed_on:
+async def test_a_loop_keeps_running_while_a_coroutine_waits(database: SerialDatabase) -> None:
+    with write_lock_held(database) as release:
         waiting = asyncio.ensure_future(database.transact_async(get, b"holder"))
         for _ in range(10):
             await asyncio.sleep(0)
         assert not waiting.done()
-        passed_on.set()  # Only a loop that goes on gets here.
+        release.set()  # Reached only if the loop keeps running.
         assert await waiting == b"1"
 
 
-async def test_a_loop_goes_on_while_another_thread_has_the_turn_and_it_reads(database: SerialDatabase) -> None:
-    with turn_held(database) as passed_on:
+async def test_a_loop_reads_while_another_thread_writes(database: SerialDatabase) -> None:
+    with write_lock_held(database) as release:
         assert await database.read_async(get, b"holder") is None
-        assert not passed_on.is_set()
+        assert not release.is_set()
 
 
-def test_everybody_who_came_during_one_turn_gets_theirs(
-    database: SerialDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "TURN_WAIT_SECONDS_MAX", HELD_SECONDS_MAX)
+def test_all_transactions_that_waited_are_run(database: SerialDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TRANSACTION_WAIT_SECONDS_MAX", HELD_SECONDS_MAX)
     with ThreadPoolExecutor(5) as threads:
-        with turn_held(database) as passed_on:
+        with write_lock_held(database) as release:
             calls = [threads.submit(database.transact, Transaction.put, b"%d" % number, b"") for number in range(5)]
-            passed_on.set()
+            release.set()
         for call in calls:
             call.result()
     assert len(database.read(Transaction.scan, b"0", b"9", limit=10)) == 5
 
 
-def test_the_failure_of_one_who_waited_is_its_own(database: SerialDatabase) -> None:
+def test_a_failure_after_waiting_affects_only_its_own_transaction(database: SerialDatabase) -> None:
     def fail(tx: Transaction) -> None:
         tx.put(b"a", b"1")
         raise LookupError("on purpose")
 
-    with ThreadPoolExecutor(1) as threads, turn_held(database) as passed_on:
+    with ThreadPoolExecutor(1) as threads, write_lock_held(database) as release:
         call = threads.submit(database.transact, fail)
-        passed_on.set()
+        release.set()
         with pytest.raises(LookupError):
             call.result()
     assert database.read(get, b"a") is None
     assert database.read(get, b"holder") == b"1"
 
 
-def test_a_failed_work_passes_the_turn_on(database: SerialDatabase) -> None:
+def test_a_failed_function_releases_the_write_lock(database: SerialDatabase) -> None:
     def fail(tx: Transaction) -> None:
         raise KeyboardInterrupt
 
@@ -133,7 +131,7 @@ async def test_a_coroutine_started_inside_a_transaction_is_nested(database: Seri
     def start(tx: Transaction) -> None:
         database.transact_async(get, b"a").send(None)
 
-    with pytest.raises(NestedTransaction, match="pass `tx` on"):
+    with pytest.raises(NestedTransaction, match="pass `tx` to"):
         await database.transact_async(start)
     with pytest.raises(NestedTransaction):
         database.transact(start)
@@ -150,10 +148,10 @@ def test_a_caught_nesting_leaves_the_outer_transaction_intact(database: SerialDa
     assert database.read(get, b"a") == b"outer"
 
 
-def test_another_thread_inside_a_transaction_waits_and_does_not_nest(
+def test_a_transaction_on_another_thread_waits_and_is_not_nested(
     database: SerialDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "TURN_WAIT_SECONDS_MAX", 0.001)
+    monkeypatch.setattr(limits, "TRANSACTION_WAIT_SECONDS_MAX", 0.001)
     refused: list[type[Exception]] = []
 
     def try_from_outside() -> None:
@@ -171,7 +169,7 @@ def test_another_thread_inside_a_transaction_waits_and_does_not_nest(
     assert refused == [Busy]
 
 
-def test_two_databases_nest_in_each_other(database: SerialDatabase) -> None:
+def test_transactions_of_two_databases_may_nest(database: SerialDatabase) -> None:
     with MemoryDatabase() as other:
 
         def work(tx: Transaction) -> None:

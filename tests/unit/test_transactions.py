@@ -1,4 +1,4 @@
-"""A transaction alone: what it asks of its view, what it leaves for its backend, and where it stops."""
+"""Transaction: how it reads its view, what it leaves for its backend, and its limits."""
 
 import random
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from holdfast.backends.memory import Pairs
 from holdfast.clock import IdSource
 from holdfast.errors import InvalidArgument, TransactionEnded, TransactionTooLarge
 from holdfast.kv import Pair, Transaction, pages
-from holdfast.kv.execution import pauses_seconds
+from holdfast.kv.execution import retry_pauses_seconds
 from holdfast.testing.clock import ManualClock
 
 
-class WatchedPairs(Pairs):
-    """Pairs that remember how they were scanned."""
+class RecordingPairs(Pairs):
+    """Pairs that record their scans."""
 
     def __init__(self, values: dict[bytes, bytes]) -> None:
         super().__init__(values)
@@ -28,12 +28,12 @@ class WatchedPairs(Pairs):
 
 
 @pytest.fixture
-def pairs() -> WatchedPairs:
-    return WatchedPairs({bytes((letter,)): b"stored" for letter in b"abcdefgh"})
+def pairs() -> RecordingPairs:
+    return RecordingPairs({bytes((letter,)): b"stored" for letter in b"abcdefgh"})
 
 
 @pytest.fixture
-def tx(pairs: WatchedPairs, clock: ManualClock) -> Transaction:
+def tx(pairs: RecordingPairs, clock: ManualClock) -> Transaction:
     return begin(pairs, clock)
 
 
@@ -45,15 +45,15 @@ def keys(found: list[Pair]) -> bytes:
     return b"".join(key for key, _ in found)
 
 
-# What it asks of its view.
+# Reads of the view.
 
 
-def test_a_scan_without_own_writes_asks_for_no_more_than_its_limit(tx: Transaction, pairs: WatchedPairs) -> None:
+def test_a_scan_without_own_writes_reads_no_more_than_its_limit(tx: Transaction, pairs: RecordingPairs) -> None:
     tx.scan(b"a", b"z", limit=3)
     assert pairs.scans == [(b"a", b"z", 3)]
 
 
-def test_a_scan_asks_for_one_more_pair_per_own_write_in_its_range(tx: Transaction, pairs: WatchedPairs) -> None:
+def test_a_scan_reads_one_more_pair_per_own_write_in_its_range(tx: Transaction, pairs: RecordingPairs) -> None:
     tx.delete(b"a")
     tx.put(b"b", b"own")
     tx.put(b"z", b"outside")
@@ -61,31 +61,31 @@ def test_a_scan_asks_for_one_more_pair_per_own_write_in_its_range(tx: Transactio
     assert pairs.scans == [(b"a", b"z", 5)]
 
 
-@pytest.mark.parametrize(("reverse", "found", "asked"), [(False, b"abgh", [b"a", b"g"]), (True, b"hgba", [b"g", b"a"])])
+@pytest.mark.parametrize(("reverse", "found", "begins"), [(False, b"abgh", [b"a", b"g"]), (True, b"hgba", [b"g", b"a"])])
 def test_a_scan_never_reads_what_it_has_cleared(
-    tx: Transaction, pairs: WatchedPairs, reverse: bool, found: bytes, asked: list[bytes]
+    tx: Transaction, pairs: RecordingPairs, reverse: bool, found: bytes, begins: list[bytes]
 ) -> None:
     tx.delete_range(b"c", b"f")
     tx.delete_range(b"d", b"e")
     tx.delete_range(b"e", b"g")
     assert keys(tx.scan(b"a", b"z", limit=100, reverse=reverse)) == found
-    assert [begin for begin, _, _ in pairs.scans] == asked
+    assert [begin for begin, _, _ in pairs.scans] == begins
 
 
-def test_a_scan_stops_at_the_part_that_fills_its_limit(tx: Transaction, pairs: WatchedPairs) -> None:
+def test_a_scan_stops_at_the_part_that_fills_its_limit(tx: Transaction, pairs: RecordingPairs) -> None:
     tx.delete_range(b"c", b"f")
     assert keys(tx.scan(b"a", b"z", limit=2)) == b"ab"
     assert pairs.scans == [(b"a", b"c", 2)]
 
 
-def test_an_empty_range_asks_nothing_and_writes_nothing(tx: Transaction, pairs: WatchedPairs) -> None:
+def test_an_empty_range_reads_nothing_and_writes_nothing(tx: Transaction, pairs: RecordingPairs) -> None:
     assert tx.scan(b"c", b"c", limit=1) == []
     tx.delete_range(b"c", b"c")
     assert pairs.scans == []
     assert not tx.cleared
 
 
-def test_pages_ask_for_one_page_at_a_time(tx: Transaction, pairs: WatchedPairs) -> None:
+def test_pages_read_one_page_at_a_time(tx: Transaction, pairs: RecordingPairs) -> None:
     walk = pages(tx, b"a", b"z", items=3)
     assert keys(next(walk)) == b"abc"
     assert len(pairs.scans) == 1
@@ -98,10 +98,10 @@ def test_pages_have_the_bounds_of_a_scan(tx: Transaction, items: int) -> None:
         next(pages(tx, b"a", b"z", items=items))
 
 
-# What it leaves for its backend.
+# Writes for the backend.
 
 
-def test_a_cleared_range_forgets_the_writes_before_it(tx: Transaction) -> None:
+def test_a_cleared_range_drops_earlier_writes(tx: Transaction) -> None:
     tx.put(b"c", b"lost")
     tx.put(b"x", b"kept")
     tx.delete_range(b"a", b"d")
@@ -117,14 +117,14 @@ def test_size_counts_every_byte_that_was_written(tx: Transaction) -> None:
     assert tx.size_bytes == 8 + 3 + 3 + 3 * limits.WRITE_COST_BYTES
 
 
-def test_a_transaction_absorbs_another_that_ran_on_top_of_it(tx: Transaction, clock: ManualClock) -> None:
+def test_a_transaction_merges_a_nested_one(tx: Transaction, clock: ManualClock) -> None:
     tx.put(b"b", b"first")
     tx.put(b"x", b"first")
 
-    class OnTop:
-        get, scan = tx.get, tx.visible
+    class Nested:
+        get, scan = tx.get, tx.visible_pairs
 
-    second = begin(OnTop, clock)
+    second = begin(Nested, clock)
     assert second.get(b"b") == b"first"
     second.delete_range(b"a", b"d")
     second.put(b"c", b"second")
@@ -137,7 +137,7 @@ def test_a_transaction_absorbs_another_that_ran_on_top_of_it(tx: Transaction, cl
     assert tx.size_bytes == 6 + 6 + 2 + 7 + 4 * limits.WRITE_COST_BYTES
 
 
-def test_the_view_stays_as_it_was(tx: Transaction) -> None:
+def test_writes_do_not_change_the_view(tx: Transaction) -> None:
     tx.put(b"a", b"own")
     assert tx.get(b"a") == b"own"
     assert tx.view.get(b"a") == b"stored"
@@ -146,7 +146,7 @@ def test_the_view_stays_as_it_was(tx: Transaction) -> None:
 # Time.
 
 
-def test_a_transaction_keeps_the_moment_it_first_asked_for(tx: Transaction, clock: ManualClock) -> None:
+def test_a_transaction_keeps_its_first_time(tx: Transaction, clock: ManualClock) -> None:
     clock.advance_ms(5)
     first = tx.now_ms
     clock.advance_ms(1_000)
@@ -154,20 +154,20 @@ def test_a_transaction_keeps_the_moment_it_first_asked_for(tx: Transaction, cloc
     assert tx.new_id().int >> 80 == first
 
 
-def test_a_transaction_that_ended_has_no_time_to_tell(tx: Transaction) -> None:
+def test_an_ended_transaction_has_no_time(tx: Transaction) -> None:
     tx.end()
     with pytest.raises(TransactionEnded):
         _ = tx.now_ms
 
 
-# Where it stops.
+# Limits.
 
 
-FULL = limits.TRANSACTION_BYTES_MAX // limits.VALUE_BYTES_MAX - 1  # Values of the largest size, and room to spare.
+FULL = limits.TRANSACTION_BYTES_MAX // limits.VALUE_BYTES_MAX - 1  # Values of the largest size that fit, minus one.
 
 
 def fill(tx: Transaction) -> None:
-    """Leave room for one write of one byte, and no more."""
+    """Leave space for exactly one write of one byte."""
     for number in range(FULL):
         tx.put(b"%d" % number, bytes(limits.VALUE_BYTES_MAX))
     rest = limits.TRANSACTION_BYTES_MAX - tx.size_bytes - 2 * limits.WRITE_COST_BYTES - 2
@@ -179,7 +179,7 @@ def fill(tx: Transaction) -> None:
     [lambda tx: tx.put(b"x", b"1"), lambda tx: tx.delete(b"xy"), lambda tx: tx.delete_range(b"r", b"s")],
     ids=["put", "delete", "delete_range"],
 )
-def test_a_refused_write_changes_nothing_even_if_the_work_goes_on(
+def test_a_refused_write_changes_nothing_even_if_the_function_continues(
     write: Callable[[Transaction], None], clock: ManualClock
 ) -> None:
     tx = begin(Pairs({b"xy": b"stored"}), clock)
@@ -192,14 +192,14 @@ def test_a_refused_write_changes_nothing_even_if_the_work_goes_on(
     assert tx.size_bytes == limits.TRANSACTION_BYTES_MAX
 
 
-def test_pauses_after_conflicts_grow_and_are_bounded() -> None:
+def test_retry_pauses_increase_and_are_bounded() -> None:
     class Longest:
         def random(self) -> float:
             return 1.0
 
-    longest = list(pauses_seconds(Longest()))
+    longest = list(retry_pauses_seconds(Longest()))
     assert len(longest) == limits.CONFLICT_RETRIES_MAX
     assert longest[:4] == [0.001, 0.002, 0.004, 0.008]
     assert max(longest) == longest[-1] == limits.CONFLICT_PAUSE_MS_MAX / 1_000
-    drawn = list(pauses_seconds(random.Random(1)))
+    drawn = list(retry_pauses_seconds(random.Random(1)))
     assert all(0 <= pause <= bound for pause, bound in zip(drawn, longest, strict=True))

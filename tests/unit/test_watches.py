@@ -1,4 +1,4 @@
-"""Watches alone: whom a commit wakes, and that nobody sleeps through it."""
+"""Watches: which waiters a commit wakes, and that none misses it."""
 
 import asyncio
 import threading
@@ -35,8 +35,8 @@ def test_a_key_wakes_no_other_prefix(watches: Watches, prefix: bytes) -> None:
 @pytest.mark.parametrize(
     ("prefix", "cleared", "woken"),
     [
-        (b"b", (b"a", b"c"), True),  # The prefix lies inside.
-        (b"b", (b"b1", b"b2"), True),  # The range lies below the prefix.
+        (b"b", (b"a", b"c"), True),  # The prefix is inside the range.
+        (b"b", (b"b1", b"b2"), True),  # The range is below the prefix.
         (b"b", (b"b1", b"c"), True),
         (b"b", (b"a", b"b\x00"), True),
         (b"b", (b"a", b"b"), False),  # The end is not part of the range.
@@ -45,7 +45,7 @@ def test_a_key_wakes_no_other_prefix(watches: Watches, prefix: bytes) -> None:
         (b"", (b"a", b"b"), True),
     ],
 )
-def test_a_cleared_range_wakes_the_prefixes_that_it_touches(
+def test_a_cleared_range_wakes_the_prefixes_it_overlaps(
     watches: Watches, prefix: bytes, cleared: Range, woken: bool
 ) -> None:
     watch = watches.open(prefix)
@@ -53,7 +53,7 @@ def test_a_cleared_range_wakes_the_prefixes_that_it_touches(
     assert watch.wait(0) is woken
 
 
-def test_many_writes_leave_one_hint_that_is_taken_once(watches: Watches) -> None:
+def test_many_writes_leave_one_hint_that_is_consumed_once(watches: Watches) -> None:
     watch = watches.open(b"a")
     for _ in range(3):
         watches.notify([b"a"])
@@ -75,13 +75,13 @@ def test_a_closed_watch_leaves_the_others_of_its_prefix_open(watches: Watches) -
     assert second.wait(0)
 
 
-def test_when_nobody_knows_what_changed_everybody_wakes(watches: Watches) -> None:
+def test_fire_all_wakes_every_watch(watches: Watches) -> None:
     opened = [watches.open(prefix) for prefix in (b"", b"a", b"b")]
     watches.fire_all()
     assert all(watch.wait(0) for watch in opened)
 
 
-def test_closing_all_closes_each(watches: Watches) -> None:
+def test_closing_the_registry_closes_every_watch(watches: Watches) -> None:
     opened = [watches.open(prefix) for prefix in (b"a", b"a", b"b")]
     watches.close()
     for watch in opened:
@@ -89,14 +89,14 @@ def test_closing_all_closes_each(watches: Watches) -> None:
             watch.wait(0)
 
 
-def test_there_are_only_so_many_watches(watches: Watches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_watches_is_limited(watches: Watches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "WATCHES_MAX", 2)
     with watches.open(b"a"), watches.open(b"b"), pytest.raises(Busy, match="2 watches"):
         watches.open(b"c")
     watches.open(b"c")
 
 
-def test_closing_twice_gives_one_place_back(watches: Watches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_watch_twice_frees_one_slot(watches: Watches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "WATCHES_MAX", 1)
     closed = watches.open(b"a")
     closed.close()
@@ -106,7 +106,7 @@ def test_closing_twice_gives_one_place_back(watches: Watches, monkeypatch: pytes
         watches.open(b"b")
 
 
-def test_close_wakes_a_thread_that_waits(watches: Watches) -> None:
+def test_close_wakes_a_waiting_thread(watches: Watches) -> None:
     watch = watches.open(b"a")
     outcome: list[BaseException] = []
 
@@ -123,7 +123,7 @@ def test_close_wakes_a_thread_that_waits(watches: Watches) -> None:
     assert len(outcome) == 1
 
 
-async def test_close_wakes_a_coroutine_that_waits(watches: Watches) -> None:
+async def test_close_wakes_a_waiting_coroutine(watches: Watches) -> None:
     watch = watches.open(b"a")
     waiting = asyncio.ensure_future(watch.wait_async(60))
     await asyncio.sleep(0)
@@ -140,9 +140,9 @@ async def test_a_hint_from_another_thread_wakes_every_coroutine(watches: Watches
     assert await asyncio.gather(*waiting) == [True, True, True]
 
 
-async def test_a_hint_from_the_same_loop_tells_that_somebody_was_woken(watches: Watches) -> None:
+async def test_notify_returns_whether_it_woke_a_coroutine_of_the_same_loop(watches: Watches) -> None:
     watch = watches.open(b"a")
-    assert not watches.notify([b"a"]), "nobody waits yet"
+    assert not watches.notify([b"a"]), "there is no waiter yet"
     assert await watch.wait_async(0)
     waiting = asyncio.ensure_future(watch.wait_async(60))
     await asyncio.sleep(0)
@@ -151,7 +151,7 @@ async def test_a_hint_from_the_same_loop_tells_that_somebody_was_woken(watches: 
     assert await waiting
 
 
-async def test_a_hint_for_another_loop_wakes_nobody_here(watches: Watches) -> None:
+async def test_notify_returns_false_for_coroutines_of_another_loop(watches: Watches) -> None:
     watch = watches.open(b"a")
     waiting = asyncio.ensure_future(watch.wait_async(60))
     await asyncio.sleep(0)
@@ -159,7 +159,7 @@ async def test_a_hint_for_another_loop_wakes_nobody_here(watches: Watches) -> No
     assert await waiting
 
 
-async def test_a_coroutine_takes_a_hint_that_is_there_without_waiting(watches: Watches) -> None:
+async def test_a_coroutine_consumes_an_existing_hint_without_waiting(watches: Watches) -> None:
     watch = watches.open(b"a")
     watches.notify([b"a"])
     assert await watch.wait_async(0)
@@ -177,21 +177,21 @@ async def test_a_cancelled_waiter_leaves_the_hint_for_the_next(watches: Watches)
     assert await watch.wait_async(0)
 
 
-def test_a_sleeper_whose_loop_is_gone_does_not_disturb_a_commit() -> None:
+def test_a_waiter_on_a_closed_loop_does_not_fail_a_commit() -> None:
     with MemoryDatabase() as database:
         watch = database.watch(b"a")
         loop = asyncio.new_event_loop()
-        sleeper = loop.create_task(watch.wait_async(60))
+        waiter = loop.create_task(watch.wait_async(60))
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
         try:
             database.transact(Transaction.put, b"a", b"1")
         finally:
-            sleeper._log_destroy_pending = False  # It can never finish, which is what this test is about.
+            waiter._log_destroy_pending = False  # It can never finish, which is the case under test.
         assert watch.wait(0)
 
 
-def test_everybody_who_waits_learns_that_a_watch_was_closed(watches: Watches) -> None:
+def test_every_wait_on_a_closed_watch_raises(watches: Watches) -> None:
     watch = watches.open(b"a")
     watch.close()
     for _ in range(3):
@@ -199,7 +199,7 @@ def test_everybody_who_waits_learns_that_a_watch_was_closed(watches: Watches) ->
             watch.wait(0)
 
 
-def test_whoever_hears_everything_is_told_when_nobody_knows_what_changed(watches: Watches) -> None:
+def test_fire_all_notifies_subscribers_of_the_whole_key_space(watches: Watches) -> None:
     ranges: list[Range] = []
     stop = watches.subscribe(lambda keys, cleared: ranges.extend(cleared))
     watches.fire_all()

@@ -1,1 +1,1 @@
-"""The key space on memory, RocksDB and PostgreSQL, and the object store. Siblings never import each other."""
+"""Key space backends (memory, RocksDB, PostgreSQL) and the object store. They never import each other."""

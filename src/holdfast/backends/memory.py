@@ -1,7 +1,7 @@
-"""The key space in memory: the readable reference that the other backends are compared with, and what tests run on.
+"""The key space in memory: the readable reference for the other backends, and the default in tests.
 
-Nothing survives the process, so every promise holds as soon as it is made. Keys are kept sorted beside a plain
-dictionary; a read snapshot shares both, and the next commit copies them first.
+Nothing survives the process, so there is no durability to wait for. A sorted list of keys is kept beside a plain
+dictionary. A read snapshot shares both; the next commit copies them first.
 """
 
 import threading
@@ -58,16 +58,16 @@ class MemoryDatabase(SerialDatabase):
         super().__init__(clock or SystemClock(), ids or IdSource())
         self._current: Pairs = Pairs()
         self._shared = False  # Whether a snapshot may still read `_current`.
-        self._sharing = threading.Lock()  # Held for a moment, where a turn may take as long as its work.
+        self._share_lock = threading.Lock()  # Held briefly; the write lock is held for as long as a `work` runs.
         self._commits = 0
 
     def _snapshot(self) -> Pairs:
-        with self._sharing:
+        with self._share_lock:
             self._shared = True
             return self._current
 
     def _commit(self, tx: Transaction) -> None:
-        with self._sharing:
+        with self._share_lock:
             if self._shared:
                 self._current, self._shared = self._current.copy(), False
             self._current.apply(tx)
@@ -76,11 +76,11 @@ class MemoryDatabase(SerialDatabase):
     def _last_commit(self) -> int:
         return self._commits
 
-    def _settle(self, commit: int, tier: Tier) -> None:
-        """Nothing here outlives the process, so there is nothing to wait for."""
+    def _wait_durable(self, commit: int, tier: Tier) -> None:
+        """Nothing survives the process, so there is nothing to wait for."""
 
-    def _settling(self, commit: int, tier: Tier) -> None:
-        """Nothing here outlives the process, so there is nothing to wait for."""
+    def _wait_durable_async(self, commit: int, tier: Tier) -> None:
+        """Nothing survives the process, so there is nothing to wait for."""
 
     def _release(self) -> None:
         self._current = Pairs()

@@ -1,4 +1,4 @@
-"""The ordered, transactional key space: its contract, its keys, its transactions."""
+"""The ordered, transactional key space: its contract, keys, transactions and watches."""
 
 from holdfast.kv.contract import Database, Result, View, Work
 from holdfast.kv.keys import Subspace, pack, pages, prefix_range, unpack

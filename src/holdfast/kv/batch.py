@@ -1,7 +1,7 @@
-"""Several works in one transaction, each as if it were alone: one that raises leaves nothing and disturbs nobody.
+"""Runs several functions in one transaction, each isolated from the failures of the others.
 
-Nearly all works either succeed or are refused before they write anything, so they all write to the one transaction.
-Only if one raises after it wrote, the group is run again, each work in a transaction of its own on top of the others.
+Nearly every function either succeeds or raises before it writes, so they all write to the one transaction. Only if a
+function raises after it wrote, the batch is undone and run again with a nested transaction for each function.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +11,14 @@ from holdfast.errors import HoldfastError
 from holdfast.kv.transactions import Transaction
 from holdfast.limits import TRANSACTION_BYTES_MAX
 
-GROUP_BYTES = TRANSACTION_BYTES_MAX // 4  # A group that has grown so large ends, and the rest is another one's.
+BATCH_WRITE_BYTES_MAX = (
+    TRANSACTION_BYTES_MAX // 4
+)  # A batch that wrote more ends; the rest runs in the next.
 
-# A function, and what it is given beside the transaction. As a pair they cost nothing; bound together, a call more.
+# A function and its request. A pair avoids the extra call of a `partial`.
 Work = tuple[Callable[[Transaction, Any], Any], Any]
-Caught = type[Exception]
-Enough = Callable[[], bool]  # Asked behind each work: whether the rest is another group's.
+ErrorType = type[Exception]
+StopCondition = Callable[[], bool]  # Checked after each function: whether the batch ends here.
 
 
 def _never() -> bool:
@@ -24,23 +26,23 @@ def _never() -> bool:
 
 
 def run_batch(
-    tx: Transaction, works: Sequence[Work], catch: Caught = HoldfastError, enough: Enough = _never
+    tx: Transaction, works: Sequence[Work], catch: ErrorType = HoldfastError, should_stop: StopCondition = _never
 ) -> list[Any]:
-    """The result of each work, or the error that it raised; fewer than there are works if they did not all fit.
+    """The result of each function, or the error it raised. The list is shorter than `works` if they did not all fit.
 
-    An error that is not to be caught ends the group, and the transaction with it. Works may be run twice, so they do
-    nothing but read and write.
+    An error that `catch` does not cover propagates and ends the transaction. A function may run twice, so it must do
+    nothing but read and write its transaction.
     """
     if not tx.wrote and not tx.events:
-        outcomes = _run_together(tx, works, catch, enough)
+        outcomes = _run_shared(tx, works, catch, should_stop)
         if outcomes is not None:
             return outcomes
-        tx.undo()
-    return _run_apart(tx, works, catch, enough)
+        tx.discard_writes()
+    return _run_nested(tx, works, catch, should_stop)
 
 
 def run_isolated(tx: Transaction, run: Callable[[Transaction, Any], Any], request: Any) -> Any:
-    """The result of a work that may raise after it wrote: nothing is left of it then, and the group need not know."""
+    """The result of `run`. If it raises, its writes are discarded and those of `tx` stay."""
     inner = tx.nested()
     try:
         result = run(inner, request)
@@ -50,31 +52,33 @@ def run_isolated(tx: Transaction, run: Callable[[Transaction, Any], Any], reques
     return result
 
 
-def _run_together(tx: Transaction, works: Sequence[Work], catch: Caught, enough: Enough) -> list[Any] | None:
-    """The outcomes; None if a work raised after it wrote."""
+def _run_shared(
+    tx: Transaction, works: Sequence[Work], catch: ErrorType, should_stop: StopCondition
+) -> list[Any] | None:
+    """The outcomes, or None if a function raised after it wrote."""
     outcomes: list[Any] = []
     events, written = tx.events, tx.size_bytes
     for run, request in works:
-        noted = len(events)
+        event_count = len(events)
         try:
             outcomes.append(run(tx, request))
         except catch as error:
-            if tx.size_bytes != written or len(events) != noted:
+            if tx.size_bytes != written or len(events) != event_count:
                 return None
             outcomes.append(error)
         written = tx.size_bytes
-        if written > GROUP_BYTES or enough():
+        if written > BATCH_WRITE_BYTES_MAX or should_stop():
             break
     return outcomes
 
 
-def _run_apart(tx: Transaction, works: Sequence[Work], catch: Caught, enough: Enough) -> list[Any]:
+def _run_nested(tx: Transaction, works: Sequence[Work], catch: ErrorType, should_stop: StopCondition) -> list[Any]:
     outcomes: list[Any] = []
     for run, request in works:
         try:
             outcomes.append(run_isolated(tx, run, request))
         except catch as error:
             outcomes.append(error)
-        if tx.size_bytes > GROUP_BYTES or enough():
+        if tx.size_bytes > BATCH_WRITE_BYTES_MAX or should_stop():
             break
     return outcomes

@@ -1,18 +1,19 @@
-"""The ordered, transactional key space that everything else is a thin layer over.
+"""The ordered, transactional key space that every layer builds on.
 
-    database.transact(work, *args, tier=...)   runs work(tx, *args), commits what it wrote, returns its result
-    database.read(work, *args)                 runs work(tx, *args) on a snapshot; writers are not held up
+    database.transact(work, *args, tier=...)   runs work(tx, *args), commits its writes, returns its result
+    database.read(work, *args)                 runs work(tx, *args) on a snapshot, without blocking writers
     database.watch(prefix)                     wakes when a key below prefix may have changed
 
-What every backend promises, and `holdfast.testing.conformance` proves:
+What every backend guarantees, and `holdfast.testing.conformance` tests:
 
 - Strictly serializable: transactions behave as if run one at a time, each between its call and its return.
 - A function that raises has written nothing.
-- A transaction returns once its tier's promise holds, not before. It never shows what a power loss could
-  take back: at CRITICAL even a reading one, and one that raises, waits for the sync that covers what it saw.
-- `work` may run several times (conflicts are retried), so it touches nothing but its transaction.
-- A wake-up from `watch` is a hint. It may come for nothing; one that is registered before a read never
-  misses a later write.
+- A transaction returns once its tier's guarantee holds, not before. It never returns data that a power loss could
+  still revert: at CRITICAL, a read-only transaction and one that raises also wait for the sync that covers what they
+  read.
+- `work` may run several times (conflicts are retried), so it must touch nothing but its transaction.
+- A wake-up from `watch` is a hint and may be spurious. A watch that was opened before a read never misses a later
+  write.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +28,7 @@ from holdfast.kv.watches import OnCommit, Watch
 from holdfast.tiers import Tier
 
 Result = TypeVar("Result")
-Work = Callable[..., Result]  # Called with the transaction first; a Concatenate here would refuse every lambda.
+Work = Callable[..., Result]  # Called with the transaction first. `Concatenate` would reject every lambda.
 
 
 class Database(ABC):
@@ -35,10 +36,10 @@ class Database(ABC):
 
     @abstractmethod
     def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
-        """Run `work(tx, *args, **kwargs)`, commit what it wrote and return its result.
+        """Run `work(tx, *args, **kwargs)`, commit its writes and return its result.
 
         Raises:
-            TransactionConflict: it lost to other transactions as often as it may.
+            TransactionConflict: it conflicted with other transactions on every attempt.
             NestedTransaction: called from inside a transaction of this database.
             NotSynchronous: `work` is a coroutine function or a generator.
             CommitUnknown: the answer to the commit was lost; it may have happened.
@@ -48,7 +49,7 @@ class Database(ABC):
     async def transact_async(
         self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any
     ) -> Result:
-        """`transact` for an event loop: `work` is still a plain function, only the waiting is awaited."""
+        """`transact` for an event loop. `work` is still a plain function; only the wait for durability is awaited."""
 
     @abstractmethod
     def read(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
@@ -56,19 +57,19 @@ class Database(ABC):
 
     @abstractmethod
     async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
-        """`read` for an event loop. A long `work` belongs in `read` on a thread of its own."""
+        """`read` for an event loop. Run a long `work` with `read` in a thread instead."""
 
     @abstractmethod
     def watch(self, prefix: bytes) -> Watch:
         """A watch that wakes when a key that starts with `prefix` may have changed. Close it after use."""
 
     @abstractmethod
-    def subscribe(self, told: OnCommit) -> Callable[[], None]:
-        """Have `told` called with the keys and ranges that each commit may have changed, of other processes too, until
-        the function that this returns is called.
+    def subscribe(self, on_commit: OnCommit) -> Callable[[], None]:
+        """Call `on_commit` with the keys and ranges that each commit may have changed, including other processes'
+        commits. Returns a function that ends the subscription.
 
-        It is called on whatever thread hears of the commit, before the commit is durable; it must be quick, and must
-        neither call the database nor keep what it is given.
+        The callback runs on any thread, before the commit is durable. It must be quick, must not call the database and
+        must not keep its arguments.
         """
 
     @abstractmethod
@@ -80,10 +81,10 @@ class Database(ABC):
         """Sync, then release everything. Closing twice is fine; any other use afterwards raises Closed."""
 
     def checkpoint(self, path: Path) -> None:
-        """Write a consistent copy of the key space to the new folder `path`, while others go on.
+        """Write a consistent copy of the key space to the new folder `path`. Transactions continue meanwhile.
 
         Raises:
-            Unsupported: this backend is backed up by its own tools.
+            Unsupported: this backend needs its own backup tools.
         """
         raise Unsupported(f"{type(self).__name__} has no checkpoints; back it up with its own tools instead of {path}")
 
@@ -96,15 +97,15 @@ class Database(ABC):
         if error is None:
             self.close()
         else:
-            with suppress(HoldfastError):  # A device that is full cannot be synced either; what came first is told.
+            with suppress(HoldfastError):  # The sync fails too on a full device; the first error is the one to raise.
                 self.close()
 
 
 class View(Protocol):
-    """What a backend lets a transaction read: the committed pairs, at one moment."""
+    """A backend's committed pairs as of one point in time."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
     def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[tuple[bytes, bytes]]:
-        """At most `limit` pairs with begin <= key < end, in key order or against it."""
+        """At most `limit` pairs with begin <= key < end, in key order, or in reverse order."""
         ...

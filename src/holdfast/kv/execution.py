@@ -1,4 +1,4 @@
-"""How a transaction runs: what every backend does around `work`, and how long it insists after a conflict."""
+"""What every backend does around `work`: run it, check its tier, and pause between retries of a conflict."""
 
 import types
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _LAZY = frozenset({types.CoroutineType, types.GeneratorType, types.AsyncGenerato
 
 
 def run(tx: Transaction, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result:
-    """Call `work` and close its transaction to further use; the caller commits what it wrote."""
+    """Call `work` and close its transaction to further use; the caller commits its writes."""
     try:
         result = work(tx, *args, **kwargs)
     finally:
@@ -29,36 +29,36 @@ def run(tx: Transaction, work: Work[Result], args: tuple[Any, ...], kwargs: dict
     return result
 
 
-_CRITICAL = Tier.CRITICAL  # Looking a member up on its enumeration costs as much as the rest of a check.
+_CRITICAL = Tier.CRITICAL  # Looking up an enum member costs as much as the rest of the check.
 _IMPORTANT = Tier.IMPORTANT
 
 
 def check_tier(tier: Tier) -> None:
-    """Refuse a tier that no transaction can keep.
+    """Reject a tier that a transaction cannot have.
 
     Raises:
-        UnsupportedTier: it is BEST_EFFORT, or no tier at all.
+        UnsupportedTier: it is BEST_EFFORT, or not a Tier.
     """
     if tier is not _CRITICAL and tier is not _IMPORTANT:
         raise UnsupportedTier(
-            f"A transaction keeps CRITICAL or IMPORTANT, not {tier!r}; best-effort records go to plane.activity"
+            f"A transaction's tier is CRITICAL or IMPORTANT, not {tier!r}; use plane.activity for best-effort records"
         )
 
 
-def nested() -> NestedTransaction:
+def nested_transaction_error() -> NestedTransaction:
     return NestedTransaction(
-        "transact was called inside a transaction of the same database; pass `tx` on to the other function instead"
+        "transact was called inside a transaction of the same database; pass `tx` to the other function instead"
     )
 
 
 class Jitter(Protocol):
-    """The one thing a back-off needs from `random.Random`."""
+    """The part of `random.Random` that a back-off needs."""
 
     def random(self) -> float: ...
 
 
-def pauses_seconds(jitter: Jitter) -> Iterator[float]:
-    """How long to pause before each retry of a conflict: doubling, with full jitter, bounded in length and number."""
+def retry_pauses_seconds(jitter: Jitter) -> Iterator[float]:
+    """The pause before each retry of a conflict: exponential with full jitter, bounded in length and number."""
     for attempt in range(limits.CONFLICT_RETRIES_MAX):
         longest_ms = min(1 << min(attempt, 30), limits.CONFLICT_PAUSE_MS_MAX)
         yield jitter.random() * longest_ms / 1_000

@@ -1,7 +1,8 @@
-"""A fork copies an open database into a second process, which must not touch it.
+"""Invalidates open databases in a forked child process.
 
-The child would write to the same log through the same descriptors, without the threads that keep it in order, and
-damage what the parent wrote. So in the child every database of the parent is closed to use from its first moment.
+A fork copies an open database into a second process. The child would write to the same log through the same
+descriptors, without the threads that order the writes, and damage the parent's data. So every database that the parent
+has open raises Closed in the child.
 """
 
 import os
@@ -9,25 +10,25 @@ from typing import Protocol
 from weakref import WeakSet
 
 
-class Forkable(Protocol):
-    """Something open that a forked child must let go of."""
+class ForkSensitive(Protocol):
+    """An open resource that a forked child must not use."""
 
-    def forget_after_fork(self) -> None:
-        """Refuse all use from now on, and give nothing back: it belongs to the parent."""
+    def invalidate_after_fork(self) -> None:
+        """Reject all further use, and release nothing: the resources belong to the parent."""
         ...
 
 
-_open: "WeakSet[Forkable]" = WeakSet()
+_open: "WeakSet[ForkSensitive]" = WeakSet()
 
 
-def forget_in_children(database: Forkable) -> None:
-    """Have `database` forgotten in every child that this process forks."""
+def invalidate_in_children(database: ForkSensitive) -> None:
+    """Invalidate `database` in every child that this process forks."""
     _open.add(database)
 
 
 def _after_fork() -> None:
     for database in list(_open):
-        database.forget_after_fork()
+        database.invalidate_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,12 +1,12 @@
-"""Tuples as keys: byte order of the encoding equals the order of the values.
+"""Tuples as keys: the byte order of the encoding equals the order of the values.
 
     ("q", "jobs", 7)  ->  02 71 00 | 02 6a 6f 62 73 00 | 15 07
 
-Each element is a type code and a body that sorts. Types sort by their code, so a mixed column has an order
+Each element is a type code and an order-preserving body. Types sort by their code, so mixed types have an order
 too: None < bytes < str < tuple < int < bool < UUID. The codes are those of FoundationDB's tuple layer.
 
     bytes, str   the body with every 00 escaped as 00 FF, closed by 00 (a shorter string sorts first)
-    int          a code that says sign and length, then the magnitude; negatives as one's complement
+    int          a code for sign and length, then the magnitude; negatives as one's complement
     tuple        its elements, None escaped as 00 FF, closed by 00
     UUID         its 16 bytes
 """
@@ -42,7 +42,7 @@ def pack(elements: tuple[Element, ...]) -> bytes:
     """The key of a tuple.
 
     Raises:
-        InvalidKey: an element has a type that keys cannot have, or a number needs more than 64 bits.
+        InvalidKey: an element has an unsupported type, or a number needs more than 64 bits.
     """
     if elements.__class__ is not tuple:
         raise InvalidKey(
@@ -58,7 +58,7 @@ def unpack(key: bytes) -> tuple[Element, ...]:
         InvalidKey: `key` was not made by `pack`.
     """
     if key.__class__ is not bytes:
-        raise InvalidKey(f"A key is bytes, not {type(key).__name__}; unpack what pack made")
+        raise InvalidKey(f"A key is bytes, not {type(key).__name__}; pass a key that pack made")
     elements: list[Element] = []
     position = 0
     while position < len(key):
@@ -68,7 +68,7 @@ def unpack(key: bytes) -> tuple[Element, ...]:
 
 
 class Subspace:
-    """All keys that start with one tuple: a layer's own room in the key space.
+    """All keys that start with one tuple: a layer's own part of the key space.
 
     >>> queues = Subspace("q", "jobs")
     >>> queues.unpack(queues.key(7, True))
@@ -77,30 +77,32 @@ class Subspace:
 
     __slots__ = ("prefix",)
 
-    def __init__(self, *elements: Element, inside: "Subspace | None" = None) -> None:
-        self.prefix: bytes = (inside.prefix if inside else b"") + pack(elements)
+    def __init__(self, *elements: Element, parent: "Subspace | None" = None) -> None:
+        self.prefix: bytes = (parent.prefix if parent else b"") + pack(elements)
 
     def at(self, *elements: Element) -> "Subspace":
         """The smaller subspace below these elements."""
-        return Subspace(*elements, inside=self)
+        return Subspace(*elements, parent=self)
 
     def key(self, *elements: Element) -> bytes:
         """The key of these elements inside this subspace."""
         return self.prefix + pack(elements)
 
     def range(self, *elements: Element) -> tuple[bytes, bytes]:
-        """Bounds that hold every longer key below these elements, for `scan` and `delete_range`."""
+        """The bounds of every longer key below these elements, for `scan` and `delete_range`."""
         prefix = self.prefix + pack(elements)
         return prefix + b"\x00", prefix + b"\xff"
 
     def unpack(self, key: bytes) -> tuple[Element, ...]:
-        """The elements behind this subspace's prefix.
+        """The elements after this subspace's prefix.
 
         Raises:
-            InvalidKey: `key` lies outside this subspace.
+            InvalidKey: `key` is outside this subspace.
         """
         if not key.startswith(self.prefix):
-            raise InvalidKey(f"{key!r} lies outside the subspace {self.prefix!r}; unpack it with the one that made it")
+            raise InvalidKey(
+                f"{key!r} is outside the subspace {self.prefix!r}; unpack it with its own subspace"
+            )
         return unpack(key[len(self.prefix) :])
 
     def __contains__(self, key: bytes) -> bool:
@@ -111,7 +113,7 @@ class Subspace:
 
 
 def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
-    """Bounds that hold every key starting with `prefix`, `prefix` itself included."""
+    """The bounds of every key that starts with `prefix`, including `prefix` itself."""
     stem = prefix.rstrip(b"\xff")
     if not stem:
         return prefix, b"\xff" * (limits.KEY_BYTES_MAX + 1)
@@ -121,7 +123,7 @@ def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
 def pages(
     tx: Transaction, begin: bytes, end: bytes, *, reverse: bool = False, items: int = limits.PAGE_ITEMS
 ) -> Iterator[list[Pair]]:
-    """Every pair with begin <= key < end, in lists of at most `items`: a long range in bounded memory."""
+    """Every pair with begin <= key < end, in lists of at most `items`. Reads a long range in bounded memory."""
     while page := tx.scan(begin, end, limit=items, reverse=reverse):
         yield page
         if len(page) < items:
@@ -139,7 +141,7 @@ def _encode(element: Element, depth: int) -> bytes:
         try:
             body = element.encode()
         except UnicodeEncodeError as error:
-            raise InvalidKey(f"{element!r} is no valid text ({error.reason}); use bytes for arbitrary data") from None
+            raise InvalidKey(f"{element!r} is not valid text ({error.reason}); use bytes for arbitrary data") from None
         return b"\x02" + (body.replace(b"\x00", b"\x00\xff") if b"\x00" in body else body) + b"\x00"
     if kind is int:
         return _SMALL_INTEGERS[element] if 0 <= element < 256 else _encode_integer(element)
@@ -184,7 +186,7 @@ def _decode(key: bytes, position: int, depth: int) -> tuple[Element, int]:
         try:
             return body.decode(), position
         except UnicodeDecodeError:
-            raise _foreign(key) from None
+            raise _not_packed(key) from None
     if _SHORTEST_NEGATIVE <= code <= _LONGEST_POSITIVE:
         return _decode_integer(key, position, code - _ZERO)
     if code == _UUID and position + 16 <= len(key):
@@ -195,7 +197,7 @@ def _decode(key: bytes, position: int, depth: int) -> tuple[Element, int]:
         return code == _TRUE, position
     if code == _TUPLE and depth < limits.TUPLE_DEPTH_MAX:
         return _decode_tuple(key, position, depth)
-    raise _foreign(key)
+    raise _not_packed(key)
 
 
 def _decode_escaped(key: bytes, position: int) -> tuple[bytes, int]:
@@ -203,7 +205,7 @@ def _decode_escaped(key: bytes, position: int) -> tuple[bytes, int]:
     while end >= 0 and key[end + 1 : end + 2] == b"\xff":
         end = key.find(b"\x00", end + 2)
     if end < 0:
-        raise _foreign(key)
+        raise _not_packed(key)
     return key[position:end].replace(b"\x00\xff", b"\x00"), end + 1
 
 
@@ -211,12 +213,12 @@ def _decode_integer(key: bytes, position: int, signed_length: int) -> tuple[int,
     length = abs(signed_length)
     end = position + length
     if end > len(key):
-        raise _foreign(key)
+        raise _not_packed(key)
     number = int.from_bytes(key[position:end], "big")
     if signed_length < 0:
         number -= (1 << 8 * length) - 1
     if (number.bit_length() + 7) // 8 != length:
-        raise _foreign(key)  # The same number has a shorter key; two keys for one tuple would not compare as equal.
+        raise _not_packed(key)  # Not the shortest form: two keys for one tuple would not compare as equal.
     return number, end
 
 
@@ -231,8 +233,8 @@ def _decode_tuple(key: bytes, position: int, depth: int) -> tuple[tuple[Element,
             position += 2
         else:
             return tuple(elements), position + 1
-    raise _foreign(key)
+    raise _not_packed(key)
 
 
-def _foreign(key: bytes) -> InvalidKey:
-    return InvalidKey(f"{key!r} was not made by pack; it is foreign or damaged")
+def _not_packed(key: bytes) -> InvalidKey:
+    return InvalidKey(f"{key!r} was not made by pack; it belongs to another program or is damaged")

@@ -1,12 +1,12 @@
-"""One transaction at a time: the whole concurrency control of an embedded key space.
+"""Runs one writing transaction at a time: the concurrency control of an embedded key space.
 
-A transaction takes its turn, runs `work` against the committed pairs, commits its writes in memory order and passes
-the turn on, all in microseconds. Only then does it wait for its tier's promise, so that one sync covers every
-transaction that committed meanwhile. Nothing ever conflicts and nothing is ever retried.
+A transaction acquires the write lock, runs `work` against the committed pairs, commits its writes and releases the
+lock, all in microseconds. Only then does it wait until its tier's guarantee holds, so one sync covers every transaction
+that committed meanwhile. Transactions never conflict and are never retried.
 
-    turn ──► work(tx) ──► commit ──► turn passed on ──► wait for the sync that covers the commit ──► result
+    lock ──► work(tx) ──► commit ──► unlock ──► wait for the sync that covers the commit ──► result
 
-Read snapshots take no turn at all.
+Read snapshots do not take the lock.
 """
 
 import threading
@@ -19,8 +19,8 @@ from holdfast import limits
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Backend, Busy, Closed
 from holdfast.kv.contract import Database, Result, View, Work
-from holdfast.kv.execution import check_tier, nested, run
-from holdfast.kv.fork_safety import forget_in_children
+from holdfast.kv.execution import check_tier, nested_transaction_error, run
+from holdfast.kv.fork_safety import invalidate_in_children
 from holdfast.kv.transactions import Transaction
 from holdfast.kv.watches import OnCommit, Watch, Watches
 from holdfast.threads import run_in_thread
@@ -28,31 +28,33 @@ from holdfast.tiers import Tier
 
 
 class SerialDatabase(Database):
-    """A Database whose backend supplies a view, a snapshot, a commit and the wait for a promise.
+    """A Database whose backend supplies a view, a snapshot, a commit and the wait for durability.
 
-    Commits are numbered by the backend; `_settle(commit, tier)` returns once the promise of `tier` holds for
+    The backend numbers its commits. `_wait_durable(commit, tier)` returns once the guarantee of `tier` holds for
     everything up to that number.
     """
 
-    _current: View  # The committed pairs as they are now; read only by whoever has the turn.
+    _current: View  # The latest committed pairs; read only with the write lock held.
 
     def __init__(self, clock: Clock, ids: IdSource) -> None:
         self._clock = clock
         self._ids = ids
         self._watches = Watches()
-        self._turn = threading.Lock()
-        self._running = 0  # The thread whose turn it is.
-        self._woke = False  # Whether the last commit woke somebody on its event loop, who may share its sync.
+        self._write_lock = threading.Lock()
+        self._running_thread = 0  # The thread that holds the write lock and runs its work.
+        self._woke_waiter = (
+            False  # Whether the last commit woke a waiter on its own loop, which may share its sync.
+        )
         self._closed = False
-        forget_in_children(self)
+        invalidate_in_children(self)
 
-    def forget_after_fork(self) -> None:
+    def invalidate_after_fork(self) -> None:
         self._closed = True
-        self._turn, self._running = threading.Lock(), 0  # Another thread of the parent may have had the turn.
+        self._write_lock, self._running_thread = threading.Lock(), 0  # Another thread of the parent may hold the lock.
 
     @abstractmethod
     def _snapshot(self) -> View:
-        """The committed pairs at this moment, unchanged by later commits."""
+        """The committed pairs as of now, unaffected by later commits."""
 
     @abstractmethod
     def _commit(self, tx: Transaction) -> None:
@@ -63,47 +65,47 @@ class SerialDatabase(Database):
         """The number of the newest commit that a view or a snapshot taken before this call can have seen."""
 
     @abstractmethod
-    def _settle(self, commit: int, tier: Tier) -> None:
-        """Return once the promise of `tier` holds up to `commit`."""
+    def _wait_durable(self, commit: int, tier: Tier) -> None:
+        """Return once the guarantee of `tier` holds up to `commit`."""
 
     @abstractmethod
-    def _settling(self, commit: int, tier: Tier) -> Awaitable[None] | None:
-        """`_settle` for an event loop: what to await, or None if the promise holds already."""
+    def _wait_durable_async(self, commit: int, tier: Tier) -> Awaitable[None] | None:
+        """`_wait_durable` for an event loop: an awaitable, or None if the guarantee already holds."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Sync and give everything back; called once, with the turn held."""
+        """Sync and release all resources; called once, with the write lock held."""
 
     def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         check_tier(tier)
-        self._take_turn()
+        self._acquire_write_lock()
         try:
-            result, commit = self._run_and_pass_on(work, args, kwargs)
+            result, commit = self._run_and_release(work, args, kwargs)
         except Exception:
-            self._settle_seen(tier)
+            self._wait_seen_durable(tier)
             raise
-        self._settle(commit, tier)
+        self._wait_durable(commit, tier)
         return result
 
     async def transact_async(
         self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any
     ) -> Result:
         check_tier(tier)
-        if not self._turn.acquire(blocking=False):
-            if self._running == threading.get_ident():
-                raise nested()
-            # Another thread has the turn, most likely for some microseconds. Only if it takes long, the event loop goes
-            # on: whoever goes to a thread keeps the turn from the loop's next calls, which then follow it there.
-            if not self._turn.acquire(timeout=limits.TURN_LOOP_SECONDS_MAX):
+        if not self._write_lock.acquire(blocking=False):
+            if self._running_thread == threading.get_ident():
+                raise nested_transaction_error()
+            # Another thread holds the lock, most likely for microseconds, so block the event loop briefly. Move to a
+            # thread only if it takes longer: the lock held there would send the loop's next calls to threads too.
+            if not self._write_lock.acquire(timeout=limits.TRANSACTION_LOOP_WAIT_SECONDS_MAX):
                 return await run_in_thread(self.transact, work, *args, tier=tier, **kwargs)
         try:
-            result, commit = self._run_and_pass_on(work, args, kwargs)
+            result, commit = self._run_and_release(work, args, kwargs)
         except Exception:
-            await self._settle_seen_async(tier)
+            await self._wait_seen_durable_async(tier)
             raise
-        settling = self._settling(commit, tier)
-        if settling is not None:
-            await settling
+        durable = self._wait_durable_async(commit, tier)
+        if durable is not None:
+            await durable
         return result
 
     def read(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
@@ -111,9 +113,9 @@ class SerialDatabase(Database):
         try:
             result, commit = self._read(work, args, kwargs)
         except Exception:
-            self._settle_seen(tier)
+            self._wait_seen_durable(tier)
             raise
-        self._settle(commit, tier)
+        self._wait_durable(commit, tier)
         return result
 
     async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
@@ -121,11 +123,11 @@ class SerialDatabase(Database):
         try:
             result, commit = self._read(work, args, kwargs)
         except Exception:
-            await self._settle_seen_async(tier)
+            await self._wait_seen_durable_async(tier)
             raise
-        settling = self._settling(commit, tier)
-        if settling is not None:
-            await settling
+        durable = self._wait_durable_async(commit, tier)
+        if durable is not None:
+            await durable
         return result
 
     def watch(self, prefix: bytes) -> Watch:
@@ -133,71 +135,71 @@ class SerialDatabase(Database):
             raise _closed()
         return self._watches.open(prefix)
 
-    def subscribe(self, told: OnCommit) -> Callable[[], None]:
+    def subscribe(self, on_commit: OnCommit) -> Callable[[], None]:
         if self._closed:
             raise _closed()
-        return self._watches.subscribe(told)
+        return self._watches.subscribe(on_commit)
 
     def sync(self) -> None:
         if self._closed:
             raise _closed()
-        self._settle(self._last_commit(), Tier.CRITICAL)
+        self._wait_durable(self._last_commit(), Tier.CRITICAL)
 
     def close(self) -> None:
-        self._take_turn()
+        self._acquire_write_lock()
         try:
             if not self._closed:
                 self._closed = True
                 self._watches.close()
                 self._release()
         finally:
-            self._turn.release()
+            self._write_lock.release()
 
-    def _take_turn(self) -> None:
-        if self._turn.acquire(blocking=False):
+    def _acquire_write_lock(self) -> None:
+        if self._write_lock.acquire(blocking=False):
             return
-        if self._running == threading.get_ident():
-            raise nested()
-        if not self._turn.acquire(timeout=limits.TURN_WAIT_SECONDS_MAX):
+        if self._running_thread == threading.get_ident():
+            raise nested_transaction_error()
+        if not self._write_lock.acquire(timeout=limits.TRANSACTION_WAIT_SECONDS_MAX):
             raise Busy(
-                f"Another transaction has been running for {limits.TURN_WAIT_SECONDS_MAX} s; nothing was written. "
-                "Keep slow work out of transact, then try again"
+                f"Another transaction has been running for {limits.TRANSACTION_WAIT_SECONDS_MAX} s; nothing was "
+                "written. Keep slow work out of transact, then try again"
             )
 
-    def _run_and_pass_on(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
-        """Run `work` and commit what it wrote, with the turn that the caller took, and pass the turn on."""
+    def _run_and_release(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
+        """Run `work`, commit its writes, and release the write lock that the caller acquired."""
         try:
             if self._closed:
                 raise _closed()
-            self._running = threading.get_ident()
+            self._running_thread = threading.get_ident()
             tx = Transaction(self._current, clock=self._clock, ids=self._ids)
             result = run(tx, work, args, kwargs)
             if tx.wrote:
                 self._commit(tx)
-                self._woke = bool(self._watches.count) and self._watches.notify(tx.writes, tx.cleared)
+                self._woke_waiter = bool(self._watches.count) and self._watches.notify(tx.writes, tx.cleared)
             return result, self._last_commit()
         finally:
-            self._running = 0
-            self._turn.release()
+            self._running_thread = 0
+            self._write_lock.release()
 
-    def _settle_seen(self, tier: Tier) -> None:
-        """Make good what a work that raised may have seen: an error is an answer too, and must not be taken back."""
+    def _wait_seen_durable(self, tier: Tier) -> None:
+        """Wait for what a failed `work` may have read: a caller may act on an error as on a result."""
         if not self._closed:
-            with suppress(Backend, Closed):  # The work's own error says more.
-                self._settle(self._last_commit(), tier)
+            with suppress(Backend, Closed):  # The error of `work` is more useful.
+                self._wait_durable(self._last_commit(), tier)
 
-    async def _settle_seen_async(self, tier: Tier) -> None:
+    async def _wait_seen_durable_async(self, tier: Tier) -> None:
         if not self._closed:
             with suppress(Backend, Closed):
-                settling = self._settling(self._last_commit(), tier)
-                if settling is not None:
-                    await settling
+                durable = self._wait_durable_async(self._last_commit(), tier)
+                if durable is not None:
+                    await durable
 
     def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
         if self._closed:
             raise _closed()
-        if self._running == threading.get_ident():
-            raise nested()
+        if self._running_thread == threading.get_ident():
+            raise nested_transaction_error()
         tx = Transaction(self._snapshot(), clock=self._clock, ids=self._ids, writable=False)
         commit = self._last_commit()
         return run(tx, work, args, kwargs), commit

@@ -1,7 +1,7 @@
-"""A transaction: the committed pairs as a view, with this transaction's own writes laid over it.
+"""A transaction: a view of the committed pairs, overlaid with the transaction's own writes.
 
-Writes stay in memory until the commit, so a function that raises has written nothing, and every backend
-gets read-your-writes for `get` and `scan` from the same few lines:
+Writes stay in memory until the commit, so a function that raises has written nothing. Every backend gets
+read-your-writes for `get` and `scan` from this module:
 
     cleared   ranges deleted, each before any write that is still in `writes`
     writes    key -> value, or None where the key is deleted
@@ -32,7 +32,7 @@ Pair = tuple[bytes, bytes]
 
 
 class Transaction:
-    """What a layer function is given. Usable until that function returns, and only by it."""
+    """The first argument of a layer function. Usable only by that function, until it returns."""
 
     __slots__ = (
         "_clock",
@@ -58,9 +58,9 @@ class Transaction:
         self.view = view  # The committed pairs, without what this transaction wrote.
         self.cleared: tuple[tuple[bytes, bytes], ...] = ()  # Ranges to delete before `writes` are applied.
         self.writes: dict[bytes, bytes | None] = {}  # Key to value, or to None where the key is deleted.
-        self.size_bytes = 0  # Of keys and values, each write counted with `limits.WRITE_COST_BYTES` more.
+        self.size_bytes = 0  # Bytes of keys and values, plus `limits.WRITE_COST_BYTES` for each write.
         self.writer = writer  # Names the process among several that write; empty where there is only one.
-        self.events: list[tuple[Any, ...]] = []  # What happened, for whoever tells of it once it is committed.
+        self.events: list[tuple[Any, ...]] = []  # Published after the commit.
 
     def get(self, key: bytes) -> bytes | None:
         """The value of `key`, or None."""
@@ -78,21 +78,21 @@ class Transaction:
         return self.view.get(key)
 
     def scan(self, begin: bytes, end: bytes, *, limit: int, reverse: bool = False) -> list[Pair]:
-        """At most `limit` pairs with begin <= key < end, in key order; the last ones, backwards, if `reverse`."""
+        """At most `limit` pairs with begin <= key < end, in key order; `reverse` returns the last ones, backwards."""
         self._check_range(begin, end)
         if limit.__class__ is not int or not 0 < limit <= SCAN_ITEMS_MAX:
             raise InvalidArgument(
                 f"limit is {limit}; a scan returns 1 to {SCAN_ITEMS_MAX} pairs, walk more with kv.pages"
             )
-        return [] if begin == end else self.visible(begin, end, limit, reverse)
+        return [] if begin == end else self.visible_pairs(begin, end, limit, reverse)
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set `key` to `value`."""
         if not self._writable or key.__class__ is not bytes or value.__class__ is not bytes:
-            self._refuse(key, value)
+            self._raise_invalid_write(key, value)
         length, size = len(key), len(value)
         if not 0 < length <= KEY_BYTES_MAX or size > VALUE_BYTES_MAX:
-            self._refuse(key, value)
+            self._raise_invalid_write(key, value)
         size += self.size_bytes + length + WRITE_COST_BYTES
         if size > TRANSACTION_BYTES_MAX:
             raise _too_large()
@@ -100,9 +100,9 @@ class Transaction:
         self.writes[key] = value
 
     def delete(self, key: bytes) -> None:
-        """Remove `key`; removing what is not there is fine."""
+        """Remove `key`. Removing a missing key has no effect."""
         if not self._writable or key.__class__ is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
-            self._refuse(key, b"")
+            self._raise_invalid_write(key, b"")
         size = self.size_bytes + len(key) + WRITE_COST_BYTES
         if size > TRANSACTION_BYTES_MAX:
             raise _too_large()
@@ -113,43 +113,43 @@ class Transaction:
         """Remove every key with begin <= key < end."""
         self._check_range(begin, end)
         if not self._writable:
-            self._refuse(begin, b"")
+            self._raise_invalid_write(begin, b"")
         if begin == end:
             return
         size = self.size_bytes + len(begin) + len(end) + WRITE_COST_BYTES
         if size > TRANSACTION_BYTES_MAX:
             raise _too_large()
         self.size_bytes = size
-        self._forget(begin, end)
+        self._drop_writes(begin, end)
         self.cleared += ((begin, end),)
 
     @property
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch, the same whenever this transaction asks."""
+        """Milliseconds since the Unix epoch, the same throughout this transaction."""
         if self._now_ms is None:
             if not self._open:
                 raise _ended()
             self._now_ms = self._clock.now_ms()
         return self._now_ms
 
-    def emit(self, *what: Any) -> None:
-        """Have something told of once this transaction is committed, if whoever runs it tells of such things."""
-        self.events.append(what)
+    def emit(self, *event: Any) -> None:
+        """Record an event to publish after the commit, where the caller of the transaction publishes events."""
+        self.events.append(event)
 
     def new_id(self) -> uuid.UUID:
-        """A fresh UUIDv7, larger than every one this process made before."""
+        """A fresh UUIDv7, larger than every earlier one of this process."""
         if not self._open:
             raise _ended()
         return self._ids.new_id(self.now_ms)
 
     def new_id_bytes(self) -> bytes:
-        """`new_id` as its sixteen bytes, at half the price."""
+        """`new_id` as 16 bytes, at half the cost."""
         if not self._open:
             raise _ended()
         return self._ids.new_number(self.now_ms).to_bytes(16, "big")
 
     def new_numbers(self, count: int) -> list[int]:
-        """As many fresh UUIDv7s as numbers, each larger than the one before it."""
+        """`count` fresh UUIDv7s as integers, each larger than the one before it."""
         if not self._open:
             raise _ended()
         return self._ids.new_numbers(self.now_ms, count)
@@ -157,7 +157,7 @@ class Transaction:
     # What a backend needs to commit.
 
     def end(self) -> None:
-        """Refuse every further use."""
+        """Reject every further use."""
         self._open = self._writable = False
 
     @property
@@ -165,12 +165,12 @@ class Transaction:
         """Whether there is anything to commit."""
         return bool(self.writes or self.cleared)
 
-    def visible(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
-        """`scan` without its checks: what a transaction that runs on top of this one sees."""
+    def visible_pairs(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
+        """`scan` without its checks, for nested transactions."""
         if not self.writes and not self.cleared:
             return self.view.scan(begin, end, limit, reverse)
         own = {key: value for key, value in self.writes.items() if begin <= key < end}
-        # Each own write hides at most one stored pair, so this many stored pairs leave `limit` to show.
+        # Each own write hides at most one stored pair, so this many stored pairs leave at least `limit`.
         wanted = limit + len(own)
         stored: list[Pair] = []
         for left, right in self._uncleared(begin, end, reverse):
@@ -183,24 +183,24 @@ class Transaction:
         return merged[:limit]
 
     def nested(self) -> "Transaction":
-        """A transaction on top of this one: it sees what this one has written, and `merge` adds its writes to it.
+        """A transaction that sees this one's writes. `merge` adds its own writes to this one.
 
-        One that raised is just not absorbed, so works that share a commit do not disturb each other.
+        Skipping `merge` discards the nested writes, so functions that share a commit fail independently.
         """
-        view = _Inside(self)
+        view = _NestedView(self)
         return Transaction(view, clock=view, ids=self._ids, writable=self._writable, writer=self.writer)
 
-    def undo(self) -> None:
-        """Forget everything that was written and noted."""
+    def discard_writes(self) -> None:
+        """Discard all writes and events."""
         self.writes.clear()
         self.events.clear()
         self.cleared, self.size_bytes = (), 0
 
     def merge(self, other: "Transaction") -> None:
-        """Write everything that `other`, which ran on top of this transaction, has written."""
+        """Add the writes and events of `other`, a nested transaction."""
         self.events += other.events
         for begin, end in other.cleared:
-            self._forget(begin, end)
+            self._drop_writes(begin, end)
             self.cleared += ((begin, end),)
         self.writes |= other.writes
         self.size_bytes += other.size_bytes
@@ -220,7 +220,7 @@ class Transaction:
             parts.append((begin, end))
         return parts[::-1] if reverse else parts
 
-    def _forget(self, begin: bytes, end: bytes) -> None:
+    def _drop_writes(self, begin: bytes, end: bytes) -> None:
         for key in [key for key in self.writes if begin <= key < end]:
             del self.writes[key]
 
@@ -228,12 +228,14 @@ class Transaction:
         if begin.__class__ is not bytes or end.__class__ is not bytes:
             raise _not_bytes("A range's bound", end if begin.__class__ is bytes else begin)
         if begin > end:
-            raise InvalidArgument("The range ends before it begins; swap its bounds, and use reverse=True to walk back")
+            raise InvalidArgument(
+                "The range ends before it begins; swap the bounds, or pass reverse=True to scan backwards"
+            )
         if not self._open:
             raise _ended()
 
-    def _refuse(self, key: bytes, value: bytes) -> NoReturn:
-        """Say which of the reasons against a write it was."""
+    def _raise_invalid_write(self, key: bytes, value: bytes) -> NoReturn:
+        """Raise the error for a rejected write."""
         if not self._open:
             raise _ended()
         if not self._writable:
@@ -249,22 +251,22 @@ class Transaction:
         raise ValueTooLarge(f"The value has {len(value)} bytes and may have {VALUE_BYTES_MAX}; store it as a blob")
 
 
-class _Inside:
-    """What a transaction on top of another one sees, and its time."""
+class _NestedView:
+    """The view and clock of a nested transaction: its parent's."""
 
     __slots__ = ("_tx", "get", "scan")
 
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
         self.get = tx.get
-        self.scan = tx.visible
+        self.scan = tx.visible_pairs
 
     def now_ms(self) -> int:
         return self._tx.now_ms
 
 
-def _not_bytes(what: str, given: object) -> InvalidKey:
-    return InvalidKey(f"{what} must be bytes, not {type(given).__name__}; encode it with kv.pack")
+def _not_bytes(subject: str, value: object) -> InvalidKey:
+    return InvalidKey(f"{subject} must be bytes, not {type(value).__name__}; encode it with kv.pack")
 
 
 def _ended() -> TransactionEnded:
@@ -273,6 +275,6 @@ def _ended() -> TransactionEnded:
 
 def _too_large() -> TransactionTooLarge:
     return TransactionTooLarge(
-        f"The transaction writes more than {TRANSACTION_BYTES_MAX} bytes, where each write counts for "
-        f"{WRITE_COST_BYTES} beside its own; split it into several"
+        f"The transaction writes more than {TRANSACTION_BYTES_MAX} bytes, counting {WRITE_COST_BYTES} extra bytes for "
+        "each write; split it into several"
     )

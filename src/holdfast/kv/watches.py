@@ -1,9 +1,9 @@
-"""Watches: a commit wakes whoever waits for keys below a prefix.
+"""Watches: a commit wakes those that wait for keys below a prefix.
 
-A wake-up is a hint and is kept until somebody takes it, so the safe loop is: open the watch, read, and if
-there was nothing to do, wait. A write between the read and the wait has already set the hint.
+A wake-up is a hint and stays set until a wait consumes it. The safe loop is: open the watch, read, and if there is
+nothing to do, wait. A write between the read and the wait has already set the hint.
 
-Whoever waits on behalf of thousands hears every commit instead, and learns which keys it wrote.
+Code that waits on behalf of thousands of callers subscribes to every commit instead, and receives the written keys.
 """
 
 import asyncio
@@ -21,82 +21,84 @@ from holdfast.errors import Busy, Closed, InvalidKey
 _log = logging.getLogger("holdfast.watches")
 
 Range = tuple[bytes, bytes]
-OnCommit = Callable[[Collection[bytes], Collection[Range]], None]  # Of the keys and ranges that may have changed.
+OnCommit = Callable[
+    [Collection[bytes], Collection[Range]], None
+]  # Receives the keys and ranges that may have changed.
 
 _EVERYTHING: Final = (b"", b"\xff" * (limits.KEY_BYTES_MAX + 1))
 
 
 class Watch:
-    """One prefix, watched. Wait on it from a thread or from an event loop."""
+    """A watch on one prefix. Wait on it from a thread or from an event loop."""
 
     def __init__(self, watches: "Watches", prefix: bytes) -> None:
         self.prefix = prefix
         self._watches = watches
         self._fired = threading.Event()
         self._lock = threading.Lock()
-        self._sleepers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._closed = False
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Whether something may have changed since the last wait; waits at most `timeout_seconds` for it."""
+        """Whether something may have changed since the last wait. Waits up to `timeout_seconds` for a change."""
         woken = self._fired.wait(timeout_seconds)
-        return self._take(woken)
+        return self._consume(woken)
 
     async def wait_async(self, timeout_seconds: float) -> bool:
         """`wait` for an event loop."""
         loop = asyncio.get_running_loop()
-        sleeper = (loop, loop.create_future())
+        waiter = (loop, loop.create_future())
         with self._lock:
-            is_there = self._fired.is_set()
-            if not is_there:
-                self._sleepers.append(sleeper)
-        if is_there:
-            await asyncio.sleep(0)  # Whoever finds its own hints here, again and again, does not stop the loop.
-            return self._take(woken=True)
+            is_set = self._fired.is_set()
+            if not is_set:
+                self._waiters.append(waiter)
+        if is_set:
+            await asyncio.sleep(0)  # Lets other tasks run even if every wait finds a hint.
+            return self._consume(woken=True)
         try:
-            if asyncio.current_task() is None:  # It was begun without one, which timeouts need.
+            if asyncio.current_task() is None:  # An eager coroutine has no task yet, which timeouts need.
                 await asyncio.sleep(0)
             async with asyncio.timeout(timeout_seconds):
-                await sleeper[1]
+                await waiter[1]
         except TimeoutError:
             return False
         finally:
             with self._lock:
-                if sleeper in self._sleepers:
-                    self._sleepers.remove(sleeper)
-        return self._take(woken=True)
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+        return self._consume(woken=True)
 
     def close(self) -> None:
-        """Stop watching. Whoever still waits is woken and gets Closed."""
+        """Stop watching. Current waits raise Closed."""
         self._watches.remove(self)
         self._closed = True
         self.fire()
 
     def fire(self) -> bool:
-        """Leave the hint and wake every waiter; whether one of them is a coroutine of the loop that runs here."""
+        """Set the hint and wake every waiter. Returns whether one of them is on the event loop of this thread."""
         if self._fired.is_set():
             return False
         with self._lock:
             self._fired.set()
-            sleepers, self._sleepers = self._sleepers, []
-        if not sleepers:
+            waiters, self._waiters = self._waiters, []
+        if not waiters:
             return False
-        here = asyncio._get_running_loop()
-        woke_here = False
-        for loop, future in sleepers:
-            if loop is here:
+        running_loop = asyncio._get_running_loop()
+        woke_on_this_loop = False
+        for loop, future in waiters:
+            if loop is running_loop:
                 _wake(future)
-                woke_here = True
+                woke_on_this_loop = True
                 continue
-            with suppress(RuntimeError):  # The loop was closed, and its sleeper is gone with it.
+            with suppress(RuntimeError):  # The loop is closed, and its waiters with it.
                 loop.call_soon_threadsafe(_wake, future)
-        return woke_here
+        return woke_on_this_loop
 
-    def _take(self, woken: bool) -> bool:
+    def _consume(self, woken: bool) -> bool:
         if woken:
             self._fired.clear()
         if self._closed:
-            self._fired.set()  # Whoever else waits is to learn it too.
+            self._fired.set()  # Other waiters raise Closed too.
             raise Closed("The watch was closed, or its database was; open a new one")
         return woken
 
@@ -110,14 +112,14 @@ class Watch:
 
 
 class Watches:
-    """Every open watch of a database. A commit costs nothing here while there are none."""
+    """All open watches and subscriptions of a database. A commit costs nothing here while there are none."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_prefix: dict[bytes, set[Watch]] = {}
         self._lengths: Counter[int] = Counter()
-        self._hearers: tuple[OnCommit, ...] = ()
-        self.count = 0  # How many are open, with those who hear every commit. While there are none, none need be told.
+        self._listeners: tuple[OnCommit, ...] = ()
+        self.count = 0  # Open watches and subscriptions. While it is 0, `notify` need not be called.
 
     def open(self, prefix: bytes) -> Watch:
         if prefix.__class__ is not bytes:
@@ -125,7 +127,7 @@ class Watches:
         watch = Watch(self, prefix)
         with self._lock:
             if self.count >= limits.WATCHES_MAX:
-                raise Busy(f"{limits.WATCHES_MAX} watches are open; close those that are done")
+                raise Busy(f"{limits.WATCHES_MAX} watches are open; close those that are no longer used")
             self.count += 1
             self._by_prefix.setdefault(prefix, set()).add(watch)
             self._lengths[len(prefix)] += 1
@@ -144,54 +146,54 @@ class Watches:
             if not self._lengths[len(watch.prefix)]:
                 del self._lengths[len(watch.prefix)]
 
-    def subscribe(self, told: OnCommit) -> Callable[[], None]:
-        """Have `told` called with what each commit may have changed, until the function that this returns is called."""
+    def subscribe(self, on_commit: OnCommit) -> Callable[[], None]:
+        """Call `on_commit` with what each commit may have changed. Returns a function that ends the subscription."""
         with self._lock:
-            self._hearers += (told,)
+            self._listeners += (on_commit,)
             self.count += 1
 
         def stop() -> None:
             with self._lock:
-                if told in self._hearers:
-                    self._hearers = tuple(each for each in self._hearers if each is not told)
+                if on_commit in self._listeners:
+                    self._listeners = tuple(each for each in self._listeners if each is not on_commit)
                     self.count -= 1
 
         return stop
 
     def notify(self, keys: Collection[bytes], cleared: Collection[Range] = ()) -> bool:
-        """Fire the watches that these written keys and deleted ranges may concern.
+        """Fire the watches that these written keys and deleted ranges may affect.
 
-        Whether a coroutine of the loop that runs here was woken, and will most likely commit something in a moment.
+        Returns whether it woke a coroutine on the event loop of this thread, which will most likely commit soon.
         """
         if not self.count:
             return False
-        if self._hearers:
-            self._tell(keys, cleared)
+        if self._listeners:
+            self._notify_listeners(keys, cleared)
         if not self._lengths:
             return False
         with self._lock:
-            # There are few distinct prefix lengths, so a key is looked up a few times however many watches there are.
+            # There are few distinct prefix lengths, so each key costs a few lookups, however many watches there are.
             hit = {prefix for key in keys for length in self._lengths if (prefix := key[:length]) in self._by_prefix}
             for begin, end in cleared:
-                hit |= {prefix for prefix in self._by_prefix if _touches(prefix, begin, end)}
+                hit |= {prefix for prefix in self._by_prefix if _range_meets_prefix(prefix, begin, end)}
             fired = [watch for prefix in hit for watch in self._by_prefix[prefix]]
-        woke_here = [watch.fire() for watch in fired]
-        return True in woke_here
+        woke_on_this_loop = [watch.fire() for watch in fired]
+        return True in woke_on_this_loop
 
     def fire_all(self) -> None:
-        """Fire every watch: something changed, nobody knows what."""
-        self._tell((), (_EVERYTHING,))
+        """Fire every watch, for changes whose keys are unknown."""
+        self._notify_listeners((), (_EVERYTHING,))
         with self._lock:
             fired = [watch for watches in self._by_prefix.values() for watch in watches]
         for watch in fired:
             watch.fire()
 
-    def _tell(self, keys: Collection[bytes], cleared: Collection[Range]) -> None:
-        for told in self._hearers:
+    def _notify_listeners(self, keys: Collection[bytes], cleared: Collection[Range]) -> None:
+        for on_commit in self._listeners:
             try:
-                told(keys, cleared)
-            except Exception:  # What it would hear is committed: that is no failure of whoever did.
-                _log.exception("a commit could not be told to somebody who hears of all; others were told")
+                on_commit(keys, cleared)
+            except Exception:  # The commit has succeeded; a listener's error must not fail its caller.
+                _log.exception("unexpected error in a commit listener; other listeners were notified")
 
     def close(self) -> None:
         """Close every watch."""
@@ -201,8 +203,8 @@ class Watches:
             watch.close()
 
 
-def _touches(prefix: bytes, begin: bytes, end: bytes) -> bool:
-    """Whether some key that starts with `prefix` lies in begin..end."""
+def _range_meets_prefix(prefix: bytes, begin: bytes, end: bytes) -> bool:
+    """Whether begin..end can contain a key that starts with `prefix`."""
     return begin[: len(prefix)] <= prefix < end
 
 

@@ -1,16 +1,16 @@
-"""Big bytes under a path: in memory, in a local folder, or in S3, Azure or Google Cloud through `obstore`.
+"""Objects under paths: in memory, in a local folder, or in S3, Azure or Google Cloud through `obstore`.
 
-    put      stores, over whatever is there        get, get_range   the bytes, or a slice of them
-    create   stores only where nothing is          head, list       path, size and etag
-    replace  stores only over the etag it names    open             the bytes, a part at a time
-    write    `put` or `create` of a stream         delete           fine when nothing is there
+    put      stores, replacing any object          get, get_range   the bytes, or a slice of them
+    create   stores only if there is no object     head, list       path, size and etag
+    replace  stores only over a given etag         open             the bytes, one part at a time
+    write    `put` or `create` of a stream         delete           succeeds if there is no object
 
-What every store promises, and `holdfast.testing.conformance.objects` proves:
+What every store guarantees, and `holdfast.testing.conformance.objects` tests:
 
-- An object is there whole or not at all; a body that fails half-way leaves what was there before.
-- Of many who `create` one path, or `replace` one etag, exactly one wins.
-- What has returned is as durable as the store is. obstore never syncs a local folder, so `FolderStore` does.
-- `list` is in path order, and goes on from the last path of the page before.
+- Writes are atomic; a body that fails half-way leaves the previous object.
+- Of concurrent `create` calls for one path, or `replace` calls for one etag, exactly one succeeds.
+- A write that returned is as durable as the store is. obstore never syncs a local folder, so `FolderStore` does.
+- `list` is in path order, and continues after the last path of the previous page.
 
 Every operation has an async form, `<name>_async`. Paths are the same everywhere: relative, `/` between segments.
 """
@@ -34,11 +34,11 @@ def open_objects(url: str, **config: Any) -> ObjectStore:
     """Open `memory:`, `dir:PATH` (created when missing), `s3://bucket/prefix`, `az://...` or `gs://bucket/prefix`.
 
     Credentials and endpoints come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT`, ...) or from `config`,
-    which goes to obstore's `from_url` as it is. Nothing is asked of a remote store before its first use.
+    which is passed to obstore's `from_url`. A remote store is not contacted before its first use.
 
     Raises:
-        InvalidUrl: the scheme is unknown, or the rest of the URL and the configuration make no store.
-        InvalidArgument: there is configuration for a store that takes none.
+        InvalidUrl: the scheme is unknown, or the URL and the configuration are not valid together.
+        InvalidArgument: configuration was given for a store that takes none.
         PathUnusable: the folder cannot be created or written.
     """
     scheme, _, rest = url.partition(":")
@@ -53,6 +53,6 @@ def open_objects(url: str, **config: Any) -> ObjectStore:
             return ObjectStore(from_url(url, **config))
         except (BaseError, ValueError, TypeError) as error:
             raise InvalidUrl(
-                f"The URL {url!r} opens no object store ({headline(error)}); correct it or its options"
+                f"The URL {url!r} is not a valid object store ({headline(error)}); correct it or its options"
             ) from error
-    raise InvalidUrl(f"The URL {url!r} names no object store; use memory:, dir:PATH, s3://, az:// or gs://")
+    raise InvalidUrl(f"The URL {url!r} is not an object store; use memory:, dir:PATH, s3://, az:// or gs://")

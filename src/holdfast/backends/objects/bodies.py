@@ -1,4 +1,4 @@
-"""What is stored: bytes at once, or a stream of them that may fail on its own account."""
+"""Request bodies: bytes, or a stream that may raise its own error."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -8,34 +8,34 @@ from holdfast.limits import OBJECT_PART_BYTES
 
 
 class Body:
-    """A stream on its way to a store: its first part, its size, and its own failure, which is not the store's."""
+    """A stream that is being stored: its first part, its size, and its own error, apart from the store's."""
 
     def __init__(self) -> None:
         self.first = bytearray()
         self.size = 0
         self._failure: Exception | None = None
 
-    def fills_a_part(self, chunk: bytes) -> bool:
-        """Add to the first part, and tell whether it is full."""
+    def fill_first_part(self, chunk: bytes) -> bool:
+        """Add `chunk` to the first part. Returns whether the part is full."""
         self.first += check_bytes(chunk)
         return len(self.first) >= OBJECT_PART_BYTES
 
     def read(self, rest: Iterator[bytes]) -> Iterator[bytes]:
         """The first part, then the rest."""
         yield self._take_first()
-        with self._noting_failure():
+        with self._record_failure():
             for chunk in rest:
                 yield self._count(chunk)
 
     async def read_async(self, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield self._take_first()
-        with self._noting_failure():
+        with self._record_failure():
             async for chunk in rest:
                 yield self._count(chunk)
 
     @contextmanager
-    def failing_as_itself(self) -> Iterator[None]:
-        """Raise the stream's own failure where there was one, whatever the store made of it."""
+    def raise_stream_error(self) -> Iterator[None]:
+        """Raise the stream's own error instead of the store's error that it caused."""
         try:
             yield
         except Exception:
@@ -44,7 +44,7 @@ class Body:
             raise self._failure from self._failure.__cause__
 
     @contextmanager
-    def _noting_failure(self) -> Iterator[None]:
+    def _record_failure(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -61,7 +61,7 @@ class Body:
 
 
 def check_bytes(data: bytes) -> bytes:
-    """The data itself. Without this check, obstore would take a string for the name of a file to upload."""
+    """Return `data` if it is bytes. Without this check, obstore would take a string for a path to upload."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise InvalidValue(f"An object's data must be bytes, not {type(data).__name__}; encode it first")
     return data

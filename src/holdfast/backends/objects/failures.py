@@ -1,4 +1,4 @@
-"""What obstore and the operating system raise, as errors that say what to do next."""
+"""Translates errors of obstore and the operating system to Holdfast errors."""
 
 import errno
 import re
@@ -24,15 +24,15 @@ from holdfast.errors import (
 
 
 @contextmanager
-def translated(path: str, *, writes: bool = False) -> Iterator[None]:
-    """Raise what goes wrong inside as Holdfast's error about `path`; a write whose answer is lost is CommitUnknown."""
+def translate_errors(path: str, *, writes: bool = False) -> Iterator[None]:
+    """Translate errors raised inside to Holdfast errors about `path`. A write whose answer is lost is CommitUnknown."""
     try:
         yield
     except (exceptions.BaseError, OSError, NotImplementedError) as error:
-        raise failure(_kind(error, writes=writes), path, cause=headline(error)) from error
+        raise object_error(_kind(error, writes=writes), path, cause=headline(error)) from error
 
 
-def failure(kind: type[HoldfastError], path: str, *, cause: str = "") -> HoldfastError:
+def object_error(kind: type[HoldfastError], path: str, *, cause: str = "") -> HoldfastError:
     return kind(_MESSAGES[kind].format(path=repr(path), cause=cause))
 
 
@@ -42,8 +42,8 @@ def headline(error: Exception) -> str:
 
 
 @contextmanager
-def nothing_after_the_end() -> Iterator[None]:
-    """Pass over a store's refusal of a range that starts after the object's end."""
+def ignore_range_after_end() -> Iterator[None]:
+    """Suppress a store's error for a range that starts after the object's end."""
     try:
         yield
     except exceptions.GenericError as error:
@@ -59,7 +59,7 @@ def _kind(error: Exception, *, writes: bool) -> type[HoldfastError]:
         if isinstance(error, types):
             return kind
     if no_answer := _NO_ANSWER.search(text):
-        # A connection refused at once has sent nothing; after a retry, the attempt before may have arrived.
+        # A connection refused on the first attempt sent nothing; before a retry, an earlier attempt may have arrived.
         sent = no_answer["kind"] != "Connect" or no_answer["retries"] != "0"
         return CommitUnknown if writes and sent else Unreachable
     os_error = re.search(r"\(os error ([0-9]+)\)", text)
@@ -69,7 +69,7 @@ def _kind(error: Exception, *, writes: bool) -> type[HoldfastError]:
     return _BY_ERRNO.get(number, Backend)
 
 
-# obstore tells these failures apart in its debugging text alone.
+# obstore distinguishes these errors only in its debug text.
 _NO_ANSWER: Final = re.compile(
     r"retries: (?P<retries>[0-9]+),.*HttpError \{\s*kind: (?P<kind>Connect|Timeout|Request|Interrupted|Decode)",
     re.DOTALL,
@@ -87,14 +87,14 @@ _BY_ERRNO: Final[dict[int, type[HoldfastError]]] = {
     **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG), InvalidArgument),
 }
 _MESSAGES: Final[dict[type[HoldfastError], str]] = {
-    ObjectExists: "An object is at {path} and was left as it is; read it, or choose another path",
-    ObjectChanged: "Another version is at {path}, or none; read it, then decide",
-    ObjectNotFound: "There is no object at {path}; list what is there",
+    ObjectExists: "An object already exists at {path} and was not changed; read it, or choose another path",
+    ObjectChanged: "The object at {path} has another version, or does not exist; read it, then decide",
+    ObjectNotFound: "There is no object at {path}; check the path with list",
     PathUnusable: "The store refuses {path} ({cause}); check that its bucket or folder exists and that you may use it",
-    Unsupported: "The store does not offer this operation on {path} ({cause}); use another",
+    Unsupported: "The store does not support this operation on {path} ({cause}); use another store",
     DiskFull: "The device has no space for {path} ({cause}); nothing was stored, free some space and repeat",
-    InvalidArgument: "A local folder cannot hold {path} beside what it has ({cause}); choose another path",
+    InvalidArgument: "A local folder cannot store {path} ({cause}); choose another path",
     Unreachable: "The store does not answer about {path} ({cause}); nothing was written, check its endpoint and repeat",
-    CommitUnknown: "The answer about {path} was lost ({cause}); it may or may not be there, look before repeating",
+    CommitUnknown: "The answer about {path} was lost ({cause}); the write may have succeeded, check before repeating",
     Backend: "The store failed at {path} ({cause}); repeat later",
 }

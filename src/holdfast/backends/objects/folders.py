@@ -1,4 +1,4 @@
-"""Objects in a local folder, with the durability and the if-match that obstore's own LocalStore lacks."""
+"""Objects in a local folder, with the durability and the if-match support that obstore's LocalStore lacks."""
 
 import asyncio
 import errno
@@ -16,7 +16,7 @@ from obstore.exceptions import BaseError
 from obstore.store import LocalStore
 
 from holdfast.backends.objects.bodies import check_bytes
-from holdfast.backends.objects.failures import failure, headline, translated
+from holdfast.backends.objects.failures import headline, object_error, translate_errors
 from holdfast.backends.objects.paths import check_path
 from holdfast.backends.objects.store import ObjectMeta, ObjectStore, put_mode
 from holdfast.errors import ObjectChanged, ObjectNotFound, PathUnusable
@@ -30,14 +30,15 @@ class FolderStore(ObjectStore):
     """Objects as files below a local folder, durable when a write returns.
 
     obstore reads and lists here, but does not write: its LocalStore never syncs a file or a folder and has no if-match.
-    A write fills a staged file, syncs it, gives it its name in one step (a hard link for create-only, otherwise a
-    rename) and syncs the folder. A power loss therefore leaves the old object, the new one or none, never half of one.
-    A reader may see a new object in the moment before it is durable; `create` syncs before it reports ObjectExists.
+    A write fills a staged file, syncs it, moves it into place atomically (a hard link for create-only, otherwise a
+    rename) and syncs the folder. So a power loss leaves the old object, the new one or none, never a partial one.
+    A reader may see a new object shortly before it is durable; `create` syncs before it raises ObjectExists.
 
-    Staged files have names that no path may have and that listings skip; what a crash left is swept a day later.
+    Staged files have names that are invalid as paths and that listings skip. Leftovers of a crash are removed after a
+    day.
 
-    If-match is a comparison under a lock of this process, for a Holdfast data directory belongs to one process.
-    Create-only is exact between processes too.
+    If-match compares under a lock of this process, since a Holdfast data directory belongs to one process. Create-only
+    is exact between processes too.
 
     A folder cannot hold both `a` and `a/b`, nor a segment of over 255 bytes; writing them raises InvalidArgument.
     """
@@ -49,8 +50,8 @@ class FolderStore(ObjectStore):
         self._staging = self._root / ".staging"
         try:
             _make_folder(self._staging)
-            _sweep(self._staging)
-            _discard(_new_file(self._staging))  # Shows now, not at the first write, whether the folder can be written.
+            _remove_stale_files(self._staging)
+            _discard(_new_file(self._staging))  # Fails now, not at the first write, if the folder is not writable.
             super().__init__(LocalStore(self._root))
         except (OSError, BaseError) as error:
             raise PathUnusable(
@@ -61,15 +62,15 @@ class FolderStore(ObjectStore):
         return self._write(path, chunks, put_mode(create_only=create_only))
 
     async def write_async(self, path: str, chunks: AsyncIterable[bytes], *, create_only: bool = False) -> ObjectMeta:
-        with self._filling(path) as staged:
+        with self._stage(path) as staged:
             async for chunk in chunks:
                 await asyncio.to_thread(_append, staged, path, chunk)
         return await asyncio.to_thread(self._publish, staged, path, put_mode(create_only=create_only))
 
     def delete(self, path: str) -> None:
         target = self._root / check_path(path)
-        with translated(path, writes=True):
-            with _NAMING, suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        with translate_errors(path, writes=True):
+            with _PUBLISH_LOCK, suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 target.unlink()
             if target.parent.is_dir():
                 _sync_folder(target.parent)
@@ -78,22 +79,22 @@ class FolderStore(ObjectStore):
         await asyncio.to_thread(self.delete, path)
 
     def _put(self, path: str, data: bytes, mode: "PutMode", content_type: str | None = None) -> ObjectMeta:
-        del content_type  # A folder has no place for it.
+        del content_type  # A file has no content type.
         return self._write(path, (data,), mode)
 
     async def _put_async(self, path: str, data: bytes, mode: "PutMode") -> ObjectMeta:
         return await asyncio.to_thread(self._put, path, data, mode)
 
     def _write(self, path: str, chunks: Iterable[bytes], mode: "PutMode") -> ObjectMeta:
-        with self._filling(path) as staged:
+        with self._stage(path) as staged:
             for chunk in chunks:
                 _append(staged, path, chunk)
         return self._publish(staged, path, mode)
 
     @contextmanager
-    def _filling(self, path: str) -> Iterator[IO[bytes]]:
-        """A new staged file for `_publish`, which discards it in the end; it is gone at once when filling it fails."""
-        with translated(check_path(path), writes=True):
+    def _stage(self, path: str) -> Iterator[IO[bytes]]:
+        """A new staged file to fill. `_publish` removes it in the end; it is removed at once if filling it fails."""
+        with translate_errors(check_path(path), writes=True):
             staged = _new_file(self._staging)
         try:
             yield staged
@@ -104,46 +105,46 @@ class FolderStore(ObjectStore):
     def _publish(self, staged: IO[bytes], path: str, mode: "PutMode") -> ObjectMeta:
         target = self._root / path
         try:
-            with translated(path, writes=True):
+            with translate_errors(path, writes=True):
                 staged.flush()
-                _STAMPS.put_on(staged)
+                _UNIQUE_TIMES.set_on(staged)
                 os.fsync(staged.fileno())
-                with _NAMING:
-                    if isinstance(mode, dict) and not self._is_at(path, mode["e_tag"]):
-                        raise failure(ObjectChanged, path)
-                    _name(staged.name, target, create_only=mode == "create")
+                with _PUBLISH_LOCK:
+                    if isinstance(mode, dict) and not self._has_etag(path, mode["e_tag"]):
+                        raise object_error(ObjectChanged, path)
+                    _move_into_place(staged.name, target, create_only=mode == "create")
                     meta = self.head(path)
                 _sync_folder(target.parent)
                 return meta
         finally:
             _discard(staged)
 
-    def _is_at(self, path: str, etag: str | None) -> bool:
+    def _has_etag(self, path: str, etag: str | None) -> bool:
         with suppress(ObjectNotFound):
             return self.head(path).etag == etag
         return False
 
 
-class _Stamps:
-    """Gives every file of this process a time of its own.
+class _UniqueTimes:
+    """Gives every file of this process a unique modification time.
 
-    A local etag is inode, microsecond and size. Inodes are used again and a kernel's clock may stand still for
-    milliseconds, so without this a new version could have an old one's etag.
+    A local etag is inode, microsecond and size. Inodes are reused and the kernel's file clock has a resolution of
+    milliseconds, so without this a new version could have the etag of an old one.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last_us = 0
 
-    def put_on(self, file: IO[bytes]) -> None:
+    def set_on(self, file: IO[bytes]) -> None:
         with self._lock:
             self._last_us = max(self._last_us + 1, time.time_ns() // 1_000)
             stamp_ns = self._last_us * 1_000
         os.utime(file.fileno(), ns=(stamp_ns, stamp_ns))
 
 
-_STAMPS: Final = _Stamps()
-_NAMING: Final = threading.Lock()  # Makes a comparison and a rename one step, in every local folder of the process.
+_UNIQUE_TIMES: Final = _UniqueTimes()
+_PUBLISH_LOCK: Final = threading.Lock()  # Makes compare and rename atomic, for all local folders of the process.
 
 
 def _new_file(staging: Path) -> IO[bytes]:
@@ -151,32 +152,32 @@ def _new_file(staging: Path) -> IO[bytes]:
 
 
 def _append(staged: IO[bytes], path: str, chunk: bytes) -> None:
-    with translated(path, writes=True):
+    with translate_errors(path, writes=True):
         staged.write(check_bytes(chunk))
 
 
-def _name(staged: str, target: Path, *, create_only: bool) -> None:
+def _move_into_place(staged: str, target: Path, *, create_only: bool) -> None:
     _make_folder(target.parent)
     if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "a folder has this name")
+        raise IsADirectoryError(errno.EISDIR, "a folder has this path")
     if not create_only:
         os.replace(staged, target)
         return
     try:
         os.link(staged, target)
     except FileExistsError:
-        # Whoever is told that the object is there may rely on it, so it must not be lost any more.
+        # The caller may rely on the existing object, so it must be durable.
         _sync_folder(target.parent)
         raise
 
 
 def _discard(staged: IO[bytes]) -> None:
-    with suppress(OSError):  # Closing writes what is buffered, and fails again on a full disk.
+    with suppress(OSError):  # Closing flushes the buffer, which fails again on a full disk.
         staged.close()
     Path(staged.name).unlink(missing_ok=True)
 
 
-def _sweep(staging: Path) -> None:
+def _remove_stale_files(staging: Path) -> None:
     for leftover in staging.glob("*#0"):
         with suppress(FileNotFoundError):
             if leftover.stat().st_mtime < time.time() - OBJECT_STAGED_SECONDS_MAX:
@@ -184,14 +185,14 @@ def _sweep(staging: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create the folder and what is missing above it, each durable before anything goes into it."""
+    """Create the folder and its missing parents, each made durable before the next is created."""
     missing = list(itertools.takewhile(lambda each: not each.is_dir(), (folder, *folder.parents)))
     for each in reversed(missing):
         try:
             each.mkdir()
         except FileExistsError:
             if not each.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, "an object has the name of a folder", str(each)) from None
+                raise NotADirectoryError(errno.ENOTDIR, "an object has the path of a folder", str(each)) from None
         _sync_folder(each.parent)
 
 

@@ -1,4 +1,4 @@
-"""Which paths an object may have: those that every store can hold."""
+"""Valid object paths: those that every store supports."""
 
 import re
 from typing import Final
@@ -8,10 +8,10 @@ from holdfast.limits import OBJECT_PATH_BYTES_MAX
 
 
 def check_path(path: str) -> str:
-    """The path itself, if every store can hold it; it then stays below the store's root.
+    """Return `path` if every store supports it. A valid path stays below the store's root.
 
     Raises:
-        InvalidArgument: it names what is wrong.
+        InvalidArgument: the path is invalid; the message names the reason.
     """
     if _UNPRINTABLE.search(path):
         raise InvalidArgument(f"The path {path!r} has a control character or a lone surrogate; remove it")

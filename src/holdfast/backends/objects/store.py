@@ -1,4 +1,4 @@
-"""The object store over `obstore`, each operation in a synchronous and an async form."""
+"""The object store over `obstore`. Each operation has a synchronous and an async form."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -9,7 +9,7 @@ import obstore
 from obstore.store import GCSStore, MemoryStore, S3Store
 
 from holdfast.backends.objects.bodies import Body, check_bytes
-from holdfast.backends.objects.failures import failure, nothing_after_the_end, translated
+from holdfast.backends.objects.failures import ignore_range_after_end, object_error, translate_errors
 from holdfast.backends.objects.paths import check_path
 from holdfast.errors import InvalidArgument, ObjectExists, ObjectNotFound
 from holdfast.limits import OBJECT_LIST_MAX, OBJECT_PART_BYTES, OBJECT_PARTS_IN_FLIGHT
@@ -24,7 +24,7 @@ _OFFSET_MAX: Final = (1 << 63) - 1
 
 
 class ObjectMeta(msgspec.Struct, frozen=True):
-    """What a store knows of an object. The etag names this version of it, for `replace`."""
+    """An object's path, size and etag. The etag identifies this version of it, for `replace`."""
 
     path: str
     size: int
@@ -37,8 +37,8 @@ Page: TypeAlias = list[ObjectMeta]
 class ObjectStore:
     """An open object store. Safe to use from many threads and from event loops at once; there is nothing to close.
 
-    A write whose answer is lost raises CommitUnknown: look before repeating it. When obstore's own retry follows a
-    lost answer, `create` may raise ObjectExists, or `replace` ObjectChanged, over the very object it stored.
+    A write whose answer is lost raises CommitUnknown: check before repeating it. When obstore's own retry follows a
+    lost answer, `create` may raise ObjectExists, or `replace` ObjectChanged, for the object that it stored itself.
     """
 
     _read_bytes = OBJECT_PART_BYTES
@@ -46,11 +46,11 @@ class ObjectStore:
     def __init__(self, store: "Store") -> None:
         self._store = store
         self._in_memory = isinstance(store, MemoryStore)
-        # These list in path order by themselves; the others are sorted here, at the price of a look at every path.
+        # These stores list in path order. The others are sorted here, which reads every path.
         self._in_order = isinstance(store, MemoryStore | S3Store | GCSStore)
 
     def put(self, path: str, data: bytes, *, content_type: str | None = None) -> ObjectMeta:
-        """Store `data` under `path`, over whatever is there. The content type is for browsers that read a bucket."""
+        """Store `data` under `path`, replacing any object. The content type is for browsers that read a bucket."""
         return self._put(path, data, "overwrite", content_type)
 
     async def put_async(self, path: str, data: bytes) -> ObjectMeta:
@@ -60,7 +60,7 @@ class ObjectStore:
         """Store `data` under a path that has no object.
 
         Raises:
-            ObjectExists: it has one, which was left as it is.
+            ObjectExists: it has one, which was not changed.
         """
         return self._put(path, data, "create")
 
@@ -68,10 +68,10 @@ class ObjectStore:
         return await self._put_async(path, data, "create")
 
     def replace(self, path: str, data: bytes, *, etag: str) -> ObjectMeta:
-        """Store `data` over the version of the object that `etag` names.
+        """Store `data` over the version of the object with this `etag`.
 
         Raises:
-            ObjectChanged: another version is there, or none; it was left as it is.
+            ObjectChanged: the object has another version or does not exist; it was not changed.
         """
         return self._put(path, data, _version(etag))
 
@@ -81,7 +81,7 @@ class ObjectStore:
     def write(self, path: str, chunks: Iterable[bytes], *, create_only: bool = False) -> ObjectMeta:
         """Store a stream under `path`, holding a few parts of OBJECT_PART_BYTES in memory at most.
 
-        When `chunks` raises, its exception comes out as it is, no object is stored and what was uploaded is discarded.
+        When `chunks` raises, its exception propagates, no object is stored and uploaded parts are discarded.
         A cancelled `write_async` stores no object either, but leaves its parts to the bucket's rule for incomplete
         uploads. A memory store holds the whole body. S3 takes 10,000 parts, which is 78 GiB.
 
@@ -90,17 +90,17 @@ class ObjectStore:
         overwrites one that is created after that.
 
         Raises:
-            ObjectExists: `create_only`, and the path has an object, which was left as it is.
+            ObjectExists: `create_only`, and the path has an object, which was not changed.
         """
         check_path(path)
         body, rest = Body(), iter(chunks)
-        if not any(body.fills_a_part(chunk) for chunk in rest):
+        if not any(body.fill_first_part(chunk) for chunk in rest):
             return self._put(path, bytes(body.first), put_mode(create_only=create_only))
         if create_only and not self._in_memory:
             with suppress(ObjectNotFound):
                 self.head(path)
-                raise failure(ObjectExists, path)
-        with body.failing_as_itself(), translated(path, writes=True):
+                raise object_error(ObjectExists, path)
+        with body.raise_stream_error(), translate_errors(path, writes=True):
             stored = obstore.put(self._store, path, body.read(rest), **self._upload(create_only))
         return _stored(path, body.size, stored)
 
@@ -108,25 +108,25 @@ class ObjectStore:
         check_path(path)
         body, rest = Body(), aiter(chunks)
         async for chunk in rest:
-            if body.fills_a_part(chunk):
+            if body.fill_first_part(chunk):
                 break
         else:
             return await self._put_async(path, bytes(body.first), put_mode(create_only=create_only))
         if create_only and not self._in_memory:
             with suppress(ObjectNotFound):
                 await self.head_async(path)
-                raise failure(ObjectExists, path)
-        with body.failing_as_itself(), translated(path, writes=True):
+                raise object_error(ObjectExists, path)
+        with body.raise_stream_error(), translate_errors(path, writes=True):
             stored = await obstore.put_async(self._store, path, body.read_async(rest), **self._upload(create_only))
         return _stored(path, body.size, stored)
 
     def get(self, path: str) -> bytes:
         """All bytes of the object, in memory at once; `open` reads a large one in parts."""
-        with translated(check_path(path)):
+        with translate_errors(check_path(path)):
             return bytes(obstore.get(self._store, path).bytes())
 
     async def get_async(self, path: str) -> bytes:
-        with translated(check_path(path)):
+        with translate_errors(check_path(path)):
             result = await obstore.get_async(self._store, path)
             return bytes(await result.bytes_async())
 
@@ -135,7 +135,7 @@ class ObjectStore:
         if _is_empty_range(start, length):
             self.head(path)
             return b""
-        with translated(check_path(path)), nothing_after_the_end():
+        with translate_errors(check_path(path)), ignore_range_after_end():
             return bytes(obstore.get_range(self._store, path, start=start, length=length))
         return b""
 
@@ -143,18 +143,18 @@ class ObjectStore:
         if _is_empty_range(start, length):
             await self.head_async(path)
             return b""
-        with translated(check_path(path)), nothing_after_the_end():
+        with translate_errors(check_path(path)), ignore_range_after_end():
             return bytes(await obstore.get_range_async(self._store, path, start=start, length=length))
         return b""
 
     def open(self, path: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
         """The object's bytes in parts of at most OBJECT_PART_BYTES, one in memory at a time.
 
-        With `start` and `length`, what `get_range` would give; the rest of the object is not read. Each part is a
-        request of its own, so a slow reader runs into no timeout. All parts are of one version.
+        With `start` and `length`, the bytes of `get_range`; the rest of the object is not read. Each part is a
+        separate request, so a slow reader causes no timeout. All parts are of one version.
 
         Raises:
-            ObjectChanged: while iterating, when the object was written over; open it again.
+            ObjectChanged: while iterating, if the object was replaced; open it again.
         """
         _is_empty_range(start, length or 0)
         return self._parts(self.head(path), start, length)
@@ -165,11 +165,11 @@ class ObjectStore:
 
     def head(self, path: str) -> ObjectMeta:
         """The object's size and etag, without its bytes."""
-        with translated(check_path(path)):
+        with translate_errors(check_path(path)):
             return _meta(obstore.head(self._store, path))
 
     async def head_async(self, path: str) -> ObjectMeta:
-        with translated(check_path(path)):
+        with translate_errors(check_path(path)):
             return _meta(await obstore.head_async(self._store, path))
 
     def list(self, prefix: str = "", *, after: str | None = None, limit: int = OBJECT_LIST_MAX) -> Page:
@@ -179,8 +179,8 @@ class ObjectStore:
         Express) do not keep the order.
         """
         page: Page = []
-        # What is below an object rather than a folder is not found, which is nothing to list.
-        with suppress(ObjectNotFound), translated(prefix or "/"):
+        # A prefix below an object, not a folder, is not found: the page is empty.
+        with suppress(ObjectNotFound), translate_errors(prefix or "/"):
             for batch in self._listing(prefix, after, limit):
                 page = _merge(page, batch, limit)
                 if self._in_order and len(page) == limit:
@@ -189,8 +189,8 @@ class ObjectStore:
 
     async def list_async(self, prefix: str = "", *, after: str | None = None, limit: int = OBJECT_LIST_MAX) -> Page:
         page: Page = []
-        # What is below an object rather than a folder is not found, which is nothing to list.
-        with suppress(ObjectNotFound), translated(prefix or "/"):
+        # A prefix below an object, not a folder, is not found: the page is empty.
+        with suppress(ObjectNotFound), translate_errors(prefix or "/"):
             async for batch in self._listing(prefix, after, limit):
                 page = _merge(page, batch, limit)
                 if self._in_order and len(page) == limit:
@@ -199,34 +199,34 @@ class ObjectStore:
 
     def times(self, prefix: str = "") -> Iterator[tuple[ObjectMeta, int]]:
         """Every object below `prefix`, in any order, and when it was written, in milliseconds since 1970."""
-        with suppress(ObjectNotFound), translated(prefix or "/"):
+        with suppress(ObjectNotFound), translate_errors(prefix or "/"):
             for batch in self._listing(prefix, None, OBJECT_LIST_MAX):
                 for stored in batch:
                     yield _meta(stored), round(stored["last_modified"].timestamp() * 1_000)
 
     def delete(self, path: str) -> None:
-        """Remove the object; fine when there is none."""
-        with translated(check_path(path), writes=True), suppress(FileNotFoundError):
+        """Remove the object. Succeeds if there is none."""
+        with translate_errors(check_path(path), writes=True), suppress(FileNotFoundError):
             obstore.delete(self._store, path)
 
     async def delete_async(self, path: str) -> None:
-        with translated(check_path(path), writes=True), suppress(FileNotFoundError):
+        with translate_errors(check_path(path), writes=True), suppress(FileNotFoundError):
             await obstore.delete_async(self._store, path)
 
     def _put(self, path: str, data: bytes, mode: "PutMode", content_type: str | None = None) -> ObjectMeta:
         size = len(check_bytes(data))
         attributes: Attributes | None = None if content_type is None else {"Content-Type": content_type}
-        with translated(check_path(path), writes=True):
+        with translate_errors(check_path(path), writes=True):
             stored = obstore.put(self._store, path, data, mode=mode, attributes=attributes, **_IN_PARTS)
             return _stored(path, size, stored)
 
     async def _put_async(self, path: str, data: bytes, mode: "PutMode") -> ObjectMeta:
         size = len(check_bytes(data))
-        with translated(check_path(path), writes=True):
+        with translate_errors(check_path(path), writes=True):
             return _stored(path, size, await obstore.put_async(self._store, path, data, mode=mode, **_IN_PARTS))
 
     def _upload(self, create_only: bool) -> dict[str, Any]:
-        # obstore gathers a create-only body in memory, which is where a memory store has it anyway.
+        # obstore buffers a create-only body in memory, where a memory store has it anyway.
         return {"mode": put_mode(create_only=create_only and self._in_memory), **_IN_PARTS}
 
     def _listing(self, prefix: str, after: str | None, limit: int) -> "ListStream[Sequence[StoredMeta]]":
@@ -238,13 +238,13 @@ class ObjectStore:
 
     def _parts(self, meta: ObjectMeta, start: int, length: int | None) -> Iterator[bytes]:
         for options in _part_requests(meta, self._read_bytes, start, length):
-            with translated(meta.path):
+            with translate_errors(meta.path):
                 part = bytes(obstore.get(self._store, meta.path, options=options).bytes())
             yield part
 
     async def _parts_async(self, meta: ObjectMeta, start: int, length: int | None) -> AsyncIterator[bytes]:
         for options in _part_requests(meta, self._read_bytes, start, length):
-            with translated(meta.path):
+            with translate_errors(meta.path):
                 result = await obstore.get_async(self._store, meta.path, options=options)
                 part = bytes(await result.bytes_async())
             yield part
@@ -256,7 +256,7 @@ def put_mode(*, create_only: bool) -> "PutMode":
 
 def _version(etag: str) -> "PutMode":
     if etag in ("", "*"):
-        raise InvalidArgument(f"The etag {etag!r} names no version of an object; pass the one of an ObjectMeta")
+        raise InvalidArgument(f"The etag {etag!r} is not a version of an object; pass the etag of an ObjectMeta")
     return {"e_tag": etag}
 
 
@@ -268,8 +268,8 @@ def _is_empty_range(start: int, length: int) -> bool:
 
 def _part_requests(meta: ObjectMeta, part_bytes: int, start: int, length: int | None) -> "Iterator[GetOptions]":
     end = meta.size if length is None else min(start + length, meta.size)
-    for place in range(start, end, part_bytes):
-        yield {"range": (place, min(place + part_bytes, end)), "if_match": meta.etag}
+    for begin in range(start, end, part_bytes):
+        yield {"range": (begin, min(begin + part_bytes, end)), "if_match": meta.etag}
 
 
 def _meta(stored: "StoredMeta") -> ObjectMeta:

@@ -1,10 +1,10 @@
-"""Group commit on PostgreSQL: whoever has the turn runs the work of every caller that waits, as one transaction.
+"""Group commit on PostgreSQL: the holder of the connection runs the work of all waiting callers in one transaction.
 
     callers ──► queue ──► work 1, work 2, … on one SERIALIZABLE database transaction ──► COMMIT ──► callers
 
-Works of one group run one after the other, each on top of what those before it wrote, so callers of one process never
-conflict with each other, and a group costs one commit however many callers it serves. A work that raises leaves nothing
-behind and does not disturb the others. A conflict with another process repeats the whole group.
+The functions of a group run one after the other, each on top of the writes before it. So callers in one process never
+conflict with each other, and a group costs one commit however many callers it serves. The writes of a function that
+raises are discarded, without affecting the others. A conflict with another process repeats the whole group.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from holdfast import limits
-from holdfast.backends.postgres.sessions import Conflicted, Disconnected, Session, insist
+from holdfast.backends.postgres.sessions import Conflicted, Disconnected, Session, retry_transaction
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, Closed, CommitUnknown
 from holdfast.kv import Transaction, Watches, Work
@@ -28,7 +28,7 @@ _log = logging.getLogger("holdfast.committer")
 
 
 class Job:
-    """A work, and whoever waits for its outcome."""
+    """A function to run in a transaction, and the thread or event loop that waits for its outcome."""
 
     __slots__ = ("args", "done", "error", "kwargs", "loop", "result", "sync", "waiter", "work")
 
@@ -54,10 +54,10 @@ class Job:
 
 
 class Committer:
-    """One connection, the turn to use it, and the queue in front of it.
+    """One connection, the lock to use it, and the queue of jobs for it.
 
-    A thread that finds the turn free commits by itself, and takes along what is queued; everybody else queues, and the
-    committer's own thread takes the next turn. So a lone caller pays no hop between threads, and many share a commit.
+    A thread that finds the lock free commits its own job together with the queued ones. Other callers queue, and the
+    committer's thread commits next. So a single caller needs no thread switch, and many callers share a commit.
     """
 
     def __init__(self, url: str, *, clock: Clock | None, ids: IdSource, watches: Watches, writer: str) -> None:
@@ -68,8 +68,8 @@ class Committer:
         self._watches = watches
         self._session: Session | None = None
         self._jitter = random.Random()
-        self._turn = threading.Lock()
-        self._running = 0  # The thread whose turn it is.
+        self._connection_lock = threading.Lock()
+        self._running_thread = 0  # The thread that holds the connection and runs its jobs.
         self._wake = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._closing = False
@@ -78,23 +78,23 @@ class Committer:
 
     @property
     def is_this_thread(self) -> bool:
-        """Whether the caller is itself a work that this committer runs."""
-        return self._running == threading.get_ident()
+        """Whether the caller is inside a transaction of this committer."""
+        return self._running_thread == threading.get_ident()
 
     def run(self, job: Job) -> Any:
         """The outcome of a job that a thread waits for."""
-        if not self._closing and self._turn.acquire(blocking=False):
-            self._take_turn(job)
+        if not self._closing and self._connection_lock.acquire(blocking=False):
+            self._commit_queued(job)
             return job.outcome()
         self.submit([job])
         return self.wait(job)
 
     def submit(self, jobs: Iterable[Job]) -> None:
-        """Queue the jobs; each is finished by whoever takes the next turn."""
+        """Queue the jobs for the next group."""
         with self._wake:
             if self._closing:
                 raise Closed("The database was closed; open it again")
-            if len(self._jobs) >= limits.GROUP_QUEUE_MAX:
+            if len(self._jobs) >= limits.COMMIT_QUEUE_MAX:
                 raise Busy(f"{len(self._jobs)} transactions wait for PostgreSQL; nothing was written, try again later")
             self._jobs.extend(jobs)
             self._wake.notify()
@@ -108,17 +108,17 @@ class Committer:
                 if waiting:
                     self._jobs.remove(job)
             if waiting:
-                raise Busy(f"No turn within {limits.SYNC_WAIT_SECONDS_MAX} s; nothing was written, try again later")
-            raise CommitUnknown(f"No answer within {limits.SYNC_WAIT_SECONDS_MAX} s; look whether the write is there")
+                raise Busy(f"Not started within {limits.SYNC_WAIT_SECONDS_MAX} s; nothing was written, try again later")
+            raise CommitUnknown(f"No answer within {limits.SYNC_WAIT_SECONDS_MAX} s; check whether it was stored")
         return job.outcome()
 
     def close(self) -> None:
-        """Run what is queued, then end the thread and the connection."""
+        """Run the queued jobs, then end the thread and close the connection."""
         with self._wake:
             self._closing = True
             self._wake.notify()
         self._thread.join()
-        with self._turn:
+        with self._connection_lock:
             if self._session is not None:
                 self._session.close()
 
@@ -129,38 +129,38 @@ class Committer:
                     self._wake.wait()
                 if not self._jobs:
                     return
-            self._turn.acquire()
+            self._connection_lock.acquire()
             try:
-                self._take_turn()
-            except Exception:  # Everybody who finds no turn waits for this thread.
-                _log.exception("the committer failed in a way that nobody thought of, and goes on")
+                self._commit_queued()
+            except Exception:  # Every queued caller depends on this thread, so it must not end.
+                _log.exception("unexpected error in the committer thread; continuing")
 
-    def _take_turn(self, *own: Job) -> None:
-        """Commit `own` and what is queued as one group, with the turn held; give the turn back and tell everybody."""
-        self._running = threading.get_ident()
+    def _commit_queued(self, *own: Job) -> None:
+        """Commit `own` and the queued jobs as one group, release the connection lock, and wake the callers."""
+        self._running_thread = threading.get_ident()
         with self._wake:
-            room = limits.GROUP_CALLERS_MAX - len(own)
-            group = [*own, *(self._jobs.popleft() for _ in range(min(len(self._jobs), room)))]
+            space = limits.COMMIT_GROUP_MAX - len(own)
+            group = [*own, *(self._jobs.popleft() for _ in range(min(len(self._jobs), space)))]
         try:
-            unrun = self._commit(group)
+            unfinished = self._commit(group)
         except BaseException as error:
             for job in group:
-                job.result, job.error = None, error if job in own else _told_to_others(error)
-            unrun = []
+                job.result, job.error = None, error if job in own else _error_for_others(error)
+            unfinished = []
         finally:
-            self._running = 0
-            self._turn.release()
-        if unrun:
+            self._running_thread = 0
+            self._connection_lock.release()
+        if unfinished:
             with self._wake:
-                self._jobs.extendleft(reversed(unrun))
+                self._jobs.extendleft(reversed(unfinished))
                 self._wake.notify()
-        _finish(group[: len(group) - len(unrun)])
+        _finish(group[: len(group) - len(unfinished)])
 
     def _commit(self, group: list[Job]) -> list[Job]:
-        """Run and commit the jobs until the transaction is full; those that did not fit."""
-        return insist(self._jitter, partial(self._once, group))
+        """Run and commit jobs until the transaction is full. Returns the jobs that did not fit."""
+        return retry_transaction(self._jitter, partial(self._run_once, group))
 
-    def _once(self, group: list[Job]) -> list[Job]:
+    def _run_once(self, group: list[Job]) -> list[Job]:
         session = self._connected()
         try:
             return self._attempt(session, group)
@@ -170,15 +170,15 @@ class Committer:
     def _attempt(self, session: Session, group: list[Job]) -> list[Job]:
         session.start(durable=any(job.sync for job in group))
         clock = self._clock or session
-        together = Transaction(session, clock=clock, ids=self._ids, writer=self._writer)
+        batch_tx = Transaction(session, clock=clock, ids=self._ids, writer=self._writer)
         ran = 0
-        while ran < len(group) and together.size_bytes < limits.TRANSACTION_BYTES_MAX:
-            tx = together.nested()
+        while ran < len(group) and batch_tx.size_bytes < limits.TRANSACTION_BYTES_MAX:
+            tx = batch_tx.nested()
             if _try(group[ran], tx, session):
-                together.merge(tx)
+                batch_tx.merge(tx)
             ran += 1
-        session.commit(together)
-        self._watches.notify(together.writes, together.cleared)
+        session.commit(batch_tx)
+        self._watches.notify(batch_tx.writes, batch_tx.cleared)
         return group[ran:]
 
     def _connected(self) -> Session:
@@ -191,37 +191,39 @@ class Committer:
 
 
 def _try(job: Job, tx: Transaction, session: Session) -> bool:
-    """Run the job's work; whether it went well. Its outcome counts only once the group has committed."""
+    """Run one job. Returns whether it succeeded. Its outcome is final only after the group has committed."""
     job.result = job.error = None
     try:
         job.result = run(tx, job.work, job.args, job.kwargs)
-    except (Conflicted, Disconnected, KeyboardInterrupt):  # The last is for whoever has the turn, whose work it was.
+    except (Conflicted, Disconnected, KeyboardInterrupt):  # The last is for the thread that runs the group.
         raise
     except BaseException as error:
         job.error = error
     if session.failure is not None:
-        raise session.failure  # The work may have caught it; the transaction is lost all the same.
+        raise session.failure  # The function may have caught it, but the transaction has failed.
     return job.error is None
 
 
-def _told_to_others(error: BaseException) -> Exception:
-    """What is wrong with works of a group that somebody else ran: a signal was not for them."""
+def _error_for_others(error: BaseException) -> Exception:
+    """The error for the other callers of a group: a signal was not meant for them."""
     if isinstance(error, Exception):
         return error
-    return CommitUnknown(f"Whoever committed this was interrupted ({type(error).__name__}); look whether it is there")
+    return CommitUnknown(
+        f"The committing thread was interrupted ({type(error).__name__}); check whether the write was stored"
+    )
 
 
 def _finish(jobs: list[Job]) -> None:
-    """Tell everybody who waits, each event loop once."""
+    """Wake all waiting callers, with one callback per event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
     for job in jobs:
         if job.done is not None:
             job.done.release()
         elif job.loop is not None:
             by_loop.setdefault(job.loop, []).append(job)
-    for loop, mine in by_loop.items():
-        with suppress(RuntimeError):  # The loop was closed, and its callers are gone with it.
-            loop.call_soon_threadsafe(_finish_on_loop, mine)
+    for loop, loop_jobs in by_loop.items():
+        with suppress(RuntimeError):  # The loop is closed, and its callers with it.
+            loop.call_soon_threadsafe(_finish_on_loop, loop_jobs)
 
 
 def _finish_on_loop(jobs: list[Job]) -> None:

@@ -1,7 +1,7 @@
 """The key space in one PostgreSQL table, shared by any number of processes.
 
-Every transaction is SERIALIZABLE. `committer.py` runs the writing ones in groups, `sessions.py` knows the statements,
-`listener.py` brings the other processes' commits to this one's watches. The clock is the database's own, so that all
+Every transaction is SERIALIZABLE. `committer.py` runs writing transactions in groups, `sessions.py` has the SQL
+statements, and `listener.py` notifies watches of other processes' commits. The clock is the database's own, so that all
 nodes agree on what has expired.
 """
 
@@ -17,12 +17,12 @@ from typing import Any
 from holdfast import limits
 from holdfast.backends.postgres.committer import Committer, Job
 from holdfast.backends.postgres.listener import Listener
-from holdfast.backends.postgres.sessions import Session, insist, prepare_schema
+from holdfast.backends.postgres.sessions import Session, prepare_schema, retry_transaction
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, Closed
 from holdfast.kv import Database, OnCommit, Result, Transaction, Watch, Watches, Work
-from holdfast.kv.execution import check_tier, nested, run
-from holdfast.kv.fork_safety import forget_in_children
+from holdfast.kv.execution import check_tier, nested_transaction_error, run
+from holdfast.kv.fork_safety import invalidate_in_children
 from holdfast.tiers import Tier
 
 
@@ -32,12 +32,12 @@ class PostgresDatabase(Database):
     def __init__(
         self, url: str, *, clock: Clock | None = None, ids: IdSource | None = None, create: bool = True
     ) -> None:
-        """Connect, and create the tables if they are not there. `clock` replaces the database's own, for tests.
+        """Connect, and create missing tables. `clock` replaces the database's clock in tests.
 
         Raises:
             Unreachable: the server does not answer.
-            NotFound: there are no tables, and none are to be created.
-            SchemaMismatch: a newer Holdfast made the tables.
+            NotFound: the tables are missing, and `create` is False.
+            SchemaMismatch: a newer version of Holdfast created the tables.
         """
         prepare_schema(url, create=create)
         self._url = url
@@ -50,12 +50,12 @@ class PostgresDatabase(Database):
         self._reader_slots = threading.BoundedSemaphore(limits.READERS_MAX)
         self._idle_readers: list[Session] = []
         self._jitter = Random()
-        self._of_thread = threading.local()
+        self._thread_local = threading.local()
         self._closed = False
-        forget_in_children(self)
+        invalidate_in_children(self)
 
-    def forget_after_fork(self) -> None:
-        self._closed = True  # psycopg leaves a connection alone in a process that did not open it.
+    def invalidate_after_fork(self) -> None:
+        self._closed = True  # psycopg never closes a connection in a process that did not open it.
 
     def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         check_tier(tier)
@@ -69,7 +69,7 @@ class PostgresDatabase(Database):
         check_tier(tier)
         self._check_usable()
         job = Job(work, args, kwargs, durable=tier is Tier.CRITICAL, loop=asyncio.get_running_loop())
-        self._submit_with_this_turn(job)
+        self._submit_with_tick(job)
         assert job.waiter is not None
         await job.waiter
         result: Result = job.outcome()
@@ -79,7 +79,7 @@ class PostgresDatabase(Database):
         check_tier(tier)
         self._check_usable()
         with self._reader_slot():
-            return insist(self._jitter, partial(self._read, work, args, kwargs, tier is Tier.CRITICAL))
+            return retry_transaction(self._jitter, partial(self._read, work, args, kwargs, tier is Tier.CRITICAL))
 
     async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         self._check_usable()
@@ -95,9 +95,9 @@ class PostgresDatabase(Database):
             raise
         return watch
 
-    def subscribe(self, told: OnCommit) -> Callable[[], None]:
+    def subscribe(self, on_commit: OnCommit) -> Callable[[], None]:
         self._check_usable()
-        stop = self._watches.subscribe(told)
+        stop = self._watches.subscribe(on_commit)
         try:
             self._listener.ensure_listening()
         except BaseException:
@@ -106,34 +106,34 @@ class PostgresDatabase(Database):
         return stop
 
     def sync(self) -> None:
-        # A synced commit syncs everything before it, whoever wrote it.
+        # A synced commit syncs every earlier commit, of any process.
         self.read(_now_ms)
 
     def close(self) -> None:
         if self._committer.is_this_thread:
-            raise nested()
+            raise nested_transaction_error()
         if self._closed:
             return
         self._closed = True
         self._committer.close()
         self._listener.close()
         self._watches.close()
-        for _ in range(limits.READERS_MAX):  # Every slot in hand means that no reader is at work.
-            self._reader_slots.acquire(timeout=limits.TURN_WAIT_SECONDS_MAX)
+        for _ in range(limits.READERS_MAX):  # Holding every slot means that no reader is active.
+            self._reader_slots.acquire(timeout=limits.TRANSACTION_WAIT_SECONDS_MAX)
         for session in self._idle_readers:
             session.close()
 
-    def _submit_with_this_turn(self, job: Job) -> None:
-        """Queue the job together with all others that this turn of the event loop makes, in one go."""
-        mine: list[Job] | None = getattr(self._of_thread, "jobs", None)
-        if mine is None:
-            mine = self._of_thread.jobs = []
-        mine.append(job)
-        if len(mine) == 1 and job.loop is not None:
-            job.loop.call_soon(self._submit_turn)
+    def _submit_with_tick(self, job: Job) -> None:
+        """Queue the job together with all others of this event loop tick."""
+        tick_jobs: list[Job] | None = getattr(self._thread_local, "jobs", None)
+        if tick_jobs is None:
+            tick_jobs = self._thread_local.jobs = []
+        tick_jobs.append(job)
+        if len(tick_jobs) == 1 and job.loop is not None:
+            job.loop.call_soon(self._submit_tick)
 
-    def _submit_turn(self) -> None:
-        jobs, self._of_thread.jobs = self._of_thread.jobs, []
+    def _submit_tick(self) -> None:
+        jobs, self._thread_local.jobs = self._thread_local.jobs, []
         try:
             self._committer.submit(jobs)
         except (Busy, Closed) as error:
@@ -150,7 +150,7 @@ class PostgresDatabase(Database):
             try:
                 return run(tx, work, args, kwargs)
             finally:
-                # An error of the work is an answer too: what it tells must be true and durable as well.
+                # An error of `work` is an answer too: what it read must be durable as well.
                 session.commit(tx)
         finally:
             session.rollback()
@@ -161,8 +161,8 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def _reader_slot(self) -> Iterator[None]:
-        if not self._reader_slots.acquire(timeout=limits.TURN_WAIT_SECONDS_MAX):
-            raise Busy(f"{limits.READERS_MAX} snapshots are being read; try again when one of them has ended")
+        if not self._reader_slots.acquire(timeout=limits.TRANSACTION_WAIT_SECONDS_MAX):
+            raise Busy(f"{limits.READERS_MAX} snapshot reads are running; try again when one of them has ended")
         try:
             yield
         finally:
@@ -172,7 +172,7 @@ class PostgresDatabase(Database):
         if self._closed:
             raise Closed("The database was closed, or this process was forked after it was opened; open it again")
         if self._committer.is_this_thread:
-            raise nested()
+            raise nested_transaction_error()
 
 
 def _now_ms(tx: Transaction) -> int:

@@ -1,7 +1,7 @@
-"""Brings the commits of other processes to this process's watches, by LISTEN and NOTIFY.
+"""Notifies this process's watches of other processes' commits, with LISTEN and NOTIFY.
 
-The thread and its connection start with the first watch. After a broken connection it listens anew and then fires
-every watch once: whatever was notified in between is unknown.
+The thread and its connection start with the first watch. After a broken connection it listens again and fires every
+watch once, because it may have missed notifications.
 """
 
 import logging
@@ -22,7 +22,7 @@ _RECONNECT_SECONDS: Final = 0.5
 
 
 class Listener:
-    """One connection that listens for everybody in this process."""
+    """One connection that listens on behalf of the whole process."""
 
     def __init__(self, url: str, watches: Watches) -> None:
         self._url = url
@@ -31,10 +31,10 @@ class Listener:
         self._thread: threading.Thread | None = None
         self._listening = threading.Event()
         self._closing = threading.Event()
-        self._wake, self._woken = socket.socketpair()  # Closing wakes the thread out of its wait for the server.
+        self._wake, self._woken = socket.socketpair()  # close() uses it to wake the thread.
 
     def ensure_listening(self) -> None:
-        """Return once notifications arrive; a write from now on cannot be missed.
+        """Return once the connection listens; no later write is missed.
 
         Raises:
             Unreachable: the server does not answer.
@@ -45,9 +45,9 @@ class Listener:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="holdfast-listener", daemon=True)
                 thread.start()
-                self._thread = thread  # Only now: one that could not begin is tried again.
-        if not self._listening.wait(limits.TURN_WAIT_SECONDS_MAX):
-            raise Unreachable("PostgreSQL does not answer, so nothing can be watched; try again later")
+                self._thread = thread  # Set after start(), so that a failed start is retried.
+        if not self._listening.wait(limits.TRANSACTION_WAIT_SECONDS_MAX):
+            raise Unreachable("PostgreSQL does not answer, so watches do not work; try again later")
 
     def close(self) -> None:
         self._closing.set()
@@ -61,21 +61,21 @@ class Listener:
             try:
                 with connect(self._url) as connection:
                     self._listen(connection)
-            except Exception as error:  # Whatever it is: watches that nobody fires would sleep for ever.
+            except Exception as error:  # Of any kind: without the listener, watches would never fire.
                 self._listening.clear()
                 if not isinstance(error, psycopg.Error | HoldfastError):
-                    _log.exception("listening to PostgreSQL failed in a way that nobody thought of; it begins anew")
+                    _log.exception("unexpected error while listening to PostgreSQL; reconnecting")
                 self._closing.wait(_RECONNECT_SECONDS)
 
     def _listen(self, connection: "psycopg.Connection[tuple[object, ...]]") -> None:
         connection.execute(f"LISTEN {CHANNEL}")
         self._listening.set()
         self._watches.fire_all()
-        news = select.poll()  # `select.select` takes no file numbers over 1,023, which a busy server has.
-        news.register(connection.fileno(), select.POLLIN)
-        news.register(self._woken.fileno(), select.POLLIN)
+        poller = select.poll()  # `select.select` supports no descriptors over 1,023, which a busy server has.
+        poller.register(connection.fileno(), select.POLLIN)
+        poller.register(self._woken.fileno(), select.POLLIN)
         while not self._closing.is_set():
-            news.poll()
+            poller.poll()
             for notice in connection.notifies(timeout=0):
                 ranges = notified_ranges(notice.payload)
                 if ranges is None:

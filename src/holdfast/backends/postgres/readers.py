@@ -1,7 +1,7 @@
-"""A PostgreSQL plane that is read while it stands still.
+"""Reads a PostgreSQL plane while no process writes to it.
 
-Its connections may not write, which the server itself enforces. One of them holds a lock on the table that lets others
-read and nobody write, and ends with its process whatever happens to that.
+Its connections are read-only, which the server enforces. One of them holds a lock on the table that allows reads and
+blocks writes. The server releases the lock when the process ends, however that happens.
 """
 
 from typing import Final
@@ -10,11 +10,11 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from holdfast.backends.postgres.database import PostgresDatabase
-from holdfast.backends.postgres.sessions import APPLICATION, connect, not_understood
+from holdfast.backends.postgres.sessions import APPLICATION, connect, invalid_url_error
 from holdfast.errors import DatabaseFailed, PlaneInUse
 
-_ALONE: Final = "holdfast-migrate"  # How whoever must be alone is told from everybody else.
-_LOCK_WAIT: Final = "5s"  # A transaction that is under way ends within this, or is no transaction of Holdfast.
+_EXCLUSIVE_APPLICATION: Final = "holdfast-migrate"  # Distinguishes an exclusive user from ordinary connections.
+_LOCK_WAIT: Final = "5s"  # A running transaction of Holdfast ends within this time.
 _OTHERS: Final = """
     SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND application_name = %s AND pid <> pg_backend_pid()
@@ -22,28 +22,28 @@ _OTHERS: Final = """
 
 
 class PostgresReader(PostgresDatabase):
-    """The key space of a PostgreSQL that nobody else uses or writes to, for as long as this is open."""
+    """A read-only key space in PostgreSQL that no other process uses or writes to while this is open."""
 
     def __init__(self, url: str) -> None:
-        """Lock the table, and connect.
+        """Connect and lock the table.
 
         Raises:
             Unreachable: the server does not answer.
-            NotFound: there is no plane in this database.
+            NotFound: the database has no plane.
             PlaneInUse: another process has the plane open, or writes to its table.
         """
-        url = alone(url)
+        url = exclusive_url(url)
         options = conninfo_to_dict(url).get("options", "")
         url = make_conninfo(url, options=f"{options} -c default_transaction_read_only=on")
         super().__init__(url, create=False)
         try:
-            self._holder = _still(url)
+            self._holder = _lock_table(url)
         except BaseException:
             super().close()
             raise
 
     def estimated_pairs(self) -> int:
-        """About how many pairs there are, as far as the server knows."""
+        """The approximate number of pairs, from the server's statistics."""
         row = self._holder.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = 'holdfast_kv'::regclass")
         (found,) = row.fetchone() or (0,)
         return max(int(str(found)), 0)
@@ -53,28 +53,28 @@ class PostgresReader(PostgresDatabase):
         self._holder.close()
 
 
-def alone(url: str) -> str:
-    """The URL for whoever must be alone, and looks whether it is.
+def exclusive_url(url: str) -> str:
+    """The URL for a connection that requires exclusive use, which `check_unused` verifies.
 
     Raises:
-        InvalidUrl: it is none.
+        InvalidUrl: `url` is not a PostgreSQL URL.
     """
     try:
-        return make_conninfo(url, application_name=_ALONE)
+        return make_conninfo(url, application_name=_EXCLUSIVE_APPLICATION)
     except psycopg.ProgrammingError as error:
-        raise not_understood(error) from None
+        raise invalid_url_error(error) from None
 
 
 def check_unused(url: str) -> None:
     """Raise PlaneInUse if another process has the plane open."""
-    connection = connect(alone(url))
+    connection = connect(exclusive_url(url))
     try:
         _check_unused(connection)
     finally:
         connection.close()
 
 
-def _still(url: str) -> psycopg.Connection[tuple[object, ...]]:
+def _lock_table(url: str) -> psycopg.Connection[tuple[object, ...]]:
     connection = connect(url)
     try:
         _check_unused(connection)
@@ -84,10 +84,10 @@ def _still(url: str) -> psycopg.Connection[tuple[object, ...]]:
         connection.execute("LOCK TABLE holdfast_kv IN SHARE MODE")
     except psycopg.errors.LockNotAvailable as error:
         connection.close()
-        raise PlaneInUse("Somebody writes to the table holdfast_kv; stop them, then run this again") from error
+        raise PlaneInUse("Another process writes to the table holdfast_kv; stop it, then run this again") from error
     except psycopg.Error as error:
         connection.close()
-        raise DatabaseFailed(f"The table holdfast_kv cannot be locked ({error}); use its owner's name") from error
+        raise DatabaseFailed(f"The table holdfast_kv cannot be locked ({error}); connect as its owner") from error
     except BaseException:
         connection.close()
         raise
@@ -98,6 +98,6 @@ def _check_unused(connection: psycopg.Connection[tuple[object, ...]]) -> None:
     (others,) = connection.execute(_OTHERS, (APPLICATION,)).fetchone() or (0,)
     if others:
         raise PlaneInUse(
-            f"{others} connections of Holdfast are open on this database; stop the servers and workers, "
+            f"{others} Holdfast connections are open on this database; stop the servers and workers, "
             "then run this again"
         )

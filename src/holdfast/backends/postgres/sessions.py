@@ -1,13 +1,13 @@
-"""One connection to PostgreSQL, in the words that a transaction needs.
+"""One connection to PostgreSQL, with the operations that a transaction needs.
 
     round trips     what is sent
-    0 or 1          BEGIN and the database's clock, when `work` first reads or asks for the time
-    1 a read        a prepared SELECT
-    1               every write of the transaction as one statement, with its notification
+    0 or 1          BEGIN and the database's clock, when `work` first reads data or the time
+    1 per read      a prepared SELECT
+    1               all writes of the transaction as one statement, with its notification
     1               COMMIT
 
-A transaction that only writes never opens: its one statement is the whole transaction, in one round trip. Statements
-go through libpq's blocking calls (`psycopg.pq`), which release the GIL and cost half of a cursor's time.
+A write-only transaction needs no BEGIN: its one statement is the whole transaction, in one round trip. Statements use
+libpq's blocking calls (`psycopg.pq`), which release the GIL and take half of a cursor's time.
 """
 
 import select
@@ -32,12 +32,12 @@ from holdfast.errors import (
     Unreachable,
 )
 from holdfast.kv import Pair, Result, Transaction
-from holdfast.kv.execution import Jitter, pauses_seconds
+from holdfast.kv.execution import Jitter, retry_pauses_seconds
 from holdfast.kv.keys import prefix_range
 
 SCHEMA_VERSION: Final = 1
 CHANNEL: Final = "holdfast_kv"
-APPLICATION: Final = "holdfast"  # What connections are called, so that it can be seen whether a plane is in use.
+APPLICATION: Final = "holdfast"  # The application name of connections, which shows whether a plane is in use.
 
 _SCHEMA: Final = f"""
     BEGIN ISOLATION LEVEL READ COMMITTED;
@@ -59,7 +59,7 @@ _SETTINGS: Final = b"""
     SET client_min_messages = 'error';
 """
 
-# The log position is read after the snapshot was taken, so it covers every commit that the snapshot shows.
+# The log position is read after the snapshot is taken, so it covers every commit in the snapshot.
 _BEGIN: Final = b"BEGIN; SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, pg_current_wal_insert_lsn()"
 _BEGIN_READING: Final = _BEGIN.replace(b"BEGIN", b"BEGIN READ ONLY", 1)
 
@@ -83,21 +83,21 @@ _CONFLICTS: Final = frozenset({"40001", "40P01"})  # A serialization failure, a 
 
 
 class Conflicted(Exception):
-    """PostgreSQL gave this transaction up in favour of another one; run it again."""
+    """PostgreSQL aborted this transaction because of a conflict; run it again."""
 
 
 class Disconnected(Exception):
-    """The connection is gone and nothing was committed; run the transaction again on a new one."""
+    """The connection broke and nothing was committed; run the transaction again on a new one."""
 
 
-def insist(jitter: Jitter, attempt: Callable[[], Result]) -> Result:
-    """The result of `attempt`, which is made again after each conflict and each lost connection, within bounds.
+def retry_transaction(jitter: Jitter, attempt: Callable[[], Result]) -> Result:
+    """The result of `attempt`, which is retried after conflicts and lost connections, within bounds.
 
     Raises:
-        TransactionConflict, Unreachable: it did not work out; nothing was written.
+        TransactionConflict, Unreachable: every attempt failed; nothing was written.
     """
     reason: Exception | None = None
-    for pause in chain([0.0], pauses_seconds(jitter)):
+    for pause in chain([0.0], retry_pauses_seconds(jitter)):
         if pause and isinstance(reason, Conflicted):
             time.sleep(pause)
         try:
@@ -107,15 +107,15 @@ def insist(jitter: Jitter, attempt: Callable[[], Result]) -> Result:
     if isinstance(reason, Disconnected):
         raise Unreachable(f"PostgreSQL keeps breaking the connection ({reason}); nothing was written, try again later")
     raise TransactionConflict(
-        f"Lost to other processes {limits.CONFLICT_RETRIES_MAX} times; nothing was written, try again later"
+        f"Conflicted with other processes {limits.CONFLICT_RETRIES_MAX} times; nothing was written, try again later"
     )
 
 
 class Session:
-    """A connection, and at most one transaction on it, whose view it is. Used by one thread at a time."""
+    """A connection with at most one open transaction; also that transaction's view. Used by one thread at a time."""
 
     def __init__(self, url: str, *, reading: bool = False) -> None:
-        """`reading` is for a session that never writes: preparing a statement that does waits for the table's lock."""
+        """`reading` is for a session that never writes: preparing a writing statement waits for the table's lock."""
         self._connection = connect(url)
         self._pq = self._connection.pgconn
         self._open = False
@@ -123,7 +123,7 @@ class Session:
         self._durable = True
         self._now_ms = 0
         self._log_position = b""
-        self.failure: Exception | None = None  # Why the open transaction is beyond saving.
+        self.failure: Exception | None = None  # Why the open transaction has failed.
         try:
             self._exec(_SETTINGS)
             for name, statement in (_READING if reading else _STATEMENTS).items():
@@ -133,27 +133,29 @@ class Session:
             raise
 
     def start(self, *, durable: bool, reading: bool = False) -> None:
-        """Be ready for a transaction; the server hears of it when it first reads or writes.
+        """Prepare for a transaction; BEGIN is sent with its first read or write.
 
-        A `durable` one commits when what it wrote, and what it read, survives power loss.
+        The commit of a `durable` transaction returns once everything it wrote and read survives power loss.
         """
         self._open, self._reading, self.failure = False, reading, None
-        self._got: dict[bytes, bytes | None] = {}
+        self._values_read: dict[bytes, bytes | None] = {}
         if durable != self._durable:
             self._exec(b"SET synchronous_commit = on" if durable else b"SET synchronous_commit = off")
             self._durable = durable
 
     def now_ms(self) -> int:
-        """The database's clock, when the transaction began."""
+        """The database's clock at the start of the transaction."""
         self._begin()
         return self._now_ms
 
     def get(self, key: bytes) -> bytes | None:
-        if key in self._got:  # A transaction sees one moment; works of a group often look at the same keys.
-            return self._got[key]
+        if (
+            key in self._values_read
+        ):  # A transaction sees one snapshot, and the jobs of a group often read the same keys.
+            return self._values_read[key]
         self._begin()
         found = self._run(b"get", [key])
-        value = self._got[key] = found.get_value(0, 0) if found.ntuples else None
+        value = self._values_read[key] = found.get_value(0, 0) if found.ntuples else None
         return value
 
     def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
@@ -162,11 +164,11 @@ class Session:
         return [(found.get_value(row, 0) or b"", found.get_value(row, 1) or b"") for row in range(found.ntuples)]
 
     def commit(self, tx: Transaction) -> None:
-        """Write what `tx` wrote, and commit.
+        """Write the changes of `tx` and commit.
 
         Raises:
             Conflicted, Disconnected: nothing was written; run it again.
-            CommitUnknown: the connection broke while the commit was under way.
+            CommitUnknown: the connection broke during the commit.
         """
         if self.failure is not None:
             raise self.failure
@@ -182,20 +184,20 @@ class Session:
             self._open = False
 
     def rollback(self) -> None:
-        """Give the transaction up."""
+        """Abort the transaction."""
         if self._open and self._pq.status == pq.ConnStatus.OK:
             self._pq.exec_(b"ROLLBACK")
         self._open = False
 
     @property
     def usable(self) -> bool:
-        """Whether the server is still there, as far as can be known without asking it."""
+        """Whether the connection seems usable, without a round trip."""
         if self._pq.status != pq.ConnStatus.OK:
             return False
-        # A server that closed this connection while it was idle has said so, and what it said is waiting to be read.
-        said = select.poll()  # `select.select` takes no file numbers over 1,023, which a busy server has.
-        said.register(self._pq.socket, select.POLLIN)
-        return not said.poll(0)
+        # If the server closed this idle connection, its message is waiting to be read.
+        poller = select.poll()  # `select.select` supports no descriptors over 1,023, which a busy server has.
+        poller.register(self._pq.socket, select.POLLIN)
+        return not poller.poll(0)
 
     def close(self) -> None:
         self._connection.close()
@@ -205,18 +207,18 @@ class Session:
             raise self.failure
         if self._open:
             return
-        self._open = True  # Also if the second of these statements fails: there is something to roll back then.
+        self._open = True  # Set first: if the second statement fails, BEGIN must be rolled back.
         row = self._exec(_BEGIN_READING if self._reading else _BEGIN)
         self._now_ms = int(row.get_value(0, 0) or b"0")
         self._log_position = row.get_value(0, 1) or b""
 
     def _write(self, tx: Transaction) -> None:
         puts = {key: value for key, value in tx.writes.items() if value is not None}
-        gone = [key for key, value in tx.writes.items() if value is None]
-        parameters = [_array(puts), _array(puts.values()), _notice(tx)]
-        uncertain = not self._open  # The statement is then its own commit.
-        if gone:
-            self._run(b"write", [*parameters, _array(gone)], uncertain=uncertain)
+        deleted = [key for key, value in tx.writes.items() if value is None]
+        parameters = [_array(puts), _array(puts.values()), _notification(tx)]
+        uncertain = not self._open  # Without BEGIN, the statement commits by itself.
+        if deleted:
+            self._run(b"write", [*parameters, _array(deleted)], uncertain=uncertain)
         else:
             self._run(b"put", parameters, uncertain=uncertain)
 
@@ -230,7 +232,7 @@ class Session:
         flushed = self._exec(b"COMMIT; SELECT pg_current_wal_flush_lsn() >= '%b'::pg_lsn" % self._log_position)
         self._open = False
         if flushed.get_value(0, 0) != b"t":
-            # Somebody's IMPORTANT commit may be among what was read. A synced commit syncs everything before it.
+            # An unsynced IMPORTANT commit may have been read. A synced commit syncs everything before it.
             self._exec(b"SELECT pg_logical_emit_message(true, 'holdfast', '')")
 
     def _exec(self, command: bytes, *, uncertain: bool = False) -> pq.abc.PGresult:
@@ -250,10 +252,12 @@ class Session:
         text = result.get_error_message().strip()
         if state in _CONFLICTS:
             return Conflicted(text)
-        ending = state.startswith("57P")  # The server is shutting down, or was told to end this session.
+        ending = state.startswith("57P")  # The server is shutting down, or an administrator ended this session.
         if ending or self._pq.status != pq.ConnStatus.OK:
             if uncertain:
-                return CommitUnknown(f"PostgreSQL's answer to a commit was lost ({text}); look whether it is there")
+                return CommitUnknown(
+                    f"PostgreSQL's answer to a commit was lost ({text}); check whether the write was stored"
+                )
             return Disconnected(text)
         if state == "53100":
             return DiskFull(f"PostgreSQL's disk is full ({text}); nothing was written. Free some space and try again")
@@ -261,12 +265,12 @@ class Session:
 
 
 def prepare_schema(url: str, *, create: bool = True) -> None:
-    """Create the tables if they are not there, unless they have to be.
+    """Create missing tables if `create`, and check their version.
 
     Raises:
         Unreachable: the server does not answer.
-        NotFound: there are none, and none are to be created.
-        SchemaMismatch: a newer Holdfast made them.
+        NotFound: the tables are missing, and `create` is False.
+        SchemaMismatch: a newer version of Holdfast created them.
     """
     connection = connect(url)
     try:
@@ -274,7 +278,7 @@ def prepare_schema(url: str, *, create: bool = True) -> None:
         if create:
             connection.execute(_SCHEMA)
         elif connection.execute("SELECT to_regclass('holdfast_kv')").fetchone() == (None,):
-            raise NotFound("The database has no tables of Holdfast; check the URL, and the search_path of its user")
+            raise NotFound("The database has no Holdfast tables; check the URL and the user's search_path")
         row = connection.execute("SELECT value FROM holdfast_meta WHERE name = 'schema_version'").fetchone()
     except psycopg.Error as error:
         raise DatabaseFailed(
@@ -285,7 +289,7 @@ def prepare_schema(url: str, *, create: bool = True) -> None:
     found = "none" if row is None else str(row[0])
     if found != str(SCHEMA_VERSION):
         raise SchemaMismatch(
-            f"The tables have layout {found} and this version knows {SCHEMA_VERSION}; upgrade Holdfast"
+            f"The tables have schema version {found}, this version supports {SCHEMA_VERSION}; upgrade Holdfast"
         )
 
 
@@ -295,15 +299,15 @@ def notified_ranges(payload: str) -> list[tuple[bytes, bytes]] | None:
         return None
     try:
         return [prefix_range(bytes.fromhex(part)) for part in payload.split(",") if part]
-    except ValueError:  # Whoever may connect may notify, and may mean anything by it.
+    except ValueError:  # Any client can send notifications, with any payload.
         return None
 
 
-def _notice(tx: Transaction) -> bytes:
-    """What to tell the other processes' watches: the written keys, cut as short as they must be to fit."""
+def _notification(tx: Transaction) -> bytes:
+    """The notification payload for other processes' watches: the written keys, truncated to fit."""
     for length in (limits.KEY_BYTES_MAX, 64, 48, 32, 24, 16):
-        # A deleted range is told as what its bounds have in common.
-        prefixes = {key[:length] for key in tx.writes} | {_common(*bounds)[:length] for bounds in tx.cleared}
+        # A deleted range is represented by the common prefix of its bounds.
+        prefixes = {key[:length] for key in tx.writes} | {_common_prefix(*bounds)[:length] for bounds in tx.cleared}
         if b"" in prefixes:
             break
         if sum(2 * len(prefix) + 1 for prefix in prefixes) <= limits.NOTIFY_BYTES_MAX:
@@ -311,7 +315,7 @@ def _notice(tx: Transaction) -> bytes:
     return b"*"
 
 
-def _common(begin: bytes, end: bytes) -> bytes:
+def _common_prefix(begin: bytes, end: bytes) -> bytes:
     length = 0
     while length < min(len(begin), len(end)) and begin[length] == end[length]:
         length += 1
@@ -328,7 +332,7 @@ def _array(items: Iterable[bytes]) -> bytes:
 
 _BYTEA: Final = 17  # The type's OID.
 
-# The server is there and says no; waiting changes nothing. libpq has no code for these while it connects.
+# The server refuses the connection, so a retry cannot help. libpq has no error codes for these.
 _FINAL_ANSWERS: Final = ("does not exist", "authentication failed", "no pg_hba.conf entry", "permission denied")
 
 
@@ -351,7 +355,7 @@ def connect(url: str) -> psycopg.Connection[tuple[object, ...]]:
                 fallback_application_name=APPLICATION,
             )
         except psycopg.ProgrammingError as error:
-            raise not_understood(error) from None
+            raise invalid_url_error(error) from None
         except psycopg.OperationalError as error:
             failure = error
             if any(answer in str(error) for answer in _FINAL_ANSWERS):
@@ -359,7 +363,7 @@ def connect(url: str) -> psycopg.Connection[tuple[object, ...]]:
     raise Unreachable(f"PostgreSQL does not answer ({failure}); start it, or correct the URL") from failure
 
 
-def not_understood(error: psycopg.ProgrammingError) -> InvalidUrl:
-    """Says what is wrong with a URL, without the part of it that may be a password."""
-    why = "a % in it is written %25" if "percent-encoded" in str(error) else error
-    return InvalidUrl(f"The PostgreSQL URL is not understood ({why}); write postgresql://user@host/database")
+def invalid_url_error(error: psycopg.ProgrammingError) -> InvalidUrl:
+    """The error for an invalid URL, without the part that may be a password."""
+    reason = "a % in it is written %25" if "percent-encoded" in str(error) else error
+    return InvalidUrl(f"The PostgreSQL URL is invalid ({reason}); write postgresql://user@host/database")

@@ -1,8 +1,8 @@
 """The key space in a RocksDB directory.
 
-A commit is one WriteBatch, written to the log and the memtable on the caller's thread without a sync; RocksDB's own
-sequence number is the number of the commit. `syncs.py` makes commits durable in groups. A log record that was cut
-short at the end is what a crash leaves behind and is dropped; any other damage is reported, never skipped.
+A commit is one WriteBatch, written to the log and the memtable on the caller's thread without a sync. RocksDB's
+sequence number is the commit number. `log_sync.py` makes commits durable in groups. A crash may truncate the last log
+record, which is then dropped; any other damage is reported, never skipped.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from rocksdict import (
     WriteBatch,
 )
 
-from holdfast.backends.rocksdb.failures import translated
-from holdfast.backends.rocksdb.logs import find_gap
-from holdfast.backends.rocksdb.syncs import LogSync, LoopSync, Syncer
-from holdfast.backends.rocksdb.views import CurrentPairs, Moved, PinnedPairs, RememberedPairs, UnmovedPairs
+from holdfast.backends.rocksdb.failures import translate_error
+from holdfast.backends.rocksdb.log_gaps import find_gap
+from holdfast.backends.rocksdb.log_sync import LogSync, LoopSync, Syncer
+from holdfast.backends.rocksdb.views import CachedPairs, ConcurrentCommit, CurrentPairs, OptimisticPairs, PinnedPairs
 from holdfast.clock import Clock, IdSource, SystemClock
 from holdfast.errors import DamagedDatabase, DatabaseFailed, HoldfastError, PathUnusable
 from holdfast.kv import Result, Transaction, Work
@@ -39,38 +39,38 @@ _CRITICAL: Final = Tier.CRITICAL
 
 
 class RocksDatabase(SerialDatabase):
-    """A key space in one directory that one process has open."""
+    """A key space in one directory, open in one process."""
 
     def __init__(self, path: Path, *, clock: Clock | None = None, ids: IdSource | None = None) -> None:
-        """Open the directory, and create it if it is not there.
+        """Open the directory; create it if it is missing.
 
         Raises:
             DirectoryInUse: another process has it open.
             PathUnusable: it cannot be created, read or written.
-            DamagedDatabase: what it holds is damaged.
+            DamagedDatabase: its contents are damaged.
         """
         super().__init__(clock or SystemClock(), ids or IdSource())
         self._rocks = _open(path)
         self._path = path
         self._pairs = CurrentPairs(self._rocks, path)
-        self._current: RememberedPairs = RememberedPairs(self._pairs)
+        self._current: CachedPairs = CachedPairs(self._pairs)
         self._log = LogSync(last_commit=self._rocks.latest_sequence_number, sync=self._flush_log)
         self._syncer = Syncer(self._log, self._rocks.latest_sequence_number)
         self._failure: HoldfastError | None = None
         self._loops_lock = threading.Lock()
         self._loop_syncs: dict[asyncio.AbstractEventLoop, LoopSync] = {}
-        self._recent_loop_sync: LoopSync | None = None  # There is rarely more than one event loop.
+        self._recent_loop_sync: LoopSync | None = None  # A fast path: there is rarely more than one event loop.
 
     def checkpoint(self, path: Path) -> None:
-        """Write a consistent copy to the new folder `path`, from hard links where the file system allows it."""
+        """Write a consistent copy to the new folder `path`, with hard links where the file system supports them."""
         self.sync()
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            raise PathUnusable(f"{path} exists already; a checkpoint is written to a new folder")
+            raise PathUnusable(f"{path} already exists; choose a new folder for the checkpoint")
         try:
             Checkpoint(self._rocks).create_checkpoint(str(path))
         except Exception as error:
-            raise translated(error, path) from error
+            raise translate_error(error, path) from error
 
     @property
     def path(self) -> Path:
@@ -79,29 +79,29 @@ class RocksDatabase(SerialDatabase):
 
     @property
     def on_sync(self) -> Callable[[float], None] | None:
-        """Whom to tell how long each sync of the log took."""
+        """Called with the duration of each log sync in seconds."""
         return self._log.on_sync
 
     @on_sync.setter
-    def on_sync(self, told: Callable[[float], None] | None) -> None:
-        self._log.on_sync = told
+    def on_sync(self, on_sync: Callable[[float], None] | None) -> None:
+        self._log.on_sync = on_sync
 
     @property
     def unsynced(self) -> bool:
-        """Whether something was committed that a power loss could still take back."""
+        """Whether a power loss could still revert a commit."""
         return self._last_commit() > self._log.durable
 
     def flush_tables(self) -> None:
-        """Write what is in memory to table files, so that the next open has no log to replay."""
+        """Write the memtable to table files, so that the next open has no log to replay."""
         self._rocks.flush(wait=True)
 
-    def _snapshot(self) -> "UnmovedPairs":
-        return UnmovedPairs(self._pairs, self._rocks.latest_sequence_number)
+    def _snapshot(self) -> "OptimisticPairs":
+        return OptimisticPairs(self._pairs, self._rocks.latest_sequence_number)
 
     def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
         try:
             return super()._read(work, args, kwargs)
-        except Moved:
+        except ConcurrentCommit:
             tx = Transaction(PinnedPairs(self._rocks, self._path), clock=self._clock, ids=self._ids, writable=False)
             commit = self._last_commit()
             return run(tx, work, args, kwargs), commit
@@ -123,17 +123,17 @@ class RocksDatabase(SerialDatabase):
                 batch.put(key, value)
         try:
             self._rocks.write(batch)
-            self._current.committed(tx)
+            self._current.apply(tx)
         except Exception as error:
-            self._current.forget()
-            # RocksDB may have kept a part of the record: only a fresh open knows where the log ends.
-            self._failure = translated(error, self._path)
+            self._current.clear()
+            # RocksDB may have written a part of the record: only reopening finds where the log ends.
+            self._failure = translate_error(error, self._path)
             raise self._failure from error
 
     def _last_commit(self) -> int:
         return self._rocks.latest_sequence_number()
 
-    def _settle(self, commit: int, tier: Tier) -> None:
+    def _wait_durable(self, commit: int, tier: Tier) -> None:
         if commit <= self._log.durable:
             return
         if tier is _CRITICAL:
@@ -141,16 +141,16 @@ class RocksDatabase(SerialDatabase):
         else:
             self._syncer.sync_soon()
 
-    def _settling(self, commit: int, tier: Tier) -> Awaitable[None] | None:
+    def _wait_durable_async(self, commit: int, tier: Tier) -> Awaitable[None] | None:
         if commit <= self._log.durable:
             return None
         if tier is _CRITICAL:
-            return self._loop_sync().wait(commit, alone=not self._woke)
+            return self._loop_sync().wait(commit, single=not self._woke_waiter)
         self._syncer.sync_soon()
         return None
 
     def _loop_sync(self) -> LoopSync:
-        """The group of callers of the event loop that runs on this thread."""
+        """The LoopSync of the event loop that runs on this thread."""
         loop = asyncio.get_running_loop()
         recent = self._recent_loop_sync
         if recent is not None and recent.loop is loop:
@@ -158,15 +158,15 @@ class RocksDatabase(SerialDatabase):
         with self._loops_lock:
             for closed in [each for each in self._loop_syncs if each.is_closed()]:
                 del self._loop_syncs[closed]
-            recent = self._loop_syncs.setdefault(loop, LoopSync(self._log, loop, self._syncer.hand_over))
+            recent = self._loop_syncs.setdefault(loop, LoopSync(self._log, loop, self._syncer.submit))
         self._recent_loop_sync = recent
         return recent
 
-    def forget_after_fork(self) -> None:
-        super().forget_after_fork()
-        # Freed here, it would write to the parent's files or wait for threads that only the parent has: so it never is.
+    def invalidate_after_fork(self) -> None:
+        super().invalidate_after_fork()
+        # Never free it here: that would write to the parent's files, or wait for threads that only the parent has.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._rocks))
-        # RocksDB also joins those threads when the process exits, which ends in a crash; leave before it does.
+        # RocksDB also joins those threads at exit and crashes; exit before it does.
         libc = ctypes.CDLL(None)
         if hasattr(libc, "on_exit"):
             libc.on_exit(libc._exit, None)
@@ -182,16 +182,16 @@ class RocksDatabase(SerialDatabase):
             try:
                 self._rocks.close()
             except Exception as error:
-                # It closes all the same; what could not be written then was said when it failed first.
+                # It is closed nonetheless. A write failure was already reported when it first happened.
                 if self._failure is None:
-                    raise translated(error, self._path) from error
+                    raise translate_error(error, self._path) from error
 
 
 def _open(path: Path) -> Rdict:
     try:
         path.mkdir(parents=True, exist_ok=True)
         if gap := find_gap(path):
-            raise DamagedDatabase(f"The log in {path} lost commits in its middle ({gap}); restore it from a backup")
+            raise DamagedDatabase(f"The log in {path} is missing commits ({gap}); restore it from a backup")
         return Rdict(str(path), table_options())
     except DamagedDatabase:
         raise
@@ -200,17 +200,17 @@ def _open(path: Path) -> Rdict:
             f"{path} cannot be used ({error.strerror}); choose a folder that this user can write"
         ) from error
     except Exception as error:
-        raise translated(error, path) from error
+        raise translate_error(error, path) from error
 
 
 def table_options() -> Options:
-    """How a directory is opened, by whoever opens it."""
+    """The options for opening a directory, for writers and readers."""
     tables = BlockBasedOptions()
     tables.set_block_cache(Cache(64 * _MIB))
-    tables.set_bloom_filter(10, False)  # A get of a key that is not there then rarely touches the disk.
+    tables.set_bloom_filter(10, False)  # A get of a missing key then rarely reads from disk.
     options = Options(raw_mode=True)
     options.create_if_missing(True)
-    # The default mode drops everything after damage in the log, in silence. This one accepts only a cut end.
+    # The default mode silently drops everything after damage in the log. This one accepts only a truncated end.
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_block_based_table_factory(tables)
     options.set_compression_type(DBCompressionType.lz4())

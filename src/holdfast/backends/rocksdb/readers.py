@@ -1,8 +1,8 @@
-"""A RocksDB directory that is read and left exactly as it is: not a byte of it changes, nor the time of a file.
+"""Reads a RocksDB directory without changing it: no bytes and no file times.
 
-Opening a RocksDB writes: it replays its log into tables, and rocksdict writes its settings again. So this opens a
-folder of links to the files, read-only, which replays the log in memory. RocksDB takes no lock when it only reads;
-this takes a shared one, so that nobody changes under a reader what it reads, and several may read.
+Opening a RocksDB normally writes: it replays the log into tables, and rocksdict rewrites its settings. So this opens a
+temporary folder of links to the files, read-only, which replays the log in memory. RocksDB takes no lock in read-only
+mode; this takes a shared lock, so that no process can write while several may read.
 """
 
 import fcntl
@@ -18,8 +18,8 @@ from typing import Final
 from rocksdict import AccessType, Rdict
 
 from holdfast.backends.rocksdb.database import table_options
-from holdfast.backends.rocksdb.failures import translated
-from holdfast.backends.rocksdb.logs import find_gap
+from holdfast.backends.rocksdb.failures import translate_error
+from holdfast.backends.rocksdb.log_gaps import find_gap
 from holdfast.backends.rocksdb.views import CurrentPairs
 from holdfast.clock import IdSource, SystemClock
 from holdfast.errors import DamagedDatabase, DirectoryInUse, PathUnusable, ReadOnlyTransaction
@@ -29,95 +29,97 @@ from holdfast.tiers import Tier
 
 _SETTINGS: Final = "rocksdict-config.json"
 _PREFIX: Final = "holdfast-reader-"
-_LEFT_SECONDS: Final = 60.0
+_STALE_SECONDS: Final = 60.0
 _FLOCK: Final = "hhqqi"  # C's struct flock: type, whence, start, length, pid.
 
 
 class RocksReader(SerialDatabase):
-    """The key space of a directory that nobody has open, for as long as this is."""
+    """The key space of a directory that no other process has open for writing, for as long as this is open."""
 
     def __init__(self, path: Path) -> None:
-        """Lock the directory, and open it.
+        """Lock the directory and open it read-only.
 
         Raises:
             DirectoryInUse: another process has it open.
             PathUnusable: it cannot be read.
-            DamagedDatabase: what it holds is damaged.
+            DamagedDatabase: its contents are damaged.
         """
         super().__init__(SystemClock(), IdSource())
-        self._lock = _locked(path)
-        _sweep()
+        self._lock = _lock_directory(path)
+        _remove_stale_links()
         self._links = tempfile.TemporaryDirectory(prefix=_PREFIX)
-        self._mine = os.open(self._links.name, os.O_RDONLY)
+        self._links_lock = os.open(self._links.name, os.O_RDONLY)
         try:
-            fcntl.flock(self._mine, fcntl.LOCK_SH)
+            fcntl.flock(self._links_lock, fcntl.LOCK_SH)
             if gap := find_gap(path):
-                raise DamagedDatabase(f"The log in {path} lost commits in its middle ({gap}); restore it from a backup")
+                raise DamagedDatabase(f"The log in {path} is missing commits ({gap}); restore it from a backup")
             self._rocks = _open(path, Path(self._links.name))
         except BaseException:
-            self._let_go()
+            self._close_files()
             raise
         self._current: CurrentPairs = CurrentPairs(self._rocks, path)
 
     def estimated_pairs(self) -> int:
-        """About how many pairs there are."""
+        """The approximate number of pairs."""
         return self._rocks.property_int_value("rocksdb.estimate-num-keys") or 0
 
     def _snapshot(self) -> CurrentPairs:
-        return self._current  # Nobody can change it.
+        return self._current  # The lock prevents changes.
 
     def _commit(self, tx: Transaction) -> None:
         del tx
-        raise ReadOnlyTransaction("This directory is open for reading; open it as a plane to write")
+        raise ReadOnlyTransaction("This directory is open read-only; open it as a plane to write")
 
     def _last_commit(self) -> int:
         return 0
 
-    def _settle(self, commit: int, tier: Tier) -> None:
+    def _wait_durable(self, commit: int, tier: Tier) -> None:
         """Nothing is written, so there is nothing to wait for."""
 
-    def _settling(self, commit: int, tier: Tier) -> None:
+    def _wait_durable_async(self, commit: int, tier: Tier) -> None:
         """Nothing is written, so there is nothing to wait for."""
 
     def _release(self) -> None:
         self._rocks.close()
-        self._let_go()
+        self._close_files()
 
-    def _let_go(self) -> None:
+    def _close_files(self) -> None:
         self._links.cleanup()
-        os.close(self._mine)
+        os.close(self._links_lock)
         os.close(self._lock)
 
 
-def _locked(path: Path) -> int:
-    """A lock that RocksDB's own excludes, and the other way round, held by a descriptor."""
+def _lock_directory(path: Path) -> int:
+    """A descriptor that holds a shared lock on RocksDB's lock file, which excludes writers."""
     try:
         descriptor = os.open(path / "LOCK", os.O_RDONLY)
     except OSError as error:
-        raise PathUnusable(f"{path} cannot be locked ({error.strerror}); name a data directory of yours") from error
-    # A lock of the descriptor, not of the process: it is refused also where this very process has the directory open.
+        raise PathUnusable(
+            f"{path} cannot be locked ({error.strerror}); choose a data directory that this user can read"
+        ) from error
+    # An open file description lock: unlike a process lock, it also conflicts with a lock of this process.
     wanted = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
     except OSError as error:
         holder = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, wanted))[4]
-        if holder != os.getpid():  # Closing any descriptor of a file gives up the locks that its process has on it.
+        if holder != os.getpid():  # Closing any descriptor of a file releases this process's locks on it.
             os.close(descriptor)
-        who = f"process {holder}" if holder > 0 else "another process"
-        raise DirectoryInUse(f"{path} is open in {who}; stop it, then run this again") from error
+        owner = f"process {holder}" if holder > 0 else "another process"
+        raise DirectoryInUse(f"{path} is open in {owner};  stop it, then run this again") from error
     return descriptor
 
 
-def _sweep() -> None:
-    """Remove the links of readers that were killed: nobody has them locked."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+def _remove_stale_links() -> None:
+    """Remove the link folders of killed readers: those are no longer locked."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
-            if left.stat().st_mtime > time.time() - _LEFT_SECONDS:
-                continue  # Whoever makes one may not have come to locking it.
-            descriptor = os.open(left, os.O_RDONLY)
+            if folder.stat().st_mtime > time.time() - _STALE_SECONDS:
+                continue  # A reader that just created it may not have locked it yet.
+            descriptor = os.open(folder, os.O_RDONLY)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left)
+                shutil.rmtree(folder)
             finally:
                 os.close(descriptor)
 
@@ -133,4 +135,4 @@ def _open(path: Path, links: Path) -> Rdict:
     except OSError as error:
         raise PathUnusable(f"{path} cannot be read ({error.strerror}); let this user read it") from error
     except Exception as error:
-        raise translated(error, path) from error
+        raise translate_error(error, path) from error

@@ -1,11 +1,11 @@
-"""The committed pairs of a RocksDB: as they are now, and as they were at one moment.
+"""Views of the committed pairs of a RocksDB: the latest, and as of a point in time.
 
-A reader needs one moment for everything it reads. Most readers are done before anybody commits, so they read what is
-current and only check that nothing moved meanwhile; the rare one that was overtaken runs again on a pinned iterator,
-which RocksDB keeps at the moment of its creation.
+A reader needs one point in time for everything it reads. Most readers finish before another commit, so they read the
+latest pairs and only check that nothing was committed meanwhile. The rare reader that meets a commit runs again on an
+iterator, which RocksDB pins to the time of its creation.
 
-Three things of rocksdict 0.3.29 are avoided here because tests showed them wrong: iterators of a Snapshot show later
-commits, `items()` ends in silence where a table is damaged, and `set_iterate_lower_bound` sets the upper bound.
+Three bugs of rocksdict 0.3.29 are avoided here: iterators of a Snapshot show later commits, `items()` ends silently
+where a table is damaged, and `set_iterate_lower_bound` sets the upper bound.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from pathlib import Path
 
 from rocksdict import DbClosedError, Rdict, RdictIter, ReadOptions
 
-from holdfast.backends.rocksdb.failures import translated
+from holdfast.backends.rocksdb.failures import translate_error
 from holdfast.errors import Closed, HoldfastError
 from holdfast.kv import Pair, Transaction
-from holdfast.limits import REMEMBERED_BYTES, REMEMBERED_VALUE_BYTES_MAX, WRITE_COST_BYTES
+from holdfast.limits import PAIR_CACHE_BYTES, PAIR_CACHE_VALUE_BYTES_MAX, WRITE_COST_BYTES
 
 
 class CurrentPairs:
-    """What is committed now."""
+    """The latest committed pairs."""
 
     __slots__ = ("_get", "_iterate", "_path")
 
@@ -36,90 +36,90 @@ class CurrentPairs:
             raise _failure(error, self._path) from error
 
     def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
-        # The bound keeps the iterator from walking over deleted keys behind the range.
+        # The bound keeps the iterator from scanning deleted keys beyond the range.
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
         try:
-            return _walk(self._iterate(options), begin, end, limit, reverse)
+            return _scan(self._iterate(options), begin, end, limit, reverse)
         except Exception as error:
             raise _failure(error, self._path) from error
 
 
-class RememberedPairs:
-    """What is committed now, for whoever has the turn. What was read or written lately is remembered.
+class CachedPairs:
+    """The latest committed pairs, with a cache of recently read and written ones. Used with the write lock held.
 
-    The same few keys (a head, a tally, a policy) are read by one transaction after the other, and a look into RocksDB
-    costs more than all else that is done with them. Only the turn's holder reads and writes here, so it is never stale.
+    Consecutive transactions read the same few keys (a head, counters, a policy), and a RocksDB read costs more than
+    everything else they do with them. Only the holder of the write lock uses the cache, so it is never stale.
 
-    There are two generations: when the younger one is full it becomes the older one, which is forgotten. What is read
-    again before that moves on, so keys that are written once and not read do not drive out those that are. A pair that
-    is written again counts again: to find out that it was there would cost more than it saves.
+    There are two generations. When the young one is full it replaces the old one, which is dropped. A pair that is read
+    again moves to the young one, so keys that are written once and never read do not evict the others. A pair that is
+    written again counts again: checking for it would cost more than it saves.
     """
 
-    __slots__ = ("_before", "_bytes", "_lately", "_look", "scan")
+    __slots__ = ("_bytes", "_get_stored", "_old", "_young", "scan")
 
     def __init__(self, pairs: CurrentPairs) -> None:
-        self._look = pairs.get
+        self._get_stored = pairs.get
         self.scan = pairs.scan
-        self._lately: dict[bytes, bytes | None] = {}
-        self._before: dict[bytes, bytes | None] = {}  # What is in both is older here, and not looked at.
-        self._bytes = 0  # Of the younger one, at most.
+        self._young: dict[bytes, bytes | None] = {}
+        self._old: dict[bytes, bytes | None] = {}  # May have outdated values of keys in `_young`, which are never used.
+        self._bytes = 0  # Upper bound of the size of `_young`.
 
     def get(self, key: bytes) -> bytes | None:
-        lately = self._lately
-        if key in lately:
-            return lately[key]
-        if key in self._before:
-            value = self._before[key]
+        young = self._young
+        if key in young:
+            return young[key]
+        if key in self._old:
+            value = self._old[key]
         else:
-            value = self._look(key)
-            if value is not None and len(value) > REMEMBERED_VALUE_BYTES_MAX:
+            value = self._get_stored(key)
+            if value is not None and len(value) > PAIR_CACHE_VALUE_BYTES_MAX:
                 return value
-        lately[key] = value
+        young[key] = value
         self._count(len(key) + (0 if value is None else len(value)) + WRITE_COST_BYTES)
         return value
 
-    def committed(self, tx: Transaction) -> None:
-        """Learn what a transaction has changed."""
-        if tx.cleared or tx.size_bytes > REMEMBERED_BYTES:
-            self.forget()
+    def apply(self, tx: Transaction) -> None:
+        """Cache what a committed transaction wrote."""
+        if tx.cleared or tx.size_bytes > PAIR_CACHE_BYTES:
+            self.clear()
             return
-        lately = self._lately
-        if tx.size_bytes <= REMEMBERED_VALUE_BYTES_MAX:  # Then none of its values is longer than that.
-            lately |= tx.writes
+        young = self._young
+        if tx.size_bytes <= PAIR_CACHE_VALUE_BYTES_MAX:  # Then all of its values are short enough.
+            young |= tx.writes
             self._count(tx.size_bytes)
             return
         for key, value in tx.writes.items():
-            if value is not None and len(value) > REMEMBERED_VALUE_BYTES_MAX:
-                lately.pop(key, None)
-                self._before.pop(key, None)
+            if value is not None and len(value) > PAIR_CACHE_VALUE_BYTES_MAX:
+                young.pop(key, None)
+                self._old.pop(key, None)
             else:
-                lately[key] = value
+                young[key] = value
         self._count(tx.size_bytes)
 
-    def forget(self) -> None:
-        """Nobody knows what is committed."""
-        self._lately, self._before, self._bytes = {}, {}, 0
+    def clear(self) -> None:
+        """Drop the cache, when the committed pairs are unknown."""
+        self._young, self._old, self._bytes = {}, {}, 0
 
     def _count(self, size: int) -> None:
         self._bytes += size
-        if self._bytes >= REMEMBERED_BYTES:
-            self._before, self._lately, self._bytes = self._lately, {}, 0
+        if self._bytes >= PAIR_CACHE_BYTES:
+            self._old, self._young, self._bytes = self._young, {}, 0
 
 
-class Moved(Exception):
-    """Somebody committed between two reads that have to see the same moment."""
+class ConcurrentCommit(Exception):
+    """A commit happened between two reads that must see the same point in time."""
 
 
-class UnmovedPairs:
-    """What is committed now, for as long as nobody commits: a second read after a commit raises Moved."""
+class OptimisticPairs:
+    """The latest committed pairs until another commit: a second read after one raises ConcurrentCommit."""
 
     __slots__ = ("_commit", "_last_commit", "_pairs")
 
     def __init__(self, pairs: CurrentPairs, last_commit: Callable[[], int]) -> None:
         self._pairs = pairs
         self._last_commit = last_commit
-        self._commit: int | None = None  # What every read so far has seen; -1 once they may not have seen the same.
+        self._commit: int | None = None  # The commit that all reads saw; -1 if unknown.
 
     def get(self, key: bytes) -> bytes | None:
         before = self._begin()
@@ -136,21 +136,21 @@ class UnmovedPairs:
     def _begin(self) -> int:
         before = self._last_commit()
         if self._commit is not None and before != self._commit:
-            raise Moved
+            raise ConcurrentCommit
         return before
 
     def _end(self, before: int) -> None:
-        # A single read is of one moment whatever happens around it, so a commit during the first one is no failure yet.
+        # A single read is always consistent, so a commit during the first one is not a failure yet.
         if self._last_commit() == before:
             self._commit = before
         elif self._commit is None:
             self._commit = -1
         else:
-            raise Moved
+            raise ConcurrentCommit
 
 
 class PinnedPairs:
-    """What was committed when this was made, however much is committed since."""
+    """The pairs that were committed when this was created."""
 
     __slots__ = ("_iterator", "_path")
 
@@ -167,12 +167,12 @@ class PinnedPairs:
 
     def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
         try:
-            return _walk(self._iterator, begin, end, limit, reverse)
+            return _scan(self._iterator, begin, end, limit, reverse)
         except Exception as error:
             raise _failure(error, self._path) from error
 
 
-def _walk(iterator: RdictIter, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
+def _scan(iterator: RdictIter, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
     if reverse:
         iterator.seek_for_prev(end)
         if iterator.valid() and iterator.key() == end:
@@ -192,11 +192,11 @@ def _walk(iterator: RdictIter, begin: bytes, end: bytes, limit: int, reverse: bo
             break
         found.append((key, value_of()))
         step()
-    iterator.status()  # An iterator that meets damage ends as if there were no more pairs; only this tells.
+    iterator.status()  # An iterator that meets damage ends as if there were no more pairs. Only status() raises.
     return found
 
 
 def _failure(error: Exception, path: Path) -> HoldfastError:
     if isinstance(error, DbClosedError):
         return Closed("The database was closed; open it again")
-    return translated(error, path)
+    return translate_error(error, path)

@@ -1,16 +1,16 @@
 """Group commit: one sync of the log makes everything before it durable and releases every caller that waits for it.
 
-Commits go into the log unsynced and in order, so "durable up to" is a single number. Whoever needs more than that
-number becomes the leader and syncs; callers that come meanwhile wait, and one of those that the sync did not
-cover leads next. Each waiter is woken by its own lock, so nobody wakes for nothing.
+Commits are appended to the log unsynced and in order, so "durable up to" is a single number. A caller that waits for a
+higher number becomes the leader and syncs. Callers that arrive meanwhile wait as followers, and the first one that the
+sync did not cover leads next. Each follower waits on its own lock, so there are no spurious wake-ups.
 
-    thread      waits here itself: it leads, or it is woken by the leader
-    event loop  collects the callers of one turn of the loop, then waits once for all of them: itself while syncs
-                are fast and few callers wait, on the syncer thread otherwise, so that work and sync overlap;
-                a caller that has been the only one of its turn for a while syncs at once, and waits for no turn
+    thread      leads, or waits for the leader to wake it
+    event loop  collects the callers of one tick of the loop, then waits once for all of them: inline while syncs are
+                fast and few callers wait, otherwise on the syncer thread, so that work and sync overlap. After several
+                ticks with a single caller, a caller syncs at once instead of waiting for the end of the tick
 
-A sync that fails leaves it open what the device kept, and asking again may lie (the kernel forgets the error). So
-the first failure is final: every waiter, now and later, gets CommitUnknown or DatabaseFailed.
+After a failed sync it is unknown what the device stored, and a retry may report success wrongly (the kernel forgets the
+error). So the first failure is final: every current and later wait raises CommitUnknown or DatabaseFailed.
 """
 
 import asyncio
@@ -25,30 +25,30 @@ from holdfast import limits
 from holdfast.adaptive_batching import AdaptiveBatching
 from holdfast.errors import CommitUnknown, DatabaseFailed
 
-_log = logging.getLogger("holdfast.syncs")
+_log = logging.getLogger("holdfast.log_sync")
 
 
 class LogSync:
-    """Knows up to which commit the log is durable, and makes it so."""
+    """Tracks up to which commit the log is durable, and syncs it."""
 
     def __init__(self, *, last_commit: Callable[[], int], sync: Callable[[], None]) -> None:
         self._last_commit = last_commit
         self._sync = sync
         self._mutex = threading.Lock()
-        self._led = False
+        self._has_leader = False
         self._followers: deque[tuple[int, threading.Lock]] = deque()
         self.durable = last_commit()  # Every commit up to this number survives power loss.
         self.failed = False
         self._failure: Exception | None = None
         self._closed = False
-        self.sync_seconds = 0.0  # How long the last sync took.
-        self.on_sync: Callable[[float], None] | None = None  # Told how long each one took, by whoever led it.
+        self.sync_seconds = 0.0  # Duration of the last sync.
+        self.on_sync: Callable[[float], None] | None = None  # Called by the leader with each sync's duration.
 
     def wait(self, commit: int) -> None:
-        """Return once `commit` is durable; lead the sync if nobody does.
+        """Return once `commit` is durable; lead the sync if there is no leader.
 
         Raises:
-            CommitUnknown: the sync failed, or was cut off by closing; the commit may or may not survive.
+            CommitUnknown: the sync failed, or the database was closed first; the commit may or may not survive.
         """
         if commit <= self.durable:
             return
@@ -57,19 +57,21 @@ class LogSync:
             if commit <= self.durable:
                 return
             gate = None
-            if self._led:
+            if self._has_leader:
                 gate = threading.Lock()
                 gate.acquire()
                 self._followers.append((commit, gate))
-            self._led = True
+            self._has_leader = True
         if gate is not None:
             try:
                 woken = gate.acquire(timeout=limits.SYNC_WAIT_SECONDS_MAX)
-            except BaseException:  # A signal does not wait: the lead, if it came to us just now, is not taken along.
-                if not self._leave(commit, gate) and commit > self.durable and self._failure is None:
+            except (
+                BaseException
+            ):  # Interrupted by a signal. If the lead was just passed to this thread, it must still sync.
+                if not self._leave_queue(commit, gate) and commit > self.durable and self._failure is None:
                     self._lead()
                 raise
-            if not woken and self._leave(commit, gate):
+            if not woken and self._leave_queue(commit, gate):
                 raise CommitUnknown(f"The log was not synced within {limits.SYNC_WAIT_SECONDS_MAX} s; check the device")
             if commit <= self.durable:
                 return
@@ -78,7 +80,7 @@ class LogSync:
         self._check(commit)
 
     def close(self) -> None:
-        """Sync what is left, once whoever leads has finished, and refuse every later wait."""
+        """Sync the rest after the current leader has finished, and reject every later wait."""
         try:
             if self._failure is None:
                 self.wait(self._last_commit())
@@ -86,7 +88,7 @@ class LogSync:
             self._closed = True
 
     def _lead(self) -> None:
-        """Sync once, wake the followers that this covers, and hand the lead to the first that it does not."""
+        """Sync once, wake the followers that this covers, and pass the lead to the first that it does not cover."""
         durable = self.durable
         started = time.perf_counter()
         try:
@@ -95,40 +97,40 @@ class LogSync:
             durable = target
         except Exception as error:
             self._failure, self.failed = error, True
-        finally:  # After Ctrl-C too, which most likely comes during a sync: somebody else leads then.
+        finally:  # Also after Ctrl-C, which most likely arrives during a sync: pass the lead on.
             seconds = time.perf_counter() - started
-            self._hand_on(durable)
+            self._finish_sync(durable)
         if self._failure is None:
             self.sync_seconds = seconds
-            self._tell(seconds)
+            self._report(seconds)
 
-    def _tell(self, seconds: float) -> None:
-        """Whoever fails to hear of a sync is told of none any more: it is no failure of those who waited for it."""
+    def _report(self, seconds: float) -> None:
+        """Call `on_sync`. After an error it is removed: its failure must not fail the callers that wait."""
         if self.on_sync is None:
             return
         try:
             self.on_sync(seconds)
         except Exception:
             self.on_sync = None
-            _log.exception("syncs are not told of any more")
+            _log.exception("unexpected error in the sync callback; it is not called again")
 
-    def _hand_on(self, durable: int) -> None:
+    def _finish_sync(self, durable: int) -> None:
         with self._mutex:
             self.durable = durable
             woken = []
-            # Followers queue in the order of their commits but for races of a few; nobody is woken early for that.
+            # Followers are nearly in commit order. A race may delay one until the next sync, but never wakes one early.
             while self._followers:
                 commit, gate = self._followers.popleft()
                 woken.append(gate)
                 if commit > durable and self._failure is None:
                     break  # This one leads the next sync.
             else:
-                self._led = False
+                self._has_leader = False
         for gate in woken:
             gate.release()
 
-    def _leave(self, commit: int, gate: threading.Lock) -> bool:
-        """Whether this follower could leave the queue; once taken out of it, it may have been given the lead."""
+    def _leave_queue(self, commit: int, gate: threading.Lock) -> bool:
+        """Remove this follower from the queue. If False, it was already woken and may have the lead."""
         with self._mutex:
             if (commit, gate) not in self._followers:
                 return False
@@ -136,7 +138,7 @@ class LogSync:
             return True
 
     def _check(self, commit: int) -> None:
-        if commit <= self.durable:  # Whatever happened since, to others or by closing.
+        if commit <= self.durable:  # Regardless of a later failure or close.
             return
         if self._failure is not None:
             raise CommitUnknown(
@@ -144,7 +146,7 @@ class LogSync:
                 "Check the device, then open the database again"
             ) from self._failure
         if self._closed:
-            raise CommitUnknown("The database was closed before the log was synced; look whether the write is there")
+            raise CommitUnknown("The database was closed before the log was synced; check whether the write was stored")
 
     def check_healthy(self) -> None:
         """Raise DatabaseFailed if a sync has failed before."""
@@ -156,66 +158,68 @@ class LogSync:
 
 
 class LoopSync:
-    """Waits for syncs on behalf of the callers of one event loop. Used on that loop's thread only."""
+    """Waits for syncs on behalf of the callers on one event loop. Used on that loop's thread only."""
 
-    def __init__(self, log: LogSync, loop: asyncio.AbstractEventLoop, hand_over: Callable[[Callable[[], None]], None]):
+    def __init__(self, log: LogSync, loop: asyncio.AbstractEventLoop, submit: Callable[[Callable[[], None]], None]):
         self.loop = loop
         self._log = log
-        self._hand_over = hand_over
+        self._submit = submit
         self._callers: list[asyncio.Future[None]] = []
-        self._commit = 0  # What the newest of them waits for; a thread's commits only grow.
+        self._commit = 0  # The newest caller's commit; a thread's commit numbers only increase.
         self._busy = False
-        self._turns = AdaptiveBatching(loop)
-        # So many groups go to the syncer before the loop tries it itself again. How long syncs take there says little:
-        # a thread that comes back from one waits for the interpreter, and seems slow for as long as the loop is busy.
-        self._aside = limits.INLINE_SYNC_PAUSE if log.sync_seconds >= limits.INLINE_SYNC_SECONDS_MAX else 0
+        self._batching = AdaptiveBatching(loop)
+        # Batches left for the syncer thread before the loop syncs inline again. Sync durations on that thread say
+        # little: after a sync it waits for the GIL, and seems slow for as long as the loop is busy.
+        self._thread_batches = (
+            limits.INLINE_SYNC_PAUSE_BATCHES if log.sync_seconds >= limits.INLINE_SYNC_SECONDS_MAX else 0
+        )
 
-    def wait(self, commit: int, *, alone: bool = True) -> "asyncio.Future[None] | None":
-        """Done once `commit` is durable, together with everybody else who asks in this turn; None: it is durable now.
+    def wait(self, commit: int, *, single: bool = True) -> "asyncio.Future[None] | None":
+        """A future that is done once `commit` is durable, in one sync with all callers of this tick; None if it is now.
 
-        Whoever knows that others will commit in this turn is not `alone`.
+        Pass `single=False` if other callers will commit in this tick.
 
         Raises:
-            CommitUnknown: the sync of a caller that is alone failed.
+            CommitUnknown: the inline sync of a single caller failed.
         """
-        if alone and not self._busy and not self._aside and self._turns.take():
+        if single and not self._busy and not self._thread_batches and self._batching.may_skip():
             started = time.perf_counter()
             self._log.wait(commit)
-            self._note(time.perf_counter() - started)
+            self._record_duration(time.perf_counter() - started)
             return None
         caller = self.loop.create_future()
         self._callers.append(caller)
         self._commit = commit
         if not self._busy:
             self._busy = True
-            # The callback runs after every caller that is ready now has made its commit.
+            # The callback runs after every caller that is ready now has committed.
             self.loop.call_soon(self._start)
         return caller
 
     def _start(self) -> None:
         log, commit, callers, self._callers = self._log, self._commit, self._callers, []
-        self._turns.shared(len(callers))
-        if len(callers) <= limits.INLINE_SYNC_WAITERS_MAX and not self._aside:
+        self._batching.record_batch(len(callers))
+        if len(callers) <= limits.INLINE_SYNC_WAITERS_MAX and not self._thread_batches:
             started = time.perf_counter()
             failure = _failure(log, commit)
-            self._note(time.perf_counter() - started)
+            self._record_duration(time.perf_counter() - started)
             self._finish(callers, failure)
         else:
-            self._aside = max(self._aside - 1, 0)
-            self._hand_over(lambda: self._post(callers, _failure(log, commit)))
+            self._thread_batches = max(self._thread_batches - 1, 0)
+            self._submit(lambda: self._finish_threadsafe(callers, _failure(log, commit)))
 
-    def _note(self, seconds: float) -> None:
+    def _record_duration(self, seconds: float) -> None:
         if seconds >= limits.INLINE_SYNC_SECONDS_MAX:
-            self._aside = limits.INLINE_SYNC_PAUSE
+            self._thread_batches = limits.INLINE_SYNC_PAUSE_BATCHES
 
-    def _post(self, callers: list["asyncio.Future[None]"], failure: Exception | None) -> None:
-        with suppress(RuntimeError):  # The loop was closed, and its callers are gone with it.
+    def _finish_threadsafe(self, callers: list["asyncio.Future[None]"], failure: Exception | None) -> None:
+        with suppress(RuntimeError):  # The loop is closed, and its callers with it.
             self.loop.call_soon_threadsafe(self._finish, callers, failure)
 
     def _finish(self, callers: list["asyncio.Future[None]"], failure: Exception | None) -> None:
         for caller in callers:
             if caller.done():
-                continue  # It was cancelled while it waited.
+                continue  # Cancelled while waiting.
             if failure is None:
                 caller.set_result(None)
             else:
@@ -227,7 +231,7 @@ class LoopSync:
 
 
 class Syncer:
-    """The one thread that a database keeps: it syncs for event loops, and what stays unsynced for too long."""
+    """A database's background thread: syncs for event loops, and syncs IMPORTANT commits in time."""
 
     def __init__(self, log: LogSync, last_commit: Callable[[], int]) -> None:
         self._log = log
@@ -238,8 +242,8 @@ class Syncer:
         self._stopping = False
         self._thread: threading.Thread | None = None
 
-    def hand_over(self, job: Callable[[], None]) -> None:
-        """Run `job` on this thread, or here if there is none: callers wait for it."""
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run `job` on the syncer thread, or at once if the thread cannot start."""
         with self._wake:
             if self._has_thread():
                 self._jobs.append(job)
@@ -248,20 +252,20 @@ class Syncer:
         job()
 
     def sync_soon(self) -> None:
-        """Sync within `limits.IMPORTANT_SYNC_SECONDS_MAX`, unless somebody else does before."""
+        """Sync within `limits.IMPORTANT_SYNC_SECONDS_MAX`, unless another sync comes first."""
         if self._due is not None:
             return
         with self._wake:
             if self._has_thread():
-                # Half of the bound leaves the other half for a sync that is slow itself.
+                # Half of the bound; the other half is for a slow sync.
                 self._due = time.monotonic() + limits.IMPORTANT_SYNC_SECONDS_MAX / 2
                 self._wake.notify()
                 return
-        if not self._stopping:  # Closing has synced everything before.
+        if not self._stopping:  # close() has already synced everything.
             self._sync_overdue()
 
     def stop(self) -> None:
-        """Finish what was handed over, then end the thread."""
+        """Finish the submitted jobs, then end the thread."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -270,7 +274,7 @@ class Syncer:
             thread.join()
 
     def _has_thread(self) -> bool:
-        """Whether there is one, once somebody needs it: not after its end, nor where the process may have no more."""
+        """Start the thread if needed. Returns False after `stop`, or if the process cannot start another thread."""
         if self._thread is None and not self._stopping:
             thread = threading.Thread(target=self._run, name="holdfast-syncer", daemon=True)
             with suppress(RuntimeError):
@@ -292,18 +296,18 @@ class Syncer:
                     return
             try:
                 job()
-            except Exception:  # Every event loop waits for this thread.
-                _log.exception("the syncer failed in a way that nobody thought of, and goes on")
+            except Exception:  # Every event loop depends on this thread, so it must not end.
+                _log.exception("unexpected error in the syncer thread; continuing")
 
     def _sync_overdue(self) -> None:
-        _failure(self._log, self._last_commit())  # A failure is kept by the log and raised at the next commit.
+        _failure(self._log, self._last_commit())  # The log keeps a failure, and the next commit raises it.
 
     def _overdue(self) -> bool:
         return self._due is not None and self._due <= time.monotonic()
 
 
 def _failure(log: LogSync, commit: int) -> Exception | None:
-    """Wait for `commit`; what went wrong, if anything did. Whatever that is, somebody waits to hear of it."""
+    """Wait for `commit`. Returns the error, of any type, for the callers that wait."""
     try:
         log.wait(commit)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Group commit by itself: one sync releases everybody it covers, and a failed sync is final."""
+"""Group commit: one sync releases all waiters it covers, and a failed sync is final."""
 
 import asyncio
 import logging
@@ -6,19 +6,19 @@ import threading
 
 import pytest
 
-from holdfast.adaptive_batching import LONE_TURNS_MIN
-from holdfast.backends.rocksdb.syncs import LogSync, LoopSync, Syncer
+from holdfast.adaptive_batching import SINGLE_CALLER_TICKS_MIN
+from holdfast.backends.rocksdb.log_sync import LogSync, LoopSync, Syncer
 from holdfast.errors import CommitUnknown, DatabaseFailed
 
 
 class Log:
-    """A log whose syncs a test lets through, one by one or all at once."""
+    """A log whose syncs a test releases, one by one or all at once."""
 
     def __init__(self, *, free: bool = False) -> None:
         self.commits = 0
         self.syncs = 0
         self.error: Exception | None = None
-        self.is_interrupted = False  # Whether Ctrl-C comes during the next sync.
+        self.is_interrupted = False  # Whether Ctrl-C arrives during the next sync.
         self.started = threading.Semaphore(0)
         self._gate = threading.Semaphore(1_000_000 if free else 0)
         self.sync_log = LogSync(last_commit=lambda: self.commits, sync=self._sync)
@@ -27,7 +27,7 @@ class Log:
         self.commits += 1
         return self.commits
 
-    def let_one_through(self) -> None:
+    def release_one_sync(self) -> None:
         self._gate.release()
 
     def _sync(self) -> None:
@@ -42,7 +42,7 @@ class Log:
 
 
 class Waiter(threading.Thread):
-    """Waits for one commit and keeps what it was told."""
+    """Waits for one commit and keeps the error."""
 
     def __init__(self, log: Log, commit: int) -> None:
         super().__init__(daemon=True)
@@ -71,16 +71,16 @@ def test_a_durable_commit_is_not_waited_for() -> None:
     assert log.syncs == 1
 
 
-def test_one_sync_releases_everybody_it_covers_and_the_rest_share_the_next() -> None:
+def test_one_sync_releases_all_covered_waiters_and_the_rest_share_the_next() -> None:
     log = Log()
     leader = Waiter(log, log.commit())
     assert log.started.acquire(timeout=60)
     followers = [Waiter(log, log.commit()) for _ in range(20)]
     wait_for_followers(log, 20)
-    log.let_one_through()
+    log.release_one_sync()
     leader.join(60)
     assert log.started.acquire(timeout=60)
-    log.let_one_through()
+    log.release_one_sync()
     for follower in followers:
         follower.join(60)
         assert not follower.is_alive()
@@ -88,14 +88,14 @@ def test_one_sync_releases_everybody_it_covers_and_the_rest_share_the_next() -> 
     assert log.sync_log.durable == 21
 
 
-def test_a_failed_sync_fails_everybody_and_every_later_commit() -> None:
+def test_a_failed_sync_fails_all_waiters_and_every_later_commit() -> None:
     log = Log()
     leader = Waiter(log, log.commit())
     assert log.started.acquire(timeout=60)
     follower = Waiter(log, log.commit())
     wait_for_followers(log, 1)
     log.error = OSError("the device is gone")
-    log.let_one_through()
+    log.release_one_sync()
     for waiter in (leader, follower):
         waiter.join(60)
         assert isinstance(waiter.error, CommitUnknown)
@@ -107,17 +107,17 @@ def test_a_failed_sync_fails_everybody_and_every_later_commit() -> None:
     assert log.syncs == 1  # A second sync could succeed without having written anything.
 
 
-def test_a_follower_gives_up_after_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.limits.SYNC_WAIT_SECONDS_MAX", 0.01)
     log = Log()
     leader = Waiter(log, log.commit())
     assert log.started.acquire(timeout=60)
     with pytest.raises(CommitUnknown, match="check the device"):
         log.sync_log.wait(log.commit())
-    log.let_one_through()
+    log.release_one_sync()
     leader.join(60)
-    log.let_one_through()
-    log.sync_log.wait(2)  # The follower that left did not take the lead with it.
+    log.release_one_sync()
+    log.sync_log.wait(2)  # The follower that timed out did not keep the lead.
     assert log.sync_log.durable == 2
 
 
@@ -126,12 +126,12 @@ def test_closing_syncs_what_is_left_and_refuses_later_waits() -> None:
     log.commit()
     log.sync_log.close()
     assert log.sync_log.durable == 1
-    with pytest.raises(CommitUnknown, match="look whether"):
+    with pytest.raises(CommitUnknown, match="check whether"):
         log.sync_log.wait(log.commit())
 
 
-def test_what_is_synced_is_no_failure_because_the_database_was_closed_meanwhile() -> None:
-    """The one that led the sync goes on after whoever closes has."""
+def test_a_synced_commit_succeeds_even_if_the_database_is_closed_meanwhile() -> None:
+    """The leader continues after close() has finished."""
     log = Log()
     closed = threading.Event()
     log.sync_log.on_sync = lambda seconds: closed.wait(60)
@@ -140,7 +140,7 @@ def test_what_is_synced_is_no_failure_because_the_database_was_closed_meanwhile(
     closing = threading.Thread(target=log.sync_log.close)
     closing.start()
     wait_for_followers(log, 1)
-    log.let_one_through()
+    log.release_one_sync()
     closing.join(60)
     closed.set()
     leader.join(60)
@@ -149,19 +149,19 @@ def test_what_is_synced_is_no_failure_because_the_database_was_closed_meanwhile(
 
 
 @pytest.mark.parametrize("slow_device", [False, True])
-def test_the_callers_of_one_turn_of_a_loop_share_a_sync(slow_device: bool) -> None:
+def test_callers_in_one_loop_tick_share_a_sync(slow_device: bool) -> None:
     log = Log(free=True)
     log.sync_log.sync_seconds = 1.0 if slow_device else 0.0
     syncer = Syncer(log.sync_log, lambda: log.commits)
-    handed_over = 0
+    submitted = 0
 
-    def hand_over(job: object) -> None:
-        nonlocal handed_over
-        handed_over += 1
-        syncer.hand_over(job)
+    def submit(job: object) -> None:
+        nonlocal submitted
+        submitted += 1
+        syncer.submit(job)
 
     async def callers() -> None:
-        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), hand_over)
+        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), submit)
 
         async def caller() -> None:
             await loop_sync.wait(log.commit())
@@ -171,40 +171,40 @@ def test_the_callers_of_one_turn_of_a_loop_share_a_sync(slow_device: bool) -> No
     asyncio.run(callers())
     syncer.stop()
     assert log.syncs == 1
-    assert handed_over == (1 if slow_device else 0)
+    assert submitted == (1 if slow_device else 0)
 
 
-async def lone(log: Log) -> LoopSync:
-    """A loop that had one caller in each of the last turns."""
+async def loop_with_single_callers(log: Log) -> LoopSync:
+    """A LoopSync that had one caller in each of its last ticks."""
     loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), lambda job: None)
-    for _ in range(LONE_TURNS_MIN):
+    for _ in range(SINGLE_CALLER_TICKS_MIN):
         waiting = loop_sync.wait(log.commit())
         assert waiting is not None
         await waiting
     return loop_sync
 
 
-def test_a_caller_that_is_alone_syncs_at_once_and_shares_again_with_those_who_come() -> None:
+def test_a_single_caller_syncs_at_once_and_later_callers_share_a_sync() -> None:
     log = Log(free=True)
 
     async def callers() -> None:
-        loop_sync = await lone(log)
+        loop_sync = await loop_with_single_callers(log)
         assert loop_sync.wait(log.commit()) is None
         assert log.sync_log.durable == log.commits
         syncs = log.syncs
         others = [loop_sync.wait(log.commit()) for _ in range(5)]
         await asyncio.gather(*filter(None, others))
-        assert others.count(None) == 0, "the turn was taken, so there are others"
+        assert others.count(None) == 0, "a second caller in one tick turns batching on"
         assert log.syncs == syncs + 1
 
     asyncio.run(callers())
 
 
-def test_a_caller_that_is_alone_learns_of_a_failed_sync() -> None:
+def test_a_failed_sync_is_raised_to_a_single_caller() -> None:
     log = Log(free=True)
 
     async def callers() -> None:
-        loop_sync = await lone(log)
+        loop_sync = await loop_with_single_callers(log)
         log.error = OSError("gone")
         with pytest.raises(CommitUnknown):
             loop_sync.wait(log.commit())
@@ -212,7 +212,7 @@ def test_a_caller_that_is_alone_learns_of_a_failed_sync() -> None:
     asyncio.run(callers())
 
 
-def test_a_loop_learns_of_a_failed_sync() -> None:
+def test_a_failed_sync_is_raised_to_all_callers_of_a_loop() -> None:
     log = Log(free=True)
     log.error = OSError("gone")
 
@@ -223,45 +223,45 @@ def test_a_loop_learns_of_a_failed_sync() -> None:
     assert [type(outcome) for outcome in asyncio.run(callers())] == [CommitUnknown] * 3
 
 
-def test_stopping_finishes_what_was_handed_over() -> None:
+def test_stopping_finishes_submitted_jobs() -> None:
     log = Log(free=True)
     syncer = Syncer(log.sync_log, lambda: log.commits)
     done: list[int] = []
     for number in range(100):
-        syncer.hand_over(lambda number=number: done.append(number))
+        syncer.submit(lambda number=number: done.append(number))
     syncer.stop()
     assert done == list(range(100))
 
 
-def test_whoever_is_interrupted_in_a_sync_leaves_the_lead_to_others() -> None:
+def test_a_leader_interrupted_during_a_sync_passes_the_lead_on() -> None:
     log = Log()
     log.is_interrupted = True
     leader = Waiter(log, log.commit())
     assert log.started.acquire(timeout=60)
     follower = Waiter(log, log.commit())
     wait_for_followers(log, 1)
-    log.let_one_through()
+    log.release_one_sync()
     leader.join(60)
     assert isinstance(leader.error, KeyboardInterrupt)
-    assert log.sync_log.durable == 0, "nobody knows how far the sync came"
-    log.let_one_through()
+    assert log.sync_log.durable == 0, "it is unknown how far the sync came"
+    log.release_one_sync()
     follower.join(60)
     assert not follower.is_alive()
     assert follower.error is None
-    log.let_one_through()
+    log.release_one_sync()
     log.sync_log.wait(log.commit())
     log.sync_log.close()
     assert log.sync_log.durable == 3
 
 
-def test_whoever_is_interrupted_while_others_sync_leaves_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the lead in hand or without it: nobody waits for somebody who has gone."""
+def test_an_interrupted_follower_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the lead or without it: no follower waits for one that has left."""
     log = Log(free=True)
-    log.sync_log._led = True
+    log.sync_log._has_leader = True
     gates: list[threading.Lock] = []
 
     class Gate:
-        """What a follower waits at; the signal comes before it is woken, or just after."""
+        """A follower's lock. The signal arrives before it is woken, or just after."""
 
         def __init__(self) -> None:
             gates.append(self)
@@ -270,13 +270,13 @@ def test_whoever_is_interrupted_while_others_sync_leaves_the_line(monkeypatch: p
             if timeout is None:
                 return True
             if len(gates) == 2:
-                log.sync_log._hand_on(0)  # Whoever led gives it the lead.
+                log.sync_log._finish_sync(0)  # The leader passes the lead to it.
             raise KeyboardInterrupt
 
         def release(self) -> None:
-            """It is woken."""
+            """Wake the follower."""
 
-    monkeypatch.setattr("holdfast.backends.rocksdb.syncs.threading.Lock", Gate)
+    monkeypatch.setattr("holdfast.backends.rocksdb.log_sync.threading.Lock", Gate)
     with pytest.raises(KeyboardInterrupt):
         log.sync_log.wait(log.commit())
     assert not log.sync_log._followers
@@ -284,35 +284,35 @@ def test_whoever_is_interrupted_while_others_sync_leaves_the_line(monkeypatch: p
     with pytest.raises(KeyboardInterrupt):
         log.sync_log.wait(log.commit())
     assert log.sync_log.durable == 2
-    assert not log.sync_log._led
+    assert not log.sync_log._has_leader
 
 
-def test_whoever_cannot_hear_of_a_sync_fails_nobody_and_is_told_of_none_any_more(
+def test_a_failing_sync_callback_fails_no_commit_and_is_removed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = Log(free=True)
-    told: list[float] = []
+    durations: list[float] = []
 
-    def hear(seconds: float) -> None:
-        told.append(seconds)
-        raise ValueError("no ear")
+    def on_sync(seconds: float) -> None:
+        durations.append(seconds)
+        raise ValueError("on purpose")
 
-    log.sync_log.on_sync = hear
-    with caplog.at_level(logging.ERROR, "holdfast.syncs"):
+    log.sync_log.on_sync = on_sync
+    with caplog.at_level(logging.ERROR, "holdfast.log_sync"):
         log.sync_log.wait(log.commit())
         log.sync_log.wait(log.commit())
     assert log.sync_log.durable == 2
-    assert len(told) == 1
-    assert "no ear" in caplog.text
+    assert len(durations) == 1
+    assert "on purpose" in caplog.text
 
 
-def test_callers_of_a_loop_are_answered_although_the_database_was_closed_meanwhile() -> None:
+def test_waiting_loop_callers_are_answered_when_the_database_is_closed() -> None:
     log = Log(free=True)
     syncer = Syncer(log.sync_log, lambda: log.commits)
 
     async def callers() -> None:
-        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), syncer.hand_over)
-        loop_sync._aside = 2  # The device is slow, so a thread syncs.
+        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), syncer.submit)
+        loop_sync._thread_batches = 2  # The device is slow, so a thread syncs.
         await asyncio.wait_for(loop_sync.wait(log.commit()), 60)
         waiting = loop_sync.wait(log.commit())
         log.sync_log.close()
@@ -323,7 +323,7 @@ def test_callers_of_a_loop_are_answered_although_the_database_was_closed_meanwhi
     assert log.sync_log.durable == 2
 
 
-def test_where_no_thread_can_be_had_whoever_commits_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_sync_themselves_when_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -331,8 +331,8 @@ def test_where_no_thread_can_be_had_whoever_commits_syncs(monkeypatch: pytest.Mo
     syncer = Syncer(log.sync_log, lambda: log.commits)
 
     async def callers() -> None:
-        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), syncer.hand_over)
-        loop_sync._aside = 1
+        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), syncer.submit)
+        loop_sync._thread_batches = 1
         await asyncio.wait_for(loop_sync.wait(log.commit()), 60)
 
     with monkeypatch.context() as patch:
@@ -343,12 +343,12 @@ def test_where_no_thread_can_be_had_whoever_commits_syncs(monkeypatch: pytest.Mo
         asyncio.run(callers())
         assert log.sync_log.durable == 2
     done = threading.Event()
-    syncer.hand_over(done.set)
-    assert done.wait(60), "as soon as a thread can be had, it does"
+    syncer.submit(done.set)
+    assert done.wait(60), "jobs run on a thread again once one can start"
     syncer.stop()
 
 
-def test_the_syncer_goes_on_after_a_job_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_syncer_continues_after_a_failed_job(caplog: pytest.LogCaptureFixture) -> None:
     log = Log(free=True)
     syncer = Syncer(log.sync_log, lambda: log.commits)
     done = threading.Event()
@@ -356,14 +356,14 @@ def test_the_syncer_goes_on_after_a_job_that_failed(caplog: pytest.LogCaptureFix
     def fail() -> None:
         raise ZeroDivisionError
 
-    syncer.hand_over(fail)
-    syncer.hand_over(done.set)
+    syncer.submit(fail)
+    syncer.submit(done.set)
     assert done.wait(60)
     syncer.stop()
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_callers_of_a_loop_hear_of_a_wait_that_failed_in_a_way_that_nobody_thought_of(
+def test_an_unexpected_error_is_raised_to_the_callers_of_a_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = Log(free=True)
@@ -373,13 +373,13 @@ def test_callers_of_a_loop_hear_of_a_wait_that_failed_in_a_way_that_nobody_thoug
         raise ZeroDivisionError
 
     async def callers() -> list[object]:
-        sync = LoopSync(log.sync_log, asyncio.get_running_loop(), syncer.hand_over)
-        sync._aside = 100  # The thread syncs, not the loop.
-        waits = [sync.wait(log.commit(), alone=False) for _ in range(3)]
+        sync = LoopSync(log.sync_log, asyncio.get_running_loop(), syncer.submit)
+        sync._thread_batches = 100  # The thread syncs, not the loop.
+        waits = [sync.wait(log.commit(), single=False) for _ in range(3)]
         async with asyncio.timeout(60):
             failed = await asyncio.gather(*filter(None, waits), return_exceptions=True)
             monkeypatch.undo()
-            later = sync.wait(log.commit(), alone=False)
+            later = sync.wait(log.commit(), single=False)
             assert later is not None
             await later
         return failed

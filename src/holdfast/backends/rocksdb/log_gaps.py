@@ -1,10 +1,10 @@
-"""Looks for a hole between the records of RocksDB's logs, before RocksDB replays them.
+"""Finds gaps between the records of RocksDB's logs, before RocksDB replays them.
 
-RocksDB checks every record, but in the mode that tolerates a cut end it tolerates one in every log: if an older log
-lost its end, or is gone, the commits in it vanish while later ones are replayed. Every record carries the number of its
-first write and how many there are, so the logs together must count without a gap.
+RocksDB checks every record. But the mode that tolerates a truncated end tolerates one in every log: if an older log is
+truncated or missing, its commits are lost while later ones are replayed. Every record carries the sequence number of
+its first write and its number of writes, so the sequence numbers of all logs must be contiguous.
 
-A log is a sequence of blocks of 32 KiB. A record is one fragment, or several, each inside one block:
+A log is a sequence of blocks of 32 KiB. A record is one or more fragments, each inside one block:
 
     checksum 4 | length 2 | type 1 | body          type: 1 whole, 2 first, 3 middle, 4 last
     body: sequence 8 | count 4 | the writes
@@ -24,8 +24,8 @@ _LAST: Final = 4
 
 
 def find_gap(directory: Path) -> str | None:
-    """Where the logs skip a commit, in words; None if they count without a gap."""
-    # Another process may be writing at this moment. A gap that is real stays where it is.
+    """A description of the first gap between the logs' commits; None if there is none."""
+    # Another process may be writing right now. A real gap stays, so check twice.
     gap = _find_gap(directory)
     return gap if gap is not None and gap == _find_gap(directory) else None
 
@@ -40,34 +40,34 @@ def _find_gap(directory: Path) -> str | None:
             continue
         for sequence, count in _batches(data):
             if expected is not None and sequence != expected:
-                return f"{log.name} goes on with write {sequence} where {expected} should follow"
+                return f"{log.name} continues with write {sequence}, expected {expected}"
             expected = sequence + count
     return None
 
 
 def _batches(data: bytes) -> Iterator[tuple[int, int]]:
-    """Sequence and count of every whole record; ends where the log is cut or does not make sense."""
-    position, body, inside = 0, b"", False
+    """Sequence number and count of every complete record; stops where the log is truncated or invalid."""
+    position, body, in_record = 0, b"", False
     while position + _FRAGMENT.size <= len(data):
-        room = _BLOCK - position % _BLOCK
-        if room < _FRAGMENT.size:
-            position += room
+        block_left = _BLOCK - position % _BLOCK
+        if block_left < _FRAGMENT.size:
+            position += block_left
             continue
         _, length, kind = _FRAGMENT.unpack_from(data, position)
         begin = position + _FRAGMENT.size
         position = begin + length
-        if kind == 0 and length == 0:  # Space that was reserved and never written, up to the end of the block.
-            position += room - _FRAGMENT.size
+        if kind == 0 and length == 0:  # Preallocated, unwritten space up to the end of the block.
+            position += block_left - _FRAGMENT.size
             continue
-        if not _WHOLE <= kind <= _LAST or length > room - _FRAGMENT.size or position > len(data):
+        if not _WHOLE <= kind <= _LAST or length > block_left - _FRAGMENT.size or position > len(data):
             return
         if kind in (_WHOLE, _FIRST):
-            body, inside = b"", True
-        if not inside:
+            body, in_record = b"", True
+        if not in_record:
             return
         body += data[begin : min(position, begin + _BATCH.size - len(body))]
         if kind in (_WHOLE, _LAST):
             if len(body) < _BATCH.size:
                 return
             yield _BATCH.unpack(body)
-            inside = False
+            in_record = False
