@@ -1,4 +1,4 @@
-"""The client against a real server process: every feature, for threads and for asyncio, and what goes wrong."""
+"""The client against a real server process: every feature, from threads and from asyncio, and its failures."""
 
 import asyncio
 import gc
@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -23,7 +23,7 @@ from websockets.client import ClientProtocol
 
 import holdfast
 from holdfast import AsyncPlane, AsyncWorker, Plane, Worker
-from holdfast.adaptive_batching import LONE_TURNS_MIN
+from holdfast.adaptive_batching import SINGLE_CALLER_TICKS_MIN
 from holdfast.client import connection as client_connection
 from holdfast.client.connection import Connection
 from holdfast.client.websocket import Socket
@@ -34,7 +34,6 @@ from holdfast.errors import (
     HeadAdvanced,
     InvalidArgument,
     InvalidUrl,
-    InvalidValue,
     LeaseHeld,
     NotAllowed,
     Unreachable,
@@ -49,7 +48,7 @@ HERE = Path(__file__).parent
 serving = runpy.run_path(str(HERE / "serving.py"))["serving"]  # Test files cannot import each other.
 Proxy = runpy.run_path(str(HERE.parent / "faults" / "proxy.py"))["Proxy"]
 MEGABYTE = 1_048_576
-PATIENCE_SECONDS = 60.0  # Far more than anything here takes.
+PATIENCE_SECONDS = 60.0  # Far more than any step needs.
 _names = count()
 
 
@@ -67,18 +66,18 @@ def plane(server: Any) -> Iterator[Plane]:
 
 @pytest.fixture
 def name() -> str:
-    """A name that no other test has."""
+    """A name that no other test uses."""
     return f"thing-{next(_names)}"
 
 
 @pytest.fixture
 def frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many calls there were in each frame that a client has sent."""
+    """The number of calls in each frame that a client has sent."""
     sent: list[int] = []
     send, write_now = ClientProtocol.send_binary, Socket.write_now
 
     def count(message: Any) -> None:
-        with suppress(Exception):  # A hello is no list of calls.
+        with suppress(Exception):  # A hello is not a list of calls.
             sent.append(len(decode_calls(message)))
 
     def sending(self: ClientProtocol, message: Any, *rest: Any) -> None:
@@ -99,7 +98,7 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def until(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "it never came true"
+        assert time.monotonic() < deadline, "the condition never became true"
         time.sleep(0.005)
 
 
@@ -109,10 +108,10 @@ async def until_async(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.005)
 
 
-# Everything once, both ways.
+# Every feature once, from a thread and from an event loop.
 
 
-def test_every_noun_is_reachable_from_a_thread(plane: Plane, name: str) -> None:
+def test_every_feature_works_from_a_thread(plane: Plane, name: str) -> None:
     jobs, world, state = plane.queue(name), plane.world(name), plane.state(name)
     receipt = jobs.put({"n": 1}, attributes={"a": "b"})
     assert [letter.id for letter in jobs.peek()] == [receipt.id]
@@ -149,7 +148,7 @@ def test_every_noun_is_reachable_from_a_thread(plane: Plane, name: str) -> None:
     assert name in plane.worlds(limit=10_000)
 
 
-async def test_every_noun_is_reachable_from_a_loop(server: Any, name: str) -> None:
+async def test_every_feature_works_from_an_event_loop(server: Any, name: str) -> None:
     async with holdfast.connect_async(server.url) as plane:
         jobs, world, state = plane.queue(name), plane.world(name), plane.state(name)
         await jobs.put("a")
@@ -167,15 +166,15 @@ async def test_every_noun_is_reachable_from_a_loop(server: Any, name: str) -> No
         assert (await jobs.stats()).acked_total == 1
 
 
-def test_a_client_may_run_on_uvloop(server: Any, name: str) -> None:
-    """It reads into the client's own buffer too, by other code: answers shorter than it, and longer ones."""
+def test_a_client_runs_on_uvloop(server: Any, name: str) -> None:
+    """uvloop reads into the client's own buffer with its own code: answers shorter than the buffer, and longer ones."""
 
     async def main() -> None:
         async with holdfast.connect_async(server.url) as plane:
             jobs = plane.queue(name)
             await asyncio.gather(*(jobs.put(number) for number in range(300)))
             payloads = [os.urandom(1_000_000) for _ in range(3)]
-            for payload in payloads:  # One after the other, as a lone caller, and longer than the buffer together.
+            for payload in payloads:  # One at a time, as a single caller, and together longer than the buffer.
                 await jobs.put(payload, priority=9)
             messages = await jobs.receive_many(3, extend_for_seconds=0)
             assert [message.payload for message in messages] == payloads
@@ -187,7 +186,7 @@ def test_a_client_may_run_on_uvloop(server: Any, name: str) -> None:
     uvloop.run(main())
 
 
-def test_workers_run_unchanged(plane: Plane, name: str) -> None:
+def test_workers_run_over_the_network(plane: Plane, name: str) -> None:
     plane.queue(name).put_many(range(20))
     seen: list[int] = []
     worker = Worker(plane, {name: lambda message: seen.append(message.json())}, concurrency=4)
@@ -197,7 +196,7 @@ def test_workers_run_unchanged(plane: Plane, name: str) -> None:
     assert sorted(seen) == list(range(20))
 
 
-async def test_asynchronous_workers_run_unchanged(server: Any, name: str) -> None:
+async def test_async_workers_run_over_the_network(server: Any, name: str) -> None:
     async with holdfast.connect_async(server.url) as plane:
         await plane.queue(name).put_many(range(20))
         seen: list[int] = []
@@ -215,7 +214,7 @@ async def test_asynchronous_workers_run_unchanged(server: Any, name: str) -> Non
 # Frames.
 
 
-async def test_calls_made_at_the_same_time_travel_together(server: Any, name: str, frames: list[int]) -> None:
+async def test_concurrent_calls_share_a_frame(server: Any, name: str, frames: list[int]) -> None:
     async with holdfast.connect_async(server.url) as plane:
         await plane.state(name).update(0)
         frames.clear()
@@ -223,19 +222,19 @@ async def test_calls_made_at_the_same_time_travel_together(server: Any, name: st
         assert (sum(frames), len(frames)) == (200, 1)
 
 
-async def test_whoever_was_alone_shares_a_frame_with_those_who_come(server: Any, name: str, frames: list[int]) -> None:
+async def test_a_single_caller_shares_a_frame_once_others_call(server: Any, name: str, frames: list[int]) -> None:
     async with holdfast.connect_async(server.url) as plane:
-        for number in range(2 * LONE_TURNS_MIN):
+        for number in range(2 * SINGLE_CALLER_TICKS_MIN):
             await plane.state(name).update(number)
         frames.clear()
         await asyncio.gather(*(plane.state(f"{name}/{number}").update(number) for number in range(200)))
-        assert frames == [1, 199], "the first went at once"
+        assert frames == [1, 199], "the first call was sent at once"
         frames.clear()
         await asyncio.gather(*(plane.state(f"{name}/{number}").update(0) for number in range(200)))
         assert frames == [200]
 
 
-async def test_puts_made_at_the_same_time_are_one_call(server: Any, name: str, frames: list[int]) -> None:
+async def test_concurrent_puts_are_one_call(server: Any, name: str, frames: list[int]) -> None:
     async with holdfast.connect_async(server.url) as plane:
         jobs = plane.queue(name)
         await jobs.put("first")
@@ -245,14 +244,14 @@ async def test_puts_made_at_the_same_time_are_one_call(server: Any, name: str, f
         assert [each.id for each in await jobs.peek(201)][1:] == [receipt.id for receipt in receipts]
 
 
-def test_calls_of_threads_travel_together(plane: Plane, name: str, frames: list[int]) -> None:
+def test_calls_of_threads_share_frames(plane: Plane, name: str, frames: list[int]) -> None:
     with ThreadPoolExecutor(32) as threads:
         list(threads.map(lambda number: plane.state(f"{name}/{number}").update(number), range(640)))
     assert sum(frames) == 640
     assert len(frames) < 640
 
 
-async def test_a_frame_that_is_full_is_followed_by_another(server: Any, name: str, frames: list[int]) -> None:
+async def test_a_full_frame_is_followed_by_another(server: Any, name: str, frames: list[int]) -> None:
     async with holdfast.connect_async(server.url) as plane:
         jobs = plane.queue(name)
         await asyncio.gather(*(jobs.put_many([os.urandom(16_000)] * 64) for _ in range(8)))
@@ -260,7 +259,7 @@ async def test_a_frame_that_is_full_is_followed_by_another(server: Any, name: st
         assert (await jobs.stats()).ready == 512
 
 
-def test_a_call_that_fits_no_frame_goes_all_the_same(plane: Plane, name: str) -> None:
+def test_a_call_too_long_for_a_frame_is_sent_over_http(plane: Plane, name: str) -> None:
     jobs = plane.queue(name)
     messages = [NewMessage(os.urandom(16_384), attributes={"a": "b" * 1_000}) for _ in range(256)]
     receipts = jobs.put_many(messages)
@@ -276,8 +275,8 @@ def test_an_answer_may_be_longer_than_a_frame(plane: Plane, name: str) -> None:
     assert [len(message.payload) for message in jobs.receive_many(20, extend_for_seconds=0)] == [1_000_000] * 20
 
 
-async def test_calls_that_wait_do_not_hold_up_the_others(server: Any, name: str) -> None:
-    """There are more of them than a server takes at a time."""
+async def test_waiting_calls_do_not_block_other_calls(server: Any, name: str) -> None:
+    """There are more waiting calls than a server accepts at a time."""
     async with holdfast.connect_async(server.url) as plane:
         await plane.lease(name).acquire("ada", ttl_seconds=600)
         waiting = [asyncio.create_task(plane.lease(name).acquire(wait_seconds=600)) for _ in range(5_000)]
@@ -291,8 +290,8 @@ async def test_calls_that_wait_do_not_hold_up_the_others(server: Any, name: str)
     assert {type(outcome) for outcome in await asyncio.gather(*waiting, return_exceptions=True)} == {Closed}
 
 
-def test_a_call_that_cannot_be_sent_fails_alone(plane: Plane, name: str) -> None:
-    """It would end the connection, be sent again on the next one, and so for ever."""
+def test_a_call_that_cannot_be_sent_fails_by_itself(plane: Plane, name: str) -> None:
+    """Otherwise it would end each connection and be sent again on the next one, without end."""
     jobs, transport = plane.queue(name), plane._transport
     with ThreadPoolExecutor(8) as threads:
         puts = [threads.submit(jobs.put, number) for number in range(50)]
@@ -307,7 +306,7 @@ def test_a_call_that_cannot_be_sent_fails_alone(plane: Plane, name: str) -> None
 # Errors.
 
 
-def test_errors_keep_their_class_and_what_they_know(plane: Plane, name: str) -> None:
+def test_errors_keep_their_class_and_attributes(plane: Plane, name: str) -> None:
     plane.lease(name).acquire("ada", ttl_seconds=60)
     with pytest.raises(LeaseHeld) as held:
         plane.lease(name).acquire("bob")
@@ -335,7 +334,7 @@ def test_errors_keep_their_class_and_what_they_know(plane: Plane, name: str) -> 
         plane.blobs.open(hashlib.sha256(name.encode()).hexdigest())
 
 
-def test_a_token_that_the_server_does_not_know_is_not_tried_again() -> None:
+def test_an_unknown_token_is_not_retried() -> None:
     with serving(tokens=True) as strict:
         with holdfast.connect(strict.url, token="nonsense") as plane:
             for _ in range(2):
@@ -352,21 +351,21 @@ def test_a_token_that_the_server_does_not_know_is_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://", "http://:80", "http://a:b", "http://a:99999", "http://a/?b", "ftp://a"])
-def test_what_is_no_address_is_refused_at_once(url: str) -> None:
+def test_an_invalid_url_is_rejected_at_once(url: str) -> None:
     with pytest.raises(InvalidUrl):
         holdfast.connect(url)
 
 
 @contextmanager
-def somebody_else(answer: bytes | None) -> Iterator[str]:
-    """A server that is not ours: it says the same to everybody, or nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+def foreign_server(answer: bytes | None) -> Iterator[str]:
+    """Runs a server that is not Holdfast: it sends the same bytes to every client, or nothing. Yields its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as record_reply:
 
         def serve() -> None:
             kept = []
             with suppress(OSError):
                 while True:
-                    connection, _ = listening.accept()
+                    connection, _ = record_reply.accept()
                     if answer is None:
                         kept.append(connection)
                         continue
@@ -378,27 +377,27 @@ def somebody_else(answer: bytes | None) -> Iterator[str]:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        listening.shutdown(socket.SHUT_RDWR)
+        yield f"http://127.0.0.1:{record_reply.getsockname()[1]}"
+        record_reply.shutdown(socket.SHUT_RDWR)
     thread.join(PATIENCE_SECONDS)
 
 
-def assert_unreachable(url: str, says: str) -> None:
+def assert_unreachable(url: str, message: str) -> None:
     began = time.monotonic()
     with holdfast.connect(url, patience_seconds=0.4) as plane:
         for call in (plane.worlds, lambda: plane.blobs.put(bytes(MEGABYTE)), lambda: plane.blobs.get("0" * 64)):
-            with pytest.raises(Unreachable, match=says):
+            with pytest.raises(Unreachable, match=message):
                 call()
     assert time.monotonic() - began < PATIENCE_SECONDS
 
 
-def test_a_port_at_which_nobody_listens_is_unreachable() -> None:
+def test_a_closed_port_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     assert_unreachable(url, "does not answer.*holdfast serve")
 
 
-def test_a_host_that_there_is_not_is_unreachable() -> None:
+def test_an_unknown_host_is_unreachable() -> None:
     assert_unreachable("http://no-such-host.invalid:9440", "does not answer.*check the URL")
 
 
@@ -411,24 +410,24 @@ def test_a_host_that_there_is_not_is_unreachable() -> None:
         b"",
     ],
 )
-def test_a_server_that_is_not_ours_is_unreachable(answer: bytes) -> None:
-    with somebody_else(answer) as url:
+def test_a_foreign_server_is_unreachable(answer: bytes) -> None:
+    with foreign_server(answer) as url:
         assert_unreachable(url, "check")
 
 
 def test_a_server_that_never_answers_is_unreachable() -> None:
-    with somebody_else(None) as url:
+    with foreign_server(None) as url:
         assert_unreachable(url, "check")
 
 
-async def test_a_loop_hears_the_same() -> None:
-    with somebody_else(b"HTTP/1.1 404 Not Found\r\n\r\n") as url:
+async def test_an_async_client_raises_the_same_errors() -> None:
+    with foreign_server(b"HTTP/1.1 404 Not Found\r\n\r\n") as url:
         async with holdfast.connect_async(url, patience_seconds=0.2) as plane:
             outcomes = await asyncio.gather(*(plane.worlds() for _ in range(5)), return_exceptions=True)
             assert {type(outcome) for outcome in outcomes} == {Unreachable}
 
 
-def test_a_call_outlasts_a_server_that_is_gone_for_a_while(server: Any, name: str) -> None:
+def test_a_call_survives_an_outage_of_the_server(server: Any, name: str) -> None:
     with Proxy(server.port) as proxy, holdfast.connect(proxy.url, patience_seconds=PATIENCE_SECONDS) as plane:
         plane.queue(name).put("a")
         proxy.refuses = True
@@ -443,24 +442,24 @@ def test_a_call_outlasts_a_server_that_is_gone_for_a_while(server: Any, name: st
         assert plane.queue(name).stats().ready == 2
 
 
-def let_an_hour_pass(plane: Plane) -> None:
-    """For the connection of a client, and what it waits for."""
+def age_connection_by_an_hour(plane: Plane) -> None:
+    """Move the times that a client's connection has recorded an hour into the past."""
     transport: Any = plane._transport
 
     async def move() -> None:
         connection = transport._transport._connection
-        connection._up_since -= 3_600.0
-        for waiting in (connection, "_gone_since"), *((each, "since") for each in connection._pending.values()):
+        connection._connected_since -= 3_600.0
+        for waiting in (connection, "_disconnected_since"), *((each, "since") for each in connection._pending.values()):
             setattr(*waiting, getattr(*waiting) - 3_600.0)
 
     transport._wait(move())
 
 
-def test_a_connection_that_lived_longer_than_patience_is_made_again(
+def test_a_connection_older_than_the_patience_is_reopened(
     server: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Patience begins when the server goes, not when it came."""
-    monkeypatch.setattr("holdfast.client.connection._LOOK_SECONDS_MAX", 0.005)
+    """The timeout starts when the connection is lost, not when it was opened."""
+    monkeypatch.setattr("holdfast.client.connection._TIMEOUT_CHECK_SECONDS_MAX", 0.005)
     with (
         Proxy(server.port) as proxy,
         holdfast.connect(proxy.url, patience_seconds=PATIENCE_SECONDS) as plane,
@@ -470,7 +469,7 @@ def test_a_connection_that_lived_longer_than_patience_is_made_again(
         jobs = watching.queue(name)
         waiter = threads.submit(plane.queue(name).receive, wait_seconds=600, extend_for_seconds=0)
         until(lambda: jobs.stats().waiting_consumers == 1)
-        let_an_hour_pass(plane)
+        age_connection_by_an_hour(plane)
         proxy.refuses = True
         proxy.cut_all()
         refused = proxy.accepted
@@ -484,165 +483,7 @@ def test_a_connection_that_lived_longer_than_patience_is_made_again(
         assert message.json() == "a"
 
 
-# Blobs.
-
-
-class Memory:
-    """How much memory this process has had at most since it was asked."""
-
-    def __enter__(self) -> "Memory":
-        gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")
-        self._before = self._peak()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.grew = self._peak() - self._before
-
-    def _peak(self) -> int:
-        status = Path("/proc/self/status").read_text()
-        return next(int(line.split()[1]) * 1_024 for line in status.splitlines() if line.startswith("VmHWM"))
-
-
-def pieces(megabytes: int) -> Iterator[bytes]:
-    for number in range(megabytes):
-        yield bytes([number]) * MEGABYTE
-
-
-def hash_of(megabytes: int) -> str:
-    sha = hashlib.sha256()
-    for piece in pieces(megabytes):
-        sha.update(piece)
-    return sha.hexdigest()
-
-
-def test_a_large_blob_is_streamed_both_ways(server: Any, plane: Plane) -> None:
-    with Memory() as memory:
-        hash = plane.blobs.write(pieces(20))
-        sha = hashlib.sha256()
-        for part in plane.blobs.open(hash):
-            assert len(part) <= MEGABYTE
-            sha.update(part)
-    assert hash == sha.hexdigest() == hash_of(20)
-    assert memory.grew < 12 * MEGABYTE
-    assert plane.blobs.write(plane.blobs.open(hash)) == hash  # A stream may come from the very plane it goes to.
-    assert plane.blobs.put(plane.blobs.get(hash)) == hash
-
-
-async def test_a_loop_streams_a_large_blob_both_ways(server: Any) -> None:
-    async def chunks() -> AsyncIterator[bytes]:
-        for piece in pieces(20):
-            await asyncio.sleep(0)
-            yield piece
-
-    async with holdfast.connect_async(server.url) as plane:
-        with Memory() as memory:
-            hash = await plane.blobs.write(chunks())
-            sha = hashlib.sha256()
-            async for part in await plane.blobs.open(hash):
-                sha.update(part)
-        assert hash == sha.hexdigest() == hash_of(20)
-        assert memory.grew < 12 * MEGABYTE
-        copies = [await plane.blobs.open(hash) for _ in range(3)]
-        assert set(await asyncio.gather(*map(plane.blobs.write, copies))) == {hash}
-
-
-@pytest.mark.parametrize("error", [LookupError, ConnectionResetError, BrokenPipeError])
-def test_a_stream_that_fails_stores_nothing(plane: Plane, name: str, error: type[Exception]) -> None:
-    def failing() -> Iterator[bytes]:
-        yield name.encode() * MEGABYTE
-        raise error("no more")
-
-    with pytest.raises((error, Unreachable)):  # What is an OSError may as well be the connection's.
-        plane.blobs.write(failing())
-    for wrong in ("text", 5, None):
-        with pytest.raises(InvalidValue):
-            plane.blobs.put(wrong)
-        with pytest.raises(InvalidValue):
-            plane.blobs.write(iter([wrong]))
-    assert not plane.blobs.has(hashlib.sha256(name.encode() * MEGABYTE).hexdigest())
-
-
-async def test_a_stream_whose_task_is_cancelled_stores_nothing(server: Any, name: str) -> None:
-    begun = asyncio.Event()
-
-    async def endless() -> AsyncIterator[bytes]:
-        yield name.encode()
-        begun.set()
-        await asyncio.sleep(3_600)
-
-    async with holdfast.connect_async(server.url) as plane:
-        writing = asyncio.create_task(plane.blobs.write(endless()))
-        await asyncio.wait_for(begun.wait(), PATIENCE_SECONDS)
-        writing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await writing
-        assert not await plane.blobs.has(hashlib.sha256(name.encode()).hexdigest())
-
-
-def test_a_download_goes_on_where_it_was_cut(server: Any, plane: Plane) -> None:
-    hash = plane.blobs.write(pieces(8))
-    with Proxy(server.port, seed=1) as proxy, holdfast.connect(proxy.url) as cut:
-        proxy.bytes_max = 4 * MEGABYTE
-        assert hashlib.sha256(cut.blobs.get(hash)).hexdigest() == hash
-        assert b"".join(cut.blobs.open(hash)) == b"".join(pieces(8))
-        assert proxy.cuts
-
-
-@pytest.mark.parametrize(
-    ("start", "length"),
-    [
-        (0, 10),
-        (MEGABYTE - 1, 2),
-        (3 * MEGABYTE, None),
-        (1, 10**30),
-        (0, 10**30),
-        (5 * MEGABYTE, 1),
-        (10**30, None),
-        (7, 0),
-    ],
-)
-def test_a_part_of_a_blob_comes_alone(server: Any, plane: Plane, start: int, length: int | None) -> None:
-    whole = b"".join(pieces(4))
-    hash = plane.blobs.write(pieces(4))
-    end = None if length is None else start + length
-    assert b"".join(plane.blobs.open(hash, start=start, length=length)) == whole[start:end]
-
-    async def on_a_loop() -> bytes:
-        async with holdfast.connect_async(server.url) as other:
-            return b"".join([part async for part in await other.blobs.open(hash, start=start, length=length)])
-
-    assert asyncio.run(on_a_loop()) == whole[start:end]
-
-
-def test_a_part_that_is_none_is_refused(plane: Plane) -> None:
-    hash = plane.blobs.put(b"few")
-    for part in ({"start": -1}, {"length": -1}):
-        with pytest.raises(InvalidArgument, match="0 or more"):
-            plane.blobs.open(hash, **part)
-    for part in ({"start": 1}, {"length": 0}, {"start": 3, "length": 5}):
-        with pytest.raises(BlobNotFound):
-            plane.blobs.open("0" * 64, **part)
-
-
-def test_a_part_goes_on_where_it_was_cut(server: Any, plane: Plane) -> None:
-    hash = plane.blobs.write(pieces(12))
-    with Proxy(server.port, seed=1) as proxy, holdfast.connect(proxy.url) as cut:
-        proxy.bytes_max = 4 * MEGABYTE
-        found = b"".join(cut.blobs.open(hash, start=MEGABYTE + 5, length=9 * MEGABYTE))
-        assert found == b"".join(pieces(12))[MEGABYTE + 5 :][: 9 * MEGABYTE]
-        assert proxy.cuts
-
-
-def test_a_large_payload_goes_with_its_message(plane: Plane, name: str) -> None:
-    body = os.urandom(3 * MEGABYTE)
-    plane.queue(name).put(body)
-    with plane.queue(name).receive() as message:
-        assert (message.payload, message.read()) == (None, body)
-        assert b"".join(message.open()) == body
-
-
-def test_what_another_client_holds_is_settled_by_what_it_is_known_by(server: Any, plane: Plane, name: str) -> None:
+def test_another_client_can_settle_a_lease_by_its_id_and_fence(server: Any, plane: Plane, name: str) -> None:
     plane.queue(name).put(1)
     message = plane.queue(name).receive(extend_for_seconds=0)
     lease = plane.lease(name).acquire("ada")
@@ -652,21 +493,21 @@ def test_what_another_client_holds_is_settled_by_what_it_is_known_by(server: Any
     assert plane.queue(name).stats().leased == 0
 
 
-# Whoever is cancelled.
+# Cancelled callers.
 
 
-async def standing(plane: AsyncPlane, name: str, line: int) -> None:
-    async def are_there() -> bool:
-        return (await plane.queue(name).stats()).waiting_consumers == line
+async def wait_for_consumers(plane: AsyncPlane, name: str, consumers: int) -> None:
+    async def all_wait() -> bool:
+        return (await plane.queue(name).stats()).waiting_consumers == consumers
 
-    await until_async(are_there)
+    await until_async(all_wait)
 
 
-async def test_a_cancelled_receive_gives_its_message_back(server: Any, name: str) -> None:
+async def test_a_cancelled_receive_releases_its_message(server: Any, name: str) -> None:
     async with holdfast.connect_async(server.url) as plane, holdfast.connect_async(server.url) as other:
         jobs = plane.queue(name)
         receiving = asyncio.create_task(jobs.receive(wait_seconds=600))
-        await standing(plane, name, 1)
+        await wait_for_consumers(plane, name, 1)
         receiving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await receiving
@@ -677,7 +518,7 @@ async def test_a_cancelled_receive_gives_its_message_back(server: Any, name: str
         await message.ack()
 
 
-async def test_a_cancelled_acquire_gives_its_lease_back(server: Any, name: str) -> None:
+async def test_a_cancelled_acquire_releases_its_lease(server: Any, name: str) -> None:
     async with holdfast.connect_async(server.url) as plane:
         held = await plane.lease(name).acquire("ada", ttl_seconds=600)
         acquiring = asyncio.create_task(plane.lease(name).acquire("bob", wait_seconds=600, ttl_seconds=600))
@@ -693,18 +534,18 @@ async def test_a_cancelled_acquire_gives_its_lease_back(server: Any, name: str) 
         assert await plane.lease(name).acquire("carl", wait_seconds=PATIENCE_SECONDS)
 
 
-async def test_a_client_that_is_gone_leaves_the_line(server: Any, name: str) -> None:
+async def test_a_closed_client_no_longer_waits_as_a_consumer(server: Any, name: str) -> None:
     async with holdfast.connect_async(server.url) as plane:
         leaving = await holdfast.connect_async(server.url)
         receiving = asyncio.create_task(leaving.queue(name).receive(wait_seconds=600))
-        await standing(plane, name, 1)
+        await wait_for_consumers(plane, name, 1)
         await leaving.close()
         with pytest.raises(Closed):
             await receiving
-        await standing(plane, name, 0)
+        await wait_for_consumers(plane, name, 0)
 
 
-def test_an_interrupted_thread_gives_its_message_back(server: Any, name: str) -> None:
+def test_an_interrupted_thread_releases_its_message(server: Any, name: str) -> None:
     with holdfast.connect(server.url) as plane:
         jobs = plane.queue(name)
         before = signal.signal(signal.SIGALRM, _interrupt)
@@ -723,7 +564,7 @@ def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-# Several clients, threads, ends.
+# Several clients, threads, closing.
 
 
 def test_two_clients_share_a_plane(server: Any, plane: Plane, name: str) -> None:
@@ -738,7 +579,7 @@ def test_two_clients_share_a_plane(server: Any, plane: Plane, name: str) -> None
         assert Plane(other._transport, "elsewhere").queues() == []
 
 
-def test_a_closed_client_says_so_and_lets_nobody_wait_for_ever(server: Any, name: str) -> None:
+def test_a_closed_client_raises_closed_for_waiting_and_later_calls(server: Any, name: str) -> None:
     plane = holdfast.connect(server.url)
     with ThreadPoolExecutor(16) as threads:
         waiters = [threads.submit(plane.queue(name).receive, wait_seconds=600) for _ in range(16)]
@@ -759,7 +600,7 @@ def test_a_closed_client_says_so_and_lets_nobody_wait_for_ever(server: Any, name
             call()
 
 
-async def test_a_closed_client_of_a_loop_says_so(server: Any) -> None:
+async def test_a_closed_async_client_raises_closed(server: Any) -> None:
     plane = await holdfast.connect_async(server.url)
     await plane.worlds()
     await plane.close()
@@ -768,7 +609,7 @@ async def test_a_closed_client_of_a_loop_says_so(server: Any) -> None:
         await plane.worlds()
 
 
-def test_a_client_that_never_called_is_closed_too(server: Any) -> None:
+def test_an_unused_client_can_be_closed(server: Any) -> None:
     holdfast.connect(server.url).close()
     asyncio.run(_open_and_close(server.url))
 
@@ -778,11 +619,11 @@ async def _open_and_close(url: str) -> None:
         pass
 
 
-def test_a_client_does_not_outlive_a_fork(server: Any) -> None:
+def test_a_client_is_closed_in_a_forked_child(server: Any) -> None:
     with holdfast.connect(server.url) as plane:
         plane.worlds()
         child = os.fork()
-        if not child:  # Nothing of pytest's may run here.
+        if not child:  # None of pytest's code may run here.
             try:
                 plane.worlds()
                 os._exit(1)
@@ -794,24 +635,24 @@ def test_a_client_does_not_outlive_a_fork(server: Any) -> None:
         plane.worlds()
 
 
-# Leases that are extended.
+# Lease renewal.
 
 
-async def test_a_message_is_kept_while_its_event_loop_is_blocked(server: Any, name: str) -> None:
+async def test_a_lease_is_renewed_while_its_event_loop_is_blocked(server: Any, name: str) -> None:
     async with holdfast.connect_async(server.url) as plane:
         jobs = plane.queue(name)
-        await jobs.put("a", visibility_seconds=6)  # A machine that is busy for two seconds loses nothing.
+        await jobs.put("a", visibility_seconds=6)  # Long enough for a machine that stalls for two seconds.
         message = await jobs.receive()
         assert message is not None
         first = message.expires_ms
-        until(lambda: message.expires_ms > first + 3_000)  # Blocks the loop: this is no `await`.
+        until(lambda: message.expires_ms > first + 3_000)  # Blocks the event loop: there is no `await`.
         await message.ack()
         stats = await jobs.stats()
         assert (stats.expired_total, stats.acked_total) == (0, 1)
 
 
-def test_the_keeper_outlasts_connections_that_are_closed(server: Any, name: str) -> None:
-    """Servers close connections that are quiet for a while; an extension must not be lost by that."""
+def test_lease_renewal_survives_closed_connections(server: Any, name: str) -> None:
+    """Servers close idle connections; a renewal must not be lost by that."""
     with Proxy(server.port) as proxy, holdfast.connect(proxy.url) as plane:
         jobs = plane.queue(name)
         jobs.put("a", visibility_seconds=6)
@@ -825,7 +666,7 @@ def test_the_keeper_outlasts_connections_that_are_closed(server: Any, name: str)
         assert (jobs.stats().expired_total, message.lost) == (0, False)
 
 
-def test_a_keeper_whose_server_is_silent_does_not_hold_up_the_end(server: Any, name: str) -> None:
+def test_closing_does_not_wait_for_a_renewal_without_an_answer(server: Any, name: str) -> None:
     with Proxy(server.port) as proxy:
         plane = holdfast.connect(proxy.url)
         plane.queue(name).put("a", visibility_seconds=3)
@@ -834,11 +675,11 @@ def test_a_keeper_whose_server_is_silent_does_not_hold_up_the_end(server: Any, n
         proxy.swallows = True
         accepted = proxy.accepted
         proxy.cut_all()
-        until(lambda: proxy.accepted >= accepted + 2)  # The plane's connection again, and the keeper's.
+        until(lambda: proxy.accepted >= accepted + 2)  # The plane's new connection, and the lease renewer's.
         plane.close()
 
 
-def test_what_a_client_leaves_behind_is_nothing(server: Any) -> None:
+def test_a_closed_client_leaks_no_threads_and_no_files(server: Any) -> None:
     gc.collect()
     before = (threading.active_count(), len(os.listdir("/proc/self/fd")))
     for _ in range(5):
@@ -849,25 +690,23 @@ def test_what_a_client_leaves_behind_is_nothing(server: Any) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def test_a_server_that_drains_puts_calls_off_until_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[Any] = []
+def test_calls_to_a_draining_server_wait_for_the_next_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replies: list[Any] = []
     deliver = Connection._deliver
 
-    def listening(self: Connection, reply: Any) -> None:
+    def record_reply(self: Connection, reply: Any) -> None:
         deliver(self, reply)
-        told.append(reply.problem and reply.problem.code)
+        replies.append(reply.problem and reply.problem.code)
 
-    monkeypatch.setattr(Connection, "_deliver", listening)
+    monkeypatch.setattr(Connection, "_deliver", record_reply)
     with serving(f"dir:{tmp_path}") as first, Proxy(first.port) as proxy, holdfast.connect(proxy.url) as plane:
         plane.queue("jobs").put("a")
         first.drain()
         with ThreadPoolExecutor(1) as threads:
             until(lambda: first.get("/v1/queues").status == 503)
-            told.clear()
+            replies.clear()
             put = threads.submit(plane.queue("jobs").put, "b")
-            until(lambda: told == ["shutdown_draining"])
+            until(lambda: replies == ["shutdown_draining"])
             assert not put.done()
             first.process.terminate()
             first.process.wait(PATIENCE_SECONDS)
@@ -877,14 +716,14 @@ def test_a_server_that_drains_puts_calls_off_until_the_next_one(
                 assert plane.queue("jobs").stats().ready == 2
 
 
-async def test_a_connection_that_ends_in_a_way_that_nobody_thought_of_is_made_again(
+async def test_a_connection_is_reopened_after_an_unexpected_error(
     server: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever raises: in what a connection begins with, in what its end says, while calls are sorted out."""
+    """Covers errors while connecting, while resuming, while failing bad calls, and while checking timeouts."""
     failed: list[str] = []
 
-    def once(method: str) -> None:
-        owner: Any = client_connection if method == "sift" else Connection
+    def fail_first_call(method: str) -> None:
+        owner: Any = client_connection if method == "fail_bad_calls" else Connection
         work = getattr(owner, method)
 
         def fail(*args: Any) -> Any:
@@ -896,12 +735,12 @@ async def test_a_connection_that_ends_in_a_way_that_nobody_thought_of_is_made_ag
         monkeypatch.setattr(owner, method, fail)
 
     async with asyncio.timeout(PATIENCE_SECONDS), await holdfast.connect_async(server.url) as plane:
-        connection = plane._transport._connected()
-        for number, method in enumerate(("_stream", "_resume", "sift", "_fail_late")):
-            once(method)
+        connection = plane._transport._open_connection()
+        for number, method in enumerate(("_stream", "_resume", "fail_bad_calls", "_fail_timed_out")):
+            fail_first_call(method)
             socket = connection._socket
-            if socket is not None and method == "sift":
-                connection._write_frame(socket, b"\xc1")  # No frame at all.
+            if socket is not None and method == "fail_bad_calls":
+                connection._write_frame(socket, b"\xc1")  # Not a valid frame.
             elif socket is not None:
                 socket.transport.abort()
             await plane.queue(name).put(str(number))
@@ -910,12 +749,12 @@ async def test_a_connection_that_ends_in_a_way_that_nobody_thought_of_is_made_ag
         assert (await plane.queue(name).stats()).ready == 4
 
 
-async def test_a_frame_that_cannot_be_sent_ends_its_connection_and_is_sent_by_the_next(
+async def test_a_frame_that_cannot_be_sent_is_sent_on_the_next_connection(
     server: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS), await holdfast.connect_async(server.url) as plane:
         await plane.queue(name).put("first")
-        broken = plane._transport._connected()._socket
+        broken = plane._transport._open_connection()._socket
 
         async def fail(*args: Any) -> None:
             raise ZeroDivisionError
@@ -927,14 +766,14 @@ async def test_a_frame_that_cannot_be_sent_ends_its_connection_and_is_sent_by_th
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_flush_that_fails_does_not_keep_later_calls_from_being_sent(
+async def test_a_failed_flush_does_not_block_later_calls(
     server: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS), await holdfast.connect_async(server.url) as plane:
         queue = plane.queue(name)
         await asyncio.gather(*[queue.put(number) for number in range(3)])
-        merging = plane._transport._connected()._merging
-        send, failed = merging.send, list[int]()
+        batcher = plane._transport._open_connection()._batcher
+        send, failed = batcher.send, list[int]()
 
         def fail_once() -> int:
             if not failed:
@@ -942,7 +781,7 @@ async def test_a_flush_that_fails_does_not_keep_later_calls_from_being_sent(
                 raise ZeroDivisionError
             return send()
 
-        monkeypatch.setattr(merging, "send", fail_once)
+        monkeypatch.setattr(batcher, "send", fail_once)
         errors: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
         first = [asyncio.create_task(queue.put(number)) for number in range(3)]

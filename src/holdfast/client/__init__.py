@@ -1,1 +1,1 @@
-"""The plane over the network, behind the very same handles as the embedded one."""
+"""The network client: the same handles as the embedded plane, over HTTP and WebSocket."""

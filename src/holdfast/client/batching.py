@@ -1,10 +1,10 @@
-"""Merging: small calls that leave in one frame become one call.
+"""Client-side batching: small puts and acks of the same queue that share a frame become one call.
 
-    puts, and acks, of one queue ──► one call in the frame ──► to each caller its part of the answer
+    puts (or acks) of one queue ──► one call in the frame ──► each caller receives its part of the answer
 
-A call has a price of its own at both ends, whatever is in it, and so has the key under which it happens once. Puts are
-taken all or none, so where one of them is wrong and nothing was written, each goes by itself. Acks are answered one by
-one anyway.
+Every call has a fixed cost at both ends, and so has its idempotency key. A put call is all or nothing, so when the
+server rejects a batch as invalid, nothing was written and each put is sent again by itself. Acks have an outcome per
+message anyway.
 """
 
 import asyncio
@@ -18,118 +18,118 @@ from holdfast.errors import HoldfastError, Validation
 from holdfast.limits import MESSAGES_MAX
 from holdfast.wire.queues import AckMessages, Outcomes, PutMessages, Receipts
 
-MERGED: Final = (PutMessages, AckMessages)
+BATCHABLE: Final = (PutMessages, AckMessages)
 
-_HALVED: Final = 16  # A call of so many callers is answered in two halves.
-_BYTES_MAX: Final = 262_144  # Of payloads in one call; larger ones have little to gain.
+_SPLIT_CALLERS_MIN: Final = 16  # The answer to a batch of at least this many callers is delivered in two halves.
+_BYTES_MAX: Final = 262_144  # Payload bytes per call. Larger calls gain little from batching.
 
-Merged = PutMessages | AckMessages
+BatchableRequest = PutMessages | AckMessages
 
 
-class Small(NamedTuple):
-    """A call that waits to be sent, and whoever waits for its answer."""
+class BatchableCall(NamedTuple):
+    """A call that waits for the next frame, and the future of its answer."""
 
-    request: Merged
+    request: BatchableRequest
     future: "asyncio.Future[Any]"
 
 
-class Send(Protocol):
-    """Puts a call into the frame that is being made; its answer."""
+class SendRequest(Protocol):
+    """Adds a call to the next frame and returns the future of its answer."""
 
-    def __call__(self, request: Merged) -> "asyncio.Future[Any]": ...
+    def __call__(self, request: BatchableRequest) -> "asyncio.Future[Any]": ...
 
 
-class CallMerger:
-    """The puts and acks that go into the next frame of one connection."""
+class RequestBatcher:
+    """Collects the puts and acks for the next frame of one connection."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: SendRequest) -> None:
         self._send = send
-        self._waiting: dict[tuple[Any, ...], list[Small]] = {}
+        self._waiting: dict[tuple[Any, ...], list[BatchableCall]] = {}
 
-    def add(self, small: Small) -> None:
-        """Have a call in the next frame."""
-        request = small.request
-        kind = (type(request), request.queue, request.universe, request.tier)
-        if kind in self._waiting:
-            self._waiting[kind].append(small)
+    def add(self, call: BatchableCall) -> None:
+        """Add a call to the next frame."""
+        request = call.request
+        group = (type(request), request.queue, request.universe, request.tier)
+        if group in self._waiting:
+            self._waiting[group].append(call)
         else:
-            self._waiting[kind] = [small]
+            self._waiting[group] = [call]
 
     def send(self) -> int:
-        """Put what waits into the frame; how many calls that saves."""
+        """Send the waiting calls in batches. Returns how many calls were saved by batching."""
         if not self._waiting:
             return 0
         waiting, self._waiting = self._waiting, {}
         saved = 0
-        for smalls in waiting.values():
-            alive = [each for each in smalls if not each.future.done()]
+        for calls in waiting.values():
+            alive = [each for each in calls if not each.future.done()]
             try:
                 batches = _batches(alive)
-            except Exception:  # One of them is no call: by itself it is told so, and the others go.
+            except Exception:  # A malformed request. Sent by itself it fails alone, and the others still go out.
                 batches = [[each] for each in alive]
             for batch in batches:
-                self._carry(batch)
+                self._send_batch(batch)
                 saved += len(batch) - 1
         return saved
 
-    def _carry(self, batch: Sequence[Small]) -> None:
+    def _send_batch(self, batch: Sequence[BatchableCall]) -> None:
         try:
-            answer = self._send(batch[0].request if len(batch) == 1 else _together(batch))
-        except Exception as error:  # It does not fit a frame, or cannot be encoded.
+            answer = self._send(batch[0].request if len(batch) == 1 else _merged_request(batch))
+        except Exception as error:  # The call is too long for a frame, or cannot be encoded.
             self._fail(batch, error)
         else:
-            answer.add_done_callback(partial(self._answered, batch))
+            answer.add_done_callback(partial(self._on_answer, batch))
 
-    def _answered(self, batch: Sequence[Small], answer: "asyncio.Future[Any]") -> None:
+    def _on_answer(self, batch: Sequence[BatchableCall], answer: "asyncio.Future[Any]") -> None:
         if answer.cancelled():
             for each in batch:
                 each.future.cancel()
         elif (error := answer.exception()) is not None:
             self._fail(batch, error)
         elif len(batch) == 1:
-            _tell(batch[0].future, answer.result())
-        elif len(batch) < _HALVED:
-            _share(batch, answer.result(), 0)
+            _set_result(batch[0].future, answer.result())
+        elif len(batch) < _SPLIT_CALLERS_MIN:
+            _distribute(batch, answer.result(), 0)
         else:
-            # Whoever is answered asks again, most likely. Told in two halves, they ask in two frames, and while the
-            # server is at one of them this process is at the other; told at once, both would wait for each other.
+            # Callers usually call again as soon as they have their answer. Answered in two halves, they call again in
+            # two frames, so the server works on one while this process prepares the other.
             half = len(batch) // 2
-            start = _share(batch[:half], answer.result(), 0)
-            asyncio.get_running_loop().call_soon(_share, batch[half:], answer.result(), start)
+            start = _distribute(batch[:half], answer.result(), 0)
+            asyncio.get_running_loop().call_soon(_distribute, batch[half:], answer.result(), start)
 
-    def _fail(self, batch: Sequence[Small], error: BaseException) -> None:
-        wrong = isinstance(error, Validation) or not isinstance(error, HoldfastError)
-        if wrong and len(batch) > 1:  # One of them is, and nothing was written.
+    def _fail(self, batch: Sequence[BatchableCall], error: BaseException) -> None:
+        is_invalid = isinstance(error, Validation) or not isinstance(error, HoldfastError)
+        if is_invalid and len(batch) > 1:  # One call is invalid, and nothing was written.
             for each in batch:
                 if not each.future.done():
-                    self._carry([each])
+                    self._send_batch([each])
             return
         for each in batch:
             if not each.future.done():
                 each.future.set_exception(error)
 
 
-def _batches(smalls: Sequence[Small]) -> list[list[Small]]:
-    batches: list[list[Small]] = []
+def _batches(calls: Sequence[BatchableCall]) -> list[list[BatchableCall]]:
+    batches: list[list[BatchableCall]] = []
     count = size = 0
-    for small in smalls:
-        request, length = small.request, 0
+    for call in calls:
+        request, length = call.request, 0
         if isinstance(request, PutMessages):
             length = sum([len(each.payload) for each in request.messages])
         items = len(_items(request))
         if not batches or count + items > MESSAGES_MAX or size + length > _BYTES_MAX:
             batches.append([])
             count = size = 0
-        batches[-1].append(small)
+        batches[-1].append(call)
         count, size = count + items, size + length
     return batches
 
 
-def _items(request: Merged) -> list[Any]:
+def _items(request: BatchableRequest) -> list[Any]:
     return request.messages if isinstance(request, PutMessages) else request.leases
 
 
-def _together(batch: Sequence[Small]) -> Merged:
+def _merged_request(batch: Sequence[BatchableCall]) -> BatchableRequest:
     first = batch[0].request
     items = [item for each in batch for item in _items(each.request)]
     if isinstance(first, PutMessages):
@@ -137,18 +137,18 @@ def _together(batch: Sequence[Small]) -> Merged:
     return msgspec.structs.replace(first, leases=items)
 
 
-def _share(batch: Sequence[Small], answer: Receipts | Outcomes, start: int) -> int:
-    """Give each caller the part of the answer that is its own, from the item `start` on; where the next one's is."""
+def _distribute(batch: Sequence[BatchableCall], answer: Receipts | Outcomes, start: int) -> int:
+    """Give each caller its part of the answer, from item `start` on. Returns the index after the last item used."""
     for request, future in batch:
         end = start + len(_items(request))
         if isinstance(answer, Receipts):
-            _tell(future, Receipts(answer.receipts[start:end]))
+            _set_result(future, Receipts(answer.receipts[start:end]))
         else:
-            _tell(future, Outcomes(answer.outcomes[start:end]))
+            _set_result(future, Outcomes(answer.outcomes[start:end]))
         start = end
     return start
 
 
-def _tell(future: "asyncio.Future[Any]", answer: Any) -> None:
-    if not future.done():  # Otherwise whoever asked was cancelled, and what they asked for has happened.
+def _set_result(future: "asyncio.Future[Any]", answer: Any) -> None:
+    if not future.done():  # A caller that was cancelled no longer waits; its call was carried out all the same.
         future.set_result(answer)

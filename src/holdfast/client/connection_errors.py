@@ -1,4 +1,4 @@
-"""Why a server does not answer, and what to do about it."""
+"""The errors of calls that received no answer, with the cause and what to do about it."""
 
 import socket
 import ssl
@@ -8,33 +8,34 @@ import websockets
 
 from holdfast.errors import Backend, Busy, Closed, CommitUnknown, HoldfastError, NotAllowed, Unreachable
 
-# A server says these before it looks for a key, so they tell nothing of an earlier sending: a rate, for instance.
-BEFORE_KEYS: Final = (Backend, Busy, Closed, NotAllowed)
+# A server raises these before it checks the idempotency key (a rate limit, for example), so on a repeated call they
+# do not show whether the first attempt was carried out.
+CHECKED_BEFORE_KEYS: Final = (Backend, Busy, Closed, NotAllowed)
 
 
-def told(url: str, reason: BaseException | None) -> HoldfastError:
-    """What to raise when nobody answered at `url` for too long."""
+def connection_error(url: str, reason: BaseException | None) -> HoldfastError:
+    """The error to raise when `url` did not answer in time, `reason` being the last failure."""
     if isinstance(reason, HoldfastError):
         return reason
-    return Unreachable(f"{url} does not answer: {_why(reason)}")
+    return Unreachable(f"{url} does not answer: {_describe(reason)}")
 
 
 def unknown(request: object, why: object) -> CommitUnknown:
-    """What to raise when a write was sent, and nobody will say what became of it."""
+    """The error to raise when a write was sent and its outcome cannot be known."""
     return CommitUnknown(
-        f"The answer to {type(request).__name__} was lost ({why}); look whether it happened before you do it again"
+        f"The answer to {type(request).__name__} was lost ({why}); check whether it happened before you repeat it"
     )
 
 
-def _why(reason: BaseException | None) -> str:
+def _describe(reason: BaseException | None) -> str:
     if isinstance(reason, websockets.InvalidStatus):
-        return f"it says HTTP {reason.response.status_code}; check that the URL is that of a Holdfast server"
+        return f"it responds with HTTP {reason.response.status_code}; check that the URL is that of a Holdfast server"
     if isinstance(reason, websockets.InvalidHandshake):
-        return f"it is no Holdfast server ({reason}); check the URL"
+        return f"it is not a Holdfast server ({reason}); check the URL"
     if isinstance(reason, ssl.SSLError):
         return f"TLS failed ({reason}); check the certificate, and whether the URL is https://"
     if isinstance(reason, socket.gaierror):
-        return f"there is no such host ({reason.strerror}); check the URL"
+        return f"unknown host ({reason.strerror}); check the URL"
     if isinstance(reason, TimeoutError) or reason is None:
-        return "nothing came back; check the URL, the network, and that `holdfast serve` runs there"
+        return "no response; check the URL, the network, and that `holdfast serve` runs there"
     return f"{reason}; check that `holdfast serve` runs there"

@@ -1,4 +1,4 @@
-"""Extends leases from a thread of its own, over plain HTTP: a worker that blocks its event loop keeps its messages."""
+"""Lease renewal over plain HTTP from a thread, so a worker that blocks its event loop keeps its messages."""
 
 import http.client
 import socket
@@ -14,29 +14,29 @@ from holdfast.lease_renewal import LeaseRenewer
 from holdfast.wire.problems import Problem, error_of
 from holdfast.wire.queues import ExtendMessages, MessageLease, Outcomes
 
-_TIMEOUT_SECONDS: Final = 10.0  # One extension that hangs must not cost all the others their leases.
+_TIMEOUT_SECONDS: Final = 10.0  # One renewal that hangs must not make all other leases expire.
 _MSGPACK: Final = "application/msgpack"
 
 
 class RemoteLeaseRenewer(LeaseRenewer):
-    """A keeper whose extensions travel."""
+    """Renews message leases by calling the server."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(self._extend)
         self._server = server
         self._connection: http.client.HTTPConnection | None = None
-        self._speaking = threading.Lock()
-        self._hung_up = False
+        self._connection_lock = threading.Lock()
+        self._is_closed = False
 
     def close(self) -> None:
-        self._hung_up = True
+        self._is_closed = True
         connection = self._connection
         if connection is not None and connection.sock is not None:
-            with suppress(OSError):  # Whoever waits for an answer there waits no more.
+            with suppress(OSError):  # Ends a read that is in progress.
                 connection.sock.shutdown(socket.SHUT_RDWR)
         super().close()
-        with self._speaking:
-            self._hang_up()
+        with self._connection_lock:
+            self._disconnect()
 
     def _extend(self, universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
         request = ExtendMessages(queue, [lease], seconds, universe)
@@ -46,29 +46,29 @@ class RemoteLeaseRenewer(LeaseRenewer):
         return outcome.expires_ms
 
     def _post(self, body: bytes) -> bytes:
-        with self._speaking:
+        with self._connection_lock:
             if self._connection is not None:
-                with suppress(Unreachable):  # The server closes connections that were quiet for a while.
-                    return self._ask(self._connection, body)
-            if self._hung_up:
+                with suppress(Unreachable):  # The server closes idle connections.
+                    return self._request(self._connection, body)
+            if self._is_closed:
                 raise Closed("The plane was closed; connect again")
             self._connection = connect(self._server, timeout_seconds=_TIMEOUT_SECONDS)
-            return self._ask(self._connection, body)
+            return self._request(self._connection, body)
 
-    def _ask(self, connection: http.client.HTTPConnection, body: bytes) -> bytes:
-        said = headers(self._server, Content_Type=_MSGPACK, Accept=_MSGPACK)
+    def _request(self, connection: http.client.HTTPConnection, body: bytes) -> bytes:
+        request_headers = headers(self._server, Content_Type=_MSGPACK, Accept=_MSGPACK)
         try:
-            connection.request("POST", path(self._server, "/v1/call"), body, said)
+            connection.request("POST", path(self._server, "/v1/call"), body, request_headers)
             response = connection.getresponse()
             data = response.read()
         except (OSError, http.client.HTTPException) as error:
-            self._hang_up()
+            self._disconnect()
             raise Unreachable(f"{self._server.url} does not answer ({error})") from error
         if response.status != http.client.OK:
             raise error_of(msgspec.msgpack.decode(data, type=Problem))
         return data
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -1,4 +1,4 @@
-"""Calls that wait for their answers."""
+"""Calls that wait for their answers, and the frames that carry them."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -13,15 +13,15 @@ from holdfast.limits import FRAME_BYTES_MAX
 from holdfast.wire.answers import decoder_of
 from holdfast.wire.frames import AnyRequest, Call, decode_calls, encode
 
-_FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # Where a frame is full, and the next one begins.
-_CALL_BYTES_MAX: Final = FRAME_BYTES_MAX - 64  # A frame of one call has a few bytes more than the call.
+_FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # A longer list of calls is split into several frames.
+_CALL_BYTES_MAX: Final = FRAME_BYTES_MAX - 64  # A frame of one call is a few bytes longer than the call.
 
 
 class TooLong(Exception):
     """The call does not fit a frame."""
 
 
-class Pending:
+class PendingCall:
     """A call that waits for its answer."""
 
     __slots__ = ("abandoned", "data", "decode", "future", "key", "lost_at", "number", "request", "sent", "since")
@@ -30,12 +30,12 @@ class Pending:
         self.number = number
         self.request = request
         self.key = key
-        self.data = _encoded(Call(number, request, key))
+        self.data = _encode(Call(number, request, key))
         self.decode: Callable[[Any], Any] = decoder_of(request)
         self.future: asyncio.Future[Any] = loop.create_future()
         self.since = loop.time()
         self.sent = False
-        self.lost_at: float | None = None  # When the connection ended on which it was sent first.
+        self.lost_at: float | None = None  # When the connection of the first attempt ended.
         self.abandoned = False
 
     def fail(self, error: HoldfastError) -> None:
@@ -43,23 +43,23 @@ class Pending:
             self.future.set_exception(error)
 
     def lose(self, error: HoldfastError) -> None:
-        """Fail a call whose answer will not come, for the reason that is given: what was sent may have been done."""
-        # What was leased and is told to nobody ends by itself, and is no harm to whoever asks again.
-        harmless = self.key is None or undo_of(self.request) is not None
-        self.fail(error if harmless or not self.sent else unknown(self.request, error))
+        """Fail a call whose answer will not arrive: as CommitUnknown if it is a write that may have happened."""
+        # A lease that no caller received expires, so repeating such a call is safe.
+        is_repeatable = self.key is None or undo_of(self.request) is not None
+        self.fail(error if is_repeatable or not self.sent else unknown(self.request, error))
 
-    def mark_again(self) -> None:
-        """It may have been carried out: let the server look before it does so again."""
+    def mark_repeated(self) -> None:
+        """Mark the call as repeated: the server checks its idempotency key before it carries the call out."""
         self.data = encode(Call(self.number, self.request, self.key, True))
 
 
-def frames_of(outbox: Sequence[Pending]) -> Iterator[bytes]:
-    """The frames in which calls travel."""
+def encode_frames(outbox: Sequence[PendingCall]) -> Iterator[bytes]:
+    """Encode the calls as frames, and mark them as sent."""
     frame: list[msgspec.Raw] = []
     size = 0
     for pending in outbox:
         if pending.future.done():
-            continue  # Whoever asked has gone before it was sent.
+            continue  # The caller was cancelled before the call was sent.
         if frame and size + len(pending.data) > _FRAME_BYTES:
             yield encode(frame)
             frame, size = [], 0
@@ -70,23 +70,23 @@ def frames_of(outbox: Sequence[Pending]) -> Iterator[bytes]:
         yield encode(frame)
 
 
-def sift(pendings: Sequence[Pending], reason: str) -> None:
-    """The server could make nothing of a frame: find the call that was wrong, or it would be sent for ever."""
+def fail_bad_calls(pendings: Sequence[PendingCall], reason: str) -> None:
+    """Fail the calls of a frame that the server could not decode, or they would be sent again without end."""
     sent = [pending for pending in pendings if pending.sent]
-    wrong = [(pending, error) for pending in sent if (error := _wrong_with(pending.data)) is not None]
-    for pending, error in wrong:
+    bad = [(pending, error) for pending in sent if (error := _decode_error(pending.data)) is not None]
+    for pending, error in bad:
         pending.fail(InvalidArgument(f"{type(pending.request).__name__} cannot be sent: {error}"))
-    if not wrong:
-        error = Unsupported(f"The server did not understand a call ({reason}); use the same version there")
+    if not bad:
+        error = Unsupported(f"The server could not decode a call ({reason}); use the same version on both sides")
         for pending in sent:
             if len(sent) == 1:
                 pending.fail(error)
-            else:  # It is one of them, and the others may have been done.
+            else:  # One of them is bad, and the others may have been carried out.
                 pending.lose(error)
 
 
-def _wrong_with(data: bytes) -> Exception | None:
-    """What a server cannot understand about a call."""
+def _decode_error(data: bytes) -> Exception | None:
+    """The error that a server finds when it decodes a call."""
     try:
         decode_calls(encode([msgspec.Raw(data)]))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -94,7 +94,7 @@ def _wrong_with(data: bytes) -> Exception | None:
     return None
 
 
-def _encoded(call: Call) -> bytes:
+def _encode(call: Call) -> bytes:
     try:
         data = encode(call)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -1,7 +1,8 @@
-"""Bodies that do not fit a frame: blobs in both directions and very long calls, over HTTP, a part in memory at a time.
+"""Bodies that do not fit a frame, streamed over HTTP: blobs in both directions, and very long calls.
 
-The connection is the standard library's. A thread that calls uses it as it is; an event loop has it used on a thread. A
-download that breaks goes on where it was, because a blob never changes; what came is compared with its name.
+One part is in memory at a time. The HTTP connection is the standard library's; an event loop uses it in a thread. A
+broken download resumes where it stopped, because a blob never changes, and the result is checked against the blob's
+hash.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.client.connection_errors import BEFORE_KEYS, told, unknown
+from holdfast.client.connection_errors import CHECKED_BEFORE_KEYS, connection_error, unknown
 from holdfast.errors import (
     HashMismatch,
     HoldfastError,
@@ -26,23 +27,23 @@ from holdfast.errors import (
     ShutdownDraining,
     Unreachable,
 )
-from holdfast.limits import BLOB_PART_BYTES, ONCE_PERIOD_SECONDS
+from holdfast.limits import BLOB_PART_BYTES, CALL_KEY_PERIOD_SECONDS
 from holdfast.wire.answers import decoder_of
 from holdfast.wire.blobs import OpenBlob, Stored
 from holdfast.wire.problems import Problem, error_of
 
 _TIMEOUT_SECONDS_MAX: Final = 60.0
 _PAUSE_SECONDS: Final = 0.1
-_KEYS_SECONDS: Final = ONCE_PERIOD_SECONDS - 60.0
+_KEYS_SECONDS: Final = CALL_KEY_PERIOD_SECONDS - 60.0
 _MSGPACK: Final = "application/msgpack"
-_OFFSET_MAX: Final = 10**18 - 1  # No blob is so long, and what is longer is no number to a server.
-_BROKEN: Final = (OSError, http.client.HTTPException)
+_OFFSET_MAX: Final = 10**18 - 1  # Beyond any blob's length. Servers reject longer numbers.
+_CONNECTION_ERRORS: Final = (OSError, http.client.HTTPException)
 
 Result = TypeVar("Result")
 
 
 class Server(Protocol):
-    """Where to, as whom, and for how long to try."""
+    """The address and credentials of a server, and how long to retry."""
 
     url: str
     token: str | None
@@ -51,7 +52,7 @@ class Server(Protocol):
 
 
 def connect(server: Server, *, timeout_seconds: float = _TIMEOUT_SECONDS_MAX) -> http.client.HTTPConnection:
-    """A connection to a server."""
+    """A new HTTP connection to a server."""
     parts = urlsplit(server.url)
     timeout_seconds = min(timeout_seconds, max(server.patience_seconds, 1.0))
     if parts.scheme == "https":
@@ -61,49 +62,49 @@ def connect(server: Server, *, timeout_seconds: float = _TIMEOUT_SECONDS_MAX) ->
 
 
 def path(server: Server, rest: str) -> str:
-    """Where something is on a server, which may itself be behind a prefix."""
+    """The request path for `rest`, behind the prefix in the server's URL."""
     return urlsplit(server.url).path + rest
 
 
 def headers(server: Server, **others: str) -> dict[str, str]:
-    """What every request says of itself; underscores in names are dashes."""
-    said = {name.replace("_", "-"): value for name, value in others.items()}
+    """The headers of a request, with the access token. Underscores in names become dashes."""
+    request_headers = {name.replace("_", "-"): value for name, value in others.items()}
     if server.token:
-        said["Authorization"] = f"Bearer {server.token}"
-    return said
+        request_headers["Authorization"] = f"Bearer {server.token}"
+    return request_headers
 
 
-# Up.
+# Uploads.
 
 
 def put(server: Server, universe: str, data: bytes) -> Stored:
-    """Store bytes that are at hand; sent again if the connection breaks, which stores them once."""
-    pieces = range(0, len(data), BLOB_PART_BYTES)
-    return patiently(server, lambda: _upload(server, universe, (data[at : at + BLOB_PART_BYTES] for at in pieces)))
+    """Store bytes. Sent again if the connection breaks; blobs are stored by hash, so that is safe."""
+    parts = range(0, len(data), BLOB_PART_BYTES)
+    return retry(server, lambda: _upload(server, universe, (data[at : at + BLOB_PART_BYTES] for at in parts)))
 
 
 def send(server: Server, universe: str, chunks: Iterable[bytes]) -> Stored:
     """Store a stream.
 
     Raises:
-        Unreachable: the connection broke; nothing was stored, and only the caller can begin the stream again.
+        Unreachable: the connection broke. Nothing was stored, and only the caller can restart the stream.
     """
     try:
-        return _upload(server, universe, _pieces(chunks))
-    except _BROKEN as error:
+        return _upload(server, universe, _split(chunks))
+    except _CONNECTION_ERRORS as error:
         raise Unreachable(f"{server.url} broke the connection ({error}); send the blob again") from error
 
 
 async def send_async(
     server: Server, universe: str, chunks: AsyncIterable[bytes], threads: ThreadPoolExecutor
 ) -> Stored:
-    """`send` for an event loop: a thread pulls the chunks out of it, so only one is in memory."""
+    """`send` for an event loop. A thread pulls the chunks from the loop, so only one is in memory."""
     loop = asyncio.get_running_loop()
     chunks_left = aiter(chunks)
     pulling: Future[bytes | None] | None = None
     stopped = False
 
-    def pulled() -> Iterator[bytes]:
+    def pull_chunks() -> Iterator[bytes]:
         nonlocal pulling
         while not stopped:
             pulling = asyncio.run_coroutine_threadsafe(_next(chunks_left), loop)
@@ -114,10 +115,10 @@ async def send_async(
             if chunk is None:
                 return
             yield chunk
-        raise OSError("the caller has gone")  # Cuts the body short, so that nothing is stored.
+        raise OSError("the upload was cancelled")  # Truncates the body, so the server stores nothing.
 
     try:
-        return await loop.run_in_executor(threads, send, server, universe, pulled())
+        return await loop.run_in_executor(threads, send, server, universe, pull_chunks())
     finally:
         stopped = True
         if pulling is not None:
@@ -125,150 +126,154 @@ async def send_async(
 
 
 async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
-    """The next chunk; None at the end. The end of an iterator cannot be told to another thread as it is."""
+    """The next chunk; None at the end, because a future cannot carry StopAsyncIteration to another thread."""
     async for chunk in chunks:
         return chunk
     return None
 
 
-def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def _split(chunks: Iterable[bytes]) -> Iterator[bytes]:
     for chunk in chunks:
         if not isinstance(chunk, bytes):
-            raise InvalidValue(f"A blob is streamed in bytes, not {type(chunk).__name__}; encode it first")
+            raise InvalidValue(f"A blob's chunks must be bytes, not {type(chunk).__name__}; encode them first")
         for at in range(0, len(chunk), BLOB_PART_BYTES):
             yield chunk[at : at + BLOB_PART_BYTES]
 
 
-def _upload(server: Server, universe: str, pieces: Iterator[bytes]) -> Stored:
-    said = headers(server, X_Holdfast_Universe=universe, Content_Type="application/octet-stream")
+def _upload(server: Server, universe: str, parts: Iterator[bytes]) -> Stored:
+    request_headers = headers(server, X_Holdfast_Universe=universe, Content_Type="application/octet-stream")
     connection = connect(server)
     failures: list[Exception] = []
 
-    def noted() -> Iterator[bytes]:
+    def record_failures() -> Iterator[bytes]:
         try:
-            yield from pieces
+            yield from parts
         except Exception as error:
             failures.append(error)
             raise
 
     try:
         connection.connect()
-        with suppress(ConnectionError):  # The server may have said why before it hung up.
-            connection.request("POST", path(server, "/v1/blobs"), noted(), said, encode_chunked=True)
-        if failures:  # The connection that broke is one that the bytes came from.
+        with suppress(ConnectionError):  # The server may have sent an error response before it closed the connection.
+            connection.request(
+                "POST", path(server, "/v1/blobs"), record_failures(), request_headers, encode_chunked=True
+            )
+        if failures:  # The error came from the source of the chunks, not from this connection.
             raise failures[0]
         response = connection.getresponse()
         data = response.read()
     finally:
         connection.close()
     if response.status >= http.client.BAD_REQUEST:
-        raise problem_in(data)
+        raise error_in(data)
     return msgspec.json.decode(data, type=Stored)
 
 
-# Down.
+# Downloads.
 
 
-class Parts(Protocol):
-    """Something that comes one part after the other."""
+class PartReader(Protocol):
+    """A body that is read in parts."""
 
     def read(self) -> bytes:
-        """The next part; nothing at the end."""
+        """The next part; b"" at the end."""
         ...
 
     def close(self) -> None: ...
 
 
 class Download:
-    """The parts of a blob, or of a range of it, one after the other."""
+    """Reads a blob, or a range of it, in parts."""
 
     def __init__(self, server: Server, request: OpenBlob) -> None:
-        """Raises BlobNotFound if nobody has stored it."""
+        """Raises BlobNotFound if the blob does not exist."""
         if request.start < 0 or (request.length is not None and request.length < 0):
             raise InvalidArgument(
-                f"A part of {request.length} bytes from {request.start} on is none; choose 0 or more for both"
+                f"start={request.start} and length={request.length} are not a range of a blob; use 0 or more for both"
             )
         self._server = server
         self._request = request
         self._sha = hashlib.sha256()
-        self._place = 0  # How much of what was asked for has come.
+        self._offset = 0  # How many bytes of the requested range have been read.
         self._size: int | None = None
-        self._whole = True
+        self._is_whole = True
         self._done = False
         self._connection: http.client.HTTPConnection | None = None
-        self._response = patiently(server, self._open)
+        self._response = retry(server, self._open)
 
     def read(self) -> bytes:
-        """The next part; nothing at the end.
+        """The next part; b"" at the end.
 
         Raises:
-            HashMismatch: what came is not what was stored.
-            Unreachable: the connection broke, and no other one could be had.
+            HashMismatch: the received bytes do not match the blob's hash.
+            Unreachable: the connection broke, and reconnecting failed.
         """
         if self._done:
             return b""
-        part = patiently(self._server, self._part)
+        part = retry(self._server, self._read_part)
         self._sha.update(part)
-        self._place += len(part)
+        self._offset += len(part)
         if not part:
             self._done = True
             self.close()
-            if self._whole and self._sha.hexdigest() != self._request.hash.lower():
-                raise HashMismatch(f"What came as blob {self._request.hash} has another hash; it is damaged")
+            if self._is_whole and self._sha.hexdigest() != self._request.hash.lower():
+                raise HashMismatch(
+                    f"The received bytes of blob {self._request.hash} have another hash; the blob is damaged"
+                )
         return part
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._response.close()
             self._connection.close()
             self._connection = None
 
-    def _part(self) -> bytes:
-        if self._place == self._size:
+    def _read_part(self) -> bytes:
+        if self._offset == self._size:
             return b""
         if self._connection is None:
             self._response = self._open()
         try:
             part = self._response.read(BLOB_PART_BYTES)
-            if not part and self._size is not None and self._place < self._size:
-                raise http.client.IncompleteRead(part, self._size - self._place)
+            if not part and self._size is not None and self._offset < self._size:
+                raise http.client.IncompleteRead(part, self._size - self._offset)
         except BaseException:
             self.close()
             raise
         return part
 
     def _open(self) -> http.client.HTTPResponse:
-        """The response that has the rest of the blob."""
-        said = headers(self._server, X_Holdfast_Universe=self._request.universe, Accept="*/*")
+        """Request the rest of the blob."""
+        request_headers = headers(self._server, X_Holdfast_Universe=self._request.universe, Accept="*/*")
         start, length = self._request.start, self._request.length
-        begin = min(start + self._place, _OFFSET_MAX)
+        begin = min(start + self._offset, _OFFSET_MAX)
         if begin or length is not None:
-            # There is no asking for no bytes: whoever wants none asks for one, and does not read it.
-            said["Range"] = f"bytes={begin}-{'' if length is None else min(start + max(length, 1) - 1, _OFFSET_MAX)}"
+            # HTTP has no empty range: an empty part requests one byte and does not read it.
+            request_headers["Range"] = (
+                f"bytes={begin}-{'' if length is None else min(start + max(length, 1) - 1, _OFFSET_MAX)}"
+            )
         connection = connect(self._server)
         try:
-            connection.request("GET", path(self._server, f"/v1/blobs/{self._request.hash}"), headers=said)
+            connection.request("GET", path(self._server, f"/v1/blobs/{self._request.hash}"), headers=request_headers)
             response = connection.getresponse()
-            is_behind = response.status == http.client.REQUESTED_RANGE_NOT_SATISFIABLE
-            if response.status >= http.client.BAD_REQUEST and not is_behind:
-                raise problem_in(response.read())
+            is_past_end = response.status == http.client.REQUESTED_RANGE_NOT_SATISFIABLE
+            if response.status >= http.client.BAD_REQUEST and not is_past_end:
+                raise error_in(response.read())
             if begin and response.status == http.client.OK:
-                raise Unreachable(
-                    f"{self._server.url} was asked for a part and sends all; something between cuts Range"
-                )
+                raise Unreachable(f"{self._server.url} ignored the Range header; check whether a proxy removes it")
         except BaseException:
             connection.close()
             raise
         if self._size is None:
-            self._whole = response.status == http.client.OK and length != 0
-            self._size = 0 if is_behind or length == 0 else response.length
+            self._is_whole = response.status == http.client.OK and length != 0
+            self._size = 0 if is_past_end or length == 0 else response.length
         self._connection = connection
         return response
 
 
-def receive(download: Parts) -> Iterator[bytes]:
-    """The parts of a download. It was begun by whoever made it, so what is wrong was said there."""
+def receive(download: PartReader) -> Iterator[bytes]:
+    """Iterate over the parts of a download, which was opened (and raised any error) when it was created."""
 
     def parts() -> Iterator[bytes]:
         try:
@@ -280,7 +285,7 @@ def receive(download: Parts) -> Iterator[bytes]:
     return parts()
 
 
-def receive_async(download: Parts) -> AsyncIterator[bytes]:
+def receive_async(download: PartReader) -> AsyncIterator[bytes]:
     """`receive` for an event loop."""
 
     async def parts() -> AsyncIterator[bytes]:
@@ -297,61 +302,61 @@ def receive_async(download: Parts) -> AsyncIterator[bytes]:
 
 
 def post(server: Server, request: Any, key: str | None) -> Any:
-    """The answer to a call that does not fit a frame."""
+    """The answer to a call that does not fit a frame, sent over HTTP."""
     body = msgspec.msgpack.encode(request)
-    said = headers(server, Content_Type=_MSGPACK, Accept=_MSGPACK)
+    request_headers = headers(server, Content_Type=_MSGPACK, Accept=_MSGPACK)
     if key is not None:
-        said["Idempotency-Key"] = key
+        request_headers["Idempotency-Key"] = key
 
     was_sent = False
 
-    def once() -> Any:
+    def attempt() -> Any:
         nonlocal was_sent
-        is_again = was_sent and key is not None
+        is_repeated = was_sent and key is not None
         connection = connect(server)
         try:
             connection.connect()
             was_sent = True
             with suppress(ConnectionError):
-                connection.request("POST", path(server, "/v1/call"), body, said)
+                connection.request("POST", path(server, "/v1/call"), body, request_headers)
             response = connection.getresponse()
             data = response.read()
         finally:
             connection.close()
         if response.status != http.client.OK:
-            error = problem_in(data)
-            if is_again and isinstance(error, BEFORE_KEYS) and not isinstance(error, ShutdownDraining):
+            error = error_in(data)
+            if is_repeated and isinstance(error, CHECKED_BEFORE_KEYS) and not isinstance(error, ShutdownDraining):
                 raise unknown(request, error)
             raise error
         return decoder_of(request)(data)
 
-    def give_up(error: BaseException) -> HoldfastError:
-        why = told(server.url, error)
+    def on_timeout(error: BaseException) -> HoldfastError:
+        why = connection_error(server.url, error)
         return unknown(request, why) if was_sent and key is not None else why
 
-    return patiently(server, once, give_up)
+    return retry(server, attempt, on_timeout)
 
 
-def patiently(
-    server: Server, work: Callable[[], Result], give_up: Callable[[BaseException], HoldfastError] | None = None
+def retry(
+    server: Server, work: Callable[[], Result], on_timeout: Callable[[BaseException], HoldfastError] | None = None
 ) -> Result:
-    """Try again for as long as the client is patient; what needs its key, no longer than a server remembers it."""
-    seconds = server.patience_seconds if give_up is None else min(server.patience_seconds, _KEYS_SECONDS)
+    """Retry `work` for `patience_seconds`; with `on_timeout`, at most for as long as servers remember keys."""
+    seconds = server.patience_seconds if on_timeout is None else min(server.patience_seconds, _KEYS_SECONDS)
     deadline = time.monotonic() + seconds
     while True:
         try:
             return work()
-        except (*_BROKEN, ShutdownDraining) as error:
+        except (*_CONNECTION_ERRORS, ShutdownDraining) as error:
             if time.monotonic() > deadline:
-                raise (told(server.url, error) if give_up is None else give_up(error)) from error
+                raise (connection_error(server.url, error) if on_timeout is None else on_timeout(error)) from error
         time.sleep(_PAUSE_SECONDS)
 
 
-def problem_in(data: bytes) -> HoldfastError:
-    """The problem in an answer, in whichever of both forms."""
+def error_in(data: bytes) -> HoldfastError:
+    """The error in a response body, in JSON or MessagePack."""
     for decode in (msgspec.json.decode, msgspec.msgpack.decode):
         try:
             return error_of(decode(data, type=Problem))
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
-    return Unreachable(f"The server answered {data[:80]!r}, which is no answer of Holdfast; check the URL")
+    return Unreachable(f"The server answered {data[:80]!r}, which is not a Holdfast response; check the URL")

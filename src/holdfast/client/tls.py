@@ -1,4 +1,4 @@
-"""How a client trusts a server, and is trusted by it."""
+"""The client's TLS context."""
 
 import ssl
 
@@ -6,19 +6,19 @@ from holdfast.errors import PathUnusable
 
 
 def context(url: str, *, ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext | None:
-    """For the server at `url`, from files: authorities to trust, and a certificate to show, with its private key.
+    """The TLS context for `url`, from files: `ca` to trust, and a client certificate `cert` with its private `key`.
 
-    None where nothing is encrypted.
+    None if `url` is not https.
 
     Raises:
-        PathUnusable: a file is not there, or is none of its kind.
+        PathUnusable: a file cannot be read, or is not a certificate or key.
     """
     if not url.startswith("https://"):
         return None
     try:
-        found = ssl.create_default_context(cafile=ca)
+        tls_context = ssl.create_default_context(cafile=ca)
         if cert:
-            found.load_cert_chain(cert, key)
+            tls_context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
-        raise PathUnusable(f"The certificates cannot be used ({error}); check --ca, --cert and --key") from error
-    return found
+        raise PathUnusable(f"Cannot load the TLS certificates ({error}); check --ca, --cert and --key") from error
+    return tls_context

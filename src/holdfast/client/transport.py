@@ -1,4 +1,4 @@
-"""The ports of a plane in another process: the same requests, carried by a stream."""
+"""The transports of a plane in another process: the same requests, sent to a server."""
 
 import asyncio
 import os
@@ -20,47 +20,47 @@ from holdfast.threads import run_in_thread
 from holdfast.tiers import Tier
 from holdfast.wire.blobs import Body, GetBlob, OpenBlob, PutBlob, WriteBlob
 from holdfast.wire.frames import AnyRequest
-from holdfast.wire.repeats import takes_key
 from holdfast.wire.requests import Answer, Request
 
 Result = TypeVar("Result")
 
-_REQUESTS: Final = frozenset(get_args(AnyRequest))
-_BLOBS: Final = (GetBlob, PutBlob)
-_FRAME_DATA_BYTES_MAX: Final = 262_144  # A larger blob goes by itself, and does not hold up other calls.
-_UPLOADS_MAX: Final = 16  # Uploads wait for their chunks, so they have threads that nobody else waits for.
+_REMOTE_REQUESTS: Final = frozenset(get_args(AnyRequest))
+_BLOB_REQUESTS: Final = (GetBlob, PutBlob)
+_FRAME_DATA_BYTES_MAX: Final = 262_144  # A larger blob is streamed over HTTP and does not delay other calls.
+_UPLOADS_MAX: Final = 16  # Uploads wait for their chunks, so they have their own threads.
 
 
 class AsyncRemoteTransport:
-    """Carries requests to a server while the caller's event loop goes on."""
+    """Sends requests to a server without blocking the caller's event loop."""
 
     def __init__(
         self, url: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, patience_seconds: float = 30.0
     ) -> None:
-        """Raises InvalidUrl if nothing can be at `url`. Whether something is there shows with the first call."""
-        self.url = _checked(url)
+        """Raises InvalidUrl if `url` is not a server's URL. The first call connects."""
+        self.url = _checked_url(url)
         self.token = token
         self.tls = tls
         self.patience_seconds = patience_seconds
         self.lease_renewer = RemoteLeaseRenewer(self)
+        self.locks = None  # Locks work within one process.
         self._connection: Connection | None = None
         self._uploads = ThreadPoolExecutor(_UPLOADS_MAX, "holdfast-upload")
         self._closed = False
 
     async def call(self, request: Request[Answer]) -> Answer:
-        if isinstance(request, _BLOBS) and not _fits(request):
-            return await run_in_thread(self.carry, request)
-        if type(request) not in _REQUESTS:
-            raise NotEmbedded(f"{type(request).__name__} goes to the key space itself, which no server lets anybody do")
+        if isinstance(request, _BLOB_REQUESTS) and not _fits(request):
+            return await run_in_thread(self.transfer_blob, request)
+        if type(request) not in _REMOTE_REQUESTS:
+            raise NotEmbedded(f"{type(request).__name__} needs the key space itself; open the plane embedded to use it")
         try:
-            answer: Answer = await self._connected().call(request)  # type: ignore[arg-type]
+            answer: Answer = await self._open_connection().call(request)
         except TooLong:
-            key = token_hex(16) if takes_key(type(request)) else None
+            key = token_hex(16) if request.operation.takes_key else None
             answer = await run_in_thread(streaming.post, self, request, key)
         return answer
 
-    def carry(self, request: GetBlob | PutBlob) -> Any:
-        """A blob that goes by itself, while the caller's thread waits."""
+    def transfer_blob(self, request: GetBlob | PutBlob) -> Any:
+        """Read or write a blob over HTTP, while the caller's thread waits."""
         self._check_open()
         if isinstance(request, PutBlob):
             return streaming.put(self, request.universe, request.data)
@@ -68,7 +68,7 @@ class AsyncRemoteTransport:
 
     async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:
         self._check_open()
-        answer: Any = await streaming.send_async(self, _written(request).universe, chunks, self._uploads)
+        answer: Any = await streaming.send_async(self, _require_write(request).universe, chunks, self._uploads)
         return answer  # type: ignore[no-any-return]
 
     async def receive(self, request: Request[Answer]) -> AsyncIterator[bytes]:
@@ -90,7 +90,7 @@ class AsyncRemoteTransport:
         await asyncio.to_thread(self.lease_renewer.close)
         self._uploads.shutdown(wait=False)
 
-    def _connected(self) -> Connection:
+    def _open_connection(self) -> Connection:
         self._check_open()
         if self._connection is None:
             self._connection = Connection(
@@ -104,10 +104,13 @@ class AsyncRemoteTransport:
 
 
 class RemoteTransport:
-    """Carries requests to a server while the caller's thread waits; a thread of its own runs the event loop."""
+    """Sends requests to a server while the caller's thread waits. A background thread runs the event loop."""
 
-    def __init__(self, url: str, **options: Any) -> None:
-        self._transport = AsyncRemoteTransport(url, **options)
+    def __init__(
+        self, url: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, patience_seconds: float = 30.0
+    ) -> None:
+        """Raises InvalidUrl if `url` is not a server's URL. The first call connects."""
+        self._transport = AsyncRemoteTransport(url, token=token, tls=tls, patience_seconds=patience_seconds)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-client", daemon=True)
         self._thread.start()
@@ -116,18 +119,19 @@ class RemoteTransport:
         self._closed = False
         self.url = self._transport.url
         self.lease_renewer = self._transport.lease_renewer
+        self.locks = None
         self.execute = self._transport.execute
 
     def call(self, request: Request[Answer]) -> Answer:
-        if isinstance(request, _BLOBS) and not _fits(request):
-            answer: Any = self._transport.carry(request)
+        if isinstance(request, _BLOB_REQUESTS) and not _fits(request):
+            answer: Any = self._transport.transfer_blob(request)
             return answer  # type: ignore[no-any-return]
         return self._wait(self._transport.call(request))
 
     def send(self, request: Request[Answer], chunks: Iterable[bytes]) -> Answer:
-        # On the caller's own thread: its chunks may take long, or come from this very plane.
+        # Runs in the caller's thread: the chunks may take long, or come from this same plane.
         self._check_open()
-        answer: Any = streaming.send(self._transport, _written(request).universe, chunks)
+        answer: Any = streaming.send(self._transport, _require_write(request).universe, chunks)
         return answer  # type: ignore[no-any-return]
 
     def receive(self, request: Request[Answer]) -> Iterator[bytes]:
@@ -150,7 +154,7 @@ class RemoteTransport:
         self._loop.close()
 
     async def _close(self) -> None:
-        """Close, and see every call of other threads to its end: they wait for it."""
+        """Close the transport, and finish the calls that other threads wait for."""
         await self._transport.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
@@ -159,7 +163,7 @@ class RemoteTransport:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
-        await asyncio.sleep(0)  # So that whoever waits for them hears of it.
+        await asyncio.sleep(0)  # Lets the waiting threads receive their results.
 
     def _wait(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         with self._lock:
@@ -172,7 +176,7 @@ class RemoteTransport:
         except CancelledError:
             raise _closed() from None
         except BaseException:
-            future.cancel()  # An interrupt, perhaps: nobody will hear the answer.
+            future.cancel()  # An interrupt, for example: the answer is no longer needed.
             raise
 
     def _check_open(self) -> None:
@@ -180,33 +184,33 @@ class RemoteTransport:
             raise _closed()
 
 
-def _checked(url: str) -> str:
+def _checked_url(url: str) -> str:
     try:
         parts = urlsplit(url)
-        there = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        if there and not (parts.query or parts.fragment or parts.username):
+        is_server = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        if is_server and not (parts.query or parts.fragment or parts.username):
             return url.rstrip("/")
     except ValueError:
         pass
-    raise InvalidUrl(f"{url!r} is no server; write http://HOST:PORT")
+    raise InvalidUrl(f"{url!r} is not the URL of a server; use http://HOST:PORT")
 
 
 def _fits(request: GetBlob | PutBlob) -> bool:
-    """Whether a blob goes in a frame. What is asked for may be of any size."""
+    """Whether a blob can be sent in a frame. A blob to read may have any size."""
     if isinstance(request, GetBlob):
         return False
     if not isinstance(request.data, bytes):
-        raise InvalidValue(f"A blob is bytes, not {type(request.data).__name__}; encode it first")
+        raise InvalidValue(f"A blob must be bytes, not {type(request.data).__name__}; encode it first")
     return len(request.data) <= _FRAME_DATA_BYTES_MAX
 
 
-def _written(request: Request[Any]) -> WriteBlob:
+def _require_write(request: Request[Any]) -> WriteBlob:
     if isinstance(request, WriteBlob):
         return request
     raise InvalidArgument(f"{type(request).__name__} has no body to send")
 
 
-def _download(server: streaming.Server, request: Request[Any]) -> streaming.Parts:
+def _download(server: streaming.Server, request: Request[Any]) -> streaming.PartReader:
     if isinstance(request, OpenBlob):
         return streaming.Download(server, request)
     if isinstance(request, STREAMED):

@@ -1,4 +1,4 @@
-"""What to do with an answer that nobody hears."""
+"""Undoing calls whose caller was cancelled: leased messages and leases are released."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,19 +9,19 @@ from holdfast.wire.queues import Deliveries, MessageLease, NackMessages, Receive
 
 
 def undo_of(request: AnyRequest) -> Callable[[Any], AnyRequest | None] | None:
-    """Makes of an answer that nobody hears the request that takes it back; None if there is nothing to take back."""
+    """A function from the answer to the request that releases what was leased; None if nothing needs releasing."""
     if isinstance(request, ReceiveMessages):
-        return lambda answer: _deferred(request, answer)
+        return lambda answer: _defer_request(request, answer)
     if isinstance(request, AcquireLease):
-        return lambda answer: _released(request, answer)
+        return lambda answer: _release_request(request, answer)
     return None
 
 
-def _deferred(request: ReceiveMessages, answer: Deliveries) -> NackMessages | None:
-    """Nobody has seen these messages: that is no failure of theirs."""
+def _defer_request(request: ReceiveMessages, answer: Deliveries) -> NackMessages | None:
+    """Defer the messages: no caller has seen them, so this does not count as a failed attempt."""
     leases = [MessageLease(each.id, each.lease_id, each.fence) for each in answer.messages]
     return NackMessages(request.queue, leases, intent="defer", universe=request.universe) if leases else None
 
 
-def _released(request: AcquireLease, answer: Granted) -> ReleaseLease:
+def _release_request(request: AcquireLease, answer: Granted) -> ReleaseLease:
     return ReleaseLease(LeaseProof(answer.key, answer.lease_id, answer.fence, answer.txn_id, request.universe))

@@ -1,4 +1,4 @@
-"""WebSockets that are alive as long as anything comes, and carry messages without a detour."""
+"""The client's WebSocket: any received data counts as a sign of life, and short messages bypass the library."""
 
 import asyncio
 from typing import Any, Final
@@ -7,22 +7,22 @@ from websockets.asyncio.client import ClientConnection
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 
-from holdfast.wire.websocket_frames import ShortMessages, masked
+from holdfast.wire.websocket_frames import ShortFrameReader, client_frame
 
-_READ_BYTES: Final = 262_144  # At a time.
+_READ_BYTES: Final = 262_144
 
 
-class Socket(ShortMessages, ClientConnection, asyncio.BufferedProtocol):
-    """A connection that is given up when nothing at all was heard after a ping.
+class Socket(ShortFrameReader, ClientConnection, asyncio.BufferedProtocol):
+    """A connection that is closed when nothing at all arrives after a ping.
 
-    To wait for the pong would give up connections that are only slow: it stands behind answers that are being read, and
-    a server that has many of those to send does not read the ping.
+    Waiting for the pong itself would close connections that are merely slow: the pong queues behind answers, and a
+    server with many answers to send does not read the ping.
 
-    It brings its own buffer. Without one, asyncio has 256 KiB allocated for every read, which the allocator takes from
-    the system and gives back each time: some 25 µs, a tenth of a call.
+    It reads into its own buffer. Without one, asyncio allocates 256 KiB for every read, which the allocator requests
+    from the system and returns each time: about 25 µs, a tenth of a call.
     """
 
-    _heard = 0.0
+    _received_at = 0.0
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -36,22 +36,22 @@ class Socket(ShortMessages, ClientConnection, asyncio.BufferedProtocol):
         self.data_received(bytes(self._buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        self._heard = self.loop.time()
-        rest = self.take_short(self.protocol, data)
+        self._received_at = self.loop.time()
+        rest = self.read_short(self.protocol, data)
         if rest:
             super().data_received(rest)
 
     def process_event(self, event: Any) -> None:
-        if self.taker is not None and isinstance(event, Frame) and event.opcode is Opcode.BINARY and event.fin:
-            self.taker(bytes(event.data))
+        if self.on_message is not None and isinstance(event, Frame) and event.opcode is Opcode.BINARY and event.fin:
+            self.on_message(bytes(event.data))
         else:
             super().process_event(event)
 
     def write_now(self, message: bytes) -> bool:
-        """Whether the message was written: not if others have still to be taken, or the connection ends."""
+        """Write the message. Returns False if the socket is paused or closing."""
         if self.paused or self.protocol.state is not State.OPEN or self.transport.is_closing():
             return False
-        self.transport.write(masked(message))
+        self.transport.write(client_frame(message))
         return True
 
     async def keepalive(self) -> None:
@@ -59,9 +59,9 @@ class Socket(ShortMessages, ClientConnection, asyncio.BufferedProtocol):
         assert self.ping_timeout is not None
         while True:
             await asyncio.sleep(self.ping_interval)
-            asked = self.loop.time()
+            pinged_at = self.loop.time()
             await self.ping()
             await asyncio.sleep(self.ping_timeout)
-            if self._heard < asked:
+            if self._received_at < pinged_at:
                 async with self.send_context():
                     self.protocol.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
