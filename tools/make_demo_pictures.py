@@ -1,4 +1,4 @@
-"""Run the demo, and photograph what it says and the report that it ends with: docs/images/demo*.png.
+"""Run the demo and take screenshots of its output and its report: docs/images/demo*.png.
 
 python tools/make_demo_pictures.py [--folder docs/images]
 
@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, sync_playwright
 IMAGES: Final = Path(__file__).parent.parent / "docs" / "images"
 IMAGE_BYTES_MAX: Final = 200_000
 COLUMNS: Final = 100
-LINES: Final = 42  # Of what it says: as much as is read at a glance.
+LINES: Final = 42  # The part of the output that is shown.
 STYLE: Final = (
     "body { margin: 0; background: #0d1117; } "
     "pre { margin: 24px; color: #d6deeb; font: 14px/1.35 'DejaVu Sans Mono', monospace; } "
@@ -37,36 +37,38 @@ def main() -> None:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         sys.exit("Chromium is not installed; apt-get install chromium")
-    with tempfile.TemporaryDirectory(prefix="holdfast-pictures-") as place, sync_playwright() as playwright:
-        kept = Path(place) / "demo"
-        said = subprocess.run(
-            [sys.executable, "-m", "holdfast.cli", "demo", "--keep", str(kept)],
+    with tempfile.TemporaryDirectory(prefix="holdfast-pictures-") as folder_name, sync_playwright() as playwright:
+        demo_folder = Path(folder_name) / "demo"
+        output = subprocess.run(
+            [sys.executable, "-m", "holdfast.cli", "demo", "--keep", str(demo_folder)],
             env={**os.environ, "COLUMNS": str(COLUMNS)},
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         ).stdout
-        page = Path(place) / "said.html"
-        page.write_text(terminal(said))
+        page = Path(folder_name) / "output.html"
+        page.write_text(terminal(output))
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        shot(browser, page, folder / "demo.png", height=None)
-        shot(browser, kept / "lake" / "reports" / "latest.html", folder / "demo-report.png", height=900)
+        take_screenshot(browser, page, folder / "demo.png", height=None)
+        take_screenshot(
+            browser, demo_folder / "lake" / "reports" / "latest.html", folder / "demo-report.png", height=900
+        )
         browser.close()
 
 
-def terminal(said: str) -> str:
-    """What a program says, as a terminal shows it."""
-    text = html.escape("\n".join(said.strip().splitlines()[:LINES]))
+def terminal(output: str) -> str:
+    """An HTML page that shows a program's output as a terminal would."""
+    text = html.escape("\n".join(output.strip().splitlines()[:LINES]))
     text = re.sub("^(  )(✓)", r"\1<b>\2</b>", text, flags=re.MULTILINE)
-    text = re.sub(r"^(\d  .*|A night with Holdfast)$", r"<i>\1</i>", text, flags=re.MULTILINE)
+    text = re.sub(r"^(\d  .*|Holdfast demo)$", r"<i>\1</i>", text, flags=re.MULTILINE)
     return f"<!doctype html><meta charset='utf-8'><style>{STYLE}</style><pre>{text}</pre>"
 
 
-def shot(browser: Browser, page: Path, path: Path, *, height: int | None) -> None:
-    """Photograph a page: so much of it, or all."""
-    opened = browser.new_page(viewport={"width": 960, "height": height or 400}, color_scheme="light")
-    opened.goto(page.as_uri())
-    opened.screenshot(path=str(path), full_page=height is None)
+def take_screenshot(browser: Browser, page: Path, path: Path, *, height: int | None) -> None:
+    """Save a screenshot of a page: its first `height` pixels, or all of it."""
+    tab = browser.new_page(viewport={"width": 960, "height": height or 400}, color_scheme="light")
+    tab.goto(page.as_uri())
+    tab.screenshot(path=str(path), full_page=height is None)
     size = path.stat().st_size
     assert size <= IMAGE_BYTES_MAX, f"{path} has {size:,} bytes"
     print(f"{path} {size // 1_024} KiB")

@@ -1,4 +1,4 @@
-"""`holdfast demo`, as a newcomer runs it: every claim of it holds, one that does not is named, and nothing is left."""
+"""`holdfast demo`: every claim holds, a failed claim is listed, and no process or file remains."""
 
 import json
 import os
@@ -17,40 +17,40 @@ import holdfast
 HOLDFAST = ["-m", "holdfast.cli"]
 CHAPTERS = [
     "The server",
-    "Mail for agents that are away",
-    "A worker is killed in the middle of its work",
-    "A message that nobody can read",
-    "Three promises, field by field",
-    "Agents with a memory",
-    "kill -9 for the server itself",
+    "Mail to offline agents",
+    "A worker is killed while it works",
+    "A message that no worker can decode",
+    "Three durability tiers, field by field",
+    "Worlds: journals, snapshots and restores",
+    "The server is killed",
 ]
 CLAIMS = 29  # Without Spark.
-SPARK = "Morning: what happened?"
+SPARK = "The pipeline: tables, audit and report"
 SPARK_CLAIMS = 7
 
 
-class Newcomer:
-    """Somebody in a folder of their own, with a folder for temporary files that nobody else uses."""
+class DemoRunner:
+    """Runs the demo in a new folder, with its own folder for temporary files."""
 
     def __init__(self, folder: Path) -> None:
-        self.here, self.temporary = folder / "here", folder / "temporary"
-        self.here.mkdir()
+        self.folder, self.temporary = folder / "folder", folder / "temporary"
+        self.folder.mkdir()
         self.temporary.mkdir()
-        self._mark = uuid.uuid4().hex  # In the environment of every process that comes of it.
+        self._mark = uuid.uuid4().hex  # In the environment of every process of the demo.
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         self.environment = {
             **kept,
-            "NEWCOMER": self._mark,
+            "DEMO_TEST": self._mark,
             "TMPDIR": str(self.temporary),
             "COLUMNS": "80",
-            "HOLDFAST_URL": "http://127.0.0.1:1",  # Of another plane, which is none of the demo's business.
+            "HOLDFAST_URL": "http://127.0.0.1:1",  # Another plane, which the demo must not use.
         }
 
-    def start(self, *words: str) -> "subprocess.Popen[str]":
-        """Run Python with these words."""
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        """Start Python with these arguments."""
         return subprocess.Popen(
-            [sys.executable, "-W", "error", *words],
-            cwd=self.here,
+            [sys.executable, "-W", "error", *arguments],
+            cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -58,62 +58,62 @@ class Newcomer:
             text=True,
         )
 
-    def run(self, *words: str, code: int = 0) -> str:
-        """Run it to its end; what it says."""
-        process = self.start(*words)
+    def run(self, *arguments: str, code: int = 0) -> str:
+        """Run Python to its end. Returns its output."""
+        process = self.start(*arguments)
         out, err = process.communicate(timeout=600)
         assert process.returncode == code, (process.returncode, out, err)
         return out
 
     def processes(self) -> list[str]:
-        """What runs on their behalf."""
+        """The command lines of the demo's processes that run."""
         return [cmdline for mark, cmdline in _running() if self._mark in mark]
 
-    def left(self) -> list[str]:
-        """Processes, files and folders that are still there."""
-        return [*self.processes(), *map(str, (*self.temporary.rglob("*"), *self.here.rglob("*")))]
+    def remaining(self) -> list[str]:
+        """The remaining processes, files and folders."""
+        return [*self.processes(), *map(str, (*self.temporary.rglob("*"), *self.folder.rglob("*")))]
 
 
 def _running() -> Iterator[tuple[str, str]]:
-    """The environment and the command line of each process that lives."""
+    """The environment and the command line of each running process."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             yield (folder / "environ").read_text(errors="replace"), (folder / "cmdline").read_text(errors="replace")
-        except OSError:  # It ended meanwhile, or is another user's.
+        except OSError:  # The process has ended, or belongs to another user.
             continue
 
 
 @pytest.fixture
-def newcomer(tmp_path: Path) -> Newcomer:
-    return Newcomer(tmp_path)
+def demo(tmp_path: Path) -> DemoRunner:
+    return DemoRunner(tmp_path)
 
 
 def chapters(claims: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(claim["chapter"] for claim in claims))
 
 
-def test_every_claim_of_the_story_holds_and_nothing_is_left(newcomer: Newcomer) -> None:
-    ending = json.loads(newcomer.run(*HOLDFAST, "demo", "--without-spark", "--json"))
-    claims = ending["claims"]
+def test_every_claim_holds_and_nothing_remains(demo: DemoRunner) -> None:
+    result = json.loads(demo.run(*HOLDFAST, "demo", "--without-spark", "--json"))
+    claims = result["claims"]
     assert [claim for claim in claims if not claim["holds"]] == []
-    assert ending["ok"]
+    assert result["ok"]
     assert chapters(claims) == CHAPTERS
     assert len(claims) == CLAIMS
     assert all(claim["claim"] and claim["checked"] and claim["figure"] for claim in claims)
-    assert newcomer.left() == []
+    assert demo.remaining() == []
 
 
-@pytest.mark.nightly  # Over a minute where others use the machine too; the story without Spark is above.
-def test_the_whole_night_with_spark_ends_in_a_report(newcomer: Newcomer) -> None:
-    ending = json.loads(newcomer.run(*HOLDFAST, "demo", "--json"))
-    claims = ending["claims"]
+@pytest.mark.nightly  # Takes over a minute on a busy machine.
+def test_the_demo_with_spark_writes_a_report(demo: DemoRunner) -> None:
+    result = json.loads(demo.run(*HOLDFAST, "demo", "--json"))
+    claims = result["claims"]
     assert [claim for claim in claims if not claim["holds"]] == []
     assert chapters(claims) == [*CHAPTERS, SPARK]
     assert len(claims) == CLAIMS + SPARK_CLAIMS
-    report = newcomer.here / "holdfast-demo-report.html"
-    assert ending["report"] == str(report)
+    report = demo.folder / "holdfast-demo-report.html"
+    assert result["report"] == str(report)
     assert "All 6 worlds are well" in report.read_text()
-    assert newcomer.left() == [str(report)]
+    assert demo.remaining() == [str(report)]
 
 
 BROKEN = """
@@ -143,19 +143,19 @@ root.main(["demo", "--without-spark", "--keep", "kept"])
 """
 
 
-def test_claims_that_do_not_hold_are_named_and_the_demo_fails(newcomer: Newcomer) -> None:
-    said = newcomer.run("-c", BROKEN, code=1)
-    assert f"2 of {CLAIMS} claims do not hold:" in said
-    failed = said.partition("claims do not hold:")[2]
+def test_failed_claims_are_listed_and_the_demo_fails(demo: DemoRunner) -> None:
+    text = demo.run("-c", BROKEN, code=1)
+    assert f"2 of {CLAIMS} claims do not hold:" in text
+    failed = text.partition("claims do not hold:")[2]
     assert "every restore equals a full replay, byte for byte" in " ".join(failed.split())
     assert "nothing that was acknowledged is lost" in " ".join(failed.split())
-    assert said.count("✗") == 4  # Each where it was told, and in the table.
-    assert max(map(len, said.partition("To look around")[0].splitlines())) <= 80
+    assert text.count("✗") == 4  # Each in its chapter, and in the table.
+    assert max(map(len, text.partition("To explore the data")[0].splitlines())) <= 80
 
-    # What was to be kept is there, and is a plane like any other.
-    assert list(newcomer.temporary.iterdir()) == []
-    assert newcomer.processes() == []
-    with holdfast.open(f"dir:{newcomer.here / 'kept' / 'data'}") as plane:
+    # The kept data can be opened as a plane.
+    assert list(demo.temporary.iterdir()) == []
+    assert demo.processes() == []
+    with holdfast.open(f"dir:{demo.folder / 'kept' / 'data'}") as plane:
         assert plane.queue("tickets").stats().acked_total == 145
         assert len(plane.worlds()) == 6
 
@@ -175,40 +175,40 @@ root.main(["demo", "--without-spark"])
 """
 
 
-def test_a_chapter_that_fails_is_a_claim_that_does_not_hold(newcomer: Newcomer) -> None:
-    said = newcomer.run("-c", RAISING, code=1)
-    assert "MailboxFull: The mailbox is full" in said
-    assert "1 of 3 claims do not hold:" in said
-    assert newcomer.left() == []
+def test_a_chapter_that_raises_is_a_failed_claim(demo: DemoRunner) -> None:
+    text = demo.run("-c", RAISING, code=1)
+    assert "MailboxFull: The mailbox is full" in text
+    assert "1 of 3 claims do not hold:" in text
+    assert demo.remaining() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_whoever_interrupts_it_finds_nothing_left(newcomer: Newcomer, number: signal.Signals) -> None:
-    process = newcomer.start("-u", *HOLDFAST, "demo", "--without-spark")
+def test_an_interrupted_demo_leaves_nothing(demo: DemoRunner, number: signal.Signals) -> None:
+    process = demo.start("-u", *HOLDFAST, "demo", "--without-spark")
     assert process.stdout is not None
-    while "The agents come back" not in process.stdout.readline():
+    while "The agents connect" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert (process.returncode, err.strip()) == (130, "holdfast: interrupted")
-    assert newcomer.left() == []
+    assert demo.remaining() == []
 
 
-def test_a_folder_with_something_in_it_is_not_taken(newcomer: Newcomer) -> None:
-    (newcomer.here / "mine.txt").write_text("mine")
-    process = newcomer.start(*HOLDFAST, "demo", "--without-spark", "--keep", ".")
+def test_a_non_empty_folder_is_rejected(demo: DemoRunner) -> None:
+    (demo.folder / "mine.txt").write_text("mine")
+    process = demo.start(*HOLDFAST, "demo", "--without-spark", "--keep", ".")
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (9, "")
-    assert "is not empty; name a new folder for --keep" in err
-    assert newcomer.left() == [str(newcomer.here / "mine.txt")]
+    assert "is not empty; choose a new folder for --keep" in err
+    assert demo.remaining() == [str(demo.folder / "mine.txt")]
 
 
 @pytest.mark.parametrize("module", ["pyspark", "deltalake"])
-def test_whoever_has_no_spark_is_told_before_the_story_begins(newcomer: Newcomer, module: str) -> None:
+def test_missing_spark_is_reported_before_the_demo_starts(demo: DemoRunner, module: str) -> None:
     without = f"import sys; sys.modules[{module!r}] = None; from holdfast.cli.main import root; root.main(['demo'])"
-    process = newcomer.start("-c", without)
+    process = demo.start("-c", without)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (9, "")
     assert "pip install 'holdfast[spark]'" in err
     assert "holdfast demo --without-spark" in err
-    assert newcomer.left() == []
+    assert demo.remaining() == []

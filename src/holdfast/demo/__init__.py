@@ -1,11 +1,12 @@
-"""`holdfast demo`: a night of a fleet of agents, told and checked.
+"""`holdfast demo`: agents work against a real server, some processes are killed, and every claim is checked.
 
-    stage      what the audience sees: chapters, bars, claims with a mark each, and the table at the end
-    cast       the processes: a server, agents and workers, each started, killed and buried here
-    agents     what an agent's process does
-    chapters/  one chapter a noun: mail, tickets, poison, tiers, memories, outage, history
-    story      the chapters in their order, and what is cleaned up whatever happens
+    output     the printed output: chapters, progress bars, claims with a mark each, and the table at the end
+    processes  starts, kills and stops the server, agents and workers
+    agents     the code of an agent process
+    context    what the chapters share
+    chapters/  one chapter per feature: server, mail, tickets, dead_letters, tiers, worlds, outage, pipeline
+    story      runs the chapters in order, and cleans up in every case
 
-Nothing is staged but the moment at which somebody is killed: every process is real, every kill is SIGKILL, and every
-sentence with a mark was compared with what the server says.
+Every process is real, every kill is SIGKILL, and every sentence with a mark was compared with the server's data. Only
+the time of each kill is scripted.
 """

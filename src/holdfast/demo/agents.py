@@ -1,7 +1,7 @@
-"""Agents, each a process of its own, on the public API alone. What they do they tell as lines of JSON.
+"""The agent processes, which use only the public API and report what they do as lines of JSON.
 
 python -m holdfast.demo.agents reader URL AGENT MAILS
-python -m holdfast.demo.agents desk URL NAME [--encoding utf-8] [--stays-at N]
+python -m holdfast.demo.agents desk URL NAME [--encoding utf-8] [--hangs-at N]
 """
 
 import argparse
@@ -11,16 +11,16 @@ import time
 from typing import Any, Final
 
 import holdfast
-from holdfast.handles import Plane
+from holdfast.handles.sync.plane import Plane
 from holdfast.handles.sync.messages import Message
 
 TICKETS: Final = "tickets"
 ANSWERS: Final = "answers"
-LEASE_SECONDS: Final = 3.0  # How long a ticket waits for a desk that died; one that lives extends its lease by itself.
+LEASE_SECONDS: Final = 3.0  # How long the ticket of a killed desk stays leased. A live desk renews its lease.
 RETRY_SECONDS: Final = 0.2
-_READ_SECONDS: Final = 0.02  # To read a mail.
-_THINK_SECONDS: Final = 0.02  # To answer a ticket.
-_STAY_SECONDS: Final = 3_600.0  # With a ticket in hand, until somebody kills it.
+_READ_SECONDS: Final = 0.02  # Simulated time to read a mail.
+_ANSWER_SECONDS: Final = 0.02  # Simulated time to answer a ticket.
+_HANG_SECONDS: Final = 3_600.0  # A desk that hangs holds its ticket until it is killed.
 
 
 def main() -> None:
@@ -30,46 +30,46 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("mails", type=int, nargs="?", default=1)
     parser.add_argument("--encoding", default="utf-8")
-    parser.add_argument("--stays-at", type=int, default=0, help="never finish the ticket of this number")
-    given = parser.parse_args()
-    with holdfast.connect(given.url) as plane:
-        if given.role == "reader":
-            read(plane, given.name, given.mails)
+    parser.add_argument("--hangs-at", type=int, default=0, help="never finish the ticket of this number")
+    arguments = parser.parse_args()
+    with holdfast.connect(arguments.url) as plane:
+        if arguments.role == "reader":
+            read(plane, arguments.name, arguments.mails)
         else:
-            answer(plane, given.name, encoding=given.encoding, stays_at=given.stays_at)
+            answer(plane, arguments.name, encoding=arguments.encoding, hangs_at=arguments.hangs_at)
 
 
 def read(plane: Plane, agent: str, mails: int) -> None:
-    """Come back after a while, and read so many mails, the oldest first."""
+    """Read and confirm `mails` mails, oldest first."""
     mailbox = plane.mailbox(agent)
     for count, mail in enumerate(mailbox, 1):
-        _tell("read", sequence=mail.sequence, **mail.json())
+        _report("read", sequence=mail.sequence, **mail.json())
         time.sleep(_READ_SECONDS)
         if count == mails:
-            mailbox.confirm(mail)  # As the loop does by itself when it asks for the next one.
+            mailbox.confirm(mail)  # The loop confirms a mail when it requests the next one.
             return
 
 
-def answer(plane: Plane, name: str, *, encoding: str, stays_at: int) -> None:
-    """Work at a desk until SIGTERM: take a ticket, think, and answer it.
+def answer(plane: Plane, name: str, *, encoding: str, hangs_at: int) -> None:
+    """Answer tickets until SIGTERM.
 
-    That the ticket is done, its answer and what is known of its task are one commit.
+    One commit acknowledges the ticket, stores its answer and updates its task.
     """
     answers = plane.queue(ANSWERS)
-    taken = 0
+    received = 0
 
     def handle(message: Message) -> None:
-        nonlocal taken
-        taken += 1
-        _tell("took", id=message.id, lease_id=message.lease.lease_id, fence=message.fence)
+        nonlocal received
+        received += 1
+        _report("took", id=message.id, lease_id=message.lease.lease_id, fence=message.fence)
         ticket = json.loads((message.payload or b"").decode(encoding))
-        if taken == stays_at:
-            time.sleep(_STAY_SECONDS)
-        time.sleep(_THINK_SECONDS)
+        if received == hangs_at:
+            time.sleep(_HANG_SECONDS)
+        time.sleep(_ANSWER_SECONDS)
         task = {"status": "answered", "priority": ticket["priority"], "ml_confidence": 0.9}
-        said = {**ticket, "message": message.id, "desk": name, "fence": message.fence, "attempts": message.attempts}
-        plane.atomic().ack(message).put(answers, said).write("task", ticket["ticket"], task).commit()
-        _tell("answered", id=message.id, fence=message.fence)
+        reply = {**ticket, "message": message.id, "desk": name, "fence": message.fence, "attempts": message.attempts}
+        plane.atomic().ack(message).put(answers, reply).write("task", ticket["ticket"], task).commit()
+        _report("answered", id=message.id, fence=message.fence)
 
     worker = holdfast.Worker(
         plane,
@@ -78,11 +78,11 @@ def answer(plane: Plane, name: str, *, encoding: str, stays_at: int) -> None:
         visibility_seconds=LEASE_SECONDS,
         retry_delay_seconds=lambda _: RETRY_SECONDS,
     )
-    _tell("ready")
+    _report("ready")
     worker.run()
 
 
-def _tell(event: str, **facts: Any) -> None:
+def _report(event: str, **facts: Any) -> None:
     os.write(1, json.dumps({"event": event, **facts}).encode() + b"\n")
 
 

@@ -1,18 +1,18 @@
-"""What the chapters of one night share."""
+"""The context that the chapters share."""
 
 import msgspec
 
 from holdfast.demo.output import Output
 from holdfast.demo.processes import Processes, Server
-from holdfast.handles import Plane
+from holdfast.handles.sync.plane import Plane
 
 
 class DemoContext(msgspec.Struct):
-    """A server with a plane, who works on it, and what later chapters must know of earlier ones."""
+    """The output, processes, server and plane of a run, and the ids that later chapters need from earlier ones."""
 
-    stage: Output
-    cast: Processes
+    output: Output
+    processes: Processes
     server: Server
-    plane: Plane  # Goes on by itself when the server comes back.
-    orphan: str = ""  # The message whose desk was killed.
-    poison: str = ""  # The message that nobody could read.
+    plane: Plane  # Reconnects when the server is restarted.
+    orphaned_id: str = ""  # The message whose worker was killed.
+    unreadable_id: str = ""  # The message that became a dead letter.

@@ -1,4 +1,4 @@
-"""What the audience sees: chapters, progress bars, claims that were checked, and a table of them all at the end."""
+"""The printed output: chapters, progress bars, checked claims, and a table of all claims at the end."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,14 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextCol
 from rich.table import Table
 from rich.text import Text
 
-_WIDTH_MAX: Final = 100  # Longer lines are hard to read, however wide the terminal is.
+_WIDTH_MAX: Final = 100  # Longer lines are hard to read on any terminal.
 _WIDTH_MIN: Final = 40
 
-Tell: TypeAlias = Callable[[str, int, int], None]
+ReportProgress: TypeAlias = Callable[[str, int, int], None]
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A sentence that the story says, how it was checked, and whether it is true."""
+    """A printed claim, how it was checked, and whether it holds."""
 
     chapter: str
     claim: str
@@ -30,7 +30,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Output:
-    """Tells a story on a console, and remembers what it claimed."""
+    """Prints to a console, and records the claims."""
 
     def __init__(self, out: IO[str], *, quiet: bool = False) -> None:
         console = Console(file=out, quiet=quiet, highlight=False)
@@ -40,20 +40,20 @@ class Output:
         self.claims: list[Claim] = []
         self._chapter = ""
         self._chapters = 0
-        self._has_marks = _can_say(self.console, "✓✗·…")
-        self._began = time.monotonic()
+        self._has_marks = _can_encode(self.console, "✓✗·…")
+        self._started_at = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """How long the story has lasted."""
-        return time.monotonic() - self._began
+        """The elapsed time."""
+        return time.monotonic() - self._started_at
 
     @property
     def failed(self) -> list[Claim]:
         return [claim for claim in self.claims if not claim.holds]
 
     def title(self, title: str, text: str) -> None:
-        """How the story begins."""
+        """Print the title and the introduction."""
         self.console.print()
         self.console.print(Text(title, style="bold cyan"))
         self.say(text)
@@ -65,51 +65,51 @@ class Output:
         self.console.rule(Text(f"{self._chapters}  {title}", style="bold"), align="left", style="cyan")
 
     def say(self, text: str) -> None:
-        """A paragraph."""
+        """Print a paragraph."""
         self.console.print(Text(text))
 
     def note(self, text: str) -> None:
-        """Something on a line of its own, as a command or an address."""
+        """Print a separate line, such as a command or an address."""
         self.console.print(Text(f"    {text}", style="cyan", overflow="fold"))
 
     def claim(self, claim: str, holds: bool, *, checked: str, figure: str = "") -> bool:
-        """Say something that was checked; whether it is true."""
+        """Print and record a checked claim. Returns whether it holds."""
         holds = bool(holds)
         self.claims.append(Claim(chapter=self._chapter, claim=claim, checked=checked, figure=figure, holds=holds))
-        # Wrapped here, so that further lines stand below the first, and a figure is not torn apart.
+        # Wrapped here, so continuation lines are indented and a figure is not split.
         mark, width = self._mark(holds), self.console.width - 5
         lines = list(Text(claim, style="" if holds else "bold red").wrap(self.console, width))
-        said = list(Text(f"({figure})", style="dim").wrap(self.console, width)) if figure else []
-        if len(said) == 1 and len(lines[-1]) + len(said[0]) + 1 <= width:
-            lines[-1] = Text.assemble(lines[-1], " ", said.pop())
-        for n, line in enumerate((*lines, *said)):
+        figure_lines = list(Text(f"({figure})", style="dim").wrap(self.console, width)) if figure else []
+        if len(figure_lines) == 1 and len(lines[-1]) + len(figure_lines[0]) + 1 <= width:
+            lines[-1] = Text.assemble(lines[-1], " ", figure_lines.pop())
+        for n, line in enumerate((*lines, *figure_lines)):
             line.rstrip()
             self.console.print(Text.assemble("  ", mark if n == 0 else " " * len(mark), " ", line))
         return holds
 
     @contextmanager
-    def bar(self, what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-        """A progress bar while the block lasts; call what it gives with how much is done."""
+    def bar(self, title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+        """A progress bar. Call the yielded function with the completed amount."""
         with self._progress() as progress:
-            task = progress.add_task(f"  {what}", total=total)
+            task = progress.add_task(f"  {title}", total=total)
             yield lambda done: progress.update(task, completed=done)
 
     @contextmanager
-    def bars(self, what: str) -> Iterator[Tell]:
-        """A bar for a job, and one below it for what it told of last: `tell(what, done, total)`."""
+    def bars(self, title: str) -> Iterator[ReportProgress]:
+        """A bar for a job, and one below it for its last reported step: `report(step, done, total)`."""
         with self._progress() as progress:
-            progress.add_task(f"  {what}", total=None)
+            progress.add_task(f"  {title}", total=None)
             row = progress.add_task("", total=None, visible=False)
 
-            def tell(part: str, done: int, total: int) -> None:
-                progress.update(row, description=f"    {part}", completed=done, total=total or None, visible=True)
+            def report(step: str, done: int, total: int) -> None:
+                progress.update(row, description=f"    {step}", completed=done, total=total or None, visible=True)
 
-            yield tell
+            yield report
 
     def table(self) -> None:
-        """Every claim, how it was checked, and its figure."""
+        """Print every claim, how it was checked, and its figure."""
         self.console.print()
-        self.console.rule(Text("Every claim, and how it was checked", style="bold"), align="left", style="cyan")
+        self.console.rule(Text("All claims, and how they were checked", style="bold"), align="left", style="cyan")
         for chapter, claims in groupby(self.claims, lambda each: each.chapter):
             self.console.print(Text(chapter, style="bold cyan"))
             table = Table.grid(padding=(0, 2), expand=True)
@@ -123,10 +123,10 @@ class Output:
             self.console.print(table)
 
     def end(self) -> None:
-        """Whether the story was true."""
+        """Print whether all claims hold."""
         self.console.print()
         if not self.failed:
-            text = f"All {len(self.claims)} claims hold. The night took {self.seconds:.0f} s."
+            text = f"All {len(self.claims)} claims hold. The demo took {self.seconds:.0f} s."
             self.console.print(Text(text, style="bold green"))
             return
         self.console.print(Text(f"{len(self.failed)} of {len(self.claims)} claims do not hold:", style="bold red"))
@@ -134,8 +134,8 @@ class Output:
             self.console.print(Padding(Text(f"{each.chapter}: {each.claim} ({each.figure})"), (0, 0, 0, 2)))
 
     def _mark(self, holds: bool) -> Text:
-        words = ("✓", "✗") if self._has_marks else ("ok", "NO")
-        return Text(words[0], style="bold green") if holds else Text(words[1], style="bold red")
+        marks = ("✓", "✗") if self._has_marks else ("ok", "NO")
+        return Text(marks[0], style="bold green") if holds else Text(marks[1], style="bold red")
 
     def _progress(self) -> Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), _Count(), TimeElapsedColumn())
@@ -143,13 +143,13 @@ class Output:
 
 
 class _Count(MofNCompleteColumn):
-    """How much of how much; nothing where nobody knows."""
+    """Completed and total; empty if the total is unknown."""
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.total else Text()
 
 
-def _can_say(console: Console, text: str) -> bool:
+def _can_encode(console: Console, text: str) -> bool:
     try:
         text.encode(console.encoding)
     except (LookupError, UnicodeEncodeError):

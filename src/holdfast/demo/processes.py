@@ -1,4 +1,4 @@
-"""The processes of the story. Each has a session of its own, so that Ctrl-C reaches nobody but the one who tells it."""
+"""The processes of the demo. Each has its own session, so Ctrl-C reaches only the demo itself."""
 
 import os
 import queue
@@ -16,33 +16,33 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 INTERRUPTIONS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PATIENCE_SECONDS: Final = 60.0  # How long any step of the story may take before it counts as broken.
+PATIENCE_SECONDS: Final = 60.0  # How long any step may take before it counts as failed.
 _STOP_SECONDS: Final = 15.0
-_WORDS_MAX: Final = 500  # Characters of a log that are quoted.
-_LOOK_SECONDS: Final = 0.02
+_LOG_CHARACTERS_MAX: Final = 500  # How much of a log is quoted in an error.
+_CHECK_SECONDS: Final = 0.02
 
 Found = TypeVar("Found")
 
 
 class Child:
-    """A process that tells what it does as lines."""
+    """A process that reports what it does as lines on stdout."""
 
-    def __init__(self, words: list[str], log: Path) -> None:
-        # What a shell says to commands is not meant for the processes of a story.
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        # HOLDFAST_* variables of the user's shell must not affect the demo's processes.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-        with log.open("ab") as said:
+        with log.open("ab") as log_file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *words],
+                [sys.executable, "-m", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=log_file,
                 env=environment,
                 start_new_session=True,
             )
         self.log = log
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._listener = threading.Thread(target=self._listen, name="holdfast-demo-listener", daemon=True)
-        self._listener.start()
+        self._reader = threading.Thread(target=self._read_lines, name="holdfast-demo-listener", daemon=True)
+        self._reader.start()
 
     @property
     def pid(self) -> int:
@@ -50,60 +50,60 @@ class Child:
 
     @property
     def was_killed(self) -> bool:
-        """Whether it died of SIGKILL."""
+        """Whether it was ended by SIGKILL."""
         return self.process.returncode == -signal.SIGKILL
 
-    def hear(self, seconds: float = PATIENCE_SECONDS) -> str | None:
-        """The next line that it says; None if it has ended.
+    def read_line(self, seconds: float = PATIENCE_SECONDS) -> str | None:
+        """The next line of the process; None if it has ended.
 
         Raises:
-            TimeoutError: it said nothing for so long.
+            TimeoutError: no line arrived within `seconds`.
         """
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
-            raise TimeoutError(f"A process said nothing for {seconds:.0f} s; {self.last_words()}") from None
+            raise TimeoutError(f"A process printed nothing for {seconds:.0f} s; {self.log_tail()}") from None
         return None if line is None else line.decode().strip()
 
-    def hear_of(self, event: str) -> dict[str, Any]:
-        """What it tells of the next event of that name.
+    def read_event(self, event: str) -> dict[str, Any]:
+        """The fields of the next event of that name.
 
         Raises:
-            RuntimeError: it ended.
-            TimeoutError: it said nothing of it in time.
+            RuntimeError: the process has ended.
+            TimeoutError: the event did not arrive in time.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while (line := self.hear(max(deadline - time.monotonic(), 0.0))) is not None:
-            told: dict[str, Any] = msgspec.json.decode(line)
-            if told["event"] == event:
-                return told
-        raise RuntimeError(f"A process ended before it told of {event!r}; {self.last_words()}")
+        while (line := self.read_line(max(deadline - time.monotonic(), 0.0))) is not None:
+            fields: dict[str, Any] = msgspec.json.decode(line)
+            if fields["event"] == event:
+                return fields
+        raise RuntimeError(f"A process ended before it reported {event!r}; {self.log_tail()}")
 
-    def last_words(self) -> str:
-        """The end of its log, which may say what went wrong."""
-        return self.log.read_text(errors="replace").strip()[-_WORDS_MAX:] or "it said nothing"
+    def log_tail(self) -> str:
+        """The end of the process's log."""
+        return self.log.read_text(errors="replace").strip()[-_LOG_CHARACTERS_MAX:] or "its log is empty"
 
     def kill(self) -> None:
-        """SIGKILL, which no process can catch, delay or clean up after."""
-        self.process.kill()  # Of no effect on one that has ended.
+        """Send SIGKILL, which no process can catch."""
+        self.process.kill()  # Has no effect on a process that has ended.
         self.process.wait()
 
     def stop(self) -> None:
-        """Ask it to end, and see to it that it does."""
+        """Send SIGTERM."""
         if self.process.poll() is None:
             self.process.terminate()
 
-    def bury(self) -> None:
-        """Wait for its end, and hasten it if need be."""
+    def wait_for_end(self) -> None:
+        """Wait for the process to end, and kill it if it takes too long."""
         try:
             self.process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
-        self._listener.join()
+        self._reader.join()
         if self.process.stdout is not None:
             self.process.stdout.close()
 
-    def _listen(self) -> None:
+    def _read_lines(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._lines.put(line)
@@ -111,7 +111,7 @@ class Child:
 
 
 class Processes:
-    """All processes of the story; at its end there is none of them any more."""
+    """All processes of the demo. On exit, every one has ended."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -119,44 +119,44 @@ class Processes:
         self._server: Child | None = None
 
     def serve(self, port: int = 0) -> "Server":
-        """A server over the story's data directory."""
-        words = ["serve", "--data", f"dir:{self.folder / 'data'}", "--port", str(port)]
-        words += ["--pipeline-reports", str(self.folder / "lake" / "reports"), "--log-format", "json"]
-        self._server = self._started(["holdfast.cli", *words], "server.log")
+        """Start a server on the demo's data directory."""
+        arguments = ["serve", "--data", f"dir:{self.folder / 'data'}", "--port", str(port)]
+        arguments += ["--pipeline-reports", str(self.folder / "lake" / "reports"), "--log-format", "json"]
+        self._server = self._start(["holdfast.cli", *arguments], "server.log")
         return Server(self._server)
 
-    def agent(self, role: str, *words: str) -> Child:
-        """An agent: what `holdfast.demo.agents` says it does."""
-        return self._started(["holdfast.demo.agents", role, *words], "agents.log")
+    def agent(self, role: str, *arguments: str) -> Child:
+        """Start an agent; `holdfast.demo.agents` has the roles."""
+        return self._start(["holdfast.demo.agents", role, *arguments], "agents.log")
 
-    def dismiss(self, *children: Child) -> None:
-        """Have them end at the same time."""
+    def stop(self, *children: Child) -> None:
+        """Stop the processes, all at the same time."""
         for child in children:
             child.stop()
         for child in children:
-            child.bury()
+            child.wait_for_end()
 
     def wait_for(self, *children: Child) -> None:
-        """Let them come to their end."""
+        """Wait for the processes to end."""
         for child in children:
-            child.bury()
+            child.wait_for_end()
 
-    def until(self, look: Callable[[], Found | None], what: str) -> Found:
-        """What `look` finds, as soon as it is something.
+    def until(self, check: Callable[[], Found | None], description: str) -> Found:
+        """The first truthy result of `check`.
 
         Raises:
-            RuntimeError: a process has ended that nobody has killed.
-            TimeoutError: it was nothing for as long as a step may take.
+            RuntimeError: a process has failed.
+            TimeoutError: `check` returned nothing within PATIENCE_SECONDS.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            if found := look():
+            if found := check():
                 return found
             for child in self._children:
-                if (child.process.poll() or 0) > 0:  # Whoever was killed has the number of a signal.
-                    raise RuntimeError(f"A process ended by itself: {child.last_words()}")
-            time.sleep(_LOOK_SECONDS)
-        raise TimeoutError(f"{what} did not happen within {PATIENCE_SECONDS:.0f} s")
+                if (child.process.poll() or 0) > 0:  # A killed process has a negative code.
+                    raise RuntimeError(f"A process failed: {child.log_tail()}")
+            time.sleep(_CHECK_SECONDS)
+        raise TimeoutError(f"{description} did not happen within {PATIENCE_SECONDS:.0f} s")
 
     def __enter__(self) -> Self:
         return self
@@ -164,7 +164,7 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Agents that are still here when the story breaks off would wait for a server that ends with them.
+        # Agents that still run after a failure would wait for a server that ends too.
         for child in self._children:
             if child is not self._server:
                 child.kill()
@@ -172,36 +172,36 @@ class Processes:
             self._server.stop()
         self.wait_for(*self._children)
 
-    def _started(self, words: list[str], log: str) -> Child:
-        with _undisturbed():
-            child = Child(words, self.folder / log)
+    def _start(self, arguments: list[str], log: str) -> Child:
+        with _interruptions_deferred():
+            child = Child(arguments, self.folder / log)
             self._children.append(child)
         return child
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Put interruptions off: whoever is started must be known before anything else happens, or outlives the story."""
-    heard: list[int] = []
-    before = {each: signal.signal(each, lambda number, _: heard.append(number)) for each in INTERRUPTIONS}
+def _interruptions_deferred() -> Iterator[None]:
+    """Defer interruptions, so a started process is always registered and cannot outlive the demo."""
+    received: list[int] = []
+    previous = {each: signal.signal(each, lambda number, _: received.append(number)) for each in INTERRUPTIONS}
     try:
         yield
     finally:
-        for each, handler in before.items():
+        for each, handler in previous.items():
             signal.signal(each, handler)
-        for number in heard:
+        for number in received:
             signal.raise_signal(number)
 
 
 class Server:
-    """A server that is ready."""
+    """A server that is ready to accept calls."""
 
     def __init__(self, child: Child) -> None:
         self.child = child
-        self.url = (child.hear() or "").rpartition(" ")[2]
+        self.url = (child.read_line() or "").rpartition(" ")[2]
         if not self.url.startswith("http"):
-            child.bury()
-            raise RuntimeError(f"The server did not start: {child.last_words()}")
+            child.wait_for_end()
+            raise RuntimeError(f"The server did not start: {child.log_tail()}")
 
     @property
     def port(self) -> int:

@@ -1,4 +1,4 @@
-"""The night, from an empty folder to the morning's report; at its end nothing of it is left but what was asked for."""
+"""Runs the demo from an empty folder to the report, and removes everything that is not to be kept."""
 
 import logging
 import os
@@ -13,89 +13,89 @@ from typing import IO, Any, Final
 import msgspec
 
 import holdfast
-from holdfast.demo.chapters import history, mail, memories, opening, outage, poison, tickets, tiers
+from holdfast.demo.chapters import dead_letters, mail, outage, pipeline, server, tickets, tiers, worlds
 from holdfast.demo.context import DemoContext
 from holdfast.demo.output import Claim, Output
 from holdfast.demo.processes import INTERRUPTIONS, PATIENCE_SECONDS, Processes
 from holdfast.errors import PathUnusable
 
 _CHAPTERS: Final[tuple[Callable[[DemoContext], Any], ...]] = (
-    opening.tell,
-    mail.tell,
-    tickets.tell,
-    poison.tell,
-    tiers.tell,
-    memories.tell,
-    outage.tell,
+    server.run,
+    mail.run,
+    tickets.run,
+    dead_letters.run,
+    tiers.run,
+    worlds.run,
+    outage.run,
 )
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How the story ended."""
+class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run."""
 
     ok: bool
     seconds: float
     claims: list[Claim]
-    report: str | None  # A file that stays.
-    kept: str | None  # The folder with data, lake and logs, if it was to be kept.
+    report: str | None  # The path of the report.
+    kept: str | None  # The folder with data, lake and logs, if it is kept.
 
 
-def tell(out: IO[str], *, quiet: bool, with_spark: bool, keep: Path | None, report: Path) -> Ending:
-    """Tell the story on `out`, and clean up behind it. The report goes to the file `report`, or stays in `keep`.
+def run(out: IO[str], *, quiet: bool, with_spark: bool, keep: Path | None, report: Path) -> DemoResult:
+    """Run the demo, print to `out`, and clean up. The report is copied to the file `report`, or stays in `keep`.
 
     Raises:
-        Unsupported: Spark is wanted, and is not installed.
+        Unsupported: Spark is requested but not installed.
         PathUnusable: the folder to keep is not empty.
-        KeyboardInterrupt: somebody stopped it; nothing is left of it either.
+        KeyboardInterrupt: the demo was interrupted; everything is removed.
     """
     if with_spark:
-        history.check()
+        pipeline.check()
         if keep is None and not os.access(report.parent, os.W_OK):
-            raise PathUnusable(f"No report can be written to {report.parent}; go to another folder, or give --keep")
-    stage = Output(out, quiet=quiet)
-    with _signals(), _silence(), _folder(keep) as folder:
-        stage.title(
-            "A night with Holdfast",
-            "A fleet of agents answers support tickets. Some of its processes will be killed with kill -9, and so will "
-            "the server. Every line with a mark is a claim, and was checked before it was printed.",
+            raise PathUnusable(f"Cannot write the report to {report.parent}; change to another folder, or give --keep")
+    output = Output(out, quiet=quiet)
+    with _interruptible(), _without_logs(), _folder(keep) as folder:
+        output.title(
+            "Holdfast demo",
+            "A fleet of agents answers support tickets. Some agent processes are killed with kill -9, and so is the "
+            "server. Every line with a mark is a claim that was checked before it was printed.",
         )
-        written = _night(stage, folder, with_spark=with_spark)
+        written = _run_chapters(output, folder, with_spark=with_spark)
         if written is not None and written.exists():
-            written = written if keep is not None else _copied(written, report)
+            written = written if keep is not None else _copy_report(written, report)
         else:
             written = None
-        stage.table()
-        stage.end()
-    return Ending(
-        ok=not stage.failed,
-        seconds=round(stage.seconds, 1),
-        claims=stage.claims,
+        output.table()
+        output.end()
+    return DemoResult(
+        ok=not output.failed,
+        seconds=round(output.seconds, 1),
+        claims=output.claims,
         report=None if written is None else str(written),
         kept=None if keep is None else str(folder),
     )
 
 
-def _night(stage: Output, folder: Path, *, with_spark: bool) -> Path | None:
-    """Tell the chapters; where the report is. One that fails is a claim that does not hold, and ends the story."""
+def _run_chapters(output: Output, folder: Path, *, with_spark: bool) -> Path | None:
+    """Run the chapters. Returns the path of the report. A chapter that raises is a failed claim and ends the run."""
     report = None
-    with Processes(folder) as cast:
+    with Processes(folder) as processes:
         try:
-            server = cast.serve()
-            with holdfast.connect(server.url, patience_seconds=PATIENCE_SECONDS) as plane:
-                night = DemoContext(stage, cast, server, plane)
+            running = processes.serve()
+            with holdfast.connect(running.url, patience_seconds=PATIENCE_SECONDS) as plane:
+                context = DemoContext(output, processes, running, plane)
                 for chapter in _CHAPTERS:
-                    chapter(night)
+                    chapter(context)
                 if with_spark:
-                    report = history.tell(night)
+                    report = pipeline.run(context)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            stage.claim("the chapter comes to its end", False, checked="no error on the way", figure=said)
+            message = f"{type(error).__name__}: {error}"
+            output.claim("the chapter runs without an error", False, checked="no exception", figure=message)
     return report
 
 
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """Where everything of the story is: a folder that goes with it, or the one to keep."""
+    """The folder of the run: a temporary one, or the one to keep."""
     if keep is None:
         folder = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
         try:
@@ -107,15 +107,15 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         keep.mkdir(parents=True, exist_ok=True)
         is_empty = not any(keep.iterdir())
     except OSError as error:
-        raise PathUnusable(f"{keep} cannot be used ({error.strerror}); name another folder for --keep") from error
+        raise PathUnusable(f"Cannot use {keep} ({error.strerror}); choose another folder for --keep") from error
     if not is_empty:
-        raise PathUnusable(f"{keep} is not empty; name a new folder for --keep")
+        raise PathUnusable(f"{keep} is not empty; choose a new folder for --keep")
     yield keep.resolve()
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """Whoever wants the story to end gets a KeyboardInterrupt, once: what follows is cleaned up in peace."""
+def _interruptible() -> Iterator[None]:
+    """Turn the first interruption into KeyboardInterrupt, and ignore later ones during the cleanup."""
 
     def interrupt(number: int, frame: Any) -> None:
         del number, frame
@@ -123,27 +123,27 @@ def _signals() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {each: signal.signal(each, interrupt) for each in INTERRUPTIONS}
+    previous = {each: signal.signal(each, interrupt) for each in INTERRUPTIONS}
     try:
         yield
     finally:
-        for each, handler in before.items():
+        for each, handler in previous.items():
             signal.signal(each, handler)
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
-    """Nobody logs into the story: clients of a server that is killed have much to say, and so has a Spark that ends."""
-    nowhere = logging.NullHandler()
-    logging.getLogger().addHandler(nowhere)
+def _without_logs() -> Iterator[None]:
+    """Suppress log output: clients of a killed server, and a stopping Spark, log many warnings."""
+    handler = logging.NullHandler()
+    logging.getLogger().addHandler(handler)
     try:
         yield
     finally:
-        logging.getLogger().removeHandler(nowhere)
+        logging.getLogger().removeHandler(handler)
 
 
-def _copied(report: Path, target: Path) -> Path:
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.copyfile(report, draft)
-    os.replace(draft, target)
+def _copy_report(report: Path, target: Path) -> Path:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.copyfile(report, temporary)
+    os.replace(temporary, target)
     return target.resolve()

@@ -1,1 +1,1 @@
-"""The chapters. Each is `tell(night)`: it says what happens, makes it happen, and claims what it has checked."""
+"""The chapters. Each has `run(context)`, which prints what happens, makes it happen, and checks its claims."""

@@ -1,4 +1,4 @@
-"""A queue of work, and a desk that is killed in the middle of it."""
+"""A queue of tickets, and a worker ("desk") that is killed while it holds one."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -13,50 +13,50 @@ from holdfast.tiers import Tier
 from holdfast.wire.queues import NewMessage, QueuePolicy
 
 COUNT: Final = 120
-ATTEMPTS: Final = 3  # Then a ticket is a dead letter.
+ATTEMPTS: Final = 3  # After this many failures, a ticket becomes a dead letter.
 _KILLED_AT: Final = 9
 
 
-def tell(night: DemoContext) -> None:
-    stage, queue = night.stage, night.plane.queue(TICKETS)
-    stage.chapter("A worker is killed in the middle of its work")
-    stage.say(
-        f"{COUNT} tickets come in. Desk 1 answers them one by one. To answer a ticket is one commit: the ticket is "
-        "done, its answer is stored and its task is up to date, or nothing of it."
+def run(context: DemoContext) -> None:
+    output, queue = context.output, context.plane.queue(TICKETS)
+    output.chapter("A worker is killed while it works")
+    output.say(
+        f"{COUNT} tickets are put. Desk 1 answers them one by one. One commit acknowledges a ticket, stores its answer "
+        "and updates its task."
     )
     queue.set_policy(QueuePolicy(max_attempts=ATTEMPTS))
     receipts = queue.put_many([ticket(n) for n in range(COUNT)])
-    stage.claim(
-        "each put was acknowledged as `critical`, synced to disk, and every ticket is ready",
+    output.claim(
+        "each put was acknowledged as `critical` (synced to disk), and every ticket is ready",
         all(receipt.durability is Tier.CRITICAL for receipt in receipts) and queue.stats().ready == COUNT,
-        checked="promise of each receipt; depth of the queue",
+        checked="durability of each receipt; depth of the queue",
         figure=f"{COUNT} tickets",
     )
-    held = _killed(night)
-    stage.say(
-        f"Desks 2 and 3 take over. The ticket of the dead desk is free again when its lease ends, after at most "
-        f"{LEASE_SECONDS:.0f} s."
+    held = _kill_worker(context)
+    output.say(
+        f"Desks 2 and 3 take over. The ticket of the killed desk is delivered again when its lease expires, after at "
+        f"most {LEASE_SECONDS:.0f} s."
     )
-    desks = [night.cast.agent("desk", night.server.url, name) for name in ("desk-2", "desk-3")]
-    with stage.bar("desks 2 and 3 answer", COUNT) as done:
-        night.cast.until(lambda: is_empty(night, done), "The end of the queue")
-    night.cast.dismiss(*desks)
-    _check(night, [receipt.id for receipt in receipts], held)
+    desks = [context.processes.agent("desk", context.server.url, name) for name in ("desk-2", "desk-3")]
+    with output.bar("desks 2 and 3 answer", COUNT) as done:
+        context.processes.until(lambda: is_empty(context, done), "The last answer")
+    context.processes.stop(*desks)
+    _check(context, [receipt.id for receipt in receipts], held)
 
 
-def _killed(night: DemoContext) -> dict[str, Any]:
-    """Let a desk work, and kill it with a ticket in hand; which one, and by what lease."""
-    desk = night.cast.agent("desk", night.server.url, "desk-1", "--stays-at", str(_KILLED_AT))
+def _kill_worker(context: DemoContext) -> dict[str, Any]:
+    """Run a desk, and kill it while it holds a ticket. Returns that ticket's id and lease."""
+    desk = context.processes.agent("desk", context.server.url, "desk-1", "--hangs-at", str(_KILLED_AT))
     held: dict[str, Any] = {}
-    with night.stage.bar("desk 1 answers", _KILLED_AT) as done:
+    with context.output.bar("desk 1 answers", _KILLED_AT) as done:
         for n in range(1, _KILLED_AT + 1):
-            held = desk.hear_of("took")
+            held = desk.read_event("took")
             done(n)
-    leased = night.plane.queue(TICKETS).stats().leased
+    leased = context.plane.queue(TICKETS).stats().leased
     desk.kill()
-    night.orphan = held["id"]
-    night.stage.claim(
-        f"desk 1, process {desk.pid}, died of kill -9 with ticket number {_KILLED_AT} in hand",
+    context.orphaned_id = held["id"]
+    context.output.claim(
+        f"desk 1, process {desk.pid}, was killed with kill -9 while it held ticket number {_KILLED_AT}",
         desk.was_killed and leased == 1,
         checked="exit status; leases of the queue",
         figure=f"fence {held['fence']}",
@@ -64,33 +64,33 @@ def _killed(night: DemoContext) -> dict[str, Any]:
     return held
 
 
-def _check(night: DemoContext, put: list[str], held: dict[str, Any]) -> None:
-    stage, given = night.stage, answers(night)
-    again = [each for each in given if each["message"] == held["id"]]
-    stage.claim(
+def _check(context: DemoContext, put: list[str], held: dict[str, Any]) -> None:
+    output, received = context.output, answers(context)
+    repeated = [each for each in received if each["message"] == held["id"]]
+    output.claim(
         "another desk finished that ticket, with a higher fence",
-        [each["desk"] != "desk-1" and each["fence"] > held["fence"] for each in again] == [True],
-        checked="the stored answer against what desk 1 had",
-        figure=", ".join(f"fence {each['fence']} of {each['desk']}" for each in again) or "no answer",
+        [each["desk"] != "desk-1" and each["fence"] > held["fence"] for each in repeated] == [True],
+        checked="the stored answer against desk 1's lease",
+        figure=", ".join(f"fence {each['fence']} of {each['desk']}" for each in repeated) or "no answer",
     )
-    late = night.plane.queue(TICKETS).held(held["id"], lease_id=held["lease_id"], fence=held["fence"])
+    late = context.plane.queue(TICKETS).held(held["id"], lease_id=held["lease_id"], fence=held["fence"])
     try:
         late.ack()
     except Fenced as error:
-        refused = error.code
+        error_code = error.code
     else:
-        refused = ""
-    stage.claim(
-        "were desk 1 to wake up and say that it is done, it would be refused",
-        refused == "queue_message_lease_mismatch",
-        checked="ack by the lease and fence of desk 1",
-        figure=refused or "it was accepted",
+        error_code = ""
+    output.claim(
+        "a late ack with desk 1's lease is rejected",
+        error_code == "queue_message_lease_mismatch",
+        checked="ack with the lease and fence of desk 1",
+        figure=error_code or "accepted",
     )
-    stage.claim(
+    output.claim(
         "every ticket was answered, and none twice",
-        Counter(each["message"] for each in given) == Counter(put),
+        Counter(each["message"] for each in received) == Counter(put),
         checked="ids of the answers against receipts of the puts",
-        figure=f"{len(given)} answers",
+        figure=f"{len(received)} answers",
     )
 
 
@@ -103,16 +103,16 @@ def ticket(n: int) -> NewMessage:
     return NewMessage(payload=msgspec.json.encode(body), content_type="application/json", correlation_id=name(n))
 
 
-def is_empty(night: DemoContext, done: Callable[[int], None]) -> bool:
-    """Whether no ticket waits, or is in anybody's hands; `done` is told how many answers there are."""
-    stats = night.plane.queue(TICKETS).stats()
-    done(night.plane.queue(ANSWERS).stats().ready)
+def is_empty(context: DemoContext, done: Callable[[int], None]) -> bool:
+    """Whether every ticket is done. Reports the number of answers to `done`."""
+    stats = context.plane.queue(TICKETS).stats()
+    done(context.plane.queue(ANSWERS).stats().ready)
     return not (stats.ready or stats.delayed or stats.leased or stats.blocked)
 
 
-def answers(night: DemoContext) -> list[dict[str, Any]]:
-    """All answers that there are; they are taken."""
-    queue = night.plane.queue(ANSWERS)
+def answers(context: DemoContext) -> list[dict[str, Any]]:
+    """Receive and acknowledge all answers."""
+    queue = context.plane.queue(ANSWERS)
     found = []
     while batch := queue.receive_many(256, extend_for_seconds=0):
         for message in batch:
