@@ -1,4 +1,4 @@
-"""The command line in processes of its own, on a data directory: shells, locks, signals, backups, damage."""
+"""The command line in separate processes, on a data directory: shells, locks, signals, backups, damage."""
 
 import hashlib
 import json
@@ -14,11 +14,11 @@ import pytest
 
 import holdfast
 from holdfast.errors import DirectoryInUse
-from holdfast.handles import Plane
+from holdfast.handles.sync.plane import Plane
 from holdfast.layers.worlds import World, subspace
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
-SECONDS_MAX = 60.0  # Far more than anything here takes; whoever waits for a condition must end some day.
+SECONDS_MAX = 60.0  # Far more than any step needs; every wait has a bound.
 Hf = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -35,7 +35,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def hf(environment: dict[str, str]) -> Hf:
-    """Runs a command line to its end."""
+    """Runs a command to its end."""
 
     def run(*words: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
         done = subprocess.run(
@@ -55,7 +55,7 @@ def hf(environment: dict[str, str]) -> Hf:
 
 @pytest.fixture
 def start(environment: dict[str, str]) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Starts a command line; whatever still runs at the end of the test is killed."""
+    """Starts a command. Commands that still run at the end of the test are killed."""
     started: list[subprocess.Popen[str]] = []
 
     def run(*words: str) -> "subprocess.Popen[str]":
@@ -77,8 +77,8 @@ def start(environment: dict[str, str]) -> Iterator[Callable[..., "subprocess.Pop
         process.communicate()
 
 
-def open_patiently(url: str) -> Plane:
-    """The plane, as soon as whoever has it open lets go of it."""
+def open_when_free(url: str) -> Plane:
+    """Open the plane as soon as no other process has it open."""
     deadline = time.monotonic() + SECONDS_MAX
     while True:
         try:
@@ -88,9 +88,9 @@ def open_patiently(url: str) -> Plane:
             time.sleep(0.01)
 
 
-def until(there: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS_MAX
-    while not there():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -109,10 +109,10 @@ def shell(script: str, environment: dict[str, str], **also: str) -> str:
     return done.stdout
 
 
-def test_a_shell_works_a_queue_off(environment: dict[str, str]) -> None:
-    nasty = 'it\'s "$(touch pwned)"; `x`'
+def test_a_shell_consumes_a_queue(environment: dict[str, str]) -> None:
+    unsafe = 'it\'s "$(touch pwned)"; `x`'
     script = """
-        printf '%s\\n' one "$NASTY" | holdfast queue put jobs - --lines > /dev/null
+        printf '%s\\n' one "$UNSAFE" | holdfast queue put jobs - --lines > /dev/null
         while eval "$(holdfast queue get jobs)"; do
             echo "$HOLDFAST_QUEUE_ATTEMPTS:$HOLDFAST_QUEUE_FENCING_TOKEN:$(cat "$HOLDFAST_QUEUE_PAYLOAD_PATH")"
             holdfast queue ack > /dev/null
@@ -120,22 +120,24 @@ def test_a_shell_works_a_queue_off(environment: dict[str, str]) -> None:
         echo "then ${HOLDFAST_QUEUE_MESSAGE_ID:-nothing}"
         holdfast queue stats jobs --json
     """
-    one, two, nothing, stats = shell(script, environment, NASTY=nasty).splitlines()
-    assert (one, two, nothing) == ("1:1:one", f"1:1:{nasty}", "then nothing")
+    one, two, nothing, stats = shell(script, environment, UNSAFE=unsafe).splitlines()
+    assert (one, two, nothing) == ("1:1:one", f"1:1:{unsafe}", "then nothing")
     assert json.loads(stats)[0]["acked_total"] == 2
     assert not Path("pwned").exists()
 
 
-def test_a_get_waits_for_a_put_of_another_process(
+def test_get_waits_for_a_put_of_another_process(
     hf: Hf, start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
 ) -> None:
     waiting = start("queue", "get", "jobs", "--wait", "forever", "--json")
-    until((tmp_path / "data" / "kv" / "CURRENT").exists)  # It has made the directory, and looks for a message.
+    until(
+        (tmp_path / "data" / "kv" / "CURRENT").exists
+    )  # The command has created the directory, and polls for a message.
     id = hf("queue", "put", "jobs", "hello").stdout.strip()
     output, _ = waiting.communicate(timeout=SECONDS_MAX)
     found = json.loads(output)
     assert (found["id"], found["payload"]) == (id, "hello")
-    # Nothing extends the lease of a process that has ended.
+    # The lease of a process that has ended is not renewed.
     hf("queue", "nack", "jobs", "--id", id, "--lease-id", found["lease_id"], "--fence", "1")
 
 
@@ -149,11 +151,11 @@ def test_commands_under_one_lock_never_overlap(start: Callable[..., "subprocess.
     assert log.read_text().split("\n")[:-1] == [f"{word} {fence}" for fence in (1, 2, 3) for word in ("start", "end")]
 
 
-def test_a_command_is_stopped_when_somebody_else_gets_its_lock(
+def test_a_command_is_stopped_when_another_owner_acquires_its_lock(
     hf: Hf, start: Callable[..., "subprocess.Popen[str]"], environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = (
-        f'trap "echo told > {tmp_path}/told; exit 0" TERM; echo "$HOLDFAST_LEASE_ID" > {tmp_path}/id; sleep 60 & wait'
+        f'trap "touch {tmp_path}/terminated; exit 0" TERM; echo "$HOLDFAST_LEASE_ID" > {tmp_path}/id; sleep 60 & wait'
     )
     running = start("lock", "run", "deploy", "--ttl", "9", "--", "sh", "-c", script)
     until(lambda: (tmp_path / "id").exists() and (tmp_path / "id").read_text().endswith("\n"))
@@ -162,26 +164,28 @@ def test_a_command_is_stopped_when_somebody_else_gets_its_lock(
     _, errors = running.communicate(timeout=SECONDS_MAX)
     assert running.returncode == 6, errors
     assert "the command was stopped" in errors
-    assert (tmp_path / "told").exists()
+    assert (tmp_path / "terminated").exists()
 
 
-def test_a_command_whose_lock_cannot_be_kept_alive_is_gone_before_the_lock_passes_on(
+def test_a_command_is_killed_before_a_lock_that_cannot_be_renewed_expires(
     start: Callable[..., "subprocess.Popen[str]"], environment: dict[str, str], tmp_path: Path
 ) -> None:
     alive = tmp_path / "alive"
     script = f"trap '' TERM; while :; do date +%s%3N > {alive}; sleep 0.05; done"
     running = start("lock", "run", "deploy", "--ttl", "15", "--patience", "0.2", "--", "sh", "-c", script)
     until(alive.exists)
-    with open_patiently(environment["HOLDFAST_URL"]) as plane:  # Nobody else can renew anything meanwhile.
+    with open_when_free(environment["HOLDFAST_URL"]) as plane:  # The running command cannot renew its lock meanwhile.
         granted = plane.lease("deploy").describe().lease
         assert granted is not None
         _, errors = running.communicate(timeout=SECONDS_MAX)
     assert running.returncode == 6, errors
-    last_sign_of_life_ms = int(alive.read_text() or 0)
-    assert last_sign_of_life_ms <= granted.expires_ms
+    last_alive_ms = int(alive.read_text() or 0)
+    assert last_alive_ms <= granted.expires_ms
 
 
-def test_signals_reach_the_command(start: Callable[..., "subprocess.Popen[str]"], hf: Hf, tmp_path: Path) -> None:
+def test_signals_are_forwarded_to_the_command(
+    start: Callable[..., "subprocess.Popen[str]"], hf: Hf, tmp_path: Path
+) -> None:
     script = f'trap "exit 9" TERM; touch {tmp_path}/ready; sleep 60 & wait'
     running = start("lock", "run", "deploy", "--", "sh", "-c", script)
     until((tmp_path / "ready").exists)
@@ -191,7 +195,7 @@ def test_signals_reach_the_command(start: Callable[..., "subprocess.Popen[str]"]
     assert json.loads(hf("lock", "list", "--json").stdout) == []
 
 
-def test_an_interrupt_ends_a_wait_with_130(start: Callable[..., "subprocess.Popen[str]"]) -> None:
+def test_an_interrupt_ends_a_wait_with_exit_code_130(start: Callable[..., "subprocess.Popen[str]"]) -> None:
     waiting = start("queue", "watch", "jobs", "--json")
     assert waiting.stdout is not None
     assert json.loads(waiting.stdout.readline())["ready"] == 0
@@ -200,7 +204,7 @@ def test_an_interrupt_ends_a_wait_with_130(start: Callable[..., "subprocess.Pope
     assert (waiting.returncode, json.loads(errors.strip())["code"]) == (130, "interrupted")
 
 
-def test_a_closed_pipe_is_no_fault(environment: dict[str, str]) -> None:
+def test_a_closed_pipe_is_not_an_error(environment: dict[str, str]) -> None:
     script = """
         seq 1 3000 | holdfast queue put jobs - --lines > /dev/null
         holdfast queue peek jobs -n 3000 2> errors | head -n 1 > /dev/null
@@ -222,14 +226,14 @@ with holdfast.open(sys.argv[1]) as plane:
 """
 
 
-def test_a_backup_beside_a_writer_is_refused_and_after_its_death_has_everything_acknowledged(
+def test_a_backup_after_a_writer_was_killed_has_all_acknowledged_writes(
     hf: Hf, environment: dict[str, str], tmp_path: Path
 ) -> None:
     writer = subprocess.Popen([sys.executable, "-c", WRITER, environment["HOLDFAST_URL"]], stdout=subprocess.PIPE)
     assert writer.stdout is not None
     writer.stdout.readline()
     refused = hf("--patience", "0.3", "backup", str(tmp_path / "backup"), code=9)
-    assert "is open already" in refused.stderr
+    assert "is already open" in refused.stderr
     for _ in range(20):
         last = int(writer.stdout.readline())
     writer.kill()
@@ -245,7 +249,7 @@ def test_a_backup_beside_a_writer_is_refused_and_after_its_death_has_everything_
         assert plane.blobs.has(hashlib.sha256(b"%d" % last * 20_000).hexdigest())
 
 
-def test_the_doctor_finds_a_damaged_blob_and_a_truncated_journal(hf: Hf, tmp_path: Path) -> None:
+def test_doctor_finds_a_damaged_blob_and_a_truncated_journal(hf: Hf, tmp_path: Path) -> None:
     data = tmp_path / "data"
     with holdfast.open(f"dir:{data}") as plane:
         hash = plane.blobs.put(b"precious" * 10_000)
@@ -259,5 +263,5 @@ def test_the_doctor_finds_a_damaged_blob_and_a_truncated_journal(hf: Hf, tmp_pat
         for height in (8, 9):
             plane.pairs.delete(entries + height.to_bytes(8, "big"))
     report = hf("doctor", code=10).stdout
-    assert f"blob {hash} of main: its bytes have another hash; restore it from a backup" in report
-    assert "its journal is cut off: it has no record 8 to 9, below its head 10" in report
+    assert f"blob {hash} of main: its content does not match its hash; restore it from a backup" in report
+    assert "its journal is truncated: record 8 to 9 is missing, below its head 10" in report

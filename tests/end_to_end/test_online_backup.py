@@ -171,15 +171,15 @@ def test_a_world_that_is_deleted_meanwhile_does_not_stop_a_backup(
     fill(server)
     from holdfast.cli import server_backup
 
-    copied = server_backup._copied
+    copy_files = server_backup._copy_files
 
     def deleting(plane: Any, *rest: Any) -> Any:
-        monkeypatch.setattr(server_backup, "_copied", copied)
+        monkeypatch.setattr(server_backup, "_copy_files", copy_files)
         plane.world("ada").archive()
         plane.world("ada").delete()
-        return copied(plane, *rest)
+        return copy_files(plane, *rest)
 
-    monkeypatch.setattr(server_backup, "_copied", deleting)
+    monkeypatch.setattr(server_backup, "_copy_files", deleting)
     hf("backup", str(tmp_path / "backup"))
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
     assert json.loads(hf("doctor", str(tmp_path / "again"), "--deep", "--json").stdout)["sound"]
@@ -254,10 +254,10 @@ def test_the_doctor_asks_a_server_for_its_own_checks(server: Any, hf: Hf, tmp_pa
     body = tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()
     body.write_bytes(LARGE[::-1])
     report = json.loads(hf("doctor", "--json", code=exit_codes.DAMAGED).stdout)
-    assert [each["what"] for each in report["findings"]] == ["its bytes have another hash"]
-    said = hf("doctor", code=exit_codes.DAMAGED).stdout
-    assert "✗ blobs" in said
-    assert "✓ messages: 5 looked at" in said
+    assert [each["what"] for each in report["findings"]] == ["its content does not match its hash"]
+    logged = hf("doctor", code=exit_codes.DAMAGED).stdout
+    assert "✗ blobs" in logged
+    assert "✓ messages: 5 checked" in logged
     assert left(tmp_path) == []
 
 

@@ -1,4 +1,4 @@
-"""The command line, in this process: every command once, JSON that parses, exit codes, and exports that are quoted."""
+"""The command line, in this process: every command, its JSON output, exit codes, and quoted exports."""
 
 import base64
 import hashlib
@@ -21,7 +21,7 @@ from click.testing import Result
 
 import holdfast
 from holdfast import errors
-from holdfast.cli import contexts, exit_codes, exports, lock_run, printing
+from holdfast.cli import context_file, exit_codes, exports, lock_run, printing
 from holdfast.cli.durations import SECONDS, WAIT
 from holdfast.cli.main import root
 from holdfast.errors import HoldfastError, LeaseExpired, Unreachable
@@ -37,7 +37,7 @@ def parsed(result: Result) -> Any:
 
 
 def exported(result: Result) -> dict[str, str]:
-    """The variables that a shell has after `eval`."""
+    """The variables that a shell has after `eval` of the output."""
     shell = subprocess.run(
         ["sh", "-c", f"{result.stdout}\nexec env -0"], check=True, capture_output=True, env={"PATH": os.environ["PATH"]}
     )
@@ -45,10 +45,10 @@ def exported(result: Result) -> dict[str, str]:
     return {name: value for name, value in pairs if name.startswith("HOLDFAST_")}
 
 
-# The root.
+# The root command.
 
 
-def test_help_has_every_command_and_exit_code(hf: Hf) -> None:
+def test_help_lists_every_command_and_exit_code(hf: Hf) -> None:
     text = hf("--help").stdout
     for word in ("queue", "lock", "world", "doctor", "backup", "restore", "bench", "serve", "completion", "token"):
         assert f"\n  {word}" in text
@@ -56,7 +56,7 @@ def test_help_has_every_command_and_exit_code(hf: Hf) -> None:
         assert f"\n  {code} " in text
 
 
-def test_every_command_has_help_that_says_something() -> None:
+def test_every_command_has_help() -> None:
     def walk(command: click.Command, ctx: click.Context) -> None:
         assert command.get_short_help_str(), ctx.command_path
         assert command.get_help(ctx)
@@ -69,7 +69,7 @@ def test_every_command_has_help_that_says_something() -> None:
     walk(root, click.Context(root, info_name="holdfast"))
 
 
-def test_the_version_is_the_packages(hf: Hf) -> None:
+def test_the_version_is_the_package_version(hf: Hf) -> None:
     assert hf("--version").stdout.strip() == f"holdfast {holdfast.__version__}"
 
 
@@ -85,27 +85,27 @@ def test_an_unknown_command_is_one_line_and_exit_code_2(hf: Hf) -> None:
     assert "queue --help" in result.stderr
 
 
-def test_wrong_usage_with_json_is_a_problem(hf: Hf) -> None:
+def test_a_usage_error_with_json_is_a_problem_object(hf: Hf) -> None:
     problem = json.loads(hf("queue", "put", "--json", code=2).stderr)
     assert (problem["code"], problem["status"]) == ("usage", 400)
 
 
-def test_an_error_with_json_is_a_problem_with_its_code(hf: Hf) -> None:
-    result = hf("world", "show", "nobody", "--json", code=4)
+def test_an_error_with_json_is_a_problem_object_with_its_code(hf: Hf) -> None:
+    result = hf("world", "show", "missing", "--json", code=4)
     problem = json.loads(result.stderr)
     assert (problem["code"], problem["status"]) == ("world_not_found", 404)
     assert result.stdout == ""
 
 
 @pytest.mark.parametrize("name", sorted(set(errors.__all__) - {"HoldfastError", "Retry"}))
-def test_every_error_has_an_exit_code_of_its_own_class(name: str) -> None:
+def test_every_error_class_has_an_exit_code(name: str) -> None:
     error = HoldfastError.__new__(vars(errors)[name])
     code = exit_codes.code_of(error)
     assert code in exit_codes.MEANINGS
     assert code != 1
 
 
-def test_the_exit_codes_are_those_that_scripts_rely_on() -> None:
+def test_exit_codes_are_stable() -> None:
     wanted = {
         "Validation": 2,
         "NotFound": 4,
@@ -124,9 +124,9 @@ def test_the_exit_codes_are_those_that_scripts_rely_on() -> None:
     assert {name: exit_codes.code_of(HoldfastError.__new__(vars(errors)[name])) for name in wanted} == wanted
 
 
-def test_a_fault_of_our_own_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
-    exit_codes.tell(KeyError("x\ny"), as_json=False)
-    assert "this is a fault of Holdfast" in capsys.readouterr().err
+def test_an_unexpected_error_is_reported_as_internal(capsys: pytest.CaptureFixture[str]) -> None:
+    exit_codes.report(KeyError("x\ny"), as_json=False)
+    assert "internal error" in capsys.readouterr().err
     assert exit_codes.code_of(KeyError("x")) == 1
 
 
@@ -138,45 +138,45 @@ def test_durations_have_units(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1 s", "1w", "forever", "nan", "1_0"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(click.BadParameter):
         SECONDS.convert(text, None, None)
 
 
-def test_only_waits_last_forever() -> None:
+def test_a_wait_can_be_forever() -> None:
     assert WAIT.convert("forever", None, None) == float("inf")
 
 
-# Where commands go.
+# Targets and contexts.
 
 
-def test_a_plain_path_says_how_it_is_written(hf: Hf) -> None:
+def test_a_plain_path_as_url_suggests_dir(hf: Hf) -> None:
     assert "write dir:./data" in hf("--url", "./data", "queue", "list", code=2).stderr
 
 
-def test_global_options_stand_before_the_noun_or_behind_the_verb(hf: Hf, tmp_path: Path) -> None:
+def test_global_options_are_accepted_before_and_after_the_subcommand(hf: Hf, tmp_path: Path) -> None:
     hf("queue", "put", "jobs", "1", "--universe", "other")
     assert parsed(hf("--universe", "other", "--json", "queue", "list")) == [{"queue": "jobs"}]
     assert parsed(hf("queue", "--json", "list", "--universe", "other")) == [{"queue": "jobs"}]
     assert parsed(hf("queue", "list", "--json")) == []
 
 
-def test_a_server_that_is_not_there_is_exit_code_9(hf: Hf) -> None:
+def test_an_unreachable_server_is_exit_code_9(hf: Hf) -> None:
     result = hf("--url", "http://127.0.0.1:1", "--patience", "0.1", "queue", "list", code=9)
     assert "holdfast serve" in result.stderr
 
 
-def test_a_directory_that_somebody_has_open_is_exit_code_9(hf: Hf, tmp_path: Path) -> None:
+def test_a_directory_in_use_is_exit_code_9(hf: Hf, tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path / 'data'}"):
-        assert "is open already" in hf("--patience", "0.1", "queue", "list", code=9).stderr
+        assert "is already open" in hf("--patience", "0.1", "queue", "list", code=9).stderr
     hf("queue", "list")
 
 
-def test_a_certificate_that_is_not_there_is_told(hf: Hf) -> None:
+def test_a_missing_certificate_file_is_reported(hf: Hf) -> None:
     assert "--ca" in hf("--url", "https://127.0.0.1:1", "--ca", "/no/such", "queue", "list", code=9).stderr
 
 
-def test_contexts_are_added_used_and_forgotten(hf: Hf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contexts_are_added_used_and_removed(hf: Hf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOLDFAST_URL")
     hf("context", "add", "here", "--url", f"dir:{tmp_path / 'data'}", "--universe", "lab")
     hf("context", "add", "prod.eu", "--url", "https://plane.example:9440", "--token", 'hf_"secret"\\\x7f')
@@ -186,65 +186,67 @@ def test_contexts_are_added_used_and_forgotten(hf: Hf, tmp_path: Path, monkeypat
         ("prod.eu", False, True),
     ]
     assert "secret" not in hf("context", "list").stdout
-    assert contexts.load().contexts["prod.eu"].token == 'hf_"secret"\\\x7f'
-    assert stat.S_IMODE(contexts.path().stat().st_mode) == 0o600
+    assert context_file.load().contexts["prod.eu"].token == 'hf_"secret"\\\x7f'
+    assert stat.S_IMODE(context_file.path().stat().st_mode) == 0o600
 
     hf("queue", "put", "jobs", "1")
     assert parsed(hf("queue", "list", "--json", "--universe", "lab")) == [{"queue": "jobs"}]
     hf("context", "use", "prod.eu")
     assert parsed(hf("--context", "here", "queue", "list", "--json")) == [{"queue": "jobs"}]
     hf("context", "remove", "prod.eu")
-    assert contexts.load().current is None
+    assert context_file.load().current is None
     assert "here" in hf("context", "use", "prod.eu", code=4).stderr
 
 
-def test_a_context_without_a_url_is_refused(hf: Hf) -> None:
+def test_a_context_without_a_url_is_rejected(hf: Hf) -> None:
     assert "--url" in hf("context", "add", "x", code=2).stderr
 
 
-def test_a_contexts_file_with_an_unknown_key_is_an_error_that_names_it(hf: Hf) -> None:
-    contexts.path().parent.mkdir(parents=True)
-    contexts.path().write_text('[contexts.x]\nurl = "http://x"\ntokn = "y"\n')
+def test_an_unknown_key_in_the_contexts_file_is_named_in_the_error(hf: Hf) -> None:
+    context_file.path().parent.mkdir(parents=True)
+    context_file.path().write_text('[contexts.x]\nurl = "http://x"\ntokn = "y"\n')
     assert "tokn" in hf("context", "list", code=2).stderr
 
 
-def test_what_is_said_closest_to_the_command_counts(hf: Hf) -> None:
-    contexts.save(
-        contexts.Contexts(
+def test_flags_override_contexts_and_variables(hf: Hf) -> None:
+    context_file.save(
+        context_file.Contexts(
             "a",
             {
-                "a": contexts.Context(url="http://a", token="of-a", universe="ua"),
-                "b": contexts.Context(url="http://b", token="of-b"),
+                "a": context_file.Context(url="http://a", token="of-a", universe="ua"),
+                "b": context_file.Context(url="http://b", token="of-b"),
             },
         )
     )
 
-    def said(flags: dict[str, str], environ: dict[str, str]) -> tuple[str, str | None]:
-        found = contexts.resolved(flags, environ)
+    def resolve(flags: dict[str, str], environ: dict[str, str]) -> tuple[str, str | None]:
+        found = context_file.resolve(flags, environ)
         return found["url"], found["token"]
 
-    assert said({}, {}) == ("http://a", "of-a")
-    assert said({}, {"HOLDFAST_CONTEXT": "b"}) == ("http://b", "of-b")
-    assert said({}, {"HOLDFAST_URL": "http://e", "HOLDFAST_TOKEN": "of-e"}) == ("http://e", "of-e")
-    assert said({"context": "b"}, {"HOLDFAST_URL": "http://e", "HOLDFAST_TOKEN": "of-e"}) == ("http://b", "of-b")
-    assert said({"url": "http://f", "token": "of-f", "context": "b"}, {}) == ("http://f", "of-f")
+    assert resolve({}, {}) == ("http://a", "of-a")
+    assert resolve({}, {"HOLDFAST_CONTEXT": "b"}) == ("http://b", "of-b")
+    assert resolve({}, {"HOLDFAST_URL": "http://e", "HOLDFAST_TOKEN": "of-e"}) == ("http://e", "of-e")
+    assert resolve({"context": "b"}, {"HOLDFAST_URL": "http://e", "HOLDFAST_TOKEN": "of-e"}) == ("http://b", "of-b")
+    assert resolve({"url": "http://f", "token": "of-f", "context": "b"}, {}) == ("http://f", "of-f")
 
 
-def test_the_token_of_a_context_goes_nowhere_else(hf: Hf) -> None:
-    contexts.save(contexts.Contexts("a", {"a": contexts.Context(url="http://a", token="secret", key="private")}))
+def test_the_token_of_a_context_is_sent_only_to_its_url(hf: Hf) -> None:
+    context_file.save(
+        context_file.Contexts("a", {"a": context_file.Context(url="http://a", token="secret", key="private")})
+    )
     for flags, environ in (
         ({"url": "http://evil"}, {}),
         ({}, {"HOLDFAST_URL": "http://evil"}),
         ({"url": "http://evil", "context": "a"}, {}),
     ):
-        found = contexts.resolved(flags, environ)
+        found = context_file.resolve(flags, environ)
         assert (found["url"], found["token"], found["key"]) == ("http://evil", None, None)
 
 
 # Queues.
 
 
-def test_a_message_goes_its_way_through_a_shell(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shell_receives_extends_and_acks_a_message(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
     receipt = parsed(
         hf(
             "queue", "put", "jobs", '{"n": 1}', "--priority", "7", "--correlation-id", "c-1", "--attribute", "a=b=c",
@@ -262,12 +264,12 @@ def test_a_message_goes_its_way_through_a_shell(hf: Hf, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, value)
     assert parsed(hf("queue", "extend", "--by", "2m", "--json"))["expires_at"] > found["HOLDFAST_QUEUE_EXPIRES_AT"]
     assert parsed(hf("queue", "ack", "--json")) == {"queue": "jobs", "id": receipt["id"], "outcome": "acked"}
-    hf("queue", "ack")  # Twice is fine.
+    hf("queue", "ack")  # Repeating an ack is safe.
     stats = parsed(hf("queue", "stats", "jobs", "--json"))[0]
     assert (stats["ready"], stats["leased"], stats["acked_total"]) == (0, 0, 1)
 
 
-def test_a_message_that_was_given_back_comes_again_with_a_higher_fence(hf: Hf) -> None:
+def test_a_released_message_is_delivered_again_with_a_higher_fence(hf: Hf) -> None:
     hf("queue", "put", "jobs", "work")
     first = parsed(hf("queue", "get", "jobs", "--json"))
     named = ("jobs", "--id", first["id"], "--lease-id", first["lease_id"], "--fence", str(first["fencing_token"]))
@@ -291,44 +293,44 @@ def test_rejected_messages_are_dead_letters_and_can_be_redriven(hf: Hf) -> None:
     assert [each["id"] for each in parsed(hf("queue", "peek", "jobs", "--json"))] == [first["id"]]
 
 
-def test_without_a_message_the_variables_are_forgotten_and_the_exit_code_is_3(hf: Hf) -> None:
-    result = hf("queue", "get", "empty", code=exit_codes.NOTHING)
+def test_get_without_a_message_unsets_the_variables_and_exits_with_3(hf: Hf) -> None:
+    result = hf("queue", "get", "empty", code=exit_codes.NOTHING_RECEIVED)
     shell = f'HOLDFAST_QUEUE_MESSAGE_ID=old\neval {shlex.quote(result.stdout)}\necho "$?:$HOLDFAST_QUEUE_MESSAGE_ID"'
     assert subprocess.run(["sh", "-c", shell], check=True, capture_output=True, text=True).stdout == "3:\n"
-    assert parsed(hf("queue", "get", "empty", "--json", code=exit_codes.NOTHING)) == {"message": None}
+    assert parsed(hf("queue", "get", "empty", "--json", code=exit_codes.NOTHING_RECEIVED)) == {"message": None}
 
 
-def test_a_get_that_fails_forgets_the_variables_too(hf: Hf) -> None:
+def test_a_failed_get_unsets_the_variables(hf: Hf) -> None:
     result = hf("--url", "http://127.0.0.1:1", "--patience", "0.1", "queue", "get", "jobs", code=9)
     assert result.stdout.startswith("unset HOLDFAST_QUEUE_NAME")
     assert result.stdout.endswith("(exit 9)\n")
 
 
-def test_whatever_is_exported_is_quoted(hf: Hf) -> None:
-    nasty = "$(touch pwned); `x` 'a' \"b\" \\ & |"
-    hf("queue", "put", "jobs", "x", "--content-type", nasty, "--correlation-id", nasty)
+def test_exported_values_are_quoted(hf: Hf) -> None:
+    unsafe = "$(touch pwned); `x` 'a' \"b\" \\ & |"
+    hf("queue", "put", "jobs", "x", "--content-type", unsafe, "--correlation-id", unsafe)
     found = exported(hf("queue", "get", "jobs"))
-    assert found["HOLDFAST_QUEUE_CONTENT_TYPE"] == nasty
-    assert found["HOLDFAST_QUEUE_CORRELATION_ID"] == nasty
+    assert found["HOLDFAST_QUEUE_CONTENT_TYPE"] == unsafe
+    assert found["HOLDFAST_QUEUE_CORRELATION_ID"] == unsafe
     Path(found["HOLDFAST_QUEUE_PAYLOAD_PATH"]).unlink()
     assert not Path("pwned").exists()
 
 
 def test_a_value_with_newlines_survives_eval() -> None:
     value = "a\n'b'\n$c"
-    shell = f'{exports.lines({"X": value})}\nprintf %s "$X"'
+    shell = f'{exports.export_lines({"X": value})}\nprintf %s "$X"'
     assert subprocess.run(["sh", "-c", shell], check=True, capture_output=True, text=True).stdout == value
 
 
-def test_a_payload_that_cannot_be_written_gives_the_message_back(hf: Hf, tmp_path: Path) -> None:
+def test_a_payload_that_cannot_be_written_releases_the_message(hf: Hf, tmp_path: Path) -> None:
     hf("queue", "put", "jobs", "work")
     result = hf("queue", "get", "jobs", "--payload-out", str(tmp_path / "no" / "such"), code=9)
-    assert "was given back" in result.stderr
+    assert "was released" in result.stderr
     again = parsed(hf("queue", "get", "jobs", "--json"))
     assert again["failure_attempts"] == 0
 
 
-def test_bodies_come_from_files_and_standard_input(hf: Hf, tmp_path: Path) -> None:
+def test_bodies_are_read_from_files_and_standard_input(hf: Hf, tmp_path: Path) -> None:
     (tmp_path / "body").write_bytes(b"\xff\x00 bytes")
     hf("queue", "put", "jobs", "--file", str(tmp_path / "body"))
     hf("queue", "put", "jobs", "-", input=b"from stdin")
@@ -340,7 +342,7 @@ def test_bodies_come_from_files_and_standard_input(hf: Hf, tmp_path: Path) -> No
     assert "/no/such" in hf("queue", "put", "jobs", "--file", "/no/such", code=9).stderr
 
 
-def test_a_large_body_is_streamed_through_a_blob(hf: Hf, tmp_path: Path) -> None:
+def test_a_large_body_is_streamed_to_a_blob(hf: Hf, tmp_path: Path) -> None:
     body = bytes(range(256)) * 8_192
     (tmp_path / "body").write_bytes(body)
     hf("queue", "put", "jobs", "--file", str(tmp_path / "body"))
@@ -349,7 +351,7 @@ def test_a_large_body_is_streamed_through_a_blob(hf: Hf, tmp_path: Path) -> None
     assert (tmp_path / "out").read_bytes() == body
 
 
-def test_every_line_can_be_a_message(hf: Hf) -> None:
+def test_each_line_can_be_a_message(hf: Hf) -> None:
     lines = "".join(f'{{"n": {number}}}\n' for number in range(300)) + "\n"
     assert parsed(hf("queue", "put", "jobs", "-", "--lines", "--json", input=lines))["count"] == 300
     found = parsed(hf("queue", "peek", "jobs", "-n", "300", "--json"))
@@ -360,7 +362,7 @@ def test_every_line_can_be_a_message(hf: Hf) -> None:
 def test_an_idempotency_key_puts_once(hf: Hf) -> None:
     hf("queue", "put", "jobs", "x", "--idempotency-key", "k")
     result = hf("queue", "put", "jobs", "x", "--idempotency-key", "k")
-    assert "put before" in result.stderr
+    assert "Duplicate" in result.stderr
     assert parsed(hf("queue", "stats", "jobs", "--json"))[0]["ready"] == 1
 
 
@@ -368,7 +370,7 @@ def test_queues_are_paused_purged_and_given_a_policy(hf: Hf) -> None:
     hf("queue", "put", "jobs", "x", "--delay", "1h")
     hf("queue", "put", "jobs", "y")
     hf("queue", "pause", "jobs")
-    hf("queue", "get", "jobs", code=exit_codes.NOTHING)
+    hf("queue", "get", "jobs", code=exit_codes.NOTHING_RECEIVED)
     hf("queue", "resume", "jobs")
     policy = parsed(hf("queue", "policy", "jobs", "--visibility", "2m", "--max-attempts", "2", "--json"))
     assert (policy["visibility_seconds"], policy["max_attempts"], policy["paused"]) == (120.0, 2, False)
@@ -376,7 +378,7 @@ def test_queues_are_paused_purged_and_given_a_policy(hf: Hf) -> None:
     assert parsed(hf("queue", "purge", "jobs", "--yes", "--json"))["count"] == 2
 
 
-def test_watch_tells_of_changes(hf: Hf) -> None:
+def test_watch_prints_changes(hf: Hf) -> None:
     hf("queue", "put", "jobs", "x")
     assert parsed(hf("queue", "watch", "jobs", "-n", "1", "--json"))["ready"] == 1
     assert "ready=1" in hf("queue", "watch", "jobs", "-n", "1").stdout
@@ -413,7 +415,7 @@ def test_an_ack_without_a_message_says_what_to_do(hf: Hf) -> None:
 # Locks.
 
 
-def test_a_lock_is_acquired_kept_and_released(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_is_acquired_renewed_and_released(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
     found = exported(hf("lock", "acquire", "deploy", "--owner", "ada", "--ttl", "1m"))
     assert (found["HOLDFAST_LOCK_KEY"], found["HOLDFAST_FENCE"]) == ("deploy", "1")
     refused = hf("lock", "acquire", "deploy", "--owner", "bob", code=5)
@@ -435,31 +437,31 @@ def test_a_lock_is_acquired_kept_and_released(hf: Hf, monkeypatch: pytest.Monkey
     assert parsed(hf("lock", "acquire", "deploy", "--json"))["fencing_token"] == 2
 
 
-def test_a_command_runs_under_a_lock_and_passes_its_exit_code_on(hf: Hf, tmp_path: Path) -> None:
+def test_a_command_runs_under_a_lock_and_its_exit_code_is_returned(hf: Hf, tmp_path: Path) -> None:
     script = 'printf "%s" "$HOLDFAST_LOCK_KEY:$HOLDFAST_FENCE:${HOLDFAST_LEASE_ID:+id}" > "$0"; exit 7'
     hf("lock", "run", "deploy", "--", "sh", "-c", script, str(tmp_path / "out"), code=7)
     assert (tmp_path / "out").read_text() == "deploy:1:id"
     assert parsed(hf("lock", "list", "--json")) == []
 
 
-def test_a_command_that_is_not_there_is_127_and_the_lock_is_free(hf: Hf, tmp_path: Path) -> None:
+def test_a_missing_command_exits_with_127_and_releases_the_lock(hf: Hf, tmp_path: Path) -> None:
     hf("lock", "run", "deploy", "--", "/no/such/command", code=127)
     (tmp_path / "file").write_text("")
     hf("lock", "run", "deploy", "--", str(tmp_path / "file"), code=126)
     assert parsed(hf("lock", "list", "--json")) == []
 
 
-def test_a_command_that_a_signal_ended_is_128_and_the_signal(hf: Hf) -> None:
+def test_a_command_killed_by_a_signal_exits_with_128_plus_the_signal(hf: Hf) -> None:
     hf("lock", "run", "deploy", "--", "sh", "-c", "kill -KILL $$", code=128 + signal.SIGKILL)
 
 
-def test_a_lock_that_somebody_holds_runs_nothing(hf: Hf, tmp_path: Path) -> None:
+def test_a_held_lock_runs_no_command(hf: Hf, tmp_path: Path) -> None:
     hf("lock", "acquire", "deploy", "--owner", "ada")
     hf("lock", "run", "deploy", "--wait", "0.2", "--", "touch", str(tmp_path / "ran"), code=5)
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_lease_that_is_fenced_stops_its_command(tmp_path: Path) -> None:
+def test_a_fenced_lease_stops_its_command(tmp_path: Path) -> None:
     calls = []
 
     def renew() -> None:
@@ -467,11 +469,11 @@ def test_a_lease_that_is_fenced_stops_its_command(tmp_path: Path) -> None:
         if len(calls) > 1:
             raise LeaseExpired("gone")
 
-    renewal = lock_run.Renewal(renew, 6)  # The command has two seconds to set its trap.
+    renewer = lock_run.LockRenewer(renew, 6)  # Leaves the command two seconds to set its trap.
+    script = f"trap 'touch {tmp_path}/terminated; exit' TERM; sleep 30 & wait"
     with pytest.raises(LeaseExpired, match="was stopped"):
-        lock_run.run(["sh", "-c", f"trap 'touch {tmp_path}/told; exit' TERM; sleep 30 & wait"], os.environ, renewal,
-                 grace_seconds=5)  # fmt: skip
-    assert (tmp_path / "told").exists()
+        lock_run.run(["sh", "-c", script], os.environ, renewer, grace_seconds=5)
+    assert (tmp_path / "terminated").exists()
 
 
 def test_a_command_that_ignores_sigterm_is_killed_before_its_lease_ends(
@@ -480,22 +482,22 @@ def test_a_command_that_ignores_sigterm_is_killed_before_its_lease_ends(
     calls, deadlines = [], []
     stop = lock_run._stop
 
-    def noted(process: Any, ended: Any, deadline: float, is_attended: bool) -> None:
+    def record_deadline(process: Any, ended: Any, deadline: float, has_terminal: bool) -> None:
         deadlines.append(deadline)
-        stop(process, ended, deadline, is_attended)
+        stop(process, ended, deadline, has_terminal)
 
-    monkeypatch.setattr(lock_run, "_stop", noted)
+    monkeypatch.setattr(lock_run, "_stop", record_deadline)
 
     def renew() -> None:
         calls.append(1)
         if len(calls) > 1:
-            raise Unreachable("silence")
+            raise Unreachable("no answer")
 
-    renewal = lock_run.Renewal(renew, 4.5)
+    renewer = lock_run.LockRenewer(renew, 4.5)
     script = f"echo $$ > {tmp_path}/pid; trap '' TERM; while :; do sleep 0.05; done"
-    with pytest.raises(LeaseExpired, match="silence"):
-        lock_run.run(["sh", "-c", script], os.environ, renewal, grace_seconds=5)
-    assert renewal.held_until - 1 < deadlines[0] < renewal.held_until
+    with pytest.raises(LeaseExpired, match="no answer"):
+        lock_run.run(["sh", "-c", script], os.environ, renewer, grace_seconds=5)
+    assert renewer.held_until - 1 < deadlines[0] < renewer.held_until
     assert len(calls) > 2
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
@@ -504,16 +506,18 @@ def test_a_command_that_ignores_sigterm_is_killed_before_its_lease_ends(
 # Worlds, blobs, states, entities, activity.
 
 
-def test_a_world_is_made_written_read_and_ended(hf: Hf) -> None:
+def test_a_world_is_created_written_read_and_deleted(hf: Hf) -> None:
     assert parsed(hf("world", "create", "ada", "--json"))["state"] == "active"
     hf("world", "create", "ada", code=5)
-    assert parsed(hf("world", "append", "ada", '{"said": "hello"}', "2", "--expected-head", "0", "--json"))["head"] == 2
+    assert (
+        parsed(hf("world", "append", "ada", '{"resolve": "hello"}', "2", "--expected-head", "0", "--json"))["head"] == 2
+    )
     hf("world", "append", "ada", "3", "--expected-head", "0", code=5)
     hf("world", "append", "ada", "--lines", "-", input="3\n4\n")
     hf("world", "append", "ada", "not json", code=2)
     hf("world", "append", "ada", code=2)
     tail = [json.loads(line) for line in hf("world", "tail", "ada", "--json").stdout.splitlines()]
-    assert [(each["height"], each["value"]) for each in tail] == [(0, {"said": "hello"}), (1, 2), (2, 3), (3, 4)]
+    assert [(each["height"], each["value"]) for each in tail] == [(0, {"resolve": "hello"}), (1, 2), (2, 3), (3, 4)]
     assert hf("world", "tail", "ada", "-n", "1").stdout.split() == ["3", "entry", "4"]
     assert len(hf("world", "tail", "ada", "--from", "2").stdout.splitlines()) == 2
 
@@ -540,7 +544,7 @@ def test_a_world_is_made_written_read_and_ended(hf: Hf) -> None:
     assert "deleted" in hf("world", "show", "ada").stdout
 
 
-def test_blobs_go_in_and_out(hf: Hf, tmp_path: Path) -> None:
+def test_blobs_are_stored_and_read(hf: Hf, tmp_path: Path) -> None:
     body = bytes(range(256)) * 4_096
     (tmp_path / "body").write_bytes(body)
     hash = hf("blob", "put", str(tmp_path / "body")).stdout.strip()
@@ -598,7 +602,7 @@ def test_activity_is_logged_and_read(hf: Hf) -> None:
     assert all(each["rotated"] for each in parsed(hf("activity", "files", "--json")))
 
 
-def test_the_bench_measures_and_leaves_nothing(hf: Hf) -> None:
+def test_bench_measures_and_leaves_no_messages(hf: Hf) -> None:
     found = parsed(hf("bench", "--messages", "50", "--callers", "4", "--json"))
     assert [each["step"] for each in found] == ["put", "receive", "ack"]
     assert all(each["rate_per_second"] > 0 and each["p50_ms"] <= each["p99_ms"] for each in found)
@@ -611,7 +615,7 @@ def test_the_bench_measures_and_leaves_nothing(hf: Hf) -> None:
 # Serving and tokens.
 
 
-def test_serve_gives_the_server_the_flags_that_were_given(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_passes_its_flags_to_the_server(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr("holdfast.server.serving.run", lambda settings: seen.append(settings) or 0)
     monkeypatch.setenv("HOLDFAST_DEBUG", "1")
@@ -620,12 +624,12 @@ def test_serve_gives_the_server_the_flags_that_were_given(hf: Hf, monkeypatch: p
     assert hf("serve", "--tls-cert", "x.pem", "--data", "memory:", code=2).stderr
 
 
-def test_tokens_are_made_for_the_universe_of_the_command_and_shown_once(hf: Hf) -> None:
+def test_tokens_are_created_for_the_current_universe_and_shown_once(hf: Hf) -> None:
     made = parsed(hf("--universe", "u", "token", "create", "w", "--allow", "queue:put", "--ttl", "30d", "--json"))
     assert (made["name"], made["universes"], made["verbs"]) == ("w", ["u"], ["queue:put"])
     assert made["expires_at"] > made["created_at"]
     other = hf("token", "create", "--universe", "a", "--universe", "b", "--allow", "queue:*,lease:acquire")
-    assert "nobody can read it again" in other.stderr
+    assert "cannot be shown again" in other.stderr
     assert made["token"] not in hf("token", "list").stdout
     listed = parsed(hf("token", "list", "--json"))
     assert [each["universes"] for each in listed] == [["u"], ["a", "b"]]
@@ -640,7 +644,7 @@ def test_tokens_are_made_for_the_universe_of_the_command_and_shown_once(hf: Hf) 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A data directory with something of everything."""
+    """A data directory with data of every kind."""
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
         world = plane.world("ada")
         world.create()
@@ -674,30 +678,30 @@ def findings(hf: Hf, *words: str) -> list[str]:
     return [f"{each['where']}: {each['what']}" for each in report["findings"]]
 
 
-def test_a_sound_directory_is_found_sound(hf: Hf, data: Path) -> None:
+def test_doctor_reports_a_sound_directory(hf: Hf, data: Path) -> None:
     report = parsed(hf("doctor", "--deep", "--json"))
     assert report["sound"]
     assert report["looked_at"]["messages"] == 4
     assert report["looked_at"]["blobs"] >= 4
-    assert f"{data} is sound" in hf("doctor", str(data)).stdout
+    assert f"{data} is sound: all checksums match" in hf("doctor", str(data)).stdout
 
 
-def test_a_directory_that_is_none_is_not_made_by_looking(hf: Hf, tmp_path: Path) -> None:
+def test_doctor_does_not_create_a_missing_directory(hf: Hf, tmp_path: Path) -> None:
     hf("doctor", str(tmp_path / "none"), code=4)
     assert not (tmp_path / "none").exists()
     hf("--url", "http://127.0.0.1:1", "--patience", "0.1", "doctor", code=9)
     hf("--url", "memory:", "doctor", code=2)
 
 
-def test_a_newer_format_is_refused(hf: Hf, data: Path) -> None:
+def test_a_newer_format_is_rejected(hf: Hf, data: Path) -> None:
     (data / "holdfast.json").write_text('{"format": 99}')
     assert "upgrade" in hf("doctor", code=9).stderr
 
 
-def test_the_doctor_finds_blobs_that_are_damaged_cut_or_gone(hf: Hf, data: Path) -> None:
+def test_doctor_finds_damaged_truncated_and_missing_blobs(hf: Hf, data: Path) -> None:
     body = large_blob(data)
     body.write_bytes(body.read_bytes()[:-1] + b"X")
-    assert any("its bytes have another hash" in each for each in findings(hf))
+    assert any("its content does not match its hash" in each for each in findings(hf))
     body.write_bytes(body.read_bytes()[:-1])
     assert any("49,999 bytes" in each for each in findings(hf))
     body.unlink()
@@ -705,7 +709,7 @@ def test_the_doctor_finds_blobs_that_are_damaged_cut_or_gone(hf: Hf, data: Path)
     assert "✗ blobs" in hf("doctor", code=exit_codes.DAMAGED).stdout
 
 
-def test_the_doctor_finds_segments_that_are_damaged_or_gone(hf: Hf, data: Path) -> None:
+def test_doctor_finds_damaged_and_missing_segments(hf: Hf, data: Path) -> None:
     first, second, *_ = sorted((data / "objects" / "segments" / "main" / "ada").iterdir())
     first.write_bytes(first.read_bytes()[:-3])
     second.unlink()
@@ -714,17 +718,17 @@ def test_the_doctor_finds_segments_that_are_damaged_or_gone(hf: Hf, data: Path) 
     assert any(second.name in each and "not in the object store" in each for each in found)
 
 
-def test_the_doctor_finds_journals_with_holes_and_without_an_end(hf: Hf, data: Path) -> None:
+def test_doctor_finds_journals_with_gaps_and_truncated_journals(hf: Hf, data: Path) -> None:
     entries = subspace(World("main", "ada")).key("journal", "e")
     with holdfast.open(f"dir:{data}") as plane:
         for height in (95, 102):
             plane.pairs.delete(entries + height.to_bytes(8, "big"))
     found = findings(hf)
-    assert any("no record 95, below its head 103" in each for each in found)
-    assert any("cut off: it has no record 102" in each for each in found)
+    assert any("gap: record 95 is missing, below its head 103" in each for each in found)
+    assert any("truncated: record 102" in each for each in found)
 
 
-def test_the_doctor_finds_tallies_that_are_wrong_and_payloads_that_are_gone(hf: Hf, data: Path) -> None:
+def test_doctor_finds_wrong_counters_and_missing_payloads(hf: Hf, data: Path) -> None:
     jobs = keys_of(QueueKey("main", "jobs"))
 
     def damage(tx: Any) -> None:
@@ -737,12 +741,12 @@ def test_the_doctor_finds_tallies_that_are_wrong_and_payloads_that_are_gone(hf: 
     with holdfast.open(f"dir:{data}") as plane:
         plane.transact(damage)
     found = findings(hf)
-    assert any("says that 6 messages are leased, and there are 1" in each for each in found)
-    assert any("says that 0 messages are blocked, and there are 1" in each for each in found)
+    assert any("says that 6 messages are leased, but there are 1" in each for each in found)
+    assert any("says that 0 messages are blocked, but there are 1" in each for each in found)
     assert any("payload of message" in each for each in found)
 
 
-def test_the_doctor_finds_a_damaged_key_space(hf: Hf, data: Path) -> None:
+def test_doctor_finds_a_damaged_key_space(hf: Hf, data: Path) -> None:
     for log in (data / "kv").glob("*.log"):
         raw = bytearray(log.read_bytes())
         if len(raw) > 100:
@@ -772,15 +776,15 @@ def test_a_backup_is_restored_byte_for_byte(hf: Hf, data: Path, tmp_path: Path) 
     assert not (tmp_path / "none").exists()
 
 
-def test_a_backup_of_damage_is_refused_and_goes_on_once_it_is_repaired(hf: Hf, data: Path, tmp_path: Path) -> None:
+def test_a_backup_of_damaged_data_fails_and_resumes_after_the_repair(hf: Hf, data: Path, tmp_path: Path) -> None:
     body = large_blob(data).read_bytes()
     large_blob(data).write_bytes(body[:-1] + b"X")
     hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED)
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=4)
     assert len(list(data.glob(".backup-*"))) == 1
-    assert "was left by a backup" in hf("doctor", code=exit_codes.DAMAGED).stdout
+    assert "was left by an incomplete backup" in hf("doctor", code=exit_codes.DAMAGED).stdout
     large_blob(data).write_bytes(body)
-    hf("queue", "put", "later", "x")  # After the moment that the backup is of.
+    hf("queue", "put", "later", "x")  # After the point in time of the backup.
     hf("backup", str(tmp_path / "backup"))
     assert list(data.glob(".backup-*")) == []
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
@@ -788,7 +792,7 @@ def test_a_backup_of_damage_is_refused_and_goes_on_once_it_is_repaired(hf: Hf, d
     assert parsed(hf("doctor", str(tmp_path / "again"), "--deep", "--json"))["sound"]
 
 
-def test_a_backup_whose_checkpoint_is_gone_begins_again(hf: Hf, data: Path, tmp_path: Path) -> None:
+def test_a_backup_whose_checkpoint_is_missing_starts_over(hf: Hf, data: Path, tmp_path: Path) -> None:
     body = large_blob(data).read_bytes()
     large_blob(data).unlink()
     hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED)
@@ -814,7 +818,7 @@ def test_a_damaged_backup_is_not_restored(hf: Hf, data: Path, tmp_path: Path) ->
     assert not (tmp_path / "again").exists()
 
 
-def test_an_interrupted_restore_goes_on(hf: Hf, data: Path, tmp_path: Path) -> None:
+def test_an_interrupted_restore_resumes(hf: Hf, data: Path, tmp_path: Path) -> None:
     hf("backup", str(tmp_path / "backup"))
     part = tmp_path / "again.restoring" / "kv" / "CURRENT"
     part.parent.mkdir(parents=True)
@@ -827,39 +831,39 @@ def test_an_interrupted_restore_goes_on(hf: Hf, data: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "words",
     [
-        ("--url", "dir:~of-nobody/x", "doctor"),
-        ("--url", "dir:~of-nobody/x", "backup", "b"),
-        ("--url", "dir:~of-nobody/x", "world", "list"),
-        ("restore", "~of-nobody/x", "there"),
-        ("migrate", "dir:~of-nobody/x", "dir:there"),
-        ("pipeline", "ingest", "--data", "dir:x", "--lake", "~of-nobody/x"),
+        ("--url", "dir:~no-such-user/x", "doctor"),
+        ("--url", "dir:~no-such-user/x", "backup", "b"),
+        ("--url", "dir:~no-such-user/x", "world", "list"),
+        ("restore", "~no-such-user/x", "there"),
+        ("migrate", "dir:~no-such-user/x", "dir:there"),
+        ("pipeline", "ingest", "--data", "dir:x", "--lake", "~no-such-user/x"),
     ],
     ids=" ".join,
 )
-def test_the_home_of_nobody_is_no_folder(
+def test_the_home_of_an_unknown_user_is_rejected(
     hf: Hf, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "~of-nobody/x names no folder" in hf(*words, code=9).stderr
+    assert "~no-such-user/x cannot be expanded" in hf(*words, code=9).stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_a_backup_goes_is_checked(hf: Hf, data: Path, tmp_path: Path) -> None:
+def test_the_target_of_a_backup_is_checked(hf: Hf, data: Path, tmp_path: Path) -> None:
     hf("backup", str(data / "inside"), code=2)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("x")
     hf("backup", str(tmp_path / "full"), code=5)
-    nobody = ("--url", "http://127.0.0.1:1", "--patience", "0.1")
-    assert "does not answer" in hf(*nobody, "backup", str(tmp_path / "b"), code=9).stderr
+    unreachable = ("--url", "http://127.0.0.1:1", "--patience", "0.1")
+    assert "does not answer" in hf(*unreachable, "backup", str(tmp_path / "b"), code=9).stderr
     assert "pg_dump" in hf("--url", "postgresql://x@y/z", "backup", str(tmp_path / "b"), code=9).stderr
     with holdfast.open(f"dir:{data}"):
         hf("--patience", "0.1", "backup", str(tmp_path / "b"), code=9)
 
 
-# What is printed.
+# Output.
 
 
-def test_text_from_outside_cannot_move_the_cursor(hf: Hf) -> None:
+def test_control_characters_in_payloads_are_escaped(hf: Hf) -> None:
     hf("queue", "put", "jobs", "\x1b[2Jgone \x07 \u202e [red]x[/red]")
     shown = hf("queue", "peek", "jobs").stdout
     assert "\x1b" not in shown
@@ -867,10 +871,10 @@ def test_text_from_outside_cannot_move_the_cursor(hf: Hf) -> None:
     assert "[red]x[/red]" in shown
 
 
-def test_values_that_json_does_not_know_are_told_all_the_same() -> None:
+def test_values_without_a_json_type_are_converted() -> None:
     assert printing.jsonable({1: b"\x00\x01", "x": (None, {3})}) == {"1": "AAE=", "x": [None, [3]]}
-    assert printing.moment(0) is None
-    assert printing.moment(1_500) == "1970-01-01T00:00:01.500Z"
+    assert printing.timestamp(0) is None
+    assert printing.timestamp(1_500) == "1970-01-01T00:00:01.500Z"
 
 
 def test_the_module_runs_as_a_program() -> None:

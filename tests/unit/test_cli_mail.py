@@ -29,10 +29,10 @@ def test_mail_is_read_in_order_and_stays_until_it_is_confirmed(hf: Hf) -> None:
     assert parsed(hf("mail", "confirm", "bob", first, "--json"))["count"] == 1
     assert [each["payload"] for each in parsed(hf("mail", "read", "bob", "--confirm", "--json"))] == ["plain text"]
     assert pending(hf, "bob") == 0
-    assert "no mail" in hf("mail", "read", "bob").stderr
+    assert "No mail" in hf("mail", "read", "bob").stderr
 
 
-def test_watching_confirms_what_was_printed_unless_it_is_told_to_keep_it(hf: Hf) -> None:
+def test_watch_confirms_printed_mail_unless_keep_is_given(hf: Hf) -> None:
     for body in "abc":
         hf("mail", "send", "ada", "bob", body)
     assert hf("mail", "watch", "bob", "-n", "1", "--keep").stdout.endswith(" ada@main a\n")
@@ -42,7 +42,7 @@ def test_watching_confirms_what_was_printed_unless_it_is_told_to_keep_it(hf: Hf)
     assert pending(hf, "bob") == 1
 
 
-def test_receipts_tell_what_became_of_it_from_a_sequence_on(hf: Hf) -> None:
+def test_receipts_are_listed_after_a_sequence_number(hf: Hf) -> None:
     hf("mail", "send", "ada", "bob", "x", "--id", "m-1")
     hf("mail", "read", "bob", "--confirm")
     found = parsed(hf("mail", "receipts", "ada", "--json"))
@@ -55,7 +55,7 @@ def test_receipts_tell_what_became_of_it_from_a_sequence_on(hf: Hf) -> None:
     assert [each["state"] for each in later] == ["confirmed"]
 
 
-def test_a_peek_tells_nobody(hf: Hf) -> None:
+def test_a_peek_sends_no_receipts(hf: Hf) -> None:
     hf("mail", "send", "ada", "bob", "x")
     hf("mail", "read", "bob", "--peek")
     assert [each["state"] for each in parsed(hf("mail", "receipts", "ada", "--json"))] == ["stored"]
@@ -69,7 +69,7 @@ def test_the_same_id_is_stored_once(hf: Hf) -> None:
     assert pending(hf, "bob") == 1
 
 
-def test_a_full_mailbox_and_a_block_are_refusals_with_exit_codes(hf: Hf) -> None:
+def test_a_full_mailbox_and_a_block_have_their_own_exit_codes(hf: Hf) -> None:
     assert parsed(hf("mail", "policy", "--max", "1", "--ttl", "1d", "--json")) == {
         "pending_max": 1,
         "ttl_seconds": 86_400.0,
@@ -85,7 +85,7 @@ def test_a_full_mailbox_and_a_block_are_refusals_with_exit_codes(hf: Hf) -> None
     assert parsed(hf("mail", "block", "bob", "--json")) == []
 
 
-def test_boxes_are_listed_with_what_waits_in_them(hf: Hf) -> None:
+def test_mailboxes_are_listed_with_their_pending_mail(hf: Hf) -> None:
     hf("mail", "send", "ada", "bob", "x")
     ada, bob = parsed(hf("mail", "list", "--json"))
     assert ada == {"agent": "ada", "pending": 0, "oldest_at": None, "joined": False}
@@ -93,7 +93,7 @@ def test_boxes_are_listed_with_what_waits_in_them(hf: Hf) -> None:
     assert bob == {"agent": "bob", "pending": 1, "joined": False}
 
 
-def test_agents_are_registered_with_a_key_that_is_made_and_kept(hf: Hf, tmp_path: Path) -> None:
+def test_agents_are_registered_with_a_generated_key(hf: Hf, tmp_path: Path) -> None:
     key = tmp_path / "ada.key"
     made = hf("agent", "register", "ada", "--key", str(key), "--json")
     assert str(key) in made.stderr
@@ -106,11 +106,11 @@ def test_agents_are_registered_with_a_key_that_is_made_and_kept(hf: Hf, tmp_path
     assert json.loads(refused.stderr)["code"] == "agent_exists"
     hf("agent", "register", "ada", "--public-key", other, "--replace")
     assert parsed(hf("agent", "show", "ada", "--json"))["public_key"] == other
-    hf("agent", "show", "nobody", code=4)
+    hf("agent", "show", "missing", code=4)
     hf("agent", "register", "ada", "--public-key", "zz", code=2)
 
 
-def test_sealed_mail_is_read_with_the_recipients_key_alone(hf: Hf, tmp_path: Path) -> None:
+def test_sealed_mail_is_read_only_with_the_recipients_key(hf: Hf, tmp_path: Path) -> None:
     ada, bob, eve = (str(tmp_path / f"{name}.key") for name in ("ada", "bob", "eve"))
     for name, key in (("ada", ada), ("bob", bob), ("eve", eve)):
         hf("agent", "register", name, "--key", key)
@@ -118,12 +118,12 @@ def test_sealed_mail_is_read_with_the_recipients_key_alone(hf: Hf, tmp_path: Pat
     [sealed] = parsed(hf("mail", "read", "bob", "--json"))
     assert sealed["content_type"] == "application/vnd.holdfast.sealed"
     assert "payload" not in sealed
-    [opened] = parsed(hf("mail", "read", "bob", "--key", bob, "--json"))
-    assert (opened["payload"], opened["content_type"]) == ("meet at nine", "text/plain; charset=utf-8")
+    [decrypted] = parsed(hf("mail", "read", "bob", "--key", bob, "--json"))
+    assert (decrypted["payload"], decrypted["content_type"]) == ("meet at nine", "text/plain; charset=utf-8")
     assert json.loads(hf("mail", "read", "bob", "--key", eve, "--json", code=10).stderr)["code"] == "seal_broken"
 
 
-def test_mail_for_an_agent_of_a_world_enters_its_inbox(hf: Hf) -> None:
+def test_mail_for_the_agent_of_a_world_enters_its_inbox(hf: Hf) -> None:
     hf("world", "create", "plans")
     hf("agent", "register", "planner", "--world", "plans")
     hf("mail", "send", "ada", "planner", "think")
@@ -142,6 +142,6 @@ def test_mail_for_an_agent_of_a_world_enters_its_inbox(hf: Hf) -> None:
         ("mail", "policy", "--max", "0"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_stored(hf: Hf, words: tuple[str, ...]) -> None:
+def test_invalid_mail_is_rejected_and_not_stored(hf: Hf, words: tuple[str, ...]) -> None:
     assert hf(*words, code=2).stderr.startswith("holdfast: ")
     assert pending(hf, "bob") == 0

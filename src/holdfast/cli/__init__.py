@@ -1,1 +1,1 @@
-"""The command line: parse, call a handle, print. One noun a file; `main` is where it starts."""
+"""The command line: parse, call a handle, print. One file per command group; `main` is the entry point."""

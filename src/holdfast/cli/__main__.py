@@ -1,4 +1,4 @@
-"""`python -m holdfast.cli` is `holdfast`."""
+"""Runs the `holdfast` command with `python -m holdfast.cli`."""
 
 from holdfast.cli.main import main
 

@@ -1,4 +1,4 @@
-"""`holdfast activity`: session logs, and what the plane says of itself in them."""
+"""`holdfast activity`: session logs, including the events that the plane itself logs."""
 
 import time
 from collections import deque
@@ -8,64 +8,64 @@ import click
 import msgspec
 
 from holdfast.cli import connect, printing, values
-from holdfast.cli.commands import Noun
+from holdfast.cli.commands import CommandGroup
 from holdfast.cli.durations import SECONDS
 from holdfast.errors import InvalidValue
-from holdfast.handles import Plane
+from holdfast.handles.sync.plane import Plane
 from holdfast.wire.activity import LoggedRecord
 
 _PAGE: Final = 1_000
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def activity() -> None:
-    """Session logs: what was put, leased, acked, and whatever you log."""
+    """Write and read session logs: queue events, and your own records."""
 
 
 @activity.command(examples=['holdfast activity log build-17 \'{"step": "compile", "ms": 812}\''])
 @click.argument("session")
 @click.argument("record", required=False)
-@click.option("--file", metavar="PATH", help="Take records from a file, one a line; - is standard input.")
-@click.option("--kind", default="activity", show_default=True, help="Which log of the session.")
+@click.option("--file", metavar="PATH", help="Read records from a file, one per line; - is standard input.")
+@click.option("--kind", default="activity", show_default=True, help="The kind of log within the session.")
 def log(session: str, record: str | None, file: str | None, kind: str) -> None:
-    """Log a JSON object, or one a line from a file."""
-    with values.source(record, file) as stream:
-        found = [values.json_value(line) for line in stream if line.strip()]
+    """Log a JSON object, or one object per line of a file."""
+    with values.open_input(record, file) as stream:
+        found = [values.parse_json(line) for line in stream if line.strip()]
     if not all(isinstance(each, dict) for each in found):
-        raise InvalidValue('A record is a JSON object, as in \'{"step": "compile"}\'')
-    with connect.opened() as plane:
+        raise InvalidValue('A record must be a JSON object, as in \'{"step": "compile"}\'')
+    with connect.open_plane() as plane:
         plane.activity.log_many(session, found, kind=kind)
-    printing.done(f"{len(found)} records are logged", {"session": session, "count": len(found)})
+    printing.result(f"Logged {len(found)} records", {"session": session, "count": len(found)})
 
 
 @activity.command(
     examples=["holdfast activity tail --kind queues -n 50", "holdfast activity tail --session build-17 -f"]
 )
-@click.option("--session", help="Only this session.")
-@click.option("--kind", help="Only this kind; `queues` is what the plane did with messages.")
-@click.option("-n", "count", type=click.IntRange(0), default=10, help="The last so many.  [default: 10]")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until it is interrupted.")
-@click.option("--interval", type=SECONDS, default=1.0, help="How often to look for more.  [default: 1]")
+@click.option("--session", help="Show only this session.")
+@click.option("--kind", help="Show only this kind; `queues` has the events of messages.")
+@click.option("-n", "count", type=click.IntRange(0), default=10, help="How many records to show.  [default: 10]")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new records until interrupted.")
+@click.option("--interval", type=SECONDS, default=1.0, help="How often to check for new records.  [default: 1]")
 def tail(session: str | None, kind: str | None, count: int, follow: bool, interval: float) -> None:
-    """The last records of the logs."""
-    place: str | None = None
+    """Show the last records of the logs."""
+    position: str | None = None
 
     def read(plane: Plane) -> list[LoggedRecord]:
-        """What came since; of what was there before, only the last ones are kept."""
-        nonlocal place
-        is_first = place is None
-        kept: deque[LoggedRecord] = deque(maxlen=count if is_first else None)
+        """The records since the last read; the first read returns only the last `count`."""
+        nonlocal position
+        is_first = position is None
+        records: deque[LoggedRecord] = deque(maxlen=count if is_first else None)
         while True:
-            page = plane.activity.read(session=session, kind=kind, after=place, limit=_PAGE).records
-            kept.extend(page)
+            page = plane.activity.read(session=session, kind=kind, after=position, limit=_PAGE).records
+            records.extend(page)
             if page:
-                place = f"{page[-1].file}:{page[-1].n}"
+                position = f"{page[-1].file}:{page[-1].n}"
             if len(page) < _PAGE:
-                return list(kept)
+                return list(records)
 
-    with connect.Visits(connect.target()) as visits:
+    with connect.PlaneCaller(connect.current_target()) as caller:
         while True:
-            for each in visits.call(read):
+            for each in caller.call(read):
                 _print(each)
             if not follow:
                 return
@@ -74,14 +74,14 @@ def tail(session: str | None, kind: str | None, count: int, follow: bool, interv
 
 @activity.command()
 def files() -> None:
-    """The files that hold the logs."""
-    with connect.opened() as plane:
+    """List the log files."""
+    with connect.open_plane() as plane:
         found = plane.activity.files()
     rows: list[dict[str, Any]] = [msgspec.to_builtins(each) for each in found]
-    printing.rows(rows, ("name", "rotated", "size", "path"), nothing="There is no log yet.")
+    printing.rows(rows, ("name", "rotated", "size", "path"), empty="No logs.")
 
 
 def _print(logged: LoggedRecord) -> None:
-    at, record = printing.moment(logged.at_ms), msgspec.json.decode(logged.record)
+    at, record = printing.timestamp(logged.at_ms), msgspec.json.decode(logged.record)
     fields = {"at": at, "session": logged.session, "kind": logged.kind, "n": logged.n, "record": record}
     printing.line(fields, f"{at}  {logged.session}  {logged.kind}  {printing.compact(record)}")

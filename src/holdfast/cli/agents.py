@@ -1,4 +1,4 @@
-"""`holdfast agent`: who is known by name, by which key, and which world takes their mail."""
+"""`holdfast agent`: registered agents, with their public keys and the worlds that receive their mail."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -6,18 +6,18 @@ from typing import Any, Final
 import click
 
 from holdfast.cli import connect, printing
-from holdfast.cli.commands import Noun
+from holdfast.cli.commands import CommandGroup
 from holdfast.encryption import AgentKey
 from holdfast.errors import InvalidArgument, NotFound
 from holdfast.limits import READ_ENTRIES_MAX
 from holdfast.wire.agents import Agent
 
-_KNOWN: Final = ("name", "public_key", "world", "registered_at")
+_COLUMNS: Final = ("name", "public_key", "world", "registered_at")
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def agent() -> None:
-    """Agents that are known by name."""
+    """Register agents and list them."""
 
 
 @agent.command(
@@ -27,14 +27,14 @@ def agent() -> None:
     ]
 )
 @click.argument("name", metavar="AGENT")
-@click.option("--key", "key_file", metavar="FILE", help="The file of the agent's secret key; made if it is not there.")
-@click.option("--public-key", metavar="HEX", help="Its public key, if the secret one is elsewhere.")
-@click.option("--world", help="Take the agent's mail into the inbox of this world.")
-@click.option("--replace", is_flag=True, help="Give it another key than the one it has.")
+@click.option("--key", "key_file", metavar="FILE", help="The agent's secret key file. Created if it does not exist.")
+@click.option("--public-key", metavar="HEX", help="The agent's public key, if the secret key is stored elsewhere.")
+@click.option("--world", help="Deliver the agent's mail to this world's inbox.")
+@click.option("--replace", is_flag=True, help="Replace the agent's existing key.")
 def register(name: str, key_file: str | None, public_key: str | None, world: str | None, replace: bool) -> None:
-    """Know an agent by name. What is not given stays as it is."""
+    """Register an agent, or update it. Options that are not given keep their values."""
     key = _public_key(key_file, public_key)
-    with connect.opened() as plane:
+    with connect.open_plane() as plane:
         found = plane.agents.register(name, public_key=key, world=world, replace=replace)
     printing.record(_fields(found))
 
@@ -42,22 +42,22 @@ def register(name: str, key_file: str | None, public_key: str | None, world: str
 @agent.command()
 @click.argument("name", metavar="AGENT")
 def show(name: str) -> None:
-    """One agent."""
-    with connect.opened() as plane:
+    """Show one agent."""
+    with connect.open_plane() as plane:
         found = plane.agents.get(name)
     if found is None:
-        raise NotFound(f"{name} is not registered; holdfast agent register {name}")
+        raise NotFound(f"Agent {name} is not registered; register it with: holdfast agent register {name}")
     printing.record(_fields(found))
 
 
 @agent.command("list")
-@click.option("--after", default="", help="Begin behind this name.")
-@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="At most so many.")
+@click.option("--after", default="", help="Start after this name.")
+@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
 def list_(after: str, limit: int) -> None:
-    """The agents that are registered."""
-    with connect.opened() as plane:
+    """List the registered agents."""
+    with connect.open_plane() as plane:
         found = plane.agents.known(after=after, limit=limit)
-    printing.rows([_fields(each) for each in found], _KNOWN, nothing="No agent is registered.")
+    printing.rows([_fields(each) for each in found], _COLUMNS, empty="No agents.")
 
 
 def _public_key(key_file: str | None, public_key: str | None) -> bytes | None:
@@ -67,7 +67,7 @@ def _public_key(key_file: str | None, public_key: str | None) -> bytes | None:
         try:
             return bytes.fromhex(public_key)
         except ValueError:
-            raise InvalidArgument(f"{public_key!r} is no public key; give its 64 hex digits") from None
+            raise InvalidArgument(f"{public_key!r} is not a public key; give 64 hex digits") from None
     if key_file is None:
         return None
     path = Path(key_file)
@@ -75,7 +75,7 @@ def _public_key(key_file: str | None, public_key: str | None) -> bytes | None:
         return AgentKey.load(path).public_key
     key = AgentKey.generate()
     key.save(path)
-    click.echo(f"A new key is in {path}; keep it where only the agent can read it.", err=True)
+    click.echo(f"Created the secret key {path}; keep it where only the agent can read it.", err=True)
     return key.public_key
 
 
@@ -84,5 +84,5 @@ def _fields(found: Agent) -> dict[str, Any]:
         "name": found.name,
         "public_key": None if found.public_key is None else found.public_key.hex(),
         "world": found.world,
-        "registered_at": printing.moment(found.registered_ms),
+        "registered_at": printing.timestamp(found.registered_ms),
     }

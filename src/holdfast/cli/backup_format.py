@@ -1,11 +1,11 @@
-"""What a backup is made of, wherever it comes from, and how it is written down.
+"""The files of a backup, and how they are written. The same for a data directory and for a server.
 
-DEST/started.json      who began it, and from which checkpoint
+DEST/started.json      the source and its checkpoint, while the backup is incomplete
 DEST/keyspace/…        the files of the checkpoint
-DEST/objects/…         blobs, segments, session logs that were rotated
-DEST/activity/…        session logs that were not
-DEST/manifest.jsonl    path, size and SHA-256 of each of them, one a line
-DEST/backup.json       written last: the backup is whole
+DEST/objects/…         blobs, segments, rotated session logs
+DEST/activity/…        session logs that are not rotated yet
+DEST/manifest.jsonl    path, size and SHA-256 of each file, one per line
+DEST/backup.json       written last: the backup is complete
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.cli import printing
-from holdfast.cli.values import chunks
+from holdfast.cli.values import read_chunks
 from holdfast.errors import Conflict, HashMismatch, MissingObject, ObjectNotFound
 from holdfast.limits import OBJECT_LIST_MAX
 from holdfast.wire.backups import BackupFile
@@ -28,24 +28,24 @@ MANIFEST: Final = "manifest.jsonl"
 FINISHED: Final = "backup.json"
 
 
-class Started(msgspec.Struct, frozen=True):
-    """A backup that was begun."""
+class BackupStart(msgspec.Struct, frozen=True):
+    """The contents of started.json: a backup that is not complete yet."""
 
     source: str
     checkpoint: str
     at: str
 
 
-class Line(msgspec.Struct, frozen=True):
-    """One file of a backup."""
+class ManifestEntry(msgspec.Struct, frozen=True):
+    """One file of a backup: a line of the manifest."""
 
     path: str
     size: int
     sha256: str
 
 
-class Finished(msgspec.Struct, frozen=True):
-    """A backup that is whole."""
+class BackupSummary(msgspec.Struct, frozen=True):
+    """The contents of backup.json: a complete backup."""
 
     format: int
     data_format: int
@@ -56,112 +56,116 @@ class Finished(msgspec.Struct, frozen=True):
     manifest_sha256: str
 
 
-class Written:
-    """The manifest as it grows."""
+class ManifestWriter:
+    """Writes the manifest, and counts its files and bytes."""
 
-    def __init__(self, manifest: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
         self.files = 0
         self.bytes = 0
-        self._manifest = manifest
 
-    def add(self, line: Line) -> None:
+    def add(self, entry: ManifestEntry) -> None:
         self.files += 1
-        self.bytes += line.size
-        self._manifest.write(msgspec.json.encode(line) + b"\n")
+        self.bytes += entry.size
+        self.file.write(msgspec.json.encode(entry) + b"\n")
 
 
-def store_at(url: str) -> ObjectStore:
-    """The store that a URL or a plain path names, to write to."""
+def open_target(url: str) -> ObjectStore:
+    """The object store at a URL or a plain path, for writing."""
     return open_objects(url if url.startswith(("dir:", "s3://", "az://", "gs://")) else f"dir:{url}")
 
 
-def started(target: ObjectStore, source: str) -> Started | None:
-    """The backup of `source` that was begun at the target and not finished; None if it is empty.
+def find_started(target: ObjectStore, source: str) -> BackupStart | None:
+    """The incomplete backup of `source` at the target; None if the target is empty.
 
     Raises:
-        Conflict: something else is there.
+        Conflict: the target holds something else.
     """
     if exists(target, FINISHED):
-        raise Conflict("The target holds a finished backup, which is not written over; choose another one")
+        raise Conflict("The target holds a complete backup, which is never overwritten; choose another target")
     if exists(target, STARTED):
-        found = msgspec.json.decode(target.get(STARTED), type=Started)
+        found = msgspec.json.decode(target.get(STARTED), type=BackupStart)
         if found.source != source:
-            raise Conflict(f"The target holds the beginning of a backup of {found.source}; choose another one")
+            raise Conflict(f"The target holds an incomplete backup of {found.source}; choose another target")
         return found
     if target.list(limit=1):
-        raise Conflict("The target holds something that is no backup; choose an empty one")
+        raise Conflict("The target is not empty and not a backup; choose an empty target")
     return None
 
 
-def start(target: ObjectStore, source: str, checkpoint: str) -> None:
-    """Write down where a backup comes from, for whoever has to go on with it."""
-    target.put(STARTED, msgspec.json.encode(Started(source, checkpoint, _now())))
+def write_start(target: ObjectStore, source: str, checkpoint: str) -> None:
+    """Record the source and checkpoint of a backup, so an interrupted backup can resume."""
+    target.put(STARTED, msgspec.json.encode(BackupStart(source, checkpoint, _now())))
 
 
-def finish(target: ObjectStore, manifest: IO[bytes], written: Written, *, data_format: int, version: str) -> Finished:
-    """Write down that a backup is whole."""
-    manifest.seek(0)
+def write_finish(target: ObjectStore, manifest: ManifestWriter, *, data_format: int, version: str) -> BackupSummary:
+    """Write the manifest and backup.json: the backup is complete."""
+    manifest.file.seek(0)
     sha = hashlib.sha256()
-    for piece in chunks(manifest):
-        sha.update(piece)
-    manifest.seek(0)
-    target.write(MANIFEST, chunks(manifest))
-    finished = Finished(BACKUP_FORMAT, data_format, version, _now(), written.files, written.bytes, sha.hexdigest())
-    target.put(FINISHED, msgspec.json.encode(finished))
+    for chunk in read_chunks(manifest.file):
+        sha.update(chunk)
+    manifest.file.seek(0)
+    target.write(MANIFEST, read_chunks(manifest.file))
+    summary = BackupSummary(
+        BACKUP_FORMAT, data_format, version, _now(), manifest.files, manifest.bytes, sha.hexdigest()
+    )
+    target.put(FINISHED, msgspec.json.encode(summary))
     target.delete(STARTED)
-    return finished
+    return summary
 
 
-def copy(file: BackupFile, pieces: Callable[[], Iterator[bytes]], target: ObjectStore) -> Line:
-    """Copy a file to where it belongs; refuse one that is not what is known of it: a backup of damage is no backup.
+def copy_file(file: BackupFile, open_file: Callable[[], Iterator[bytes]], target: ObjectStore) -> ManifestEntry:
+    """Copy a file to the target, and compare it with its recorded size and hash.
 
     Raises:
-        HashMismatch: it is something else.
-        MissingObject: it is not there.
+        HashMismatch: the file is damaged.
+        MissingObject: the file does not exist.
     """
     sha, size = hashlib.sha256(), 0
 
     def checked() -> Iterator[bytes]:
         nonlocal size
-        for piece in pieces():
-            sha.update(piece)
-            size += len(piece)
-            yield piece
+        for chunk in open_file():
+            sha.update(chunk)
+            size += len(chunk)
+            yield chunk
         if file.sha256 is not None and (size, sha.hexdigest()) != (file.size, file.sha256):
             raise HashMismatch(
-                f"{file.path} is damaged, so there is no whole backup; holdfast doctor says what else is"
+                f"{file.path} is damaged, so the backup is incomplete; run holdfast doctor to find all damage"
             )
 
     try:
         target.write(file.path, checked())
     except ObjectNotFound as error:
-        raise missing(file.path) from error
-    return Line(file.path, size, sha.hexdigest())
+        raise missing_object(file.path) from error
+    return ManifestEntry(file.path, size, sha.hexdigest())
 
 
-def remove(target: ObjectStore, prefix: str) -> None:
-    """Remove what an earlier attempt has left there."""
+def remove_prefix(target: ObjectStore, prefix: str) -> None:
+    """Remove every file below `prefix`."""
     while page := target.list(prefix, limit=OBJECT_LIST_MAX):
         for meta in page:
             target.delete(meta.path)
 
 
 def exists(store: ObjectStore, path: str) -> bool:
-    """Whether a store has something there."""
-    return size_of(store, path) is not None
+    """Whether the store has an object at `path`."""
+    return object_size(store, path) is not None
 
 
-def size_of(store: ObjectStore, path: str) -> int | None:
-    """How large something in a store is; None if it is not there."""
+def object_size(store: ObjectStore, path: str) -> int | None:
+    """The size of an object; None if it does not exist."""
     try:
         return store.head(path).size
     except ObjectNotFound:
         return None
 
 
-def missing(path: str) -> MissingObject:
-    return MissingObject(f"{path} is not in the object store, so there is no whole backup; holdfast doctor says more")
+def missing_object(path: str) -> MissingObject:
+    return MissingObject(
+        f"{path} is missing from the object store, so the backup is incomplete; run holdfast doctor to find all damage"
+    )
 
 
 def _now() -> str:
-    return printing.moment(round(time.time() * 1_000)) or ""
+    return printing.timestamp(round(time.time() * 1_000)) or ""

@@ -1,4 +1,4 @@
-"""`holdfast bench`: how fast the plane at the given URL is, as one client sees it."""
+"""`holdfast bench`: measures a queue's throughput and latency, as one client sees them."""
 
 import asyncio
 import time
@@ -8,10 +8,10 @@ from typing import Any, Final
 import click
 
 from holdfast.cli import connect, printing
-from holdfast.cli.commands import Verb
+from holdfast.cli.commands import LeafCommand
 from holdfast.client.transport import AsyncRemoteTransport
 from holdfast.errors import Conflict
-from holdfast.handles import AsyncPlane
+from holdfast.handles.plane import AsyncPlane
 from holdfast.plane import Options, open_plane_async
 from holdfast.tiers import Tier
 
@@ -19,31 +19,46 @@ _COLUMNS: Final = ("step", "count", "rate_per_second", "p50_ms", "p99_ms", "max_
 
 
 @click.command(
-    cls=Verb, examples=["holdfast bench --messages 20000 --callers 256", "holdfast --url dir:./scratch bench"]
+    cls=LeafCommand, examples=["holdfast bench --messages 20000 --callers 256", "holdfast --url dir:./scratch bench"]
 )
-@click.option("--messages", type=click.IntRange(1, 10_000_000), default=5_000, show_default=True, help="How many.")
-@click.option("--callers", type=click.IntRange(1, 1_000), default=64, show_default=True, help="How many at once.")
 @click.option(
-    "--bytes", "size", type=click.IntRange(0, 1_048_576), default=256, show_default=True, help="Of a payload."
+    "--messages", type=click.IntRange(1, 10_000_000), default=5_000, show_default=True, help="The number of messages."
 )
-@click.option("--queue", "name", default="holdfast-bench", show_default=True, help="An empty queue to use.")
-@click.option("--tier", type=click.Choice(["critical", "important"]), default="critical", help="What is promised.")
+@click.option(
+    "--callers", type=click.IntRange(1, 1_000), default=64, show_default=True, help="The number of concurrent callers."
+)
+@click.option(
+    "--bytes",
+    "size",
+    type=click.IntRange(0, 1_048_576),
+    default=256,
+    show_default=True,
+    help="The size of each payload.",
+)
+@click.option(
+    "--queue", "name", default="holdfast-bench", show_default=True, help="The queue to use. It must be empty."
+)
+@click.option(
+    "--tier", type=click.Choice(["critical", "important"]), default="critical", help="The durability tier of each call."
+)
 def bench(*, messages: int, callers: int, size: int, name: str, tier: str) -> None:
-    """Put messages, each acknowledged by itself, then receive and acknowledge them all."""
-    place = connect.target()
-    found = asyncio.run(_bench(place, name, messages=messages, callers=callers, size=size, tier=Tier(tier)))
-    printing.rows(found, _COLUMNS)
+    """Measure puts, receives and acks: one call per message, from concurrent callers."""
+    target = connect.current_target()
+    steps = asyncio.run(_bench(target, name, messages=messages, callers=callers, size=size, tier=Tier(tier)))
+    printing.rows(steps, _COLUMNS)
 
 
 async def _bench(
-    place: connect.Target, name: str, *, messages: int, callers: int, size: int, tier: Tier
+    target: connect.Target, name: str, *, messages: int, callers: int, size: int, tier: Tier
 ) -> list[dict[str, Any]]:
-    plane = await _opened(place)
+    plane = await _open_plane(target)
     try:
         queue, payload = plane.queue(name), bytes(size)
         stats = await queue.stats()
         if stats.ready or stats.delayed or stats.leased or stats.blocked:
-            raise Conflict(f"{name} has messages, which a bench would consume; choose another --queue, or purge it")
+            raise Conflict(
+                f"Queue {name} is not empty, and the benchmark would consume its messages; choose another --queue"
+            )
         leased: list[Any] = []
 
         async def put() -> None:
@@ -52,32 +67,32 @@ async def _bench(
         async def receive() -> None:
             message = await queue.receive(wait_seconds=5.0, extend_for_seconds=0, tier=tier)
             if message is None:
-                raise Conflict(f"Somebody else consumes {name}; choose another --queue")
+                raise Conflict(f"Another consumer receives from {name}; choose another --queue")
             leased.append(message)
 
         async def ack() -> None:
             await leased.pop().ack(tier=tier)
 
-        return [await _timed(step, messages, callers) for step in (put, receive, ack)]
+        return [await _measure(step, messages, callers) for step in (put, receive, ack)]
     finally:
         await plane.close()
 
 
-async def _opened(place: connect.Target) -> AsyncPlane:
-    if place.is_server:
+async def _open_plane(target: connect.Target) -> AsyncPlane:
+    if target.is_server:
         remote = AsyncRemoteTransport(
-            place.url, token=place.token, tls=place.tls(), patience_seconds=place.patience_seconds
+            target.url, token=target.token, tls=target.tls(), patience_seconds=target.patience_seconds
         )
-        return AsyncPlane(remote, place.universe)
-    return AsyncPlane(await open_plane_async(place.url, Options(objects=place.objects)), place.universe)
+        return AsyncPlane(remote, target.universe)
+    return AsyncPlane(await open_plane_async(target.url, Options(objects=target.objects)), target.universe)
 
 
-async def _timed(step: Callable[[], Awaitable[None]], count: int, callers: int) -> dict[str, Any]:
-    """Take a step so many times, some of them at once."""
+async def _measure(step: Callable[[], Awaitable[None]], count: int, callers: int) -> dict[str, Any]:
+    """Run `step` `count` times from concurrent callers, and measure it."""
     numbers, seconds = iter(range(count)), list[float]()
     with printing.progress(step.__name__, count) as advance:
 
-        async def one_after_the_other() -> None:
+        async def run_steps() -> None:
             for _ in numbers:
                 began = time.perf_counter()
                 await step()
@@ -87,13 +102,13 @@ async def _timed(step: Callable[[], Awaitable[None]], count: int, callers: int) 
         began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for _ in range(min(callers, count)):
-                group.create_task(one_after_the_other())
-        took = time.perf_counter() - began
+                group.create_task(run_steps())
+        elapsed = time.perf_counter() - began
     seconds.sort()
     return {
         "step": step.__name__,
         "count": count,
-        "rate_per_second": round(count / took),
+        "rate_per_second": round(count / elapsed),
         "p50_ms": round(seconds[count // 2] * 1_000, 3),
         "p99_ms": round(seconds[min(count * 99 // 100, count - 1)] * 1_000, 3),
         "max_ms": round(seconds[-1] * 1_000, 3),

@@ -1,4 +1,4 @@
-"""`holdfast blob`: bytes that are named by what they are."""
+"""`holdfast blob`: immutable bytes, addressed by their SHA-256 hash."""
 
 import os
 import sys
@@ -10,61 +10,61 @@ from typing import IO
 import click
 
 from holdfast.cli import connect, printing, values
-from holdfast.cli.commands import Noun
+from holdfast.cli.commands import CommandGroup
 from holdfast.errors import BlobNotFound, PathUnusable
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def blob() -> None:
-    """Bytes that are named by their SHA-256."""
+    """Store and read blobs, which are addressed by their SHA-256 hash."""
 
 
 @blob.command(examples=["holdfast blob put report.pdf", "tar c . | holdfast blob put -"])
 @click.argument("file")
 def put(file: str) -> None:
-    """Store a file, or standard input for -; prints the hash that names it."""
+    """Store a file, or standard input for -. Prints the blob's hash."""
     with ExitStack() as stack:
-        stream = stack.enter_context(values.source(None, file))
-        plane = stack.enter_context(connect.opened())
+        stream = stack.enter_context(values.open_input(None, file))
+        plane = stack.enter_context(connect.open_plane())
         advance = stack.enter_context(printing.progress("Bytes", _size(stream)))
 
-        def counted() -> Iterator[bytes]:
-            for piece in values.chunks(stream):
-                yield piece
-                advance(len(piece))
+        def count_bytes() -> Iterator[bytes]:
+            for chunk in values.read_chunks(stream):
+                yield chunk
+                advance(len(chunk))
 
-        hash = plane.blobs.write(counted())
-    printing.done(hash, {"hash": hash})
+        hash = plane.blobs.write(count_bytes())
+    printing.result(hash, {"hash": hash})
 
 
 @blob.command(examples=["holdfast blob get 9f86d0… --out report.pdf", "holdfast blob get 9f86d0… --length 100"])
 @click.argument("hash")
 @click.option(
-    "--out", metavar="PATH", help="Write to a file, which appears when it is whole.  [default: standard output]"
+    "--out", metavar="PATH", help="Write to a file, which appears when it is complete.  [default: standard output]"
 )
-@click.option("--start", type=click.IntRange(0), default=0, help="Begin at this byte.  [default: 0]")
-@click.option("--length", type=click.IntRange(0), help="So many bytes, at most.  [default: all]")
+@click.option("--start", type=click.IntRange(0), default=0, help="Start at this byte.  [default: 0]")
+@click.option("--length", type=click.IntRange(0), help="The maximum number of bytes.  [default: all]")
 def get(hash: str, out: str | None, start: int, length: int | None) -> None:
-    """The bytes of a blob, or some of them: only those are read."""
-    with connect.opened() as plane:
-        pieces = plane.blobs.open(hash, start=start, length=length)
+    """Read a blob, or a range of it."""
+    with connect.open_plane() as plane:
+        chunks = plane.blobs.open(hash, start=start, length=length)
         if out is None:
-            for piece in pieces:
-                sys.stdout.buffer.write(piece)
+            for chunk in chunks:
+                sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
             return
-        size = _write(Path(out), pieces)
-    printing.done(f"{size:,} bytes are in {out}", {"hash": hash, "path": out, "size": size})
+        size = _write(Path(out), chunks)
+    printing.result(f"Wrote {size:,} bytes to {out}", {"hash": hash, "path": out, "size": size})
 
 
 @blob.command()
 @click.argument("hash")
 def has(hash: str) -> None:
-    """Whether a blob is stored; exit code 4 says that it is not."""
-    with connect.opened() as plane:
+    """Check whether a blob is stored. Exit code 4 means that it is not."""
+    with connect.open_plane() as plane:
         if not plane.blobs.has(hash):
-            raise BlobNotFound(f"No blob {hash} is stored in {plane.universe}")
-    printing.done("yes", {"hash": hash, "stored": True})
+            raise BlobNotFound(f"Blob {hash} is not stored in universe {plane.universe}")
+    printing.result("yes", {"hash": hash, "stored": True})
 
 
 def _size(stream: IO[bytes]) -> int | None:
@@ -74,16 +74,16 @@ def _size(stream: IO[bytes]) -> int | None:
         return None
 
 
-def _write(path: Path, pieces: Iterator[bytes]) -> int:
-    draft, size = path.with_name(f".{path.name}.{os.getpid()}"), 0
+def _write(path: Path, chunks: Iterator[bytes]) -> int:
+    temporary, size = path.with_name(f".{path.name}.{os.getpid()}"), 0
     try:
-        with draft.open("xb") as file, printing.progress("Bytes") as advance:
-            for piece in pieces:
-                size += file.write(piece)
-                advance(len(piece))
-        draft.replace(path)
+        with temporary.open("xb") as file, printing.progress("Bytes") as advance:
+            for chunk in chunks:
+                size += file.write(chunk)
+                advance(len(chunk))
+        temporary.replace(path)
     except OSError as error:
-        raise PathUnusable(f"{path} cannot be written ({error.strerror}); name another file") from error
+        raise PathUnusable(f"Cannot write {path} ({error.strerror}); choose another file") from error
     finally:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return size

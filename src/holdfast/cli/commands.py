@@ -1,90 +1,84 @@
-"""What every command has: the global options, before the noun or behind the verb, and examples in its help."""
+"""The base classes of all commands: global options before or after the subcommand, and examples in the help."""
 
 from collections.abc import Sequence
 from typing import Any, Final
 
 import click
 
+from holdfast.cli import context_file
 from holdfast.cli.durations import SECONDS
 
-
-def _context_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from holdfast.cli import contexts  # Which stands on this module.
-
-    return contexts.complete(ctx, parameter, incomplete)
-
-
-_GLOBALS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
+_GLOBAL_OPTIONS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     (
         "--url",
-        {"metavar": "URL", "help": "A server (http://HOST:9440), or a plane of its own: dir:PATH, postgresql://…"},
+        {"metavar": "URL", "help": "The plane: a server (http://HOST:9440), dir:PATH or postgresql://…"},
     ),
-    ("--token", {"metavar": "TOKEN", "help": "What the server knows you by; HOLDFAST_TOKEN hides it better."}),
-    ("--universe", {"metavar": "NAME", "help": "The tenant whose data is meant.  [default: main]"}),
+    ("--token", {"metavar": "TOKEN", "help": "Access token. Prefer HOLDFAST_TOKEN, which does not show in `ps`."}),
+    ("--universe", {"metavar": "NAME", "help": "The universe (tenant) to work in.  [default: main]"}),
     (
         "--context",
         {
             "metavar": "NAME",
-            "shell_complete": _context_names,
-            "help": "A context of `holdfast context list`, with URL, token and universe.",
+            "shell_complete": context_file.complete,
+            "help": "Use the URL, token and universe of this saved context.",
         },
     ),
-    ("--objects", {"metavar": "URL", "help": "Where the big bytes of a dir: or postgresql: plane are, if elsewhere."}),
-    ("--ca", {"metavar": "FILE", "help": "Trust servers with certificates from this authority."}),
-    ("--cert", {"metavar": "FILE", "help": "Show this certificate to the server."}),
+    ("--objects", {"metavar": "URL", "help": "The object store of a dir: or postgresql: plane, if not the default."}),
+    ("--ca", {"metavar": "FILE", "help": "Trust server certificates issued by this CA."}),
+    ("--cert", {"metavar": "FILE", "help": "The client certificate to present to the server."}),
     ("--key", {"metavar": "FILE", "help": "The private key of --cert."}),
     (
         "--patience",
         {
             "metavar": "SECONDS",
             "type": SECONDS,
-            "help": "How long to try a server or folder that is busy.  [default: 5]",
+            "help": "How long to retry while the server or directory is unavailable.  [default: 5]",
         },
     ),
-    ("--json", {"is_flag": True, "default": None, "help": "Print JSON, and errors as problem objects."}),
+    ("--json", {"is_flag": True, "default": None, "help": "Print JSON; errors are problem objects."}),
 )
 
 
-class Globals:
-    """The global options of one command line, as far as they were given."""
+class GlobalOptions:
+    """The global options that were given on one command line."""
 
     def __init__(self) -> None:
-        self.given: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
 
 
-def given() -> dict[str, Any]:
-    """The global options that were given to the command that runs."""
-    found: Globals = click.get_current_context().find_root().obj
-    return found.given
+def given_options() -> dict[str, Any]:
+    """The global options that were given to the current command."""
+    options: GlobalOptions = click.get_current_context().find_root().obj
+    return options.values
 
 
 def wants_json() -> bool:
-    """Whether the command that runs is to print JSON."""
-    return bool(given().get("json"))
+    """Whether the current command prints JSON."""
+    return bool(given_options().get("json"))
 
 
 def global_options(*, hidden: bool) -> list[click.Parameter]:
-    """The global options, for the root and, hidden, for every command below it."""
+    """The global options: shown for the root, hidden for every subcommand."""
     return [
-        # Named apart from the arguments of commands, which have words like `key` too.
+        # The prefix avoids clashes with arguments of commands, such as `key`.
         click.Option(
             [f"global_{name[2:]}", name],
             expose_value=False,
-            callback=_take,
+            callback=_store_option,
             hidden=hidden and name != "--json",
-            **about,
+            **attributes,
         )
-        for name, about in _GLOBALS
+        for name, attributes in _GLOBAL_OPTIONS
     ]
 
 
-class Verb(click.Command):
-    """A command that takes the global options too, and shows examples."""
+class LeafCommand(click.Command):
+    """A command that also accepts the global options, and shows examples in its help."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples
-        _add_globals(self)
+        _add_global_options(self)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.examples:
@@ -94,22 +88,22 @@ class Verb(click.Command):
         super().format_epilog(ctx, formatter)
 
 
-class Noun(click.Group):
-    """Commands about one thing."""
+class CommandGroup(click.Group):
+    """A group of commands about one resource."""
 
-    command_class = Verb
+    command_class = LeafCommand
     group_class = type
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _add_globals(self)
+        _add_global_options(self)
 
 
-def _add_globals(command: click.Command) -> None:
+def _add_global_options(command: click.Command) -> None:
     own = {name for parameter in command.params for name in parameter.opts}
     command.params += [option for option in global_options(hidden=True) if not own & set(option.opts)]
 
 
-def _take(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+def _store_option(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
     if value is not None and not ctx.resilient_parsing:
-        ctx.find_root().obj.given[parameter.opts[0][2:]] = value
+        ctx.find_root().obj.values[parameter.opts[0][2:]] = value

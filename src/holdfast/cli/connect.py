@@ -1,8 +1,8 @@
-"""From the global options to an open plane.
+"""Opens the plane that the global options select.
 
-A server and a PostgreSQL are shared: one plane stays open while a command waits. A data directory belongs to one
-process at a time. So a command that waits opens it for a moment, looks, and lets go of it again: whoever is waited for
-can put the message or release the lease in between.
+A server and PostgreSQL are shared: one plane stays open while a command waits. A data directory can be open in one
+process at a time, so a waiting command opens it for each poll and closes it again. In between, another process can put
+the message or release the lease.
 """
 
 import math
@@ -16,23 +16,23 @@ from typing import Final, Self, TypeVar
 
 import msgspec
 
-from holdfast.cli import contexts
-from holdfast.cli.commands import given
+from holdfast.cli import context_file
+from holdfast.cli.commands import given_options
 from holdfast.errors import DirectoryInUse, InvalidArgument
-from holdfast.handles import Plane
+from holdfast.handles.sync.plane import Plane
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.wire import Transport
 
 PATIENCE_SECONDS: Final = 5.0
-_PAUSE_SECONDS: Final = 0.05  # Between two attempts at a directory that somebody has open.
-_LOOK_SECONDS: Final = (0.1, 0.5)  # Between two looks into a directory: the first pause, and the longest.
-_CALL_SECONDS: Final = 20.0  # How long one call waits at a server; then the next one follows.
+_PAUSE_SECONDS: Final = 0.05  # Between two attempts to open a directory that is in use.
+_POLL_SECONDS: Final = (0.1, 0.5)  # Between two polls of a directory: the first and the longest pause.
+_CALL_SECONDS: Final = 20.0  # How long one call waits on a server before the next call.
 
 Result = TypeVar("Result")
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Which plane, whose data, and how to get there."""
+    """The plane and universe to use, and how to connect."""
 
     url: str
     universe: str = UNIVERSE
@@ -49,49 +49,52 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether nobody else can use the plane while it is open here."""
+        """Whether no other process can use the plane while it is open here."""
         return self.url.startswith("dir:")
 
     def tls(self) -> ssl.SSLContext | None:
-        """How to trust the server, and how to be trusted by it; None where nothing is encrypted."""
+        """The TLS context for the server; None if the connection is not encrypted."""
         from holdfast.client import tls
 
         return tls.context(self.url, ca=self.ca, cert=self.cert, key=self.key)
 
 
-def target() -> Target:
-    """Where the command that runs is to go."""
-    flags = given()
-    found = contexts.resolved(flags, os.environ)
+def current_target() -> Target:
+    """The target that the options, environment and context of the current command select."""
+    flags = given_options()
+    fields = context_file.resolve(flags, os.environ)
     patience = flags.get("patience")
     return Target(
-        **{**found, "universe": checked_name("universe", found["universe"] or UNIVERSE)},
+        **{**fields, "universe": checked_name("universe", fields["universe"] or UNIVERSE)},
         patience_seconds=PATIENCE_SECONDS if patience is None else patience,
     )
 
 
 @contextmanager
-def opened(place: Target | None = None) -> Iterator[Plane]:
-    """The plane that the command that runs is about."""
-    place = place or target()
-    with Plane(open_transport(place), place.universe) as plane:
+def open_plane(target: Target | None = None) -> Iterator[Plane]:
+    """The plane of the current command, or of `target`."""
+    target = target or current_target()
+    with Plane(open_transport(target), target.universe) as plane:
         yield plane
 
 
-def open_transport(place: Target) -> Transport:
-    """The port of a plane; a directory that somebody else has open is tried for as long as the caller is patient."""
-    # Loaded here: whoever asks a server does not wait for a key space to load, nor the other way round.
-    if place.is_server:
+def open_transport(target: Target) -> Transport:
+    """The transport to a plane. Retries while another process has the directory open."""
+    # Imported here: a command for a server does not load the storage engine, and the other way round.
+    if target.is_server:
         from holdfast.client.transport import RemoteTransport
 
-        return RemoteTransport(place.url, token=place.token, tls=place.tls(), patience_seconds=place.patience_seconds)
-    from holdfast.plane import Options, open_plane
+        return RemoteTransport(
+            target.url, token=target.token, tls=target.tls(), patience_seconds=target.patience_seconds
+        )
+    from holdfast import plane as embedded
 
-    return patiently(lambda: open_plane(place.url, Options(objects=place.objects)), place.patience_seconds)
+    options = embedded.Options(objects=target.objects)
+    return retry_while_in_use(lambda: embedded.open_plane(target.url, options), target.patience_seconds)
 
 
-def patiently(open: Callable[[], Result], patience_seconds: float) -> Result:
-    """What `open` opens, tried again while another process has the directory."""
+def retry_while_in_use(open: Callable[[], Result], patience_seconds: float) -> Result:
+    """The result of `open`, retried while another process has the directory open."""
     deadline = time.monotonic() + patience_seconds
     while True:
         try:
@@ -102,35 +105,35 @@ def patiently(open: Callable[[], Result], patience_seconds: float) -> Result:
             time.sleep(_PAUSE_SECONDS)
 
 
-class Visits:
-    """Calls on a plane now and then: a directory is opened for each call, anything else once."""
+class PlaneCaller:
+    """Calls a plane repeatedly. A data directory is opened for each call, any other plane once."""
 
-    def __init__(self, place: Target) -> None:
-        self._place = place
+    def __init__(self, target: Target) -> None:
+        self._target = target
         self._plane: Plane | None = None
 
     def call(self, work: Callable[[Plane], Result]) -> Result:
-        """What `work(plane)` returns."""
-        if self._place.is_exclusive:
-            with opened(self._place) as plane:
+        """The result of `work(plane)`."""
+        if self._target.is_exclusive:
+            with open_plane(self._target) as plane:
                 return work(plane)
         if self._plane is None:
-            self._plane = Plane(open_transport(self._place), self._place.universe)
+            self._plane = Plane(open_transport(self._target), self._target.universe)
         return work(self._plane)
 
-    def find(self, look: Callable[[Plane, float], Result | None], wait_seconds: float) -> Result | None:
-        """What `look(plane, seconds)` finds within `wait_seconds`, or None; it may itself wait so many seconds."""
+    def poll(self, attempt: Callable[[Plane, float], Result | None], wait_seconds: float) -> Result | None:
+        """The first result of `attempt(plane, seconds)` within `wait_seconds`, or None. It may itself wait."""
         if math.isnan(wait_seconds) or wait_seconds < 0:
-            raise InvalidArgument(f"{wait_seconds} is no time to wait; choose 0 or more")
-        deadline, (pause, longest) = time.monotonic() + wait_seconds, _LOOK_SECONDS
+            raise InvalidArgument(f"The wait must be 0 or more seconds, not {wait_seconds}")
+        deadline, (pause, longest) = time.monotonic() + wait_seconds, _POLL_SECONDS
         while True:
             left = deadline - time.monotonic()
-            seconds = 0.0 if self._place.is_exclusive else min(max(left, 0.0), _CALL_SECONDS)
-            found = self.call(lambda plane, seconds=seconds: look(plane, seconds))  # type: ignore[misc]
+            seconds = 0.0 if self._target.is_exclusive else min(max(left, 0.0), _CALL_SECONDS)
+            found = self.call(lambda plane, seconds=seconds: attempt(plane, seconds))  # type: ignore[misc]
             left = deadline - time.monotonic()
             if found is not None or left <= 0:
                 return found
-            if self._place.is_exclusive:
+            if self._target.is_exclusive:
                 time.sleep(min(pause, left))
                 pause = min(pause * 1.5, longest)
 

@@ -1,4 +1,4 @@
-"""Messages in a shell's hands: `get` leases one and exports what settles it; `ack` and the others read that again."""
+"""Consuming from a shell: `get` leases a message and exports its lease; `ack`, `nack` and the others read that."""
 
 import os
 import tempfile
@@ -8,11 +8,11 @@ from typing import Any, Final
 import click
 
 from holdfast.cli import connect, exports, printing
-from holdfast.cli.commands import Verb, wants_json
+from holdfast.cli.commands import LeafCommand, wants_json
 from holdfast.cli.durations import SECONDS, WAIT
-from holdfast.cli.exit_codes import NOTHING
+from holdfast.cli.exit_codes import NOTHING_RECEIVED
 from holdfast.errors import InvalidArgument, PathUnusable
-from holdfast.handles import Plane
+from holdfast.handles.sync.plane import Plane
 from holdfast.handles.sync.messages import Message
 from holdfast.wire.queues import Delivery
 
@@ -38,7 +38,7 @@ _VARIABLES: Final = tuple(
 
 @click.command(
     "get",
-    cls=Verb,
+    cls=LeafCommand,
     examples=[
         'eval "$(holdfast queue get jobs --wait 20)"',
         'work < "$HOLDFAST_QUEUE_PAYLOAD_PATH" && holdfast queue ack || holdfast queue nack --error "it failed"',
@@ -47,20 +47,22 @@ _VARIABLES: Final = tuple(
 )
 @click.argument("name", metavar="QUEUE")
 @click.option("--wait", type=WAIT, default=0.0, help="How long to wait for a message, or `forever`.  [default: 0]")
-@click.option("--visibility", type=SECONDS, help="How long it is leased; extend it if that is not enough.")
-@click.option("--owner", help="Who leases it, for those who look.")
-@click.option("--stateful", is_flag=True, help="Lease its workflow state too, and write it to a file as JSON.")
-@click.option("--payload-out", metavar="PATH", help="Where the payload is written.  [default: a temporary file]")
+@click.option("--visibility", type=SECONDS, help="How long to lease the message. Use `queue extend` for more time.")
+@click.option("--owner", help="The owner of the lease, shown to operators.")
+@click.option(
+    "--stateful", is_flag=True, help="Also lease the message's workflow state, and write it to a file as JSON."
+)
+@click.option("--payload-out", metavar="PATH", help="Write the payload to this file.  [default: a temporary file]")
 def get(
     *, name: str, wait: float, visibility: float | None, owner: str | None, stateful: bool, payload_out: str | None
 ) -> None:
-    """Lease the next message, write its payload to a file, and export what `queue ack` needs.
+    """Lease the next message, write its payload to a file, and export its lease for `queue ack`.
 
-    Prints lines for `eval`. The lease ends by itself unless the message is settled or extended: nothing extends it
-    once this command has ended. Exit code 3 says that no message came in time.
+    Prints shell lines for `eval`. The lease is not renewed after this command has ended: settle or extend the message
+    before the lease expires. Exit code 3 means that no message arrived in time.
     """
 
-    def look(plane: Plane, seconds: float) -> dict[str, Any] | None:
+    def receive(plane: Plane, seconds: float) -> dict[str, Any] | None:
         message = plane.queue(name).receive(
             wait_seconds=seconds,
             visibility_seconds=visibility,
@@ -68,26 +70,28 @@ def get(
             with_state=stateful,
             extend_for_seconds=0,
         )
-        return None if message is None else _handed_over(message, payload_out)
+        return None if message is None else _output_fields(message, payload_out)
 
-    with exports.forgotten_on_failure(_VARIABLES), connect.Visits(connect.target()) as visits:
-        found = visits.find(look, wait)
+    with exports.unset_on_failure(_VARIABLES), connect.PlaneCaller(connect.current_target()) as caller:
+        found = caller.poll(receive, wait)
     if found is not None:
-        printing.record(found) if wants_json() else click.echo(exports.lines(found))
+        printing.record(found) if wants_json() else click.echo(exports.export_lines(found))
         return
     if wants_json():
         printing.record({"message": None})
     else:
-        click.echo(exports.forgetting(_VARIABLES, NOTHING))
-    click.get_current_context().exit(NOTHING)
+        click.echo(exports.unset_lines(_VARIABLES, NOTHING_RECEIVED))
+    click.get_current_context().exit(NOTHING_RECEIVED)
 
 
-def _settles(command: Any) -> Any:
+def _delivery_options(command: Any) -> Any:
     """The options that name a message, which default to what `get` exported."""
     for option in (
-        click.option("--fence", type=int, envvar="HOLDFAST_QUEUE_FENCING_TOKEN", help="The fence of the delivery."),
-        click.option("--lease-id", envvar="HOLDFAST_QUEUE_LEASE_ID", help="The lease of the delivery."),
-        click.option("--id", "id", envvar="HOLDFAST_QUEUE_MESSAGE_ID", help="The message."),
+        click.option(
+            "--fence", type=int, envvar="HOLDFAST_QUEUE_FENCING_TOKEN", help="The fence of the delivery's lease."
+        ),
+        click.option("--lease-id", envvar="HOLDFAST_QUEUE_LEASE_ID", help="The id of the delivery's lease."),
+        click.option("--id", "id", envvar="HOLDFAST_QUEUE_MESSAGE_ID", help="The message id."),
         click.argument("name", metavar="[QUEUE]", envvar="HOLDFAST_QUEUE_NAME", required=False),
     ):
         command = option(command)
@@ -95,22 +99,22 @@ def _settles(command: Any) -> Any:
 
 
 @click.command(
-    "ack", cls=Verb, examples=["holdfast queue ack", "holdfast queue ack jobs --id … --lease-id … --fence 1"]
+    "ack", cls=LeafCommand, examples=["holdfast queue ack", "holdfast queue ack jobs --id … --lease-id … --fence 1"]
 )
-@_settles
+@_delivery_options
 def ack(name: str | None, id: str | None, lease_id: str | None, fence: int | None) -> None:
-    """The message is done. Doing this twice is fine."""
-    with connect.opened() as plane:
-        message = _held(plane, name, id, lease_id, fence)
+    """Acknowledge a message as done. Repeating this is safe."""
+    with connect.open_plane() as plane:
+        message = _held_message(plane, name, id, lease_id, fence)
         message.ack()
-    printing.done(f"{message.id} is acknowledged", _settled(message, "acked"))
+    printing.result(f"Acknowledged {message.id}", _outcome_fields(message, "acked"))
 
 
-@click.command("nack", cls=Verb, examples=["holdfast queue nack --delay 30s --error 'the API was down'"])
-@_settles
-@click.option("--delay", type=SECONDS, default=0.0, help="How long until it is delivered again.  [default: 0]")
-@click.option("--defer", is_flag=True, help="Do not count it as a failure.")
-@click.option("--error", help="What went wrong, for whoever looks.")
+@click.command("nack", cls=LeafCommand, examples=["holdfast queue nack --delay 30s --error 'the API was down'"])
+@_delivery_options
+@click.option("--delay", type=SECONDS, default=0.0, help="How long to wait before the next delivery.  [default: 0]")
+@click.option("--defer", is_flag=True, help="Do not count this as a failed attempt.")
+@click.option("--error", help="The error to record with the message.")
 def nack(
     *,
     name: str | None,
@@ -121,37 +125,39 @@ def nack(
     defer: bool,
     error: str | None,
 ) -> None:
-    """Give the message back."""
-    with connect.opened() as plane:
-        message = _held(plane, name, id, lease_id, fence)
+    """Release a message, so it is delivered again."""
+    with connect.open_plane() as plane:
+        message = _held_message(plane, name, id, lease_id, fence)
         message.nack(delay_seconds=delay, intent="defer" if defer else "failure", error=error)
-    printing.done(f"{message.id} was given back", _settled(message, "nacked"))
+    printing.result(f"Released {message.id}", _outcome_fields(message, "nacked"))
 
 
-@click.command("reject", cls=Verb, examples=["holdfast queue reject --error 'no such customer'"])
-@_settles
-@click.option("--error", help="What is wrong with it, for whoever looks after dead letters.")
+@click.command("reject", cls=LeafCommand, examples=["holdfast queue reject --error 'no such customer'"])
+@_delivery_options
+@click.option("--error", help="The error to record with the dead letter.")
 def reject(name: str | None, id: str | None, lease_id: str | None, fence: int | None, error: str | None) -> None:
-    """Send the message to the dead letters at once."""
-    with connect.opened() as plane:
-        message = _held(plane, name, id, lease_id, fence)
+    """Move a message to the dead letters at once."""
+    with connect.open_plane() as plane:
+        message = _held_message(plane, name, id, lease_id, fence)
         message.reject(error)
-    printing.done(f"{message.id} is a dead letter", _settled(message, "rejected"))
+    printing.result(f"Moved {message.id} to the dead letters", _outcome_fields(message, "rejected"))
 
 
-@click.command("extend", cls=Verb, examples=["holdfast queue extend --by 5m"])
-@_settles
-@click.option("--by", "seconds", type=SECONDS, default=30.0, help="At least how long from now.  [default: 30]")
+@click.command("extend", cls=LeafCommand, examples=["holdfast queue extend --by 5m"])
+@_delivery_options
+@click.option("--by", "seconds", type=SECONDS, default=30.0, help="The minimum lease time from now.  [default: 30]")
 def extend(name: str | None, id: str | None, lease_id: str | None, fence: int | None, seconds: float) -> None:
-    """Let the lease of the message last longer. It never gets shorter."""
-    with connect.opened() as plane:
-        message = _held(plane, name, id, lease_id, fence)
-        until = printing.moment(message.extend(seconds))
-    printing.done(f"{message.id} is leased until {until}", {**_settled(message, "extended"), "expires_at": until})
+    """Extend the lease of a message. Extending never shortens a lease."""
+    with connect.open_plane() as plane:
+        message = _held_message(plane, name, id, lease_id, fence)
+        until = printing.timestamp(message.extend(seconds))
+    printing.result(
+        f"{message.id} is leased until {until}", {**_outcome_fields(message, "extended"), "expires_at": until}
+    )
 
 
 def delivery_fields(delivery: Delivery) -> dict[str, Any]:
-    """A message in the words of the command line."""
+    """The fields of a message, as the command line prints them."""
     return {
         "id": delivery.id,
         **printing.payload(delivery.payload, delivery.content_type),
@@ -162,24 +168,24 @@ def delivery_fields(delivery: Delivery) -> dict[str, Any]:
         "correlation_id": delivery.correlation_id,
         "priority": delivery.priority,
         "group": delivery.group,
-        "created_at": printing.moment(delivery.created_ms),
+        "created_at": printing.timestamp(delivery.created_ms),
         "attempts": delivery.attempts,
         "failure_attempts": delivery.failure_attempts,
         "max_attempts": delivery.max_attempts,
         "last_error": delivery.last_error,
         "origin": delivery.origin,
-        "died_at": printing.moment(delivery.died_ms),
+        "died_at": printing.timestamp(delivery.died_ms),
     }
 
 
-def _handed_over(message: Message, payload_out: str | None) -> dict[str, Any]:
-    """What a shell or a program gets of a message that was leased; given back if it cannot get it."""
+def _output_fields(message: Message, payload_out: str | None) -> dict[str, Any]:
+    """The output for a leased message. Releases the message if its payload cannot be written."""
     try:
-        is_carried = wants_json() and message.payload is not None and payload_out is None
-        path = None if is_carried else _written(message, payload_out)
+        is_inline = wants_json() and message.payload is not None and payload_out is None
+        path = None if is_inline else _write_payload(message, payload_out)
         return _fields(message, path) if wants_json() else _variables(message, path)
     except BaseException:
-        message.nack(intent="defer", error="Its payload could not be written where it was wanted")
+        message.nack(intent="defer", error="The consumer could not write the payload to a file")
         raise
 
 
@@ -189,18 +195,18 @@ def _fields(message: Message, path: Path | None) -> dict[str, Any]:
         "queue": message.queue,
         "lease_id": message.lease.lease_id,
         "fencing_token": message.fence,
-        "expires_at": printing.moment(message.expires_ms),
+        "expires_at": printing.timestamp(message.expires_ms),
     }
     if path is not None:
         found["payload_path"] = str(path)
     if message.delivery.state is not None:
-        proof = message.delivery.state.lease
+        state_lease = message.delivery.state.lease
         found["state"] = {
             "value": printing.jsonable(message.state),
             "etag": message.delivery.state.etag,
-            "key": proof.key,
-            "lease_id": proof.lease_id,
-            "fencing_token": proof.fence,
+            "key": state_lease.key,
+            "lease_id": state_lease.lease_id,
+            "fencing_token": state_lease.fence,
         }
     return found
 
@@ -214,12 +220,16 @@ def _variables(message: Message, path: Path | None) -> dict[str, Any]:
         "ATTEMPTS": message.attempts,
         "CORRELATION_ID": message.correlation_id,
         "CONTENT_TYPE": message.delivery.content_type,
-        "EXPIRES_AT": printing.moment(message.expires_ms),
+        "EXPIRES_AT": printing.timestamp(message.expires_ms),
         "PAYLOAD_PATH": path,
     }
     if message.delivery.state is not None:
-        proof = message.delivery.state.lease
-        found |= {"STATE_KEY": proof.key, "STATE_LEASE_ID": proof.lease_id, "STATE_FENCING_TOKEN": proof.fence}
+        state_lease = message.delivery.state.lease
+        found |= {
+            "STATE_KEY": state_lease.key,
+            "STATE_LEASE_ID": state_lease.lease_id,
+            "STATE_FENCING_TOKEN": state_lease.fence,
+        }
         descriptor, state_path = tempfile.mkstemp(prefix="holdfast-state-", suffix=".json")
         with os.fdopen(descriptor, "w") as file:
             file.write(printing.compact(message.state))
@@ -227,8 +237,8 @@ def _variables(message: Message, path: Path | None) -> dict[str, Any]:
     return {f"HOLDFAST_QUEUE_{name}": value for name, value in found.items()}
 
 
-def _written(message: Message, payload_out: str | None) -> Path:
-    """The file that the payload was streamed to."""
+def _write_payload(message: Message, payload_out: str | None) -> Path:
+    """Stream the payload to a file. Returns its path."""
     try:
         if payload_out is None:
             descriptor, name = tempfile.mkstemp(prefix=f"holdfast-{message.queue}-")
@@ -237,25 +247,25 @@ def _written(message: Message, payload_out: str | None) -> Path:
             path = Path(payload_out).absolute()
             file = path.open("wb")
         with file:
-            for piece in message.open():
-                file.write(piece)
+            for chunk in message.open():
+                file.write(chunk)
     except OSError as error:
         raise PathUnusable(
-            f"The payload cannot be written ({error.strerror or error}), so the message was given back; "
-            "name another place with --payload-out"
+            f"Cannot write the payload ({error.strerror or error}); the message was released. "
+            "Choose another file with --payload-out"
         ) from error
     return path
 
 
-def _held(plane: Plane, name: str | None, id: str | None, lease_id: str | None, fence: int | None) -> Message:
-    """The message that was leased elsewhere, as a handle that settles it."""
+def _held_message(plane: Plane, name: str | None, id: str | None, lease_id: str | None, fence: int | None) -> Message:
+    """A handle for a message that another process has leased."""
     if name is None or id is None or lease_id is None or fence is None:
         raise InvalidArgument(
-            'No message is named; run eval "$(holdfast queue get QUEUE)" first, '
+            'No message given; run eval "$(holdfast queue get QUEUE)" first, '
             "or give QUEUE, --id, --lease-id and --fence"
         )
     return plane.queue(name).held(id, lease_id=lease_id, fence=fence)
 
 
-def _settled(message: Message, outcome: str) -> dict[str, Any]:
+def _outcome_fields(message: Message, outcome: str) -> dict[str, Any]:
     return {"queue": message.queue, "id": message.id, "outcome": outcome}

@@ -1,37 +1,38 @@
-"""A data directory as `doctor` and `backup` see it without a server: opened as it is, never made, nothing running."""
+"""Opens an existing data directory for `doctor` and `backup`, without starting anything that runs on it."""
 
 from pathlib import Path
 
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.cli.connect import Target, patiently
+from holdfast.cli.connect import Target, retry_while_in_use
 from holdfast.errors import InvalidUrl, Unsupported
 from holdfast.layers.migrations import check_complete
 from holdfast.names import folder_at
 
 
-def path_of(place: Target, *, what_for: str) -> Path:
-    """The folder of a `dir:` URL.
+def data_directory(target: Target, *, purpose: str) -> Path:
+    """The path of a `dir:` target.
 
     Raises:
-        Unsupported: it is a PostgreSQL.
+        Unsupported: the target is PostgreSQL.
+        InvalidUrl: the target is not a data directory.
     """
-    if not place.url.startswith("dir:"):
-        if place.url.startswith("postgres"):
-            raise Unsupported(f"PostgreSQL has its own tools for a {what_for} (pg_dump, amcheck); use those")
-        raise InvalidUrl(f"A {what_for} is for a data directory or a server; give --url dir:PATH, or http://HOST:PORT")
-    return folder_at(place.url)
+    if not target.url.startswith("dir:"):
+        if target.url.startswith("postgres"):
+            raise Unsupported(f"A {purpose} of PostgreSQL is not supported; use its own tools (pg_dump, amcheck)")
+        raise InvalidUrl(f"A {purpose} needs a data directory or a server; give --url dir:PATH or http://HOST:PORT")
+    return folder_at(target.url)
 
 
 def open_key_space(path: Path, patience_seconds: float) -> RocksDatabase:
-    """The key space, and nothing that runs on it.
+    """Open the key space alone, without background tasks.
 
     Raises:
         DirectoryInUse: another process has it open.
-        DamagedDatabase: what it holds is damaged.
-        MigrationUnfinished: only a part of a plane was migrated to it.
+        DamagedDatabase: the database is damaged.
+        MigrationUnfinished: a migration to this directory is incomplete.
     """
-    database = patiently(lambda: RocksDatabase(path / "kv"), patience_seconds)
+    database = retry_while_in_use(lambda: RocksDatabase(path / "kv"), patience_seconds)
     try:
         database.read(check_complete)
     except BaseException:
@@ -40,9 +41,9 @@ def open_key_space(path: Path, patience_seconds: float) -> RocksDatabase:
     return database
 
 
-def objects_of(path: Path, place: Target) -> ObjectStore | None:
-    """Where the big bytes are; None if nothing was ever stored there."""
-    if place.objects is not None:
-        return open_objects(place.objects)
+def open_object_store(path: Path, target: Target) -> ObjectStore | None:
+    """The object store of a data directory; None if it has none yet."""
+    if target.objects is not None:
+        return open_objects(target.objects)
     folder = path / "objects"
     return open_objects(f"dir:{folder}") if folder.is_dir() else None

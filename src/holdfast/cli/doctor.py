@@ -1,4 +1,4 @@
-"""`holdfast doctor`: is what a plane keeps sound, and if not, what is wrong with it."""
+"""`holdfast doctor`: checks the stored data of a plane, and lists what is damaged."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -8,23 +8,23 @@ import click
 import msgspec
 
 from holdfast.cli import connect, directories, printing
-from holdfast.cli.commands import Verb, wants_json
+from holdfast.cli.commands import LeafCommand, wants_json
 from holdfast.cli.exit_codes import DAMAGED
 from holdfast.errors import Corrupt, PathUnusable
 from holdfast.plane.formats import check_marker
 from holdfast.wire.health_checks import Finding, Seen
 
 
-class Checkup(msgspec.Struct):
-    """One kind of thing that was looked at: how many of them there are, and what was found."""
+class HealthCheck(msgspec.Struct):
+    """The result of one health check: how many items were checked, and the findings."""
 
     name: str
-    looked_at: int = 0
+    count: int = 0
     findings: list[Finding] = []
 
 
 @click.command(
-    cls=Verb,
+    cls=LeafCommand,
     examples=[
         "holdfast doctor ./data",
         "holdfast --url dir:./data doctor --deep --json",
@@ -32,82 +32,86 @@ class Checkup(msgspec.Struct):
     ],
 )
 @click.argument("path", required=False)
-@click.option("--deep", is_flag=True, help="Hash every blob, not a sample of the large ones.")
+@click.option("--deep", is_flag=True, help="Hash every blob, instead of a sample of the large ones.")
 def doctor(path: str | None, deep: bool) -> None:
-    """Look at a data directory, or have a server look at its own: is everything there, whole, and in agreement?
+    """Check that the data of a directory or a server is complete, undamaged and consistent.
 
-    Looks at the format, opens the key space, reads all of it, and compares: blobs with their hashes, journals with
-    their heads, segments with their checksums, the tallies of queues with a count. A server does this on a copy of its
-    key space, as it is at one moment, and goes on meanwhile; its token must allow doctor:run in every universe. A
-    directory must not be open elsewhere. Repairs nothing. Exit code 10 says that something is damaged.
+    Checks the format, reads the whole key space, and compares blobs with their hashes, journals with their heads,
+    segments with their checksums, and the counters of queues with their messages. A server checks a snapshot of its key
+    space and keeps serving; the token must allow doctor:run in every universe. A data directory must not be open in
+    another process. Nothing is repaired. Exit code 10 means that data is damaged.
     """
-    place = connect.target()
+    target = connect.current_target()
     if path is not None:
-        place = msgspec.structs.replace(place, url=path if "://" in path or path.startswith("dir:") else f"dir:{path}")
-    if place.is_server:
-        where, left = place.url, []
-        with connect.opened(place) as plane:
-            found = _gathered(plane.backups.examine(deep=deep))
+        target = msgspec.structs.replace(
+            target, url=path if "://" in path or path.startswith("dir:") else f"dir:{path}"
+        )
+    if target.is_server:
+        location, leftovers = target.url, []
+        with connect.open_plane(target) as plane:
+            checks = _collect(plane.backups.examine(deep=deep))
     else:
-        folder = directories.path_of(place, what_for="doctor")
-        where, left = str(folder), sorted(folder.glob(".backup-*"))
-        found = _gathered(_examined(folder, place, deep=deep))
-    findings = [finding for checkup in found for finding in checkup.findings]
+        folder = directories.data_directory(target, purpose="doctor")
+        location, leftovers = str(folder), sorted(folder.glob(".backup-*"))
+        checks = _collect(_check_directory(folder, target, deep=deep))
+    findings = [finding for check in checks for finding in check.findings]
     if wants_json():
         fields: dict[str, Any] = {
-            "path": where,
+            "path": location,
             "sound": not findings,
-            "looked_at": {checkup.name: checkup.looked_at for checkup in found},
+            "looked_at": {check.name: check.count for check in checks},
             "findings": [msgspec.to_builtins(finding) for finding in findings],
         }
         printing.record(fields)
     else:
-        _print(where, found, findings, left)
+        _print(location, checks, findings, leftovers)
     click.get_current_context().exit(DAMAGED if findings else 0)
 
 
-def _examined(folder: Path, place: connect.Target, *, deep: bool) -> Iterator[Seen]:
-    """Look at one kind of thing after the other; what cannot be opened at all is a finding, and the last one."""
+def _check_directory(folder: Path, target: connect.Target, *, deep: bool) -> Iterator[Seen]:
+    """Run one health check after the other. A key space that cannot be opened is the only finding."""
     from holdfast.runtime.maintenance import health_checks
-    from holdfast.runtime.maintenance.checkpoints import looked_at
+    from holdfast.runtime.maintenance.checkpoints import check_lines
 
     try:
         check_marker(folder)
-        database = directories.open_key_space(folder, place.patience_seconds)
+        database = directories.open_key_space(folder, target.patience_seconds)
     except (Corrupt, PathUnusable) as error:
         yield Seen("data directory", 1, Finding(str(folder), str(error)))
         return
     yield Seen("data directory", 1)
     with database:
-        objects = directories.objects_of(folder, place)
-        for name, look in health_checks.every(database, objects, deep=deep).items():
-            yield from (line.seen for line in looked_at(name, look()) if line.seen is not None)
+        objects = directories.open_object_store(folder, target)
+        for name, run in health_checks.all_checks(database, objects, deep=deep).items():
+            yield from (line.seen for line in check_lines(name, run()) if line.seen is not None)
 
 
-def _gathered(seen: Iterable[Seen]) -> list[Checkup]:
-    """What was seen, by kind, with a progress bar for each while it comes."""
-    found: list[Checkup] = []
-    rest = iter(seen)
-    each = next(rest, None)
+def _collect(seen: Iterable[Seen]) -> list[HealthCheck]:
+    """The results by health check, with a progress bar for each."""
+    checks: list[HealthCheck] = []
+    remaining = iter(seen)
+    each = next(remaining, None)
     while each is not None:
-        checkup = Checkup(each.name)
-        found.append(checkup)
-        with printing.progress(f"Looking at {each.name}") as advance:
-            while each is not None and each.name == checkup.name:
-                advance(each.looked_at - checkup.looked_at)
-                checkup.looked_at = each.looked_at
+        check = HealthCheck(each.name)
+        checks.append(check)
+        with printing.progress(f"Checking {each.name}") as advance:
+            while each is not None and each.name == check.name:
+                advance(each.looked_at - check.count)
+                check.count = each.looked_at
                 if each.finding is not None:
-                    checkup.findings = [*checkup.findings, each.finding]
-                each = next(rest, None)
-    return found
+                    check.findings = [*check.findings, each.finding]
+                each = next(remaining, None)
+    return checks
 
 
-def _print(where: str, found: list[Checkup], findings: list[Finding], left: list[Path]) -> None:
-    for checkup in found:
-        mark = "✗" if checkup.findings else "✓"
-        click.echo(f"{mark} {checkup.name}: {checkup.looked_at:,} looked at")
-    for folder in left:
-        click.echo(f"  {folder} was left by a backup that was not finished; finish it, or remove this folder")
+def _print(location: str, checks: list[HealthCheck], findings: list[Finding], leftovers: list[Path]) -> None:
+    for check in checks:
+        mark = "✗" if check.findings else "✓"
+        click.echo(f"{mark} {check.name}: {check.count:,} checked")
+    for folder in leftovers:
+        click.echo(f"  {folder} was left by an incomplete backup; run the backup again, or remove this folder")
     for finding in findings:
-        click.echo(printing.clean(f"✗ {finding.where}: {finding.what}; {finding.advice}"))
-    click.echo(f"{where} is sound" if not findings else f"{where} has {len(findings):,} faults")
+        click.echo(printing.escape_control(f"✗ {finding.where}: {finding.what}; {finding.advice}"))
+    click.echo(
+        f"{location} is sound: all checksums match" if not findings else f"{location}: {len(findings):,} findings"
+    )

@@ -16,18 +16,18 @@ class Seconds(click.ParamType[float]):
     name = "seconds"
 
     def __init__(self, *, forever: bool = False) -> None:
-        self._forever = forever
+        self._allows_forever = forever
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, int | float):
             return float(value)
-        if self._forever and value == "forever":
+        if self._allows_forever and value == "forever":
             return math.inf
-        found = _DURATION.match(value)
-        if found is None:
-            also = ", or forever" if self._forever else ""
-            self.fail(f"{value!r} is no duration; write seconds, or a number with ms, s, m, h or d{also}", param, ctx)
-        return float(found[1]) * _UNITS[found[2]]
+        match = _DURATION.match(value)
+        if match is None:
+            also = ", or forever" if self._allows_forever else ""
+            self.fail(f"{value!r} is not a duration; use seconds, or a number with ms, s, m, h or d{also}", param, ctx)
+        return float(match[1]) * _UNITS[match[2]]
 
 
 SECONDS: Final = Seconds()

@@ -1,33 +1,32 @@
-"""`holdfast entity`: records whose fields have tiers."""
+"""`holdfast entity`: versioned records whose fields have durability tiers."""
 
 from typing import Any, Final
 
 import click
-import msgspec
 
 from holdfast.cli import connect, printing, values
-from holdfast.cli.commands import Noun
+from holdfast.cli.commands import CommandGroup
 from holdfast.errors import NotFound
 from holdfast.handles.sync.entities import Entity
 from holdfast.limits import READ_ENTRIES_MAX
 
-_CHANGES: Final = ("version", "at", "durability", "fields", "removed", "deleted")
+_HISTORY_COLUMNS: Final = ("version", "at", "durability", "fields", "removed", "deleted")
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def entity() -> None:
-    """Records with versions, each field as durable as it needs to be."""
+    """Read and write entities: versioned records whose fields have durability tiers."""
 
 
 @entity.command()
 @click.argument("kind")
 @click.argument("id")
 def get(kind: str, id: str) -> None:
-    """An entity; exit code 4 says that there is none."""
-    with connect.opened() as plane:
+    """Show an entity. Exit code 4 means that it does not exist."""
+    with connect.open_plane() as plane:
         found = plane.entities.get(kind, id)
     if found is None:
-        raise NotFound(f"There is no {kind} {id}")
+        raise NotFound(f"{kind} {id} does not exist")
     printing.record(_fields(found))
 
 
@@ -41,41 +40,47 @@ def get(kind: str, id: str) -> None:
 @click.argument("kind")
 @click.argument("id")
 @click.argument("fields", metavar="NAME=TEXT|NAME:=JSON…", nargs=-1)
-@click.option("--remove", multiple=True, metavar="NAME", help="Remove a field; repeatable.")
-@click.option("--if-version", type=int, help="Replace the whole entity, if it has this version; 0: if there is none.")
-@click.option("--session", help="The session log for BEST_EFFORT fields.")
+@click.option("--remove", multiple=True, metavar="NAME", help="Remove a field. Repeatable.")
+@click.option("--if-version", type=int, help="Replace the whole entity if it has this version; 0 if it must not exist.")
+@click.option("--session", help="The session log that receives BEST_EFFORT fields.")
 def set_(
     *, kind: str, id: str, fields: tuple[str, ...], remove: tuple[str, ...], if_version: int | None, session: str | None
 ) -> None:
-    """Set fields, each by its tier, and leave the others as they are."""
-    wanted = dict(map(values.field, fields))
-    with connect.opened() as plane:
+    """Set fields, each with the durability of its tier. Other fields keep their values."""
+    values_by_name = dict(map(values.parse_field, fields))
+    with connect.open_plane() as plane:
         if if_version is not None:
-            written = plane.entities.put_if_version(kind, id, wanted, expected_version=if_version, session=session)
+            written = plane.entities.put_if_version(
+                kind, id, values_by_name, expected_version=if_version, session=session
+            )
             version, durability = written.versions[0], written.durability
         else:
             with plane.entities.transaction(session=session) as tx:
-                for name, value in wanted.items():
+                for name, value in values_by_name.items():
                     tx.write(kind, id, name, value)
                 for name in remove:
                     tx.remove(kind, id, name)
                 result = tx.commit()
             if result is None:
-                raise click.UsageError("There is nothing to set; give fields as NAME=TEXT or NAME:=JSON")
+                raise click.UsageError("Nothing to set; give fields as NAME=TEXT or NAME:=JSON")
             version, durability = result.versions[0], result.durability
-    said = f"{kind} {id} has version {version}, {durability}"
-    printing.done(said, {"kind": kind, "id": id, "version": version, "durability": durability})
+    text = f"{kind} {id} has version {version} ({durability})"
+    printing.result(text, {"kind": kind, "id": id, "version": version, "durability": durability})
 
 
 @entity.command()
 @click.argument("kind")
-@click.option("--after", default="", help="Begin behind this id.")
+@click.option("--after", default="", help="Start after this id.")
 @click.option(
-    "--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, show_default=True, help="At most so many."
+    "--limit",
+    type=click.IntRange(1, READ_ENTRIES_MAX),
+    default=100,
+    show_default=True,
+    help="The maximum number of results.",
 )
 def scan(kind: str, after: str, limit: int) -> None:
-    """Entities of a kind, in the order of their ids."""
-    with connect.opened() as plane:
+    """List the entities of a kind, ordered by id."""
+    with connect.open_plane() as plane:
         found = plane.entities.scan(kind, after=after, limit=limit)
     printing.rows([_fields(each) for each in found], ("id", "version", "updated_at", "fields"))
 
@@ -83,18 +88,22 @@ def scan(kind: str, after: str, limit: int) -> None:
 @entity.command()
 @click.argument("kind")
 @click.argument("id")
-@click.option("--after", type=int, default=0, help="Begin behind this version.")
+@click.option("--after", type=int, default=0, help="Start after this version.")
 @click.option(
-    "--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, show_default=True, help="At most so many."
+    "--limit",
+    type=click.IntRange(1, READ_ENTRIES_MAX),
+    default=100,
+    show_default=True,
+    help="The maximum number of results.",
 )
 def history(kind: str, id: str, after: int, limit: int) -> None:
-    """What changed in an entity, version by version."""
-    with connect.opened() as plane:
+    """Show the changes of an entity, one row per version."""
+    with connect.open_plane() as plane:
         found = plane.entities.history(kind, id, after=after, limit=limit)
     rows = [
         {
             "version": each.version,
-            "at": printing.moment(each.at_ms),
+            "at": printing.timestamp(each.at_ms),
             "durability": each.durability,
             "fields": printing.jsonable(each.fields),
             "removed": each.removed,
@@ -102,28 +111,27 @@ def history(kind: str, id: str, after: int, limit: int) -> None:
         }
         for each in found
     ]
-    printing.rows(rows, _CHANGES)
+    printing.rows(rows, _HISTORY_COLUMNS)
 
 
 @entity.command()
 @click.argument("kind")
 @click.argument("id")
-@click.option("--if-version", type=int, help="Only if it has this version.")
+@click.option("--if-version", type=int, help="Delete only if the entity has this version.")
 def delete(kind: str, id: str, if_version: int | None) -> None:
-    """Delete an entity; its history stays. Exit code 4 says that there was none."""
-    with connect.opened() as plane:
+    """Delete an entity but keep its history. Exit code 4 means that it does not exist."""
+    with connect.open_plane() as plane:
         if not plane.entities.delete(kind, id, expected_version=if_version):
-            raise NotFound(f"There is no {kind} {id}")
-    printing.done(f"{kind} {id} is deleted", {"kind": kind, "id": id, "deleted": True})
+            raise NotFound(f"{kind} {id} does not exist")
+    printing.result(f"Deleted {kind} {id}", {"kind": kind, "id": id, "deleted": True})
 
 
 def _fields(found: Entity) -> dict[str, Any]:
-    about = msgspec.structs.asdict(found)
     return {
-        "kind": about["kind"],
-        "id": about["id"],
-        "version": about["version"],
+        "kind": found.kind,
+        "id": found.id,
+        "version": found.version,
         "fields": printing.jsonable(found.fields),
-        "created_at": printing.moment(found.created_ms),
-        "updated_at": printing.moment(found.updated_ms),
+        "created_at": printing.timestamp(found.created_ms),
+        "updated_at": printing.timestamp(found.updated_ms),
     }

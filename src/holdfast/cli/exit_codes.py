@@ -1,4 +1,4 @@
-"""Exit codes, one for each class of error, and how an error is told: one line for people, a problem for programs."""
+"""Exit codes by class of error, and error output: one line of text, or a problem object with --json."""
 
 import os
 import traceback
@@ -22,14 +22,14 @@ from holdfast.errors import (
 )
 from holdfast.wire.problems import Problem, problem_of
 
-NOTHING: Final = 3  # Nothing came in time.
+NOTHING_RECEIVED: Final = 3
 DAMAGED: Final = 10
 INTERRUPTED: Final = 130
-_FAULT: Final = 1
+_INTERNAL: Final = 1
 _USAGE: Final = 2
-_BELOW: Final = 9
+_BACKEND: Final = 9
 
-# The first class that an error belongs to decides.
+# The first class that an error belongs to determines its code.
 _CODES: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (Validation, _USAGE),
     (NotFound, 4),
@@ -38,46 +38,46 @@ _CODES: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (Busy, 7),
     (NotAllowed, 8),
     (CommitUnknown, 11),
-    (Backend, _BELOW),
-    (Closed, _BELOW),
+    (Backend, _BACKEND),
+    (Closed, _BACKEND),
     (Corrupt, DAMAGED),
 )
 
 MEANINGS: Final = {
-    0: "done",
-    _FAULT: "a fault of Holdfast itself",
-    _USAGE: "wrong usage, or a request that was refused as it is: nothing was written",
-    NOTHING: "nothing came in time",
+    0: "success",
+    _INTERNAL: "internal error: a bug in Holdfast",
+    _USAGE: "wrong usage or invalid request; nothing was written",
+    NOTHING_RECEIVED: "nothing arrived in time",
     4: "not found",
-    5: "conflict: somebody else was first, or holds the lock",
-    6: "fenced: the lease is not ours any more",
-    7: "busy: try again later",
-    8: "not allowed: the token does not allow it",
-    _BELOW: "unreachable, or what lies below failed",
-    DAMAGED: "corrupt: what is stored is damaged",
-    11: "unknown: the answer was lost, so look before you repeat it",
+    5: "conflict: another writer was first, or another owner holds the lock",
+    6: "fenced: the lease is no longer held",
+    7: "busy: retry later",
+    8: "not allowed: the token lacks the permission",
+    _BACKEND: "unreachable, or the storage backend failed",
+    DAMAGED: "corrupt: stored data is damaged",
+    11: "unknown: the answer was lost; check the outcome before repeating the command",
     INTERRUPTED: "interrupted",
 }
 
 
 def code_of(error: BaseException) -> int:
-    """The exit code that stands for an error."""
+    """The exit code for an error."""
     if isinstance(error, HoldfastError):
-        return next((code for family, code in _CODES if isinstance(error, family)), _FAULT)
+        return next((code for error_class, code in _CODES if isinstance(error, error_class)), _INTERNAL)
     if isinstance(error, click.ClickException):
         return _USAGE
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return INTERRUPTED
-    return _BELOW if isinstance(error, OSError) else _FAULT
+    return _BACKEND if isinstance(error, OSError) else _INTERNAL
 
 
-def tell(error: BaseException, *, as_json: bool) -> None:
-    """Say on stderr what went wrong."""
+def report(error: BaseException, *, as_json: bool) -> None:
+    """Print an error to stderr."""
     if as_json:
         click.echo(msgspec.json.encode(_problem(error)).decode(), err=True)
     else:
-        click.echo(f"holdfast: {_sentence(error)}", err=True)
-    if code_of(error) == _FAULT and os.environ.get("HOLDFAST_DEBUG"):
+        click.echo(f"holdfast: {_message(error)}", err=True)
+    if code_of(error) == _INTERNAL and os.environ.get("HOLDFAST_DEBUG"):
         traceback.print_exception(error)
 
 
@@ -85,13 +85,13 @@ def _problem(error: BaseException) -> Problem:
     if isinstance(error, HoldfastError):
         return problem_of(error)
     code, status = {_USAGE: ("usage", 400), INTERRUPTED: ("interrupted", 499)}.get(code_of(error), ("error", 500))
-    return Problem(code=code, title=code, status=status, detail=_sentence(error), type=f"urn:holdfast:error:{code}")
+    return Problem(code=code, title=code, status=status, detail=_message(error), type=f"urn:holdfast:error:{code}")
 
 
-def _sentence(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     if isinstance(error, click.UsageError):
-        place = error.ctx.command_path if error.ctx is not None else "holdfast"
-        return f"{_one_line(error.format_message()).rstrip('.')}; see: {place} --help"
+        command = error.ctx.command_path if error.ctx is not None else "holdfast"
+        return f"{_one_line(error.format_message()).rstrip('.')}; see: {command} --help"
     if isinstance(error, click.ClickException):
         return _one_line(error.format_message())
     if isinstance(error, click.Abort | KeyboardInterrupt):
@@ -100,7 +100,7 @@ def _sentence(error: BaseException) -> str:
         return _one_line(str(error))
     if isinstance(error, OSError):
         return _one_line(f"{error.filename or 'the system'}: {error.strerror or error}")
-    return _one_line(f"this is a fault of Holdfast ({type(error).__name__}: {error}); HOLDFAST_DEBUG=1 shows where")
+    return _one_line(f"internal error ({type(error).__name__}: {error}); set HOLDFAST_DEBUG=1 to see the traceback")
 
 
 def _one_line(text: str) -> str:

@@ -1,11 +1,11 @@
-"""Variables for a shell: what a command found, as lines for `eval`, and a way to tell that it found nothing.
+"""Shell variables: the result of a command as lines for `eval`, and its exit code if there is none.
 
     while eval "$(holdfast queue get jobs --wait 20)"; do
         work < "$HOLDFAST_QUEUE_PAYLOAD_PATH" && holdfast queue ack || holdfast queue nack
     done
 
-`eval` of nothing succeeds, and the variables of the message before would still be set. So a command that found nothing,
-or failed, prints lines that forget them and that end with its own exit code.
+`eval` of empty output succeeds, and the variables of the previous message would still be set. So a command that failed,
+or received nothing, prints lines that unset them and end with its own exit code.
 """
 
 import shlex
@@ -19,22 +19,22 @@ from holdfast.cli.exit_codes import code_of
 from holdfast.errors import HoldfastError
 
 
-def lines(variables: Mapping[str, object]) -> str:
-    """Lines that export variables, whatever their values are."""
+def export_lines(variables: Mapping[str, object]) -> str:
+    """Shell lines that export variables, with their values quoted."""
     return "\n".join(f"export {name}={shlex.quote(str(value))}" for name, value in variables.items())
 
 
-def forgetting(names: Sequence[str], code: int) -> str:
-    """Lines that forget variables, and end with an exit code."""
+def unset_lines(names: Sequence[str], code: int) -> str:
+    """Shell lines that unset variables and end with an exit code."""
     return f"unset {' '.join(names)}\n(exit {code})"
 
 
 @contextmanager
-def forgotten_on_failure(names: Sequence[str]) -> Iterator[None]:
-    """Have variables forgotten when the command fails."""
+def unset_on_failure(names: Sequence[str]) -> Iterator[None]:
+    """Print lines that unset the variables if the command fails."""
     try:
         yield
     except (HoldfastError, OSError, KeyboardInterrupt) as error:
         if not wants_json():
-            click.echo(forgetting(names, code_of(error)))
+            click.echo(unset_lines(names, code_of(error)))
         raise

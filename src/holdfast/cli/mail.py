@@ -1,4 +1,4 @@
-"""`holdfast mail`: send, read, confirm, and see what became of it."""
+"""`holdfast mail`: send, read and confirm mail, and read its receipts."""
 
 import itertools
 from collections.abc import Iterator
@@ -10,23 +10,23 @@ import click
 import msgspec
 
 from holdfast.cli import connect, printing, values
-from holdfast.cli.commands import Noun
+from holdfast.cli.commands import CommandGroup
 from holdfast.cli.durations import SECONDS, WAIT
-from holdfast.cli.messages import kind_of
+from holdfast.cli.messages import guess_content_type
 from holdfast.encryption import AgentKey
-from holdfast.handles import Plane
+from holdfast.handles.sync.plane import Plane
 from holdfast.limits import MAIL_BATCH_MAX, MAIL_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.wire.mail import Envelope, MailboxSize, MailPolicy, MailReceipt
 
-_ENVELOPES: Final = ("sequence", "id", "from", "sent_at", "payload")
-_BOXES: Final = ("agent", "pending", "oldest_at", "joined")
-_RECEIPTS: Final = ("sequence", "id", "to", "state", "was_stored", "at")
-_key_option = click.option("--key", "key_file", metavar="FILE", help="The agent's key: opens what was sealed for it.")
+_MAIL_COLUMNS: Final = ("sequence", "id", "from", "sent_at", "payload")
+_MAILBOX_COLUMNS: Final = ("agent", "pending", "oldest_at", "joined")
+_RECEIPT_COLUMNS: Final = ("sequence", "id", "to", "state", "was_stored", "at")
+_key_option = click.option("--key", "key_file", metavar="FILE", help="The agent's secret key, to decrypt sealed mail.")
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def mail() -> None:
-    """Mail between agents, kept until it has arrived."""
+    """Send mail between agents. Mail is stored until it is confirmed."""
 
 
 @mail.command(
@@ -38,12 +38,14 @@ def mail() -> None:
 @click.argument("sender", metavar="FROM")
 @click.argument("to", metavar="TO")
 @click.argument("body", required=False)
-@click.option("--file", metavar="PATH", help="Take the body from a file; - is standard input.")
-@click.option("--id", "mail_id", help="Its id; while it waits, a mail of the same id is not stored again.")
-@click.option("--content-type", help="What the body is.  [default: found out]")
-@click.option("--correlation-id", help="What ties it to whatever led to it.")
-@click.option("--key", "key_file", metavar="FILE", help="The sender's key, to seal with.")
-@click.option("--seal", is_flag=True, help="Let nobody but the recipient read it.")
+@click.option("--file", metavar="PATH", help="Read the body from a file; - is standard input.")
+@click.option(
+    "--id", "mail_id", help="The mail id. A second mail with the same id is a duplicate while the first is pending."
+)
+@click.option("--content-type", help="The content type of the body.  [default: detected]")
+@click.option("--correlation-id", help="An id that links related messages and requests.")
+@click.option("--key", "key_file", metavar="FILE", help="The sender's secret key, for --seal.")
+@click.option("--seal", is_flag=True, help="Encrypt the mail, so only the recipient can read it.")
 def send(
     *,
     sender: str,
@@ -57,71 +59,71 @@ def send(
     seal: bool,
 ) -> None:
     """Send a mail: BODY, a file, or standard input. Prints its id."""
-    with values.source(body, file) as stream, connect.opened() as plane:
+    with values.open_input(body, file) as stream, connect.open_plane() as plane:
         data = stream.read(MAIL_BYTES_MAX + 1)
-        sent = plane.mailbox(sender, key=_key(key_file)).send(
+        sent = plane.mailbox(sender, key=_load_key(key_file)).send(
             to,
             data,
             id=mail_id,
-            content_type=content_type or kind_of(data),
+            content_type=content_type or guess_content_type(data),
             correlation_id=correlation_id,
             seal=seal,
         )
     if sent.duplicate:
-        click.echo("It waits there already, and is not stored again.", err=True)
-    printing.done(sent.id, {"id": sent.id, "durability": sent.durability, "duplicate": sent.duplicate})
+        click.echo("Duplicate: already pending, not stored again.", err=True)
+    printing.result(sent.id, {"id": sent.id, "durability": sent.durability, "duplicate": sent.duplicate})
 
 
 @mail.command(examples=["holdfast mail read bob --confirm --json"])
 @click.argument("agent", metavar="AGENT")
-@click.option("-n", "count", type=click.IntRange(1, MAIL_BATCH_MAX), default=50, help="At most so many.")
-@click.option("--after", type=int, default=-1, help="Begin behind this sequence.")
-@click.option("--wait", type=WAIT, default=0.0, help="How long to wait for the first, or `forever`.  [default: 0]")
-@click.option("--peek", is_flag=True, help="Do not tell the senders that it was delivered.")
-@click.option("--confirm", "confirmed", is_flag=True, help="It has arrived once it is printed: remove it.")
+@click.option("-n", "count", type=click.IntRange(1, MAIL_BATCH_MAX), default=50, help="The maximum number of results.")
+@click.option("--after", type=int, default=-1, help="Start after this sequence number.")
+@click.option("--wait", type=WAIT, default=0.0, help="How long to wait for mail, or `forever`.  [default: 0]")
+@click.option("--peek", is_flag=True, help="Do not send `delivered` receipts.")
+@click.option("--confirm", "confirmed", is_flag=True, help="Confirm the mail after printing it, which removes it.")
 @_key_option
 def read(*, agent: str, count: int, after: int, wait: float, peek: bool, confirmed: bool, key_file: str | None) -> None:
-    """The mail of AGENT, the oldest first. It stays until it is confirmed."""
-    key = _key(key_file)
-    with connect.Visits(connect.target()) as visits:
+    """Read the mail of AGENT, oldest first. Mail stays in the mailbox until it is confirmed."""
+    key = _load_key(key_file)
+    with connect.PlaneCaller(connect.current_target()) as caller:
 
-        def look(plane: Plane, seconds: float) -> list[Envelope] | None:
+        def read_pending(plane: Plane, seconds: float) -> list[Envelope] | None:
             found = plane.mailbox(agent).read(after=after, limit=count, wait_seconds=seconds, peek=peek)
             return found or None
 
-        found = visits.find(look, wait) or []
-        shown = [visits.call(partial(_opened, agent=agent, key=key, each=each)) for each in found]
-        printing.rows([_fields(each) for each in shown], _ENVELOPES, nothing="There is no mail.")
+        found = caller.poll(read_pending, wait) or []
+        shown = [caller.call(partial(_decrypt, agent=agent, key=key, each=each)) for each in found]
+        printing.rows([_fields(each) for each in shown], _MAIL_COLUMNS, empty="No mail.")
         if confirmed and found:
-            visits.call(partial(_confirm, agent=agent, mails=found))
+            caller.call(partial(_confirm, agent=agent, mails=found))
 
 
 @mail.command(examples=["holdfast mail watch bob --json | while read -r line; do …; done"])
 @click.argument("agent", metavar="AGENT")
-@click.option("-n", "count", type=click.IntRange(1), help="End after so many.")
-@click.option("--keep", is_flag=True, help="Do not confirm what was printed.")
+@click.option("-n", "count", type=click.IntRange(1), help="Exit after this many mails.")
+@click.option("--keep", is_flag=True, help="Do not confirm printed mail.")
 @_key_option
 def watch(agent: str, count: int | None, keep: bool, key_file: str | None) -> None:
-    """Print the mail of AGENT as it comes, one a line, until it is interrupted; what was printed is confirmed."""
-    key = _key(key_file)
-    with connect.Visits(connect.target()) as visits:
-        for each in itertools.islice(_coming(visits, agent), count):
-            shown = visits.call(partial(_opened, agent=agent, key=key, each=each))
+    """Print the mail of AGENT as it arrives, one per line, and confirm it. Runs until interrupted."""
+    key = _load_key(key_file)
+    with connect.PlaneCaller(connect.current_target()) as caller:
+        for each in itertools.islice(_arriving(caller, agent), count):
+            shown = caller.call(partial(_decrypt, agent=agent, key=key, each=each))
             fields = _fields(shown)
-            said = fields.get("payload", fields.get("payload_base64"))
-            printing.line(fields, f"{fields['sent_at']} {shown.sender} {said}")
+            payload = fields.get("payload", fields.get("payload_base64"))
+            printing.line(fields, f"{fields['sent_at']} {shown.sender} {payload}")
             if not keep:
-                visits.call(partial(_confirm, agent=agent, mails=[each]))
+                caller.call(partial(_confirm, agent=agent, mails=[each]))
 
 
-def _coming(visits: connect.Visits, agent: str) -> Iterator[Envelope]:
+def _arriving(caller: connect.PlaneCaller, agent: str) -> Iterator[Envelope]:
     after = -1
     while True:
 
-        def look(plane: Plane, seconds: float, after: int = after) -> list[Envelope] | None:
+        def read_pending(plane: Plane, seconds: float, after: int = after) -> list[Envelope] | None:
             return plane.mailbox(agent).read(after=after, wait_seconds=seconds) or None
 
-        for each in visits.find(look, 3_600.0) or []:
+        for each in caller.poll(read_pending, 3_600.0) or []:
             after = each.sequence
             yield each
 
@@ -130,84 +132,92 @@ def _coming(visits: connect.Visits, agent: str) -> Iterator[Envelope]:
 @click.argument("agent", metavar="AGENT")
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 def confirm(agent: str, ids: tuple[str, ...]) -> None:
-    """Mails have arrived: remove them, and tell their senders."""
-    with connect.opened() as plane:
+    """Confirm mails: remove them from the mailbox, and send receipts to their senders."""
+    with connect.open_plane() as plane:
         count = plane.mailbox(agent).confirm(ids)
-    printing.done(f"{count:,} mails of {agent} have arrived", {"agent": agent, "count": count})
+    printing.result(f"Confirmed {count:,} mails of {agent}", {"agent": agent, "count": count})
 
 
 @mail.command()
 @click.argument("agent", metavar="AGENT")
 def count(agent: str) -> None:
-    """How much mail waits for AGENT, since when, and whether anybody reads it."""
-    with connect.opened() as plane:
+    """Show how much mail is pending for AGENT, since when, and whether a reader is connected."""
+    with connect.open_plane() as plane:
         found = plane.mailbox(agent).stats()
     printing.record(
         {
             "agent": agent,
             "pending": found.pending,
             "pending_max": found.pending_max,
-            "oldest_at": printing.moment(found.oldest_ms),
+            "oldest_at": printing.timestamp(found.oldest_ms),
             "joined": found.joined,
         }
     )
 
 
 @mail.command("list")
-@click.option("--after", default="", help="Begin behind this name.")
-@click.option("--limit", type=click.IntRange(1, MAIL_BATCH_MAX), default=MAIL_BATCH_MAX, help="At most so many.")
+@click.option("--after", default="", help="Start after this name.")
+@click.option(
+    "--limit", type=click.IntRange(1, MAIL_BATCH_MAX), default=MAIL_BATCH_MAX, help="The maximum number of results."
+)
 def list_(after: str, limit: int) -> None:
-    """Mailboxes, and how much waits in each."""
-    with connect.opened() as plane:
+    """List the mailboxes and their pending mail."""
+    with connect.open_plane() as plane:
         found = plane.mailboxes(after=after, limit=limit)
-    printing.rows([_box_fields(each) for each in found], _BOXES, nothing="Nobody has mail.")
+    printing.rows([_box_fields(each) for each in found], _MAILBOX_COLUMNS, empty="No mailboxes.")
 
 
 @mail.command()
 @click.argument("agent", metavar="AGENT")
-@click.option("--after", type=int, default=-1, help="Begin behind this sequence.")
-@click.option("-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="At most so many.")
+@click.option("--after", type=int, default=-1, help="Start after this sequence number.")
+@click.option(
+    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
+)
 def receipts(agent: str, after: int, count: int) -> None:
-    """What became of the mail that AGENT has sent."""
-    with connect.opened() as plane:
+    """List the receipts of the mail that AGENT has sent."""
+    with connect.open_plane() as plane:
         found = plane.mailbox(agent).receipts(after=after, limit=count)
-    printing.rows([_receipt_fields(each) for each in found], _RECEIPTS, nothing="Nothing was sent.")
+    printing.rows([_receipt_fields(each) for each in found], _RECEIPT_COLUMNS, empty="No receipts.")
 
 
 @mail.command()
 @click.argument("agent", metavar="AGENT")
 @click.argument("sender", metavar="[SENDER]", required=False)
-@click.option("--off", is_flag=True, help="Accept the sender's mail again.")
+@click.option("--off", is_flag=True, help="Remove the block.")
 def block(agent: str, sender: str | None, off: bool) -> None:
-    """Refuse the mail of SENDER to AGENT; without a SENDER, list those that are refused."""
-    with connect.opened() as plane:
+    """Block mail from SENDER to AGENT. Without SENDER, list the blocked senders."""
+    with connect.open_plane() as plane:
         mailbox = plane.mailbox(agent)
         if sender is None:
             printing.rows([{"sender": each} for each in mailbox.blocked(limit=1_000)], ["sender"])
             return
         mailbox.unblock(sender) if off else mailbox.block(sender)
-    said = "is accepted" if off else "is refused"
-    printing.done(f"Mail of {sender} to {agent} {said}", {"agent": agent, "sender": sender, "blocked": not off})
+    verb = "Unblocked" if off else "Blocked"
+    printing.result(f"{verb} mail from {sender} to {agent}", {"agent": agent, "sender": sender, "blocked": not off})
 
 
 @mail.command(examples=["holdfast mail policy --max 5000 --ttl 30d"])
-@click.option("--max", "pending_max", type=int, help="Mails that one mailbox holds.")
-@click.option("--ttl", "ttl_seconds", type=SECONDS, help="How long mail is kept.")
-def policy(**changes: Any) -> None:
-    """How much mail a mailbox holds, and for how long; options change it."""
-    wanted = {field: value for field, value in changes.items() if value is not None}
-    with connect.opened() as plane:
-        found: MailPolicy = plane.mail_policy()
-        if wanted:
-            found = plane.set_mail_policy(msgspec.structs.replace(found, **wanted))
-    printing.record(msgspec.structs.asdict(found))
+@click.option("--max", "pending_max", type=int, help="The maximum number of pending mails per mailbox.")
+@click.option("--ttl", "ttl_seconds", type=SECONDS, help="Remove mail after this time.")
+def policy(pending_max: int | None, ttl_seconds: float | None) -> None:
+    """Show the mail policy of the universe. Options change it."""
+    with connect.open_plane() as plane:
+        mail_policy: MailPolicy = plane.mail_policy()
+        changed = msgspec.structs.replace(
+            mail_policy,
+            pending_max=mail_policy.pending_max if pending_max is None else pending_max,
+            ttl_seconds=mail_policy.ttl_seconds if ttl_seconds is None else ttl_seconds,
+        )
+        if changed != mail_policy:
+            mail_policy = plane.set_mail_policy(changed)
+    printing.record(msgspec.structs.asdict(mail_policy))
 
 
-def _key(file: str | None) -> AgentKey | None:
+def _load_key(file: str | None) -> AgentKey | None:
     return None if file is None else AgentKey.load(Path(file))
 
 
-def _opened(plane: Plane, agent: str, key: AgentKey | None, each: Envelope) -> Envelope:
+def _decrypt(plane: Plane, agent: str, key: AgentKey | None, each: Envelope) -> Envelope:
     return each if key is None else plane.mailbox(agent, key=key).unseal(each)
 
 
@@ -221,8 +231,8 @@ def _fields(each: Envelope) -> dict[str, Any]:
         "id": each.id,
         "from": each.sender,
         "to": each.to,
-        "sent_at": printing.moment(each.sent_ms),
-        "expires_at": printing.moment(each.expires_ms),
+        "sent_at": printing.timestamp(each.sent_ms),
+        "expires_at": printing.timestamp(each.expires_ms),
         "content_type": each.content_type,
         "correlation_id": each.correlation_id,
         **printing.payload(each.body, each.content_type),
@@ -230,10 +240,10 @@ def _fields(each: Envelope) -> dict[str, Any]:
 
 
 def _box_fields(each: MailboxSize) -> dict[str, Any]:
-    oldest = None if each.oldest_ms is None else printing.moment(each.oldest_ms)
+    oldest = None if each.oldest_ms is None else printing.timestamp(each.oldest_ms)
     return {"agent": each.agent, "pending": each.pending, "oldest_at": oldest, "joined": each.joined}
 
 
 def _receipt_fields(each: MailReceipt) -> dict[str, Any]:
     fields = msgspec.structs.asdict(each)
-    return {**fields, "at": printing.moment(fields.pop("at_ms"))}
+    return {**fields, "at": printing.timestamp(fields.pop("at_ms"))}

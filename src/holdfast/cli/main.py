@@ -1,4 +1,4 @@
-"""`holdfast`: the root of all commands, its global options, and what happens when one fails."""
+"""The `holdfast` command: the root of all subcommands, its global options, and its error handling."""
 
 import importlib
 import sys
@@ -10,9 +10,9 @@ import click
 
 from holdfast import __version__
 from holdfast.cli import exit_codes
-from holdfast.cli.commands import Globals, Noun, Verb, global_options
+from holdfast.cli.commands import CommandGroup, GlobalOptions, LeafCommand, global_options
 
-# Where each command is; a file is loaded when its command is asked for.
+# The module and name of each command. A module is imported when its command is used.
 _COMMANDS: Final = {
     "demo": "demo:demo",
     "serve": "serving:serve",
@@ -35,16 +35,16 @@ _COMMANDS: Final = {
     "pipeline": "pipeline:pipeline",
 }
 _ENVIRONMENT: Final = (
-    ("HOLDFAST_URL, HOLDFAST_TOKEN, HOLDFAST_UNIVERSE, HOLDFAST_OBJECTS", "as the options of those names"),
-    ("HOLDFAST_CA, HOLDFAST_CERT, HOLDFAST_KEY", "as the options of those names"),
-    ("HOLDFAST_LAKE", "as --lake of `holdfast pipeline`"),
-    ("HOLDFAST_CONTEXT", "the context to use, where nothing says a URL"),
-    ("HOLDFAST_QUEUE_*, HOLDFAST_LOCK_KEY, …", "what `queue get`, `lock acquire` and `lock run` export"),
+    ("HOLDFAST_URL, HOLDFAST_TOKEN, HOLDFAST_UNIVERSE, HOLDFAST_OBJECTS", "defaults for the options of the same names"),
+    ("HOLDFAST_CA, HOLDFAST_CERT, HOLDFAST_KEY", "defaults for the options of the same names"),
+    ("HOLDFAST_LAKE", "default for --lake of `holdfast pipeline`"),
+    ("HOLDFAST_CONTEXT", "the context to use if no URL is given"),
+    ("HOLDFAST_QUEUE_*, HOLDFAST_LOCK_KEY, …", "exported by `queue get`, `lock acquire` and `lock run`"),
 )
 
 
-class Root(Noun):
-    """All commands, and the one place where errors become words and exit codes."""
+class Root(CommandGroup):
+    """All commands, and the only place where errors become messages and exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_COMMANDS, *super().list_commands(ctx)]
@@ -72,13 +72,13 @@ class Root(Noun):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> NoReturn:
-        """Run the command that `args` name, and exit with its code."""
+        """Run the command in `args`, and exit with its code."""
         del standalone_mode
-        words = list(sys.argv[1:] if args is None else args)
-        extra.setdefault("obj", Globals())
+        arguments = list(sys.argv[1:] if args is None else args)
+        extra.setdefault("obj", GlobalOptions())
         try:
             code = super().main(
-                words,
+                arguments,
                 prog_name or "holdfast",
                 complete_var or "_HOLDFAST_COMPLETE",
                 standalone_mode=False,
@@ -86,8 +86,8 @@ class Root(Noun):
                 **extra,
             )
         except (Exception, KeyboardInterrupt) as error:
-            # Looked for in the words: a command line that is wrong was not understood so far.
-            exit_codes.tell(error, as_json="--json" in takewhile(lambda word: word != "--", words))
+            # Searches the raw arguments, because an invalid command line is not parsed that far.
+            exit_codes.report(error, as_json="--json" in takewhile(lambda argument: argument != "--", arguments))
             sys.exit(exit_codes.code_of(error))
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -97,8 +97,8 @@ class Root(Noun):
 def root() -> None:
     """Holdfast: queues, locks, state and history for fleets of agents.
 
-    Commands go to the server at --url, or straight to a data directory that nobody has open (--url dir:./data).
-    Global options stand before the noun or behind the verb, as you like.
+    Commands call the server at --url, or open a data directory that no other process has open (--url dir:./data).
+    Global options can be given before or after the subcommand.
     """
 
 
@@ -108,11 +108,11 @@ def root() -> None:
         'eval "$(holdfast completion zsh)"                      # in ~/.zshrc',
         "holdfast completion fish > ~/.config/fish/completions/holdfast.fish",
     ],
-    cls=Verb,
+    cls=LeafCommand,
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script that lets SHELL complete commands and options."""
+    """Print the completion script for SHELL."""
     from click.shell_completion import get_completion_class
 
     found = get_completion_class(shell)
@@ -121,5 +121,5 @@ def completion(shell: str) -> None:
 
 
 def main() -> NoReturn:
-    """The entry point."""
+    """The entry point of the `holdfast` command."""
     root.main()

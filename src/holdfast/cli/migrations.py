@@ -1,4 +1,4 @@
-"""`holdfast migrate`: a plane from a data directory to PostgreSQL and S3, or back, whole and compared."""
+"""`holdfast migrate`: copies a plane between a data directory and PostgreSQL with S3, and compares the copies."""
 
 import os
 from contextlib import ExitStack
@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from holdfast.cli import connect, printing
-from holdfast.cli.commands import Verb, given
+from holdfast.cli.commands import LeafCommand, given_options
 from holdfast.errors import InvalidArgument, PlaneInUse
 from holdfast.layers.migrations import Migration, State
 from holdfast.names import folder_at
@@ -17,7 +17,7 @@ from holdfast.runtime.maintenance.migrations import Migrator
 
 
 @click.command(
-    cls=Verb,
+    cls=LeafCommand,
     examples=[
         "holdfast migrate dir:./data postgresql://me@db/plane --objects s3://bucket/plane",
         "holdfast migrate postgresql://me@db/plane dir:./data --objects s3://bucket/plane",
@@ -26,89 +26,101 @@ from holdfast.runtime.maintenance.migrations import Migrator
 )
 @click.argument("source")
 @click.argument("target")
-@click.option("--from-objects", metavar="URL", help="Where the objects of SOURCE are, if elsewhere.")
-@click.option("--to-objects", metavar="URL", help="Where the objects of TARGET go, if elsewhere.")
-@click.option("--activity", metavar="DIR", help="Session logs of SOURCE that are not in its object store yet.")
-@click.option("--leave-activity", is_flag=True, help="Leave session logs where they are.")
-def migrate(source: str, target: str, *, activity: str | None, leave_activity: bool, **stores: str | None) -> None:
-    """Copy everything of the plane SOURCE to TARGET, and compare the two.
+@click.option("--from-objects", metavar="URL", help="The object store of SOURCE, if not the default.")
+@click.option("--to-objects", metavar="URL", help="The object store of TARGET, if not the default.")
+@click.option(
+    "--activity", metavar="DIR", help="The folder of SOURCE's session logs that are not in its object store yet."
+)
+@click.option("--leave-activity", is_flag=True, help="Do not copy session logs.")
+def migrate(
+    *,
+    source: str,
+    target: str,
+    from_objects: str | None,
+    to_objects: str | None,
+    activity: str | None,
+    leave_activity: bool,
+) -> None:
+    """Copy all data of the plane SOURCE to TARGET, and compare the two.
 
-    SOURCE and TARGET are dir:PATH or postgresql://…; --objects is the object store of whichever is a PostgreSQL. Nobody
-    may use SOURCE meanwhile, and nothing is written to it. TARGET must be empty, and cannot be opened before the
-    migration is complete. One that was interrupted goes on where it was when it is run again. In the end every range of
-    keys was compared by its digest, and every object was read back and hashed.
+    SOURCE and TARGET are dir:PATH or postgresql://…; --objects is the object store of the PostgreSQL side. No other
+    process may use SOURCE during the migration, and nothing is written to it. TARGET must be empty, and cannot be
+    opened before the migration is complete. Run the command again to resume an interrupted migration. At the end, every
+    key range has been compared by its digest, and every object has been read back and hashed.
     """
     source, target = (url if ":" in url else f"dir:{url}" for url in (source, target))
-    _check_places(source, target)
-    from_objects = stores["from_objects"] or _shared_objects(source)
-    to_objects = stores["to_objects"] or _shared_objects(target)
+    _check_paths(source, target)
+    from_objects = from_objects or _shared_objects(source)
+    to_objects = to_objects or _shared_objects(target)
     logs = None if activity is None else folder_at(activity)
     with ExitStack() as stack:
-        here = connect.patiently(
+        source_side = connect.retry_while_in_use(
             lambda: stack.enter_context(opened_source(source, objects=from_objects, logs=logs)),
-            connect.target().patience_seconds,
+            connect.current_target().patience_seconds,
         )
-        there = stack.enter_context(opened_target(target, objects=to_objects))
-        mover = Migrator(here, there, said(source), with_logs=not leave_activity)
-        is_new = _moved(mover, target, here.keys)
-    moved = mover.now
-    fields = {"source": said(source), "target": said(target), **_fields(moved)}
+        target_side = stack.enter_context(opened_target(target, objects=to_objects))
+        migrator = Migrator(source_side, target_side, said(source), with_logs=not leave_activity)
+        is_new = _migrate(migrator, target, source_side.keys)
+    migration = migrator.progress
+    from_text, to_text = said(source), said(target)
+    fields = {"source": from_text, "target": to_text, **_fields(migration)}
     if is_new:
         text = (
-            f"{moved.keys:,} keys, {moved.objects:,} objects ({moved.object_bytes:,} bytes) and {moved.logs:,} session "
-            f"logs that were not among them are in {said(target)}; all {moved.ranges:,} ranges of keys are equal to "
-            f"those of {said(source)}, and every object has its hash. The digest of the keys is {moved.digest.hex()}"
+            f"Copied {migration.keys:,} keys, {migration.objects:,} objects ({migration.object_bytes:,} bytes) and "
+            f"{migration.logs:,} session logs to {to_text}. All {migration.ranges:,} key ranges are equal to those of "
+            f"{from_text}, and all checksums match. The digest of the keys is {migration.digest.hex()}"
         )
     else:
-        text = (
-            f"{said(source)} was migrated to {said(target)} before, and compared at {fields['ended_at']}; nothing was "
-            "done now"
-        )
-    printing.done(text, fields)
+        text = f"{from_text} was already migrated to {to_text}, and compared at {fields['ended_at']}; nothing to do"
+    printing.result(text, fields)
 
 
-def _moved(mover: Migrator, target: str, keys: int) -> bool:
-    """Migrate what is not migrated yet; whether there was anything."""
+def _migrate(migrator: Migrator, target: str, keys: int) -> bool:
+    """Migrate what is not migrated yet. Returns False if the migration was already complete."""
     check_unused(target)
-    if is_begun := mover.begin():
+    if is_begun := migrator.begin():
         try:
-            check_unused(target)  # Once more, behind the record that keeps others out: nobody slips in between.
+            check_unused(
+                target
+            )  # Checked again after the record that locks others out, so no process can open it in between.
         except PlaneInUse:
-            mover.withdraw()
+            migrator.withdraw()
             raise
         with printing.progress("Objects") as advance:
-            mover.move_objects(advance)
-        with printing.progress("Keys", max(keys - mover.now.keys, 0) or None) as advance:
-            mover.copy_keys(advance)
-        with printing.progress("Comparing keys", mover.copied or max(keys - mover.now.keys, 0) or None) as advance:
-            mover.compare_keys(advance)
-        mover.finish()
+            migrator.copy_objects(advance)
+        with printing.progress("Keys", max(keys - migrator.progress.keys, 0) or None) as advance:
+            migrator.copy_keys(advance)
+        with printing.progress(
+            "Comparing keys", migrator.copied or max(keys - migrator.progress.keys, 0) or None
+        ) as advance:
+            migrator.compare_keys(advance)
+        migrator.finish()
     return is_begun
 
 
 def _shared_objects(url: str) -> str | None:
-    """What --objects says; a directory has its own."""
+    """The value of --objects, for PostgreSQL. A data directory has its own object store."""
     if url.startswith("dir:"):
         return None
-    return given().get("objects") or os.environ.get("HOLDFAST_OBJECTS")
+    return given_options().get("objects") or os.environ.get("HOLDFAST_OBJECTS")
 
 
-def _check_places(source: str, target: str) -> None:
+def _check_paths(source: str, target: str) -> None:
     if said(source) == said(target):
         raise InvalidArgument("SOURCE and TARGET are the same plane; name another target")
     if source.startswith("dir:"):
         folder = folder_of(source)
         check_marker(folder)
         if target.startswith("dir:") and folder.resolve() in folder_of(target).resolve().parents:
-            raise InvalidArgument(f"{target} lies inside {source}; choose a place outside of what is migrated")
+            raise InvalidArgument(f"{target} is inside {source}; choose a target outside the migrated directory")
 
 
-def _fields(moved: Migration) -> dict[str, Any]:
+def _fields(migration: Migration) -> dict[str, Any]:
     counts = ("keys", "ranges", "again", "objects", "object_bytes", "logs")
     return {
-        "verified": moved.state is State.DONE,
-        **{name: getattr(moved, name) for name in counts},
-        "digest": moved.digest.hex(),
-        "began_at": printing.moment(moved.began_ms),
-        "ended_at": printing.moment(moved.ended_ms),
+        "verified": migration.state is State.DONE,
+        **{name: getattr(migration, name) for name in counts},
+        "digest": migration.digest.hex(),
+        "began_at": printing.timestamp(migration.began_ms),
+        "ended_at": printing.timestamp(migration.ended_ms),
     }

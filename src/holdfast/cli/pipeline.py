@@ -1,6 +1,6 @@
-"""`holdfast pipeline`: history into tables of a lake, audits and answers, on Spark.
+"""`holdfast pipeline`: Spark jobs that copy history into the tables of a lake, audit it, and summarise it.
 
-Every command starts a Spark of its own on this machine, unless --master or --remote names another one.
+Every command starts Spark on this machine, unless --master or --remote selects another one.
 """
 
 import logging
@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from holdfast.cli import connect, contexts, printing
-from holdfast.cli.commands import Noun, given, wants_json
+from holdfast.cli import connect, context_file, printing
+from holdfast.cli.commands import CommandGroup, given_options, wants_json
 from holdfast.cli.exit_codes import DAMAGED
 from holdfast.errors import Backend, InvalidArgument, InvalidUrl, Unreachable, Unsupported
 from holdfast.names import checked_name
@@ -26,48 +26,57 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from holdfast.pipeline.config import Config, JobResult
-    from holdfast.pipeline.progress import Tell
+    from holdfast.pipeline.progress import ProgressCallback
 
 _FINDINGS_SHOWN: Final = 20  # --json has them all.
 _CAUSE_CHARACTERS: Final = 600
 _PAUSE_SECONDS: Final = 0.2
-_SPARK: Final = "run: pip install 'holdfast[spark]'"
+_INSTALL_SPARK: Final = "run: pip install 'holdfast[spark]'"
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def pipeline() -> None:
-    """History into tables, audits and answers, on Spark."""
+    """Copy history into lake tables, audit it and summarise it, with Spark."""
 
 
-def _common(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of every job."""
+def _job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that every job has."""
     for option in reversed(
         [
             click.option(
-                "--data", metavar="URL", help="The plane: a data directory, postgresql://… or a server.  [--url]"
+                "--data",
+                metavar="URL",
+                help="The plane: a data directory, postgresql://… or a server.  [default: --url]",
             ),
             click.option(
-                "--lake", metavar="PATH", envvar="HOLDFAST_LAKE", help="The lake: a folder, or s3://BUCKET/PATH."
-            ),
-            click.option("--activity", metavar="URL", help="Where session logs are, if not in the data (PostgreSQL)."),
-            click.option(
-                "--universe", "universes", metavar="NAME", multiple=True, help="Only this tenant; as often as you like."
+                "--lake", metavar="PATH", envvar="HOLDFAST_LAKE", help="The lake: a folder or s3://BUCKET/PATH."
             ),
             click.option(
-                "--storage", metavar="NAME=VALUE", multiple=True, help="An option of the object stores: aws_endpoint=…"
+                "--activity",
+                metavar="URL",
+                help="The session logs, if they are not in the data directory (PostgreSQL).",
             ),
-            click.option("--master", metavar="URL", help="The Spark to run on: spark://…, yarn, k8s://…, local[4]."),
-            click.option("--remote", metavar="URL", help="A Spark Connect server: sc://HOST:15002."),
+            click.option(
+                "--universe", "universes", metavar="NAME", multiple=True, help="Process only this universe. Repeatable."
+            ),
+            click.option(
+                "--storage",
+                metavar="NAME=VALUE",
+                multiple=True,
+                help="An option of the object store, such as aws_endpoint=…. Repeatable.",
+            ),
+            click.option("--master", metavar="URL", help="The Spark master: spark://…, yarn, k8s://… or local[4]."),
+            click.option("--remote", metavar="URL", help="The Spark Connect server: sc://HOST:15002."),
         ]
     ):
         command = option(command)
     return command
 
 
-_reducer = click.option(
+_reducer_option = click.option(
     "--reducer",
     metavar="MODULE:NAME",
-    help="A function (state, record) -> state of worlds.  [default: a chain of hashes]",
+    help="The function (state, record) -> state that replays worlds.  [default: a hash chain]",
 )
 
 
@@ -77,16 +86,16 @@ _reducer = click.option(
         "holdfast pipeline run --data http://127.0.0.1:9440 --lake s3://bucket/lake --master spark://host:7077",
     ]
 )
-@_common
-@_reducer
+@_job_options
+@_reducer_option
 def run(**options: Any) -> None:
-    """Ingest, audit, reachability, rollup and report, in this order.
+    """Run ingest, audit, reachability, rollup and report, in this order.
 
-    Exit code 10 says that the audit found damage; the other jobs have run nevertheless.
+    Exit code 10 means that the audit found damage; the other jobs run anyway.
     """
     from holdfast.pipeline import jobs
 
-    _run(jobs.WHOLE, options)
+    _run(jobs.FULL_RUN, options)
 
 
 @pipeline.command(
@@ -95,45 +104,45 @@ def run(**options: Any) -> None:
         "holdfast pipeline ingest --data http://127.0.0.1:9440 --lake ./lake --follow",
     ]
 )
-@_common
-@click.option("--follow", is_flag=True, help="Go on with what comes, until interrupted.")
+@_job_options
+@click.option("--follow", is_flag=True, help="Keep ingesting new data until interrupted.")
 def ingest(follow: bool, **options: Any) -> None:
-    """Take what is new in the plane into the lake, each row once.
+    """Copy new data from the plane into the lake, each row exactly once.
 
-    What cannot be read becomes a row of `quarantine` with the reason, and everything else goes in.
+    Data that cannot be read becomes a row of the table `quarantine`, with the reason.
     """
     _run(["ingest"], options, follow=follow)
 
 
 @pipeline.command(examples=["holdfast pipeline audit --data ./data --lake ./lake --json"])
-@_common
-@_reducer
+@_job_options
+@_reducer_option
 def audit(**options: Any) -> None:
-    """Check every checksum, the heights, each baseline and each restore of every world.
+    """Check the checksums, heights, baselines and restores of every world.
 
-    Exit code 10 says that something is damaged, and names the world and the height.
+    Exit code 10 means that data is damaged; the output names the world and the height.
     """
     _run(["audit"], options)
 
 
 @pipeline.command(examples=["holdfast pipeline reachability --data ./data --lake ./lake"])
-@_common
+@_job_options
 def reachability(**options: Any) -> None:
-    """Find blobs that nothing refers to, and how many bytes they take. Nothing is deleted."""
+    """Find blobs that nothing refers to, and their size. Nothing is deleted."""
     _run(["reachability"], options)
 
 
 @pipeline.command(examples=["holdfast pipeline rollup --data ./data --lake ./lake"])
-@_common
+@_job_options
 def rollup(**options: Any) -> None:
-    """Sum up: latency, throughput, retries, dead letters, mailboxes, locks, storage."""
+    """Summarise latency, throughput, retries, dead letters, mailboxes, locks and storage."""
     _run(["rollup"], options)
 
 
 @pipeline.command(examples=["holdfast pipeline report --data ./data --lake ./lake"])
-@_common
+@_job_options
 def report(**options: Any) -> None:
-    """Write one HTML page with plots over what `rollup` summed up."""
+    """Write an HTML page with plots of the results of `rollup`."""
     _run(["report"], options)
 
 
@@ -143,81 +152,87 @@ def report(**options: Any) -> None:
         "holdfast pipeline load mails.parquet --data ./data --target mail --name welcome",
     ]
 )
-@_common
+@_job_options
 @click.argument("source")
 @click.option(
-    "--target", type=click.Choice(["queues", "mail", "inboxes"]), default="queues", help="What gets the rows."
+    "--target", type=click.Choice(["queues", "mail", "inboxes"]), default="queues", help="What receives the rows."
 )
-@click.option("--name", required=True, help="The name of the load: under the same name, no row is written twice.")
-@click.option("--key", default="key", show_default=True, help="The column that tells rows apart.")
-@click.option("--queue", help="Where rows go that name no queue.")
-@click.option("--format", help="Of the files, if their name does not say: parquet, json, csv, orc.")
-@click.option("--staging", metavar="URL", help="A store that executors reach, for the rows of a data directory.")
+@click.option("--name", required=True, help="The name of the load. Within the same name, no row is written twice.")
+@click.option("--key", default="key", show_default=True, help="The column that identifies a row.")
+@click.option("--queue", help="The queue of rows that name no queue.")
+@click.option("--format", help="The file format, if the file name does not show it: parquet, json, csv or orc.")
+@click.option(
+    "--staging",
+    metavar="URL",
+    help="An object store that the Spark executors can reach, for loads into a data directory.",
+)
 def load(source: str, name: str, **options: Any) -> None:
-    """Put the rows of SOURCE, files or a table, into queues, mailboxes or inboxes, each once.
+    """Put the rows of SOURCE (files or a table) into queues, mailboxes or inboxes, each exactly once.
 
-    Columns are named after what they fill. If none of them is the payload, those that fill nothing become its JSON.
+    Columns are named after the fields they set. Without a payload column, the columns that set no field become the JSON
+    payload.
     """
     if len(options["universes"]) > 1:
-        raise InvalidArgument("Rows that name no universe go into one universe; give --universe once")
-    how = {word: options.pop(word) for word in ("target", "key", "queue", "format", "staging")}
-    _run(["load"], options, needs_lake=False, source=source, load=name, **how)
+        raise InvalidArgument("Rows that name no universe need a single universe; give --universe only once")
+    load_options = {option: options.pop(option) for option in ("target", "key", "queue", "format", "staging")}
+    _run(["load"], options, needs_lake=False, source=source, load=name, **load_options)
 
 
 @pipeline.command(examples=["holdfast pipeline vacuum --lake ./lake"])
-@_common
+@_job_options
 def vacuum(**options: Any) -> None:
-    """Remove files of the lake that no table has, and join small ones."""
+    """Remove files of the lake that no table uses, and merge small files."""
     _run(["vacuum"], options)
 
 
 @pipeline.command(examples=["holdfast pipeline warm"])
 def warm() -> None:
-    """Make later starts of Spark on this machine take half of the time.
+    """Halve the start time of Spark on this machine.
 
-    Java writes down the classes that Spark loads, about 170 MB in the cache folder of the user.
+    Java stores an archive of the classes that Spark loads, about 170 MB, in the user's cache folder.
     """
-    with _spark_is_there():
+    with _require_spark():
         from holdfast.pipeline import sessions
 
-        with printing.progress("Starting Spark, and writing down its classes"):
+        with printing.progress("Starting Spark and archiving its classes"):
             path = sessions.warm()
-    printing.done(
-        f"Java starts from {path}, {path.stat().st_size:,} bytes", {"path": str(path), "bytes": path.stat().st_size}
+    printing.result(
+        f"Created the class archive {path} ({path.stat().st_size:,} bytes)",
+        {"path": str(path), "bytes": path.stat().st_size},
     )
 
 
 def _run(names: Sequence[str], options: dict[str, Any], *, needs_lake: bool = True, **extra: Any) -> None:
-    """Run jobs on one Spark, print what they tell, and exit with 10 if one of them found damage."""
+    """Run jobs in one Spark session, print their results, and exit with 10 if one found damage."""
     config = _config(options, needs_lake=needs_lake)
     from holdfast.pipeline import jobs
 
-    if config.data.startswith(("http://", "https://")) and not set(names) <= set(jobs.PLANELESS):
-        config.tls()  # Whoever has mistyped something need not wait for Spark to start.
-        _knock(config.data, given().get("patience", connect.PATIENCE_SECONDS))
-    told: list[JobResult] = []
-    needs_spark = not set(names) <= set(jobs.SPARKLESS)
+    if config.data.startswith(("http://", "https://")) and not set(names) <= set(jobs.JOBS_WITHOUT_PLANE):
+        config.tls()  # A mistyped path fails here, before Spark starts.
+        _check_reachable(config.data, given_options().get("patience", connect.PATIENCE_SECONDS))
+    results: list[JobResult] = []
+    needs_spark = not set(names) <= set(jobs.JOBS_WITHOUT_SPARK)
     with _spark(options["master"], options["remote"]) if needs_spark else nullcontext() as spark:
         for name in names:
-            with _bar(name) as tell, _failures(name):
-                told.append(jobs.run(name, spark, config, progress=tell, **extra))
-    _print(told, many=len(names) > 1)
-    if not all(each.ok for each in told):
+            with _bar(name) as progress, _spark_errors(name):
+                results.append(jobs.run(name, spark, config, progress=progress, **extra))
+    _print(results, many=len(names) > 1)
+    if not all(each.ok for each in results):
         click.get_current_context().exit(DAMAGED)
 
 
 def _config(options: dict[str, Any], *, needs_lake: bool) -> "Config":
-    with _spark_is_there():
+    with _require_spark():
         from holdfast.pipeline.config import PATIENCE_SECONDS, Config
-        from holdfast.pipeline.lake.locations import place
+        from holdfast.pipeline.lake.locations import parse_location
 
     lake = options["lake"] or ""
     if needs_lake and not lake:
-        raise InvalidArgument("A job needs a lake: give --lake, a folder or s3://BUCKET/PATH, or set HOLDFAST_LAKE")
+        raise InvalidArgument("A job needs a lake; give --lake (a folder or s3://BUCKET/PATH), or set HOLDFAST_LAKE")
     if lake:
-        place(lake, {})  # Whoever mistyped it need not wait for Spark to start.
-    flags = given() | ({"url": options["data"]} if options["data"] else {})
-    found = contexts.resolved(flags, os.environ)
+        parse_location(lake, {})  # A mistyped lake fails here, before Spark starts.
+    flags = given_options() | ({"url": options["data"]} if options["data"] else {})
+    found = context_file.resolve(flags, os.environ)
     data = (
         found["url"] if "://" in found["url"] or found["url"].startswith(("dir:", "memory:")) else f"dir:{found['url']}"
     )
@@ -228,32 +243,32 @@ def _config(options: dict[str, Any], *, needs_lake: bool) -> "Config":
         objects=found["objects"],
         activity=options["activity"],
         token=found["token"],
-        ca=_file(found["ca"]),
-        cert=_file(found["cert"]),
-        cert_key=_file(found["key"]),
-        patience_seconds=given().get("patience", PATIENCE_SECONDS),
+        ca=_absolute_path(found["ca"]),
+        cert=_absolute_path(found["cert"]),
+        cert_key=_absolute_path(found["key"]),
+        patience_seconds=given_options().get("patience", PATIENCE_SECONDS),
         storage=_pairs(options["storage"]),
         universes=tuple(checked_name("universe", name) for name in named),
         reducer=options.get("reducer"),
     )
 
 
-def _file(given: str | None) -> str | None:
-    """A file by a name that workers of Spark understand too, wherever they run."""
-    return given and os.path.abspath(given)
+def _absolute_path(path: str | None) -> str | None:
+    """An absolute path, which Spark workers resolve too."""
+    return path and os.path.abspath(path)
 
 
-def _knock(url: str, patience_seconds: float) -> None:
-    """Raise Unreachable unless somebody listens: whoever mistyped a server need not wait for Spark to start."""
+def _check_reachable(url: str, patience_seconds: float) -> None:
+    """Raise Unreachable unless the server accepts connections, so a mistyped URL fails before Spark starts."""
     try:
-        place = urlsplit(url)
-        where = (place.hostname or "", place.port or (443 if place.scheme == "https" else 80))
+        parts = urlsplit(url)
+        address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
     except ValueError as error:
-        raise InvalidUrl(f"{url!r} is no server ({error}); write http://HOST:PORT") from error
+        raise InvalidUrl(f"{url!r} is not the URL of a server ({error}); use http://HOST:PORT") from error
     deadline = time.monotonic() + patience_seconds
     while True:
         try:
-            socket.create_connection(where, max(patience_seconds, 1.0)).close()
+            socket.create_connection(address, max(patience_seconds, 1.0)).close()
             return
         except OSError as error:
             if time.monotonic() >= deadline:
@@ -261,33 +276,33 @@ def _knock(url: str, patience_seconds: float) -> None:
             time.sleep(_PAUSE_SECONDS)
 
 
-def _pairs(given: Sequence[str]) -> dict[str, str]:
+def _pairs(assignments: Sequence[str]) -> dict[str, str]:
     found = {}
-    for each in given:
+    for each in assignments:
         name, equals, value = each.partition("=")
         if not (name and equals):
-            raise InvalidArgument(f"--storage {each!r} is not understood; it is NAME=VALUE")
+            raise InvalidArgument(f"--storage {each!r} is invalid; use NAME=VALUE")
         found[name] = value
     return found
 
 
 @contextmanager
-def _spark_is_there() -> Iterator[None]:
+def _require_spark() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("holdfast"):
             raise
-        raise Unsupported(f"The pipeline needs {error.name}; {_SPARK}") from error
+        raise Unsupported(f"The pipeline needs {error.name}; {_INSTALL_SPARK}") from error
 
 
 @contextmanager
 def _spark(master: str | None, remote: str | None) -> "Iterator[SparkSession]":
-    with _spark_is_there():
+    with _require_spark():
         from holdfast.pipeline import sessions
 
         if not os.environ.get("HOLDFAST_DEBUG"):
-            logging.getLogger().addFilter(_is_not_of_py4j)
+            logging.getLogger().addFilter(_is_not_py4j_interrupt)
         before = sessions.running()
         with printing.progress("Starting Spark"):
             spark = sessions.start(master=master, remote=remote)
@@ -295,19 +310,19 @@ def _spark(master: str | None, remote: str | None) -> "Iterator[SparkSession]":
             yield spark
         finally:
             if before is None:
-                with suppress(Exception):  # A Spark that is gone cannot be stopped, and what was done is done.
+                with suppress(Exception):  # A Spark session that has ended cannot be stopped; the results stay valid.
                     spark.stop()
 
 
-def _is_not_of_py4j(record: logging.LogRecord) -> bool:
-    """Whether it is not what py4j says, with a trace, of an interrupt that met it while it waited for Java."""
+def _is_not_py4j_interrupt(record: logging.LogRecord) -> bool:
+    """Filters out the traceback that py4j logs when an interrupt arrives while it waits for Java."""
     return "while sending command" not in str(record.msg)
 
 
 @contextmanager
-def _failures(job: str) -> Iterator[None]:
-    """What Spark says of a job that it gave up, as an error of ours: the last line of the trace is the cause."""
-    with _spark_is_there():
+def _spark_errors(job: str) -> Iterator[None]:
+    """Convert an error of Spark to Backend, with the cause from its trace."""
+    with _require_spark():
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
@@ -319,7 +334,7 @@ def _failures(job: str) -> Iterator[None]:
 
 def _cause(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # Python's trace of a worker ends with its error; a trace of Java begins with it.
+    # A Python traceback ends with its error; a Java trace starts with it.
     ends = [index for index, line in enumerate(lines) if line.startswith(("at ", "JVM stacktrace"))]
     shown = lines[: ends[0]] if ends else lines
     cause = shown[-1] if any("Traceback" in line for line in shown) else " ".join(shown)
@@ -327,8 +342,8 @@ def _cause(text: str) -> str:
 
 
 @contextmanager
-def _bar(job: str) -> "Iterator[Tell | None]":
-    """Bars on a terminal, one for each thing that is told of; None anywhere else."""
+def _bar(job: str) -> "Iterator[ProgressCallback | None]":
+    """A function that shows progress bars, one per reported item; None if there is no terminal."""
     if wants_json() or not sys.stderr.isatty():
         yield None
         return
@@ -339,48 +354,48 @@ def _bar(job: str) -> "Iterator[Tell | None]":
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         bar.add_task(job, total=None)
         rows: dict[str, TaskID] = {}
-        bounded: set[str] = set()  # What ends; jobs also tell of things that they only count.
+        bounded: set[str] = set()  # The items with a known total; jobs report mere counts too.
 
-        def tell(what: str, done: int, total: int) -> None:
-            if what not in rows:
-                rows[what] = bar.add_task(f"  {what}", total=None)
+        def report(item: str, done: int, total: int) -> None:
+            if item not in rows:
+                rows[item] = bar.add_task(f"  {item}", total=None)
             if done < total:
-                bounded.add(what)
-            end = total if what in bounded else None
-            bar.update(rows[what], completed=done, total=end, visible=end is None or done < end)
+                bounded.add(item)
+            end = total if item in bounded else None
+            bar.update(rows[item], completed=done, total=end, visible=end is None or done < end)
 
-        yield tell
+        yield report
 
 
-def _print(told: "Sequence[JobResult]", *, many: bool) -> None:
+def _print(results: "Sequence[JobResult]", *, many: bool) -> None:
     if wants_json():
-        found = [msgspec.to_builtins(each) for each in told]
+        found = [msgspec.to_builtins(each) for each in results]
         if many:
             printing.rows(found, ())
         else:
             printing.record(found[0])
         return
-    printing.rows([_summary(each) for each in told], ("job", "verdict", "rows", "seconds"))
-    for each in told:
+    printing.rows([_summary(each) for each in results], ("job", "verdict", "rows", "seconds"))
+    for each in results:
         for note in each.notes:
-            click.echo(printing.clean(f"{each.job}: {note}"))
+            click.echo(printing.escape_control(f"{each.job}: {note}"))
         for finding in each.findings[:_FINDINGS_SHOWN]:
-            click.echo(printing.clean(f"✗ {each.job}: {_said(finding)}"))
+            click.echo(printing.escape_control(f"✗ {each.job}: {_finding_text(finding)}"))
         if (more := len(each.findings) - _FINDINGS_SHOWN) > 0:
             click.echo(f"  and {more:,} more; --json has them all")
 
 
-def _summary(told: "JobResult") -> dict[str, Any]:
-    rows = ", ".join(f"{table} {count:,}" for table, count in told.rows.items() if count)
-    verdict = "ok" if told.ok else f"{len(told.findings):,} findings"
-    return {"job": told.job, "verdict": verdict, "rows": rows or "nothing new", "seconds": round(told.seconds, 1)}
+def _summary(result: "JobResult") -> dict[str, Any]:
+    rows = ", ".join(f"{table} {count:,}" for table, count in result.rows.items() if count)
+    verdict = "ok" if result.ok else f"{len(result.findings):,} findings"
+    return {"job": result.job, "verdict": verdict, "rows": rows or "nothing new", "seconds": round(result.seconds, 1)}
 
 
-def _said(finding: dict[str, Any]) -> str:
-    """A finding as a sentence: where, then why, then whatever else is known."""
+def _finding_text(finding: dict[str, Any]) -> str:
+    """A finding as text: the location, the reason, then its other fields."""
     rest = {key: value for key, value in finding.items() if value is not None}
-    where = "/".join(str(rest.pop(key)) for key in ("universe", "world") if key in rest)
+    location = "/".join(str(rest.pop(key)) for key in ("universe", "world") if key in rest)
     height = f" at {rest.pop('height')}" if "height" in rest else ""
     reason = f": {rest.pop('reason')}" if "reason" in rest else ""
     more = f" ({', '.join(f'{key} {value}' for key, value in rest.items())})" if rest else ""
-    return f"{where}{height}{reason}{more}"
+    return f"{location}{height}{reason}{more}"

@@ -1,7 +1,7 @@
-"""What commands print: tables for people, JSON for programs, and progress bars on a terminal.
+"""The output of commands: tables, JSON with --json, and progress bars on a terminal.
 
-A list is one JSON array; what comes in time, as with `tail`, is one JSON object a line. Text from outside goes to a
-terminal with its control characters spelled out, so that no payload can move the cursor.
+A list is one JSON array. Streams, such as `tail`, print one JSON object per line. Control characters in data are
+escaped, so no payload can move the terminal's cursor.
 """
 
 import base64
@@ -16,56 +16,56 @@ import msgspec
 
 from holdfast.cli.commands import wants_json
 
-_WIDE: Final = 10_000  # What is not a terminal has no edge to wrap at.
+_WIDTH_UNLIMITED: Final = 10_000  # Output that is not a terminal is not wrapped.
 _encode = msgspec.json.Encoder().encode
 
 Advance = Callable[[int], None]
 
 
 def record(fields: Mapping[str, Any]) -> None:
-    """One thing, with its fields below each other."""
+    """Print one item, with one field per line."""
     if wants_json():
         _echo_json(fields)
     else:
         _table(None, [[name.replace("_", " "), _cell(value)] for name, value in fields.items()])
 
 
-def rows(found: Sequence[Mapping[str, Any]], columns: Sequence[str], *, nothing: str = "There is none.") -> None:
-    """Many things: those columns of each as a table, or all their fields as JSON."""
+def rows(items: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str = "No results.") -> None:
+    """Print items as a table of `columns`, or as JSON with all fields. Prints `empty` if there are none."""
     if wants_json():
-        _echo_json(found)
-    elif found:
-        _table(list(columns), [[_cell(each.get(column)) for column in columns] for each in found])
+        _echo_json(items)
+    elif items:
+        _table(list(columns), [[_cell(each.get(column)) for column in columns] for each in items])
     else:
-        click.echo(nothing, err=True)
+        click.echo(empty, err=True)
 
 
 def line(fields: Mapping[str, Any], text: str) -> None:
-    """One of the things that come in time."""
+    """Print one item of a stream."""
     if wants_json():
         _echo_json(fields)
     else:
-        click.echo(clean(text))
-    sys.stdout.flush()  # Whoever follows through a pipe must not wait for a full buffer.
+        click.echo(escape_control(text))
+    sys.stdout.flush()  # A reader at the other end of a pipe must not wait for a full buffer.
 
 
-def done(text: str, fields: Mapping[str, Any]) -> None:
-    """What was done."""
+def result(text: str, fields: Mapping[str, Any]) -> None:
+    """Print the result of a command: `text`, or `fields` with --json."""
     if wants_json():
         _echo_json(fields)
     else:
-        click.echo(clean(text))
+        click.echo(escape_control(text))
 
 
-def moment(ms: int | None) -> str | None:
-    """Milliseconds since 1970 as RFC 3339; None for a moment that there is not."""
+def timestamp(ms: int | None) -> str | None:
+    """Milliseconds since 1970 as RFC 3339; None for None or 0."""
     if not ms:
         return None
     return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def payload(data: bytes | None, content_type: str = "") -> dict[str, Any]:
-    """Bytes in JSON: a value if they are JSON, text if they are text, and base64 otherwise."""
+    """A payload as JSON fields: a value for JSON, text for text, base64 otherwise."""
     if data is None:
         return {}
     if content_type.startswith("application/json"):
@@ -80,7 +80,7 @@ def payload(data: bytes | None, content_type: str = "") -> dict[str, Any]:
 
 
 def excerpt(data: bytes | None, size: int, characters: int = 60) -> str:
-    """The beginning of a payload, for a cell of a table."""
+    """The start of a payload, for a table cell."""
     if data is None:
         return f"<{size:,} bytes>"
     try:
@@ -91,7 +91,7 @@ def excerpt(data: bytes | None, size: int, characters: int = 60) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """A value from CBOR in JSON's types; bytes become base64."""
+    """A CBOR value with JSON types. Bytes become base64."""
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else str(key): jsonable(part) for key, part in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -102,20 +102,20 @@ def jsonable(value: Any) -> Any:
 
 
 def compact(value: Any) -> str:
-    """A value as one line of JSON."""
+    """A value as JSON on one line."""
     return _encode(jsonable(value)).decode()
 
 
-def clean(text: str) -> str:
-    """Text that cannot do anything to a terminal."""
+def escape_control(text: str) -> str:
+    """Text with its control characters escaped."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
 
 
 @contextmanager
-def progress(what: str, total: float | None = None) -> Iterator[Advance]:
-    """A progress bar on a terminal, and nothing anywhere else; call what it gives with how far the work came."""
+def progress(title: str, total: float | None = None) -> Iterator[Advance]:
+    """A progress bar, shown on a terminal only. Call the yielded function with the number of completed steps."""
     if wants_json() or not sys.stderr.isatty():
         yield lambda _steps: None
         return
@@ -124,7 +124,7 @@ def progress(what: str, total: float | None = None) -> Iterator[Advance]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(title, total=total)
         yield lambda steps: bar.advance(task, steps)
 
 
@@ -143,7 +143,7 @@ def _table(columns: list[str] | None, cells: list[list[str]]) -> None:
         table.add_column(column.replace("_", " "), overflow="fold")
     for each in cells:
         table.add_row(*map(Text, each))
-    console = Console(file=sys.stdout, width=None if is_terminal else _WIDE)
+    console = Console(file=sys.stdout, width=None if is_terminal else _WIDTH_UNLIMITED)
     with console.capture() as captured:
         console.print(table)
     click.echo("\n".join(each.rstrip() for each in captured.get().splitlines()))
@@ -157,5 +157,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.3f}".rstrip("0").rstrip(".")
     if isinstance(value, dict | list):
-        return clean(compact(value))
-    return clean(str(value))
+        return escape_control(compact(value))
+    return escape_control(str(value))

@@ -1,4 +1,4 @@
-"""`holdfast queue`: put, look, empty, pause and bring back. `deliveries` has what leases and settles messages."""
+"""`holdfast queue`: put, inspect, purge, pause and redrive. `consume` has the commands that lease and settle."""
 
 import itertools
 import time
@@ -9,24 +9,34 @@ import click
 import msgspec
 
 from holdfast.cli import connect, consume, printing, schedules, values
-from holdfast.cli.commands import Noun, wants_json
+from holdfast.cli.commands import CommandGroup, wants_json
 from holdfast.cli.consume import delivery_fields
 from holdfast.cli.durations import SECONDS
-from holdfast.cli.messages import kind_of, message_of, message_options
-from holdfast.handles import Plane
+from holdfast.cli.messages import guess_content_type, message_options, read_message
+from holdfast.handles.sync.plane import Plane
 from holdfast.limits import MESSAGES_MAX, READ_ENTRIES_MAX
 from holdfast.tiers import Tier
 from holdfast.wire.queues import Delivery, NewMessage, QueuePolicy, QueueStats
 
-_DEPTHS: Final = ("queue", "ready", "delayed", "leased", "blocked", "dead", "paused", "head_age_seconds", "acked_total")
-_LOOKED_AT: Final = ("id", "priority", "group", "attempts", "created_at", "payload")
-_BURIED: Final = ("id", "attempts", "died_at", "last_error", "payload")
+_STATS_COLUMNS: Final = (
+    "queue",
+    "ready",
+    "delayed",
+    "leased",
+    "blocked",
+    "dead",
+    "paused",
+    "head_age_seconds",
+    "acked_total",
+)
+_MESSAGE_COLUMNS: Final = ("id", "priority", "group", "attempts", "created_at", "payload")
+_DEAD_LETTER_COLUMNS: Final = ("id", "attempts", "died_at", "last_error", "payload")
 Item = TypeVar("Item")
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def queue() -> None:
-    """Work that is done at least once."""
+    """Put, consume and manage the messages of queues."""
 
 
 for command in (consume.get, consume.ack, consume.nack, consume.extend, consume.reject):
@@ -44,21 +54,21 @@ queue.add_command(schedules.schedule)
 )
 @click.argument("name", metavar="QUEUE")
 @click.argument("body", required=False)
-@click.option("--file", metavar="PATH", help="Take the body from a file; - is standard input.")
-@click.option("--lines", is_flag=True, help="Every line of the body is a message of its own.")
+@click.option("--file", metavar="PATH", help="Read the body from a file; - is standard input.")
+@click.option("--lines", is_flag=True, help="Put every line of the body as a separate message.")
 @message_options
-@click.option("--tier", type=click.Choice(["critical", "important"]), default="critical", help="What is promised.")
+@click.option("--tier", type=click.Choice(["critical", "important"]), default="critical", help="The durability tier.")
 def put(name: str, body: str | None, file: str | None, lines: bool, tier: str, **options: Any) -> None:
     """Put a message: BODY, a file, or standard input. Prints its id."""
-    with values.source(body, file) as stream, connect.opened() as plane:
+    with values.open_input(body, file) as stream, connect.open_plane() as plane:
         if lines:
             _put_lines(plane, name, stream, Tier(tier), options)
             return
-        message = message_of(plane, stream, options)
+        message = read_message(plane, stream, options)
         receipt = plane.queue(name).put_many([message], tier=Tier(tier))[0]
     if receipt.duplicate:
-        click.echo("It was put before, and is not put again.", err=True)
-    printing.done(receipt.id, msgspec.to_builtins(receipt))
+        click.echo("Duplicate: already enqueued.", err=True)
+    printing.result(receipt.id, msgspec.to_builtins(receipt))
 
 
 def _put_lines(plane: Plane, name: str, stream: IO[bytes], tier: Tier, options: dict[str, Any]) -> None:
@@ -66,144 +76,154 @@ def _put_lines(plane: Plane, name: str, stream: IO[bytes], tier: Tier, options: 
     bodies = (line.rstrip(b"\r\n") for line in stream)
     with printing.progress("Messages") as advance:
         for batch in _batches((each for each in bodies if each), MESSAGES_MAX):
-            messages = [NewMessage(payload=each, **{"content_type": kind_of(each), **options}) for each in batch]
+            messages = [
+                NewMessage(payload=each, **{"content_type": guess_content_type(each), **options}) for each in batch
+            ]
             receipts = plane.queue(name).put_many(messages, tier=tier)
             count += len(receipts)
             duplicates += sum(receipt.duplicate for receipt in receipts)
             advance(len(receipts))
-    printing.done(f"{count - duplicates:,} messages are put", {"count": count, "duplicates": duplicates})
+    printing.result(f"Put {count - duplicates:,} messages", {"count": count, "duplicates": duplicates})
 
 
 @queue.command("list")
-@click.option("--after", default="", help="Begin behind this name.")
-@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="At most so many.")
+@click.option("--after", default="", help="Start after this name.")
+@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
 def list_(after: str, limit: int) -> None:
-    """The names of queues."""
-    with connect.opened() as plane:
+    """List the queues."""
+    with connect.open_plane() as plane:
         names = plane.queues(after=after, limit=limit)
-    printing.rows([{"queue": name} for name in names], ["queue"], nothing="There is no queue yet.")
+    printing.rows([{"queue": name} for name in names], ["queue"], empty="No queues.")
 
 
 @queue.command(examples=["holdfast queue stats jobs --json"])
 @click.argument("names", metavar="[QUEUE]…", nargs=-1)
 def stats(names: tuple[str, ...]) -> None:
-    """How many messages are in which state; of all queues if none is named."""
-    with connect.opened() as plane:
+    """Show how many messages are in each state, for the given queues or all."""
+    with connect.open_plane() as plane:
         found = [plane.queue(name).stats() for name in names or _all_queues(plane)]
-    printing.rows([_stats_fields(each) for each in found], _DEPTHS, nothing="There is no queue yet.")
+    printing.rows([_stats_fields(each) for each in found], _STATS_COLUMNS, empty="No queues.")
 
 
 @queue.command()
 @click.argument("name", metavar="QUEUE")
-@click.option("-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=10, help="At most so many.")
+@click.option(
+    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=10, help="The maximum number of results."
+)
 def peek(name: str, count: int) -> None:
-    """The messages that are ready, in order. Nothing is consumed."""
-    with connect.opened() as plane:
+    """Show the ready messages, in order, without consuming them."""
+    with connect.open_plane() as plane:
         found = plane.queue(name).peek(count)
-    _print_messages(found, _LOOKED_AT, "Nothing is ready.")
+    _print_messages(found, _MESSAGE_COLUMNS, "No ready messages.")
 
 
 @queue.command()
 @click.argument("name", metavar="QUEUE")
-@click.option("-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="At most so many.")
+@click.option(
+    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
+)
 def dead(name: str, count: int) -> None:
-    """The dead letters of a queue, with what they died of."""
-    with connect.opened() as plane:
+    """Show the dead letters of a queue, with their last error."""
+    with connect.open_plane() as plane:
         found = plane.queue(name).dead_letters(count)
-    _print_messages(found, _BURIED, "There is no dead letter.")
+    _print_messages(found, _DEAD_LETTER_COLUMNS, "No dead letters.")
 
 
 @queue.command(examples=["holdfast queue redrive jobs", "holdfast queue redrive jobs 0198f… 0198f…"])
 @click.argument("name", metavar="QUEUE")
 @click.argument("ids", metavar="[ID]…", nargs=-1)
-@click.option("--limit", type=click.IntRange(1), default=1_000, help="At most so many, if none is named.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=1_000, help="The maximum number of dead letters, if no ID is given."
+)
 def redrive(name: str, ids: tuple[str, ...], limit: int) -> None:
-    """Put dead letters back into the queue that they died in."""
-    with connect.opened() as plane:
+    """Move dead letters back to the queue they came from."""
+    with connect.open_plane() as plane:
         count = plane.queue(name).redrive(list(ids) or None, limit=limit)
-    printing.done(f"{count:,} dead letters are in {name} again", {"queue": name, "count": count})
+    printing.result(f"Moved {count:,} dead letters back to {name}", {"queue": name, "count": count})
 
 
 @queue.command()
 @click.argument("name", metavar="QUEUE")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def purge(name: str, yes: bool) -> None:
-    """Remove every message that nobody holds, for good."""
-    values.confirmed(f"Remove every message of {name} that nobody holds?", yes=yes)
-    with connect.opened() as plane:
+    """Permanently remove every message that is not leased."""
+    values.confirm(f"Permanently remove every message of {name} that is not leased?", yes=yes)
+    with connect.open_plane() as plane:
         count = plane.queue(name).purge()
-    printing.done(f"{count:,} messages of {name} are removed", {"queue": name, "count": count})
+    printing.result(f"Removed {count:,} messages from {name}", {"queue": name, "count": count})
 
 
 @queue.command()
 @click.argument("name", metavar="QUEUE")
 def pause(name: str) -> None:
-    """Deliver nothing until `resume`; puts are still taken."""
-    with connect.opened() as plane:
+    """Stop deliveries until `resume`. Puts are still accepted."""
+    with connect.open_plane() as plane:
         plane.queue(name).pause()
-    printing.done(f"{name} is paused", {"queue": name, "paused": True})
+    printing.result(f"{name} is paused", {"queue": name, "paused": True})
 
 
 @queue.command()
 @click.argument("name", metavar="QUEUE")
 def resume(name: str) -> None:
-    """Deliver again."""
-    with connect.opened() as plane:
+    """Resume deliveries."""
+    with connect.open_plane() as plane:
         plane.queue(name).resume()
-    printing.done(f"{name} is not paused", {"queue": name, "paused": False})
+    printing.result(f"{name} is resumed", {"queue": name, "paused": False})
 
 
 @queue.command(examples=["holdfast queue policy jobs", "holdfast queue policy jobs --max-attempts 3 --visibility 5m"])
 @click.argument("name", metavar="QUEUE")
-@click.option("--visibility", "visibility_seconds", type=SECONDS, help="How long a delivery is leased.")
-@click.option("--max-attempts", type=int, help="How many failures make a dead letter.")
-@click.option("--dead-letter-queue", metavar="QUEUE", help="Where dead letters go.")
-@click.option("--retention", "retention_seconds", type=SECONDS, help="How long a message without a TTL is kept.")
-@click.option("--dead-letter-retention", "dead_letter_retention_seconds", type=SECONDS, help="And a dead letter.")
-@click.option("--rate", "rate_per_second", type=float, help="Deliveries a second.")
+@click.option("--visibility", "visibility_seconds", type=SECONDS, help="The default lease time of a delivery.")
+@click.option("--max-attempts", type=int, help="After this many failed attempts, a message becomes a dead letter.")
+@click.option("--dead-letter-queue", metavar="QUEUE", help="The queue that receives dead letters.")
+@click.option("--retention", "retention_seconds", type=SECONDS, help="How long to keep messages without a TTL.")
+@click.option(
+    "--dead-letter-retention", "dead_letter_retention_seconds", type=SECONDS, help="How long to keep dead letters."
+)
+@click.option("--rate", "rate_per_second", type=float, help="The maximum number of deliveries per second.")
 def policy(name: str, **changes: Any) -> None:
-    """What holds for messages that do not say otherwise; options change it."""
-    wanted = {field: value for field, value in changes.items() if value is not None}
-    with connect.opened() as plane:
+    """Show the policy of a queue: its limits, and the defaults of its messages. Options change it."""
+    changed = {field: value for field, value in changes.items() if value is not None}
+    with connect.open_plane() as plane:
         found: QueuePolicy = plane.queue(name).policy()
-        if wanted:
-            found = plane.queue(name).set_policy(msgspec.structs.replace(found, **wanted))
+        if changed:
+            found = plane.queue(name).set_policy(msgspec.structs.replace(found, **changed))
     printing.record({"queue": name, **msgspec.structs.asdict(found)})
 
 
 @queue.command(examples=["holdfast queue watch jobs --json | while read -r line; do …; done"])
 @click.argument("name", metavar="QUEUE")
-@click.option("--interval", type=SECONDS, default=1.0, help="How often to look.  [default: 1]")
-@click.option("-n", "count", type=click.IntRange(1), help="End after so many changes.")
+@click.option("--interval", type=SECONDS, default=1.0, help="How often to read the counts.  [default: 1]")
+@click.option("-n", "count", type=click.IntRange(1), help="Exit after this many changes.")
 def watch(name: str, interval: float, count: int | None) -> None:
-    """Tell how many messages are in which state whenever that changes, until it is interrupted."""
-    with connect.Visits(connect.target()) as visits:
+    """Print how many messages are in each state whenever that changes. Runs until interrupted."""
+    with connect.PlaneCaller(connect.current_target()) as caller:
         for fields in itertools.islice(
-            _changes(lambda: visits.call(lambda plane: plane.queue(name).stats()), interval), count
+            _changes(lambda: caller.call(lambda plane: plane.queue(name).stats()), interval), count
         ):
-            depths = " ".join(
+            counts = " ".join(
                 f"{state}={fields[state]:,}" for state in ("ready", "delayed", "leased", "blocked", "dead")
             )
-            printing.line(fields, f"{time.strftime('%H:%M:%S')} {name} {depths}")
+            printing.line(fields, f"{time.strftime('%H:%M:%S')} {name} {counts}")
 
 
-def _changes(look: Callable[[], QueueStats], interval: float) -> Iterator[dict[str, Any]]:
+def _changes(read_stats: Callable[[], QueueStats], interval: float) -> Iterator[dict[str, Any]]:
     before: dict[str, Any] | None = None
     while True:
-        fields = _stats_fields(look())
-        seen = {name: value for name, value in fields.items() if name != "head_age_seconds"}
-        if seen != before:
-            before = seen
+        fields = _stats_fields(read_stats())
+        counts = {name: value for name, value in fields.items() if name != "head_age_seconds"}
+        if counts != before:
+            before = counts
             yield fields
         time.sleep(interval)
 
 
-def _print_messages(found: list[Delivery], columns: tuple[str, ...], nothing: str) -> None:
+def _print_messages(found: list[Delivery], columns: tuple[str, ...], empty: str) -> None:
     fields = [delivery_fields(each) for each in found]
     if not wants_json():
         for each, delivery in zip(fields, found, strict=True):
             each["payload"] = printing.excerpt(delivery.payload, delivery.size)
-    printing.rows(fields, columns, nothing=nothing)
+    printing.rows(fields, columns, empty=empty)
 
 
 def _stats_fields(found: QueueStats) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""`holdfast restore`: a data directory from a backup, every byte of it checked.
+"""`holdfast restore`: creates a data directory from a backup, and checks every byte.
 
-Everything goes into TARGET.restoring, and TARGET appears when it is whole. A restore that was interrupted goes on where
-it was: what is there already is hashed again instead of copied.
+Files are restored to TARGET.restoring, which is renamed to TARGET when it is complete. An interrupted restore resumes:
+files that exist already are hashed again instead of copied.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ from obstore.store import LocalStore
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.cli import connect, printing
-from holdfast.cli.backup_format import BACKUP_FORMAT, FINISHED, MANIFEST, Finished, Line
-from holdfast.cli.commands import Verb
+from holdfast.cli.backup_format import BACKUP_FORMAT, FINISHED, MANIFEST, BackupSummary, ManifestEntry
+from holdfast.cli.commands import LeafCommand
 from holdfast.errors import Conflict, HashMismatch, MissingObject, NotFound, ObjectNotFound, SchemaMismatch
 from holdfast.names import folder_at
 from holdfast.plane.formats import FORMAT, MARKER
 
-_PLACES: Final = {"keyspace": "kv", "objects": "objects", "activity": "activity"}  # Where each part of a backup goes.
+_FOLDERS: Final = {"keyspace": "kv", "objects": "objects", "activity": "activity"}  # By part of a backup.
 
 
 @click.command(
-    cls=Verb,
+    cls=LeafCommand,
     examples=[
         "holdfast restore ./backups/monday ./data",
         "holdfast restore s3://bucket/monday ./data --objects s3://bucket/objects",
@@ -37,99 +37,103 @@ _PLACES: Final = {"keyspace": "kv", "objects": "objects", "activity": "activity"
 @click.argument("source")
 @click.argument("target")
 def restore(source: str, target: str) -> None:
-    """Make the data directory TARGET from the backup SOURCE, and check every file of it.
+    """Restore the backup SOURCE to the new data directory TARGET, and check every file.
 
-    TARGET must not be there yet. With --objects, big bytes go to that store.
+    TARGET must not exist yet. With --objects, blobs and segments are restored to that object store.
     """
     folder = folder_at(target).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise Conflict(f"{folder} is there already, and is not written over; choose another place, or move it away")
-    store = _store_of(source)
-    finished = _finished(store, source)
+        raise Conflict(f"{folder} already exists, and is not overwritten; choose another target, or move it away")
+    store = _open_backup(source)
+    summary = _read_summary(store, source)
     draft = folder.with_name(f"{folder.name}.restoring")
     files = open_objects(f"dir:{draft}")
-    elsewhere = connect.target().objects
-    objects = None if elsewhere is None else open_objects(elsewhere)
-    with printing.progress("Bytes", finished.bytes) as advance:
-        for line in _manifest(store, finished):
-            part, _, rest = line.path.partition("/")
-            if part not in _PLACES:
-                raise HashMismatch(f"{MANIFEST} of the backup names {line.path}, which is no part of one; use another")
+    objects_url = connect.current_target().objects
+    objects = None if objects_url is None else open_objects(objects_url)
+    with printing.progress("Bytes", summary.bytes) as advance:
+        for entry in _read_manifest(store, summary):
+            part, _, rest = entry.path.partition("/")
+            if part not in _FOLDERS:
+                raise HashMismatch(
+                    f"{MANIFEST} of the backup lists {entry.path}, which is not part of a backup; use another backup"
+                )
             if part == "objects" and objects is not None:
-                _bring(store, line, objects, rest)
+                _restore_file(store, entry, objects, rest)
             else:
-                _bring(store, line, files, f"{_PLACES[part]}/{rest}")
-            advance(line.size)
-    files.put(MARKER, msgspec.json.encode({"format": finished.data_format}))
+                _restore_file(store, entry, files, f"{_FOLDERS[part]}/{rest}")
+            advance(entry.size)
+    files.put(MARKER, msgspec.json.encode({"format": summary.data_format}))
     shutil.rmtree(draft / ".staging", ignore_errors=True)
-    RocksDatabase(draft / "kv").close()  # What cannot be opened is not restored.
+    RocksDatabase(draft / "kv").close()  # Raises if the restored key space cannot be opened.
     _publish(draft, folder)
-    said = f"{finished.files:,} files of {finished.at} are in {folder}, and every one has the hash that it had"
-    printing.done(said, {"path": str(folder), **msgspec.structs.asdict(finished)})
+    text = f"Restored {summary.files:,} files of {summary.at} to {folder}; all checksums match"
+    printing.result(text, {"path": str(folder), **msgspec.structs.asdict(summary)})
 
 
-def _store_of(source: str) -> ObjectStore:
-    """The store of a backup, to read from: its folder may be on a medium that cannot be written."""
+def _open_backup(source: str) -> ObjectStore:
+    """The object store of a backup, for reading. Its folder may be on a read-only medium."""
     if source.startswith(("s3://", "az://", "gs://")):
         return open_objects(source)
     folder = folder_at(source).absolute()
     if not folder.is_dir():
-        raise NotFound(f"There is no backup at {folder}; check the path")
+        raise NotFound(f"No backup at {folder}; check the path")
     return ObjectStore(LocalStore(folder))
 
 
-def _finished(store: ObjectStore, source: str) -> Finished:
+def _read_summary(store: ObjectStore, source: str) -> BackupSummary:
     try:
-        finished = msgspec.json.decode(store.get(FINISHED), type=Finished)
+        summary = msgspec.json.decode(store.get(FINISHED), type=BackupSummary)
     except ObjectNotFound:
-        raise NotFound(f"{source} holds no finished backup (there is no {FINISHED}); finish it first") from None
+        raise NotFound(
+            f"{source} is not a complete backup ({FINISHED} is missing); run holdfast backup again to complete it"
+        ) from None
     except msgspec.MsgspecError as error:
         raise HashMismatch(f"{FINISHED} in {source} is damaged ({error}); use another backup") from None
-    if finished.format != BACKUP_FORMAT or finished.data_format != FORMAT:
+    if summary.format != BACKUP_FORMAT or summary.data_format != FORMAT:
         raise SchemaMismatch(
-            f"The backup has format {finished.format} of data format {finished.data_format}, and this version knows "
+            f"The backup has format {summary.format} with data format {summary.data_format}; this version supports "
             f"{BACKUP_FORMAT} and {FORMAT}; upgrade Holdfast"
         )
-    return finished
+    return summary
 
 
-def _manifest(store: ObjectStore, finished: Finished) -> Iterator[Line]:
-    """Every file of the backup; the manifest is hashed before a line of it is believed."""
+def _read_manifest(store: ObjectStore, summary: BackupSummary) -> Iterator[ManifestEntry]:
+    """The entries of the backup's manifest, whose hash is checked first."""
     sha = hashlib.sha256()
     try:
         for part in store.open(MANIFEST):
             sha.update(part)
-        if sha.hexdigest() != finished.manifest_sha256:
+        if sha.hexdigest() != summary.manifest_sha256:
             raise HashMismatch(f"{MANIFEST} of the backup is damaged; use another backup")
         rest = b""
         for part in store.open(MANIFEST):
             *lines, rest = (rest + part).split(b"\n")
-            for line in lines:
-                yield msgspec.json.decode(line, type=Line)
+            for encoded in lines:
+                yield msgspec.json.decode(encoded, type=ManifestEntry)
     except ObjectNotFound:
-        raise MissingObject(f"{MANIFEST} is not in the backup; use another backup") from None
+        raise MissingObject(f"{MANIFEST} is missing from the backup; use another backup") from None
 
 
-def _bring(source: ObjectStore, line: Line, target: ObjectStore, path: str) -> None:
-    """Copy one file, unless it is there, and check it either way."""
-    if _hash_of(target, path) == line.sha256:
+def _restore_file(source: ObjectStore, entry: ManifestEntry, target: ObjectStore, path: str) -> None:
+    """Copy one file unless it exists, and check it either way."""
+    if _file_hash(target, path) == entry.sha256:
         return
     sha = hashlib.sha256()
 
     def checked() -> Iterator[bytes]:
-        for part in source.open(line.path):
+        for part in source.open(entry.path):
             sha.update(part)
             yield part
-        if sha.hexdigest() != line.sha256:
-            raise HashMismatch(f"{line.path} of the backup is damaged; use another backup")
+        if sha.hexdigest() != entry.sha256:
+            raise HashMismatch(f"{entry.path} of the backup is damaged; use another backup")
 
     try:
         target.write(path, checked())
     except ObjectNotFound:
-        raise MissingObject(f"{line.path} is not in the backup; use another backup") from None
+        raise MissingObject(f"{entry.path} is missing from the backup; use another backup") from None
 
 
-def _hash_of(store: ObjectStore, path: str) -> str | None:
+def _file_hash(store: ObjectStore, path: str) -> str | None:
     sha = hashlib.sha256()
     try:
         for part in store.open(path):

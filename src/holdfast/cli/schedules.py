@@ -1,19 +1,19 @@
-"""`holdfast queue schedule`: messages that are put again and again."""
+"""`holdfast queue schedule`: messages that are put on a cron schedule."""
 
 from typing import Any
 
 import click
 
 from holdfast.cli import connect, printing, values
-from holdfast.cli.commands import Noun
-from holdfast.cli.messages import message_of, message_options
+from holdfast.cli.commands import CommandGroup
+from holdfast.cli.messages import message_options, read_message
 from holdfast.errors import NotFound
 from holdfast.wire.queues import Schedule
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def schedule() -> None:
-    """Messages that are put at the times that a cron expression names."""
+    """Manage schedules, which put messages at the times of a cron expression."""
 
 
 @schedule.command(
@@ -23,15 +23,15 @@ def schedule() -> None:
 @click.argument("schedule_name", metavar="NAME")
 @click.argument("cron")
 @click.argument("body", required=False)
-@click.option("--file", metavar="PATH", help="Take the body from a file; - is standard input.")
-@click.option("--timezone", default="UTC", show_default=True, help="Whose clock is meant.")
+@click.option("--file", metavar="PATH", help="Read the body from a file; - is standard input.")
+@click.option("--timezone", default="UTC", show_default=True, help="The time zone of CRON.")
 @message_options
 def add(
     *, name: str, schedule_name: str, cron: str, body: str | None, file: str | None, timezone: str, **options: Any
 ) -> None:
-    """Put BODY whenever CRON strikes, in place of a schedule of the same NAME."""
-    with values.source(body, file) as stream, connect.opened() as plane:
-        message = message_of(plane, stream, options)
+    """Put BODY at the times of CRON. Replaces a schedule of the same NAME."""
+    with values.open_input(body, file) as stream, connect.open_plane() as plane:
+        message = read_message(plane, stream, options)
         found = plane.queue(name).schedule(
             schedule_name, cron, message.payload, timezone=timezone, **_options_of(message)
         )
@@ -41,12 +41,10 @@ def add(
 @schedule.command("list")
 @click.argument("name", metavar="QUEUE")
 def list_(name: str) -> None:
-    """The schedules of a queue, and when each strikes next."""
-    with connect.opened() as plane:
+    """List the schedules of a queue, with their next times."""
+    with connect.open_plane() as plane:
         found = plane.queue(name).schedules()
-    printing.rows(
-        [_fields(each) for each in found], ("name", "cron", "timezone", "next_at"), nothing="There is no schedule."
-    )
+    printing.rows([_fields(each) for each in found], ("name", "cron", "timezone", "next_at"), empty="No schedules.")
 
 
 @schedule.command()
@@ -54,10 +52,12 @@ def list_(name: str) -> None:
 @click.argument("schedule_name", metavar="NAME")
 def remove(name: str, schedule_name: str) -> None:
     """Remove a schedule."""
-    with connect.opened() as plane:
+    with connect.open_plane() as plane:
         if not plane.queue(name).unschedule(schedule_name):
-            raise NotFound(f"{name} has no schedule {schedule_name}; holdfast queue schedule list {name} shows them")
-    printing.done(f"{schedule_name} is removed", {"queue": name, "removed": schedule_name})
+            raise NotFound(
+                f"Queue {name} has no schedule {schedule_name}; list them with: holdfast queue schedule list {name}"
+            )
+    printing.result(f"Removed schedule {schedule_name}", {"queue": name, "removed": schedule_name})
 
 
 def _options_of(message: Any) -> dict[str, Any]:
@@ -69,6 +69,6 @@ def _fields(found: Schedule) -> dict[str, Any]:
         "name": found.name,
         "cron": found.cron,
         "timezone": found.timezone,
-        "next_at": printing.moment(found.next_ms),
+        "next_at": printing.timestamp(found.next_ms),
         **printing.payload(found.message.payload, found.message.content_type),
     }

@@ -1,10 +1,11 @@
-"""The backup of a server that runs: it makes the checkpoint, and sends the files one by one.
+"""The backup of a running server, which makes the checkpoint and sends its files one by one.
 
-    begin ──► list of all files ──► each of them, checked ──► manifest ──► end
+    begin ──► list of all files ──► each file, checked ──► manifest ──► end
 
-The server goes on; what it writes meanwhile is not in the backup. A backup that was interrupted goes on with the same
-checkpoint, as long as the server has it: files that are whole at the target are not sent again. What the checkpoint
-names may go while it is copied, if somebody deletes a world; then another one is begun, and copied objects stay.
+The server keeps serving; later writes are not part of the backup. An interrupted backup resumes with the same
+checkpoint while the server still has it: files that are complete at the target are not sent again. An object that the
+checkpoint refers to may disappear while it is copied, if a world is deleted. Then a new checkpoint is made, and the
+objects that were copied stay.
 """
 
 import hashlib
@@ -16,108 +17,114 @@ import msgspec
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.cli import backup_format, connect, printing
-from holdfast.cli.backup_format import Finished, Line, Written
+from holdfast.cli.backup_format import BackupSummary, ManifestEntry, ManifestWriter
 from holdfast.cli.printing import Advance
 from holdfast.errors import MissingObject, NotFound
-from holdfast.handles import Plane
+from holdfast.handles.sync.plane import Plane
 from holdfast.wire.backups import BackupBegun, BackupFile
 
 _ATTEMPTS: Final = 3
-_ITS_OWN: Final = ("keyspace", "activity")  # What belongs to one checkpoint alone.
+_PER_CHECKPOINT: Final = ("keyspace", "activity")  # The parts that differ between checkpoints.
 
 
-def backup(place: connect.Target, dest: str) -> Finished:
-    """Copy everything that the server at `place` keeps to `dest`.
+def backup(source: connect.Target, dest: str) -> BackupSummary:
+    """Copy all data of the server `source` to `dest`.
 
     Raises:
-        Conflict: something else is there already.
-        Corrupt: something on the server is damaged, so there is no whole backup.
+        Conflict: `dest` holds something else.
+        Corrupt: data on the server is damaged, so the backup cannot be completed.
     """
-    target = backup_format.store_at(dest)
-    before = backup_format.started(target, place.url)
-    begun = None if before is None else msgspec.json.decode(before.checkpoint, type=BackupBegun)
-    with connect.opened(place) as plane, tempfile.TemporaryFile() as listed:
+    target = backup_format.open_target(dest)
+    started = backup_format.find_started(target, source.url)
+    checkpoint = None if started is None else msgspec.json.decode(started.checkpoint, type=BackupBegun)
+    with connect.open_plane(source) as plane, tempfile.TemporaryFile() as listed:
         for attempt in range(_ATTEMPTS):
-            begun = _listing(plane, begun, place.url, target, listed)
+            checkpoint = _prepare(plane, checkpoint, source.url, target, listed)
             try:
-                finished = _copied(plane, begun, target, listed)
+                summary = _copy_files(plane, checkpoint, target, listed)
             except MissingObject:
-                plane.backups.end(begun.id)
-                begun = None
+                plane.backups.end(checkpoint.id)
+                checkpoint = None
                 if attempt == _ATTEMPTS - 1:
                     raise
             else:
-                plane.backups.end(begun.id)
-                return finished
+                plane.backups.end(checkpoint.id)
+                return summary
     raise AssertionError("the last attempt returns or raises")
 
 
-def _listing(
-    plane: Plane, begun: BackupBegun | None, source: str, target: ObjectStore, listed: IO[bytes]
+def _prepare(
+    plane: Plane, checkpoint: BackupBegun | None, source: str, target: ObjectStore, listed: IO[bytes]
 ) -> BackupBegun:
-    """The checkpoint to copy, with its files in `listed`: the one that was begun before, or a new one."""
-    if begun is not None:
+    """The checkpoint to copy: the one of an interrupted backup, or a new one. Writes its list of files to `listed`."""
+    if checkpoint is not None:
         try:
-            _list(plane, begun, listed)
+            _write_list(plane, checkpoint, listed)
         except NotFound:
             pass
         else:
-            return begun
-    for part in _ITS_OWN:  # What is there is of another moment.
-        backup_format.remove(target, part)
-    begun = plane.backups.begin()
-    backup_format.start(target, source, msgspec.json.encode(begun).decode())
-    _list(plane, begun, listed)
-    return begun
+            return checkpoint
+    for part in _PER_CHECKPOINT:  # The target holds files of another checkpoint.
+        backup_format.remove_prefix(target, part)
+    checkpoint = plane.backups.begin()
+    backup_format.write_start(target, source, msgspec.json.encode(checkpoint).decode())
+    _write_list(plane, checkpoint, listed)
+    return checkpoint
 
 
-def _list(plane: Plane, begun: BackupBegun, listed: IO[bytes]) -> None:
-    """Write down all files, so that the server need not keep its list while they are copied."""
+def _write_list(plane: Plane, checkpoint: BackupBegun, listed: IO[bytes]) -> None:
+    """Write the list of all files, so the server does not keep it open while they are copied."""
     listed.seek(0)
     listed.truncate()
     with printing.progress("Files") as advance:
-        for file in plane.backups.files(begun.id):
+        for file in plane.backups.files(checkpoint.id):
             listed.write(msgspec.json.encode(file) + b"\n")
             advance(1)
 
 
-def _copied(plane: Plane, begun: BackupBegun, target: ObjectStore, listed: IO[bytes]) -> Finished:
+def _copy_files(plane: Plane, checkpoint: BackupBegun, target: ObjectStore, listed: IO[bytes]) -> BackupSummary:
     listed.seek(0)
     total = sum(msgspec.json.decode(line, type=BackupFile).size for line in listed)
     listed.seek(0)
-    with tempfile.TemporaryFile() as manifest, printing.progress("Bytes", total) as advance:
-        written = Written(manifest)
+    with tempfile.TemporaryFile() as manifest_file, printing.progress("Bytes", total) as advance:
+        manifest = ManifestWriter(manifest_file)
         for line in listed:
             file = msgspec.json.decode(line, type=BackupFile)
-            known = _known(file, target)
-            if known is not None:
+            copied = _copied_entry(file, target)
+            if copied is not None:
                 advance(file.size)
-            written.add(known or _sent(plane, begun, file, target, advance))
-        return backup_format.finish(target, manifest, written, data_format=begun.data_format, version=begun.version)
+            manifest.add(copied or _copy_file(plane, checkpoint, file, target, advance))
+        return backup_format.write_finish(
+            target, manifest, data_format=checkpoint.data_format, version=checkpoint.version
+        )
 
 
-def _known(file: BackupFile, target: ObjectStore) -> Line | None:
-    """The file, if an earlier attempt has brought it: a target has a file whole or not at all."""
-    if backup_format.size_of(target, file.path) != file.size:
+def _copied_entry(file: BackupFile, target: ObjectStore) -> ManifestEntry | None:
+    """The entry of a file that an earlier attempt has copied. A target stores a file completely or not at all."""
+    if backup_format.object_size(target, file.path) != file.size:
         return None
     if file.sha256 is not None:
-        return Line(file.path, file.size, file.sha256)
+        return ManifestEntry(file.path, file.size, file.sha256)
     sha = hashlib.sha256()
     for part in target.open(file.path):
         sha.update(part)
-    return Line(file.path, file.size, sha.hexdigest())
+    return ManifestEntry(file.path, file.size, sha.hexdigest())
 
 
-def _sent(plane: Plane, begun: BackupBegun, file: BackupFile, target: ObjectStore, advance: Advance) -> Line:
-    def pieces() -> Iterator[bytes]:
-        for piece in plane.backups.open(begun.id, file.path, length=file.size):  # Session logs may have grown since.
-            yield piece
-            advance(len(piece))
+def _copy_file(
+    plane: Plane, checkpoint: BackupBegun, file: BackupFile, target: ObjectStore, advance: Advance
+) -> ManifestEntry:
+    def chunks() -> Iterator[bytes]:
+        for chunk in plane.backups.open(
+            checkpoint.id, file.path, length=file.size
+        ):  # Session logs may have grown since.
+            yield chunk
+            advance(len(chunk))
 
     try:
-        line = backup_format.copy(file, pieces, target)
+        entry = backup_format.copy_file(file, chunks, target)
     except NotFound as error:
-        raise backup_format.missing(file.path) from error
-    if line.size != file.size:
-        raise MissingObject(f"{file.path} came with {line.size} bytes instead of {file.size}; run the backup again")
-    return line
+        raise backup_format.missing_object(file.path) from error
+    if entry.size != file.size:
+        raise MissingObject(f"Received {entry.size} bytes of {file.path} instead of {file.size}; run the backup again")
+    return entry

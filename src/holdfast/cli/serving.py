@@ -1,63 +1,98 @@
-"""`holdfast serve`: the plane over the network. Flags over HOLDFAST_* over a TOML file."""
+"""`holdfast serve`: runs a server. Flags override HOLDFAST_* variables, which override a TOML file."""
 
 import os
 from typing import Any, Final
 
 import click
 
-from holdfast.cli.commands import Verb, given
+from holdfast.cli.commands import LeafCommand, given_options
 from holdfast.cli.durations import SECONDS
 
-# What commands read in the environment; a server has no such settings.
-_OF_COMMANDS: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOLDFAST_DEBUG")
+# Variables that the other commands read; the server has no such settings.
+_CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOLDFAST_DEBUG")
 
 
 @click.command(
-    cls=Verb,
+    cls=LeafCommand,
     examples=[
         "holdfast serve --data dir:./data",
         "holdfast serve --data postgresql://holdfast@db/holdfast --objects s3://bucket/holdfast",
         "holdfast serve --host 0.0.0.0 --tokens --tls-cert server.pem --tls-key server.key",
     ],
 )
-@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="A TOML file of settings.")
-@click.option("--data", metavar="URL", help="The plane: dir:PATH, postgresql://… or memory:.  [default: dir:./data]")
-@click.option("--objects", metavar="URL", help="Where big bytes go: dir:, s3://, az:// or gs://.")
-@click.option("--activity", metavar="PATH", help="Where session logs are written first.")
-@click.option("--tiers", metavar="PATH", help="A TOML file that says which tier each field of an entity has.")
-@click.option("--verify-blobs", type=click.Choice(["always", "sampled", "never"]), help="Hash blobs again when read.")
-@click.option("--compact-every", "compact_every_seconds", type=SECONDS, help="Move cold ends of journals away.")
+@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="Read settings from this TOML file.")
+@click.option(
+    "--data", metavar="URL", help="The plane to serve: dir:PATH, postgresql://… or memory:.  [default: dir:./data]"
+)
+@click.option("--objects", metavar="URL", help="The object store: dir:, s3://, az:// or gs://.")
+@click.option("--activity", metavar="PATH", help="The folder that session logs are written to first.")
+@click.option("--tiers", metavar="PATH", help="A TOML file with the durability tier of each entity field.")
+@click.option(
+    "--verify-blobs",
+    type=click.Choice(["always", "sampled", "never"]),
+    help="When to verify the hash of a blob that is read.",
+)
+@click.option(
+    "--compact-every",
+    "compact_every_seconds",
+    type=SECONDS,
+    help="How often to move old journal records to the object store.",
+)
 @click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
-@click.option("--port", type=int, help="0 is any that is free.  [default: 9440]")
-@click.option("--tokens/--no-tokens", default=None, help="Whether callers need a token.")
+@click.option("--port", type=int, help="The port to listen on; 0 selects a free one.  [default: 9440]")
+@click.option("--tokens/--no-tokens", default=None, help="Whether clients need an access token.")
 @click.option("--tls-cert", metavar="FILE", help="The server's certificate.")
-@click.option("--tls-key", metavar="FILE", help="Its private key.")
-@click.option("--tls-client-ca", metavar="FILE", help="Only clients with a certificate of this authority come in.")
-@click.option("--insecure", is_flag=True, default=None, help="Listen beyond this machine without TLS.")
-@click.option("--drain", "--drain-seconds", "drain_seconds", type=SECONDS, help="How long SIGTERM waits for calls.")
-@click.option("--queue-max-consumers", type=int, help="How many consumers may wait.")
-@click.option("--queue-poll-interval", "queue_poll_interval_seconds", type=SECONDS, help="Between looks at a queue.")
-@click.option("--queue-poll-jitter", "queue_poll_jitter_seconds", type=SECONDS, help="Spreads the looks of nodes.")
+@click.option("--tls-key", metavar="FILE", help="The private key of --tls-cert.")
+@click.option("--tls-client-ca", metavar="FILE", help="Require client certificates issued by this CA.")
+@click.option(
+    "--insecure", is_flag=True, default=None, help="Allow listening on other addresses than localhost without TLS."
+)
+@click.option(
+    "--drain",
+    "--drain-seconds",
+    "drain_seconds",
+    type=SECONDS,
+    help="How long to wait for calls in progress after SIGTERM.",
+)
+@click.option("--queue-max-consumers", type=int, help="The maximum number of waiting consumers.")
+@click.option(
+    "--queue-poll-interval", "queue_poll_interval_seconds", type=SECONDS, help="The interval between polls of a queue."
+)
+@click.option(
+    "--queue-poll-jitter",
+    "queue_poll_jitter_seconds",
+    type=SECONDS,
+    help="Random variation of the poll interval, so nodes poll at different times.",
+)
 @click.option(
     "--queue-resilient-poll-interval",
     "queue_resilient_poll_interval_seconds",
     type=SECONDS,
-    help="Between looks where notifications come too.",
+    help="The poll interval on backends that also send notifications.",
 )
-@click.option("--relay-host", help="What agents call this server when they sign.")
-@click.option("--relay-registration", type=click.Choice(["open", "closed"]), help="Whether agents register themselves.")
-@click.option("--relay-rate", "relay_rate_per_second", type=float, help="Mails of one sender, a second; 0 is no limit.")
-@click.option("--pipeline-reports", metavar="FOLDER", help="Reports of the pipeline, for the console to show.")
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="How log lines are written.")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="What is logged.")
+@click.option("--relay-host", help="The host name that agents sign when they log in to the relay.")
+@click.option(
+    "--relay-registration", type=click.Choice(["open", "closed"]), help="Whether agents can register themselves."
+)
+@click.option(
+    "--relay-rate",
+    "relay_rate_per_second",
+    type=float,
+    help="The maximum number of mails per second and sender; 0 is unlimited.",
+)
+@click.option("--pipeline-reports", metavar="FOLDER", help="The folder of pipeline reports that the console shows.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="The format of log lines.")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="The minimum level of log lines."
+)
 def serve(config: str | None, **flags: Any) -> None:
     """Serve a plane over HTTP and WebSocket until SIGTERM."""
-    # Loaded here: no other command needs a server, and each would wait for it.
+    # Imported here: no other command needs the server, and its import is slow.
     from holdfast.server.serving import run
     from holdfast.server.settings import Settings
 
-    wanted = {name: value for name, value in flags.items() if value is not None}
-    if "objects" not in wanted and given().get("objects"):
-        wanted["objects"] = given()["objects"]
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_COMMANDS}
-    click.get_current_context().exit(run(Settings.load(wanted, file=config, environment=environment)))
+    settings = {name: value for name, value in flags.items() if value is not None}
+    if "objects" not in settings and given_options().get("objects"):
+        settings["objects"] = given_options()["objects"]
+    environment = {name: value for name, value in os.environ.items() if name not in _CLIENT_VARIABLES}
+    click.get_current_context().exit(run(Settings.load(settings, file=config, environment=environment)))

@@ -1,4 +1,4 @@
-"""Values on the command line: JSON, text, files and standard input."""
+"""Input values of commands: JSON, text, files and standard input."""
 
 import io
 import sys
@@ -12,49 +12,49 @@ import msgspec
 from holdfast.errors import InvalidArgument, InvalidValue, PathUnusable
 from holdfast.limits import BLOB_PART_BYTES
 
-_FIELD: Final = "write name=text, or name:=JSON as in tries:=3"
+_FIELD_SYNTAX: Final = "use name=text, or name:=JSON as in tries:=3"
 
 
-def json_value(text: str | bytes) -> Any:
-    """The value that JSON stands for.
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
 
     Raises:
-        InvalidValue: it is no JSON.
+        InvalidValue: the text is not JSON.
     """
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         shown = text if isinstance(text, str) else text[:60].decode(errors="replace")
-        raise InvalidValue(f"{shown[:60]!r} is no JSON ({error}); text is written '\"like this\"'") from None
+        raise InvalidValue(f"{shown[:60]!r} is not JSON ({error}); quote a text as '\"text\"'") from None
 
 
-def field(word: str) -> tuple[str, Any]:
-    """The name and the value of `name=text` or `name:=JSON`."""
-    name, equals, value = word.partition("=")
+def parse_field(argument: str) -> tuple[str, Any]:
+    """Split `name=text` or `name:=JSON` into name and value."""
+    name, equals, value = argument.partition("=")
     if not equals or not name.rstrip(":"):
-        raise InvalidArgument(f"{word!r} is no field; {_FIELD}")
+        raise InvalidArgument(f"{argument!r} is not a field; {_FIELD_SYNTAX}")
     if name.endswith(":"):
-        return name[:-1], json_value(value)
+        return name[:-1], parse_json(value)
     return name, value
 
 
-def attribute(word: str) -> tuple[str, str]:
-    """The name and the value of `name=text`."""
-    name, equals, value = word.partition("=")
+def parse_attribute(argument: str) -> tuple[str, str]:
+    """Split `name=text` into name and value."""
+    name, equals, value = argument.partition("=")
     if not equals or not name:
-        raise InvalidArgument(f"{word!r} is no attribute; write name=text")
+        raise InvalidArgument(f"{argument!r} is not an attribute; use name=text")
     return name, value
 
 
 @contextmanager
-def source(argument: str | None, file: str | None) -> Iterator[IO[bytes]]:
-    """The bytes that an argument, a file or, for `-`, standard input has.
+def open_input(argument: str | None, file: str | None) -> Iterator[IO[bytes]]:
+    """The bytes of an argument, of a file, or of standard input for `-`.
 
     Raises:
-        InvalidArgument: there is none of them, or more than one.
+        InvalidArgument: neither or both of them are given.
     """
     if (argument is None) == (file is None):
-        raise InvalidArgument("Give one of these: the body as an argument, --file PATH, or - for standard input")
+        raise InvalidArgument("Give the body once: as an argument, with --file PATH, or - for standard input")
     if argument == "-" or file == "-":
         yield sys.stdin.buffer
     elif argument is not None:
@@ -64,24 +64,27 @@ def source(argument: str | None, file: str | None) -> Iterator[IO[bytes]]:
             try:
                 stream = stack.enter_context(open(str(file), "rb"))
             except OSError as error:
-                raise PathUnusable(f"{file} cannot be read ({error.strerror}); name one that you can read") from error
+                raise PathUnusable(
+                    f"Cannot read {file} ({error.strerror}); check the path and its permissions"
+                ) from error
             yield stream
 
 
-def chunks(stream: IO[bytes]) -> Iterator[bytes]:
-    """A stream in pieces."""
-    while piece := stream.read(BLOB_PART_BYTES):
-        yield piece
+def read_chunks(stream: IO[bytes]) -> Iterator[bytes]:
+    """The contents of a stream, in chunks."""
+    while chunk := stream.read(BLOB_PART_BYTES):
+        yield chunk
 
 
-def confirmed(question: str, *, yes: bool) -> None:
-    """Ask before something that cannot be taken back, unless --yes was given.
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before an operation that cannot be undone, unless --yes was given.
 
     Raises:
         Abort: the answer was no.
+        InvalidArgument: there is no terminal to ask on.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidArgument(f"{question} There is nobody to ask here; give --yes")
+        raise InvalidArgument(f"{question} Give --yes to confirm, because there is no terminal to ask on")
     click.confirm(question, abort=True, err=True)

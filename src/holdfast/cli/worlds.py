@@ -1,4 +1,4 @@
-"""`holdfast world`: agents with a history."""
+"""`holdfast world`: journals with an inbox and snapshots."""
 
 import time
 from typing import Any, Final
@@ -8,45 +8,45 @@ import click
 import msgspec
 
 from holdfast.cli import connect, printing, values
-from holdfast.cli.commands import Noun
+from holdfast.cli.commands import CommandGroup
 from holdfast.cli.durations import SECONDS
 from holdfast.errors import InvalidValue
 from holdfast.limits import BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, SEGMENT_ENTRIES, SEGMENT_MARGIN
 from holdfast.wire.inboxes import Control, DomainEvent, InboxItem
 from holdfast.wire.worlds import Described, Record
 
-_SHOWN: Final = ("name", "state", "head", "created_at")
+_COLUMNS: Final = ("name", "state", "head", "created_at")
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def world() -> None:
-    """Agents with a history: a journal, an inbox, snapshots."""
+    """Manage worlds: the journal, inbox and snapshots of an agent."""
 
 
 @world.command()
 @click.argument("name")
-@click.option("--manifest", "manifest_hash", metavar="HASH", help="What defines the world.")
+@click.option("--manifest", "manifest_hash", metavar="HASH", help="The hash of the world's manifest.")
 def create(name: str, manifest_hash: str | None) -> None:
-    """Make a world."""
-    with connect.opened() as plane:
+    """Create a world."""
+    with connect.open_plane() as plane:
         _print(plane.world(name).create(manifest_hash=manifest_hash))
 
 
 @world.command("list")
-@click.option("--after", default="", help="Begin behind this name.")
-@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="At most so many.")
+@click.option("--after", default="", help="Start after this name.")
+@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
 def list_(after: str, limit: int) -> None:
-    """Worlds, with their state and head."""
-    with connect.opened() as plane:
+    """List the worlds, with their state and head."""
+    with connect.open_plane() as plane:
         found = [plane.world(name).describe() for name in plane.worlds(after=after, limit=limit)]
-    printing.rows([_fields(each) for each in found], _SHOWN, nothing="There is no world yet.")
+    printing.rows([_fields(each) for each in found], _COLUMNS, empty="No worlds.")
 
 
 @world.command()
 @click.argument("name")
 def show(name: str) -> None:
-    """A world's state, head, baseline, snapshots, segments and inbox."""
-    with connect.opened() as plane:
+    """Show a world's state, head, baseline, snapshots, segments and inbox."""
+    with connect.open_plane() as plane:
         found = plane.world(name)
         fields = _fields(found.describe())
         if fields["state"] not in ("deleting", "deleted"):
@@ -67,17 +67,17 @@ def show(name: str) -> None:
 )
 @click.argument("name")
 @click.argument("entries", metavar="[JSON]…", nargs=-1)
-@click.option("--lines", metavar="PATH", help="Every line of this file is an entry; - is standard input.")
-@click.option("--expected-head", type=int, help="The height of the first entry.  [default: whatever the head is]")
+@click.option("--lines", metavar="PATH", help="Append every line of this file as an entry; - is standard input.")
+@click.option("--expected-head", type=int, help="The expected height of the first entry.  [default: the current head]")
 def append(name: str, entries: tuple[str, ...], lines: str | None, expected_head: int | None) -> None:
-    """Append entries to the journal, as one batch; a file in batches of 256."""
-    found = [values.json_value(each) for each in entries]
+    """Append entries to the journal: arguments as one batch, a file in batches of 256."""
+    found = [values.parse_json(each) for each in entries]
     if lines is not None:
-        with values.source(None, lines) as stream:
-            found += [values.json_value(line) for line in stream if line.strip()]
+        with values.open_input(None, lines) as stream:
+            found += [values.parse_json(line) for line in stream if line.strip()]
     if not found:
-        raise InvalidValue("There is nothing to append; give entries as JSON, or --lines PATH")
-    with connect.opened() as plane:
+        raise InvalidValue("Nothing to append; give entries as JSON, or --lines PATH")
+    with connect.open_plane() as plane:
         journal = plane.world(name)
         head = first = journal.head() if expected_head is None else expected_head
         with printing.progress("Entries", len(found)) as advance:
@@ -85,26 +85,26 @@ def append(name: str, entries: tuple[str, ...], lines: str | None, expected_head
                 batch = found[start : start + BATCH_ENTRIES_MAX]
                 head = journal.append(batch, expected_head=head) + len(batch)
                 advance(len(batch))
-    printing.done(f"The head of {name} is {head}", {"world": name, "height": first, "head": head})
+    printing.result(f"The head of {name} is {head}", {"world": name, "height": first, "head": head})
 
 
 @world.command(examples=["holdfast world tail ada -n 20", "holdfast world tail ada --follow --json"])
 @click.argument("name")
 @click.option(
-    "-n", "count", type=click.IntRange(0, READ_ENTRIES_MAX), default=10, help="The last so many.  [default: 10]"
+    "-n", "count", type=click.IntRange(0, READ_ENTRIES_MAX), default=10, help="How many records to show.  [default: 10]"
 )
-@click.option("--from", "start", type=click.IntRange(0), help="Begin at this height instead.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until it is interrupted.")
-@click.option("--interval", type=SECONDS, default=0.5, help="How often to look for more.  [default: 0.5]")
+@click.option("--from", "start", type=click.IntRange(0), help="Start at this height instead.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new records until interrupted.")
+@click.option("--interval", type=SECONDS, default=0.5, help="How often to check for new records.  [default: 0.5]")
 def tail(name: str, count: int, start: int | None, follow: bool, interval: float) -> None:
-    """The records of the journal."""
+    """Show the last records of the journal."""
 
-    with connect.Visits(connect.target()) as visits:
+    with connect.PlaneCaller(connect.current_target()) as caller:
         height = start
         if height is None:
-            height = max(visits.call(lambda plane: plane.world(name).head()) - count, 0)
+            height = max(caller.call(lambda plane: plane.world(name).head()) - count, 0)
         while True:
-            found = visits.call(lambda plane, height=height: plane.world(name).read(height))  # type: ignore[misc]
+            found = caller.call(lambda plane, height=height: plane.world(name).read(height))  # type: ignore[misc]
             for record in found:
                 _print_record(record)
             if found:
@@ -117,7 +117,7 @@ def tail(name: str, count: int, start: int | None, follow: bool, interval: float
 
 @world.group()
 def inbox() -> None:
-    """What comes into a world from outside."""
+    """Manage the inbox of a world, which receives external events."""
 
 
 @inbox.command(
@@ -129,39 +129,46 @@ def inbox() -> None:
 @click.argument("name")
 @click.argument("schema", required=False)
 @click.argument("payload", required=False)
-@click.option("--file", metavar="PATH", help="Take the payload from a file; - is standard input.")
-@click.option("--item", metavar="JSON", help="A whole item, with its type; bytes as base64.")
-@click.option("--control", metavar="COMMAND", help="Put a control item instead.")
+@click.option("--file", metavar="PATH", help="Read the payload from a file; - is standard input.")
+@click.option("--item", metavar="JSON", help="A complete item as JSON, with its type and bytes as base64.")
+@click.option("--control", metavar="COMMAND", help="Put a control item with this command.")
 def put(
     *, name: str, schema: str | None, payload: str | None, file: str | None, item: str | None, control: str | None
 ) -> None:
-    """Put an item behind all others: an event with a SCHEMA and a PAYLOAD, unless an option says otherwise."""
-    with connect.opened() as plane:
+    """Append an item to the inbox: an event with SCHEMA and PAYLOAD, or the item of an option."""
+    with connect.open_plane() as plane:
         sequence = plane.world(name).inbox.put(_item(schema, payload, file, item, control))
-    printing.done(f"It is item {sequence} of {name}", {"world": name, "sequence": sequence})
+    printing.result(f"Put item {sequence} into the inbox of {name}", {"world": name, "sequence": sequence})
 
 
 @inbox.command()
 @click.argument("name")
-@click.option("--after", type=int, help="Begin behind this item.  [default: behind the last one that was drained]")
-@click.option("-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="At most so many.")
+@click.option("--after", type=int, help="Start after this item.  [default: the last drained item]")
+@click.option(
+    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
+)
 def read(name: str, after: int | None, count: int) -> None:
-    """Items of the inbox."""
-    with connect.opened() as plane:
+    """List the items of the inbox that are not drained yet."""
+    with connect.open_plane() as plane:
         box = plane.world(name).inbox
         found = box.read(after=box.cursor() if after is None else after, limit=count)
     rows = [{"sequence": sequence, "item": msgspec.to_builtins(each)} for sequence, each in found]
-    printing.rows(rows, ("sequence", "item"), nothing="There is nothing to drain.")
+    printing.rows(rows, ("sequence", "item"), empty="No items to drain.")
 
 
 @world.command()
 @click.argument("name")
-@click.option("--limit", type=click.IntRange(1, BATCH_ENTRIES_MAX), default=BATCH_ENTRIES_MAX, help="At most so many.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, BATCH_ENTRIES_MAX),
+    default=BATCH_ENTRIES_MAX,
+    help="The maximum number of results.",
+)
 def drain(name: str, limit: int) -> None:
-    """Move the next items of the inbox into the journal, each exactly once."""
-    with connect.opened() as plane:
+    """Move the next inbox items into the journal, each exactly once."""
+    with connect.open_plane() as plane:
         heights = plane.world(name).drain(limit=limit)
-    printing.done(f"{len(heights)} items are in the journal of {name}", {"world": name, "heights": heights})
+    printing.result(f"Moved {len(heights)} items into the journal of {name}", {"world": name, "heights": heights})
 
 
 @world.command(
@@ -169,73 +176,98 @@ def drain(name: str, limit: int) -> None:
 )
 @click.argument("name")
 @click.argument("state", required=False)
-@click.option("--file", metavar="PATH", help="Take the state, as JSON, from a file; - is standard input.")
-@click.option("--height", type=int, required=True, help="All records below it are applied.")
-@click.option("--promote", is_flag=True, help="Make it the baseline that a restore starts from.")
-@click.option("--receipt-horizon", "receipt_horizon_height", type=int, help="All receipts below it are in.")
-@click.option("--manifest", "manifest_hash", metavar="HASH", help="What defines the world at that height.")
-def snapshot(name: str, state: str | None, file: str | None, **options: Any) -> None:
-    """Store the state that all records below --height lead to."""
-    with values.source(state, file) as stream:
-        value = values.json_value(stream.read())
-    with connect.opened() as plane:
-        found = plane.world(name).snapshots.commit(value, **options)
+@click.option("--file", metavar="PATH", help="Read the state as JSON from a file; - is standard input.")
+@click.option("--height", type=int, required=True, help="The height below which all records are applied.")
+@click.option("--promote", is_flag=True, help="Make this snapshot the baseline that restores start from.")
+@click.option(
+    "--receipt-horizon", "receipt_horizon_height", type=int, help="The height below which all receipts are included."
+)
+@click.option("--manifest", "manifest_hash", metavar="HASH", help="The hash of the world's manifest at that height.")
+def snapshot(
+    *,
+    name: str,
+    state: str | None,
+    file: str | None,
+    height: int,
+    promote: bool,
+    receipt_horizon_height: int | None,
+    manifest_hash: str | None,
+) -> None:
+    """Store a snapshot: the state after applying all records below --height."""
+    with values.open_input(state, file) as stream:
+        value = values.parse_json(stream.read())
+    with connect.open_plane() as plane:
+        found = plane.world(name).snapshots.commit(
+            value,
+            height=height,
+            promote=promote,
+            receipt_horizon_height=receipt_horizon_height,
+            manifest_hash=manifest_hash,
+        )
     printing.record(msgspec.structs.asdict(found))
 
 
 @world.command()
 @click.argument("name")
-@click.option("--entries", type=int, default=SEGMENT_ENTRIES, show_default=True, help="Records in a segment.")
-@click.option("--margin", type=int, default=SEGMENT_MARGIN, show_default=True, help="Below the baseline that stay hot.")
+@click.option(
+    "--entries", type=int, default=SEGMENT_ENTRIES, show_default=True, help="The number of records per segment."
+)
+@click.option(
+    "--margin",
+    type=int,
+    default=SEGMENT_MARGIN,
+    show_default=True,
+    help="How many records below the baseline stay in the key space.",
+)
 def compact(name: str, entries: int, margin: int) -> None:
-    """Move the cold end of the journal into the object store. Reading does not change."""
-    with connect.opened() as plane:
+    """Move old journal records to the object store. Reads still return them."""
+    with connect.open_plane() as plane:
         found = plane.world(name).compact(entries=entries, margin=margin)
-    said = f"{found.records:,} records of {name} are in {found.segments:,} new segments"
-    printing.done(said, {"world": name, **msgspec.structs.asdict(found)})
+    text = f"Moved {found.records:,} records of {name} into {found.segments:,} new segments"
+    printing.result(text, {"world": name, **msgspec.structs.asdict(found)})
 
 
 @world.command()
 @click.argument("name")
 @click.argument("target")
-@click.option("--height", type=int, required=True, help="What is below it is shared.")
+@click.option("--height", type=int, required=True, help="The height below which the history is shared.")
 def fork(name: str, target: str, height: int) -> None:
-    """Make a world TARGET with the history of NAME below a height."""
-    with connect.opened() as plane:
+    """Create the world TARGET with the history of NAME below a height."""
+    with connect.open_plane() as plane:
         _print(plane.world(name).fork(target, height=height).describe())
 
 
 @world.command()
 @click.argument("name")
 def pause(name: str) -> None:
-    """Take no more appends and drains."""
-    with connect.opened() as plane:
+    """Stop accepting appends and drains."""
+    with connect.open_plane() as plane:
         _print(plane.world(name).pause())
 
 
 @world.command()
 @click.argument("name")
 def resume(name: str) -> None:
-    """Go on after a pause, or out of the archive."""
-    with connect.opened() as plane:
+    """Resume a paused or archived world."""
+    with connect.open_plane() as plane:
         _print(plane.world(name).resume())
 
 
 @world.command()
 @click.argument("name")
 def archive(name: str) -> None:
-    """Take nothing any more; everything stays readable."""
-    with connect.opened() as plane:
+    """Make a world read-only."""
+    with connect.open_plane() as plane:
         _print(plane.world(name).archive())
 
 
 @world.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(name: str, yes: bool) -> None:
-    """Remove an archived world for good. Its name stays taken."""
-    values.confirmed(f"Remove the world {name} and all of its history?", yes=yes)
-    with connect.opened() as plane:
+    """Permanently delete an archived world. Its name cannot be reused."""
+    values.confirm(f"Permanently delete the world {name} and its history?", yes=yes)
+    with connect.open_plane() as plane:
         _print(plane.world(name).delete())
 
 
@@ -247,15 +279,15 @@ def _item(
             found: InboxItem = msgspec.json.decode(item, type=InboxItem)
             return found
         except msgspec.MsgspecError as error:
-            raise InvalidValue(f"This is no item ({error}); it is JSON with a type, and bytes as base64") from None
+            raise InvalidValue(f"Invalid item ({error}); it must be JSON with a type, and bytes as base64") from None
     data = b""
     if payload is not None or file is not None:
-        with values.source(payload, file) as stream:
+        with values.open_input(payload, file) as stream:
             data = stream.read()
     if control is not None:
         return Control(command=control, payload=data)
     if schema is None:
-        raise InvalidValue("An event has a schema; give SCHEMA and PAYLOAD, or --control, or --item")
+        raise InvalidValue("An event needs a schema; give SCHEMA and PAYLOAD, or --control, or --item")
     return DomainEvent(schema=schema, payload=data)
 
 
@@ -274,5 +306,5 @@ def _fields(found: Described) -> dict[str, Any]:
         "name": found.name,
         "state": found.state,
         "head": found.head,
-        "created_at": printing.moment(found.created_ms),
+        "created_at": printing.timestamp(found.created_ms),
     }
