@@ -1,1 +1,1 @@
-"""Doors: what comes in over the network is decoded, checked, executed by the plane, and encoded again."""
+"""The server: HTTP API, stream and relay. Each decodes, authorizes and executes requests, and encodes the answers."""

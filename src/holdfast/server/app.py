@@ -1,4 +1,4 @@
-"""The ASGI app: every door of a server."""
+"""The ASGI app with all endpoints of a server."""
 
 from collections.abc import Awaitable, Generator
 from typing import Any
@@ -11,84 +11,87 @@ from starlette.routing import BaseRoute, WebSocketRoute
 
 from holdfast.errors import NotAllowed
 from holdfast.server import openapi
-from holdfast.server.authorization import Open
-from holdfast.server.doors import Doors
+from holdfast.server.authorization import NoAuthentication
+from holdfast.server.context import HttpContext, ServerContext
 from holdfast.server.http.endpoints import routes
-from holdfast.server.http.halls import Hall
 from holdfast.server.http.limits import HttpLimits
-from holdfast.server.http.middleware import Edge, is_foreign
+from holdfast.server.http.middleware import HttpMiddleware, is_cross_origin
 from holdfast.server.http.routes import ENDPOINTS
-from holdfast.server.logs import correlated, correlation_id_of
+from holdfast.server.logs import correlation_id_of, correlation_scope
 from holdfast.server.sockets import BoundedSocket
 
 
-def make_app(doors: Doors, limits: HttpLimits | None = None) -> Starlette:
-    """Every door of the plane behind `doors`."""
+def make_app(context: ServerContext, limits: HttpLimits | None = None) -> Starlette:
+    """The app that serves HTTP, `/v1/stream` and `/v1/relay`."""
 
-    class StreamDoor:
-        """`/v1/stream`, as Starlette wants it: something to await, made from the connection."""
+    class StreamEndpoint:
+        """`/v1/stream` as an ASGI class, whose instances Starlette awaits."""
 
         def __init__(self, scope: Any, receive: Any, send: Any) -> None:
-            self._serving: Awaitable[None] = _serve_stream(doors, scope, receive, send)
+            self._serving: Awaitable[None] = _serve_stream(context, scope, receive, send)
 
         def __await__(self) -> Generator[Any, None, None]:
             return self._serving.__await__()
 
-    class RelayDoor(StreamDoor):
-        """`/v1/relay`, likewise."""
+    class RelayEndpoint(StreamEndpoint):
+        """`/v1/relay`."""
 
         def __init__(self, scope: Any, receive: Any, send: Any) -> None:
-            self._serving = _serve_relay(doors, scope, receive, send)
+            self._serving = _serve_relay(context, scope, receive, send)
 
-    hall = Hall(doors, limits or HttpLimits())
-    doors_of_all: list[BaseRoute] = [
-        WebSocketRoute("/v1/stream", StreamDoor),
-        WebSocketRoute("/v1/relay", RelayDoor),
+    http_context = HttpContext(context, limits or HttpLimits())
+    all_routes: list[BaseRoute] = [
+        WebSocketRoute("/v1/stream", StreamEndpoint),
+        WebSocketRoute("/v1/relay", RelayEndpoint),
         *openapi.routes(ENDPOINTS),
-        *routes(hall, ENDPOINTS),
+        *routes(http_context, ENDPOINTS),
     ]
     app = Starlette(
-        routes=doors_of_all,
-        middleware=[Middleware(Edge, doors=doors)],
-        exception_handlers={HTTPException: _left_to_the_edge},
+        routes=all_routes,
+        middleware=[Middleware(HttpMiddleware, context=context)],
+        exception_handlers={HTTPException: _reraise},
     )
-    app.router.redirect_slashes = False  # A path is right, or a problem; not a detour that drops the body.
+    app.router.redirect_slashes = False  # Unknown paths are problems; a redirect would drop the body.
     return app
 
 
-async def _left_to_the_edge(request: Any, error: Exception) -> Any:
-    """Starlette would answer in plain text."""
+async def _reraise(request: Any, error: Exception) -> Any:
+    """Leave the error to the middleware; Starlette would send a plain-text response."""
     del request
     raise error
 
 
-async def _serve_stream(doors: Doors, scope: Any, receive: Any, send: Any) -> None:
+async def _serve_stream(context: ServerContext, scope: Any, receive: Any, send: Any) -> None:
     client = (scope.get("client") or ("", 0))[0]
-    asked = Headers(scope=scope)
-    with correlated(correlation_id_of(asked)):
+    headers = Headers(scope=scope)
+    with correlation_scope(correlation_id_of(headers)):
         try:
-            if is_foreign(asked):
-                raise NotAllowed("A page of another site may not open a stream")
-            guard = doors.guards.admit(asked, client)
+            if is_cross_origin(headers):
+                raise NotAllowed("A web page of another site may not open a stream")
+            authorizer = context.authenticator.authenticate(headers, client)
         except NotAllowed:
             await receive()
-            await send({"type": "websocket.close", "code": 4003, "reason": "not_allowed"})  # Before accepting: a 403.
+            await send(
+                {"type": "websocket.close", "code": 4003, "reason": "not_allowed"}
+            )  # Before accept, this is a 403.
             return
-        await doors.streams.serve(guard, receive, send, BoundedSocket.of(scope))
+        await context.streams.serve(authorizer, receive, send, BoundedSocket.of(scope))
 
 
-async def _serve_relay(doors: Doors, scope: Any, receive: Any, send: Any) -> None:
-    """Whoever comes in here is asked who they are before anything else, so nobody need show a token at the door."""
+async def _serve_relay(context: ServerContext, scope: Any, receive: Any, send: Any) -> None:
+    """Serve a relay connection. Agents authenticate by a frame, so the HTTP request needs no token."""
     client = (scope.get("client") or ("", 0))[0]
-    asked = Headers(scope=scope)
-    with correlated(correlation_id_of(asked)):
+    headers = Headers(scope=scope)
+    with correlation_scope(correlation_id_of(headers)):
         try:
-            if is_foreign(asked):
-                raise NotAllowed("A page of another site may not open a relay's connection")
-            if isinstance(doors.guards, Open):
-                doors.guards.admit(asked, client)
+            if is_cross_origin(headers):
+                raise NotAllowed("A web page of another site may not connect to the relay")
+            if isinstance(context.authenticator, NoAuthentication):
+                context.authenticator.authenticate(headers, client)
         except NotAllowed:
             await receive()
-            await send({"type": "websocket.close", "code": 4003, "reason": "not_allowed"})  # Before accepting: a 403.
+            await send(
+                {"type": "websocket.close", "code": 4003, "reason": "not_allowed"}
+            )  # Before accept, this is a 403.
             return
-        await doors.relay.serve(scope, receive, send)
+        await context.relay.serve(scope, receive, send)

@@ -1,10 +1,10 @@
-"""The consumers of one connection: told of their messages, or else those are given back at once.
+"""Delivery of received messages to the consumers of one connection; undelivered ones are released at once.
 
-    a message ──► alone? ──► told
-                    └ no ──► the end of this turn ──► one frame with the others that are ready by then
+    reply ──► only call in flight? ──► sent
+                    └ no ──► end of this event loop iteration ──► one frame with all replies that are ready by then
 
-Messages that are ready in one turn were synced together. Consumers that are told together also acknowledge together,
-and ask together for what they want next.
+Messages that are ready in one iteration were synced together. Consumers that get them in one frame also acknowledge
+them, and ask for their next message, in one frame.
 """
 
 import asyncio
@@ -14,100 +14,103 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from holdfast.errors import Busy, HoldfastError
-from holdfast.limits import ANSWER_BYTES_MAX, PAYLOAD_FETCH_BYTES_MAX, TOGETHER_REPLIES_MAX
-from holdfast.plane.idempotency import give_back
+from holdfast.layers.idempotency import KeyedCall
+from holdfast.limits import ANSWER_BYTES_MAX, PAYLOAD_FETCH_BYTES_MAX, REPLY_BATCH_MAX
+from holdfast.plane.idempotency import release_undelivered
 from holdfast.server.logs import correlation_id
-from holdfast.server.replies import Replies, encoded, fits
+from holdfast.server.replies import Replies, encode_replies, fits
+from holdfast.server.transport import ServerTransport
 from holdfast.wire.frames import Reply
 from holdfast.wire.problems import problem_of
 from holdfast.wire.queues import Deliveries, Delivery, ReceiveMessages
 
-_FEW: Final = ANSWER_BYTES_MAX // (2 * PAYLOAD_FETCH_BYTES_MAX)  # So many messages fit a reply, however large they are.
+_ALWAYS_FITS: Final = ANSWER_BYTES_MAX // (2 * PAYLOAD_FETCH_BYTES_MAX)  # So many messages fit a reply at any size.
 
 Spawn = Callable[[Coroutine[Any, Any, None]], Any]
-Untold = Callable[[], None]  # What to do if a reply is not told.
+OnUndelivered = Callable[[], None]  # Called if a reply was not sent.
 
 
-class Teller(Protocol):
-    """The connection."""
+class Connection(Protocol):
+    """The connection that the consumers share."""
 
-    is_gone: bool
-    under_way: int  # Calls that are not answered yet.
+    is_closed: bool
+    in_flight: int  # Calls without a reply.
     replies: Replies
 
     async def reply(self, replies: list[Reply]) -> bool:
-        """Whether the other end is told these replies as they are."""
+        """Send replies; return whether all of them were sent unchanged."""
 
-    def begin(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Do something now, as far as that is possible, and the rest in a task."""
+    def start(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run `work` until it first waits, and the rest in a task."""
 
-    def end_calls(self, count: int) -> None:
-        """So many calls are answered."""
+    def finish_calls(self, count: int) -> None:
+        """Count `count` calls as answered."""
 
 
 class Consumers:
-    """Tells those that wait at the other end of a connection."""
+    """Sends received messages over one connection."""
 
-    def __init__(self, teller: Teller, transport: Any, spawn: Spawn) -> None:
-        """`spawn` does what outlives the connection."""
-        self._teller = teller
+    def __init__(self, connection: Connection, transport: ServerTransport, spawn: Spawn) -> None:
+        """`spawn` runs work that outlives the connection."""
+        self._connection = connection
         self._transport = transport
         self._spawn = spawn
-        self._ready: list[tuple[Reply, Untold]] = []  # To be told at the end of this turn.
+        self._ready: list[tuple[Reply, OnUndelivered]] = []  # Sent at the end of this event loop iteration.
 
-    async def deliver(self, request: ReceiveMessages, reply: Reply, once: Any) -> None:
-        """Tell a consumer of its messages; those that it is not told of are given back at once."""
+    async def deliver(self, request: ReceiveMessages, reply: Reply, keyed_call: KeyedCall | None) -> None:
+        """Send a consumer its messages. Messages that cannot be sent are released at once."""
         messages = reply.answer.messages
-        if self._teller.replies.are_unread:  # It has waited among many others, and nobody reads what they were told.
-            self._give_back(request, messages, once)
-            await self._teller.reply([Reply(reply.number, None, problem_of(unread(), correlation_id.get()))])
+        if self._connection.replies.is_backlogged:
+            self._release(request, messages, keyed_call)
+            problem = problem_of(unread_replies_error(), correlation_id.get())
+            await self._connection.reply([Reply(reply.number, None, problem)])
             return
-        untold = partial(self._give_back, request, messages, once)
+        on_undelivered = partial(self._release, request, messages, keyed_call)
         is_short = len(messages) == 1 and messages[0].blob is None and not request.with_state
-        if is_short and self._teller.under_way > 1:
-            self._tell_soon(reply, untold)
+        if is_short and self._connection.in_flight > 1:
+            self._send_in_batch(reply, on_undelivered)
             return
         count = len(messages)
-        while count > _FEW and not fits(Reply(reply.number, Deliveries(messages[:count]))):
+        while count > _ALWAYS_FITS and not fits(Reply(reply.number, Deliveries(messages[:count]))):
             count //= 2
-        if await self._tell(Reply(reply.number, Deliveries(messages[:count])), untold):
-            self._give_back(request, messages[count:], None)
+        if await self._send(Reply(reply.number, Deliveries(messages[:count])), on_undelivered):
+            self._release(request, messages[count:], None)
 
-    def _tell_soon(self, reply: Reply, untold: Untold) -> None:
-        self._ready.append((reply, untold))
+    def _send_in_batch(self, reply: Reply, on_undelivered: OnUndelivered) -> None:
+        self._ready.append((reply, on_undelivered))
         if len(self._ready) == 1:
-            asyncio.get_running_loop().call_soon(self._tell_ready)
-        elif len(self._ready) == TOGETHER_REPLIES_MAX:
-            self._tell_ready()
+            asyncio.get_running_loop().call_soon(self._flush)
+        elif len(self._ready) == REPLY_BATCH_MAX:
+            self._flush()
 
-    def _tell_ready(self) -> None:
+    def _flush(self) -> None:
         ready, self._ready = self._ready, []
-        if len(ready) > 1 and not self._teller.is_gone:
-            frame = encoded([reply for reply, _ in ready])
-            if frame is not None and self._teller.replies.write(frame):
-                self._teller.end_calls(len(ready))
+        if len(ready) > 1 and not self._connection.is_closed:
+            frame = encode_replies([reply for reply, _ in ready])
+            if frame is not None and self._connection.replies.write(frame):
+                self._connection.finish_calls(len(ready))
                 return
-        for reply, untold in ready:  # Each for itself: what one waits for, or is cancelled with, is not the others'.
-            self._teller.begin(self._tell(reply, untold))
+        for reply, on_undelivered in ready:  # Separately, because each may wait or be cancelled by itself.
+            self._connection.start(self._send(reply, on_undelivered))
 
-    async def _tell(self, reply: Reply, untold: Untold) -> bool:
-        told = False
+    async def _send(self, reply: Reply, on_undelivered: OnUndelivered) -> bool:
+        is_sent = False
         try:
-            told = await self._teller.reply([reply])
+            is_sent = await self._connection.reply([reply])
         finally:
-            if not told:
-                untold()
-        return told
+            if not is_sent:
+                on_undelivered()
+        return is_sent
 
-    def _give_back(self, request: ReceiveMessages, messages: list[Delivery], once: Any) -> None:
+    def _release(self, request: ReceiveMessages, messages: list[Delivery], keyed_call: KeyedCall | None) -> None:
         if messages:
-            self._spawn(_quietly(give_back(self._transport, request, messages, once)))
+            self._spawn(_ignore_errors(release_undelivered(self._transport, request, messages, keyed_call)))
 
 
-def unread() -> HoldfastError:
-    return Busy("The replies before this one were not read; read them, then ask again")
+def unread_replies_error() -> HoldfastError:
+    return Busy("The client has not read its earlier replies; read them, then call again")
 
 
-async def _quietly(work: Awaitable[None]) -> None:
-    with suppress(HoldfastError):  # Then their leases end by themselves.
+async def _ignore_errors(work: Awaitable[None]) -> None:
+    with suppress(HoldfastError):  # The leases then expire by themselves.
         await work

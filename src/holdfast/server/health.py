@@ -1,9 +1,9 @@
-"""Whether a server is alive, whether it is ready, and how it stops.
+"""Liveness, readiness and draining of a server.
 
 /healthz   the process answers
-/readyz    the key space answers too, and the server is not about to stop
+/readyz    the key space answers too, and the server is not shutting down
 
-serving ── told to stop ──► draining: /readyz is 503, nothing new begins, what is under way is answered ──► closed
+serving ── signal ──► draining: /readyz is 503, no new calls start, calls in flight are answered ──► closed
 """
 
 import asyncio
@@ -20,12 +20,13 @@ from starlette.routing import Route
 
 from holdfast.errors import HoldfastError, Retry
 from holdfast.server.logs import correlation_id_of
+from holdfast.server.transport import ServerTransport
 from holdfast.tiers import Tier
 from holdfast.wire.pairs import GetPair
 from holdfast.wire.problems import Problem
 
-_NOT_COUNTED: Final = frozenset(("/healthz", "/readyz", "/metrics"))  # A server that stops need not wait for these.
-_LOOK_SECONDS_MAX: Final = 5.0  # A key space that takes longer to read one key is not ready.
+_NOT_COUNTED: Final = frozenset(("/healthz", "/readyz", "/metrics"))  # Draining does not wait for these.
+_READ_SECONDS_MAX: Final = 5.0  # A key space that takes longer to read one key is not ready.
 RETRY_AFTER_SECONDS: Final = 2
 
 Scope = MutableMapping[str, Any]
@@ -40,7 +41,7 @@ class Exchange:
     __slots__ = ("waiting",)
 
     def __init__(self) -> None:
-        self.waiting = 0  # How many of its calls only wait for something to come.
+        self.waiting = 0  # Calls of this request that wait for messages or locks.
 
 
 _exchange: ContextVar[Exchange | None] = ContextVar("holdfast_exchange", default=None)
@@ -48,7 +49,7 @@ _exchange: ContextVar[Exchange | None] = ContextVar("holdfast_exchange", default
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Inside, a call waits for something to come. A server that stops does not wait for it."""
+    """Mark the current request as waiting for messages or locks; draining does not wait for it."""
     exchange = _exchange.get()
     if exchange is None:
         yield
@@ -61,27 +62,27 @@ def waiting() -> Iterator[None]:
 
 
 class Health:
-    """What a server knows of its own state."""
+    """Readiness of a server, and its HTTP requests in flight."""
 
-    def __init__(self, transport: Any) -> None:
+    def __init__(self, transport: ServerTransport) -> None:
         self.draining = False
         self._transport = transport
         self._exchanges: set[Exchange] = set()
 
     @property
-    def under_way(self) -> int:
-        """HTTP requests that are being answered, without those that only wait."""
+    def in_flight(self) -> int:
+        """HTTP requests that are being answered, without those that wait for messages or locks."""
         return sum(not exchange.waiting for exchange in self._exchanges)
 
-    async def fault(self) -> str | None:
-        """Why the server is not ready, in words; None if it is."""
+    async def not_ready_reason(self) -> str | None:
+        """Why the server is not ready; None if it is."""
         if self.draining:
             return "the server is shutting down"
         try:
-            async with asyncio.timeout(_LOOK_SECONDS_MAX):
+            async with asyncio.timeout(_READ_SECONDS_MAX):
                 await self._transport.call(GetPair(b"\x00ready", tier=Tier.IMPORTANT))
         except TimeoutError:
-            return f"the key space did not answer within {_LOOK_SECONDS_MAX:g} s"
+            return f"the key space did not answer within {_READ_SECONDS_MAX:g} s"
         except HoldfastError as error:
             return f"the key space does not answer: {error.code}"
         return None
@@ -90,25 +91,25 @@ class Health:
         """`/healthz` and `/readyz`, for the app to mount."""
         return [Route("/healthz", self._alive, methods=["GET"]), Route("/readyz", self._ready, methods=["GET"])]
 
-    def gate(self, app: App) -> App:
-        """The app behind a gate that counts requests, and turns new streams away when the server drains."""
+    def wrap(self, app: App) -> App:
+        """Middleware that counts requests, and refuses new streams while the server drains."""
 
-        async def pass_through(scope: Scope, receive: Receive, send: Send) -> None:
+        async def call_app(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "websocket" and self.draining:
                 await receive()
-                # To close it instead would say 403, and a client would not come again.
-                await _turn_away(scope, send, "websocket.http.response")
+                # Closing it instead would be a 403, after which a client does not reconnect.
+                await _refuse_draining(scope, send, "websocket.http.response")
             elif scope["type"] != "http" or scope["path"] in _NOT_COUNTED:
-                await app(scope, receive, send)  # A stream counts its calls by itself.
+                await app(scope, receive, send)  # The metrics count the calls of streams.
             else:
                 await self._answer(app, scope, receive, send)
 
-        return pass_through
+        return call_app
 
     async def _answer(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
-        async def send_and_note(message: MutableMapping[str, Any]) -> None:
+        async def send_and_mark(message: MutableMapping[str, Any]) -> None:
             nonlocal started
             started = True
             await send(message)
@@ -117,12 +118,12 @@ class Health:
         self._exchanges.add(exchange)
         token = _exchange.set(exchange)
         try:
-            await app(scope, receive, send_and_note)
+            await app(scope, receive, send_and_mark)
         except asyncio.CancelledError:
             if not self.draining:
                 raise
-            if not started:  # It was not done when the time to drain was over.
-                await _turn_away(scope, send, "http.response")
+            if not started:  # It did not finish within drain_seconds.
+                await _refuse_draining(scope, send, "http.response")
         finally:
             _exchange.reset(token)
             self._exchanges.discard(exchange)
@@ -133,15 +134,15 @@ class Health:
 
     async def _ready(self, request: Request) -> Response:
         del request
-        fault = await self.fault()
-        if fault is None:
+        reason = await self.not_ready_reason()
+        if reason is None:
             return JSONResponse({"status": "ready"})
-        body = {"status": "not_ready", "detail": fault}
+        body = {"status": "not_ready", "detail": reason}
         return JSONResponse(body, status_code=503, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
 
 
-async def _turn_away(scope: Scope, send: Send, kind: str) -> None:
-    known = scope.get("state", {}).get("correlation_id")  # If the request came as far as the edge.
+async def _refuse_draining(scope: Scope, send: Send, kind: str) -> None:
+    known = scope.get("state", {}).get("correlation_id")  # Set if the request reached the middleware.
     correlation_id: str = known or correlation_id_of(Headers(scope=scope))
     problem = Problem(
         code="shutdown_draining",

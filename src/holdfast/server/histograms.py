@@ -1,4 +1,4 @@
-"""Histograms: counts by size, cheap enough for every call."""
+"""Histograms that are cheap enough to update on every call."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 4_096)
 
 
 class Histogram:
-    """Counts by size. One thread at a time."""
+    """Counts of values by bucket. Not thread-safe."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -58,7 +58,7 @@ class Histogram:
         self.sum += value * times
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Running totals by upper bound, as Prometheus wants them."""
+        """Cumulative counts by upper bound, as Prometheus expects them."""
         total, rows = 0, []
         for bound, count in zip((*map(float, self.bounds), float("inf")), self.counts, strict=True):
             total += count

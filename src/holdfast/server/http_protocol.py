@@ -1,11 +1,11 @@
-"""HTTP connections that have to keep moving: what uvicorn leaves without a bound.
+"""HTTP protocol class for uvicorn, with the bounds that uvicorn lacks.
 
-head           at most so many bytes, within so many seconds         431, 408
-trailers       the same bytes; nobody reads them                     431
-after answers  the rest of a body that nobody reads: so many seconds  closed
-answers        whoever takes nothing of one for a minute is cut      closed
-requests       at most so many that wait behind an unfinished one   429
-connections    at most so many, streams among them                   503
+request head   bytes_max, within `seconds`                           431, 408
+trailers       bytes_max; ignored                                    431
+unread body    after the response, the rest within `seconds`         closed
+response       a client that reads nothing for a minute              closed
+pipelining     pipelined_max requests behind an unfinished one       429
+connections    connections_max, streams included                     503
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from holdfast.errors import Retry
 from holdfast.server import logs
 from holdfast.server.http.limits import PIPELINED_MAX
-from holdfast.server.logs import Sparing
-from holdfast.server.slow_peer import Taken
+from holdfast.server.logs import RateLimitFilter
+from holdfast.server.slow_peer import SlowPeerGuard
 from holdfast.wire.problems import RETRY_AFTER_SECONDS, Problem
 
 _log = logging.getLogger("holdfast.connections")
-_log.addFilter(Sparing(per_second=20))  # Bad requests are others' to make.
+_log.addFilter(RateLimitFilter(per_second=20))  # Clients can send any number of bad requests.
 _TITLES: Final = {
     400: ("malformed_request", "Bad Request"),
     408: ("request_timeout", "Request Timeout"),
@@ -35,8 +35,8 @@ _TITLES: Final = {
 }
 
 
-class BoundedHttp(Taken, HttpToolsProtocol):
-    """One connection. A server makes a class of its own of this, with its own bounds."""
+class BoundedHttp(SlowPeerGuard, HttpToolsProtocol):
+    """One connection. A server subclasses it with its own bounds."""
 
     bytes_max = 32_768
     seconds = 10.0
@@ -44,48 +44,48 @@ class BoundedHttp(Taken, HttpToolsProtocol):
     log = _log
     pipelined_max = PIPELINED_MAX
 
-    _quiet_bytes = 0  # That have come since the last piece of a body: of heads, trailers and the like.
+    _non_body_bytes = 0  # Received since the last piece of a body: heads, trailers and the like.
     _in_head = True
     _in_message = False
-    _answering: RequestResponseCycle | None = None
-    _status = 400  # What is said to a request that is refused while it is parsed.
+    _active_cycle: RequestResponseCycle | None = None
+    _status = 400  # Of the response to a request that is refused while it is parsed.
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.bound_kernel()
-        self._timer = self.loop.call_later(self.seconds, self._give_up)
+        self.set_kernel_timeout()
+        self._timer = self.loop.call_later(self.seconds, self._on_head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self.stop_looking()
+        self.stop_write_timer()
         if isinstance(exc, TimeoutError):
-            _log.warning("cut: nothing was read for %g s", self.unread_seconds)
-        if self._answering is not None:  # uvicorn tells the last request only, and behind this one others may wait.
-            self._answering.disconnected = True
-            self._answering.message_event.set()
+            _log.warning("disconnected: the client read nothing for %g s", self.unread_seconds)
+        if self._active_cycle is not None:  # uvicorn notifies only the last pipelined request.
+            self._active_cycle.disconnected = True
+            self._active_cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._quiet_bytes += len(data)
+        self._non_body_bytes += len(data)
         super().data_received(data)
-        if self._quiet_bytes > self.bytes_max and (self._in_head or self._in_message):
+        if self._non_body_bytes > self.bytes_max and (self._in_head or self._in_message):
             self._status = 431
             self.send_400_response("")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = self._in_message = True
-        if self._timer is None:  # The first head of a connection has its timer already.
-            self._timer = self.loop.call_later(self.seconds, self._give_up)
+        if self._timer is None:  # `connection_made` started the timer of the first head.
+            self._timer = self.loop.call_later(self.seconds, self._on_head_timeout)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # What comes behind a body would become part of a head that was checked already.
+        if self._in_head:  # Trailers must not become part of a head that was already checked.
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
-        self._quiet_bytes = 0
+        self._non_body_bytes = 0
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.bytes_max:
             self._status = 431
         elif len(self.pipeline) >= self.pipelined_max:
@@ -96,25 +96,25 @@ class BoundedHttp(Taken, HttpToolsProtocol):
             super().on_headers_complete()
             self._in_head = False
             return
-        raise httptools.HttpParserError("the head is refused")
+        raise httptools.HttpParserError("the request head is refused")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answering = cycle
+        self._active_cycle = cycle
         super()._start_asgi_task(cycle, app)
 
     def handle_websocket_upgrade(self) -> None:
         super().handle_websocket_upgrade()
-        taken: Any = self.transport.get_protocol()
-        # Of a head that websockets does not like, uvicorn hears nothing, and so would its sender, for ever.
-        if not taken.handshake_initiated and not self.transport.is_closing():
-            self._refuse(400, "This is no request for a stream; send a GET with few and short headers, and no body")
+        websocket: Any = self.transport.get_protocol()
+        # uvicorn sends no response to a head that websockets rejects, and the client would wait for ever.
+        if not websocket.handshake_initiated and not self.transport.is_closing():
+            self._refuse(400, "This is not a valid WebSocket handshake; send a GET with few, short headers and no body")
 
     def on_body(self, body: bytes) -> None:
-        self._quiet_bytes = 0
+        self._non_body_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._in_message, self._quiet_bytes = False, 0
+        self._in_message, self._non_body_bytes = False, 0
         self._stop_timer()
         super().on_message_complete()
 
@@ -122,40 +122,40 @@ class BoundedHttp(Taken, HttpToolsProtocol):
         super().on_response_complete()
         if self._in_message and self._timer is None and not self.transport.is_closing():
             self._timer = self.loop.call_later(self.seconds, self.transport.close)
-        self.look()
+        self.start_write_timer()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.look()
+        self.start_write_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if not self.transport.is_closing():
-            self.stop_looking()
+            self.stop_write_timer()
 
     def send_400_response(self, msg: str) -> None:
         del msg
         if self.transport.is_closing():
             return
         details = {
-            400: "This is no HTTP/1.1 request; send one",
-            431: f"What stands around a body has at most {self.bytes_max} bytes; shorten it",
-            429: f"{self.pipelined_max} requests wait behind an unfinished one; wait for an answer",
-            503: f"{self.connections_max} connections are open; come back later",
+            400: "This is not a valid HTTP/1.1 request",
+            431: f"The headers or trailers exceed {self.bytes_max} bytes; shorten them",
+            429: f"{self.pipelined_max} pipelined requests wait behind an unfinished one; wait for a response",
+            503: f"{self.connections_max} connections are open, the most that this server allows; try again later",
         }
         self._refuse(self._status, details[self._status])
 
-    def _give_up(self) -> None:
+    def _on_head_timeout(self) -> None:
         self._timer = None
         if not self.transport.is_closing():
-            self._refuse(408, f"The head of a request did not arrive within {self.seconds:g} s")
+            self._refuse(408, f"The request head did not arrive within {self.seconds:g} s")
 
     def _refuse(self, status: int, detail: str) -> None:
         code, title = _TITLES[status]
         later = status in (429, 503)
-        id = uuid.uuid4().hex  # What the caller calls it stands in a head that was not read.
-        with logs.correlated(id):
-            # Debug for those that were silent: whoever keeps a connection in reserve does that.
+        id = uuid.uuid4().hex  # The caller's own id is in a head that was not read.
+        with logs.correlation_scope(id):
+            # At debug level for silent connections, which clients keep in reserve.
             silent = status == 408 and not self._in_message
             _log.log(logging.DEBUG if silent else logging.WARNING, "refused: %s. %s", code, detail)
         if self._may_answer():
@@ -183,7 +183,7 @@ class BoundedHttp(Taken, HttpToolsProtocol):
         self.transport.close()
 
     def _may_answer(self) -> bool:
-        """Whether nothing else is being answered, or has been, that this would be taken for a part of."""
+        """Whether a response can be written without corrupting another one."""
         cycle: Any = self.cycle
         return cycle is None or bool(cycle.response_complete if self._in_head else not cycle.response_started)
 

@@ -1,14 +1,13 @@
-"""Logs of a server: one line an event, as JSON for programs or as text for people.
+"""Logs of a server: one line per event, as JSON for programs or as text for people.
 
     {"at":"2026-11-15T06:00:00.000Z","level":"warning","logger":"holdfast.tokens","message":"refused: …","token":"…"}
     2026-11-15T06:00:00.000Z warning holdfast.tokens refused: … token=…
 
-A correlation id that a door has set goes along with every line that its request causes. That of an HTTP request is
-what its header says, or a made-up one. A stream has one too; a call on it is `<stream>/<number>`, and calls that are
-committed together are `<stream>/<first>-<last>`.
+Every line that a request causes carries its correlation id: that of an HTTP request is its X-Correlation-Id header, or
+a generated one. A stream has one too; a call on it is `<stream>/<number>`, and a batch of calls is
+`<stream>/<first>-<last>`.
 
-Secrets do not go along: whatever looks like a token's, or follows the word Bearer, is cut out of the line, wherever in
-it it is.
+Secrets are redacted anywhere in a line: text that has the form of a token, or that follows the word Bearer.
 """
 
 import logging
@@ -30,12 +29,12 @@ correlation_id: ContextVar[str | None] = ContextVar("holdfast_correlation_id", d
 
 _SECRETS: Final = re.compile(r"(hft_[0-9a-f]{1,32}_|[Bb]earer\s+(?!hft_))[^\s\"',]+|(://[^/\s:@]+:)[^@\s/]+(?=@)")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-_QUIET: Final = ("uvicorn", "websockets", "asyncio", "botocore", "urllib3")  # These speak up when something is wrong.
+_QUIET: Final = ("uvicorn", "websockets", "asyncio", "botocore", "urllib3")  # Logged at WARNING and above only.
 
 
 @contextmanager
-def correlated(id: str | None) -> Iterator[None]:
-    """Whatever is logged inside is part of this."""
+def correlation_scope(id: str | None) -> Iterator[None]:
+    """Give log lines inside the `with` block this correlation id."""
     token = correlation_id.set(id)
     try:
         yield
@@ -43,75 +42,75 @@ def correlated(id: str | None) -> Iterator[None]:
         correlation_id.reset(token)
 
 
-def correlation_id_of(asked: Mapping[str, str]) -> str:
-    """What the caller calls this request, if that can travel in a header; a fresh id otherwise."""
-    given = asked.get("x-correlation-id", "")
+def correlation_id_of(headers: Mapping[str, str]) -> str:
+    """The caller's X-Correlation-Id if it is valid; a new id otherwise."""
+    given = headers.get("x-correlation-id", "")
     if 0 < len(given) <= CORRELATION_ID_CHARACTERS_MAX and given.isascii() and given.isprintable():
         return given
     return uuid.uuid4().hex
 
 
 def configure(format: str = "text", level: str = "info", stream: TextIO | None = None) -> None:
-    """Write every log line to `stream` (standard error) from now on, and to nowhere else."""
+    """Write all log lines to `stream` (default: standard error), and to no other handler."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines() if format == "json" else TextLines())
+    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
     for name in _QUIET:
-        # At DEBUG they would log the frames, and so everybody's messages.
+        # At DEBUG they log frames, and with them the payloads of messages.
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
 
 
-def without_secrets(text: str) -> str:
-    """The text with whatever looks like a secret cut out."""
-    return _SECRETS.sub(lambda found: f"{found[1] or found[2]}…", text)
+def redact_secrets(text: str) -> str:
+    """The text with secrets replaced by an ellipsis."""
+    return _SECRETS.sub(lambda match: f"{match[1] or match[2]}…", text)
 
 
-class Lines(logging.Formatter):
-    """What both forms of lines have in common."""
+class LineFormatter(logging.Formatter):
+    """Base of both formats."""
 
-    def parts(self, record: logging.LogRecord) -> dict[str, Any]:
-        """What a line says, in order."""
-        said: dict[str, Any] = {
+    def fields(self, record: logging.LogRecord) -> dict[str, Any]:
+        """The fields of a line, in order."""
+        fields: dict[str, Any] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": without_secrets(record.getMessage()),
+            "message": redact_secrets(record.getMessage()),
         }
         if (id := correlation_id.get()) is not None:
-            said["correlation_id"] = without_secrets(id)
+            fields["correlation_id"] = redact_secrets(id)
         for name, value in vars(record).items():
             if name not in _STANDARD:
-                said[name] = without_secrets(str(value)) if not isinstance(value, int | float | None) else value
+                fields[name] = redact_secrets(str(value)) if not isinstance(value, int | float | None) else value
         if record.exc_info:
-            said["error"] = without_secrets(self.formatException(record.exc_info))
-        return said
+            fields["error"] = redact_secrets(self.formatException(record.exc_info))
+        return fields
 
 
-class JsonLines(Lines):
-    """One JSON object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return msgspec.json.encode(self.parts(record)).decode()
-
-
-class TextLines(Lines):
-    """Time, level, logger and message, then what else is known. What comes from outside cannot begin a line."""
+class JsonFormatter(LineFormatter):
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        parts = self.parts(record)
-        error = parts.pop("error", None)
-        head = " ".join(str(parts.pop(name)) for name in ("at", "level", "logger", "message"))
-        line = " ".join([head, *(f"{name}={value}" for name, value in parts.items())])
+        return msgspec.json.encode(self.fields(record)).decode()
+
+
+class TextFormatter(LineFormatter):
+    """Time, level, logger and message, then the other fields. Line breaks are escaped, against log injection."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = self.fields(record)
+        error = fields.pop("error", None)
+        head = " ".join(str(fields.pop(name)) for name in ("at", "level", "logger", "message"))
+        line = " ".join([head, *(f"{name}={value}" for name, value in fields.items())])
         line = line.replace("\r", "\\r").replace("\n", "\\n")
         return line if error is None else f"{line}\n{error}"
 
 
-class Sparing(logging.Filter):
-    """Lets a bounded number of lines through each second, and says with the next one how many it kept back."""
+class RateLimitFilter(logging.Filter):
+    """Passes a bounded number of lines per second; the next line carries the count of suppressed ones."""
 
     def __init__(self, per_second: int) -> None:
         super().__init__()

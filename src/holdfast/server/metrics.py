@@ -1,7 +1,7 @@
-"""Metrics, as Prometheus wants them. No label names a message, an agent or a key: a label is a thing there are few of.
+"""Prometheus metrics of a server. No label names a message, an agent or a key, which keeps the number of series small.
 
-Calls are counted in plain dictionaries on the event loop, a group of calls at a time, and only turned into samples when
-somebody asks: at a hundred thousand calls a second, a counter with a lock for each would cost more than the calls.
+Calls are counted in plain dictionaries on the event loop, a batch at a time, and become samples only when they are
+scraped: at 100,000 calls per second, counters with locks would cost more than the calls.
 """
 
 import asyncio
@@ -23,40 +23,42 @@ from starlette.routing import Route
 
 from holdfast.errors import Fenced, HoldfastError, NotAllowed, rebuild
 from holdfast.kv import Result
+from holdfast.layers.idempotency import KeyedCall
 from holdfast.plane.batching import call_batch
 from holdfast.server import health, tracing
-from holdfast.server.authorization import Guards
+from holdfast.server.authorization import Authenticator
 from holdfast.server.histograms import DWELL_SECONDS, SECONDS, SIZES, Histogram
-from holdfast.server.http.problems import Refusal, problem_response
+from holdfast.server.http.problems import HttpError, problem_response
 from holdfast.server.logs import correlation_id
 from holdfast.server.queue_metrics import read_lag, read_queues
+from holdfast.server.transport import ServerTransport
 from holdfast.tiers import Tier
 from holdfast.wire.frames import Call
 from holdfast.wire.leases import AcquireLease
+from holdfast.wire.permissions import METRICS
 from holdfast.wire.problems import problem_of
 from holdfast.wire.queues import Deliveries, Outcomes, QueueStats, ReceiveMessages
 from holdfast.wire.requests import Answer, Request
-from holdfast.wire.tokens import METRICS
 
 _log = logging.getLogger("holdfast.calls")
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-_QUEUES_FRESH_SECONDS: Final = 1.0  # Whoever asks more often gets the same depths again.
-_LAG_FRESH_SECONDS: Final = 15.0  # A look at every world costs more, and what it finds moves slowly.
-_TELLING: Final = (HoldfastError, Outcomes, type(None))  # What calls of a group answer beside that all went well.
+_QUEUES_FRESH_SECONDS: Final = 1.0  # Scrapes within this time get the same depths.
+_LAG_FRESH_SECONDS: Final = 15.0  # Reading every world costs more, and the lag changes slowly.
+_INSPECTED: Final = (HoldfastError, Outcomes, type(None))  # Outcomes that are more than "ok" to the metrics.
 _STATES: Final = ("ready", "delayed", "leased", "blocked", "dead")
 _TOTALS: Final = {
-    "holdfast_queue_put": ("put_total", "Messages that were put."),
-    "holdfast_queue_delivered": ("delivered_total", "Deliveries, repeated ones too."),
+    "holdfast_queue_put": ("put_total", "Messages that were enqueued."),
+    "holdfast_queue_delivered": ("delivered_total", "Deliveries of messages, redeliveries included."),
     "holdfast_queue_acked": ("acked_total", "Messages that were acknowledged."),
     "holdfast_queue_failed": ("failed_total", "Deliveries that failed."),
-    "holdfast_queue_dead": ("dead_total", "Messages that went to the dead letters."),
-    "holdfast_lease_expired": ("expired_total", "Leases of messages that ended before they were settled."),
+    "holdfast_queue_dead": ("dead_total", "Messages that became dead letters."),
+    "holdfast_lease_expired": ("expired_total", "Leases of messages that expired before the messages were settled."),
 }
 
 
 class Metrics(Collector):
-    """What a server counts. Make one for a server, and give it to everything that has something to tell."""
+    """The metrics of one server."""
 
     def __init__(
         self,
@@ -67,14 +69,14 @@ class Metrics(Collector):
         sessions: Callable[[], int] = lambda: 0,
         exchanges: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`streams` tells how many are open, `sessions` how many agents are connected to the relay, and `exchanges` how
-        many HTTP requests are being answered."""
+        """`streams` returns the number of open streams, `sessions` that of agents connected to the relay, and
+        `exchanges` that of HTTP requests in flight."""
         self.requests: Counter[tuple[str, str]] = Counter()  # By operation and outcome.
         self.seconds: dict[str, Histogram] = {}  # By operation.
         self.rejects: Counter[str] = Counter()  # By reason.
         self.fenced = 0
         self.in_flight = 0
-        self.waiting = 0  # Of those in flight: waiting for something to come.
+        self.waiting = 0  # Those in flight that wait for messages or locks.
         self.lock_wait = Histogram(SECONDS)
         self.group_size = Histogram(SIZES)
         self.sync = Histogram(SECONDS)
@@ -96,62 +98,62 @@ class Metrics(Collector):
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
 
-    def rejected(self, reason: str) -> None:
-        """Somebody was refused at a door."""
+    def count_reject(self, reason: str) -> None:
+        """Count a refused caller."""
         self.rejects[reason] += 1
 
-    def synced(self, seconds: float) -> None:
-        """The log was synced."""
+    def observe_sync(self, seconds: float) -> None:
+        """Record the duration of a sync of the log."""
         self.sync.observe(seconds)
 
-    def answered(self, request: Request[Any], outcome: Any, seconds: float) -> None:
-        """A call has its answer, or its error; None if its caller has gone before."""
+    def count_call(self, request: Request[Any], outcome: Any, seconds: float) -> None:
+        """Record a call and its answer or error; None if the call was cancelled."""
         op = _op(request.__class__)
         self.requests[op, _code(outcome)] += 1
         self._seconds_of(op).observe(seconds)
-        self._note(request, outcome, seconds)
+        self._inspect(request, outcome, seconds)
 
-    def answered_together(self, calls: Sequence[Call], outcomes: Sequence[Any], seconds: float) -> None:
-        """Calls that were committed together have their answers."""
+    def count_batch(self, calls: Sequence[Call], outcomes: Sequence[Any], seconds: float) -> None:
+        """Record the calls of one batch."""
         self.group_size.observe(len(calls))
         if len(calls) == 1:
-            self.answered(calls[0].request, outcomes[0], seconds)
+            self.count_call(calls[0].request, outcomes[0], seconds)
             return
-        # Most calls of a group are of few kinds, and of most kinds there is nothing to tell but how many there were.
-        both = list(zip([call.request for call in calls], outcomes, strict=True))
-        for (request, outcome), count in Counter([(one.__class__, other.__class__) for one, other in both]).items():
+        # A batch has few types of calls, and for most of them only the count matters.
+        pairs = list(zip([call.request for call in calls], outcomes, strict=True))
+        for (request, outcome), count in Counter([(one.__class__, other.__class__) for one, other in pairs]).items():
             op = _op(request)
             self._seconds_of(op).observe(seconds, count)
-            if not issubclass(outcome, _TELLING):
+            if not issubclass(outcome, _INSPECTED):
                 self.requests[op, "ok"] += count
                 continue
-            for asked, answer in both:
-                if asked.__class__ is request and answer.__class__ is outcome:
+            for each, answer in pairs:
+                if each.__class__ is request and answer.__class__ is outcome:
                     self.requests[op, _code(answer)] += 1
-                    self._note(asked, answer, seconds)
+                    self._inspect(each, answer, seconds)
 
-    async def body(self, transport: Any) -> bytes:
-        """What `/metrics` answers."""
+    async def body(self, transport: ServerTransport) -> bytes:
+        """The response body of `/metrics`."""
         await self.refresh(transport)
         return generate_latest(self.registry)
 
-    async def refresh(self, transport: Any) -> None:
-        """Look at the queues of `transport`, once a second at most, and at its worlds, more rarely."""
+    async def refresh(self, transport: ServerTransport) -> None:
+        """Read the depths of queues, at most once per second, and the lag of worlds, less often."""
         async with self._reading:
             try:
                 if time.monotonic() - self._queues_at > _QUEUES_FRESH_SECONDS:
                     self._queues_at = time.monotonic()
-                    await self._look_at_queues(transport)
+                    await self._read_queues(transport)
                 if time.monotonic() - self._lag_at > _LAG_FRESH_SECONDS:
                     self._lag_at = time.monotonic()
                     self._lag, self._worlds_cut = await read_lag(transport, self._worlds_max)
             except HoldfastError as error:
-                _log.warning("the metrics lack what is in the key space, because it cannot be read: %s", error)
-            except Exception:  # What else there is to tell is told.
-                _log.exception("the metrics lack what is in the key space, because it cannot be read")
+                _log.warning("queue and journal metrics are missing, because the key space cannot be read: %s", error)
+            except Exception:  # The other metrics are still reported.
+                _log.exception("queue and journal metrics are missing: unexpected error")
 
-    async def _look_at_queues(self, transport: Any) -> None:
-        """Whoever goes away meanwhile leaves what was known before; numbers that cannot be read are not told."""
+    async def _read_queues(self, transport: ServerTransport) -> None:
+        """Read the queues. A cancelled read keeps the old values; a failed one reports none."""
         try:
             self._queues, self._queues_cut = await read_queues(transport, self._queues_max)
         except Exception:
@@ -163,39 +165,45 @@ class Metrics(Collector):
         for (op, code), count in sorted(self.requests.items()):
             requests.add_metric((op, code), count)
         yield requests
-        seconds = HistogramMetricFamily("holdfast_request_seconds", "How long calls took.", labels=("op",))
+        seconds = HistogramMetricFamily("holdfast_request_seconds", "Duration of calls.", labels=("op",))
         for op, histogram in sorted(self.seconds.items()):
             seconds.add_metric((op,), histogram.buckets(), histogram.sum)
         yield seconds
-        yield _histogram("holdfast_lock_wait_seconds", "How long leases were waited for.", self.lock_wait)
-        yield _histogram("holdfast_sync_seconds", "How long syncs of the log took.", self.sync)
-        yield _histogram("holdfast_commit_group_size", "Calls that were committed together.", self.group_size)
-        rejects = CounterMetricFamily("holdfast_rejects", "Who was refused at a door, by reason.", labels=("reason",))
+        yield _histogram("holdfast_lock_wait_seconds", "Time that acquirers waited for leases.", self.lock_wait)
+        yield _histogram("holdfast_sync_seconds", "Duration of syncs of the log.", self.sync)
+        yield _histogram("holdfast_commit_group_size", "Calls per commit.", self.group_size)
+        rejects = CounterMetricFamily("holdfast_rejects", "Refused callers, by reason.", labels=("reason",))
         for reason, count in sorted(self.rejects.items()):
             rejects.add_metric((reason,), count)
         yield rejects
-        yield CounterMetricFamily("holdfast_fenced", "Writes that a lease did not entitle to.", value=self.fenced)
-        yield GaugeMetricFamily("holdfast_calls_in_flight", "Calls under way.", value=self.in_flight)
-        yield GaugeMetricFamily("holdfast_calls_waiting", "Of them: waiting for something to come.", value=self.waiting)
-        yield GaugeMetricFamily("holdfast_open_streams", "Streams that are open.", value=self._streams())
-        yield GaugeMetricFamily("holdfast_relay_sessions", "Agents that are connected.", value=self._sessions())
-        requests_in_flight = "HTTP requests that are being answered, without those that only wait."
+        yield CounterMetricFamily(
+            "holdfast_fenced", "Writes that were refused because their lease was no longer valid.", value=self.fenced
+        )
+        yield GaugeMetricFamily("holdfast_calls_in_flight", "Calls in flight.", value=self.in_flight)
+        yield GaugeMetricFamily(
+            "holdfast_calls_waiting", "Calls in flight that wait for messages or locks.", value=self.waiting
+        )
+        yield GaugeMetricFamily("holdfast_open_streams", "Open streams.", value=self._streams())
+        yield GaugeMetricFamily(
+            "holdfast_relay_sessions", "Agents that are connected to the relay.", value=self._sessions()
+        )
+        requests_in_flight = "HTTP requests in flight, without those that wait for messages or locks."
         yield GaugeMetricFamily("holdfast_http_requests_in_flight", requests_in_flight, value=self._exchanges())
         yield from self._collect_queues()
         yield from self._collect_deliveries()
-        behind = "Records of journals that a compaction would move into segments, or has and not yet removed."
+        behind = "Journal records that a compaction would move into segments, or has moved and not yet removed."
         yield GaugeMetricFamily("holdfast_journal_compaction_lag_records", behind, value=self._lag)
-        cut = "1 if there are more worlds than metrics_worlds_max, and some are not told of."
+        cut = "1 if there are more worlds than metrics_worlds_max, so that some are not measured."
         yield GaugeMetricFamily("holdfast_worlds_cut", cut, value=self._worlds_cut)
 
     def _collect_deliveries(self) -> Iterator[Metric]:
         labels = ("universe", "queue")
-        text = "How long messages were there, from the put to their first delivery."
+        text = "Time of messages from their enqueue to their first delivery."
         dwell = HistogramMetricFamily("holdfast_queue_dwell_seconds", text, labels=labels)
         for at, histogram in sorted(self.dwell.items()):
             dwell.add_metric(at, histogram.buckets(), histogram.sum)
         yield dwell
-        text = "Deliveries of messages that had been delivered before."
+        text = "Redeliveries of messages."
         redelivered = CounterMetricFamily("holdfast_queue_redelivered", text, labels=labels)
         for at, count in sorted(self.redelivered.items()):
             redelivered.add_metric(at, count)
@@ -205,7 +213,7 @@ class Metrics(Collector):
         labels = ("universe", "queue")
         depth = GaugeMetricFamily("holdfast_queue_messages", "Messages, by state.", labels=(*labels, "state"))
         age = GaugeMetricFamily("holdfast_queue_oldest_age_seconds", "Age of the next message.", labels=labels)
-        consumers = GaugeMetricFamily("holdfast_queue_waiting_consumers", "Consumers that wait here.", labels=labels)
+        consumers = GaugeMetricFamily("holdfast_queue_waiting_consumers", "Consumers that wait.", labels=labels)
         totals = {name: CounterMetricFamily(name, text, labels=labels) for name, (_, text) in _TOTALS.items()}
         for universe, stats in self._queues:
             at = (universe, stats.queue)
@@ -216,7 +224,7 @@ class Metrics(Collector):
             for name, (field, _) in _TOTALS.items():
                 totals[name].add_metric(at, getattr(stats, field))
         yield from (depth, age, consumers, *totals.values())
-        cut = "1 if there are more queues than metrics_queues_max, and some are not told of."
+        cut = "1 if there are more queues than metrics_queues_max, so that some are not measured."
         yield GaugeMetricFamily("holdfast_queues_cut", cut, value=self._queues_cut)
 
     def _seconds_of(self, op: str) -> Histogram:
@@ -225,42 +233,42 @@ class Metrics(Collector):
             histogram = self.seconds[op] = Histogram(SECONDS)
         return histogram
 
-    def _note(self, request: Request[Any], outcome: Any, seconds: float) -> None:
+    def _inspect(self, request: Request[Any], outcome: Any, seconds: float) -> None:
         if isinstance(outcome, Outcomes):
             self.fenced += sum(each.code is not None and _is_fenced(each.code) for each in outcome.outcomes)
         elif isinstance(outcome, Fenced):
             self.fenced += 1
         elif isinstance(outcome, Deliveries) and isinstance(request, ReceiveMessages):
-            self._note_deliveries(request, outcome)
+            self._count_deliveries(request, outcome)
         if isinstance(request, AcquireLease) and request.wait_seconds:
             self.lock_wait.observe(seconds)
 
-    def _note_deliveries(self, request: ReceiveMessages, answer: Deliveries) -> None:
-        at = (request.universe.lower(), request.queue.lower())
+    def _count_deliveries(self, request: ReceiveMessages, answer: Deliveries) -> None:
+        at = (request.universe, request.queue)
         if at not in self.dwell and len(self.dwell) >= self._queues_max:
-            at = ("", "")  # All the queues that there is no room for.
+            at = ("", "")  # All queues beyond the limit.
         for message in answer.messages:
             if at not in self.dwell:
                 self.dwell[at] = Histogram(DWELL_SECONDS)
             if message.attempts > 1:
                 self.redelivered[at] += 1
                 continue
-            given = request.visibility_seconds
-            leased_ms = message.expires_ms - (message.visibility_ms if given is None else given * 1_000)
+            visibility_seconds = request.visibility_seconds
+            visibility_ms = message.visibility_ms if visibility_seconds is None else visibility_seconds * 1_000
+            leased_ms = message.expires_ms - visibility_ms
             self.dwell[at].observe(max(leased_ms - message.created_ms, 0.0) / 1_000)
 
 
 class MeasuredTransport:
-    """A port of an event loop that counts, times and traces what goes through. What it does not name is the port's."""
+    """A transport that counts, times and traces its calls."""
 
-    def __init__(self, transport: Any, metrics: Metrics) -> None:
+    def __init__(self, transport: ServerTransport, metrics: Metrics) -> None:
         self._transport = transport
         self._metrics = metrics
+        self.services = transport.services
+        self.ingress = transport.ingress
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    async def call(self, request: Request[Answer], once: Any = None) -> Answer:
+    async def call(self, request: Request[Answer], once: KeyedCall | None = None) -> Answer:
         answer: Answer = await self._measured(request, self._transport.call, request, once)
         return answer
 
@@ -273,26 +281,25 @@ class MeasuredTransport:
         return stream
 
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
-        result: Result = await self._transport.transact(work, *args, tier=tier, **kwargs)
-        return result
+        return await self._transport.transact(work, *args, tier=tier, **kwargs)
 
     async def call_batch(self, calls: Sequence[Call], wanted: Callable[[], bool] = lambda: True) -> list[Any]:
-        """The answers to the first of the calls, or their errors, as `plane.groups.call_batch` has it."""
+        """The answers to the first calls, or their errors, like `plane.batching.call_batch`."""
         metrics, started = self._metrics, time.perf_counter()
         metrics.in_flight += len(calls)
         try:
             if tracing.is_on():
-                with tracing.group_span([call.request for call in calls]):
+                with tracing.batch_span([call.request for call in calls]):
                     outcomes = await call_batch(self._transport, calls, wanted)
             else:
                 outcomes = await call_batch(self._transport, calls, wanted)
         except Exception as error:
-            outcomes = [_unexpected(error, "a group of calls")] * len(calls)
+            outcomes = [_unexpected_error(error, "a batch of calls")] * len(calls)
         finally:
             metrics.in_flight -= len(calls)
         seconds = time.perf_counter() - started
-        # Whoever waits for an answer does not wait for this.
-        asyncio.get_running_loop().call_soon(metrics.answered_together, calls[: len(outcomes)], outcomes, seconds)
+        # Counted after the replies are sent.
+        asyncio.get_running_loop().call_soon(metrics.count_batch, calls[: len(outcomes)], outcomes, seconds)
         return outcomes
 
     async def _measured(self, request: Request[Any], work: Callable[..., Any], *args: Any) -> Any:
@@ -302,36 +309,35 @@ class MeasuredTransport:
         metrics.waiting += waits
         outcome: Any = None
         try:
-            with ExitStack() as around:
+            with ExitStack() as stack:
                 if waits:
-                    around.enter_context(health.waiting())
+                    stack.enter_context(health.waiting())
                 if tracing.is_on():
-                    around.enter_context(tracing.span(request))
+                    stack.enter_context(tracing.span(request))
                 outcome = await work(*args)
         except HoldfastError as error:
             outcome = error
             raise
-        except Refusal:  # The door itself gave up on a body; it knows what to say.
+        except HttpError:  # The HTTP API refuses the body and has the response.
             raise
         except Exception as error:
-            outcome = _unexpected(error, _op(request.__class__))
+            outcome = _unexpected_error(error, _op(request.__class__))
             raise outcome from error
         finally:
             metrics.in_flight -= 1
             metrics.waiting -= waits
-            metrics.answered(request, outcome, time.perf_counter() - started)
+            metrics.count_call(request, outcome, time.perf_counter() - started)
         return outcome
 
 
-def metrics_route(metrics: Metrics, transport: Any, guards: Guards) -> Route:
-    """`/metrics`. Where tokens are asked for, one that allows `metrics:read` in every universe."""
+def metrics_route(metrics: Metrics, transport: ServerTransport, authenticator: Authenticator) -> Route:
+    """`/metrics`. With tokens on, it needs one that allows `metrics:read` in every universe."""
 
     async def answer(request: HttpRequest) -> Response:
         try:
-            guard = guards.admit(Headers(scope=request.scope), request.client.host if request.client else "")
-            permit = getattr(guard, "permit", None)
-            if permit is not None:
-                permit(METRICS)
+            client = request.client.host if request.client else ""
+            authorizer = authenticator.authenticate(Headers(scope=request.scope), client)
+            authorizer.authorize_verb(METRICS)
         except NotAllowed as error:
             return problem_response(problem_of(error, correlation_id.get()), {}, request.headers)
         return Response(await metrics.body(transport), media_type=CONTENT_TYPE)
@@ -343,10 +349,10 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
     return HistogramMetricFamily(name, text, buckets=histogram.buckets(), sum_value=histogram.sum)
 
 
-def _unexpected(error: Exception, what: str) -> HoldfastError:
-    """What a caller hears of a fault of ours: nothing about it. The log has the rest."""
-    _log.error("%s failed in a way that nobody expected", what, exc_info=error)
-    return HoldfastError("The server failed; its log says how")
+def _unexpected_error(error: Exception, operation: str) -> HoldfastError:
+    """Log the error; return one without details for the caller."""
+    _log.error("unexpected error in %s", operation, exc_info=error)
+    return HoldfastError("Unexpected error in the server; see its log")
 
 
 def _code(outcome: Any) -> str:

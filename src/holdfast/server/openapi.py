@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the tables that the routes are made from, and a page to read it on."""
+"""The OpenAPI document, generated from the endpoint declarations, and an HTML page that shows it."""
 
 import copy
 import re
@@ -12,76 +12,80 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from holdfast.server.http import json_codec
-from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, sentence_of
+from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, first_sentence
 from holdfast.server.http.events import SSE
 from holdfast.server.http.message_schemas import MessageView
 from holdfast.server.http.problems import JSON, MSGPACK, PROBLEM
-from holdfast.server.openapi_bounds import bound
+from holdfast.server.openapi_bounds import with_bounds
 from holdfast.wire.problems import Problem
 from holdfast.wire.queues import Delivery
 
 _REFS: Final = "#/components/schemas/{name}"
 _PATH_TYPE: Final = re.compile(r"{(\w+):\w+}")
-_ANYTHING: Final = {"description": "Any JSON value."}
-_NOUNS: Final = {
-    "calls": "Any request, and lists of them.",
-    "messages": "Work queues: leased, fenced, at least once.",
-    "queues": "Looking at queues and running them.",
-    "mail": "Mail between agents, kept until it has arrived.",
-    "agents": "Who is known by name, and by which key.",
-    "leases": "Who may write, until when, and the proof of it.",
-    "states": "One value a key, guarded by leases and ETags.",
-    "entities": "Records whose fields have tiers.",
+_ANY_JSON: Final = {"description": "Any JSON value."}
+_TAGS: Final = {
+    "calls": "Any request, and atomic lists of operations.",
+    "messages": "Work queues: messages are leased and fenced, and delivered at least once.",
+    "queues": "Queue administration.",
+    "mail": "Mail between agents, stored until it is delivered.",
+    "agents": "Registered agents and their keys.",
+    "leases": "Exclusive leases with fencing tokens.",
+    "states": "One document per key, guarded by leases and ETags.",
+    "entities": "Records whose fields have durability tiers.",
     "worlds": "Event-sourced agents: journals, inboxes, snapshots.",
-    "universes": "Key spaces within the key space.",
+    "universes": "Tenants, each with a key space of its own.",
     "activity": "Session logs.",
-    "blobs": "Bytes that are named by what they are.",
-    "backups": "Copies of everything, and whether it is sound.",
+    "blobs": "Content-addressed binary objects.",
+    "backups": "Backups and health checks.",
 }
-_EVERYWHERE: Final = (
-    Parameter("X-Holdfast-Universe", "header", about="The universe, where neither body nor query names one."),
-    Parameter("X-Correlation-Id", "header", about="1 to 128 printable ASCII characters; given back with the answer."),
-    Parameter("traceparent", "header", about="W3C trace context; given back with the answer."),
+_COMMON_PARAMETERS: Final = (
+    Parameter("X-Holdfast-Universe", "header", description="The universe, if neither the body nor the query has one."),
+    Parameter(
+        "X-Correlation-Id", "header", description="1 to 128 printable ASCII characters; returned with the response."
+    ),
+    Parameter("traceparent", "header", description="W3C trace context; returned with the response."),
 )
-_UNIVERSE: Final = Parameter("universe", "query", about="The universe, where the body names none.")
+_UNIVERSE: Final = Parameter("universe", "query", description="The universe, if the body has none.")
 _IDEMPOTENCY: Final = Parameter(
     "Idempotency-Key",
     "header",
-    about="A write that is sent again with the same key is done once, and answered alike; another one with that key is "
-    "422 idempotency_key_reused. 1 to 255 characters.",
+    description="1 to 255 characters. A write that is repeated with the same key is executed once and gets the same "
+    "response. A different write with that key is rejected with 422 idempotency_key_reused.",
 )
 
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """The OpenAPI 3.1 document of these endpoints."""
-    kinds = _kinds(endpoints)
+    kinds = _types_of(endpoints)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFS)
     names = {id(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
-    _translate(components)
-    _bound(endpoints, names, components)
+    _use_json_schemas(components)
+    _add_bounds(endpoints, names, components)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         path = _PATH_TYPE.sub(r"{\1}", endpoint.path)
         paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, names, components)
-    spoken = {
+    openapi = {
         "openapi": "3.1.0",
         "info": {
             "title": "Holdfast",
             "version": "1",
-            "summary": "A durable plane for fleets of agents.",
+            "summary": "A durable coordination plane for fleets of agents.",
             "description": "Queues, mail, leases, state, entities, worlds, blobs and activity over one key space. "
             "Errors are problem+json (RFC 9457) with a stable `code`.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "tags": [{"name": name, "description": about} for name, about in _NOUNS.items()],
+        "tags": [{"name": name, "description": description} for name, description in _TAGS.items()],
         "security": [{}, {"token": []}],
         "paths": paths,
         "components": {
             "schemas": dict(sorted(components.items())),
-            "parameters": {_key(each): _parameter(each, {}) for each in (*_EVERYWHERE, _UNIVERSE, _IDEMPOTENCY)},
+            "parameters": {
+                _component_key(each): _parameter(each, {}) for each in (*_COMMON_PARAMETERS, _UNIVERSE, _IDEMPOTENCY)
+            },
             "responses": {
                 "Problem": {
-                    "description": "What went wrong, and what to do about it.",
+                    "description": "The error, and whether to retry.",
                     "content": {
                         media: {"schema": {"$ref": "#/components/schemas/Problem"}} for media in (PROBLEM, MSGPACK)
                     },
@@ -90,42 +94,46 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(spoken))
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(openapi))
     return plain
 
 
 def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
-    """`/openapi.json`, and `/docs` for people. Neither asks the plane for anything, so neither asks for a token."""
-    made: dict[str, bytes] = {}
+    """`/openapi.json`, and `/docs` for people. Neither reads data, so neither needs a token."""
+    cached: dict[str, bytes] = {}
 
-    def described() -> dict[str, Any]:
-        found = document(endpoints)
-        made["json"] = msgspec.json.encode(found)
-        return found
+    def generate() -> dict[str, Any]:
+        generated = document(endpoints)
+        cached["json"] = msgspec.json.encode(generated)
+        return generated
 
-    async def spoken(request: HttpRequest) -> Response:
+    async def json(request: HttpRequest) -> Response:
         del request
-        if "json" not in made:
-            described()
-        return Response(made["json"], media_type=JSON)
+        if "json" not in cached:
+            generate()
+        return Response(cached["json"], media_type=JSON)
 
     async def page(request: HttpRequest) -> Response:
         del request
-        if "html" not in made:
-            made["html"] = _page(described()).encode()
+        if "html" not in cached:
+            cached["html"] = _page(generate()).encode()
         policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
-        return HTMLResponse(made["html"], headers={"Content-Security-Policy": policy})
+        return HTMLResponse(cached["html"], headers={"Content-Security-Policy": policy})
 
-    return [Route("/openapi.json", spoken), Route("/docs", page)]
+    return [Route("/openapi.json", json), Route("/docs", page)]
 
 
-def _kinds(endpoints: Sequence[Endpoint]) -> list[Any]:
-    """Every type that a body, an answer or a parameter has, once each."""
+def _types_of(endpoints: Sequence[Endpoint]) -> list[Any]:
+    """The types of all bodies, responses and parameters, without duplicates."""
     found: dict[int, Any] = {id(Problem): Problem, id(MessageView): MessageView}
-    for form in json_codec.FORMS.values():
-        found[id(form)] = form
+    for body_type in json_codec.BODY_TYPES.values():
+        found[id(body_type)] = body_type
     for endpoint in endpoints:
-        kinds = [*endpoint.takes.values(), *endpoint.answers.values(), *(each.type for each in endpoint.parameters)]
+        kinds = [
+            *endpoint.accepts.values(),
+            *endpoint.response_types.values(),
+            *(each.type for each in endpoint.parameters),
+        ]
         for kind in kinds:
             for each in kind if isinstance(kind, tuple) else (kind,):
                 found.setdefault(id(each), each)
@@ -133,97 +141,99 @@ def _kinds(endpoints: Sequence[Endpoint]) -> list[Any]:
 
 
 def _operation(endpoint: Endpoint, names: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
-    shared = [*_EVERYWHERE, *([_IDEMPOTENCY] if endpoint.keyed else [])]
+    shared = [*_COMMON_PARAMETERS, *([_IDEMPOTENCY] if endpoint.keyed else [])]
     if _UNIVERSE.name not in (each.name for each in endpoint.parameters):
         shared.append(_UNIVERSE)
-    spoken: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": endpoint.name,
-        "tags": [endpoint.noun],
+        "tags": [endpoint.tag],
         "summary": endpoint.summary,
         "parameters": [
             *(_parameter(each, names) for each in endpoint.parameters),
-            *({"$ref": f"#/components/parameters/{_key(each)}"} for each in shared),
+            *({"$ref": f"#/components/parameters/{_component_key(each)}"} for each in shared),
         ],
         "responses": {
             str(endpoint.status): {
-                "description": _about(endpoint),
+                "description": _response_description(endpoint),
                 "content": _content(endpoint, names, components),
             },
             **{
-                str(status): _other(status, about, _content(endpoint, names, components))
-                for status, about in endpoint.others.items()
+                str(status): _other_response(status, description, _content(endpoint, names, components))
+                for status, description in endpoint.other_statuses.items()
             },
             "default": {"$ref": "#/components/responses/Problem"},
         },
     }
-    if endpoint.takes:
-        spoken["requestBody"] = {
+    if endpoint.accepts:
+        operation["requestBody"] = {
             "required": endpoint.body_required,
             "content": {
-                media: _parts(kind, components)
+                media: _multipart_schema(kind, components)
                 if media.startswith("multipart/")
-                else {"schema": _body(endpoint, kind, names, components)}
-                for media, kind in endpoint.takes.items()
+                else {"schema": _body_schema(endpoint, kind, names, components)}
+                for media, kind in endpoint.accepts.items()
             },
         }
-    return spoken
+    return operation
 
 
 def _content(endpoint: Endpoint, names: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
-    content = {media: {"schema": _answer(kind, names)} for media, kind in endpoint.answers.items()}
+    content = {media: {"schema": _type_schema(kind, names)} for media, kind in endpoint.response_types.items()}
     if SSE in content:
-        content[SSE] = {"schema": _event(content[SSE]["schema"], components)}
+        content[SSE] = {"schema": _event_schema(content[SSE]["schema"], components)}
     return content
 
 
-def _event(lines: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a server-sent event: what is an object in a line is text in the `data` of an event."""
+def _event_schema(lines: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a server-sent event, whose `data` is the object of a line as JSON text."""
     events = []
     for line in lines["anyOf"]:
         schema = components[line["$ref"].rpartition("/")[2]]
         fields = schema["properties"]
-        if fields["data"] != {"type": "null"}:  # That is a comment.
+        if fields["data"] != {"type": "null"}:  # A heartbeat is a comment.
             data = {"type": "string", "contentMediaType": JSON, "contentSchema": fields["data"]}
             properties = {"event": fields["event"], "data": data, "id": {"type": "string"}}
             events.append({"type": "object", "properties": properties, "required": ["event", "data"]})
     return {"anyOf": events}
 
 
-def _other(status: int, about: str, content: dict[str, Any]) -> dict[str, Any]:
-    return {"description": about} | ({} if status in (204, 304) else {"content": content})  # Those have no body.
+def _other_response(status: int, description: str, content: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description} | ({} if status in (204, 304) else {"content": content})  # These have no body.
 
 
-def _about(endpoint: Endpoint) -> str:
-    kind = next(iter(endpoint.answers.values()), None)
+def _response_description(endpoint: Endpoint) -> str:
+    kind = next(iter(endpoint.response_types.values()), None)
     is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-    return (sentence_of(kind) if is_struct and kind is not None else "") or "The answer."
+    return (first_sentence(kind) if is_struct and kind is not None else "") or "The response."
 
 
-def _answer(kind: Any, names: dict[int, Any]) -> dict[str, Any]:
+def _type_schema(kind: Any, names: dict[int, Any]) -> dict[str, Any]:
     if kind is BYTES:
         return {"type": "string", "format": "binary"}
     if isinstance(kind, tuple):
-        return {"anyOf": [_answer(each, names) for each in kind]}
+        return {"anyOf": [_type_schema(each, names) for each in kind]}
     schema: dict[str, Any] = names[id(kind)]
-    return schema or _ANYTHING
+    return schema or _ANY_JSON
 
 
-def _body(endpoint: Endpoint, kind: Any, names: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a body: that of its type, without what the path and the headers say."""
-    schema = _answer(kind, names)
+def _body_schema(endpoint: Endpoint, kind: Any, names: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a body: that of its type, without the fields that come from the path or headers."""
+    schema = _type_schema(kind, names)
     reference = schema.get("$ref", "")
-    if not reference or not (endpoint.elsewhere or endpoint.spare or _is_tagged(kind)):
+    if not reference or not (endpoint.not_in_body or endpoint.optional_in_body or _is_tagged(kind)):
         return schema
-    whole = copy.deepcopy(components[reference.rpartition("/")[2]])
-    gone = {*endpoint.elsewhere, kind.__struct_config__.tag_field}
-    whole["title"] = f"{whole['title']}Body"
-    whole["properties"] = {name: each for name, each in whole["properties"].items() if name not in gone}
-    whole["required"] = [name for name in whole.get("required", []) if name not in gone | endpoint.spare]
-    return {name: each for name, each in whole.items() if each != []}
+    body = copy.deepcopy(components[reference.rpartition("/")[2]])
+    not_in_body = {*endpoint.not_in_body, kind.__struct_config__.tag_field}
+    body["title"] = f"{body['title']}Body"
+    body["properties"] = {name: each for name, each in body["properties"].items() if name not in not_in_body}
+    body["required"] = [
+        name for name in body.get("required", []) if name not in not_in_body | endpoint.optional_in_body
+    ]
+    return {name: each for name, each in body.items() if each != []}
 
 
-def _parts(kind: Any, components: dict[str, Any]) -> dict[str, Any]:
-    """A multipart body: structs are parts of JSON, and bytes are as they are."""
+def _multipart_schema(kind: Any, components: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a multipart body: structs are JSON parts, bytes are binary parts."""
     schema = components.get(kind.__name__, {})
     fields = {
         name: {"type": "string", "format": "binary"} if "contentEncoding" in each else each
@@ -237,35 +247,35 @@ def _is_tagged(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__struct_config__.tag is not None
 
 
-def _translate(components: dict[str, Any]) -> None:
-    """Say of the wire's structs what they look like as JSON."""
-    for fields, value in ((json_codec.VALUES, _ANYTHING), (json_codec.RECORDS, {"type": "object"})):
+def _use_json_schemas(components: dict[str, Any]) -> None:
+    """Replace the schemas of wire structs by those of their JSON form."""
+    for fields, value in ((json_codec.CBOR_FIELDS, _ANY_JSON), (json_codec.JSON_FIELDS, {"type": "object"})):
         for (kind, name), shape in fields.items():
             if (component := _name_of(kind, components)) is not None:
-                components[component]["properties"][name] = _shaped(shape, value)
-    for kind, form in {**json_codec.FORMS, Delivery: MessageView}.items():
+                components[component]["properties"][name] = _shape_schema(shape, value)
+    for kind, json_type in {**json_codec.BODY_TYPES, Delivery: MessageView}.items():
         if (component := _name_of(kind, components)) is not None:
-            components[component] = {"$ref": _REFS.format(name=form.__name__)}
+            components[component] = {"$ref": _REFS.format(name=json_type.__name__)}
 
 
-def _bound(endpoints: Sequence[Endpoint], names: dict[int, Any], components: dict[str, Any]) -> None:
-    """Say of everything that a body may have what it is bound by."""
-    left = [names[id(kind)] for endpoint in endpoints for kind in endpoint.takes.values() if kind is not BYTES]
+def _add_bounds(endpoints: Sequence[Endpoint], names: dict[int, Any], components: dict[str, Any]) -> None:
+    """Add bounds to the schemas of all request bodies."""
+    pending = [names[id(kind)] for endpoint in endpoints for kind in endpoint.accepts.values() if kind is not BYTES]
     seen: set[str] = set()
-    while left:
-        for name in _references(left.pop()):
+    while pending:
+        for name in _references(pending.pop()):
             if name not in seen:
                 seen.add(name)
                 schema = components[name]
-                left.append(schema)
+                pending.append(schema)
                 if "properties" in schema:
-                    schema["additionalProperties"] = False  # The dialect refuses what it does not know.
+                    schema["additionalProperties"] = False  # `json_codec` rejects unknown fields.
                 for field, each in schema.get("properties", {}).items():
-                    schema["properties"][field] = bound(each, name, field)
+                    schema["properties"][field] = with_bounds(each, name, field)
 
 
 def _references(value: Any) -> Iterator[str]:
-    """The components that a schema names."""
+    """The components that a schema refers to."""
     if isinstance(value, dict):
         if isinstance(reference := value.get("$ref"), str):
             yield reference.rpartition("/")[2]
@@ -276,12 +286,12 @@ def _references(value: Any) -> Iterator[str]:
 
 
 def _name_of(kind: type, components: dict[str, Any]) -> str | None:
-    """What a struct is called; those whose names are taken have their module before it."""
+    """The component name of a struct; ambiguous names are prefixed with their module."""
     names = (f"{kind.__module__}.{kind.__qualname__}", kind.__name__)
     return next((name for name in names if name in components), None)
 
 
-def _shaped(shape: json_codec.Shape, value: dict[str, str]) -> dict[str, Any]:
+def _shape_schema(shape: json_codec.Shape, value: dict[str, str]) -> dict[str, Any]:
     if shape is json_codec.Shape.LIST:
         return {"type": "array", "items": value}
     if shape is json_codec.Shape.MAP:
@@ -290,16 +300,16 @@ def _shaped(shape: json_codec.Shape, value: dict[str, str]) -> dict[str, Any]:
 
 
 def _parameter(parameter: Parameter, names: dict[int, Any]) -> dict[str, Any]:
-    schema = bound(names.get(id(parameter.type)) or {"type": "string"}, parameter.place, parameter.name)
-    spoken: dict[str, Any] = {"name": parameter.name, "in": parameter.place, "schema": schema}
+    schema = with_bounds(names.get(id(parameter.type)) or {"type": "string"}, parameter.location, parameter.name)
+    described: dict[str, Any] = {"name": parameter.name, "in": parameter.location, "schema": schema}
     if parameter.required:
-        spoken["required"] = True
-    if parameter.about:
-        spoken["description"] = parameter.about
-    return spoken
+        described["required"] = True
+    if parameter.description:
+        described["description"] = parameter.description
+    return described
 
 
-def _key(parameter: Parameter) -> str:
+def _component_key(parameter: Parameter) -> str:
     return parameter.name.lower().replace("-", "_")
 
 
@@ -312,36 +322,36 @@ _STYLE: Final = (
 )
 
 
-def _page(spoken: dict[str, Any]) -> str:
-    """The document as a page that asks nobody for anything."""
+def _page(openapi: dict[str, Any]) -> str:
+    """The document as a self-contained HTML page."""
     sections = []
-    for tag in spoken["tags"]:
+    for tag in openapi["tags"]:
         rows = [
-            _row(method, path, operation)
-            for path, methods in spoken["paths"].items()
+            _operation_html(method, path, operation)
+            for path, methods in openapi["paths"].items()
             for method, operation in methods.items()
             if tag["name"] in operation["tags"]
         ]
         sections.append(f"<h2>{escape(tag['name'])}</h2><p>{escape(tag['description'])}</p>{''.join(rows)}")
     schemas = "".join(
-        f"<details><summary><code>{escape(name)}</code></summary><pre>{_pretty(schema)}</pre></details>"
-        for name, schema in spoken["components"]["schemas"].items()
+        f"<details><summary><code>{escape(name)}</code></summary><pre>{_json_html(schema)}</pre></details>"
+        for name, schema in openapi["components"]["schemas"].items()
     )
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Holdfast API</title>'
         '<meta name="viewport" content="width=device-width">'
-        f"<style>{_STYLE}</style><h1>Holdfast API</h1><p>{escape(spoken['info']['description'])} "
+        f"<style>{_STYLE}</style><h1>Holdfast API</h1><p>{escape(openapi['info']['description'])} "
         f'<a href="openapi.json">openapi.json</a></p>{"".join(sections)}<h2>Schemas</h2>{schemas}</html>'
     )
 
 
-def _row(method: str, path: str, operation: dict[str, Any]) -> str:
-    shown = {name: operation[name] for name in ("parameters", "requestBody", "responses") if name in operation}
+def _operation_html(method: str, path: str, operation: dict[str, Any]) -> str:
+    parts = {name: operation[name] for name in ("parameters", "requestBody", "responses") if name in operation}
     return (
         f'<details><summary><b class="m">{method.upper()}</b><code>{escape(path)}</code> '
-        f'<span class="s">{escape(operation["summary"])}</span></summary><pre>{_pretty(shown)}</pre></details>'
+        f'<span class="s">{escape(operation["summary"])}</span></summary><pre>{_json_html(parts)}</pre></details>'
     )
 
 
-def _pretty(value: Any) -> str:
+def _json_html(value: Any) -> str:
     return escape(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

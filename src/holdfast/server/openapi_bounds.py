@@ -1,7 +1,7 @@
-"""Bounds for readers of the OpenAPI document: what may stand in a field, beyond its type.
+"""Bounds of fields for the OpenAPI document: patterns, lengths and ranges.
 
-The plane checks all of this itself, each in the layer that it belongs to; here it is only told, so that callers and the
-programs that are made from the document need not find out by being refused. A bound never says less than what is taken.
+The layers of the plane enforce these bounds; this module only documents them, so that callers and generated clients can
+check values before they send them. A documented bound is never stricter than the enforced one.
 """
 
 from typing import Any, Final
@@ -18,10 +18,10 @@ def _text(most: int) -> dict[str, Any]:
     return {"minLength": 1, "maxLength": most}
 
 
-_NAME: Final = {"pattern": "^[A-Za-z0-9._-]{1,128}$"}
+_NAME: Final = {"pattern": "^(?!\\.{1,2}$)[A-Za-z0-9._@:+=-]{1,255}$"}
 _KEY: Final = {
-    "pattern": "^[A-Za-z0-9._-]{1,128}(/[A-Za-z0-9._-]{1,128})*$",
-    "maxLength": limits.KEY_NAME_CHARACTERS_MAX,
+    "pattern": "^(?!\\.{1,2}(/|$))[A-Za-z0-9._@:+=-]+(/(?!\\.{1,2}(/|$))[A-Za-z0-9._@:+=-]+)*$",
+    "maxLength": limits.NAME_BYTES_MAX,
 }
 _HASH: Final = {"pattern": "^[0-9a-f]{64}$"}
 _COUNT: Final = {"minimum": 0}
@@ -30,7 +30,7 @@ _RETENTION: Final = _between(0.001, limits.TTL_SECONDS_MAX)
 _BATCH: Final = {"minItems": 1, "maxItems": limits.MESSAGES_MAX}
 _BASE64: Final = {"pattern": "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"}
 
-# What a field of that name is bound by, wherever a request has it.
+# Bounds by field name, in any request.
 _FIELDS: Final[dict[str, dict[str, Any]]] = {
     "universe": _NAME,
     "namespace": _NAME,
@@ -64,12 +64,12 @@ _FIELDS: Final[dict[str, dict[str, Any]]] = {
     "limit": _between(1, limits.READ_ENTRIES_MAX),
     "leases": _BATCH,
 }
-# And what those are bound by that have another meaning in one place.
-_EXCEPTIONS: Final[dict[tuple[str, str], dict[str, Any]]] = {
+# Bounds of fields that have another meaning in one struct.
+_STRUCT_FIELDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     **{(kind, "kind"): _NAME for kind in ("DeleteEntity", "EntityWrite", "GetEntity", "PutEntity", "ReadChanges")},
     **{(kind, "id"): _NAME for kind in ("DeleteEntity", "EntityWrite", "GetEntity", "PutEntity", "ReadChanges")},
     **{(kind, "kind"): _NAME for kind in ("LogRecords", "EndSession", "ScanEntities", "SeenEntity")},
-    **{(kind, "ttl_seconds"): _RETENTION for kind in ("EnqueueBody", "EnqueueMeta", "MessageForm")},
+    **{(kind, "ttl_seconds"): _RETENTION for kind in ("EnqueueBody", "EnqueueMeta", "MessageBody")},
     **{
         (kind, "ttl_seconds"): _between(0.001, limits.LEASE_TTL_SECONDS_MAX)
         for kind in ("AcquireLease", "KeepBody", "KeepLease")
@@ -85,7 +85,7 @@ _EXCEPTIONS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("WriteEntities", "writes"): {"minItems": 1, "maxItems": limits.ENTITY_WRITES_MAX},
     ("CommitAtomic", "operations"): {"minItems": 1, "maxItems": limits.ATOMIC_OPERATIONS_MAX},
     **{
-        (kind, "limit"): _between(1, limits.SURVEY_MAX)
+        (kind, "limit"): _between(1, limits.SUMMARY_LIST_MAX)
         for kind in ("ListKinds", "ListWaits", "SurveyQueues", "SurveyWorlds")
     },
     ("CheckWorld", "start"): _COUNT,
@@ -101,10 +101,10 @@ _EXCEPTIONS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("RemoveSchedule", "name"): _NAME,
     ("CreateToken", "name"): _NAME,
     ("ChangeWorld", "state"): {"enum": ["active", "paused", "archived"]},
-    # These are bytes.
+    # Byte strings.
     ("DomainEvent", "key"): {},
     ("GetPair", "key"): {},
-    # Outside of bodies.
+    # Path and header parameters.
     ("path", "kind"): _NAME,
     ("path", "id"): _NAME,
     ("path", "name"): _NAME,
@@ -114,7 +114,7 @@ _EXCEPTIONS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("header", "X-Fencing-Token"): {"minimum": 0},
 }
 _RANGE: Final = ("minimum", "maximum")
-_WORDS: Final = {
+_KEYWORDS: Final = {
     "string": ("pattern", "enum", "minLength", "maxLength"),
     "array": ("minItems", "maxItems"),
     "object": ("propertyNames",),
@@ -123,10 +123,9 @@ _WORDS: Final = {
 }
 
 
-def bound(schema: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
-    """The schema of a field, with what it is bound by. `kind` is the struct that it is a field of, or path, query or
-    header."""
-    return _merged(schema, _EXCEPTIONS.get((kind, name), _FIELDS.get(name, {})))
+def with_bounds(schema: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
+    """The schema of a field with its bounds. `kind` is the name of its struct, or path, query or header."""
+    return _merged(schema, _STRUCT_FIELDS.get((kind, name), _FIELDS.get(name, {})))
 
 
 def _merged(schema: dict[str, Any], bounds: dict[str, Any]) -> dict[str, Any]:
@@ -137,4 +136,7 @@ def _merged(schema: dict[str, Any], bounds: dict[str, Any]) -> dict[str, Any]:
         return {**schema, **_BASE64}
     if kind == "integer":
         schema = {**schema, "format": "int64"}
-    return {**schema, **{word: value for word, value in bounds.items() if word in _WORDS.get(str(kind), ())}}
+    return {
+        **schema,
+        **{keyword: value for keyword, value in bounds.items() if keyword in _KEYWORDS.get(str(kind), ())},
+    }

@@ -1,51 +1,52 @@
-"""What metrics look up in the key space: how full queues are, and how far journals are behind their compaction."""
+"""Metrics that are read from the key space: queue depths, and the compaction lag of journals."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Final
 
 from holdfast.plane import worlds
+from holdfast.server.transport import ServerTransport
 from holdfast.tiers import Tier
 from holdfast.wire.queues import GetQueueStats, ListQueues, QueueStats
 from holdfast.wire.universes import ListUniverses
 
 _PAGE: Final = 100
-_WORLDS_PAGE: Final = 20  # One look at a world is several reads, and the event loop waits for a page.
+_WORLDS_PAGE: Final = 20  # A world takes several reads, and a page blocks the event loop.
 
 
-async def read_queues(transport: Any, most: int) -> tuple[list[tuple[str, QueueStats]], bool]:
-    """The counts of at most `most` queues, in order, and whether there are more."""
+async def read_queues(transport: ServerTransport, most: int) -> tuple[list[tuple[str, QueueStats]], bool]:
+    """The counts of the first `most` queues by name, and whether there are more."""
     found: list[tuple[str, QueueStats]] = []
     async for universe, queue in _queues(transport):
         if len(found) >= most:
             return found, True
         found.append((universe, await transport.call(GetQueueStats(queue, universe, tier=Tier.IMPORTANT))))
-        await asyncio.sleep(0)  # A scrape holds up nobody's calls.
+        await asyncio.sleep(0)  # A scrape must not delay calls.
     return found, False
 
 
-async def read_lag(transport: Any, most: int) -> tuple[int, bool]:
-    """How many records of at most `most` worlds a compaction would move, and whether there are more worlds."""
-    looked_at, behind = 0, 0
+async def read_lag(transport: ServerTransport, most: int) -> tuple[int, bool]:
+    """The records that a compaction would move, of at most `most` worlds; and whether there are more worlds."""
+    checked, behind = 0, 0
     async for universe in _universes(transport):
         after = ""
         while True:
-            limit = min(_WORLDS_PAGE, most - looked_at + 1)
+            limit = min(_WORLDS_PAGE, most - checked + 1)
             names, records = await transport.services.database.read_async(
                 worlds.lag, universe, after=after, limit=limit, tier=Tier.IMPORTANT
             )
-            looked_at += len(names)
+            checked += len(names)
             behind += records
-            if looked_at > most:  # By one, which shows that there are more.
+            if checked > most:  # By one, which proves that there are more.
                 return behind, True
             if len(names) < limit:
                 break
             after = names[-1]
-            await asyncio.sleep(0)  # A scrape holds up nobody's calls.
+            await asyncio.sleep(0)  # A scrape must not delay calls.
     return behind, False
 
 
-async def _queues(transport: Any) -> AsyncIterator[tuple[str, str]]:
+async def _queues(transport: ServerTransport) -> AsyncIterator[tuple[str, str]]:
     async for universe in _universes(transport):
         after = ""
         while names := (await transport.call(ListQueues(after, _PAGE, universe, tier=Tier.IMPORTANT))).names:
@@ -54,7 +55,7 @@ async def _queues(transport: Any) -> AsyncIterator[tuple[str, str]]:
                 yield universe, name
 
 
-async def _universes(transport: Any) -> AsyncIterator[str]:
+async def _universes(transport: ServerTransport) -> AsyncIterator[str]:
     after = ""
     while names := (await transport.call(ListUniverses(after, _PAGE, tier=Tier.IMPORTANT))).names:
         after = names[-1]

@@ -1,6 +1,6 @@
-"""The relay: `/v1/relay`, a WebSocket by which agents of any language send and get mail.
+"""The relay, `/v1/relay`: a WebSocket over which agents written in any language send and receive mail.
 
-    accepted ──► challenge ──► authenticate, in time ──► welcome ──► frames, both ways ──► closed; a code says why
+    accepted ──► challenge ──► authenticate, before the timeout ──► welcome ──► frames, both ways ──► closed with a code
 
 `runtime/relay/session.py` and `runtime/relay/hub.py` hold the state; `relay_auth.py` authenticates the agent; this
 module handles the socket.
@@ -19,11 +19,12 @@ from starlette.datastructures import Headers
 from holdfast.errors import BatchTooLarge, HoldfastError, InvalidArgument, NotAllowed, PayloadTooLarge, Retry
 from holdfast.limits import FRAME_BYTES_MAX, RELAY_AUTHENTICATE_SECONDS, RELAY_FRAMES_MAX
 from holdfast.runtime.relay.hub import Commit, RelayHub
-from holdfast.runtime.relay.session import NOT_ALLOWED, PROTOCOL_ERROR, STOPPING, TOO_BIG, TOO_SLOW, Allow, Session
+from holdfast.runtime.relay.session import NOT_ALLOWED, PROTOCOL_ERROR, STOPPING, TOO_BIG, TOO_SLOW, Authorize, Session
 from holdfast.server.logs import correlation_id
-from holdfast.server.relay_auth import Introduced, Introductions
+from holdfast.server.relay_auth import AuthenticatedAgent, RelayAuthenticator
 from holdfast.server.sockets import BoundedSocket
-from holdfast.server.websocket_reader import Hearing
+from holdfast.server.transport import ServerTransport
+from holdfast.server.websocket_reader import WebsocketReader
 from holdfast.wire.relay import (
     NONCE_BYTES,
     PROTOCOL,
@@ -42,70 +43,77 @@ from holdfast.wire.relay import (
 from holdfast.wire.websocket_frames import BINARY, TEXT
 
 _log = logging.getLogger("holdfast.relay")
-_LAST_WORDS_SECONDS: Final = 5.0  # How long whoever is closed may take to hear why.
+_CLOSE_SECONDS: Final = 5.0  # To send the last frames and the close frame.
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Answer = Callable[[str, bytes, Allow | None], Awaitable[bytes | None]]  # To a call of an agent, by its address.
+HandleRpc = Callable[[str, bytes, Authorize | None], Awaitable[bytes | None]]  # Address, JSON-RPC request -> response.
 
 
 class RelayOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be said about a relay."""
+    """Settings of a relay."""
 
-    host: str | None = None  # What agents call this server; by the address that they reach it at if nothing is said.
-    registration: Literal["open", "closed"] = "closed"  # Whether an agent that nobody knows registers itself.
-    rate_per_second: float = 0.0  # Mails of one sender; 0: as many as it likes.
+    host: str | None = None  # Host that agents sign; default: the address that they connected to.
+    registration: Literal["open", "closed"] = "closed"  # Whether an unknown agent may register itself.
+    rate_per_second: float = 0.0  # Mails of one sender; 0: unlimited.
     burst: int = 1
     authenticate_seconds: float = RELAY_AUTHENTICATE_SECONDS
 
 
 class Relay:
-    """Every agent that is connected to a server."""
+    """All agents that are connected to a server."""
 
-    def __init__(self, port: Any, introductions: Introductions, commit: Commit, answer: Answer, options: RelayOptions):
-        """`commit` carries out calls together, `answer` those of JSON-RPC."""
+    def __init__(
+        self,
+        transport: ServerTransport,
+        authenticator: RelayAuthenticator,
+        commit: Commit,
+        handle_rpc: HandleRpc,
+        options: RelayOptions,
+    ) -> None:
+        """`commit` executes a batch of calls, `handle_rpc` a JSON-RPC request."""
         rate, burst = options.rate_per_second, options.burst
-        self.hub = RelayHub(port.services.database, commit, rate_per_second=rate, burst=burst)
-        self.introductions = introductions
-        self.answer = answer
+        self.hub = RelayHub(transport.services.database, commit, rate_per_second=rate, burst=burst)
+        self.authenticator = authenticator
+        self.handle_rpc = handle_rpc
         self.options = options
-        self._callers: dict[Session, str] = {}  # By which token they came in.
+        self._callers: dict[Session, str] = {}  # The name of the token that each session authenticated with.
 
     def __len__(self) -> int:
         return len(self.hub.sessions)
 
     async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one connection to its end."""
-        await receive()  # The request to connect.
+        """Serve one connection until it closes."""
+        await receive()  # websocket.connect
         id = (correlation_id.get() or "").encode()
         await send({"type": "websocket.accept", "headers": [(b"x-correlation-id", id)] if id else []})
-        with suppress(OSError):  # It is gone, in one of a server's many ways.
+        with suppress(OSError):  # The connection is lost.
             await Connection(self, scope, receive, send).run()
 
-    async def join(self, introduced: Introduced, receipts_after: int | None) -> Session:
-        """The session of an agent that has proved who it is."""
-        universe, agent, allow, caller = introduced
-        session = await self.hub.join(universe, agent, allow, receipts_after=receipts_after)
+    async def join(self, authenticated: AuthenticatedAgent, receipts_after: int | None) -> Session:
+        """The session of an authenticated agent."""
+        universe, agent, authorize, caller = authenticated
+        session = await self.hub.join(universe, agent, authorize, receipts_after=receipts_after)
         self._callers[session] = caller
         return session
 
     def leave(self, session: Session) -> None:
-        """The connection of a session is gone."""
+        """End a session whose connection has closed."""
         self._callers.pop(session, None)
         self.hub.leave(session)
 
-    def cut(self, caller: str) -> None:
-        """Close the connections of a token that may not be used any more."""
+    def close_sessions_of(self, caller: str) -> None:
+        """Close the connections of a token that became unusable."""
         for session in [each for each, name in self._callers.items() if name == caller]:
             session.end(NOT_ALLOWED, "not_allowed")
 
     def drain(self) -> None:
-        """Take no more mail."""
+        """Accept no more mail."""
         self.hub.drain()
 
     async def close(self) -> None:
-        """Commit what agents have asked for, and leave their mailboxes."""
+        """Commit the pending requests of agents, and leave their mailboxes."""
         await self.hub.close()
 
 
@@ -122,8 +130,8 @@ class Connection:
         self._encoding: Encoding = "msgpack" if b"format=msgpack" in scope.get("query_string", b"") else "json"
 
     async def run(self) -> None:
-        """Find out who it is, then carry frames until either end closes."""
-        session = await self._admit()
+        """Authenticate the agent, then exchange frames until either side closes."""
+        session = await self._authenticate()
         if session is None:
             return
         loop = asyncio.get_running_loop()
@@ -135,23 +143,23 @@ class Connection:
             session.end(STOPPING, "gone")
             self._relay.leave(session)
             await _stop(reading, seconds=0)
-            await _stop(writing, seconds=_LAST_WORDS_SECONDS)
+            await _stop(writing, seconds=_CLOSE_SECONDS)
 
-    async def _admit(self) -> Session | None:
+    async def _authenticate(self) -> Session | None:
         nonce, seconds = os.urandom(NONCE_BYTES), self._relay.options.authenticate_seconds
-        await self._say([Challenge(Body(nonce), self._host, PROTOCOL)])
+        await self._send_frames([Challenge(Body(nonce), self._host, PROTOCOL)])
         try:
             async with asyncio.timeout(seconds):
                 frame = await self._first_frame()
                 if frame is None:
                     return None
                 proof = signed_bytes(self._host, nonce)
-                introduced = await self._relay.introductions.introduce(frame, proof, self._client)
-                return await self._relay.join(introduced, frame.receipts_after)
+                authenticated = await self._relay.authenticator.authenticate(frame, proof, self._client)
+                return await self._relay.join(authenticated, frame.receipts_after)
         except TimeoutError:
             late = NotAllowed(f"The challenge was not answered within {seconds:g} s; connect again")
             await self._refuse(late, TOO_SLOW)
-        except Unreadable as error:
+        except InvalidMessage as error:
             await self._refuse(error.error, error.code)
         except NotAllowed as error:
             await self._refuse(error, NOT_ALLOWED)
@@ -160,115 +168,119 @@ class Connection:
         return None
 
     async def _first_frame(self) -> Authenticate | None:
-        message = await self._message()
+        message = await self._next_message()
         if message is None:
             return None
-        frames = self._decoded(message)
+        frames = self._decode(message)
         if len(frames) != 1 or not isinstance(frames[0], Authenticate):
             detail = f": {frames[0].detail}" if frames and isinstance(frames[0], Error) else ""
-            raise InvalidArgument(f"The first frame is an authenticate, and comes alone{detail}")
+            raise InvalidArgument(f"The first message must be a single authenticate frame{detail}")
         return frames[0]
 
     async def _read(self, session: Session) -> None:
-        """Take what the agent sends, as long as there is room for it."""
-        socket, taking = self._socket, Taking(self, session)
-        hearing = None if socket is None else Hearing(socket, taking, taking.take)
+        """Handle the agent's messages, while the session has capacity for them."""
+        socket, handler = self._socket, MessageHandler(self, session)
+        reader = None if socket is None else WebsocketReader(socket, handler, handler.handle)
         if socket is not None:
-            kind = TEXT if self._encoding == "json" else BINARY
-            session.write = lambda frames: socket.write_now(encode(frames, self._encoding), kind)
+            opcode = TEXT if self._encoding == "json" else BINARY
+            session.write = lambda frames: socket.write_now(encode(frames, self._encoding), opcode)
         try:
             while session.ended is None:
-                if hearing is not None:
-                    hearing.begin()  # From now on, only the end comes this way.
-                message = await self._message()
+                if reader is not None:
+                    reader.start()  # From now on, `_receive` returns only the disconnect.
+                message = await self._next_message()
                 if message is None:
                     return
-                taking.take(message)
-                await taking.wait_for_room()
+                handler.handle(message)
+                await handler.wait_for_capacity()
         finally:
-            if hearing is not None:
-                hearing.end()
+            if reader is not None:
+                reader.stop()
 
-    def take(self, session: Session, message: str | bytes | None) -> list[Rpc]:
-        """Give a message to the session; those of its frames that are for somebody else."""
+    def handle(self, session: Session, message: str | bytes | None) -> list[Rpc]:
+        """Pass a message's frames to the session; return its JSON-RPC frames, which the session does not handle."""
         if session.ended is not None:
             return []
         try:
-            frames = self._decoded(message)
-        except Unreadable as unreadable:
-            error = unreadable.error
-            session.end(unreadable.code, error.code, Error(error.code, str(error), error.retry))
+            frames = self._decode(message)
+        except InvalidMessage as invalid:
+            error = invalid.error
+            session.end(invalid.code, error.code, Error(error.code, str(error), error.retry))
             return []
         calls = [frame for frame in frames if isinstance(frame, Rpc)]
-        session.take([frame for frame in frames if not isinstance(frame, Rpc)] if calls else frames)
+        session.receive([frame for frame in frames if not isinstance(frame, Rpc)] if calls else frames)
         return calls
 
     async def answer(self, session: Session, call: Rpc) -> None:
-        """Have a call answered, and the answer sent."""
+        """Execute a JSON-RPC request and send its response."""
         try:
-            answer = await self._relay.answer(session.name, msgspec.json.encode(call.body), session.allow)
+            answer = await self._relay.handle_rpc(session.name, msgspec.json.encode(call.body), session.authorize)
         except HoldfastError as error:
             session.refuse(error)
-        except (TypeError, ValueError, RecursionError) as error:  # MessagePack says things that JSON cannot.
-            session.refuse(InvalidArgument(f"The call is no JSON-RPC ({error}); send what JSON can say"))
+        except (TypeError, ValueError, RecursionError) as error:  # MessagePack has values that JSON lacks.
+            session.refuse(InvalidArgument(f"The call is not JSON-RPC ({error}); send values that JSON has"))
         else:
             if answer is not None:
                 session.push(Rpc(msgspec.json.decode(answer)))
 
-    async def _message(self) -> str | bytes | None:
-        """The next message; None when there are no more."""
+    async def _next_message(self) -> str | bytes | None:
+        """The next message; None when the connection has closed."""
         message = await self._receive()
         if message["type"] != "websocket.receive":
             return None
         text: str | None = message.get("text")
         return text if text is not None else bytes(message["bytes"])
 
-    def _decoded(self, message: str | bytes | None) -> list[OfAgent | Error]:
+    def _decode(self, message: str | bytes | None) -> list[OfAgent | Error]:
         """The frames of a message.
 
         Raises:
-            Unreadable: it is none.
+            InvalidMessage: it cannot be decoded, or is too large.
         """
         if not isinstance(message, str if self._encoding == "json" else bytes):
-            raise Unreadable(PROTOCOL_ERROR, InvalidArgument(f"This connection speaks only {self._encoding}"))
+            raise InvalidMessage(PROTOCOL_ERROR, InvalidArgument(f"This connection accepts only {self._encoding}"))
         if len(message) > FRAME_BYTES_MAX:
-            raise Unreadable(TOO_BIG, PayloadTooLarge(f"A message has at most {FRAME_BYTES_MAX} bytes; send several"))
+            raise InvalidMessage(
+                TOO_BIG, PayloadTooLarge(f"A message has at most {FRAME_BYTES_MAX} bytes; send several")
+            )
         try:
             frames = decode(message)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            wrong = InvalidArgument(f"The message is not {self._encoding} ({error})")
-            raise Unreadable(PROTOCOL_ERROR, wrong) from None
+            invalid = InvalidArgument(f"The message is not {self._encoding} ({error})")
+            raise InvalidMessage(PROTOCOL_ERROR, invalid) from None
         if len(frames) > RELAY_FRAMES_MAX:
-            raise Unreadable(TOO_BIG, BatchTooLarge(f"A message has at most {RELAY_FRAMES_MAX} frames; send several"))
+            raise InvalidMessage(
+                TOO_BIG, BatchTooLarge(f"A message has at most {RELAY_FRAMES_MAX} frames; send several")
+            )
         return frames
 
     async def _write(self, session: Session) -> None:
-        """Send what the session has for the agent, and in the end why it is closed."""
+        """Send the session's outgoing frames, and finally the close frame."""
         try:
             while (batch := await session.outgoing()) is not None:
                 frames, size = batch
-                await self._say(frames)
-                session.written(size)
+                await self._send_frames(frames)
+                session.on_written(size)
             assert session.ended is not None
             await self._close(*session.ended)
-        except OSError as error:  # It is gone, in one of a server's many ways.
+        except OSError as error:  # The connection is lost.
             _log.debug("frames could not be sent: %s", error)
 
-    async def _say(self, frames: list[Frame]) -> None:
+    async def _send_frames(self, frames: list[Frame]) -> None:
         data = encode(frames, self._encoding)
-        said = {"text": data.decode()} if self._encoding == "json" else {"bytes": data}
-        await self._send({"type": "websocket.send", **said})
+        message = {"text": data.decode()} if self._encoding == "json" else {"bytes": data}
+        await self._send({"type": "websocket.send", **message})
 
     async def _refuse(self, error: HoldfastError, code: int) -> None:
-        await self._say([Error(error.code, str(error), error.retry)])
+        await self._send_frames([Error(error.code, str(error), error.retry)])
         await self._close(code, error.code)
 
     async def _close(self, code: int, reason: str) -> None:
         await self._send({"type": "websocket.close", "code": code, "reason": reason})
 
 
-class Taking:
-    """What an agent sends, taken while its session has room and its calls are answered, one after the other."""
+class MessageHandler:
+    """Handles an agent's messages while its session has capacity; its JSON-RPC requests run one after the other."""
 
     def __init__(self, connection: Connection, session: Session) -> None:
         self._connection = connection
@@ -280,21 +292,21 @@ class Taking:
         return bool(self._calls) or self._session.is_full
 
     @property
-    def is_gone(self) -> bool:
+    def is_closed(self) -> bool:
         return self._session.ended is not None
 
-    def take(self, message: str | bytes) -> None:
-        self._calls += self._connection.take(self._session, message)
+    def handle(self, message: str | bytes) -> None:
+        self._calls += self._connection.handle(self._session, message)
 
-    async def wait_for_room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         while self._calls:
             await self._connection.answer(self._session, self._calls[0])
             del self._calls[0]
-        await self._session.room()
+        await self._session.wait_for_capacity()
 
 
-class Unreadable(Exception):
-    """A message that cannot be answered frame by frame: the connection is closed with `code`."""
+class InvalidMessage(Exception):
+    """A message without valid frames: the connection is closed with `code`."""
 
     def __init__(self, code: int, error: HoldfastError) -> None:
         super().__init__(str(error))
@@ -303,7 +315,7 @@ class Unreadable(Exception):
 
 
 async def _stop(task: "asyncio.Task[None]", *, seconds: float) -> None:
-    """End a task, which may take a while to do so by itself."""
+    """Cancel a task that does not end within `seconds`."""
     if seconds:
         await asyncio.wait({task}, timeout=seconds)
     task.cancel()
@@ -312,16 +324,16 @@ async def _stop(task: "asyncio.Task[None]", *, seconds: float) -> None:
     except asyncio.CancelledError:
         pass
     except Exception:
-        _log.exception("a connection failed in a way that nobody thought of")
+        _log.exception("unexpected error in a connection")
 
 
 def _host(scope: Message) -> str:
-    """What an agent calls this server, if it is one of the names of the very socket that it has reached.
+    """The Host header, if it names the socket that the agent connected to; that socket's address otherwise.
 
-    Anything else that stands in a header is for whoever sends it to choose: one that stands between an agent and its
-    server could have the agent's signature for itself passed on.
+    Other Host values are not trusted: a machine in the middle could choose one and pass on the signature that the agent
+    made for it.
     """
-    asked = Headers(scope=scope).get("host", "").lower()
+    host = Headers(scope=scope).get("host", "").lower()
     address, port = scope.get("server") or ("", None)
-    place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    return asked if asked in (place, f"localhost:{port}") else place
+    location = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return host if host in (location, f"localhost:{port}") else location

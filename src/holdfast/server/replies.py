@@ -1,7 +1,7 @@
-"""Replies on their way out: how they become frames, and how many of them a connection has not taken yet.
+"""Replies of a stream: encoding them into frames, and counting the bytes that the client has not read yet.
 
-A frame of replies is no longer than one of calls, unless a single reply is. One that is longer than any may be is a
-problem instead, and so is one that cannot be encoded: whoever waits for it hears why.
+A frame of replies is no longer than a frame of calls may be, unless it holds a single long reply. A reply that
+is longer than ANSWER_BYTES_MAX, or that cannot be encoded, is replaced by a problem.
 """
 
 import logging
@@ -24,61 +24,61 @@ class Replies:
     """The replies of one connection."""
 
     def __init__(self, send: Send, write: Write | None = None) -> None:
-        """`write` writes a frame at once, if it can."""
+        """`write` writes a frame without waiting and returns whether it could."""
         self._send = send
         self._write = write
-        self.unsent = 0  # Bytes that the other end has not taken yet.
+        self.unsent_bytes = 0
 
     @property
-    def are_unread(self) -> bool:
-        """Whether the other end has left so much that no further long answer is kept for it."""
-        return self.unsent > ANSWER_BYTES_MAX
+    def is_backlogged(self) -> bool:
+        """Whether so much is unsent that no further long answer is kept in memory."""
+        return self.unsent_bytes > ANSWER_BYTES_MAX
 
     def write(self, frame: bytes) -> bool:
-        """Whether a frame of replies was written, because it is not too long and nothing is in its way."""
+        """Write a frame without waiting; return False if it is too long or the socket is not writable now."""
         return self._write is not None and len(frame) <= FRAME_BYTES_MAX and self._write(frame)
 
     async def send(self, replies: Sequence[Reply], frame: bytes | None) -> bool:
-        """Hand replies over, waiting until the other end takes them; whether it was told all of them as they are.
+        """Send replies, waiting while the socket is not writable; return whether all of them were sent unchanged.
 
-        `frame` is what `encoded` made of them.
+        `frame` is what `encode_replies` returned for them.
 
         Raises:
-            Exception: the connection is gone, in one of a server's many ways.
+            Exception: the connection is lost; uvicorn raises various types.
         """
         if len(replies) > 1 and (frame is None or len(frame) > FRAME_BYTES_MAX):
             half = len(replies) // 2
             del frame
-            first = await self.send(replies[:half], encoded(replies[:half]))
-            return await self.send(replies[half:], encoded(replies[half:])) and first
-        whole = frame is not None and len(frame) <= ANSWER_BYTES_MAX
-        if not whole:
-            error = unexpected() if frame is None else _too_large(len(frame))
+            first = await self.send(replies[:half], encode_replies(replies[:half]))
+            return await self.send(replies[half:], encode_replies(replies[half:])) and first
+        is_unchanged = frame is not None and len(frame) <= ANSWER_BYTES_MAX
+        if not is_unchanged:
+            error = unexpected_error() if frame is None else _too_large(len(frame))
             frame = encode([Reply(replies[0].number, None, problem_of(error, correlation_id.get()))])
         assert frame is not None
         if self._write is not None and self._write(frame):
-            return whole
-        self.unsent += len(frame)
+            return is_unchanged
+        self.unsent_bytes += len(frame)
         try:
             await self._send({"type": "websocket.send", "bytes": frame})
         finally:
-            self.unsent -= len(frame)
-        return whole
+            self.unsent_bytes -= len(frame)
+        return is_unchanged
 
 
 def fits(reply: Reply) -> bool:
-    """Whether the other end can be told a reply as it is."""
-    frame = encoded([reply])
+    """Whether a reply can be sent unchanged."""
+    frame = encode_replies([reply])
     return frame is not None and len(frame) <= ANSWER_BYTES_MAX
 
 
-def unexpected() -> HoldfastError:
-    """No stack trace leaves the server: what happened is in its log."""
-    return HoldfastError("The server failed in a way that nobody thought of; its log says how")
+def unexpected_error() -> HoldfastError:
+    """An error without details: stack traces go to the server's log only."""
+    return HoldfastError("Unexpected error in the server; see its log")
 
 
-def encoded(replies: Sequence[Reply]) -> bytes | None:
-    """The frame of replies; None if there is none, because one of them cannot be encoded."""
+def encode_replies(replies: Sequence[Reply]) -> bytes | None:
+    """The frame of replies; None if one of them cannot be encoded."""
     try:
         return encode(replies)
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -89,6 +89,6 @@ def encoded(replies: Sequence[Reply]) -> bytes | None:
 
 def _too_large(size: int) -> AnswerTooLarge:
     return AnswerTooLarge(
-        f"The answer has {size} bytes, and over a stream it may have {ANSWER_BYTES_MAX}; "
-        "ask for less at a time, or for a blob over HTTP"
+        f"The answer has {size} bytes, more than the {ANSWER_BYTES_MAX} that a stream allows; "
+        "request less at a time, or read the blob over HTTP"
     )

@@ -1,9 +1,9 @@
-"""JSON-RPC 2.0: `agent.ping`, `agent.capabilities.get` and `agent.data.push`, whatever door a frame came through.
+"""JSON-RPC 2.0: `agent.ping`, `agent.capabilities.get` and `agent.data.push`, over HTTP and over the relay.
 
-    frame ──► one call, or a batch of them ──► each answered by itself ──► one frame, or none if all were notifications
+    frame ──► one call, or a batch of calls ──► each executed by itself ──► one frame, or none if all are notifications
 
-Who pushes is whoever was authenticated: the name of a token, or the agent of a relay's connection. Only where nobody
-is, on a loopback address without tokens, a call is believed when it says who it is `from`.
+The sender of a push is the authenticated caller: the name of a token, or the agent of a relay connection. Only on a
+loopback address without tokens is the `from` of a call trusted.
 """
 
 import asyncio
@@ -29,13 +29,14 @@ from holdfast.errors import (
 )
 from holdfast.limits import PUSH_PAYLOAD_BYTES_MAX, RPC_BATCH_MAX, RPC_BYTES_MAX
 from holdfast.names import UNIVERSE, checked_agent
-from holdfast.plane import pushes
-from holdfast.server.authorization import Anybody, Guard
-from holdfast.server.logs import Sparing
+from holdfast.plane.ingress import push
+from holdfast.runtime.relay.session import Authorize
+from holdfast.server.authorization import AllowAll, Authorizer
+from holdfast.server.logs import RateLimitFilter
+from holdfast.server.transport import ServerTransport
 from holdfast.wire.ingress import NewPush, Pushed
 from holdfast.wire.mail import NewMail, SendMail
 from holdfast.wire.problems import RETRY_AFTER_SECONDS
-from holdfast.wire.requests import Request
 from holdfast.wire.rpc import (
     VERSION,
     Capabilities,
@@ -49,11 +50,11 @@ from holdfast.wire.rpc import (
 )
 
 _log = logging.getLogger("holdfast.rpc")
-_log.addFilter(Sparing(per_second=20))  # Bad calls are others' to make.
+_log.addFilter(RateLimitFilter(per_second=20))  # Clients can send any number of bad calls.
 
 PROTOCOL: Final = 1
 _MISSING: Final = object()
-# The first family that an error belongs to decides.
+# The first matching class decides.
 _CODES: Final[tuple[tuple[type[HoldfastError], RpcCode], ...]] = (
     (RateLimited, RpcCode.RATE_LIMITED),
     (PayloadTooLarge, RpcCode.PAYLOAD_TOO_LARGE),
@@ -67,27 +68,25 @@ _CODES: Final[tuple[tuple[type[HoldfastError], RpcCode], ...]] = (
 )
 
 Reply = RpcResult | RpcFailure
-Allow = Callable[[Request[Any]], None]  # Raises if the caller may not ask for this.
 encode = msgspec.json.Encoder().encode
 
 
 class Caller(NamedTuple):
-    """Who calls. `agent` is None where nobody was authenticated."""
+    """The caller of a request. `agent` is None if the caller was not authenticated."""
 
     agent: str | None
-    universe: str = UNIVERSE  # Of what they push to, if nothing else is said.
-    roams: bool = False  # They may name another one.
-    allow: Allow | None = None
+    universe: str = UNIVERSE  # Of recipients without a universe.
+    may_choose_universe: bool = False  # Recipients may name another universe.
+    authorize: Authorize | None = None
 
 
-def caller_of(guard: Guard, universe: str) -> Caller:
-    """Whoever came in past a guard: by its token's name, or as nobody in particular."""
-    agent = None if isinstance(guard, Anybody) else getattr(guard, "holder", guard.name)
-    return Caller(agent, universe, True, guard.allow)
+def caller_of(authorizer: Authorizer, universe: str) -> Caller:
+    """The caller by its token's name; without tokens, a caller without a name."""
+    return Caller(authorizer.holder, universe, True, authorizer.authorize)
 
 
-class Refused(Exception):
-    """A call is refused, by a code that no error of the plane stands for."""
+class RpcRefused(Exception):
+    """A call is refused with a code that no error class has."""
 
     def __init__(self, code: RpcCode, details: str) -> None:
         super().__init__(details)
@@ -95,10 +94,10 @@ class Refused(Exception):
 
 
 class Rpc:
-    """Answers the calls of agents."""
+    """Executes JSON-RPC requests."""
 
-    def __init__(self, transport: Any, *, agent: str | None = None) -> None:
-        """`agent` receives what is pushed to nobody in particular."""
+    def __init__(self, transport: ServerTransport, *, agent: str | None = None) -> None:
+        """`agent` receives pushes that name no recipient."""
         self._transport = transport
         self._agent = agent
         self._methods: Mapping[str, Callable[[Caller, Any], Awaitable[Any]]] = {
@@ -107,46 +106,46 @@ class Rpc:
             "agent.data.push": self._push,
         }
 
-    async def answer(self, address: str, data: bytes, allow: Allow | None = None) -> bytes | None:
-        """The answer to a frame of an authenticated agent, `agent@universe`; None if there is none to give.
+    async def answer(self, address: str, data: bytes, authorize: Authorize | None = None) -> bytes | None:
+        """The response to a frame of an authenticated agent, `agent@universe`; None if all calls are notifications.
 
-        `allow` is asked whether the agent may send mail, which is what a push becomes.
+        `authorize` checks whether the agent may send mail, because a push is stored as mail.
         """
         agent, _, universe = address.partition("@")
-        replied = await self.respond(Caller(agent, universe or UNIVERSE, False, allow), data)
-        return None if replied is None else encode(replied)
+        response = await self.respond(Caller(agent, universe or UNIVERSE, False, authorize), data)
+        return None if response is None else encode(response)
 
     async def respond(self, caller: Caller, data: bytes) -> Reply | list[Reply] | None:
-        """The answer to a frame, before it is encoded."""
+        """The response to a frame, before it is encoded."""
         if len(data) > RPC_BYTES_MAX:
             return _failure(None, RpcCode.PAYLOAD_TOO_LARGE, f"A request has at most {RPC_BYTES_MAX} bytes; split it")
         try:
-            given = msgspec.json.decode(data)
+            body = msgspec.json.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            return _failure(None, RpcCode.PARSE, f"This is not JSON ({error}); encode it again")
-        if not isinstance(given, list):
-            return await self._respond(caller, given)
-        if not 0 < len(given) <= RPC_BATCH_MAX:
-            return _failure(None, RpcCode.INVALID_REQUEST, f"A batch has 1 to {RPC_BATCH_MAX} calls, not {len(given)}")
-        replies = await asyncio.gather(*(self._respond(caller, each) for each in given))
+            return _failure(None, RpcCode.PARSE, f"The request is not valid JSON ({error})")
+        if not isinstance(body, list):
+            return await self._respond(caller, body)
+        if not 0 < len(body) <= RPC_BATCH_MAX:
+            return _failure(None, RpcCode.INVALID_REQUEST, f"A batch has 1 to {RPC_BATCH_MAX} calls, not {len(body)}")
+        replies = await asyncio.gather(*(self._respond(caller, each) for each in body))
         return [reply for reply in replies if reply is not None] or None
 
-    async def _respond(self, caller: Caller, given: Any) -> Reply | None:
-        id = given.get("id", _MISSING) if isinstance(given, dict) else None
+    async def _respond(self, caller: Caller, call: Any) -> Reply | None:
+        id = call.get("id", _MISSING) if isinstance(call, dict) else None
         if id is not _MISSING and (id.__class__ is bool or not isinstance(id, str | int | float | None)):
-            return _failure(None, RpcCode.INVALID_REQUEST, "An id is text, a number or null; give it one")
-        fault = _fault(given)
-        if fault is not None:
-            return _failure(None if id is _MISSING else id, RpcCode.INVALID_REQUEST, fault)
+            return _failure(None, RpcCode.INVALID_REQUEST, "The id must be a string, a number or null")
+        problem = _problem_of(call)
+        if problem is not None:
+            return _failure(None if id is _MISSING else id, RpcCode.INVALID_REQUEST, problem)
         try:
-            result = await self._call(caller, given["method"], given.get("params"))
-        except Refused as error:
+            result = await self._call(caller, call["method"], call.get("params"))
+        except RpcRefused as error:
             reply: Reply = _failure(id, error.code, str(error))
         except HoldfastError as error:
             reply = _failure_of(id, error)
         except Exception as error:
-            _log.error("%s failed in a way that nobody expected", given["method"][:80], exc_info=error)
-            reply = _failure(id, RpcCode.INTERNAL, "The server failed; its log says how")
+            _log.error("unexpected error in %s", call["method"][:80], exc_info=error)
+            reply = _failure(id, RpcCode.INTERNAL, "Unexpected error in the server; see its log")
         else:
             reply = RpcResult(id=id, result=result)
         if id is not _MISSING:
@@ -159,7 +158,7 @@ class Rpc:
         method = self._methods.get(name)
         if method is None:
             known = ", ".join(self._methods)
-            raise Refused(RpcCode.METHOD_NOT_FOUND, f"There is no method {name[:80]!r}; it knows {known}")
+            raise RpcRefused(RpcCode.METHOD_NOT_FOUND, f"Unknown method {name[:80]!r}; known methods: {known}")
         return await method(caller, params)
 
     async def _ping(self, caller: Caller, params: Any) -> Ping:
@@ -176,49 +175,51 @@ class Rpc:
         try:
             new = msgspec.convert(params, NewPush)
         except msgspec.ValidationError as error:
-            raise InvalidArgument(f"These are no parameters of agent.data.push: {error}") from None
+            raise InvalidArgument(f"Invalid parameters of agent.data.push: {error}") from None
         to = new.to or self._agent
         if to is None:
-            raise InvalidArgument("to is required: name the agent, or one in the server's settings (ingress_agent)")
-        universe = to.partition("@")[2] if "@" in to and caller.roams else caller.universe
+            raise InvalidArgument("`to` is required: name the recipient, or set ingress_agent in the server's settings")
+        universe = to.partition("@")[2] if "@" in to and caller.may_choose_universe else caller.universe
         sender = _sender(caller, new, universe)
-        if caller.allow is not None:
-            _check(caller.allow, SendMail(sender, [NewMail(to)], universe=universe))
-        return await pushes.push(self._transport, sender, to, new, universe=universe)
+        if caller.authorize is not None:
+            _check(caller.authorize, SendMail(sender, [NewMail(to)], universe=universe))
+        return await push(self._transport, sender, to, new, universe=universe)
 
 
 def _sender(caller: Caller, new: NewPush, universe: str) -> str:
     if caller.agent is None:
-        return new.sender or Anybody.name
-    if new.sender is not None and checked_agent(new.sender, universe) != caller.agent.lower():
-        raise Refused(RpcCode.PEER_ID_MISMATCH, f"You are {caller.agent}, not {new.sender[:128]!r}; leave `from` out")
+        return new.sender or AllowAll.name
+    if new.sender is not None and checked_agent(new.sender, universe) != caller.agent:
+        raise RpcRefused(
+            RpcCode.PEER_ID_MISMATCH, f"The caller is {caller.agent}, not {new.sender[:128]!r}; leave `from` out"
+        )
     return caller.agent
 
 
-def _check(allow: Allow, request: SendMail) -> None:
+def _check(authorize: Authorize, request: SendMail) -> None:
     try:
-        allow(request)
-    except Busy as error:  # A token has a rate of its own.
+        authorize(request)
+    except Busy as error:  # The rate limit of a token.
         raise RateLimited(str(error)) from error
 
 
-def _fault(given: Any) -> str | None:
-    """What is wrong with a call, in words; None if it is one."""
-    if not isinstance(given, dict):
-        return "A call is an object with jsonrpc, method, params and id"
-    if given.get("jsonrpc") != VERSION:
-        return f'jsonrpc is "{VERSION}"; say so'
-    if not isinstance(given.get("method"), str):
-        return "method is the name of one, as in agent.ping"
-    if not isinstance(given.get("params", {}), dict | list):
-        return "params are an object or a list"
+def _problem_of(call: Any) -> str | None:
+    """A description of what is wrong with a call; None if it is valid."""
+    if not isinstance(call, dict):
+        return "A call must be an object with jsonrpc, method, params and id"
+    if call.get("jsonrpc") != VERSION:
+        return f'jsonrpc must be "{VERSION}"'
+    if not isinstance(call.get("method"), str):
+        return "method must be a string, as in agent.ping"
+    if not isinstance(call.get("params", {}), dict | list):
+        return "params must be an object or a list"
     return None
 
 
 def _failure_of(id: Any, error: HoldfastError) -> RpcFailure:
     code = next((code for family, code in _CODES if isinstance(error, family)), RpcCode.INTERNAL)
-    again = code in (RpcCode.BUSY, RpcCode.RATE_LIMITED)
-    return _failure(id, code, str(error), error.code, RETRY_AFTER_SECONDS if again else None)
+    can_retry = code in (RpcCode.BUSY, RpcCode.RATE_LIMITED)
+    return _failure(id, code, str(error), error.code, RETRY_AFTER_SECONDS if can_retry else None)
 
 
 def _failure(

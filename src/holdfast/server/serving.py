@@ -1,11 +1,12 @@
-"""A server, from its settings to its end.
+"""Runs a server, from its settings to its exit.
 
-settings ──► address bound ──► plane opened ──► guards, doors, metrics ──► listening; one line says where
+settings ──► address bound ──► plane opened ──► authenticator, endpoints, metrics ──► listening; prints its URL
 SIGTERM or SIGINT ──► draining ──► connections closed ──► plane closed ──► exit code 0
-a second one ──► the same, without waiting for what is under way
+a second signal ──► the same, without waiting for calls in flight
 """
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -23,47 +24,48 @@ import uvloop
 
 from holdfast.errors import InvalidArgument, PathUnusable
 from holdfast.limits import FRAME_BYTES_MAX, RELAY_RATE_PER_SECOND
+from holdfast.plane.embedded import AsyncEmbeddedTransport
 from holdfast.plane.open import open_plane_async
 from holdfast.server import logs
 from holdfast.server.app import make_app
 from holdfast.server.console.routes import console_routes
-from holdfast.server.doors import Doors
+from holdfast.server.context import ServerContext
 from holdfast.server.health import Health
 from holdfast.server.http_protocol import BoundedHttp
 from holdfast.server.ingress_metrics import IngressMetrics
-from holdfast.server.logs import Sparing
+from holdfast.server.logs import RateLimitFilter
 from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
 from holdfast.server.relay import RelayOptions
 from holdfast.server.settings import Settings
 from holdfast.server.sockets import BoundedSocket
-from holdfast.server.tokens import TokenGuards, check_bind, choose_guards, is_loopback
+from holdfast.server.tokens import TokenAuthenticator, check_bind, is_loopback, make_authenticator
 
 _log = logging.getLogger("holdfast.server")
 _uvicorn = logging.getLogger("uvicorn.error")
-_uvicorn.addFilter(Sparing(per_second=20))  # Bad requests are others' to make.
-# Said of every stream that was refused with a status of its own, and of answers that a stop cut off, as an error.
+_uvicorn.addFilter(RateLimitFilter(per_second=20))  # Clients can send any number of bad requests.
+# Logged as an error for every stream that is refused with a status, and for responses that a shutdown interrupts.
 _uvicorn.addFilter(lambda record: "returned without completing" not in str(record.msg))
 
-_FRAME_SLACK_BYTES: Final = 1_024  # So that a frame that is a little too large hears so from us, by its name.
+_FRAME_SLACK_BYTES: Final = 1_024  # A slightly larger frame gets our error, not that of websockets.
 _BACKLOG: Final = 2_048
-_SWITCH_SECONDS: Final = 0.0005  # A thread that comes back from a sync waits for the loop no longer than that.
-_COLLECT_AFTER: Final = 50_000  # New objects; after 700, as Python has it, a busy server collects a fifth of its time.
-_FILES_BESIDE: Final = 1_024  # Of the key space, session logs and blobs on their way.
-_CLOSE_SECONDS: Final = 1  # How long connections may take to close once nothing is under way.
-_CALM_SECONDS: Final = 0.05
-_CALM_LOOKS: Final = 3  # So often in a row nothing was under way: replies are out, and nobody was between two calls.
+_SWITCH_SECONDS: Final = 0.0005  # Bounds how long a thread that finished a sync waits for the GIL.
+_GC_THRESHOLD: Final = 50_000  # New objects. With Python's default of 700, a busy server spends 20 % in the GC.
+_OTHER_FILES: Final = 1_024  # Of the key space, session logs and blob transfers.
+_CLOSE_SECONDS: Final = 1  # For connections to close after draining.
+_IDLE_POLL_SECONDS: Final = 0.05
+_IDLE_POLLS: Final = 3  # Polls in a row without calls in flight: replies are sent, and no client is between two calls.
 
 
 def run(settings: Settings) -> int:
-    """Serve until a signal says to stop; the exit code.
+    """Serve until a signal stops the server; return the exit code.
 
     Raises:
-        InvalidArgument: the address is not one to serve at, or cannot be had.
+        InvalidArgument: the address is invalid or in use.
         HoldfastError: as `holdfast.open`.
     """
     logs.configure(settings.log_format, settings.log_level)
-    _open_more_files(settings.connections_max)
-    gc.set_threshold(_COLLECT_AFTER, 20, 20)
+    _raise_file_limit(settings.connections_max)
+    gc.set_threshold(_GC_THRESHOLD, 20, 20)
     sys.setswitchinterval(_SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings))
@@ -71,126 +73,127 @@ def run(settings: Settings) -> int:
 
 
 async def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
-    """Serve on this event loop until a signal says to stop; `ready` is told the URL instead of everybody."""
+    """Serve on this event loop until a signal stops the server. `ready` gets the URL, which is printed by default."""
     check_bind(settings.host, tokens_on=settings.tokens, tls=settings.tls, insecure=settings.insecure)
     tls = _tls_context(settings) if settings.tls else None
-    with _bound(settings.host, settings.port) as listening:
-        port = await open_plane_async(settings.data, settings.options)
+    with _bound_socket(settings.host, settings.port) as listening:
+        transport = await open_plane_async(settings.data, settings.options)
         try:
-            serving = Serving(settings, port)
+            serving = Serving(settings, transport)
             await serving.run(listening, tls, ready or _announce)
         finally:
-            await port.close()
+            await transport.close()
     _log.info("stopped")
 
 
 class Serving:
     """The parts of a running server."""
 
-    def __init__(self, settings: Settings, port: Any) -> None:
+    def __init__(self, settings: Settings, transport: AsyncEmbeddedTransport) -> None:
         self.settings = settings
-        self.health = Health(port)
+        self.health = Health(transport)
         self.metrics = Metrics(
             queues_max=settings.metrics_queues_max,
             worlds_max=settings.metrics_worlds_max,
-            streams=lambda: len(self.doors.streams.open),
-            sessions=lambda: len(self.doors.relay),
-            exchanges=lambda: self.health.under_way,
+            streams=lambda: len(self.context.streams.open),
+            sessions=lambda: len(self.context.relay),
+            exchanges=lambda: self.health.in_flight,
         )
-        measured = MeasuredTransport(port, self.metrics)
-        self.guards = choose_guards(
-            port, tokens_on=settings.tokens, rejected=self.metrics.rejected, ended=self._cut_streams_of
+        measured = MeasuredTransport(transport, self.metrics)
+        self.authenticator = make_authenticator(
+            transport, tokens_on=settings.tokens, rejected=self.metrics.count_reject, ended=self._close_connections_of
         )
-        self.doors = Doors(
+        self.context = ServerContext(
             measured,
-            self.guards,
+            self.authenticator,
             agent=settings.ingress_agent,
             relay=_relay_options(settings),
-            rejected=self.metrics.rejected,
+            rejected=self.metrics.count_reject,
         )
-        self.metrics.registry.register(IngressMetrics(port.ingress))
-        app = make_app(self.doors, settings.http_limits)
+        self.metrics.registry.register(IngressMetrics(transport.ingress))
+        app = make_app(self.context, settings.http_limits)
         app.router.routes[:0] = [
             *self.health.routes(),
-            metrics_route(self.metrics, port, self.guards),
-            *console_routes(self.doors, self.metrics, port, reports=settings.pipeline_reports),
+            metrics_route(self.metrics, transport, self.authenticator),
+            *console_routes(self.context, self.metrics, transport, reports=settings.pipeline_reports),
         ]
-        self.app = self.health.gate(app)
-        if hasattr(port.services.database, "on_sync"):
-            port.services.database.on_sync = self.metrics.synced
+        self.app = self.health.wrap(app)
+        database: Any = transport.services.database
+        if hasattr(database, "on_sync"):
+            database.on_sync = self.metrics.observe_sync
         self._server: _Server | None = None
         self._draining: asyncio.Task[None] | None = None
-        self._cutting: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def run(self, listening: socket.socket, tls: ssl.SSLContext | None, ready: Callable[[str], None]) -> None:
-        """Serve until `stop` was called and everything is answered."""
+        """Serve until `stop` is called and all calls are answered."""
         host, port = listening.getsockname()[:2]
         url = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
         self._server = _Server(self._config(tls), lambda: self._ready(url, ready))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        if isinstance(self.guards, TokenGuards):
-            await self.guards.start()
-        await self.doors.transport.ingress.start()
+        if isinstance(self.authenticator, TokenAuthenticator):
+            await self.authenticator.start()
+        await self.context.transport.ingress.start()
         try:
             await self._server.serve(sockets=[listening])
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
-            await self.doors.relay.close()
-            if isinstance(self.guards, TokenGuards):
-                await self.guards.stop()
+            await self.context.relay.close()
+            if isinstance(self.authenticator, TokenAuthenticator):
+                await self.authenticator.stop()
 
     def stop(self) -> None:
         """Drain, then close. Called again: close at once."""
-        assert self._server is not None, "signals are heard while the server runs"
+        assert self._server is not None, "signals are handled only while the server runs"
         if self._draining is None:
-            _log.info("stopping: calls under way have %g s", self.settings.drain_seconds)
-            _tell_systemd("STOPPING=1")
+            _log.info("stopping: waiting up to %g s for calls in flight", self.settings.drain_seconds)
+            _notify_systemd("STOPPING=1")
             self._draining = asyncio.get_running_loop().create_task(self._drain(self._server))
         else:
-            _log.warning("stopping at once: %s calls under way are not answered", self.under_way)
+            _log.warning("stopping at once: %s calls in flight are not answered", self.in_flight)
             self._draining.cancel()
             self._server.force_exit = self._server.should_exit = True
 
     @property
-    def under_way(self) -> int:
-        """Calls and requests that are being answered, without those that only wait for something to come."""
-        return self.health.under_way + self.metrics.in_flight - self.metrics.waiting
+    def in_flight(self) -> int:
+        """Calls and HTTP requests in flight, without those that wait for messages or locks."""
+        return self.health.in_flight + self.metrics.in_flight - self.metrics.waiting
 
     async def _drain(self, server: "_Server") -> None:
         try:
             await self._wait_for_calls()
-        except Exception:  # Whoever asked it to stop is not to ask twice.
-            _log.exception("draining failed in a way that nobody thought of; the server stops at once")
+        except Exception:  # One signal must suffice to stop the server.
+            _log.exception("unexpected error while draining; the server stops at once")
         server.should_exit = True
 
     async def _wait_for_calls(self) -> None:
         self.health.draining = True
-        self.doors.streams.drain()
-        self.doors.relay.drain()
-        calm = 0
+        self.context.streams.drain()
+        self.context.relay.drain()
+        idle_polls = 0
         with suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_seconds):
-                while calm < _CALM_LOOKS:
-                    await asyncio.sleep(_CALM_SECONDS)
-                    calm = 0 if self.under_way else calm + 1
-        if calm < _CALM_LOOKS:
-            _log.warning("%s calls were still under way after %g s", self.under_way, self.settings.drain_seconds)
+                while idle_polls < _IDLE_POLLS:
+                    await asyncio.sleep(_IDLE_POLL_SECONDS)
+                    idle_polls = 0 if self.in_flight else idle_polls + 1
+        if idle_polls < _IDLE_POLLS:
+            _log.warning("%s calls were still in flight after %g s", self.in_flight, self.settings.drain_seconds)
 
-    def _cut_streams_of(self, token: str) -> None:
-        """A token has ended: what waits on its behalf, waits no more."""
-        self.doors.relay.cut(token)
-        cutting = asyncio.get_running_loop().create_task(self.doors.streams.cut(token))
-        self._cutting.add(cutting)
-        cutting.add_done_callback(self._cutting.discard)
+    def _close_connections_of(self, token: str) -> None:
+        """Close the streams and relay connections of a token that became unusable."""
+        self.context.relay.close_sessions_of(token)
+        task = asyncio.get_running_loop().create_task(self.context.streams.close_streams_of(token))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _ready(self, url: str, ready: Callable[[str], None]) -> None:
         gc.collect()
-        gc.freeze()  # What is there now stays: to look at all of it took 16 ms, and everybody waits for a collection.
+        gc.freeze()  # Exempts the objects that exist now: collecting them takes 16 ms, during which all calls wait.
         _log.info("ready at %s", url, extra={"data": self.settings.data, "tokens": self.settings.tokens})
-        _tell_systemd("READY=1")
+        _notify_systemd("READY=1")
         ready(url)
 
     def _config(self, tls: ssl.SSLContext | None) -> uvicorn.Config:
@@ -205,12 +208,12 @@ class Serving:
             http=type("Http", (BoundedHttp,), bounds),
             ws=BoundedSocket,
             ws_max_size=FRAME_BYTES_MAX + _FRAME_SLACK_BYTES,
-            ws_per_message_deflate=False,  # Frames of small calls grow by it, and it takes more time than the calls.
+            ws_per_message_deflate=False,  # Deflate makes small frames larger and takes longer than the calls.
             lifespan="off",
             interface="asgi3",
             log_config=None,
             access_log=False,
-            proxy_headers=False,  # Nobody says in a header who they are.
+            proxy_headers=False,  # Forwarded headers of clients are not trusted.
             server_header=False,
             backlog=_BACKLOG,
             timeout_keep_alive=settings.keep_alive_seconds,
@@ -220,7 +223,7 @@ class Serving:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signals, which end connections before their calls are answered."""
+    """uvicorn without its signal handlers, which close connections before their calls are answered."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -236,7 +239,7 @@ class _Server(uvicorn.Server):
 
 
 def _relay_options(settings: Settings) -> RelayOptions:
-    """Agents of one machine are let in and let go; others come by what is known of them, and at a bounded rate."""
+    """Loopback without tokens: open registration and no rate limit. Other addresses: closed, and limited."""
     local = is_loopback(settings.host)
     rate = settings.relay_rate_per_second
     return RelayOptions(
@@ -248,38 +251,46 @@ def _relay_options(settings: Settings) -> RelayOptions:
     )
 
 
-def _open_more_files(connections: int) -> None:
-    """Let the process have as many files open as it needs for so many connections, as far as it may."""
-    needed = connections + _FILES_BESIDE
+def _raise_file_limit(connections: int) -> None:
+    """Raise the soft limit of open files to what so many connections need, as far as the hard limit allows."""
+    needed = connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < needed:
-        _log.warning("%s files may be open, too few for connections_max=%s; raise ulimit -n", allowed, connections)
+        _log.warning("%s open files are too few for connections_max=%s; raise ulimit -n", allowed, connections)
 
 
 @contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
+def _bound_socket(host: str, port: int) -> Iterator[socket.socket]:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise InvalidArgument(f"{host} is no address to serve at ({error}); choose another --host") from error
+        raise InvalidArgument(f"{host} is not an address of this machine ({error}); choose another --host") from error
     with listening:
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)
         except OSError as error:
-            raise InvalidArgument(
-                f"{host}:{port} cannot be had ({error.strerror}); choose another --port, or stop what is there"
-            ) from error
+            raise InvalidArgument(_bind_problem(host, port, error)) from error
         listening.setblocking(False)
         yield listening
 
 
+def _bind_problem(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"Port {port} of {host} is already in use; choose another --port, or stop the process that uses it"
+    return f"Cannot listen at {host}:{port} ({error.strerror}); choose another --host or --port"
+
+
 def _tls_context(settings: Settings) -> ssl.SSLContext:
-    """Raises PathUnusable if a certificate or key cannot be used."""
+    """The TLS context of the server.
+
+    Raises:
+        PathUnusable: a certificate or key cannot be used.
+    """
     assert settings.tls_cert is not None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -291,19 +302,19 @@ def _tls_context(settings: Settings) -> ssl.SSLContext:
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(filter(None, (settings.tls_cert, settings.tls_key, settings.tls_client_ca)))
         raise PathUnusable(
-            f"TLS cannot be set up with {files} ({error}); give PEM files that belong together"
+            f"TLS cannot be set up with {files} ({error}); give a PEM certificate and its key"
         ) from error
     return context
 
 
 def _announce(url: str) -> None:
-    """The one line on standard output: whoever started the server reads it, and knows where and that it is ready."""
+    """Print the only line on standard output: the starting process reads the URL from it."""
     sys.stdout.write(f"Holdfast is ready at {url}\n")
     sys.stdout.flush()
 
 
-def _tell_systemd(state: str) -> None:
-    """Tell whoever started the server as a service, if somebody did."""
+def _notify_systemd(state: str) -> None:
+    """Notify systemd, if it started the server."""
     address = os.environ.get("NOTIFY_SOCKET")
     if address:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:

@@ -1,10 +1,10 @@
-"""Settings of a server: a TOML file, then the environment, then flags; what comes later decides.
+"""Settings of a server: from a TOML file, then the environment, then flags; later sources override earlier ones.
 
     port = 9440                     HOLDFAST_PORT=9440              --port 9440
     [tls]
     cert = "server.pem"             HOLDFAST_TLS_CERT=server.pem    --tls-cert server.pem
 
-A key that nobody knows is an error that names the nearest one, and every error says where its value came from.
+An unknown key is an error that names the nearest known one. Every error names the source of its value.
 """
 
 import os
@@ -31,7 +31,7 @@ from holdfast.server.http.limits import HttpLimits
 
 _PREFIX: Final = "HOLDFAST_"
 _FILE: Final = "HOLDFAST_CONFIG"
-# What clients and commands read or set in the same environment is none of a server's business.
+# Variables of clients and CLI commands, which the server ignores.
 _OTHERS: Final = ("CA", "CERT", "CONFIG", "CONTEXT", "DEBUG", "KEY", "TOKEN", "UNIVERSE", "URL")
 _EXPORTED: Final = ("FENCE", "LEASE_", "LOCK_", "QUEUE_", "STATE_")
 _WORDS: Final = {"on": True, "yes": True, "off": False, "no": False}
@@ -41,66 +41,66 @@ _SecondsOrZero = Annotated[float, Meta(ge=0, le=31_536_000)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that can be said to a server."""
+    """All settings of a server."""
 
-    data: str = "dir:./data"  # Where the key space is: dir:PATH, memory: or postgresql://…
-    objects: str | None = None  # The object store for big bytes; a directory has one in itself.
-    activity: str | None = None  # The folder of session logs; a directory has one in itself.
-    tiers: str | None = None  # The TOML file that says which tier each field of an entity has.
+    data: str = "dir:./data"  # The key space: dir:PATH, memory: or postgresql://…
+    objects: str | None = None  # The object store for large values; default: inside the data directory.
+    activity: str | None = None  # The folder of session logs; default: inside the data directory.
+    tiers: str | None = None  # The TOML file with the tier of each entity field.
     verify_blobs: Literal["always", "sampled", "never"] = "always"
-    compact_every_seconds: _Seconds | None = None  # Never if nothing is said.
+    compact_every_seconds: _Seconds | None = None  # Default: never.
 
     host: str = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65_535)] = 9440  # 0: any that is free.
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 9440  # 0: any free port.
     tokens: bool = False
-    tls_cert: str | None = None  # With its chain, PEM.
+    tls_cert: str | None = None  # PEM, with its chain.
     tls_key: str | None = None
-    tls_client_ca: str | None = None  # Only clients with a certificate of this authority come in.
-    insecure: bool = False  # Tokens without TLS, at an address that others reach.
+    tls_client_ca: str | None = None  # Requires client certificates of this authority.
+    insecure: bool = False  # Allows tokens without TLS on a non-loopback address.
 
-    drain_seconds: _SecondsOrZero = 10.0  # How long calls under way may take when the server is told to stop.
-    connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000  # That are open at a time.
-    header_bytes_max: Annotated[int, Meta(ge=1_024, le=1_048_576)] = 32_768  # Of one request, its address included.
-    header_seconds: _Seconds = 10.0  # How long they may take to arrive.
+    drain_seconds: _SecondsOrZero = 10.0  # For calls in flight when the server shuts down.
+    connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000  # Open at the same time.
+    header_bytes_max: Annotated[int, Meta(ge=1_024, le=1_048_576)] = 32_768  # Of one request, its URL included.
+    header_seconds: _Seconds = 10.0  # For the headers to arrive.
     body_bytes_max: Annotated[int, Meta(ge=65_536, le=268_435_456)] = HttpLimits().body_bytes_max  # Held in memory.
-    stream_bytes_max: Annotated[int, Meta(ge=65_536)] = HttpLimits().stream_bytes_max  # On its way to a blob.
-    keep_alive_seconds: Annotated[int, Meta(ge=1, le=3_600)] = 75  # How long a connection that nobody uses stays open.
+    stream_bytes_max: Annotated[int, Meta(ge=65_536)] = HttpLimits().stream_bytes_max  # Streamed into a blob.
+    keep_alive_seconds: Annotated[int, Meta(ge=1, le=3_600)] = 75  # For an idle connection.
 
-    queue_max_consumers: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # 0: by the number of processors.
+    queue_max_consumers: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # 0: derived from the number of CPUs.
     queue_poll_interval_seconds: _Seconds = 3.0
     queue_poll_jitter_seconds: _SecondsOrZero = 0.5
     queue_resilient_poll_interval_seconds: _SecondsOrZero = 300.0  # 0: never.
 
-    relay_host: str | None = None  # What agents call this server; if nothing is said, the address that they reach.
-    relay_registration: Literal["open", "closed"] | None = None  # Open on loopback without tokens if nothing is said.
+    relay_host: str | None = None  # Host that agents sign; default: the address that they connected to.
+    relay_registration: Literal["open", "closed"] | None = None  # Default: open on loopback without tokens.
     relay_rate_per_second: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None  # 0: no limit, as on loopback.
-    relay_burst: Annotated[int, Meta(ge=1, le=1_000_000)] = RELAY_BURST  # As many mails may come at once.
-    relay_authenticate_seconds: _Seconds = RELAY_AUTHENTICATE_SECONDS  # To answer the challenge.
+    relay_burst: Annotated[int, Meta(ge=1, le=1_000_000)] = RELAY_BURST  # Mails above the rate.
+    relay_authenticate_seconds: _Seconds = RELAY_AUTHENTICATE_SECONDS  # For the answer to the challenge.
 
-    ingress_agent: str | None = None  # Who receives what is pushed to nobody in particular.
+    ingress_agent: str | None = None  # Receives pushes that name no recipient.
     ingress_pushes_per_minute: Annotated[int, Meta(ge=0, le=PUSHES_PER_MINUTE_MAX)] = PUSHES_PER_MINUTE  # 0: no limit.
 
     log_format: Literal["json", "text"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    metrics_queues_max: Annotated[int, Meta(ge=0, le=10_000)] = 100  # Queues whose depth the metrics tell.
-    pipeline_reports: str | None = None  # The folder of the pipeline's reports, which the console shows.
-    metrics_worlds_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1_000  # Worlds that are looked at for the metrics.
+    metrics_queues_max: Annotated[int, Meta(ge=0, le=10_000)] = 100  # Queues with depth metrics.
+    pipeline_reports: str | None = None  # The folder of the pipeline's reports, shown in the console.
+    metrics_worlds_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1_000  # Worlds that are read for the lag metric.
 
     @property
     def tls(self) -> bool:
-        """Whether the server speaks TLS."""
+        """Whether the server uses TLS."""
         return self.tls_cert is not None
 
     @property
     def options(self) -> Options:
-        """How to open the plane."""
+        """The options to open the plane with."""
         return Options(
             objects=self.objects,
             activity=self.activity,
             tiers=self.tiers,
             verify_blobs=self.verify_blobs,
             compact_every_seconds=self.compact_every_seconds,
-            waits=ConsumerOptions(
+            consumers=ConsumerOptions(
                 consumers_max=self.queue_max_consumers,
                 poll_seconds=self.queue_poll_interval_seconds,
                 poll_jitter_seconds=self.queue_poll_jitter_seconds,
@@ -111,7 +111,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def http_limits(self) -> HttpLimits:
-        """What the HTTP door lets its callers do."""
+        """The limits of the HTTP API."""
         return HttpLimits(body_bytes_max=self.body_bytes_max, stream_bytes_max=self.stream_bytes_max)
 
     @classmethod
@@ -122,28 +122,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         file: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Self:
-        """The settings of a file (or the one that HOLDFAST_CONFIG names), an environment, and flags.
+        """The settings from a file (default: the one that HOLDFAST_CONFIG names), the environment, and flags.
 
-        A flag that is None was not given.
+        Flags that are None are ignored.
 
         Raises:
-            InvalidArgument: a key is unknown, or a value is not what its key wants.
+            InvalidArgument: a key is unknown, or a value is invalid.
             PathUnusable: the file cannot be read.
         """
         environment = os.environ if environment is None else environment
         file = file or environment.get(_FILE) or None
         values: dict[str, Any] = {}
-        for source in (_of_file(file), _of_environment(environment), _of_flags(flags or {})):
+        for source in (_from_file(file), _from_environment(environment), _from_flags(flags or {})):
             values |= source
         return cls(**values)._checked()
 
     def _checked(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise InvalidArgument("tls_cert and tls_key belong together; give both of them, or none")
+            raise InvalidArgument("tls_cert and tls_key must be given together; give both or neither")
         if self.tls_client_ca is not None and not self.tls:
             raise InvalidArgument("tls_client_ca needs tls_cert and tls_key; give them too")
         if not self.host:
-            raise InvalidArgument("host is empty; name an address, as in 127.0.0.1")
+            raise InvalidArgument("host is empty; give an address, such as 127.0.0.1")
         if self.ingress_agent is not None:
             agent, at, universe = self.ingress_agent.partition("@")
             checked_name("agent", agent)
@@ -154,63 +154,63 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 _TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(Settings)}
 
 
-def _of_file(file: str | os.PathLike[str] | None) -> dict[str, Any]:
+def _from_file(file: str | os.PathLike[str] | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
         document = tomllib.loads(Path(file).read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise PathUnusable(f"The settings in {file} cannot be read ({error}); name a TOML file") from error
+        raise PathUnusable(f"The settings file {file} cannot be read ({error}); name a TOML file") from error
     except tomllib.TOMLDecodeError as error:
-        raise InvalidArgument(f"{file} is not TOML ({error}); correct it") from None
-    return {key: _converted(key, value, f"{file}", strict=True) for key, value in _flat(document, "").items()}
+        raise InvalidArgument(f"{file} is not valid TOML ({error}); correct it") from None
+    return {key: _convert(key, value, f"{file}", strict=True) for key, value in _flatten(document, "").items()}
 
 
-def _flat(table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Tables taken apart: `cert` of `[tls]` is `tls_cert`."""
+def _flatten(table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Nested tables as prefixed keys: `cert` of `[tls]` becomes `tls_cert`."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         name = prefix + key.replace("-", "_")
-        flat |= _flat(value, f"{name}_") if isinstance(value, dict) else {name: value}
+        flat |= _flatten(value, f"{name}_") if isinstance(value, dict) else {name: value}
     return flat
 
 
-def _of_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values = {}
     for variable, text in environment.items():
         key = variable.removeprefix(_PREFIX).lower()
-        if not variable.startswith(_PREFIX) or not text or _is_of_others(key):
+        if not variable.startswith(_PREFIX) or not text or _is_of_other_program(key):
             continue
-        values[key] = _converted(key, text, f"the environment ({variable})", strict=False)
+        values[key] = _convert(key, text, f"the environment ({variable})", strict=False)
     return values
 
 
-def _is_of_others(key: str) -> bool:
+def _is_of_other_program(key: str) -> bool:
     if key in _TYPES:
         return False
     if key.upper() in _OTHERS:
         return True
-    # What `queue get` exports has the same beginning as our knobs; what is nearly one of them is a slip of the pen.
+    # Variables that `queue get` exports share prefixes with settings; one that resembles a setting is a typo.
     return key.upper().startswith(_EXPORTED) and not get_close_matches(key, _TYPES, n=1, cutoff=0.8)
 
 
-def _of_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     values = {}
     for flag, value in flags.items():
         key = flag.lstrip("-").replace("-", "_")
         if value is not None:
-            values[key] = _converted(key, value, f"the flags (--{key.replace('_', '-')})", strict=False)
+            values[key] = _convert(key, value, f"the flags (--{key.replace('_', '-')})", strict=False)
     return values
 
 
-def _converted(key: str, value: Any, source: str, *, strict: bool) -> Any:
+def _convert(key: str, value: Any, source: str, *, strict: bool) -> Any:
     if key not in _TYPES:
         near = get_close_matches(key, _TYPES, n=1, cutoff=0.3) or ["one of " + ", ".join(_TYPES)]
-        raise InvalidArgument(f"There is no setting {key}, which comes from {source}; did you mean {near[0]}?")
+        raise InvalidArgument(f"Unknown setting {key} from {source}; did you mean {near[0]}?")
     kind = _TYPES[key]
     if kind is bool and isinstance(value, str) and not strict:
         value = _WORDS.get(value.lower(), value)
     try:
         return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
-        raise InvalidArgument(f"{key} is {value!r}, which comes from {source}: {error}") from None
+        raise InvalidArgument(f"Invalid {key}={value!r} from {source}: {error}") from None

@@ -1,11 +1,11 @@
-"""Connections whose other end has to take what it is sent.
+"""Disconnects peers that stopped reading.
 
-uvicorn waits for a peer that has stopped reading without an end: a connection that it closes is not closed before the
-last byte was taken. Both kinds of connections are watched alike, while writing is paused and while they close: as long
-as what is unread changes, somebody reads.
+uvicorn waits without limit for such a peer: a connection that it closes stays open until the last byte is written. HTTP
+and WebSocket connections are checked alike, while writing is paused and while they close: as long as the size of the
+write buffer changes, the peer reads.
 
-What the kernel has taken over is the kernel's to watch. It takes megabytes, and a feed with a few hundred bytes a
-second would not be found out within hours.
+The kernel's send buffer has TCP_USER_TIMEOUT instead: it holds megabytes, and a feed of a few hundred bytes per second
+would take hours to fill it.
 """
 
 import asyncio
@@ -14,52 +14,52 @@ import socket
 import struct
 from typing import Any, Final
 
-from holdfast.limits import UNREAD_SECONDS_MAX
+from holdfast.limits import SLOW_PEER_SECONDS_MAX
 
-_AT_ONCE: Final = struct.pack("ii", 1, 0)
+_LINGER_OFF: Final = struct.pack("ii", 1, 0)  # Reset the connection and drop unsent bytes.
 
 
-class Taken:
-    """The part of a protocol that cuts a peer which takes nothing of what waits for it for `unread_seconds`."""
+class SlowPeerGuard:
+    """Protocol mixin that aborts the connection if the peer reads nothing for `unread_seconds`."""
 
-    unread_seconds = UNREAD_SECONDS_MAX
+    unread_seconds = SLOW_PEER_SECONDS_MAX
     log: logging.Logger
 
     loop: asyncio.AbstractEventLoop
     transport: Any
 
-    _looking: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
-    def bound_kernel(self) -> None:
-        """Have the kernel end the connection, too, if the peer has no room for what waits for so long, or is gone."""
+    def set_kernel_timeout(self) -> None:
+        """Let the kernel reset the connection, too, if sent bytes stay unacknowledged for `unread_seconds`."""
         connection = self.transport.get_extra_info("socket")
         if hasattr(socket, "TCP_USER_TIMEOUT") and connection.family in (socket.AF_INET, socket.AF_INET6):  # Linux.
             milliseconds = max(round(self.unread_seconds * 1_000), 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
-    def look(self) -> None:
-        """Begin to watch whether what was sent is taken."""
-        if self._looking is None:
-            self._look_again(None)
+    def start_write_timer(self) -> None:
+        """Start to check whether the write buffer shrinks."""
+        if self._write_timer is None:
+            self._check_progress(None)
 
-    def stop_looking(self) -> None:
-        """Nothing waits any more, or the connection is gone."""
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+    def stop_write_timer(self) -> None:
+        """Stop checking: the write buffer is empty, or the connection is lost."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def abort(self) -> None:
-        """End the connection without waiting for anybody."""
-        # Without this the kernel goes on for a while with what it has taken over, and the peer does not hear of it.
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        """Reset the connection at once."""
+        # Without SO_LINGER the kernel keeps sending its buffer, and the peer does not notice the abort.
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_OFF)
         self.transport.abort()
 
-    def _look_again(self, unread: int | None) -> None:
+    def _check_progress(self, before: int | None) -> None:
         left = self.transport.get_write_buffer_size()
         if not left:
-            self._looking = None
-        elif left != unread:
-            self._looking = self.loop.call_later(self.unread_seconds, self._look_again, left)
+            self._write_timer = None
+        elif left != before:
+            self._write_timer = self.loop.call_later(self.unread_seconds, self._check_progress, left)
         else:
-            self.log.warning("cut: %s bytes were not read for %g s", left, self.unread_seconds)
+            self.log.warning("disconnected: the client left %s bytes unread for %g s", left, self.unread_seconds)
             self.abort()

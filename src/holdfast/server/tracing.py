@@ -1,9 +1,9 @@
-"""Spans for OpenTelemetry, if its API package is installed and somebody has set it up; nothing at all otherwise.
+"""OpenTelemetry spans, if its API package is installed and a tracer provider is configured; otherwise a no-op.
 
-The span of what an HTTP request asks for is a child of the caller's, which `traceparent` names. Calls of a stream begin
-traces of their own: a frame carries the calls of many callers, and says of none of them where it comes from.
+The span of an HTTP request is a child of the caller's span, which `traceparent` names. Calls of a stream start their
+own traces: a frame carries the calls of many callers, without their trace contexts.
 
-Names and attributes are those of OpenTelemetry's conventions for messaging: `send jobs`, `receive jobs`, `settle jobs`
+Names and attributes follow OpenTelemetry's conventions for messaging: `send jobs`, `receive jobs`, `settle jobs`
 for queues, and the operation's own name for everything else.
 """
 
@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from holdfast.errors import HoldfastError
-from holdfast.server.logs import Sparing
+from holdfast.server.logs import RateLimitFilter
 from holdfast.wire.requests import Request
 
 context: Any = None
@@ -25,8 +25,8 @@ with suppress(ImportError):
     from opentelemetry import context, propagate, trace
 
 _log = logging.getLogger("holdfast.tracing")
-_log.addFilter(Sparing(per_second=1))
-_KINDS: Final = {  # What the conventions call a kind of operation; settling is what acknowledges or gives back.
+_log.addFilter(RateLimitFilter(per_second=1))
+_KINDS: Final = {  # Operation types of the conventions; ack, nack, reject and extend are "settle".
     "queues.put": "send",
     "queues.receive": "receive",
     "queues.ack": "settle",
@@ -37,19 +37,19 @@ _KINDS: Final = {  # What the conventions call a kind of operation; settling is 
 
 
 def is_on() -> bool:
-    """Whether there is anybody to tell of spans. Many packages bring the API along, which alone tells nobody."""
-    return trace is not None and _is_set_up(int(time.monotonic()))
+    """Whether spans are exported. The API package alone, which many packages depend on, exports nothing."""
+    return trace is not None and _has_provider(int(time.monotonic()))
 
 
 @lru_cache(maxsize=1)
-def _is_set_up(second: int) -> bool:
-    """Asked once in a `second`: to answer, OpenTelemetry looks into the environment."""
+def _has_provider(second: int) -> bool:
+    """Cached per `second`, because OpenTelemetry reads the environment to find its provider."""
     del second
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def names_of(request: Request[Any]) -> tuple[str, dict[str, Any]]:
-    """The name of the span of a request, and its attributes."""
+    """The span name of a request, and its attributes."""
     op = str(type(request).__struct_config__.tag)
     attributes: dict[str, Any] = {"holdfast.operation": op}
     if (universe := getattr(request, "universe", None)) is not None:
@@ -70,7 +70,7 @@ def names_of(request: Request[Any]) -> tuple[str, dict[str, Any]]:
 
 @contextmanager
 def caused_by(headers: Mapping[str, str]) -> Iterator[None]:
-    """Spans that begin inside are children of the one that these headers name, if they name one."""
+    """Make spans inside the `with` block children of the span that these headers name, if any."""
     if not is_on():
         yield
         return
@@ -86,8 +86,8 @@ def span(request: Request[Any]) -> AbstractContextManager[None]:
     return _span(*names_of(request))
 
 
-def group_span(requests: Sequence[Request[Any]]) -> AbstractContextManager[None]:
-    """One span around requests that are committed together; a request that is alone has a span of its own."""
+def batch_span(requests: Sequence[Request[Any]]) -> AbstractContextManager[None]:
+    """One span around a batch of requests; a single request has the span of its operation."""
     if len(requests) == 1:
         return span(requests[0])
     return _span("commit", {"holdfast.operation": "commit", "holdfast.group.size": len(requests)})
@@ -98,28 +98,30 @@ def _span(name: str, attributes: dict[str, Any]) -> Iterator[None]:
     if not is_on():
         yield
         return
-    around, current = _quietly(_begun, name, attributes) or (None, None)
+    manager, current = _ignore_errors(_start_span, name, attributes) or (None, None)
     try:
         yield
     except BaseException as error:
         if isinstance(error, HoldfastError) and current is not None:
-            _quietly(current.set_attribute, "error.type", error.code)
-        if around is not None:
-            _quietly(around.__exit__, type(error), error, error.__traceback__)
+            _ignore_errors(current.set_attribute, "error.type", error.code)
+        if manager is not None:
+            _ignore_errors(manager.__exit__, type(error), error, error.__traceback__)
         raise
-    if around is not None:
-        _quietly(around.__exit__, None, None, None)
+    if manager is not None:
+        _ignore_errors(manager.__exit__, None, None, None)
 
 
-def _begun(name: str, attributes: dict[str, Any]) -> tuple[Any, Any]:
-    around = trace.get_tracer("holdfast").start_as_current_span(name, kind=trace.SpanKind.SERVER, attributes=attributes)
-    return around, around.__enter__()
+def _start_span(name: str, attributes: dict[str, Any]) -> tuple[Any, Any]:
+    manager = trace.get_tracer("holdfast").start_as_current_span(
+        name, kind=trace.SpanKind.SERVER, attributes=attributes
+    )
+    return manager, manager.__enter__()
 
 
-def _quietly(tell: Callable[..., Any], *args: Any) -> Any:
-    """Telemetry that fails is a line in the log: what a span is of may be committed by then, and is no failure."""
+def _ignore_errors(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of the telemetry and log its errors, which must not fail a request that may be committed."""
     try:
-        return tell(*args)
+        return function(*args)
     except Exception:
-        _log.exception("a span could not be told of")
+        _log.exception("a span could not be recorded")
         return None

@@ -1,10 +1,10 @@
-"""What comes in on a connection, taken as it comes: no task waits for it.
+"""Reads one connection's messages by callback, with back-pressure; no task waits for each message.
 
-    message ──► taken ──► room for more? ──► the next one
-                             └ no ──► nothing more is read, what came is kept ──► room ──► taken in order
+    message ──► handled ──► capacity left? ──► next message
+                               └ no ──► reading is paused, messages are queued ──► capacity ──► handled in order
 
-What one read of the socket brings is kept whole, so that is how much a connection can have lying there. Whoever has
-filled up since its last message, by what it is sent, takes one more before that is seen.
+The queue holds at most the messages of one read of the socket. Capacity is checked after each message, so a receiver
+that filled up meanwhile by what it sends handles one more message.
 """
 
 import asyncio
@@ -18,70 +18,70 @@ from holdfast.server.sockets import BoundedSocket
 _log = logging.getLogger("holdfast.stream")
 
 
-class Hearer(Protocol):
-    """Who takes what is heard."""
+class Receiver(Protocol):
+    """Handles the messages, and says when it can handle no more."""
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more is to be taken now."""
+        """Whether no more messages can be handled now."""
 
     @property
-    def is_gone(self) -> bool:
-        """Whether nothing more is to be taken at all."""
+    def is_closed(self) -> bool:
+        """Whether no more messages are to be handled at all."""
 
-    async def wait_for_room(self) -> None:
-        """Return when there is room, or there will be none any more."""
+    async def wait_for_capacity(self) -> None:
+        """Return when there is capacity, or the connection has closed."""
 
 
-class Hearing:
-    """The ear of one connection."""
+class WebsocketReader:
+    """Reads one connection's messages, with back-pressure."""
 
-    def __init__(self, socket: BoundedSocket, hearer: Hearer, take: Callable[[str | bytes], None]) -> None:
+    def __init__(self, socket: BoundedSocket, receiver: Receiver, handle: Callable[[str | bytes], None]) -> None:
         self._socket = socket
-        self._hearer = hearer
-        self._take = take
-        self._unheard: deque[str | bytes] = deque()
-        self._catching_up: asyncio.Task[None] | None = None
+        self._receiver = receiver
+        self._handle = handle
+        self._queued: deque[str | bytes] = deque()
+        self._draining: asyncio.Task[None] | None = None
 
-    def begin(self) -> None:
-        """Be given what comes, unless something that came before lies with uvicorn yet."""
+    def start(self) -> None:
+        """Receive messages from the socket, unless uvicorn's queue still holds earlier ones."""
         if self._socket.queue.empty():
-            self._socket.taker = self._hear
+            self._socket.on_message = self._on_message
 
-    def end(self) -> None:
-        """Take nothing more."""
-        self._socket.taker = None
-        self._unheard.clear()
-        if self._catching_up is not None:
-            self._catching_up.cancel()
+    def stop(self) -> None:
+        """Receive nothing more."""
+        self._socket.on_message = None
+        self._queued.clear()
+        if self._draining is not None:
+            self._draining.cancel()
 
-    def _hear(self, message: str | bytes) -> None:
-        hearer = self._hearer
-        if self._catching_up is not None:
-            self._unheard.append(message)
-        elif not hearer.is_gone:
-            self._take(message)
-            if hearer.is_full and not hearer.is_gone:
-                self._socket.hold()
-                self._catching_up = asyncio.get_running_loop().create_task(self._catch_up())
+    def _on_message(self, message: str | bytes) -> None:
+        receiver = self._receiver
+        if self._draining is not None:
+            self._queued.append(message)
+        elif not receiver.is_closed:
+            self._handle(message)
+            if receiver.is_full and not receiver.is_closed:
+                self._socket.pause_receiving()
+                self._draining = asyncio.get_running_loop().create_task(self._drain())
 
-    def _take_unheard(self) -> None:
-        while self._unheard and not self._hearer.is_full:
-            message = self._unheard.popleft()
-            if not self._hearer.is_gone:
-                self._take(message)
+    def _handle_queued(self) -> None:
+        while self._queued and not self._receiver.is_full:
+            message = self._queued.popleft()
+            if not self._receiver.is_closed:
+                self._handle(message)
 
-    async def _catch_up(self) -> None:
+    async def _drain(self) -> None:
         try:
-            while self._hearer.is_full or self._unheard:
-                await self._hearer.wait_for_room()
-                if self._hearer.is_gone:
+            while self._receiver.is_full or self._queued:
+                await self._receiver.wait_for_capacity()
+                if self._receiver.is_closed:
                     return
-                self._take_unheard()
+                self._handle_queued()
         except Exception:
-            # Held for ever, it would look alive to whoever is at its other end.
-            _log.exception("a connection failed in a way that nobody thought of")
+            # Paused for ever, the connection would seem alive to the client.
+            _log.exception("aborted: unexpected error in a connection")
             self._socket.abort()
             return
-        self._catching_up = None
-        self._socket.go_on()
+        self._draining = None
+        self._socket.resume_receiving()

@@ -1,0 +1,29 @@
+"""What a server needs of the plane that it serves."""
+
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from typing import Any, Protocol
+
+from holdfast.kv import Result
+from holdfast.layers.idempotency import KeyedCall
+from holdfast.plane.services import Services
+from holdfast.runtime.ingress.ingress import Ingress
+from holdfast.tiers import Tier
+from holdfast.wire.requests import Answer, Request
+
+
+class ServerTransport(Protocol):
+    """An embedded plane, measured (`metrics.MeasuredTransport`) or not (`plane.embedded.AsyncEmbeddedTransport`)."""
+
+    @property
+    def services(self) -> Services: ...
+
+    @property
+    def ingress(self) -> Ingress: ...
+
+    async def call(self, request: Request[Answer], once: KeyedCall | None = None) -> Answer: ...
+
+    async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer: ...
+
+    async def receive(self, request: Request[Answer]) -> AsyncIterator[bytes]: ...
+
+    async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result: ...
