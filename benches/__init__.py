@@ -1,1 +1,1 @@
-"""Benches: each compares Holdfast with a bare loop or a peer in the same run, and prints ratios."""
+"""Benchmarks: each compares Holdfast with a bare loop or a peer in the same run, and prints ratios."""

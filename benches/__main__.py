@@ -1,4 +1,4 @@
-"""Run every bench, or those whose name contains one of the arguments: `python -m benches rocksdb execute`."""
+"""Run every benchmark, or those whose name contains one of the arguments: `python -m benches rocksdb execute`."""
 
 import importlib
 import sys

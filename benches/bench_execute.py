@@ -1,11 +1,12 @@
-"""What the path costs: a request struct executed through a port, over the same layer function called bare."""
+"""The overhead of a call: a handle, request struct and transport, against the same function called with `transact`."""
 
 import asyncio
 
 from benches.bench_rocksdb import on_loop, repeat
-from benches.contest import race, say
+from benches.comparison import compare, echo
 from holdfast.backends.memory import MemoryDatabase
-from holdfast.handles import AsyncPlane, Plane
+from holdfast.handles.plane import AsyncPlane
+from holdfast.handles.sync.plane import Plane
 from holdfast.kv import Transaction
 from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from holdfast.plane.services import Services
@@ -26,17 +27,17 @@ def main() -> None:
     async def handle_async() -> None:
         await async_plane.pairs.put(b"key", b"value")
 
-    rates = race(
+    rates = compare(
         "A put on the key space in memory",
         {
             "transact(layer function)": lambda: repeat(lambda: database.transact(put, b"key", b"value"), 20_000),
-            "handle, struct, port, execute": lambda: repeat(lambda: plane.pairs.put(b"key", b"value"), 20_000),
+            "handle, struct, transport": lambda: repeat(lambda: plane.pairs.put(b"key", b"value"), 20_000),
             "transact_async(layer function)": lambda: on_loop(bare_async, 1, 20_000),
-            "async handle, struct, port, execute": lambda: on_loop(handle_async, 1, 20_000),
+            "async handle, struct, transport": lambda: on_loop(handle_async, 1, 20_000),
         },
     )
     each = [1e6 / rate for rate in rates.values()]
-    say(f"The path costs {each[1] - each[0]:.2f} µs, on an event loop {each[3] - each[2]:.2f} µs (goal: under 5 µs).")
+    echo(f"A call adds {each[1] - each[0]:.2f} µs, with asyncio {each[3] - each[2]:.2f} µs.")
     asyncio.run(async_plane.close())
 
 

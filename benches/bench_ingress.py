@@ -1,9 +1,9 @@
-"""The ingress against what it replaces: one synced transaction a push, one after the other behind one lock.
+"""The ingress, against one synced transaction per push behind one lock.
 
     python -m benches ingress        two tables, and the plot docs/ingress.png
 
-"Answered" is how long a caller waits for its answer; "stored" is how many pushes a second are in their mailboxes,
-counted until the last one is. 64 callers push 4,096 payloads of 200 bytes, as many as the queue holds, to 50 mailboxes.
+"Answered" is how long a caller waits for its answer; "stored" is the rate of pushes until the last one is in its
+mailbox. 64 callers push 4,096 payloads of 200 bytes, as many as the queue holds, to 50 mailboxes.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from rich.table import Table
 
-from benches.contest import race, say
+from benches.comparison import compare, echo
 from benches.ycsb import quantile
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.rocksdb import RocksDatabase
@@ -42,17 +42,17 @@ PUSHES: Final = 4_096
 ROUNDS: Final = 5
 MAILBOXES: Final = 50
 PAYLOAD: Final = urlsafe_b64encode(b"x" * 200).decode().rstrip("=")
-PICTURE: Final = Path(__file__).parent.parent / "docs" / "ingress.png"
-HOLD_SECONDS: Final = 0.002  # What an fsync takes on a common disk.
+IMAGE: Final = Path(__file__).parent.parent / "docs" / "ingress.png"
+HOLD_SECONDS: Final = 0.002  # The duration of an fsync on a common disk.
 KEYS: Final = Subspace("bench").key("keys")
 
 Push = Callable[[int], Awaitable[None]]
 
 
-class Round(NamedTuple):
-    """What one contestant did once."""
+class Result(NamedTuple):
+    """The result of one candidate in one round."""
 
-    answered: list[float]  # Seconds of each push, in order.
+    answered: list[float]  # Seconds of each push, sorted.
     stored_per_second: float
 
 
@@ -66,10 +66,10 @@ class Figures(NamedTuple):
 
 def main() -> None:
     pushed = asyncio.run(compare_pushes())
-    busy = asyncio.run(busy_answers())
-    split = compare_locks()
-    draw(pushed, busy, split)
-    say(f"Drawn: {PICTURE}")
+    busy = asyncio.run(measure_busy_answers())
+    locks = compare_locks()
+    draw(pushed, busy, locks)
+    echo(f"Drawn: {IMAGE}")
 
 
 # Pushes.
@@ -89,8 +89,8 @@ def addresses(number: int) -> tuple[Address, Address]:
     return Address("main", f"sender-{number % CALLERS}"), Address("main", f"agent-{number % MAILBOXES}")
 
 
-def push_at_once(tx: Transaction, number: int) -> None:
-    """Look the key up, write it, append to the inbox: what a push is without an ingress, in one transaction."""
+def push_in_transaction(tx: Transaction, number: int) -> None:
+    """Check the key, write it, and append to the inbox in one transaction: a push without the ingress."""
     sender, to = addresses(number)
     new = new_push(number)
     key = key_of(str(to), str(sender), new.topic, new.idempotency_key)
@@ -99,37 +99,37 @@ def push_at_once(tx: Transaction, number: int) -> None:
         mailboxes.send(tx, sender, to, mail_of(new, key.hex(), 200))
 
 
-async def one_by_one(database: Database) -> Round:
-    """Before: every push is one synced transaction, behind one lock."""
+async def with_one_lock(database: Database) -> Result:
+    """The baseline: every push is one synced transaction, behind one lock."""
     lock = asyncio.Lock()
 
     async def push(number: int) -> None:
         async with lock:
-            await database.transact_async(push_at_once, number)
+            await database.transact_async(push_in_transaction, number)
 
-    return await measured(push, lambda: asyncio.sleep(0))
+    return await measure(push, lambda: asyncio.sleep(0))
 
 
-async def together(database: Database) -> Round:
-    """The same transactions without the lock: callers of one moment share a sync."""
+async def with_shared_syncs(database: Database) -> Result:
+    """The same transactions without the lock: concurrent callers share a sync."""
 
     async def push(number: int) -> None:
-        await database.transact_async(push_at_once, number)
+        await database.transact_async(push_in_transaction, number)
 
-    return await measured(push, lambda: asyncio.sleep(0))
+    return await measure(push, lambda: asyncio.sleep(0))
 
 
-async def accepted(database: Database) -> Round:
-    """After: answered once the queue has it."""
+async def accepted(database: Database) -> Result:
+    """The ingress, answered when the push is in the queue."""
     return await through_ingress(database, synced=False)
 
 
-async def synced(database: Database) -> Round:
-    """After: answered once its batch is synced."""
+async def synced(database: Database) -> Result:
+    """The ingress, answered when the batch is synced."""
     return await through_ingress(database, synced=True)
 
 
-async def through_ingress(database: Database, *, synced: bool) -> Round:
+async def through_ingress(database: Database, *, synced: bool) -> Result:
     ingress = ingress_on(database)
     await ingress.start()
 
@@ -137,7 +137,7 @@ async def through_ingress(database: Database, *, synced: bool) -> Round:
         sender, to = addresses(number)
         await ingress.push(sender, to, new_push(number, synced=synced))
 
-    return await measured(push, ingress.close)
+    return await measure(push, ingress.close)
 
 
 def ingress_on(database: Database) -> Ingress:
@@ -145,54 +145,54 @@ def ingress_on(database: Database) -> Ingress:
     return Ingress(database, AsyncBlobStore(database, None), lambda _: None, locks=locks, pushes_per_minute=0)
 
 
-async def measured(push: Push, finish: Callable[[], Awaitable[None]]) -> Round:
+async def measure(push: Push, finish: Callable[[], Awaitable[None]]) -> Result:
     answered: list[float] = []
     clock = time.perf_counter
 
     async def caller(first: int) -> None:
         for number in range(first, PUSHES, CALLERS):
-            began = clock()
+            started = clock()
             await push(number)
-            answered.append(clock() - began)
-            await asyncio.sleep(0)  # Every push is a request of its own, and the others get their turn.
+            answered.append(clock() - started)
+            await asyncio.sleep(0)  # Each push is a separate request: let the other callers run.
 
     gc.collect()
     started = clock()
     await asyncio.gather(*(caller(first) for first in range(CALLERS)))
     await finish()
-    return Round(sorted(answered), PUSHES / (clock() - started))
+    return Result(sorted(answered), PUSHES / (clock() - started))
 
 
-CONTESTANTS: Final[dict[str, Callable[[Database], Awaitable[Round]]]] = {
-    "before: a transaction each, one lock": one_by_one,
-    "without the lock, shared syncs": together,
-    "after: accepted": accepted,
-    "after: synced": synced,
+CANDIDATES: Final[dict[str, Callable[[Database], Awaitable[Result]]]] = {
+    "baseline: a transaction each, one lock": with_one_lock,
+    "without the lock, shared syncs": with_shared_syncs,
+    "ingress: accepted": accepted,
+    "ingress: synced": synced,
 }
 
 
 async def compare_pushes() -> dict[str, Figures]:
-    rounds: dict[str, list[Round]] = {name: [] for name in CONTESTANTS}
+    rounds: dict[str, list[Result]] = {name: [] for name in CANDIDATES}
     for number in range(ROUNDS + 1):
-        for name, contestant in CONTESTANTS.items():
+        for name, candidate in CANDIDATES.items():
             with tempfile.TemporaryDirectory() as folder, RocksDatabase(Path(folder) / "kv") as database:
                 database.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=1_000_000))
-                each = await contestant(database)
-            if number:  # The first round warms up.
+                each = await candidate(database)
+            if number:  # The first round is a warm-up.
                 rounds[name].append(each)
     figures = {
         name: Figures(
-            median(quantile(each.answered, 0.5) for each in several) * 1e3,
-            median(quantile(each.answered, 0.95) for each in several) * 1e3,
-            median(each.stored_per_second for each in several),
+            median(quantile(each.answered, 0.5) for each in results) * 1e3,
+            median(quantile(each.answered, 0.95) for each in results) * 1e3,
+            median(each.stored_per_second for each in results),
         )
-        for name, several in rounds.items()
+        for name, results in rounds.items()
     }
     table = Table(
         title=f"{CALLERS} callers push, RocksDB, medians of {ROUNDS} rounds", title_justify="left", min_width=100
     )
     table.add_column("", ratio=1)
-    for column in ("answered p50 ms", "answered p95 ms", "stored/s", "against before"):
+    for column in ("answered p50 ms", "answered p95 ms", "stored/s", "against the baseline"):
         table.add_column(column, justify="right")
     first = next(iter(figures.values())).stored_per_second
     for name, each in figures.items():
@@ -200,41 +200,41 @@ async def compare_pushes() -> dict[str, Figures]:
         table.add_row(
             name, f"{each.p50_ms:.3f}", f"{each.p95_ms:.3f}", rate, f"{each.stored_per_second / first:.1f} times"
         )
-    say(table)
+    echo(table)
     return figures
 
 
-# No room.
+# A full queue.
 
 
-class Stuck:
-    """A store that answers nothing."""
+class HangingStore:
+    """Makes transactions hang while `is_hanging`."""
 
     def __init__(self) -> None:
-        self.let_go = threading.Event()
-        self.is_on = False
+        self.resume = threading.Event()
+        self.is_hanging = False
 
     def at(self, point: str) -> None:
-        if self.is_on and point == "transact: begin":
-            self.let_go.wait()
+        if self.is_hanging and point == "transact: begin":
+            self.resume.wait()
 
 
-async def busy_answers() -> Figures:
-    """How long ERR_BUSY takes when the queue is full and the store hangs: 20 ms of waiting, and what comes on top."""
-    stuck, took = Stuck(), list[float]()
-    ingress = ingress_on(FaultyDatabase(MemoryDatabase(), stuck))
+async def measure_busy_answers() -> Figures:
+    """The latency of ERR_BUSY when the queue is full and the store hangs; 20 ms of it are the intended wait."""
+    store, durations = HangingStore(), list[float]()
+    ingress = ingress_on(FaultyDatabase(MemoryDatabase(), store))
     await ingress.start()
-    stuck.is_on = True
+    store.is_hanging = True
     numbers = iter(range(1_000_000))
 
     async def push() -> bool:
         number = next(numbers)
         sender, to = addresses(number)
-        began = time.perf_counter()
+        started = time.perf_counter()
         try:
             await ingress.push(sender, to, new_push(number))
         except Busy:
-            took.append(time.perf_counter() - began)
+            durations.append(time.perf_counter() - started)
             return False
         return True
 
@@ -245,51 +245,57 @@ async def busy_answers() -> Figures:
         for _ in range(20):
             await push()
 
-    began = time.perf_counter()
+    started = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(CALLERS)))
-    rate = len(took) / (time.perf_counter() - began)
-    stuck.let_go.set()
+    rate = len(durations) / (time.perf_counter() - started)
+    store.resume.set()
     await ingress.close()
-    took.sort()
-    figures = Figures(quantile(took, 0.5) * 1e3, quantile(took, 0.95) * 1e3, rate)
-    slept = await sleeps()
-    say(
-        f"ERR_BUSY of a full queue, {len(took):,} answers to {CALLERS} callers while the store hangs: p50 "
-        f"{figures.p50_ms:.1f} ms, p95 {figures.p95_ms:.1f} ms, max {took[-1] * 1e3:.1f} ms (goal: within 25 ms). A "
-        f"bare sleep of 20 ms, as many at a time, in the same minute: p50 {quantile(slept, 0.5) * 1e3:.1f} ms, p95 "
-        f"{quantile(slept, 0.95) * 1e3:.1f} ms, max {slept[-1] * 1e3:.1f} ms"
+    durations.sort()
+    figures = Figures(quantile(durations, 0.5) * 1e3, quantile(durations, 0.95) * 1e3, rate)
+    sleeps = await measure_sleeps()
+    echo(
+        f"ERR_BUSY of a full queue, {len(durations):,} answers to {CALLERS} callers while the store hangs: p50 "
+        f"{figures.p50_ms:.1f} ms, p95 {figures.p95_ms:.1f} ms, max {durations[-1] * 1e3:.1f} ms. A "
+        f"bare sleep of 20 ms, with as many callers, in the same minute: p50 {quantile(sleeps, 0.5) * 1e3:.1f} ms, p95 "
+        f"{quantile(sleeps, 0.95) * 1e3:.1f} ms, max {sleeps[-1] * 1e3:.1f} ms"
     )
     return figures
 
 
-async def sleeps() -> list[float]:
-    """What this machine makes of 20 ms."""
-    took: list[float] = []
+async def measure_sleeps() -> list[float]:
+    """The durations of sleeps of 20 ms on this machine, sorted."""
+    durations: list[float] = []
 
     async def caller() -> None:
         for _ in range(20):
-            began = time.perf_counter()
+            started = time.perf_counter()
             await asyncio.sleep(INGRESS_WAIT_SECONDS)
-            took.append(time.perf_counter() - began)
+            durations.append(time.perf_counter() - started)
 
     await asyncio.gather(*(caller() for _ in range(CALLERS)))
-    return sorted(took)
+    return sorted(durations)
 
 
 # Locks.
 
 
 def compare_locks() -> dict[str, dict[str, float]]:
-    """12 threads, 4 each on inboxes, outboxes and contacts of 4 agents: one lock for everything, or one for each."""
-    found = {"an operation that waits 2 ms for its disk": lock_race(f"holding {HOLD_SECONDS * 1e3:g} ms", wait, 25)}
+    """12 threads on the inboxes, outboxes and contacts of 4 agents, with one lock for all or one for each."""
+    found = {
+        "an operation that holds its lock for 2 ms": compare_lock_granularity(
+            f"holding {HOLD_SECONDS * 1e3:g} ms", wait, 25
+        )
+    }
     with tempfile.TemporaryDirectory() as folder, RocksDatabase(Path(folder) / "kv") as database:
         database.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=1_000_000))
-        found["a synced transaction of this key space"] = lock_race("synced transactions", stores_of(database), 150)
+        found["a synced transaction of this key space"] = compare_lock_granularity(
+            "synced transactions", synced_operations(database), 150
+        )
     return found
 
 
-def lock_race(what: str, operation: Callable[[str, int], None], each: int) -> dict[str, float]:
-    works = [(resource, agent) for resource in ("contacts", "inbox", "outbox") for agent in range(4)]
+def compare_lock_granularity(label: str, operation: Callable[[str, int], None], each: int) -> dict[str, float]:
+    resources = [(resource, agent) for resource in ("contacts", "inbox", "outbox") for agent in range(4)]
 
     def run(path: Callable[[str, int], tuple[str, str]]) -> int:
         table = LockTable(RESOURCE_LEVELS, nested=False)
@@ -299,15 +305,15 @@ def lock_race(what: str, operation: Callable[[str, int], None], each: int) -> di
                 with table.acquire(path(resource, agent), timeout_seconds=60):
                     operation(resource, agent)
 
-        threads = [threading.Thread(target=work, args=pair) for pair in works]
+        threads = [threading.Thread(target=work, args=pair) for pair in resources]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return len(works) * each
+        return len(resources) * each
 
-    return race(
-        f"12 threads on inboxes, outboxes and contacts, {what} (goal: 3 times)",
+    return compare(
+        f"12 threads on inboxes, outboxes and contacts, {label}",
         {
             "one lock for everything": lambda: run(lambda *_: ("identity", "")),
             "a lock for each kind": lambda: run(lambda resource, _: (resource, "")),
@@ -318,13 +324,13 @@ def lock_race(what: str, operation: Callable[[str, int], None], each: int) -> di
 
 
 def wait(resource: str, agent: int) -> None:
-    """What a store does that waits for its disk."""
+    """Sleep as long as a store that waits for its disk."""
     del resource, agent
     time.sleep(HOLD_SECONDS)
 
 
-def stores_of(database: Database) -> Callable[[str, int], None]:
-    """Operations of this key space, each synced."""
+def synced_operations(database: Database) -> Callable[[str, int], None]:
+    """An operation that commits a synced transaction on the given resource."""
 
     def operation(resource: str, agent: int) -> None:
         me, peer = Address("main", f"agent-{agent}"), Address("main", f"peer-{agent}")
@@ -337,20 +343,20 @@ def stores_of(database: Database) -> Callable[[str, int], None]:
     return operation
 
 
-def draw(pushed: dict[str, Figures], busy: Figures, split: dict[str, dict[str, float]]) -> None:
+def draw(pushed: dict[str, Figures], busy: Figures, locks: dict[str, dict[str, float]]) -> None:
     from benches import plots
 
-    figure, axes = plots.page("Ingress: before and after", 2 + len(split))
+    figure, axes = plots.page("Ingress", 2 + len(locks))
     latencies = {name: {"p50": each.p50_ms, "p95": each.p95_ms} for name, each in pushed.items()}
     latencies["ERR_BUSY, the store hangs"] = {"p50": busy.p50_ms, "p95": busy.p95_ms}
-    plots.bars(axes[0], latencies, "How long a push waits for its answer", "ms (logarithmic)", logarithmic=True)
+    plots.bars(axes[0], latencies, "Time until a push is answered", "ms (logarithmic)", logarithmic=True)
     rates = {name: {"stored": each.stored_per_second} for name, each in pushed.items()}
-    plots.bars(axes[1], rates, "Pushes that are in their mailboxes", "a second")
-    for panel, (what, rows) in zip(axes[2:], split.items(), strict=True):
+    plots.bars(axes[1], rates, "Pushes stored in their mailboxes", "a second")
+    for panel, (label, rows) in zip(axes[2:], locks.items(), strict=True):
         plots.bars(
-            panel, {name: {"operations": rate} for name, rate in rows.items()}, f"12 threads, {what}", "a second"
+            panel, {name: {"operations": rate} for name, rate in rows.items()}, f"12 threads, {label}", "a second"
         )
-    plots.save(figure, PICTURE)
+    plots.save(figure, IMAGE)
 
 
 if __name__ == "__main__":

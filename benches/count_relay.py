@@ -1,10 +1,10 @@
-"""How many instructions a mail costs a relay: a figure that a shared machine does not blur.
+"""The number of instructions per mail in the relay, which varies less on a shared machine than time.
 
     python -m benches.count_relay                 # under valgrind (Debian: apt install valgrind), some two minutes
     python -m benches.count_relay --time 20000    # processor time instead, without valgrind
 
-Agents talk to the sessions of a hub in the same process, in JSON, without sockets between them. Two runs of different
-length are counted, and the difference is what the mails of the longer one cost. What agents do is part of it.
+Agents use the sessions of a hub in the same process, in JSON, without sockets. The result is the difference of two runs
+of different length, per mail. It includes the work of the agents.
 """
 
 import argparse
@@ -29,59 +29,59 @@ from holdfast.server.metrics import MeasuredTransport, Metrics
 from holdfast.wire.relay import Frame, decode, encode
 
 AGENTS: Final = 200
-OUTSTANDING: Final = 5  # Mails of each agent whose confirmation has not come back.
+OUTSTANDING: Final = 5  # Unconfirmed mails of each agent.
 SHORT, LONG = 2_000, 6_000  # Mails.
 BODY: Final = "x" * 150
 
-_chance = random.Random(1)
+_generator = random.Random(1)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How many instructions a mail costs a relay.")
+    parser = argparse.ArgumentParser(description="Count the instructions per mail in the relay.")
     parser.add_argument("--time", type=int, metavar="MAILS", help="measure processor time, without valgrind")
     mails = parser.parse_args().time
     if mails:
-        sys.stdout.write(f"{asyncio.run(exchange(mails)) / mails * 1e6:.0f} µs of processor time a mail\n")
+        sys.stdout.write(f"{asyncio.run(exchange_mails(mails)) / mails * 1e6:.0f} µs of processor time a mail\n")
         return
-    short, long = counted(SHORT), counted(LONG)
+    short, long = count_instructions(SHORT), count_instructions(LONG)
     sys.stdout.write(f"{(long - short) / (LONG - SHORT):,.0f} instructions a mail\n")
 
 
-def counted(mails: int) -> int:
-    """The instructions of a process that exchanges so many mails."""
+def count_instructions(mails: int) -> int:
+    """The instructions of a process that exchanges this many mails."""
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder, "said")
+        log = Path(folder, "log")
         command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={folder}/out"]
-        command += [f"--log-file={said}", sys.executable, "-m", __spec__.name, "--time", str(mails)]
+        command += [f"--log-file={log}", sys.executable, "-m", __spec__.name, "--time", str(mails)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONHASHSEED": "0"})
-        [found] = re.findall(r"I +refs: +([0-9,]+)", said.read_text())
+        [found] = re.findall(r"I +refs: +([0-9,]+)", log.read_text())
         return int(found.replace(",", ""))
 
 
-async def exchange(mails: int) -> float:
-    """Have so many mails sent, stored, delivered, confirmed and told of; the processor time that it took."""
+async def exchange_mails(mails: int) -> float:
+    """Send, store, deliver, confirm and receipt this many mails, and return the processor time."""
     gc.disable()
     with tempfile.TemporaryDirectory() as folder:
         async with holdfast.open_async(f"dir:{folder}/plane") as plane:
             hub = RelayHub(
                 plane._transport.services.database, MeasuredTransport(plane._transport, Metrics()).call_batch
             )
-            office = Office(mails)
+            exchange = Exchange(mails)
             for number in range(AGENTS):
-                office.agents.append(Agent(await hub.join("main", f"agent-{number}", None), office))
+                exchange.agents.append(Agent(await hub.join("main", f"agent-{number}", None), exchange))
             started = time.process_time()
             for _ in range(OUTSTANDING):
-                for agent in office.agents:
+                for agent in exchange.agents:
                     agent.send()
-            await office.is_done.wait()
+            await exchange.is_done.wait()
             seconds = time.process_time() - started
             await hub.close()
-            await asyncio.gather(*(agent.pumping for agent in office.agents))
+            await asyncio.gather(*(agent.pumping for agent in exchange.agents))
             return seconds
 
 
-class Office:
-    """All agents, and how many mails are still to be told of."""
+class Exchange:
+    """All agents, and the number of outstanding receipts."""
 
     def __init__(self, mails: int) -> None:
         self.agents: list[Agent] = []
@@ -91,46 +91,46 @@ class Office:
 
 
 class Agent:
-    """Confirms what comes, and sends another mail when it hears of one of its own."""
+    """Confirms its mail, and sends another one for each receipt."""
 
-    def __init__(self, session: Session, office: Office) -> None:
+    def __init__(self, session: Session, exchange: Exchange) -> None:
         self._session = session
-        self._office = office
+        self._exchange = exchange
         self._loop = asyncio.get_running_loop()
         session.write = self._write
         self.pumping = self._loop.create_task(self._pump())
 
     def send(self) -> None:
-        self._office.sent += 1
-        to = _chance.randrange(AGENTS)
-        self._say({"type": "send", "message_id": f"mail-{self._office.sent}", "to": f"agent-{to}", "body": BODY})
+        self._exchange.sent += 1
+        to = _generator.randrange(AGENTS)
+        self._send({"type": "send", "message_id": f"mail-{self._exchange.sent}", "to": f"agent-{to}", "body": BODY})
 
-    def _say(self, message: Any) -> None:
-        self._session.take(decode(msgspec.json.encode(message).decode()))
+    def _send(self, message: Any) -> None:
+        self._session.receive(decode(msgspec.json.encode(message).decode()))
 
     def _write(self, frames: list[Frame]) -> bool:
-        self._loop.call_soon(self._hear, encode(frames, "json"))
+        self._loop.call_soon(self._on_message, encode(frames, "json"))
         return True
 
     async def _pump(self) -> None:
-        """Take what cannot be written at once."""
+        """Write the frames that could not be written at once."""
         while (batch := await self._session.outgoing()) is not None:
             frames, size = batch
             self._write(frames)
-            self._session.written(size)
+            self._session.on_written(size)
 
-    def _hear(self, data: bytes) -> None:
-        said = msgspec.json.decode(data)
-        frames = said if isinstance(said, list) else [said]
+    def _on_message(self, data: bytes) -> None:
+        message = msgspec.json.decode(data)
+        frames = message if isinstance(message, list) else [message]
         if ids := [frame["message_id"] for frame in frames if frame["type"] == "mail"]:
-            self._say({"type": "confirm", "message_ids": ids})
+            self._send({"type": "confirm", "message_ids": ids})
         for frame in frames:
             if frame["type"] == "delivery_confirm":
-                self._office.left -= 1
-                if self._office.left > 0:
+                self._exchange.left -= 1
+                if self._exchange.left > 0:
                     self.send()
                 else:
-                    self._office.is_done.set()
+                    self._exchange.is_done.set()
 
 
 if __name__ == "__main__":

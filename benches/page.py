@@ -1,7 +1,7 @@
-"""Draw docs/benchmarks.md: python -m benches.page
+"""Draw the plots of docs/benchmarks.md from the figures in its tables: python -m benches.page
 
-Only figures that are in the page are drawn, and each image carries them in its metadata, so a test can tell when the
-page has changed and the images have not (`tests/unit/test_benchmark_page.py`).
+Each image has its figures in its metadata, so that a test can detect a page that changed after its images were drawn
+(`tests/unit/test_benchmark_page.py`).
 """
 
 import json
@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "benchmarks.md"
 IMAGES: Final = ROOT / "docs" / "plots"
-FIGURES: Final = "Figures"  # The key of the metadata.
+FIGURES: Final = "Figures"  # The metadata key.
 
 Rows = dict[str, dict[str, float]]
 
 
 class Plot(NamedTuple):
-    """An image: its title, and a panel for each table, by the words of the table's first column."""
+    """An image: its title, its unit, and a panel for each table, named by the heading of the table's first column."""
 
     title: str
     unit: str
@@ -48,9 +48,9 @@ PEERS: Final = "peers"
 
 
 def figures(text: str, plot: str) -> dict[str, Rows]:
-    """What an image shows: by table, by row, by column."""
+    """The figures of an image: by table, by row, by column."""
     if plot == PEERS:
-        return {"The server, against NATS JetStream and Redis": _peers(text)}
+        return {"The server, against NATS JetStream and Redis": _peer_rates(text)}
     return {table: _rates(text, table) for table in PLOTS[plot].tables}
 
 
@@ -61,45 +61,45 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     for name in (*PLOTS, PEERS):
         title, unit, _ = PLOTS.get(name, Plot("The server, against its peers", "a second", ()))
-        shown = figures(text, name)
-        page, panels = plots.page(title, len(shown), panel_inches=4.2 if name == PEERS else 2.4)
-        for axes, (table, rows) in zip(panels, shown.items(), strict=True):
+        plotted = figures(text, name)
+        page, panels = plots.page(title, len(plotted), panel_inches=4.2 if name == PEERS else 2.4)
+        for axes, (table, rows) in zip(panels, plotted.items(), strict=True):
             plots.bars(axes, rows, table, unit)
-        plots.save(page, IMAGES / f"{name}.png", {FIGURES: json.dumps(shown, sort_keys=True)})
+        plots.save(page, IMAGES / f"{name}.png", {FIGURES: json.dumps(plotted, sort_keys=True)})
 
 
 def _rates(text: str, table: str) -> Rows:
-    """A table with a name and a rate in each row. A second row of one name is about the work of the row above it."""
-    found: Rows = {}
+    """The rates of a table with a name and a rate per row. A repeated name is about the workload of the row above."""
+    rows: Rows = {}
     for cells in _rows_of(text, table):
-        name = _plain(cells[0])
+        name = _plain_text(cells[0])
         if (number := _first_number(cells[1])) is not None:
-            name = f"{name}, the same" if name in found else name
-            found[name] = {"rate": float(number.replace(",", ""))}
-    return found
+            name = f"{name}, the same" if name in rows else name
+            rows[name] = {"rate": float(number.replace(",", ""))}
+    return rows
 
 
-def _peers(text: str) -> Rows:
-    """The rows of the race with peers in which all three have a rate."""
+def _peer_rates(text: str) -> Rows:
+    """The rows of the comparison with peers in which all three have a rate."""
     columns = ("Holdfast", "NATS", "Redis")
-    found: Rows = {}
+    rows: Rows = {}
     for cells in _rows_of(text, "measure", having=columns):
         rates = [re.match(r"([\d,]+)/s", cell) for cell in cells[-3:]]
         if all(rates):
-            found[_plain(cells[0])] = {
+            rows[_plain_text(cells[0])] = {
                 name: float(rate[1].replace(",", "")) for name, rate in zip(columns, rates, strict=True) if rate
             }
-    return found
+    return rows
 
 
 def _rows_of(text: str, first: str, having: tuple[str, ...] = ()) -> Iterator[list[str]]:
-    """The rows of the table whose first column is headed so."""
+    """The rows of the table whose first column has this heading, and that has the columns `having`."""
     lines = iter(text.splitlines())
     for line in lines:
         head = _cells(line)
         if head[:1] != [first] or not set(having) <= set(head):
             continue
-        next(lines)  # The rule below the head.
+        next(lines)  # The separator below the heading.
         for row in lines:
             if not row.startswith("|"):
                 return
@@ -111,13 +111,13 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
 
 
-def _plain(cell: str) -> str:
+def _plain_text(cell: str) -> str:
     return cell.replace("*", "").replace("`", "")
 
 
 def _first_number(cell: str) -> str | None:
-    found = re.match(r"[\d,]+(\.\d+)?", cell)
-    return found[0] if found else None
+    match = re.match(r"[\d,]+(\.\d+)?", cell)
+    return match[0] if match else None
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The few plots that benches draw, without a display."""
+"""The plots of the benchmarks, drawn without a display."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,33 +21,33 @@ def page(title: str, panels: int, *, panel_inches: float = 4.2) -> tuple[Figure,
 
 
 def latencies_over_time(axes: Axes, seconds: Sequence[float], milliseconds: Mapping[str, Sequence[float]]) -> None:
-    """A line for each percentile, on a logarithmic axis: a median and a maximum are seldom of one size."""
+    """Draw a line for each percentile, on a logarithmic axis."""
     for color, (name, values) in zip(COLORS, milliseconds.items(), strict=False):
         axes.plot(seconds, values, label=name, color=color, linewidth=1.6)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
-    _finish(axes, "How long it took to acquire, in each second of the run", "time in acquire (ms, logarithmic)")
+    _finish(axes, "Time to acquire, by second of the run", "time in acquire (ms, logarithmic)")
 
 
 def contention_over_time(axes: Axes, seconds: Sequence[float], percent: Mapping[str, Sequence[float]]) -> None:
-    """A line for each level: how many of those who came in that second had to wait."""
+    """Draw a line for each level: the share of acquisitions in that second that had to wait."""
     for color, (level, values) in zip(COLORS, percent.items(), strict=False):
         axes.plot(seconds, values, label=level, color=color, linewidth=1.6)
     axes.set_ylim(bottom=0)
-    _finish(axes, "Contention on each level", "those who had to wait (%)")
+    _finish(axes, "Contention by level", "acquisitions that had to wait (%)")
 
 
 def bars(
     axes: Axes, rows: Mapping[str, Mapping[str, float]], title: str, x_label: str, *, logarithmic: bool = False
 ) -> None:
-    """A group of bars for each row, the first one on top, each bar with its number."""
+    """Draw a group of bars for each row, the first one on top, each bar with its value."""
     names = list(next(iter(rows.values())))
     height = 0.8 / len(names)
     for index, (name, color) in enumerate(zip(names, COLORS, strict=False)):
-        places = [row + index * height for row in range(len(rows))]
-        drawn = axes.barh(places, [row[name] for row in rows.values()], height * 0.9, label=name, color=color)
+        positions = [row + index * height for row in range(len(rows))]
+        drawn = axes.barh(positions, [row[name] for row in rows.values()], height * 0.9, label=name, color=color)
         axes.bar_label(drawn, fmt="{:,.3g}" if logarithmic else "{:,.0f}", padding=3, fontsize=8)
     axes.set_yticks([row + (0.8 - height) / 2 for row in range(len(rows))], list(rows), fontsize=8)
     axes.invert_yaxis()
@@ -63,7 +63,7 @@ def bars(
 
 
 def save(figure: Figure, path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write the page as an image; its suffix says of which kind."""
+    """Write the page as an image, in the format of the path's suffix."""
     figure.savefig(path, metadata=dict(metadata or {}))
 
 

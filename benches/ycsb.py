@@ -4,19 +4,18 @@
     b   95 read, 5 update                   e   95 scan, 5 insert
     c   read only                           f   50 read, 50 read-modify-write, checked by version
 
-    mixed   what the tiers are for, in the proportions that they were asked for (a hundred task updates to ten thousand
-            metrics a second): of 100 operations 1 sets a CRITICAL status, 4 an IMPORTANT priority, and 95 are
-            BEST_EFFORT records of a session log
+    mixed   of 100 operations, 1 sets a CRITICAL status, 4 an IMPORTANT priority, and 95 are BEST_EFFORT records of a
+            session log
     heavy   10 CRITICAL, 20 IMPORTANT and 70 BEST_EFFORT, half of these as fields of `metrics` entities
 
-`--compare` runs the mix (or the heavy one) three times side by side, in turns, and compares medians:
+`--compare` runs the mixed (or heavy) workload with three kinds of locking, in turns, and compares medians:
 
     one global lock   one threading.Lock around every operation, and every operation is a synced commit
     row locks         the lock table's row lock around every operation, and every operation is a synced commit
-    tiers             Holdfast as it is
+    tiers             Holdfast with its default tiers
 
-An update sets `priority`, and one in ten `status` instead. Keys are zipfian, or with `--hot 0.1` a tenth of them gets
-nine tenths of the operations. The clock stops when all commits are synced and all records are in their files.
+An update sets `priority`, and one in ten sets `status` instead. Keys have a Zipfian distribution, or with `--hot 0.1` a
+tenth of them gets nine tenths of the operations. The time includes the final sync and the flush of all session logs.
 """
 
 import argparse
@@ -63,7 +62,7 @@ WORKLOADS: Final[dict[str, Mix]] = {
     "mixed": {"status": 1, "priority": 4, "record": 95},
     "heavy": {"status": 10, "priority": 20, "record": 35, "metric": 35},
 }
-PROMISES: Final = {
+TIER_NAMES: Final = {
     "read": "IMPORTANT",
     "scan": "CRITICAL",
     "insert": "CRITICAL",
@@ -76,14 +75,14 @@ PROMISES: Final = {
 WRITES: Final = ("priority", "status", "modify", "insert")
 SCAN_LENGTH_MAX: Final = 100
 ATTEMPTS_MAX: Final = 10
-SYNCS: Final = 50  # In each round of a comparison, to know the disk.
-STUCK_SECONDS: Final = 30.0  # Longer than any wait that a plane allows: who has not ended by then never will.
+SYNCS: Final = 50  # Bare syncs measured in each round of a comparison.
+STUCK_SECONDS: Final = 30.0  # Longer than any wait that a plane allows; an agent still running is deadlocked.
 
 _errors = Console(stderr=True)
 
 
 class Latency(msgspec.Struct):
-    """How long operations of one kind took."""
+    """The latency of operations of one kind."""
 
     operations: int
     per_second: float
@@ -93,18 +92,18 @@ class Latency(msgspec.Struct):
 
 
 class LevelLoad(msgspec.Struct):
-    """What a run asked of one level of the lock table."""
+    """The load on one level of the lock table during a run."""
 
     acquisitions: int
     intents: int
     waits: int
-    contention: float  # The share of those who came that had to wait.
+    contention: float  # The share of requests that had to wait.
     wait_ms_mean: float
     wait_ms_max: float
 
 
 class Outcome(msgspec.Struct):
-    """What a run showed."""
+    """The result of a run."""
 
     workload: str
     agents: int
@@ -112,15 +111,15 @@ class Outcome(msgspec.Struct):
     operations: int
     per_second: float
     kinds: dict[str, Latency]
-    aborts: int  # Attempts that ended in VersionConflict.
-    abort_rate: float  # Of all attempts to commit something.
-    failures: dict[str, int]  # Other errors, by their code.
-    deadlocks: int  # Agents that never ended.
+    aborts: int  # Attempts that failed with VersionConflict.
+    abort_rate: float  # Of all attempts to commit.
+    failures: dict[str, int]  # Other errors, by code.
+    deadlocks: int  # Agents that did not end.
     locks: dict[str, LevelLoad]
 
 
 class Tasks:
-    """The task entities: how many there are, and their names."""
+    """The number of task entities, and their names."""
 
     def __init__(self, size: int) -> None:
         self.acknowledged = size
@@ -135,7 +134,7 @@ class Tasks:
 
 
 class Tiers:
-    """Holdfast as it is: each field and record by its tier."""
+    """Holdfast with its tiers: each field and record by its own."""
 
     title = "tiers"
 
@@ -144,7 +143,7 @@ class Tiers:
         self._entities = plane.entities
 
     def read(self, id: str) -> None:
-        # At CRITICAL a read would wait until the IMPORTANT updates that it sees are synced.
+        # A CRITICAL read would wait until the IMPORTANT updates that it sees are synced.
         self._entities.get("task", id, tier=Tier.IMPORTANT)
 
     def scan(self, id: str, length: int) -> None:
@@ -165,20 +164,20 @@ class Tiers:
             tx.write("task", id, "priority", value if task is None else (task["priority"] + 1) % 1_000)
 
     def record(self, session: str, number: int) -> None:
-        self.plane.activity.log(session, measured(number), kind="metrics")
+        self.plane.activity.log(session, metric_record(number), kind="metrics")
 
     def metric(self, session: str, number: int) -> None:
-        self._entities.write("metrics", session, measured(number), session=session)
+        self._entities.write("metrics", session, metric_record(number), session=session)
 
-    def settle(self) -> None:
-        """Bring everything to where its promise lets it go at leisure."""
-        parts = self.plane._transport.services
-        parts.log().flush()
-        parts.database.sync()
+    def flush(self) -> None:
+        """Sync all commits and write all session-log records to their files."""
+        services = self.plane._transport.services
+        services.log().flush()
+        services.database.sync()
 
 
 class Locked(Tiers):
-    """Every operation is one synced commit below a lock, whatever its data is worth."""
+    """Every operation is one synced commit under a lock, regardless of its tier."""
 
     def __init__(self, plane: holdfast.Plane) -> None:
         super().__init__(plane)
@@ -194,8 +193,8 @@ class Locked(Tiers):
         self._write(id, {"priority": canonical(value)})
 
     def record(self, session: str, number: int) -> None:
-        # The cheapest way to make it durable: one key, without a version or a history.
-        line = msgspec.json.encode(measured(number))
+        # The cheapest durable form: one key, without a version or a history.
+        line = msgspec.json.encode(metric_record(number))
         with self.lock("metrics", session):
             self.plane.transact(put, pack(("metrics", session, next(self._numbers))), line)
 
@@ -207,7 +206,7 @@ class Locked(Tiers):
 
 
 class GlobalLock(Locked):
-    """One lock for everything: what the seed calls before."""
+    """One lock for all operations."""
 
     title = "one global lock"
 
@@ -220,7 +219,7 @@ class GlobalLock(Locked):
 
 
 class RowLocks(Locked):
-    """A lock for each entity, and a synced commit for everything."""
+    """A lock for each entity, and a synced commit for every operation."""
 
     title = "row locks"
 
@@ -230,36 +229,36 @@ class RowLocks(Locked):
 
 
 class Agent:
-    """One thread's worth of operations."""
+    """The operations of one thread."""
 
     def __init__(self, number: int, store: Tiers, tasks: Tasks, choose: Chooser, *, mix: Mix, seed: int) -> None:
         self._random = random.Random(seed)
         self._store = store
         self._tasks = tasks
         self._choose = choose
-        self._deck = [kind for kind, share in mix.items() for _ in range(share)]
+        self._operations = [kind for kind, share in mix.items() for _ in range(share)]
         self._session = f"agent-{number}"
-        self.took: dict[str, array[float]] = {kind: array("d") for kind in mix}
+        self.durations: dict[str, array[float]] = {kind: array("d") for kind in mix}
         self.aborts = 0
         self.failures: Counter[str] = Counter()
 
     def work(self, deadline: float) -> None:
-        """Carry out operations until the deadline, each kind as often as the mix says in every hundred."""
+        """Run operations until the deadline, in the proportions of the mix."""
         clock = time.perf_counter
-        calls = {kind: getattr(self, kind) for kind in self.took}
-        deck = self._deck
+        calls = {kind: getattr(self, kind) for kind in self.durations}
+        operations = self._operations
         while clock() < deadline:
-            self._random.shuffle(deck)
-            for kind in deck:
-                began = clock()
-                if began >= deadline:
+            self._random.shuffle(operations)
+            for kind in operations:
+                started_at = clock()
+                if started_at >= deadline:
                     break
                 try:
                     calls[kind]()
                 except HoldfastError as error:
                     self.failures[error.code] += 1
                 else:
-                    self.took[kind].append(clock() - began)
+                    self.durations[kind].append(clock() - started_at)
 
     def read(self) -> None:
         self._store.read(self._task())
@@ -290,17 +289,17 @@ class Agent:
                 return
 
     def record(self) -> None:
-        self._store.record(self._session, len(self.took["record"]))
+        self._store.record(self._session, len(self.durations["record"]))
 
     def metric(self) -> None:
-        self._store.metric(self._session, len(self.took["metric"]))
+        self._store.metric(self._session, len(self.durations["metric"]))
 
     def _task(self) -> str:
         return self._tasks.name(self._choose())
 
 
 class Settings(NamedTuple):
-    """What a run looks like."""
+    """The parameters of a run."""
 
     workload: str = "a"
     agents: int = 10
@@ -311,40 +310,40 @@ class Settings(NamedTuple):
 
 
 def run(store: Tiers, tasks: Tasks, settings: Settings, *, tick: Callable[[float], None] = lambda _: None) -> Outcome:
-    """Let the agents loose on loaded tasks for the time that `settings` say; `tick` hears how many seconds passed."""
+    """Run the agents on loaded tasks; `tick` is called with the elapsed seconds."""
     mix = WORKLOADS[settings.workload]
     agents = [
         Agent(number, store, tasks, chooser(settings, tasks, number), mix=mix, seed=settings.seed * 1_000 + number)
         for number in range(settings.agents)
     ]
     before = store.plane.locks.stats()
-    gate = threading.Barrier(len(agents) + 1)
+    barrier = threading.Barrier(len(agents) + 1)
     started = deadline = 0.0
 
-    def life(agent: Agent) -> None:
-        gate.wait()
+    def run_agent(agent: Agent) -> None:
+        barrier.wait()
         agent.work(deadline)
 
-    threads = [threading.Thread(target=life, args=(agent,), daemon=True) for agent in agents]
+    threads = [threading.Thread(target=run_agent, args=(agent,), daemon=True) for agent in agents]
     for thread in threads:
         thread.start()
     gc.collect()
     started = time.perf_counter()
     deadline = started + settings.seconds
-    gate.wait()
-    while (left := deadline - time.perf_counter()) > 0:
-        time.sleep(min(left, 0.2))
-        tick(settings.seconds - left)
+    barrier.wait()
+    while (remaining := deadline - time.perf_counter()) > 0:
+        time.sleep(min(remaining, 0.2))
+        tick(settings.seconds - remaining)
     for thread in threads:
         thread.join(max(0.0, deadline + STUCK_SECONDS - time.perf_counter()))
-    store.settle()
+    store.flush()
     seconds = time.perf_counter() - started
     stuck = sum(thread.is_alive() for thread in threads)
     return outcome(settings, agents, seconds, stuck, loads(before, store.plane.locks.stats()))
 
 
 def chooser(settings: Settings, tasks: Tasks, number: int) -> Chooser:
-    """How one agent chooses tasks."""
+    """The key chooser of one agent."""
     generator = random.Random(f"{settings.seed}/{number}")
     if settings.workload == "d":
         return zipfian.latest(lambda: tasks.acknowledged, generator)
@@ -358,10 +357,10 @@ def outcome(
 ) -> Outcome:
     kinds = {}
     for kind in WORKLOADS[settings.workload]:
-        took = sorted(each for agent in agents for each in agent.took[kind])
-        if took:
-            p50, p99 = (quantile(took, share) * 1e3 for share in (0.5, 0.99))
-            kinds[kind] = Latency(len(took), len(took) / seconds, p50, p99, took[-1] * 1e3)
+        durations = sorted(each for agent in agents for each in agent.durations[kind])
+        if durations:
+            p50, p99 = (quantile(durations, share) * 1e3 for share in (0.5, 0.99))
+            kinds[kind] = Latency(len(durations), len(durations) / seconds, p50, p99, durations[-1] * 1e3)
     operations = sum(each.operations for each in kinds.values())
     aborts = sum(agent.aborts for agent in agents)
     commits = sum(kinds[kind].operations for kind in WRITES if kind in kinds)
@@ -381,28 +380,28 @@ def outcome(
 
 
 def loads(before: dict[str, LevelStats], after: dict[str, LevelStats]) -> dict[str, LevelLoad]:
-    """What happened on each level between two moments."""
+    """The load on each level between two snapshots."""
     found = {}
-    for level, now in after.items():
-        then = before[level]
+    for level, current in after.items():
+        previous = before[level]
         acquisitions, intents, waits = (
-            getattr(now, name) - getattr(then, name) for name in ("acquisitions", "intents", "waits")
+            getattr(current, name) - getattr(previous, name) for name in ("acquisitions", "intents", "waits")
         )
-        came = acquisitions + intents + now.unserved - then.unserved + now.waiting - then.waiting
-        waited = now.wait_seconds_total - then.wait_seconds_total
+        arrivals = acquisitions + intents + current.unserved - previous.unserved + current.waiting - previous.waiting
+        waited = current.wait_seconds_total - previous.wait_seconds_total
         found[level] = LevelLoad(
             acquisitions=acquisitions,
             intents=intents,
             waits=waits,
-            contention=waits / came if came else 0.0,
+            contention=waits / arrivals if arrivals else 0.0,
             wait_ms_mean=waited / waits * 1e3 if waits else 0.0,
-            wait_ms_max=now.wait_seconds_max * 1e3,
+            wait_ms_max=current.wait_seconds_max * 1e3,
         )
     return found
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which that share of an ordered sequence lies."""
+    """The value that a share of a sorted sequence does not exceed."""
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
@@ -417,10 +416,10 @@ def load(plane: holdfast.Plane, size: int) -> Tasks:
 
 
 def new_task() -> dict[str, Any]:
-    return {"status": "open", "priority": 0, "title": "Look at what the other agents did", "note": "x" * 64}
+    return {"status": "open", "priority": 0, "title": "Review the work of the other agents", "note": "x" * 64}
 
 
-def measured(number: int) -> dict[str, Any]:
+def metric_record(number: int) -> dict[str, Any]:
     return {"model": "file_prediction", "accuracy": 0.95, "step": number}
 
 
@@ -433,14 +432,14 @@ def put(tx: Transaction, key: bytes, value: bytes) -> None:
 
 
 class Comparison(msgspec.Struct):
-    """The same mix below each kind of locking."""
+    """The same mix with each kind of locking."""
 
-    sync_ms: float  # What a synced write of the bare engine takes: the slower the disk, the more it is to avoid it.
+    sync_ms: float  # The duration of a bare synced write; the ratio depends on it.
     rounds: dict[str, list[Outcome]]
 
 
 def compare(settings: Settings, *, rounds: int, progress: Progress) -> Comparison:
-    """The mix below each kind of locking, in turns; the first round of each warms up and does not count."""
+    """Run the mix with each kind of locking, in turns; the first round of each is a warm-up and does not count."""
     each = settings._replace(seconds=settings.seconds / rounds)
     with ExitStack() as stack:
         stores = []
@@ -465,12 +464,12 @@ def compare(settings: Settings, *, rounds: int, progress: Progress) -> Compariso
 
 
 def synced_writes(rocks: Rdict, times: int) -> Iterator[float]:
-    """How long each of some synced writes takes."""
+    """The durations of synced writes."""
     for _ in range(times):
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         rocks.put(b"key", b"x" * 100)
         rocks.flush_wal(True)
-        yield time.perf_counter() - began
+        yield time.perf_counter() - started_at
 
 
 def show(console: Console, found: Outcome) -> None:
@@ -481,16 +480,16 @@ def show(console: Console, found: Outcome) -> None:
         min_width=90,
     )
     table.add_column("operation", ratio=1)
-    for column in ("promise", "count", "operations/s", "p50 ms", "p99 ms", "max ms"):
+    for column in ("tier", "count", "operations/s", "p50 ms", "p99 ms", "max ms"):
         table.add_column(column, justify="right")
     for kind, each in found.kinds.items():
         figures = (each.p50_ms, each.p99_ms, each.max_ms)
-        row = [PROMISES[kind], f"{each.operations:,}", f"{each.per_second:,.0f}", *(f"{ms:,.3f}" for ms in figures)]
+        row = [TIER_NAMES[kind], f"{each.operations:,}", f"{each.per_second:,.0f}", *(f"{ms:,.3f}" for ms in figures)]
         table.add_row(kind, *row)
     console.print(table)
     console.print(level_table(found.locks))
-    console.print(f"Aborts: {found.aborts:,}, {found.abort_rate:.2%} of commits (goal: < 2 %).", end=" ")
-    console.print(f"Deadlocks: {found.deadlocks} (goal: 0). Failures: {found.failures or 'none'}.")
+    console.print(f"Aborts: {found.aborts:,}, {found.abort_rate:.2%} of commits.", end=" ")
+    console.print(f"Deadlocks: {found.deadlocks}. Failures: {found.failures or 'none'}.")
 
 
 def level_table(locks: dict[str, LevelLoad]) -> Table:
@@ -507,9 +506,9 @@ def level_table(locks: dict[str, LevelLoad]) -> Table:
 
 def show_comparison(console: Console, comparison: Comparison) -> None:
     outcomes = comparison.rounds
-    table = Table(title="The mix of CRITICAL, IMPORTANT and BEST_EFFORT, below each kind of locking", min_width=100)
+    table = Table(title="The mix of CRITICAL, IMPORTANT and BEST_EFFORT, by kind of locking", min_width=100)
     table.title_justify = "left"
-    table.add_column("contestant", ratio=1)
+    table.add_column("candidate", ratio=1)
     columns = ("operations/s", "spread", "to the first", "status p50 ms", "p99 ms", "priority p99 ms", "metric p99 ms")
     for column in (*columns, "row contention"):
         table.add_column(column, justify="right")
@@ -530,12 +529,12 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
     console.print(table)
     stuck = sum(each.deadlocks for found in outcomes.values() for each in found)
     ratio = median(rates["tiers"]) / first
-    console.print(f"Tiers: {ratio:.1f} x one global lock (goal: >= 10 x). Deadlocks: {stuck} (goal: 0).", end=" ")
-    console.print(f"A bare synced write takes {comparison.sync_ms:.3f} ms on this disk, and the ratio follows it.")
+    console.print(f"Tiers: {ratio:.1f} times one global lock. Deadlocks: {stuck}.", end=" ")
+    console.print(f"A bare synced write takes {comparison.sync_ms:.3f} ms on this disk; the ratio depends on it.")
 
 
 def wide_console() -> Console:
-    """Standard output, with room for the tables where nobody says how wide it is."""
+    """A console on standard output, at least 130 columns wide if it is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=max(console.width, 130))
 
@@ -545,35 +544,35 @@ def progress_bar() -> Progress:
     return Progress(*columns, console=_errors, transient=True)
 
 
-def opened(url: str | None, stack: ExitStack) -> holdfast.Plane:
+def open_plane(url: str | None, stack: ExitStack) -> holdfast.Plane:
     if url is None:
         url = f"dir:{stack.enter_context(tempfile.TemporaryDirectory())}"
     elif url.startswith("dir:") and (Path(url.removeprefix("dir:")) / "kv").exists():
-        raise SystemExit(f"{url} is in use; a run fills a new folder with its own tasks")
+        raise SystemExit(f"{url} already has data; give a new folder")
     return stack.enter_context(holdfast.open(url))
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benches.ycsb", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--workload", choices=list(WORKLOADS), help="a, or mixed with --compare, if nothing is said")
-    parser.add_argument("--compare", action="store_true", help="the mix below three kinds of locking, side by side")
+    parser.add_argument("--workload", choices=list(WORKLOADS), help="default: a, or mixed with --compare")
+    parser.add_argument("--compare", action="store_true", help="compare three kinds of locking")
     parser.add_argument("--agents", type=at_least(1), default=10, help="threads")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each run; with --compare of each contestant")
-    parser.add_argument("--rounds", type=at_least(1), default=5, help="of --compare")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of a run; with --compare, per candidate")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds of --compare")
     parser.add_argument("--entities", type=at_least(2), default=1_000)
     parser.add_argument("--hot", type=float, help="this share of the entities gets 90 %% of the operations")
-    parser.add_argument("--url", help="a plane to use, instead of a temporary folder")
+    parser.add_argument("--url", help="the plane to use; default: a temporary folder")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
     if given.hot is not None and not 0 < given.hot < 1:
-        parser.error("--hot is a share between 0 and 1")
+        parser.error("--hot must be between 0 and 1")
     if given.seconds <= 0:
-        parser.error("--seconds is a positive number")
+        parser.error("--seconds must be positive")
     if given.compare and given.workload not in (None, "mixed", "heavy"):
-        parser.error("--compare is for the workloads mixed and heavy")
+        parser.error("--compare needs the workload mixed or heavy")
     if given.compare and given.url:
-        parser.error("--compare opens folders of its own; leave out --url")
+        parser.error("--compare uses temporary folders; remove --url")
     return given
 
 
@@ -600,7 +599,7 @@ def main() -> None:
             show_comparison(console, comparison)
         return
     with ExitStack() as stack:
-        plane = opened(given.url, stack)
+        plane = open_plane(given.url, stack)
         tasks = load(plane, settings.entities)
         with progress_bar() as progress:
             bar = progress.add_task(f"workload {workload}", total=settings.seconds)

@@ -1,12 +1,12 @@
-"""Which key comes next, as YCSB chooses them, drawn from a generator that is given: a seed repeats.
+"""YCSB's distributions of keys, drawn from a given random generator, so that a seed repeats the sequence.
 
-    uniform   every key alike
-    zipfian   the key of rank r with a probability in proportion to 1 / r ** 0.99, and hot keys lie anywhere
-    latest    zipfian from the newest key backwards
+    uniform   every key is equally likely
+    zipfian   the key of rank r has a probability proportional to 1 / r ** 0.99; hot keys are spread over the key space
+    latest    zipfian, from the newest key backwards
     hotspot   a share of the keys gets nine tenths of the draws
 
-Unlike YCSB's own scrambled generator, which draws from ten billion ranks and folds them onto the keys, ranks here are
-as many as keys: folding makes a small key space nearly uniform, and contention is what these choosers are for.
+There are as many ranks as keys. YCSB's own scrambled generator draws from ten billion ranks and folds them onto the
+keys, which makes a small key space nearly uniform; these choosers are meant to cause contention.
 """
 
 import random
@@ -25,19 +25,19 @@ Chooser = Callable[[], int]  # The index of a key.
 
 
 def uniform(count: int, generator: random.Random) -> Chooser:
-    """Every one of `count` keys alike."""
+    """A chooser among `count` keys, all equally likely."""
     draw = generator.random
     return lambda: int(draw() * count)
 
 
 def zipfian(count: int, generator: random.Random) -> Chooser:
-    """Few of `count` keys often, most of them rarely; the same keys are the hot ones for everybody."""
-    ranks, keys, draw = Ranks(count), scattered(count), generator.random
+    """A chooser among `count` keys: few of them often, most rarely. The hot keys are the same for every generator."""
+    ranks, keys, draw = Ranks(count), hash_order(count), generator.random
     return lambda: keys[ranks.at(draw())]
 
 
 def latest(count: Callable[[], int], generator: random.Random) -> Chooser:
-    """The newest of `count()` keys most often; the count may grow between draws."""
+    """A chooser among `count()` keys, the newest most often; the count may grow between draws."""
     ranks, draw = Ranks(count()), generator.random
 
     def choose() -> int:
@@ -48,8 +48,8 @@ def latest(count: Callable[[], int], generator: random.Random) -> Chooser:
 
 
 def hotspot(count: int, generator: random.Random, *, hot: float) -> Chooser:
-    """A share `hot` of the keys gets HOT_DRAWS of the draws, the others get the rest."""
-    keys, draw = scattered(count), generator.random
+    """A chooser that gives a share `hot` of the keys HOT_DRAWS of the draws."""
+    keys, draw = hash_order(count), generator.random
     hot_count = max(1, min(round(count * hot), count - 1))
 
     def choose() -> int:
@@ -78,27 +78,27 @@ class Ranks:
             return
         self._sum += sum(1 / rank**self._theta for rank in range(self.count + 1, count + 1))
         self.count = count
-        if count > 2:  # The first two ranks are told apart without it.
+        if count > 2:  # The first two ranks do not need it.
             self._slope = (1 - (2 / count) ** (1 - self._theta)) / (1 - self._first_two / self._sum)
 
     def at(self, draw: float) -> int:
-        """The rank that a draw from 0 to 1 falls on."""
+        """The rank of a draw between 0 and 1."""
         share = draw * self._sum
         if share < 1:
             return 0
         if share < self._first_two:
             return 1
         rank = int(self.count * (self._slope * draw - self._slope + 1) ** self._power)
-        return min(rank, self.count - 1)  # A draw next to 1 may be rounded up.
+        return min(rank, self.count - 1)  # A draw close to 1 may be rounded up.
 
 
 @lru_cache(maxsize=8)
-def scattered(count: int) -> tuple[int, ...]:
-    """The keys 0 to `count` in the order of their hashes: neighbours in rank are no neighbours in the key space."""
-    return tuple(sorted(range(count), key=fnv))
+def hash_order(count: int) -> tuple[int, ...]:
+    """The keys below `count` in the order of their hashes, so that adjacent ranks are not adjacent keys."""
+    return tuple(sorted(range(count), key=fnv1a))
 
 
-def fnv(number: int) -> int:
+def fnv1a(number: int) -> int:
     """The 64-bit FNV-1a hash of a number's eight bytes."""
     hashed = _FNV_OFFSET
     for byte in number.to_bytes(8, "little"):

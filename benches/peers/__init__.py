@@ -1,4 +1,5 @@
-"""Servers that do what Holdfast's does, each a process of its own on this machine, and one client in Python for each.
+"""Comparable servers, each a separate process on this machine, and a Python client for each.
 
-servers.py starts them, clients.py speaks to them, putters.py is client processes beside ours, scenes.py measures.
+servers.py starts them, clients.py has the clients, put_clients.py runs clients in further processes, environment.py
+holds what a run shares, and workloads.py measures.
 """

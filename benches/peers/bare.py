@@ -1,10 +1,9 @@
-"""The least that a Python server can be: what a round trip with a sync costs here before anything else is done.
+"""A minimal Python server: the cost of a round trip with a sync, as a lower bound for a Python implementation.
 
     python -m benches.peers.bare FOLDER         prints its port
 
-A message is four bytes of length and then MessagePack. The server writes the three keys of a put through rocksdict,
-syncs the log and answers. It checks nothing, remembers no key that a call could be sent twice with, and nobody can
-receive from it. What Holdfast takes longer is its own.
+A message is a length of four bytes, then MessagePack. The server writes the three keys of a put through rocksdict,
+syncs the log and answers. It has no checks, no idempotency keys and no way to receive messages.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ _decode: Final = msgspec.msgpack.Decoder().decode
 
 
 class Frames(asyncio.BufferedProtocol):
-    """Cuts what comes in into messages. Without a buffer of its own, asyncio would allocate one for each read."""
+    """Splits incoming data into messages. Its own buffer saves asyncio an allocation per read."""
 
     transport: Any = None
 
@@ -44,37 +43,37 @@ class Frames(asyncio.BufferedProtocol):
             if len(self._data) < end:
                 return
             message, self._data = _decode(self._data[_LENGTH.size : end]), self._data[end:]
-            self.heard(message)
+            self.on_message(message)
 
     def send(self, message: Any) -> None:
         data = _encode(message)
         self.transport.write(_LENGTH.pack(len(data)) + data)
 
-    def heard(self, message: Any) -> None:
+    def on_message(self, message: Any) -> None:
         raise NotImplementedError
 
 
 class BareServer(Frames):
-    """Writes what it hears, syncs, answers."""
+    """Writes each message, syncs and answers."""
 
     def __init__(self, database: Rdict) -> None:
         super().__init__()
         self._database = database
         self._count = 0
 
-    def heard(self, message: Any) -> None:
+    def on_message(self, message: Any) -> None:
         self._count += 1
         batch = WriteBatch(raw_mode=True)
         batch.put(b"message" + self._count.to_bytes(8, "big"), message)
-        batch.put(b"tally", self._count.to_bytes(8, "big"))
-        batch.put(b"once" + self._count.to_bytes(8, "big"), b"answer")
+        batch.put(b"count", self._count.to_bytes(8, "big"))
+        batch.put(b"key" + self._count.to_bytes(8, "big"), b"answer")
         self._database.write(batch)
         self._database.flush_wal(True)
         self.send(self._count)
 
 
 class BareClient(Frames):
-    """One call at a time."""
+    """A client that makes one call at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +85,7 @@ class BareClient(Frames):
         _, client = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", int(url))
         return client
 
-    def heard(self, message: Any) -> None:
+    def on_message(self, message: Any) -> None:
         assert self._answer is not None
         self._answer.set_result(message)
 

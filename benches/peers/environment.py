@@ -1,4 +1,4 @@
-"""Where the contestants meet: the servers that run, one event loop for all clients, and what was found so far."""
+"""What the workloads of a run share: the servers, one event loop for all clients, and the results."""
 
 import asyncio
 import os
@@ -10,23 +10,22 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from rich.table import Table
 
-from benches import contest
-from benches.peers.clients import CLIENTS
-from benches.peers.loops import loop_factory
+from benches import comparison
+from benches.peers.clients import CLIENTS, loop_factory
 from benches.peers.servers import Absent, Server, bare_server, holdfast_server, nats_server, redis_server
 
 BODY: Final = b"x" * 200
-NAMES: Final = {"holdfast": "Holdfast", "nats": "NATS JetStream", "redis": "Redis", "bare": "the least that Python can"}
+NAMES: Final = {"holdfast": "Holdfast", "nats": "NATS JetStream", "redis": "Redis", "bare": "minimal Python server"}
 _SERVERS: Final = {"holdfast": holdfast_server, "nats": nats_server, "redis": redis_server, "bare": bare_server}
 
 Result = TypeVar("Result")
 
 
 class Settings(NamedTuple):
-    """How long and how much."""
+    """The size of a run."""
 
     rounds: int = 7
-    quick: bool = False  # A tenth of everything: whether it works, not how fast it is.
+    quick: bool = False  # A tenth of the operations: a smoke test.
     backlog: int = 1_000_000
     uvloop: bool = False
 
@@ -39,12 +38,10 @@ class Figure(NamedTuple):
 
     name: str
     measured: str
-    goal: str
-    holds: bool | None  # None: there is no goal, or a peer that it needs is not here.
 
 
-class Stage:
-    """Servers, clients and results of one run."""
+class Environment:
+    """The servers, clients and results of one run."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings = settings
@@ -53,11 +50,11 @@ class Stage:
         self.absent: dict[str, str] = {}
         self.disk = Disk(folder)
         self.rates: dict[str, dict[str, float]] = {}
-        self._runner = asyncio.Runner(loop_factory=loop_factory(uvloop=settings.uvloop))
+        self._runner = asyncio.Runner(loop_factory=loop_factory(use_uvloop=settings.uvloop))
 
     @contextmanager
-    def opened(self) -> Iterator["Stage"]:
-        """Start every server that can be had."""
+    def start_servers(self) -> Iterator["Environment"]:
+        """Start every server that is installed."""
         with self._runner, ExitStack() as stack:
             for name, start in _SERVERS.items():
                 try:
@@ -71,7 +68,7 @@ class Stage:
 
     @contextmanager
     def client(self, name: str, queue: str, *, url: str | None = None) -> Iterator[Any]:
-        """A client of its own."""
+        """A new client of a server."""
         client = self.run(CLIENTS[name].connect(url or self.servers[name].url, queue))
         try:
             yield client
@@ -80,22 +77,22 @@ class Stage:
 
     @contextmanager
     def clients(self, queue: str, names: tuple[str, ...] = ("nats", "redis", "holdfast")) -> Iterator[dict[str, Any]]:
-        """A client of each of these servers that runs."""
+        """A client for each of these servers that is running."""
         with ExitStack() as stack:
-            here = [name for name in names if name in self.servers]
-            yield {name: stack.enter_context(self.client(name, queue)) for name in here}
+            running = [name for name in names if name in self.servers]
+            yield {name: stack.enter_context(self.client(name, queue)) for name in running}
 
-    def race(self, title: str, contestants: dict[str, Callable[[], int]]) -> dict[str, float]:
-        """Rates of the contestants, and of the bare disk in the same minute, by which they can be judged."""
+    def compare(self, title: str, candidates: dict[str, Callable[[], int]]) -> dict[str, float]:
+        """The rates of the candidates, and of bare syncs in the same minute for reference."""
         syncs = self.settings.part(500)
-        contestants = {**contestants, "bare write and fdatasync": lambda: self.disk.sync(syncs)}
-        rates = contest.race(title, contestants, rounds=self.settings.rounds)
+        candidates = {**candidates, "bare write and fdatasync": lambda: self.disk.sync(syncs)}
+        rates = comparison.compare(title, candidates, rounds=self.settings.rounds)
         self.rates[title] = rates
         return rates
 
 
 class Disk:
-    """A file on the disk of the run, to which a little is appended and synced: one at a time, no server beats it."""
+    """Bare appends with fdatasync, one at a time: the upper bound for a single caller."""
 
     def __init__(self, folder: Path) -> None:
         self._file = os.open(folder / "bare", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -107,29 +104,27 @@ class Disk:
         return count
 
     def rate(self, count: int) -> float:
-        began = time.perf_counter()
+        started = time.perf_counter()
         self.sync(count)
-        return count / (time.perf_counter() - began)
+        return count / (time.perf_counter() - started)
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The value that `share` of them are not above; they need not be sorted."""
+    """The value that a `share` of the (unsorted) values does not exceed."""
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
 
-def at_least(name: str, value: float | None, goal: float | None) -> Figure:
-    """How many times as fast as somebody else; without that one, or without a goal, it neither holds nor does not."""
-    measured = "not measured" if value is None else f"{value:.2f} times"
-    holds = None if value is None or goal is None else value >= goal
-    return Figure(name, measured, "" if goal is None else f"{goal:g} times", holds)
+def ratio_figure(name: str, value: float | None) -> Figure:
+    """A rate relative to a peer's; None if the peer is not running."""
+    return Figure(name, "not measured" if value is None else f"{value:.2f} times")
 
 
-def below_ms(name: str, seconds: float, goal_ms: float) -> Figure:
-    return Figure(name, f"{seconds * 1e3:.2f} ms", f"< {goal_ms:g} ms", seconds * 1e3 < goal_ms)
+def latency_figure(name: str, seconds: float) -> Figure:
+    return Figure(name, f"{seconds * 1e3:.2f} ms")
 
 
 def ratio(rates: dict[str, float], ours: str, theirs: str) -> float | None:
-    """How many times as fast; None if one of them is not here."""
+    """How many times as fast ours is; None if one of the two is not running."""
     return rates[ours] / rates[theirs] if ours in rates and theirs in rates else None
 
 
