@@ -1,9 +1,9 @@
-"""Count what docs/explanation/testing.md says about the suite, and write it there.
+"""Count the tests for the table in docs/explanation/testing.md.
 
 python tools/count_tests.py           print the table
-python tools/count_tests.py --write   put it into the page
+python tools/count_tests.py --write   write it to the page
 
-Tests are counted by pytest, which collects and does not run them; crash points by running the test that counts them.
+Tests are counted with `pytest --collect-only`; crash points by running the test that counts them.
 """
 
 import re
@@ -25,12 +25,12 @@ PAGE: Final = ROOT / "docs" / "explanation" / "testing.md"
 BEGIN, END = "<!-- counted -->\n", "<!-- /counted -->\n"
 SEEDS: Final = 200  # tests/simulation/test_simulation.py
 NIGHTLY_SEEDS: Final = 10_000
-KILLS: Final = 60  # The default of --kills; queues take a third of it, mail and tiers a sixth each.
+KILLS: Final = 60  # The default of --kills; the queue test uses a third of it, mail and tiers a sixth each.
 MIGRATION_KILLS: Final = 6
 
 
 def main() -> None:
-    table = "\n".join(counted())
+    table = "\n".join(table_lines())
     if "--write" not in sys.argv[1:]:
         print(table)
         return
@@ -39,9 +39,9 @@ def main() -> None:
     PAGE.write_text(before + BEGIN + table + "\n" + END + rest.split(END)[1])
 
 
-def counted() -> list[str]:
+def table_lines() -> list[str]:
     """The table, line by line."""
-    every, nightly = collected("not nightly"), collected("nightly")
+    every, nightly = collect("not nightly"), collect("nightly")
     by_folder = Counter(test.split("/")[1] for test in every)
     broken = [test for test in every if "_is_found" in test and "simulation" in test]
     points = [int(found) for found in re.findall(r"(\d+) points covered", _run("tests/faults/test_protocols.py", "-s"))]
@@ -49,23 +49,23 @@ def counted() -> list[str]:
     kills = KILLS + KILLS // 3 + 2 * (KILLS // 6) + MIGRATION_KILLS
     folders = ", ".join(f"{count:,} in {folder}" for folder, count in by_folder.most_common())
     rows = [
-        ("tests of every run", f"{len(every):,}", folders),
-        ("tests of `make nightly`", f"{len(nightly):,}", "long simulations, soaks, more examples"),
+        ("tests in every run", f"{len(every):,}", folders),
+        ("tests in `make nightly`", f"{len(nightly):,}", "long simulations, soaks, more examples"),
         ("conformance checks of a key space", f"{len(CHECKS)}", "each on memory, RocksDB and PostgreSQL"),
         (
-            "conformance checks of object stores, of worlds, of both together",
+            "conformance checks of object stores, worlds, and both combined",
             f"{len(OBJECT_CHECKS)}, {len(WORLD_CHECKS)}, {len(STORE_CHECKS)}",
-            "each on every backend that it is about",
+            "each on every applicable backend",
         ),
         ("state machines against plain models", f"{machines}", "`tests/properties/`"),
         (
-            "simulated histories of every run",
+            "simulated histories in every run",
             f"{len(SCENARIOS) * SEEDS:,}",
             f"{len(SCENARIOS)} scenarios, {SEEDS} seeds each; {NIGHTLY_SEEDS:,} seeds each in `make nightly`",
         ),
-        ("systems broken on purpose that must be found", f"{len(broken)}", "`tests/simulation/`"),
+        ("deliberately broken systems that must be detected", f"{len(broken)}", "`tests/simulation/`"),
         (
-            "steps of protocols with a crash behind each",
+            "steps of multi-step operations with a crash after each",
             f"{sum(points)}",
             f"{sum(points) // 3} on each of three backends, `tests/faults/test_protocols.py`",
         ),
@@ -75,16 +75,16 @@ def counted() -> list[str]:
     return [
         f"Counted on {today} by `python tools/count_tests.py`:",
         "",
-        "| what | how many | where |",
+        "| what | count | where |",
         "|---|---:|---|",
-        *(f"| {what} | {number} | {where} |" for what, number, where in rows),
+        *(f"| {label} | {number} | {where} |" for label, number, where in rows),
     ]
 
 
-def collected(marked: str) -> list[str]:
-    """The tests that pytest finds."""
-    said = _run("--collect-only", "-m", marked)
-    return [line for line in said.splitlines() if line.startswith("tests/") and "::" in line]
+def collect(marker: str) -> list[str]:
+    """The ids of the tests with a marker."""
+    output = _run("--collect-only", "-m", marker)
+    return [line for line in output.splitlines() if line.startswith("tests/") and "::" in line]
 
 
 def _run(*arguments: str) -> str:

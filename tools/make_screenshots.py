@@ -1,8 +1,8 @@
-"""Fill a real server with a fleet at work, and photograph its console: docs/images/console-*.png.
+"""Run a fleet of agents against a real server, and take screenshots of its console: docs/images/console-*.png.
 
 python tools/make_screenshots.py [--seconds 75] [--folder docs/images]
 
-Needs Chromium on the path. Takes about two minutes, most of it to give the charts something to show.
+Needs Chromium on the PATH. Takes about two minutes, most of them to collect data for the charts.
 """
 
 import argparse
@@ -37,7 +37,7 @@ TIERS = """
 [patterns]
 "trace_*" = "best_effort"
 """
-QUEUES = {  # Puts a second, how long one takes, and how many work on it.
+QUEUES = {  # Puts per second, seconds per message, workers.
     "crawl": (10, 0.012, 2),
     "embeddings": (35, 0.030, 1),
     "emails": (12, 0.040, 1),
@@ -62,7 +62,7 @@ AGENTS = ("billing", "concierge", "planner", "researcher", "reviewer", "schedule
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=75.0, help="how long the fleet works before the first picture")
+    parser.add_argument("--seconds", type=float, default=75.0, help="run time of the fleet before the first screenshot")
     parser.add_argument("--folder", type=Path, default=IMAGES)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -71,15 +71,15 @@ def main() -> None:
         sys.exit("Chromium is not installed; apt-get install chromium")
     with tempfile.TemporaryDirectory(prefix="holdfast-screenshots-") as folder, serving(Path(folder)) as url:
         fill(url)
-        with at_work(url), sync_playwright() as playwright:
+        with running_fleet(url), sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            photograph(browser, url, options.folder, options.seconds)
+            take_screenshots(browser, url, options.folder, options.seconds)
             browser.close()
 
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """A server over a data directory of its own; its URL."""
+    """Run a server on a data directory of its own, and yield its URL."""
     (folder / "tiers.toml").write_text(TIERS)
     words = ["serve", "--data", f"dir:{folder / 'data'}", "--port", "0", "--tiers", str(folder / "tiers.toml")]
     process = subprocess.Popen([sys.executable, "-m", "holdfast.cli", *words], stdout=subprocess.PIPE, text=True)
@@ -97,22 +97,27 @@ def serving(folder: Path) -> Iterator[str]:
 
 
 def fill(url: str) -> None:
-    """What was there before anybody looked: dead letters, worlds with a history, mail for those who are away."""
-    chance = random.Random(7)
+    """Create the initial data: dead letters, worlds with a history, entities."""
+    generator = random.Random(7)
     with holdfast.connect(url, universe="staging") as staging:
         staging.queue("emails").put(b"{}")
     with holdfast.connect(url) as plane:
         for queue, errors in ERRORS.items():
             for number, error in enumerate(errors):
-                plane.queue(queue).put({"order": 80_400 + number, "customer": chance.choice(AGENTS)}, max_attempts=1)
+                plane.queue(queue).put({"order": 80_400 + number, "customer": generator.choice(AGENTS)}, max_attempts=1)
                 for message in plane.queue(queue).receive_many():
                     message.nack(error=error)
         plane.queue("nightly-export").put({"table": "orders", "day": "2026-11-14"}, delay_seconds=9_000)
         plane.queue("nightly-export").pause()
         for name, records in (("ledger-eu", 5_200), ("ledger-us", 3_350), ("onboarding", 420), ("support-desk", 1_280)):
-            make_world(plane, name, records, chance)
+            make_world(plane, name, records, generator)
         for number in range(80_400, 80_440):
-            order = {"id": f"A-{number}", "total": round(chance.uniform(9, 900), 2), "status": "paid", "note": "gift"}
+            order = {
+                "id": f"A-{number}",
+                "total": round(generator.uniform(9, 900), 2),
+                "status": "paid",
+                "note": "gift",
+            }
             plane.entities.write("order", f"a-{number}", {**order, "trace_id": "4bf92f35"})
         for name in AGENTS:
             plane.entities.write("agent", name, {"key": f"ed25519:{name}", "model": "small", "trace_span": 1})
@@ -121,12 +126,12 @@ def fill(url: str) -> None:
             )
 
 
-def make_world(plane: Plane, name: str, records: int, chance: random.Random) -> None:
+def make_world(plane: Plane, name: str, records: int, generator: random.Random) -> None:
     world, height, since = plane.world(name), 0, 0
     world.create()
     while height < records:
         words = ("order.paid", "order.shipped", "refund.asked", "note.added")
-        batch = [{"event": chance.choice(words), "order": chance.randrange(90_000)} for _ in range(200)]
+        batch = [{"event": generator.choice(words), "order": generator.randrange(90_000)} for _ in range(200)]
         height = world.append(batch, expected_head=height) + len(batch)
         since += len(batch)
         if since >= 1_000:
@@ -143,25 +148,25 @@ def make_world(plane: Plane, name: str, records: int, chance: random.Random) -> 
 
 
 @contextmanager
-def at_work(url: str) -> Iterator[None]:
-    """Agents that put, work, write to each other, wait for leases and append, until the block ends."""
-    over = threading.Event()
-    jobs = [threading.Thread(target=put, args=(url, over, queue, *QUEUES[queue][:1])) for queue in QUEUES]
-    jobs.append(threading.Thread(target=crawl, args=(url, over)))
+def running_fleet(url: str) -> Iterator[None]:
+    """Run agents that put, work, send mail, wait for leases and append, until the block ends."""
+    stopped = threading.Event()
+    jobs = [threading.Thread(target=put, args=(url, stopped, queue, *QUEUES[queue][:1])) for queue in QUEUES]
+    jobs.append(threading.Thread(target=crawl, args=(url, stopped)))
     jobs += [
-        threading.Thread(target=work, args=(url, over, queue, seconds, number))
+        threading.Thread(target=work, args=(url, stopped, queue, seconds, number))
         for queue, (_, seconds, workers) in QUEUES.items()
         for number in range(workers)
     ]
-    jobs += [threading.Thread(target=each, args=(url, over)) for each in (write_letters, append)]
-    jobs += [threading.Thread(target=read_letters, args=(url, over, agent)) for agent in AGENTS[::2]]
-    jobs += [threading.Thread(target=hold, args=(url, over, key, owner)) for key, owner in LEASES]
+    jobs += [threading.Thread(target=each, args=(url, stopped)) for each in (send_mail, append)]
+    jobs += [threading.Thread(target=read_mail, args=(url, stopped, agent)) for agent in AGENTS[::2]]
+    jobs += [threading.Thread(target=hold_lease, args=(url, stopped, key, owner)) for key, owner in LEASES]
     for job in jobs:
         job.start()
     try:
         yield
     finally:
-        over.set()
+        stopped.set()
         for job in jobs:
             job.join(30)
 
@@ -177,89 +182,94 @@ LEASES = [
 ]
 
 
-def put(url: str, over: threading.Event, queue: str, per_second: float) -> None:
-    chance = random.Random(queue)
+def put(url: str, stopped: threading.Event, queue: str, per_second: float) -> None:
+    generator = random.Random(queue)
     with holdfast.connect(url) as plane:
-        while not over.wait(chance.expovariate(per_second)):
-            plane.queue(queue).put({"order": chance.randrange(80_000, 90_000), "from": chance.choice(AGENTS)})
+        while not stopped.wait(generator.expovariate(per_second)):
+            plane.queue(queue).put({"order": generator.randrange(80_000, 90_000), "from": generator.choice(AGENTS)})
 
 
-def work(url: str, over: threading.Event, queue: str, seconds: float, number: int) -> None:
-    chance = random.Random(f"{queue} {number}")
+def work(url: str, stopped: threading.Event, queue: str, seconds: float, number: int) -> None:
+    generator = random.Random(f"{queue} {number}")
     with holdfast.connect(url) as plane:
-        while not over.is_set():
+        while not stopped.is_set():
             for message in plane.queue(queue).receive_many(8, wait_seconds=0.5, owner=f"{queue}-{number}"):
-                over.wait(seconds * chance.uniform(0.3, 1.6))
-                if chance.random() < 0.01:
+                stopped.wait(seconds * generator.uniform(0.3, 1.6))
+                if generator.random() < 0.01:
                     message.nack(error="ConnectionResetError: peer went away", delay_seconds=4)
                 else:
                     message.ack()
 
 
-def write_letters(url: str, over: threading.Event) -> None:
-    chance = random.Random(3)
+def send_mail(url: str, stopped: threading.Event) -> None:
+    generator = random.Random(3)
     with holdfast.connect(url) as plane:
-        while not over.wait(chance.uniform(0.05, 0.4)):
-            sender, to = chance.sample(AGENTS, 2)
-            words = chance.choice(("Draft is ready", "Please review", "Budget for Thursday", "Figures of the week"))
-            plane.mailbox(sender).send(to, msgspec.json.encode({"subject": words, "thread": chance.randrange(900)}))
+        while not stopped.wait(generator.uniform(0.05, 0.4)):
+            sender, to = generator.sample(AGENTS, 2)
+            words = generator.choice(("Draft is ready", "Please review", "Budget for Thursday", "Figures of the week"))
+            plane.mailbox(sender).send(to, msgspec.json.encode({"subject": words, "thread": generator.randrange(900)}))
 
 
-def read_letters(url: str, over: threading.Event, agent: str) -> None:
-    """The others are away all the time, and their mail waits."""
+def read_mail(url: str, stopped: threading.Event, agent: str) -> None:
+    """Read the mail of one agent. Mail of agents without a reader stays stored."""
     with holdfast.connect(url) as plane:
-        while not over.is_set():
+        while not stopped.is_set():
             box = plane.mailbox(agent)
             for mail in box.subscribe(wait_seconds=1.0):
                 box.confirm(mail)
-                if over.is_set():
+                if stopped.is_set():
                     break
 
 
-def crawl(url: str, over: threading.Event) -> None:
-    """Many agents in one process: what they put at the same moment is one commit."""
+def crawl(url: str, stopped: threading.Event) -> None:
+    """Many agents in one process: their concurrent puts share a commit."""
 
     async def run() -> None:
-        chance = random.Random(11)
+        generator = random.Random(11)
         async with await holdfast.connect_async(url) as plane:
-            while not over.is_set():
+            while not stopped.is_set():
                 pages = [
-                    {"page": f"https://example.com/{chance.randrange(10**6)}"} for _ in range(chance.randrange(1, 24))
+                    {"page": f"https://example.com/{generator.randrange(10**6)}"}
+                    for _ in range(generator.randrange(1, 24))
                 ]
                 puts = (plane.queue("crawl").put(page) for page in pages)
-                seen = (plane.state(f"seen/{each}").update(chance.random()) for each in range(chance.randrange(12)))
+                seen = (
+                    plane.state(f"seen/{each}").update(generator.random()) for each in range(generator.randrange(12))
+                )
                 await asyncio.gather(*puts, *seen)
-                await asyncio.sleep(chance.uniform(0.1, 0.6))
+                await asyncio.sleep(generator.uniform(0.1, 0.6))
 
     asyncio.run(run())
 
 
-def append(url: str, over: threading.Event) -> None:
-    chance = random.Random(5)
+def append(url: str, stopped: threading.Event) -> None:
+    generator = random.Random(5)
     with holdfast.connect(url) as plane:
-        while not over.wait(0.4):
-            world = plane.world(chance.choice(("ledger-eu", "support-desk")))
+        while not stopped.wait(0.4):
+            world = plane.world(generator.choice(("ledger-eu", "support-desk")))
             with suppress(HoldfastError):
-                world.append([{"event": "order.paid", "order": chance.randrange(90_000)}], expected_head=world.head())
+                world.append(
+                    [{"event": "order.paid", "order": generator.randrange(90_000)}], expected_head=world.head()
+                )
 
 
-def hold(url: str, over: threading.Event, key: str, owner: str) -> None:
+def hold_lease(url: str, stopped: threading.Event, key: str, owner: str) -> None:
     with holdfast.connect(url) as plane:
-        while not over.is_set():
+        while not stopped.is_set():
             with suppress(HoldfastError), plane.lease(key).acquire(owner, ttl_seconds=45, wait_seconds=5):
-                over.wait(20)
-            over.wait(0.2)
+                stopped.wait(20)
+            stopped.wait(0.2)
 
 
-# The pictures.
+# The screenshots.
 
 
-def photograph(browser: Browser, url: str, folder: Path, seconds: float) -> None:
+def take_screenshots(browser: Browser, url: str, folder: Path, seconds: float) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
     page.goto(f"{url}/console")
     page.wait_for_selector(".status.live")
     page.wait_for_timeout(seconds * 1_000)
-    shot(page, folder, "overview-light")
+    save_screenshot(page, folder, "overview-light")
     for name, address in {
         "queues": "#/queues",
         "dead-letters": "#/queues/invoices",
@@ -276,18 +286,18 @@ def photograph(browser: Browser, url: str, folder: Path, seconds: float) -> None
         if name == "dead-letters":
             page.locator(".opener").first.click()
         page.wait_for_timeout(2_500)
-        shot(page, folder, name)
+        save_screenshot(page, folder, name)
     page.goto(f"{url}/console#/overview")
     page.keyboard.press("t")
     page.wait_for_timeout(2_500)
-    shot(page, folder, "overview-dark")
+    save_screenshot(page, folder, "overview-dark")
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{url}/console#/queues")
     page.wait_for_timeout(2_500)
-    shot(page, folder, "phone")
+    save_screenshot(page, folder, "phone")
 
 
-def shot(page: Page, folder: Path, name: str) -> None:
+def save_screenshot(page: Page, folder: Path, name: str) -> None:
     path = folder / f"console-{name}.png"
     page.screenshot(path=str(path))
     assert path.stat().st_size <= IMAGE_BYTES_MAX, f"{path} has {path.stat().st_size:,} bytes"

@@ -1,6 +1,6 @@
-"""Generate the synchronous handles from the asynchronous ones, or check that they are current.
+"""Generate the synchronous modules from the asynchronous ones, or check that they are up to date.
 
-python tools/make_twins.py           write src/holdfast/handles/sync/
+python tools/make_twins.py           write src/holdfast/{handles,runtime}/sync/
 python tools/make_twins.py --check   exit 1 if a file there differs from what would be written
 """
 
@@ -12,13 +12,13 @@ import tokenize
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
-NOT_TWINNED = {  # These serve threads and event loops alike, or one of them alone.
+NOT_TWINNED = {  # These serve both threads and event loops, or only one of the two.
     "handles": ("__init__", "opening"),
-    "runtime": ("__init__", "cancellation", "consumer_options", "eager_tasks", "rate_limits", "timers"),
+    "runtime": ("__init__", "cancellation", "consumer_options", "eager_tasks", "publishing", "rate_limits", "timers"),
 }
 
 WORDS = {
-    "asyncio": "time",  # For its sleep.
+    "asyncio": "time",  # For `sleep`.
     "aiter": "iter",
     "anext": "next",
     "__aenter__": "__enter__",
@@ -32,7 +32,7 @@ WORDS = {
 HEADER = '"""Generated from {source} by tools/make_twins.py; change that file instead."""\n\n'
 
 
-def twin(source: str, floor: str, name: str) -> str:
+def twin(source: str, package: str, name: str) -> str:
     """The synchronous form of an asynchronous module."""
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     lines = source.splitlines(keepends=True)
@@ -47,21 +47,21 @@ def twin(source: str, floor: str, name: str) -> str:
             replacement, end = "", tokens[index + 1].start[1]
         else:
             replacement = WORDS.get(token.string) or re.sub(r"\bAsync(?=[A-Z])", "", token.string)
-            replacement = re.sub(r"(?<=\w)_async$", "", replacement)  # Those below have both forms under two names.
+            replacement = re.sub(r"(?<=\w)_async$", "", replacement)  # Lower layers have both forms under two names.
         lines[row] = lines[row][:start] + replacement + lines[row][end:]
     body = "".join(lines)
-    twinned = "|".join(path.stem for path in _twinned(floor))
-    body = re.sub(rf"from holdfast\.{floor}\.(?=(?:{twinned}) import)", f"from holdfast.{floor}.sync.", body)
+    twinned = "|".join(path.stem for path in _twinned(package))
+    body = re.sub(rf"from holdfast\.{package}\.(?=(?:{twinned}) import)", f"from holdfast.{package}.sync.", body)
     docstring_end = body.index('"""', 3) + 3
-    return HEADER.format(source=f"{floor}/{name}") + body[docstring_end:].lstrip("\n")
+    return HEADER.format(source=f"{package}/{name}") + body[docstring_end:].lstrip("\n")
 
 
-def _twinned(floor: str) -> list[Path]:
+def _twinned(package: str) -> list[Path]:
     """The modules of a package that have a twin: not its subpackages, and not `NOT_TWINNED`."""
-    return [path for path in sorted((SOURCE / floor).glob("*.py")) if path.stem not in NOT_TWINNED[floor]]
+    return [path for path in sorted((SOURCE / package).glob("*.py")) if path.stem not in NOT_TWINNED[package]]
 
 
-def formatted(text: str, path: Path) -> str:
+def format_code(text: str, path: Path) -> str:
     for command in (["check", "--fix", "--quiet", "--select", "I"], ["format"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(path), "-"]
         text = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
@@ -70,26 +70,30 @@ def formatted(text: str, path: Path) -> str:
 
 def main() -> int:
     check = "--check" in sys.argv[1:]
-    wanted: dict[Path, str] = {}
-    for floor in NOT_TWINNED:
-        folder = SOURCE / floor / "sync"
-        wanted[folder / "__init__.py"] = '"""The synchronous twins, generated from the modules beside this folder."""\n'
-        for source in _twinned(floor):
+    expected: dict[Path, str] = {}
+    for package in NOT_TWINNED:
+        folder = SOURCE / package / "sync"
+        expected[folder / "__init__.py"] = (
+            '"""Synchronous modules, generated from the asynchronous ones in the parent package."""\n'
+        )
+        for source in _twinned(package):
             path = folder / source.name
-            wanted[path] = formatted(twin(source.read_text(), floor, source.name), path)
-    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-    stale += [path for floor in NOT_TWINNED for path in (SOURCE / floor / "sync").glob("*.py") if path not in wanted]
+            expected[path] = format_code(twin(source.read_text(), package, source.name), path)
+    stale = [path for path, text in expected.items() if not path.exists() or path.read_text() != text]
+    stale += [
+        path for package in NOT_TWINNED for path in (SOURCE / package / "sync").glob("*.py") if path not in expected
+    ]
     if check:
         for path in stale:
-            print(f"{path} is not current; run: make twins")
+            print(f"{path} is out of date; run: make twins")
         return 1 if stale else 0
     for path in stale:
-        if path in wanted:
+        if path in expected:
             path.parent.mkdir(exist_ok=True)
-            path.write_text(wanted[path])
+            path.write_text(expected[path])
         else:
             path.unlink()
-    print(f"{len(stale)} of {len(wanted)} twins rewritten")
+    print(f"{len(stale)} of {len(expected)} twins rewritten")
     return 0
 
 

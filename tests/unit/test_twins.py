@@ -1,4 +1,4 @@
-"""The tool that writes the synchronous handles from the asynchronous ones."""
+"""tools/make_twins.py, which generates the synchronous modules from the asynchronous ones."""
 
 import importlib.util
 import subprocess
@@ -24,15 +24,15 @@ make_twins = load()
 
 
 def twin(source: str) -> str:
-    """The twin of a module with this body, without the headers of both."""
-    made: str = make_twins.twin(f'"""A module."""\n\n{source}\n', "handles", "things.py")
+    """The synchronous form of a module with this body, without the headers of both."""
+    generated: str = make_twins.twin(f'"""A module."""\n\n{source}\n', "handles", "things.py")
     header = make_twins.HEADER.format(source="handles/things.py")
-    assert made.startswith(header)
-    return made.removeprefix(header).rstrip("\n")
+    assert generated.startswith(header)
+    return generated.removeprefix(header).rstrip("\n")
 
 
 @pytest.mark.parametrize(
-    ("source", "wanted"),
+    ("source", "expected"),
     [
         ("async def get(): pass", "def get(): pass"),
         ("x = await y", "x = y"),
@@ -43,12 +43,12 @@ def twin(source: str) -> str:
         ("    async  def f(): pass".strip(), "def f(): pass"),
     ],
 )
-def test_async_and_await_are_left_out(source: str, wanted: str) -> None:
-    assert twin(source) == wanted
+def test_async_and_await_are_removed(source: str, expected: str) -> None:
+    assert twin(source) == expected
 
 
 @pytest.mark.parametrize(
-    ("word", "wanted"),
+    ("name", "expected"),
     [
         ("AsyncPlane", "Plane"),
         ("AsyncIterator", "Iterator"),
@@ -61,42 +61,45 @@ def test_async_and_await_are_left_out(source: str, wanted: str) -> None:
         ("asynccontextmanager", "contextmanager"),
     ],
 )
-def test_names_of_asyncio_become_their_plain_ones(word: str, wanted: str) -> None:
-    assert twin(f"x = {word}") == f"x = {wanted}"
+def test_asyncio_names_become_synchronous_names(name: str, expected: str) -> None:
+    assert twin(f"x = {name}") == f"x = {expected}"
 
 
-@pytest.mark.parametrize("word", ["Asynchronous", "asynchronous", "awaited", "MyAsyncPlane", "_async", "Async"])
-def test_names_that_only_look_alike_stay(word: str) -> None:
-    assert twin(f"x = {word}") == f"x = {word}"
+@pytest.mark.parametrize("name", ["Asynchronous", "asynchronous", "awaited", "MyAsyncPlane", "_async", "Async"])
+def test_similar_names_are_unchanged(name: str) -> None:
+    assert twin(f"x = {name}") == f"x = {name}"
 
 
-def test_words_in_strings_and_comments_stay() -> None:
+def test_strings_and_comments_are_unchanged() -> None:
     source = 'def f():\n    """Await the AsyncPlane, async."""\n    return "await"  # async AsyncPlane'
     assert twin(source) == source
 
 
-def test_columns_behind_wide_characters_are_right() -> None:
+def test_columns_after_wide_characters_are_correct() -> None:
     assert twin('x = "é🐝", await y, await z') == 'x = "é🐝", y, z'
 
 
-def test_handles_import_their_twins_and_nothing_else_moves() -> None:
+def test_only_imports_of_generated_modules_change() -> None:
     source = "from holdfast.handles.pairs import AsyncPairs\nfrom holdfast.wire import AsyncPort"
     assert twin(source) == "from holdfast.handles.sync.pairs import Pairs\nfrom holdfast.wire import Port"
 
 
-def test_a_twin_says_where_it_comes_from() -> None:
-    made = make_twins.twin('"""Long\n\nand wide."""\n\nx = 1\n', "handles", "things.py")
-    assert made == '"""Generated from handles/things.py by tools/make_twins.py; change that file instead."""\n\nx = 1\n'
+def test_generated_module_names_its_source() -> None:
+    generated = make_twins.twin('"""Long\n\nand wide."""\n\nx = 1\n', "handles", "things.py")
+    assert (
+        generated
+        == '"""Generated from handles/things.py by tools/make_twins.py; change that file instead."""\n\nx = 1\n'
+    )
 
 
-def test_the_twins_in_the_tree_are_current() -> None:
+def test_generated_modules_in_the_repository_are_up_to_date() -> None:
     check = subprocess.run([sys.executable, TOOL, "--check"], capture_output=True, text=True, check=False)
     assert (check.returncode, check.stdout) == (0, "")
 
 
 @pytest.fixture
 def handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tree of its own with one asynchronous handle."""
+    """A package with one asynchronous handle."""
     monkeypatch.setattr(make_twins, "SOURCE", tmp_path.parent)
     monkeypatch.setattr(make_twins, "NOT_TWINNED", {tmp_path.name: ("__init__", "opening")})
     (tmp_path / "things.py").write_text('"""Things."""\n\n\nasync def get() -> int:\n    return await got()\n')
@@ -109,7 +112,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return make_twins.main()
 
 
-def test_a_check_fails_until_the_twins_are_written(handles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_fails_until_the_modules_are_generated(handles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(monkeypatch, "--check") == 1
     assert not (handles / "sync").exists()
     assert run(monkeypatch) == 0
@@ -117,7 +120,7 @@ def test_a_check_fails_until_the_twins_are_written(handles: Path, monkeypatch: p
     assert sorted(path.name for path in (handles / "sync").iterdir()) == ["__init__.py", "things.py"]
 
 
-def test_a_twin_that_was_edited_or_left_behind_is_found(
+def test_check_detects_edited_and_obsolete_modules(
     handles: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(monkeypatch)
@@ -125,9 +128,9 @@ def test_a_twin_that_was_edited_or_left_behind_is_found(
     (handles / "sync/gone.py").write_text("left behind\n")
     capsys.readouterr()
     assert run(monkeypatch, "--check") == 1
-    said = capsys.readouterr().out
-    assert "things.py is not current" in said
-    assert "gone.py is not current" in said
+    output = capsys.readouterr().out
+    assert "things.py is out of date" in output
+    assert "gone.py is out of date" in output
     run(monkeypatch)
     assert run(monkeypatch, "--check") == 0
     assert not (handles / "sync/gone.py").exists()
