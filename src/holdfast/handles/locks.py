@@ -1,46 +1,45 @@
-"""Locks among the threads and tasks of this process, in a declared order."""
+"""Ordered locks among the threads and tasks of this process."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from holdfast.errors import NotEmbedded
 from holdfast.wire import AsyncTransport
+from holdfast.wire.transport import HeldLock, LockStats, LockTable
 
 
 class AsyncLocks:
-    """The plane's lock table: database, then entity types, then records. It knows nothing of other processes.
+    """The plane's lock table: database, then entity types, then records. It covers this process only.
 
-    What must hold between processes needs a lease and its fence.
+    To exclude other processes, use a lease and its fence.
     """
 
     def __init__(self, transport: AsyncTransport, universe: str) -> None:
         self._transport = transport
         self._universe = universe
 
-    async def acquire(self, path: Sequence[str], mode: str = "X", *, timeout_seconds: float | None = None) -> Any:
+    async def acquire(self, path: Sequence[str], mode: str = "X", *, timeout_seconds: float | None = None) -> HeldLock:
         """The lock at `[level, name]`, as in `["entity_type", "task"]` or `["record_id", "task/123"]`.
 
-        A context manager; `release` gives it back. Modes are S and X, and the intents IS and IX, which a lock takes by
-        itself on what its record is in.
+        A context manager, which releases it at its end. Modes are S and X, and the intents IS and IX, which are
+        acquired automatically on the levels above.
 
         Raises:
-            LockOrderViolation: it comes before something that the caller holds; waiting could become a deadlock.
-            LockTimeout: others kept it for all of `timeout_seconds` (5 for a record, 10 for more).
+            LockOrderViolation: it comes before a lock that the caller holds; waiting could deadlock.
+            LockTimeout: it was not released within `timeout_seconds` (default: 5 for a record, 10 above).
         """
         return await self._table().acquire_async(path, mode, timeout_seconds=timeout_seconds)
 
     async def acquire_all(
         self, paths: Sequence[Sequence[str]], mode: str = "X", *, timeout_seconds: float | None = None
-    ) -> Any:
-        """Several locks, all or none, taken in the order that cannot deadlock."""
+    ) -> HeldLock:
+        """Several locks, all or none, acquired in the order that cannot deadlock."""
         return await self._table().acquire_all_async(paths, mode, timeout_seconds=timeout_seconds)
 
-    def stats(self) -> Any:
-        """How often locks of each level were taken and waited for, and how long."""
+    def stats(self) -> Mapping[str, LockStats]:
+        """For each level, how often its locks were acquired and waited for, and for how long."""
         return self._table().stats()
 
-    def _table(self) -> Any:
-        tables = getattr(self._transport, "locks", None)
-        if tables is None:
-            raise NotEmbedded("Locks are between the threads of one process; use plane.lease with a server")
-        return tables(self._universe)
+    def _table(self) -> LockTable:
+        if self._transport.locks is None:
+            raise NotEmbedded("Locks work within one process; use plane.lease with a server")
+        return self._transport.locks(self._universe)

@@ -1,4 +1,4 @@
-"""Messages in a consumer's hands."""
+"""Messages that a consumer has received."""
 
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
@@ -25,15 +25,16 @@ from holdfast.wire.queues import (
 )
 from holdfast.wire.requests import Request
 from holdfast.wire.states import UpdateState
+from holdfast.wire.transport import Renewal
 
 Result = TypeVar("Result")
 
 
 class AsyncMessage:
-    """A message that was received. It is the caller's until its lease ends or it is settled.
+    """A received message, leased to the caller until it is settled or its lease ends.
 
-    `fence` is higher than that of every delivery before, so what is written with it can be told from what a consumer
-    that lost the message writes late.
+    `fence` is higher than that of every earlier delivery, so a write with it can be distinguished from a late write of
+    a consumer that lost the message.
     """
 
     def __init__(
@@ -52,79 +53,81 @@ class AsyncMessage:
         self.lease = MessageLease(delivery.id, delivery.lease_id, delivery.fence)
         self.expires_ms = delivery.expires_ms
         self.settled = False
-        self.lost = False  # Its lease ended while it was worked on; somebody else may have it.
+        self.lost = False  # Its lease ended before it was settled; another consumer may have it.
         self._transport = transport
         self._universe = universe
         self._state = delivery.state
         self._visibility_seconds = visibility_seconds or delivery.visibility_ms / 1_000
         cap = EXTEND_FOR_SECONDS if extend_for_seconds is None else extend_for_seconds
-        self._keeping: Any = None
+        self._renewal: Renewal | None = None
         if cap > 0:
-            self._keeping = transport.lease_renewer.keep(
+            self._renewal = transport.lease_renewer.start(
                 self, universe, queue, self.lease, seconds=self._visibility_seconds, cap_seconds=cap
             )
 
     @property
     def payload(self) -> bytes | None:
-        """What was put; None if it is so large that `read` or `open` must fetch it, or was received elsewhere."""
+        """The payload; None if it is so large that `read` or `open` must fetch it, or another process received it."""
         return self.delivery.payload
 
     def json(self) -> Any:
         """The payload, from JSON."""
-        self._check_here()
+        self._check_received_here()
         if self.delivery.payload is None:
-            raise rebuild("invalid_argument", "The payload is too large to have come along; read() it, or open() it")
+            raise rebuild(
+                "invalid_argument", "The payload is too large to come with the delivery; call read() or open()"
+            )
         return msgspec.json.decode(self.delivery.payload)
 
     @property
     def attempts(self) -> int:
-        """How often it was delivered, this time included."""
+        """The number of deliveries, including this one."""
         return self.delivery.attempts
 
     @property
     def failure_attempts(self) -> int:
-        """How often it failed before."""
+        """The number of failures before this delivery."""
         return self.delivery.failure_attempts
 
     @property
     def fence(self) -> int:
-        """The number of this delivery; it only grows."""
+        """The fencing token of this delivery; it only grows."""
         return self.delivery.fence
 
     @property
     def correlation_id(self) -> str:
-        """What ties it to whatever led to it."""
+        """The id that links it to the request that caused it."""
         return self.delivery.correlation_id
 
     @property
     def attributes(self) -> dict[str, str]:
-        """What was put beside the payload."""
+        """The attributes that were put with the payload."""
         return self.delivery.attributes
 
     @property
     def state(self) -> Any:
-        """The workflow state that it was received with; None before anybody has written one."""
+        """The workflow state that it was received with; None if none was saved."""
         return None if self._state is None else cbor2.loads(self._state.value)
 
     async def read(self) -> bytes:
-        """The payload, whole, however large."""
-        self._check_here()
+        """The whole payload, of any size."""
+        self._check_received_here()
         if self.delivery.payload is not None or self.delivery.blob is None:
             return self.delivery.payload or b""
         return (await self._transport.call(GetBlob(self.delivery.blob, self._universe))).data
 
     async def open(self) -> AsyncIterator[bytes]:
-        """The payload as a stream, for what is too large for memory."""
-        self._check_here()
+        """The payload as a stream, if it is too large for memory."""
+        self._check_received_here()
         if self.delivery.blob is None:
             return _single(self.delivery.payload or b"")
         return await self._transport.receive(OpenBlob(self.delivery.blob, self._universe))
 
     async def save_state(self, value: Any) -> None:
-        """Write the workflow state, which the next consumer finds if this one does not finish.
+        """Save the workflow state, which the next consumer receives if this one does not finish.
 
         Raises:
-            Fenced: the message is somebody else's by now.
+            Fenced: the message's lease has ended.
         """
         if self._state is None:
             raise rebuild("invalid_argument", "The message was received without its state; receive it with_state=True")
@@ -135,10 +138,10 @@ class AsyncMessage:
         self._state = msgspec.structs.replace(self._state, value=encoded, etag=updated.etag)
 
     async def ack(self, *, tier: Tier = Tier.CRITICAL) -> None:
-        """It is done. Doing this twice is fine.
+        """Acknowledge the message: it is done. Acknowledging twice is fine.
 
         Raises:
-            QueueMessageLeaseMismatch: somebody else has it by now.
+            QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it.
         """
         await self._settle(AckMessages(self.queue, [self.lease], self._universe, tier=tier))
 
@@ -150,10 +153,10 @@ class AsyncMessage:
         error: str | None = None,
         tier: Tier = Tier.CRITICAL,
     ) -> None:
-        """Give it back, to be delivered again after the delay. `intent="defer"` does not count as a failure.
+        """Return the message, to be delivered again after the delay. `intent="defer"` does not count as a failure.
 
         Raises:
-            QueueMessageLeaseMismatch: somebody else has it by now.
+            QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it.
         """
         request = NackMessages(self.queue, [self.lease], delay_seconds, intent, error, self._universe, tier=tier)
         await self._settle(request)
@@ -162,15 +165,15 @@ class AsyncMessage:
         """Send it to the dead letters at once.
 
         Raises:
-            QueueMessageLeaseMismatch: somebody else has it by now.
+            QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it.
         """
         await self._settle(RejectMessages(self.queue, [self.lease], error, self._universe, tier=tier))
 
     async def extend(self, seconds: float | None = None) -> int:
-        """Let the lease last at least `seconds` from now; when it ends, in milliseconds since 1970.
+        """Extend the lease to at least `seconds` from now; its expiry in milliseconds since 1970.
 
         Raises:
-            QueueMessageLeaseMismatch: somebody else has it by now.
+            QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it.
         """
         request = ExtendMessages(
             self.queue, [self.lease], self._visibility_seconds if seconds is None else seconds, self._universe
@@ -183,32 +186,32 @@ class AsyncMessage:
 
         Raises:
             NotEmbedded: the plane is in another process; use `plane.atomic()` there.
-            QueueMessageLeaseMismatch: somebody else has it by now, and nothing was written.
+            QueueMessageLeaseMismatch: its lease has ended, and nothing was written.
         """
         transport, request = self._transport, AckMessages(self.queue, [self.lease], self._universe)
 
-        def both(tx: Any) -> Result:
+        def work_and_ack(tx: Any) -> Result:
             result = work(tx, *args)
             _checked(transport.execute(tx, request).outcomes[0])
             return result
 
-        result = await transport.transact(both, tier=tier)
-        self.settle_elsewhere()
+        result = await transport.transact(work_and_ack, tier=tier)
+        self.mark_settled()
         return result
 
-    def settle_elsewhere(self) -> None:
-        """It was settled by another way than its own methods: leave its lease alone."""
+    def mark_settled(self) -> None:
+        """Stop extending its lease: it was settled, possibly by another call than its own methods."""
         self.settled = True
-        if self._keeping is not None:
-            self._keeping.stop()
+        if self._renewal is not None:
+            self._renewal.stop()
 
-    def _check_here(self) -> None:
+    def _check_received_here(self) -> None:
         if not self.delivery.attempts:
-            raise rebuild("invalid_argument", "The message was received elsewhere, and its payload is there")
+            raise rebuild("invalid_argument", "The message was received by another process, which has its payload")
 
     async def _settle(self, request: Request[Outcomes]) -> None:
         _checked((await self._transport.call(request)).outcomes[0])
-        self.settle_elsewhere()
+        self.mark_settled()
 
     async def __aenter__(self) -> Self:
         return self
@@ -222,15 +225,15 @@ class AsyncMessage:
             await self.ack()
         elif issubclass(kind, Exception):
             await self.nack(error=f"{kind.__name__}: {error}")
-        else:  # The consumer is stopped, which is nothing the message did.
+        else:  # The consumer is being stopped; the message has not failed.
             await self.nack(intent="defer")
 
     def __repr__(self) -> str:
         return f"<message {self.id} of {self.queue}, attempt {self.attempts}, fence {self.fence}>"
 
 
-def elsewhere(id: str, lease_id: str, fence: int) -> Delivery:
-    """A delivery to somebody else, of which no more is known than what settles it."""
+def received_elsewhere(id: str, lease_id: str, fence: int) -> Delivery:
+    """A delivery to another process: only what is needed to settle it."""
     return Delivery(
         id=id,
         payload=None,

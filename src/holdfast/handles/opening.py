@@ -1,4 +1,4 @@
-"""`await holdfast.open_async(url)` or `async with holdfast.open_async(url) as plane`, as one prefers."""
+"""The result of `open_async` and `connect_async`: await it, or enter it with `async with`."""
 
 from collections.abc import Coroutine, Generator
 from types import TracebackType
@@ -8,7 +8,7 @@ from holdfast.handles.plane import AsyncPlane
 
 
 class Opening:
-    """A plane that is about to be opened."""
+    """A plane that is opened by `await` or `async with`."""
 
     def __init__(self, opening: Coroutine[Any, Any, AsyncPlane]) -> None:
         self._opening = opening

@@ -3,12 +3,12 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
 from holdfast.errors import InvalidValue
-from holdfast.handles.messages import AsyncMessage, elsewhere
+from holdfast.handles.messages import AsyncMessage, received_elsewhere
 from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX, RECEIVE_WAIT_SECONDS_MAX
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
@@ -39,15 +39,37 @@ from holdfast.wire.queues import (
 _encode = msgspec.json.Encoder().encode
 _JSON = "application/json"
 _BYTES = "application/octet-stream"
-_LOOKS_A_CHECK = 20  # Every so many of these looks it asks the plane which messages it has lost.
-_CREDIT_LOOK_SECONDS = 0.005  # How often a subscription whose credit is used up looks whether a message was settled.
+_CREDIT_POLL_SECONDS = 0.005  # How often a subscription without credit checks whether a message was settled.
+_POLLS_PER_LEASE_CHECK = 20  # After so many polls it asks the plane which leases have ended.
+
+
+class MessageOptions(TypedDict, total=False):
+    """The options of `put`, for calls that put a message in another way."""
+
+    content_type: str
+    attributes: dict[str, str]
+    correlation_id: str | None
+    priority: int
+    group: str | None
+    idempotency_key: str | None
+    delay_seconds: float
+    ttl_seconds: float | None
+    max_attempts: int | None
+    visibility_seconds: float | None
+
+
+def new_message(body: Any, **options: Unpack[MessageOptions]) -> NewMessage:
+    """A message with these options: bytes as they are, anything else as JSON."""
+    payload, kind = payload_of(body)
+    options.setdefault("content_type", kind)
+    return NewMessage(payload=payload, **options)
 
 
 class AsyncQueue:
-    """One queue. It begins with the first message that is put into it.
+    """One queue. It is created by the first message that is put into it.
 
-    A message is delivered at least once: to one consumer at a time, again if that one does not settle it in time, and
-    after `max_attempts` failures to the dead letters. Every delivery has a fence that is higher than the last one's.
+    A message is delivered at least once: to one consumer at a time, again if the consumer does not settle it in time,
+    and to the dead letters after `max_attempts` failures. The fence of each delivery is higher than the last one's.
     """
 
     def __init__(self, transport: AsyncTransport, universe: str, name: str) -> None:
@@ -72,44 +94,39 @@ class AsyncQueue:
         content_type: str | None = None,
         tier: Tier = Tier.CRITICAL,
     ) -> Receipt:
-        """Put a message: bytes as they are, anything else as JSON. The receipt says which promise it carries.
+        """Put a message: bytes as they are, anything else as JSON. The receipt has the message's id and durability.
 
         Args:
-            delay_seconds: how long it is not delivered.
-            ttl_seconds: when it is removed, delivered or not.
-            priority: 0 to 9; 9 is delivered first.
-            group: messages of one group are delivered one at a time, in the order in which they were put.
-            idempotency_key: a second put with the same key within five minutes puts nothing; `duplicate` says so.
-            max_attempts, visibility_seconds: in place of those of the queue's policy.
+            delay_seconds: how long to hold it back. ttl_seconds: how long to keep it; then it is removed, delivered or
+            not. priority: 0 to 9; 9 is delivered first. group: messages of one group are delivered one at a time, in
+            order. idempotency_key: a second put with the same key within five minutes adds nothing; its receipt has
+            `duplicate`. max_attempts, visibility_seconds: override the queue's policy.
         """
         payload, kind = payload_of(body)
-        # By position, which is twice as fast; the fields are in the order in which NewMessage declares them.
         message = NewMessage(
-            payload,
-            None,
-            0,
-            content_type or kind,
-            dict(attributes) if attributes else {},
-            correlation_id,
-            priority,
-            group,
-            idempotency_key,
-            delay_seconds,
-            ttl_seconds,
-            max_attempts,
-            visibility_seconds,
+            payload=payload,
+            content_type=content_type or kind,
+            attributes=dict(attributes) if attributes else {},
+            correlation_id=correlation_id,
+            priority=priority,
+            group=group,
+            idempotency_key=idempotency_key,
+            delay_seconds=delay_seconds,
+            ttl_seconds=ttl_seconds,
+            max_attempts=max_attempts,
+            visibility_seconds=visibility_seconds,
         )
         return (await self._put([message], tier))[0]
 
     async def put_many(self, bodies: Iterable[Any], *, tier: Tier = Tier.CRITICAL) -> list[Receipt]:
-        """Put up to 256 messages as one commit; each a body, or a `NewMessage` with options of its own."""
+        """Put up to 256 messages in one commit; each is a body, or a `NewMessage` with its own options."""
         messages = []
         for body in bodies:
             if isinstance(body, NewMessage):
                 messages.append(body)
             else:
                 payload, kind = payload_of(body)
-                messages.append(NewMessage(payload, None, 0, kind))  # By position, which is twice as fast.
+                messages.append(NewMessage(payload=payload, content_type=kind))
         return await self._put(messages, tier)
 
     async def receive(
@@ -122,29 +139,25 @@ class AsyncQueue:
         extend_for_seconds: float | None = None,
         tier: Tier = Tier.CRITICAL,
     ) -> AsyncMessage | None:
-        """The next message, leased to the caller; None if there is none within `wait_seconds`.
+        """The next message, leased to the caller; None if none arrives within `wait_seconds`.
 
-        Settle it: in a `with` block, which acknowledges it at its end and gives it back on an exception, or with `ack`,
-        `nack` or `reject`. Its lease is extended by itself meanwhile, for `extend_for_seconds` at most (an hour; 0
-        leaves it to the caller).
+        Settle it with `ack`, `nack` or `reject`, or in a `with` block, which acknowledges it at its end and nacks it on
+        an exception. Until then its lease is extended automatically, for at most `extend_for_seconds` (default: an
+        hour; 0: not at all).
 
         Raises:
-            QueueBusy: as many consumers wait as may.
+            QueueBusy: the maximum number of consumers is waiting.
         """
-        request = ReceiveMessages(
-            self.name, owner or self._owner, 1, wait_seconds, visibility_seconds, with_state, None, self._universe,
+        messages = await self.receive_many(
+            1,
+            wait_seconds=wait_seconds,
+            visibility_seconds=visibility_seconds,
+            owner=owner,
+            with_state=with_state,
+            extend_for_seconds=extend_for_seconds,
             tier=tier,
-        )  # fmt: skip
-        for delivery in (await self._transport.call(request)).messages:
-            return AsyncMessage(
-                self._transport,
-                self._universe,
-                self.name,
-                delivery,
-                visibility_seconds=visibility_seconds,
-                extend_for_seconds=extend_for_seconds,
-            )
-        return None
+        )
+        return messages[0] if messages else None
 
     async def receive_many(
         self,
@@ -157,16 +170,20 @@ class AsyncQueue:
         extend_for_seconds: float | None = None,
         tier: Tier = Tier.CRITICAL,
     ) -> list[AsyncMessage]:
-        """Up to `max_messages` (256), as soon as there is one; none if there is none within `wait_seconds`."""
+        """Up to `max_messages` (at most 256) as soon as one is ready; empty if none arrives within `wait_seconds`.
+
+        for message in queue.receive_many(10, wait_seconds=20):
+            with message:
+                ...
+        """
         request = ReceiveMessages(
-            self.name,
-            owner or self._owner,
-            max_messages,
-            wait_seconds,
-            visibility_seconds,
-            with_state,
-            None,
-            self._universe,
+            queue=self.name,
+            owner=owner or self._owner,
+            max_messages=max_messages,
+            wait_seconds=wait_seconds,
+            visibility_seconds=visibility_seconds,
+            with_state=with_state,
+            universe=self._universe,
             tier=tier,
         )
         deliveries = (await self._transport.call(request)).messages
@@ -191,16 +208,16 @@ class AsyncQueue:
         visibility_seconds: float | None = None,
         extend_for_seconds: float = 0.0,
     ) -> AsyncMessage:
-        """A message that was received elsewhere, by its id and its lease: to settle it, or to extend it, from here.
+        """A message that another process received, by its id and lease: to settle it, or to extend its lease.
 
-        Nothing is asked of the plane before that, and its payload is where it was received. Its lease is extended by
-        itself only if `extend_for_seconds` says so.
+        This makes no call, and the message has no payload. Its lease is extended automatically only if
+        `extend_for_seconds` is given.
         """
         return AsyncMessage(
             self._transport,
             self._universe,
             self.name,
-            elsewhere(id, lease_id, fence),
+            received_elsewhere(id, lease_id, fence),
             visibility_seconds=QueuePolicy().visibility_seconds if visibility_seconds is None else visibility_seconds,
             extend_for_seconds=extend_for_seconds,
         )
@@ -215,16 +232,16 @@ class AsyncQueue:
         wait_seconds: float = RECEIVE_WAIT_SECONDS_MAX,
         extend_for_seconds: float | None = None,
     ) -> AsyncIterator[AsyncMessage]:
-        """Messages as they come, `credit` of them unsettled at most; ends when none came for `wait_seconds`."""
+        """Messages as they arrive, at most `credit` of them unsettled; ends when none arrives for `wait_seconds`."""
         unsettled: list[AsyncMessage] = []
-        looks = 0
+        polls = 0
         while True:
             unsettled = [message for message in unsettled if not message.settled and not message.lost]
             if len(unsettled) >= credit:
-                await asyncio.sleep(_CREDIT_LOOK_SECONDS)
-                looks += 1
-                if looks % _LOOKS_A_CHECK == 0:
-                    await self._note_lost(unsettled)
+                await asyncio.sleep(_CREDIT_POLL_SECONDS)
+                polls += 1
+                if polls % _POLLS_PER_LEASE_CHECK == 0:
+                    await self._mark_lost(unsettled)
                 continue
             batch = await self.receive_many(
                 credit - len(unsettled),
@@ -237,36 +254,36 @@ class AsyncQueue:
             if not batch:
                 return
             unsettled += batch
-            handed_out = 0
+            yielded = 0
             try:
                 for message in batch:
-                    handed_out += 1
+                    yielded += 1
                     yield message
             finally:
-                for message in batch[handed_out:]:  # Nobody has seen these: that is no failure of theirs.
+                for message in batch[yielded:]:  # The caller has not seen these, so they have not failed.
                     await message.nack(intent="defer")
 
-    async def _note_lost(self, messages: list[AsyncMessage]) -> None:
-        """Find out which messages are somebody else's by now."""
+    async def _mark_lost(self, messages: list[AsyncMessage]) -> None:
+        """Mark the messages whose lease has ended."""
         request = CheckMessages(self.name, [message.lease for message in messages], self._universe)
         outcomes = (await self._transport.call(request)).outcomes
         for message, outcome in zip(messages, outcomes, strict=True):
             message.lost = message.lost or outcome.code is not None
 
     async def stats(self) -> QueueStats:
-        """How many messages are in which state, and how many consumers wait in the plane's process."""
+        """The number of messages in each state, and of consumers that wait in the plane's process."""
         return await self._transport.call(GetQueueStats(self.name, self._universe))
 
     async def peek(self, n: int = 10) -> list[Delivery]:
-        """At most `n` messages that are ready, in the order in which they would be delivered. Nothing is consumed."""
+        """At most `n` ready messages, in delivery order. Nothing is consumed."""
         return (await self._transport.call(PeekMessages(self.name, n, self._universe))).messages
 
     async def purge(self) -> int:
-        """Remove every message that nobody holds; how many there were."""
+        """Remove every message that is not leased; how many there were."""
         return (await self._transport.call(PurgeQueue(self.name, self._universe))).count
 
     async def pause(self) -> None:
-        """Deliver nothing until `resume`; puts are still taken."""
+        """Deliver nothing until `resume`; puts are still accepted."""
         await self._transport.call(PauseQueue(self.name, True, self._universe))
 
     async def resume(self) -> None:
@@ -274,11 +291,11 @@ class AsyncQueue:
         await self._transport.call(PauseQueue(self.name, False, self._universe))
 
     async def policy(self) -> QueuePolicy:
-        """What holds for messages that do not say otherwise."""
+        """The defaults for messages that do not override them."""
         return await self._transport.call(GetQueuePolicy(self.name, self._universe))
 
     async def set_policy(self, policy: QueuePolicy) -> QueuePolicy:
-        """Give the queue another policy; it holds for what is put and delivered from now on."""
+        """Set the policy for messages that are put and delivered from now on."""
         return await self._transport.call(SetQueuePolicy(self.name, policy, self._universe))
 
     async def dead_letters(self, n: int = 100) -> list[Delivery]:
@@ -288,24 +305,22 @@ class AsyncQueue:
         return [letter for letter in (await self._transport.call(peek)).messages if letter.origin == self.name]
 
     async def redrive(self, ids: list[str] | None = None, *, limit: int = 1_000) -> int:
-        """Put dead letters back into this queue, those named or up to `limit`; how many there were."""
+        """Put dead letters back into this queue, the given ones or up to `limit`; how many there were."""
         return (await self._transport.call(RedriveMessages(self.name, ids, limit, self._universe))).count
 
-    async def schedule(self, name: str, cron: str, body: Any, *, timezone: str = "UTC", **options: Any) -> Schedule:
-        """Put `body` whenever the clock of `timezone` says what `cron` names, in place of a schedule of the same name.
-
-        `options` are those of a `NewMessage`.
-        """
-        payload, kind = payload_of(body)
-        message = NewMessage(payload=payload, **{"content_type": kind, **options})
+    async def schedule(
+        self, name: str, cron: str, body: Any, *, timezone: str = "UTC", **options: Unpack[MessageOptions]
+    ) -> Schedule:
+        """Put `body` at the times of a cron expression; replaces a schedule of the same name."""
+        message = new_message(body, **options)
         return await self._transport.call(SetSchedule(self.name, name, cron, message, timezone, self._universe))
 
     async def unschedule(self, name: str) -> bool:
-        """Remove a schedule; whether there was one."""
+        """Remove a schedule; whether it existed."""
         return bool((await self._transport.call(RemoveSchedule(self.name, name, self._universe))).count)
 
     async def schedules(self) -> list[Schedule]:
-        """The schedules of this queue, with the moment at which each strikes next."""
+        """The schedules of this queue, with the next time of each."""
         return (await self._transport.call(ListSchedules(self.name, self._universe))).schedules
 
     async def _put(self, messages: list[NewMessage], tier: Tier) -> list[Receipt]:
@@ -319,7 +334,7 @@ class AsyncQueue:
 
 
 def payload_of(body: Any) -> tuple[bytes, str]:
-    """A body as bytes, and what they are."""
+    """A body as bytes, and their content type."""
     if body.__class__ is bytes:
         return body, _BYTES
     if isinstance(body, bytes | bytearray | memoryview):
@@ -327,4 +342,4 @@ def payload_of(body: Any) -> tuple[bytes, str]:
     try:
         return _encode(body), _JSON
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidValue(f"This body has no JSON form ({error}); give bytes, text, numbers, lists or maps") from error
+        raise InvalidValue(f"This body cannot be JSON ({error}); give bytes, text, numbers, lists or maps") from error

@@ -1,4 +1,4 @@
-"""State documents: one value a key, replaced as a whole."""
+"""State documents: one value per key, replaced as a whole."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from holdfast.wire.states import GetState, RemoveState, UpdatedState, UpdateStat
 
 
 class Document(msgspec.Struct, frozen=True):
-    """What a state holds, and the ETag that names this version of it."""
+    """A state's value, and the ETag of this version."""
 
     value: Any
     etag: str
@@ -24,7 +24,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class AsyncState:
-    """One document. While somebody holds the lease of the same key, only the holder may change it."""
+    """One document. While the lease of the same key is held, only its holder may change it."""
 
     def __init__(self, transport: AsyncTransport, universe: str, key: str) -> None:
         self.key = checked_key("state", key)
@@ -48,13 +48,13 @@ class AsyncState:
         correlation_id: str | None = None,
         tier: Tier = Tier.CRITICAL,
     ) -> UpdatedState:
-        """Write the document (text, numbers, bytes, lists, maps); the ETag and the number of its new version.
+        """Write the document (text, numbers, bytes, lists, maps); its new ETag and version number.
 
-        `if_match` names the version that it replaces ("*": any), `if_absent` asks for there to be none.
+        `if_match` is the ETag that must be current ("*": any version); `if_absent` requires that no document exists.
 
         Raises:
-            CasMismatch: somebody was first; `current_etag` says what is there now.
-            Fenced: `lease` has ended, or somebody holds the lease of this key and none was given.
+            CasMismatch: another writer was first; `current_etag` is the ETag now.
+            Fenced: `lease` has expired, or the lease of this key is held and none was given.
         """
         proof = None if lease is None else lease.proof
         encoded = canonical(value)
@@ -64,7 +64,7 @@ class AsyncState:
     async def remove(
         self, *, lease: AsyncLease | None = None, if_match: str | None = None, tier: Tier = Tier.CRITICAL
     ) -> bool:
-        """Remove the document; whether there was one.
+        """Remove the document; whether it existed.
 
         Raises:
             CasMismatch, Fenced: as `update`.

@@ -45,7 +45,7 @@ Reducer = Callable[[Any, Entry], Any]
 
 
 class AsyncWorld:
-    """One world. Its journal is the truth about it; everything from outside comes through its inbox."""
+    """One world. Its journal is its history; input from outside arrives in its inbox."""
 
     def __init__(self, transport: AsyncTransport, universe: str, name: str) -> None:
         self.name = checked_name("world", name)
@@ -55,35 +55,35 @@ class AsyncWorld:
         self._universe = universe
 
     async def create(self, *, manifest_hash: str | None = None) -> Described:
-        """Make the world, with the empty state as its first baseline.
+        """Create the world, with the empty state as its first baseline.
 
         Raises:
-            WorldExists: somebody made it before.
+            WorldExists: it exists already.
         """
         return await self._transport.call(CreateWorld(self.name, self._universe, manifest_hash))
 
     async def describe(self) -> Described:
-        """Its state, its age and its head.
+        """Its state, creation time and head.
 
         Raises:
-            WorldNotFound: nobody made it.
+            WorldNotFound: it does not exist.
         """
         return await self._transport.call(DescribeWorld(self.name, self._universe))
 
     async def pause(self) -> Described:
-        """Take no more appends and drains; items still come into the inbox."""
+        """Refuse appends and drains; the inbox still accepts items."""
         return await self._transport.call(ChangeWorld(self.name, "paused", self._universe))
 
     async def resume(self) -> Described:
-        """Go on after a pause, or out of the archive."""
+        """Activate a paused or archived world again."""
         return await self._transport.call(ChangeWorld(self.name, "active", self._universe))
 
     async def archive(self) -> Described:
-        """Take nothing any more; everything stays readable."""
+        """Refuse all writes; everything stays readable."""
         return await self._transport.call(ChangeWorld(self.name, "archived", self._universe))
 
     async def delete(self) -> Described:
-        """Remove an archived world for good. Its name stays taken."""
+        """Remove an archived world permanently. Its name stays reserved."""
         return await self._transport.call(DeleteWorld(self.name, self._universe))
 
     async def fork(self, target: str, *, height: int) -> "AsyncWorld":
@@ -99,7 +99,7 @@ class AsyncWorld:
         """Append values (text, numbers, bytes, lists, maps) as one batch; the height of the first.
 
         Raises:
-            HeadAdvanced: somebody appended first; read what is new, then decide.
+            HeadAdvanced: another writer appended first; read the new entries, then decide.
             EmptyBatch, BatchTooLarge: a batch has 1 to 256 entries and at most 256 KiB.
         """
         encoded = [canonical(entry) for entry in entries]
@@ -111,9 +111,9 @@ class AsyncWorld:
         return (await self._transport.call(ReadJournal(self.name, start, limit, self._universe))).records
 
     async def check(self) -> Checked:
-        """Read all records, segments and snapshots, and say what is wrong with them, if anything is.
+        """Read and check all records, segments and snapshots; counts, and the first fault if there is one.
 
-        Whether snapshots are what the records lead to is for `verify` to find, which has a reducer.
+        `verify` also checks that snapshots agree with the records, which takes a reducer.
         """
         height: int | None = 0
         counts = (0, 0, 0)
@@ -125,37 +125,37 @@ class AsyncWorld:
                 return Checked(None, *counts, found.fault)
 
     async def drain(self, *, limit: int = 256) -> list[int]:
-        """Move the next inbox items into the journal, each exactly once; the heights at which they are now."""
+        """Move the next inbox items into the journal, each exactly once; their heights."""
         return (await self._transport.call(DrainInbox(self.name, limit, self._universe))).heights
 
     async def set_manifest(self, manifest_hash: str, *, expected_head: int) -> int:
-        """Note that the world is defined by another manifest from here on; the height of the note."""
+        """Record that another manifest defines the world from here on; the height of the record."""
         request = SetManifest(self.name, manifest_hash, expected_head, self._universe)
         return (await self._transport.call(request)).height
 
     async def compact(self, *, entries: int = SEGMENT_ENTRIES, margin: int = SEGMENT_MARGIN) -> Compacted:
-        """Move whatever lies well below the baseline into cold segments; reading does not change."""
+        """Move records well below the baseline into cold segments; reads are not affected."""
         return await self._transport.call(CompactWorld(self.name, entries, margin, self._universe))
 
     async def segments(self, *, after: int = -1, limit: int = 100) -> list[Segment]:
-        """At most `limit` cold segments that end behind the height `after`, in order."""
+        """At most `limit` cold segments that end after the height `after`, in order."""
         return (await self._transport.call(ListSegments(self.name, after, limit, self._universe))).segments
 
     async def restore(self, reducer: Reducer) -> Restored:
-        """The state now: the baseline, and every record since folded into it by `reducer(state, entry)`.
+        """The current state: the baseline, with every later record applied by `reducer(state, entry)`.
 
-        The reducer is pure: what it returns depends on its arguments alone, and has a CBOR form.
+        The reducer must be pure: its result depends only on its arguments, and can be encoded as CBOR.
         """
         baseline = await self.snapshots.baseline()
         data = (await self._transport.call(GetBlob(baseline.snapshot_ref, self._universe))).data
         return await self._fold(reducer, cbor2.loads(data), baseline.height)
 
     async def replay(self, reducer: Reducer) -> Restored:
-        """The state now, folded from the very first record, whatever snapshots say."""
+        """The current state, computed from the first record without snapshots."""
         return await self._fold(reducer, None, 0)
 
     async def verify(self, reducer: Reducer) -> Verdict:
-        """Compare every snapshot, and what `restore` gives, with a full replay, byte for byte."""
+        """Compare every snapshot and the result of `restore` with a full replay, byte for byte."""
         state, height, checked = None, 0, 0
         start = 0
         while page := await self.snapshots.list(start=start):
@@ -189,7 +189,7 @@ class AsyncWorld:
 
 
 class AsyncInbox:
-    """What came into a world from outside, in the order of arrival."""
+    """A world's input from outside, in the order of arrival."""
 
     def __init__(self, transport: AsyncTransport, universe: str, world: str) -> None:
         self._transport = transport
@@ -197,7 +197,7 @@ class AsyncInbox:
         self._world = world
 
     async def put(self, item: InboxItem) -> int:
-        """Put an item behind all others; its sequence. A payload of over 4 KiB is stored as a blob."""
+        """Add an item at the end; its sequence. A payload over 4 KiB is stored as a blob."""
         payload = getattr(item, "payload", b"")
         if isinstance(payload, bytes) and len(payload) > INBOX_INLINE_BYTES_MAX and item.payload_blob is None:
             stored = await self._transport.call(PutBlob(payload, self._universe))
@@ -207,11 +207,11 @@ class AsyncInbox:
         return sequence
 
     async def read(self, *, after: int | None = None, limit: int = 1_000) -> list[tuple[int, InboxItem]]:
-        """At most `limit` items behind the sequence `after`, drained ones too."""
+        """At most `limit` items after the sequence `after`, including drained ones."""
         return (await self._transport.call(ReadInbox(self._world, after, limit, self._universe))).items
 
     async def cursor(self) -> int | None:
-        """The sequence of the last item that was drained, or None."""
+        """The sequence of the last drained item, or None."""
         return (await self._transport.call(GetCursor(self._world, self._universe))).sequence
 
 
@@ -233,12 +233,12 @@ class AsyncSnapshots:
         manifest_hash: str | None = None,
         logical_time_ns: int | None = None,
     ) -> Snapshot:
-        """Store the state that all records below `height` lead to; `promote` makes it the baseline.
+        """Store the state after all records below `height`; `promote` makes it the baseline.
 
         Raises:
-            SnapshotExists: another one is stored at that height.
+            SnapshotExists: a different snapshot exists at that height.
             PromotionRefused: its receipt horizon is not its height, or its manifest is not the journal's.
-            BaselineRegressed: the baseline is ahead of it already.
+            BaselineRegressed: the baseline is already above that height.
         """
         request = CommitSnapshot(
             self._world,

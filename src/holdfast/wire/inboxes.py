@@ -1,4 +1,4 @@
-"""What may come into a world from outside: five kinds of items, checked before they are stored."""
+"""Inbox items: the five kinds of input to a world, checked before they are stored."""
 
 import re
 from typing import Final
@@ -17,7 +17,7 @@ _HASH: Final = re.compile("[0-9a-f]{64}")
 
 
 class Effect(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Something to be done outside the world, which an orchestrator takes from the index of pending effects."""
+    """An external action that a world requests; an orchestrator takes it from the index of pending effects."""
 
     kind: str
     intent_hash: bytes
@@ -25,7 +25,7 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class Timer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A moment to be told of; an orchestrator takes it from the index of due timers."""
+    """A time at which a world wants an item; an orchestrator takes it from the index of due timers."""
 
     deliver_at_ns: int
     intent_hash: bytes
@@ -35,7 +35,7 @@ class Timer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 class _Item(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="type"
 ):
-    """What all items have. A payload is bytes up to 4 KiB, or the hash of a blob."""
+    """The fields of all items. A payload is bytes up to 4 KiB, or the hash of a blob."""
 
     payload: bytes = b""
     payload_blob: str | None = None
@@ -44,38 +44,48 @@ class _Item(
 
 
 class DomainEvent(_Item, frozen=True, tag="domain_event"):
+    """An event of the application; `schema` names its type."""
+
     schema: str
     key: bytes | None = None
 
 
-class Receipt(_Item, frozen=True, tag="receipt"):
+class EffectReceipt(_Item, frozen=True, tag="receipt"):
+    """The result of an effect, signed by the adapter that executed it."""
+
     intent_hash: bytes
     effect_kind: str
     adapter_id: str
     signature: bytes
 
 
-class Delivery(_Item, frozen=True, tag="inbox"):
+class InboundMessage(_Item, frozen=True, tag="inbox"):
+    """A message from outside, such as a mail to the agent that is bound to the world."""
+
     inbox_name: str
     headers: dict[str, str] = {}
 
 
 class TimerFired(_Item, frozen=True, tag="timer_fired"):
+    """A timer that the world set is due."""
+
     timer_id: str
 
 
 class Control(_Item, frozen=True, tag="control"):
+    """A command of an operator to the world."""
+
     command: str
 
 
-InboxItem = DomainEvent | Receipt | Delivery | TimerFired | Control
+InboxItem = DomainEvent | EffectReceipt | InboundMessage | TimerFired | Control
 
 
-KINDS: Final = (DomainEvent, Receipt, Delivery, TimerFired, Control)
+KINDS: Final = (DomainEvent, EffectReceipt, InboundMessage, TimerFired, Control)
 
 
 def fault_of(item: InboxItem) -> str | None:
-    """What is wrong with an item whose types are right, in words; None if nothing is."""
+    """What is wrong with an item whose types are right; None if it is valid."""
     if item.payload and item.payload_blob is not None:
         return "it has a payload and a blob; give one of them"
     if item.payload_blob is not None and not _HASH.fullmatch(item.payload_blob):
@@ -86,7 +96,7 @@ def fault_of(item: InboxItem) -> str | None:
 
 
 def excess_of(item: InboxItem) -> str | None:
-    """What an item has too much of, in words; None if of nothing."""
+    """Which limit an item exceeds; None if it exceeds none."""
     if len(item.payload) > INBOX_INLINE_BYTES_MAX:
         return f"its payload has {len(item.payload)} bytes and may have {INBOX_INLINE_BYTES_MAX}; store it as a blob"
     for field in item.__struct_fields__:
@@ -94,7 +104,7 @@ def excess_of(item: InboxItem) -> str | None:
         size = len(value.encode()) if isinstance(value, str) else len(value) if isinstance(value, bytes) else 0
         if field != "payload" and size > INBOX_TEXT_BYTES_MAX:
             return f"its {field} has {size} bytes and may have {INBOX_TEXT_BYTES_MAX}; shorten it"
-    if isinstance(item, Delivery) and len(item.headers) > INBOX_HEADERS_MAX:
+    if isinstance(item, InboundMessage) and len(item.headers) > INBOX_HEADERS_MAX:
         return f"it has {len(item.headers)} headers and may have {INBOX_HEADERS_MAX}"
     if max(len(item.effects), len(item.timers)) > INBOX_REQUESTS_MAX:
         return f"it asks for more than {INBOX_REQUESTS_MAX} effects or timers; send several items"

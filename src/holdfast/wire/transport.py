@@ -1,31 +1,144 @@
-"""The port between a handle and whoever carries its requests out: the plane in this process, or a server."""
+"""Transports: what carries a handle's requests, to the plane in this process or to a server."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
 
 from holdfast.tiers import Tier
+from holdfast.wire.queues import MessageLease
 from holdfast.wire.requests import Answer, Request
 
 Result = TypeVar("Result")
 
 
-class LeaseRenewer(Protocol):
-    """Extends the leases of messages by itself."""
+class LeasedMessage(Protocol):
+    """A received message whose lease is extended."""
 
-    def start(self, message: Any, universe: str, queue: str, lease: Any, *, seconds: float, cap_seconds: float) -> Any:
-        """Begin to extend a lease; what this returns has `stop`."""
+    lost: bool
+    expires_ms: int
+
+
+class Renewal(Protocol):
+    """The automatic extension of one message's lease."""
+
+    def stop(self) -> None: ...
+
+
+class LeaseRenewer(Protocol):
+    """Extends the leases of received messages in the background."""
+
+    def start(
+        self,
+        message: LeasedMessage,
+        universe: str,
+        queue: str,
+        lease: MessageLease,
+        *,
+        seconds: float,
+        cap_seconds: float,
+    ) -> Renewal:
+        """Extend a lease by `seconds` again and again, for `cap_seconds` at most, until the renewal is stopped."""
         ...
 
 
+class HeldLock(Protocol):
+    """Locks that the caller holds; released by `release`, or at the end of a `with` block."""
+
+    @property
+    def paths(self) -> list[tuple[str, str]]:
+        """The level and name of each lock."""
+        ...
+
+    def release(self) -> None:
+        """Release the locks. Releasing twice is fine."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class LockStats(Protocol):
+    """Lock statistics of one level: totals since the plane was opened, and current counts."""
+
+    @property
+    def acquisitions(self) -> int:
+        """How many locks were acquired."""
+        ...
+
+    @property
+    def waits(self) -> int:
+        """How many acquisitions had to wait."""
+        ...
+
+    @property
+    def wait_seconds_total(self) -> float:
+        """The time that all acquisitions waited."""
+        ...
+
+    @property
+    def wait_seconds_max(self) -> float:
+        """The longest wait."""
+        ...
+
+    @property
+    def timeouts(self) -> int:
+        """How many acquisitions timed out."""
+        ...
+
+    @property
+    def violations(self) -> int:
+        """How many acquisitions were refused because of the lock order."""
+        ...
+
+    @property
+    def holders(self) -> int:
+        """How many locks are held now."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """How many acquisitions wait now."""
+        ...
+
+
+class LockTable(Protocol):
+    """The ordered locks of one universe, among the threads and tasks of one process."""
+
+    def acquire(self, path: Sequence[str], mode: str = "X", *, timeout_seconds: float | None = None) -> HeldLock: ...
+
+    async def acquire_async(
+        self, path: Sequence[str], mode: str = "X", *, timeout_seconds: float | None = None
+    ) -> HeldLock: ...
+
+    def acquire_all(
+        self, paths: Sequence[Sequence[str]], mode: str = "X", *, timeout_seconds: float | None = None
+    ) -> HeldLock: ...
+
+    async def acquire_all_async(
+        self, paths: Sequence[Sequence[str]], mode: str = "X", *, timeout_seconds: float | None = None
+    ) -> HeldLock: ...
+
+    def stats(self) -> Mapping[str, LockStats]: ...
+
+
 class Transport(Protocol):
-    """Carries requests out while the caller's thread waits."""
+    """Executes requests while the caller's thread waits."""
 
     def call(self, request: Request[Answer]) -> Answer:
         """The answer to `request`."""
         ...
 
     def send(self, request: Request[Answer], chunks: Iterable[bytes]) -> Answer:
-        """The answer to a request whose body is streamed beside it."""
+        """The answer to a request whose body is streamed."""
         ...
 
     def receive(self, request: Request[Answer]) -> Iterator[bytes]:
@@ -41,20 +154,25 @@ class Transport(Protocol):
         ...
 
     @property
-    def lease_renewer(self) -> "LeaseRenewer":
-        """Extends leases while messages are worked on."""
+    def lease_renewer(self) -> LeaseRenewer:
+        """Extends the leases of received messages."""
+        ...
+
+    @property
+    def locks(self) -> Callable[[str], LockTable] | None:
+        """The lock table of a universe; None if the plane is in another process."""
         ...
 
     @property
     def execute(self) -> Callable[[Any, Request[Any]], Any]:
-        """Carries a request out inside a transaction that `transact` runs."""
+        """Executes a request inside a transaction that `transact` runs."""
         ...
 
     def close(self) -> None: ...
 
 
 class AsyncTransport(Protocol):
-    """Carries requests out while the caller's event loop goes on."""
+    """Executes requests without blocking the caller's event loop."""
 
     async def call(self, request: Request[Answer]) -> Answer: ...
 
@@ -65,7 +183,10 @@ class AsyncTransport(Protocol):
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result: ...
 
     @property
-    def lease_renewer(self) -> "LeaseRenewer": ...
+    def lease_renewer(self) -> LeaseRenewer: ...
+
+    @property
+    def locks(self) -> Callable[[str], LockTable] | None: ...
 
     @property
     def execute(self) -> Callable[[Any, Request[Any]], Any]: ...

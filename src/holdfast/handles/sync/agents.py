@@ -5,7 +5,7 @@ from holdfast.wire.agents import Agent, GetAgent, ListAgents, RegisterAgent
 
 
 class Agents:
-    """The agents of a universe that are known by name."""
+    """The registered agents of a universe."""
 
     def __init__(self, transport: Transport, universe: str) -> None:
         self._transport = transport
@@ -14,15 +14,15 @@ class Agents:
     def register(
         self, name: str, *, public_key: bytes | None = None, world: str | None = None, replace: bool = False
     ) -> Agent:
-        """Know an agent by name; what is not given stays as it is.
+        """Register an agent, or change its registration; arguments that are not given stay as they are.
 
         Args:
-            public_key: the Ed25519 key that it proves itself with, 32 bytes.
-            world: takes the agent's mail into its inbox from now on.
-            replace: give it another key than the one it has.
+            public_key: the Ed25519 key that it authenticates with, 32 bytes.
+            world: receives the agent's mail in its inbox from now on.
+            replace: allow a different key than the registered one.
 
         Raises:
-            AgentExists: it has another key.
+            AgentExists: it is registered with another key.
         """
         return self._transport.call(RegisterAgent(name, public_key, world, replace, self._universe))
 

@@ -48,7 +48,7 @@ class Entity(msgspec.Struct, frozen=True):
 
 
 class EntityChange(msgspec.Struct, frozen=True):
-    """One version of an entity: what it changed, when, and at which promise."""
+    """One version of an entity: what it changed, when, and its durability."""
 
     version: int
     at_ms: int
@@ -59,7 +59,7 @@ class EntityChange(msgspec.Struct, frozen=True):
 
 
 class Entities:
-    """Entities of every kind. The plane's tier policy says how each field is kept."""
+    """Entities of every kind. The plane's tier policy gives each field its tier."""
 
     def __init__(self, transport: Transport, universe: str) -> None:
         self._transport = transport
@@ -71,18 +71,18 @@ class Entities:
         return None if found is None else _decoded(found)
 
     def scan(self, kind: str, *, after: str = "", limit: int = 100) -> list[Entity]:
-        """At most `limit` entities of a kind, in the order of their ids, the first one behind `after`."""
+        """At most `limit` entities of a kind, in the order of their ids, starting after `after`."""
         found = (
-            self._transport.call(ScanEntities(checked_name("kind of entity", kind), after, limit, self._universe))
+            self._transport.call(ScanEntities(checked_name("entity kind", kind), after, limit, self._universe))
         ).entities
         return [_decoded(each) for each in found]
 
     def kinds(self, *, after: str = "", limit: int = 100) -> list[EntityKind]:
-        """At most `limit` kinds of entities with the tiers of their fields, in order, the first one behind `after`."""
+        """At most `limit` kinds of entities with the tiers of their fields, in order, starting after `after`."""
         return (self._transport.call(ListKinds(after, limit, self._universe))).kinds
 
     def history(self, kind: str, id: str, *, after: int = 0, limit: int = 100) -> list[EntityChange]:
-        """At most `limit` changes behind the version `after`, in order. The latest 1,000 are kept."""
+        """At most `limit` changes after the version `after`, in order. The latest 1,000 are kept."""
         changes = (self._transport.call(ReadChanges(*_key(kind, id), after, limit, self._universe))).changes
         return [
             EntityChange(each.version, each.at_ms, each.durability, _values(each.fields), each.removed, each.deleted)
@@ -94,7 +94,7 @@ class Entities:
         return TieredTransaction(self._transport, self._universe, session)
 
     def write(self, kind: str, id: str, fields: Mapping[str, Any], *, session: str | None = None) -> Written:
-        """Set fields of one entity, each by its tier, and leave the others as they are."""
+        """Set fields of one entity, each at its tier; the others stay as they are."""
         write = EntityWrite(*_key(kind, id), _encoded(fields))
         return self._transport.call(WriteEntities([write], [], session, self._universe))
 
@@ -106,12 +106,12 @@ class Entities:
         *,
         attempts: int = ENTITY_ATTEMPTS,
     ) -> Written:
-        """Set the fields that `change(entity)` returns, if nobody changed the entity meanwhile; tried `attempts` times.
+        """Set the fields that `change(entity)` returns; retried up to `attempts` times if the entity changed meanwhile.
 
         `change` is a plain function without side effects: it runs again for each attempt.
 
         Raises:
-            VersionConflict: somebody was faster every time.
+            VersionConflict: the entity changed during every attempt.
         """
         if attempts < 1:
             raise InvalidArgument(f"attempts is {attempts}; give at least 1")
@@ -130,28 +130,29 @@ class Entities:
     def put_if_version(
         self, kind: str, id: str, fields: Mapping[str, Any], *, expected_version: int, session: str | None = None
     ) -> Written:
-        """Replace the entity as a whole if it has that version (0: if there is none); compared and written as one.
+        """Replace all fields of the entity if it has that version (0: if it does not exist); an atomic compare-and-set.
 
         Raises:
-            VersionConflict: it has another version by now.
+            VersionConflict: it has another version.
         """
         request = PutEntity(*_key(kind, id), _encoded(fields), expected_version, session, self._universe)
         return self._transport.call(request)
 
     def delete(self, kind: str, id: str, *, expected_version: int | None = None) -> bool:
-        """Delete the entity; whether it was there. Its history stays, and its version goes on if it comes back.
+        """Delete the entity; whether it existed. Its history stays, and its version continues if it is created again.
 
         Raises:
-            VersionConflict: it has another version than was expected.
+            VersionConflict: it does not have the expected version.
         """
         written = self._transport.call(DeleteEntity(*_key(kind, id), expected_version, self._universe))
         return written.versions[0] is not None
 
 
 class TieredTransaction:
-    """Writes that are committed together: CRITICAL and IMPORTANT fields as one, at the stronger promise.
+    """Writes in one commit: CRITICAL and IMPORTANT fields together, at the stronger tier.
 
-    What was read with `get` must not have changed by then. BEST_EFFORT fields go to the session log afterwards.
+    The commit fails if an entity that was read with `get` has changed. BEST_EFFORT fields go to the session log
+    afterwards.
     """
 
     def __init__(self, transport: Transport, universe: str, session: str | None) -> None:
@@ -164,7 +165,7 @@ class TieredTransaction:
         self._done = False
 
     def get(self, kind: str, id: str) -> Entity | None:
-        """The entity as it is stored; the commit fails if it has changed by then."""
+        """The entity; the commit fails if it changes before."""
         key = _key(kind, id)
         found = self._transport.call(GetEntity(*key, self._universe, tier=Tier.IMPORTANT))
         self._seen.setdefault(key, (found.version, found.stamp))
@@ -186,10 +187,10 @@ class TieredTransaction:
         """Write everything, all or nothing; None if there was nothing to write.
 
         Raises:
-            VersionConflict: something that was read has changed; begin again.
+            VersionConflict: an entity that was read has changed; start again.
         """
         if self._done:
-            raise InvalidArgument("This transaction has ended; begin another one")
+            raise InvalidArgument("This transaction has ended; start another one")
         self._done = True
         keys = list(dict.fromkeys((*self._fields, *self._removed)))
         writes = [EntityWrite(*key, self._fields.get(key, {}), list(self._removed.get(key, ()))) for key in keys]
@@ -210,7 +211,7 @@ class TieredTransaction:
 
 
 def _key(kind: str, id: str) -> tuple[str, str]:
-    return checked_name("kind of entity", kind), checked_name("entity", id)
+    return checked_name("entity kind", kind), checked_name("entity", id)
 
 
 def _encoded(fields: Mapping[str, Any]) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from holdfast.wire.leases import AcquireLease, Described, DescribeLease, Granted
 
 
 class LeaseKey:
-    """What can be leased: one key, held by one owner at a time."""
+    """One key, held by at most one owner at a time."""
 
     def __init__(self, transport: Transport, universe: str, key: str) -> None:
         self.key = checked_key("lease", key)
@@ -28,13 +28,13 @@ class LeaseKey:
         wait_seconds: float = 0.0,
         txn_id: str | None = None,
     ) -> "Lease":
-        """The lease, for at least `ttl_seconds`, with a fence higher than every one before.
+        """The lease, for at least `ttl_seconds`, with a fence higher than every earlier one.
 
-        Callers of this process that wait are served in the order in which they came. An owner that holds the lease
-        already renews it, and its older copies are fenced off; without `owner`, every call is an owner of its own.
+        Waiting callers of one process are served in order. An owner that already holds the lease renews it, and its
+        older copies are fenced off. Without `owner`, every call is a different owner.
 
         Raises:
-            LeaseHeld: somebody else had it for all of `wait_seconds`.
+            LeaseHeld: another owner held it for all of `wait_seconds`.
         """
         owner = uuid.uuid4().hex if owner is None else owner
         request = AcquireLease(self.key, owner, ttl_seconds, wait_seconds, txn_id, self._universe)
@@ -43,24 +43,23 @@ class LeaseKey:
     def held(
         self, lease_id: str, *, fence: int, txn_id: str | None = None, ttl_seconds: float = LEASE_TTL_SECONDS
     ) -> "Lease":
-        """The lease that was acquired elsewhere, by its id and its fence, to keep, to release, or to write under.
+        """A lease that another process acquired, by its id and fence: to renew it, to release it, or to write under it.
 
-        Nothing is asked of the plane before that. When it ends is not known here before `keepalive`; until then
-        `expires_ms` is 0. `ttl_seconds` is what `keepalive` asks for.
+        This makes no call. `expires_ms` is 0 until `keepalive` returns it. `ttl_seconds` is the default of `keepalive`.
         """
         granted = Granted(self.key, lease_id, "", fence, 0, 0, txn_id)
         return Lease(self._transport, self._universe, granted, ttl_seconds)
 
     def describe(self) -> Described:
-        """Who had it last, whether they still have it, and how many wait for it in the plane's process."""
+        """The last owner, whether it still holds the lease, and how many callers wait in the plane's process."""
         return self._transport.call(DescribeLease(self.key, self._universe))
 
 
 class Lease:
-    """A lease that was granted. It ends by itself; `keepalive` in time, or leave a `with` block to give it back.
+    """A lease that was acquired. It expires unless `keepalive` renews it; leaving a `with` block releases it.
 
-    What is written under it must be checked against it in the same commit: `state.update(…, lease=lease)`, or
-    `holdfast.fenced(lease)` in a transaction. To hold a lease and write without that protects nothing.
+    A write under the lease must check it in the same commit: `state.update(…, lease=lease)`, or
+    `holdfast.fenced(lease)` in a transaction. A write without this check is not protected.
     """
 
     def __init__(self, transport: Transport, universe: str, granted: Granted, ttl_seconds: float) -> None:
@@ -75,14 +74,14 @@ class Lease:
 
     @property
     def expires_at(self) -> datetime:
-        """When it ends, unless it is kept alive."""
+        """When it expires, unless it is renewed."""
         return datetime.fromtimestamp(self.expires_ms / 1_000, UTC)
 
     def keepalive(self, ttl_seconds: float | None = None, *, tier: Tier = Tier.CRITICAL) -> datetime:
-        """Let it last at least `ttl_seconds` (those of the acquire) from now; when it ends now. It never gets shorter.
+        """Renew it for at least `ttl_seconds` (default: those of the acquire); the new expiry, which is never earlier.
 
         Raises:
-            Fenced: it has ended, or is somebody else's; stop what is done under it.
+            Fenced: it has expired, or another owner holds it; stop the work that it protects.
         """
         ttl_seconds = self.ttl_seconds if ttl_seconds is None else ttl_seconds
         granted = self._transport.call(KeepLease(self.proof, ttl_seconds, tier=tier))
@@ -90,10 +89,10 @@ class Lease:
         return self.expires_at
 
     def release(self, *, tier: Tier = Tier.IMPORTANT) -> bool:
-        """Give it back; whether it was held until now. Giving back twice is fine.
+        """Release it; whether it was held until now. Releasing twice is fine.
 
-        A release need not be synced to be safe: one that a power failure takes back ends by itself when its time is
-        over, and whoever acquires the lease before that waits for a sync that covers both.
+        A release is safe without a sync: if a power failure undoes it, the lease expires by itself, and an acquire
+        before that waits for a sync that covers both.
         """
         return (self._transport.call(ReleaseLease(self.proof, tier=tier))).released
 

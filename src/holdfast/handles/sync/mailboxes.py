@@ -34,10 +34,10 @@ from holdfast.wire.mail import (
 
 
 class Mailbox:
-    """The mailbox of one agent: what it sends, and what was sent to it.
+    """The mailbox of one agent: sends its mail and reads what it received.
 
-    Mail is stored before `send` returns and stays until its recipient confirms it, so it may come twice and is never
-    lost. It comes in the order in which it was stored.
+    Mail is stored before `send` returns and stays until the recipient confirms it: it is delivered at least once, in
+    the order in which it was stored.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Mailbox:
     ) -> SentMail:
         """Send a mail: bytes as they are, anything else as JSON.
 
-        Sent again under the same `id` while it waits, it is not stored again; `duplicate` says so. With `seal` only the
-        recipient can read it; the mailbox must have been opened with the agent's `key`.
+        A second mail with the same `id` is not stored while the first is unconfirmed; `duplicate` is true. With `seal`
+        only the recipient can read the mail; the mailbox must have been opened with the agent's `key`.
 
         Raises:
-            MailboxFull: the recipient's mailbox holds as many mails as it may.
-            SenderBlocked: the recipient does not want mail of this agent.
+            MailboxFull: the recipient's mailbox is full.
+            SenderBlocked: the recipient has blocked this agent.
         """
         payload, kind = payload_of(body)
         kind = content_type or kind
@@ -90,21 +90,21 @@ class Mailbox:
         return sent
 
     def send_many(self, mails: Iterable[NewMail], *, tier: Tier = Tier.CRITICAL) -> list[SentMail]:
-        """Send up to 256 mails as one commit; the outcome of each. One that is refused does not stop the others."""
+        """Send up to 256 mails in one commit; the outcome of each. A refused mail does not affect the others."""
         return (self._transport.call(SendMail(self.agent, list(mails), self._universe, tier=tier))).mails
 
     def read(
         self, *, after: int = -1, limit: int = 50, wait_seconds: float = 0.0, peek: bool = False
     ) -> list[Envelope]:
-        """At most `limit` mails behind the sequence `after`, in order. They stay until they are confirmed.
+        """At most `limit` mails after the sequence `after`, in order. They stay until they are confirmed.
 
-        Their senders are told that they were delivered, unless this is only a `peek`.
+        Their senders get a delivery receipt, unless `peek` is set.
         """
         request = ReadMail(self.agent, after, limit, wait_seconds, None, peek, self._universe)
         return (self._transport.call(request)).mails
 
     def confirm(self, mails: Envelope | str | Iterable[Envelope | str], *, tier: Tier = Tier.CRITICAL) -> int:
-        """These mails, or the mails of these ids, have arrived for good; how many of them were still there."""
+        """Confirm and remove mails, given as envelopes or ids; how many of them still existed."""
         some = [mails] if isinstance(mails, Envelope | str) else mails
         ids = [mail.id if isinstance(mail, Envelope) else mail for mail in some]
         return (self._transport.call(ConfirmMail(self.agent, ids, self._universe, tier=tier))).count
@@ -113,13 +113,13 @@ class Mailbox:
         return self.subscribe()
 
     def subscribe(self, *, wait_seconds: float | None = None) -> Iterator[Envelope]:
-        """Mail as it comes, the oldest first. Each is confirmed when the next one is asked for.
+        """Mail as it arrives, the oldest first. Each mail is confirmed when the loop asks for the next one.
 
-        One whose loop was left, or that made its loop fail, is not confirmed and comes again. Ends when nothing came
-        for `wait_seconds`, or never. Whoever subscribes last is the only reader.
+        A mail whose iteration was left by `break` or an exception is not confirmed and is delivered again. Ends when no
+        mail arrives for `wait_seconds`, or never. The last subscriber replaces any other reader.
 
         Raises:
-            MailboxTaken: somebody else subscribed.
+            MailboxTaken: another reader has subscribed.
         """
         session, after = uuid.uuid4().hex, -1
         patience = MAIL_WAIT_SECONDS_MAX if wait_seconds is None else wait_seconds
@@ -135,14 +135,14 @@ class Mailbox:
                     yield mail
                     self.confirm([mail])
         finally:
-            with suppress(HoldfastError):  # Whoever joins next does without, and the plane may be closed by now.
+            with suppress(HoldfastError):  # The next reader does not need it, and the plane may be closed.
                 self._transport.call(LeaveMailbox(self.agent, session, self._universe))
 
     def unseal(self, mail: Envelope) -> Envelope:
-        """A mail that was sealed for this agent, opened; one that was not is returned as it is.
+        """A sealed mail, decrypted; any other mail is returned unchanged.
 
         Raises:
-            SealBroken: its sender did not seal it for this agent's key, or it was changed on its way.
+            SealBroken: it was not sealed by its sender for this agent's key, or was changed in transit.
         """
         if mail.content_type != SEALED:
             return mail
@@ -151,7 +151,7 @@ class Mailbox:
 
     def _own_key(self) -> AgentKey:
         if self._key is None:
-            raise InvalidArgument("Sealing takes the agent's key; open the mailbox with key=")
+            raise InvalidArgument("Sealing needs the agent's key; open the mailbox with key=")
         return self._key
 
     def _public_key(self, address: str) -> bytes:
@@ -162,27 +162,29 @@ class Mailbox:
             known = (self._transport.call(GetAgent(agent, self._universe))).agent
             found = None if known is None else known.public_key
         if found is None:
-            raise InvalidArgument(f"No public key of {agent} is known; have it registered, or give it in contacts=")
+            raise InvalidArgument(
+                f"The public key of {agent} is unknown; register the agent with its key, or give it in contacts="
+            )
         return found
 
     def count(self) -> int:
-        """How many mails wait for their confirmation."""
+        """How many mails are unconfirmed."""
         return (self.stats()).pending
 
     def stats(self) -> MailCount:
-        """How many mails wait, how many may, since when the oldest does, and whether anybody reads."""
+        """The number of unconfirmed mails and its limit, the time of the oldest, and whether a reader is subscribed."""
         return self._transport.call(CountMail(self.agent, self._universe))
 
     def receipts(self, *, after: int = -1, limit: int = 100, wait_seconds: float = 0.0) -> list[MailReceipt]:
-        """What became of the mail that this agent has sent, in order, behind the sequence `after`."""
+        """Receipts for the mail that this agent has sent, in order, after the sequence `after`."""
         return (self._transport.call(ReadReceipts(self.agent, after, limit, wait_seconds, self._universe))).receipts
 
     def block(self, sender: str) -> None:
-        """Refuse what `sender` sends from now on."""
+        """Refuse mail from `sender` from now on."""
         self._transport.call(BlockSender(self.agent, sender, True, self._universe))
 
     def unblock(self, sender: str) -> None:
-        """Accept what `sender` sends again."""
+        """Accept mail from `sender` again."""
         self._transport.call(BlockSender(self.agent, sender, False, self._universe))
 
     def blocked(self, *, after: str = "", limit: int = 100) -> list[str]:

@@ -6,7 +6,7 @@ from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs
 
 
 class Pairs:
-    """Reads and writes single pairs. Layers keep their own data here too: look, but write only what is yours."""
+    """Reads and writes single keys. The layers store their data here too: write only to keys of your own."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -18,13 +18,13 @@ class Pairs:
     def scan(
         self, begin: bytes, end: bytes, *, limit: int = 1_000, reverse: bool = False, tier: Tier = Tier.CRITICAL
     ) -> list[tuple[bytes, bytes]]:
-        """At most `limit` pairs with begin <= key < end, in key order or against it."""
+        """At most `limit` pairs with begin <= key < end, in key order, or in reverse."""
         return (self._transport.call(ScanPairs(begin, end, limit, reverse, tier=tier))).pairs
 
     def put(self, key: bytes, value: bytes, *, tier: Tier = Tier.CRITICAL) -> Tier:
-        """Set `key` to `value`; the promise that the acknowledgement carries."""
+        """Set `key` to `value`; the durability of the acknowledgement."""
         return (self._transport.call(PutPair(key, value, tier=tier))).durability
 
     def delete(self, key: bytes, *, tier: Tier = Tier.CRITICAL) -> Tier:
-        """Remove `key`; the promise that the acknowledgement carries."""
+        """Remove `key`; the durability of the acknowledgement."""
         return (self._transport.call(DeletePair(key, tier=tier))).durability

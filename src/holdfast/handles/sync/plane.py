@@ -47,19 +47,19 @@ class Plane:
         self.agents = Agents(transport, self.universe)
 
     def universes(self, *, after: str = "", limit: int = 100) -> list[str]:
-        """At most `limit` names of universes in which there is anything, in order, the first one behind `after`."""
+        """At most `limit` names of universes that contain data, in order, starting after `after`."""
         return (self._transport.call(ListUniverses(after, limit))).names
 
     def world(self, name: str) -> World:
-        """The world of that name; `create` it before its first use."""
+        """The world of that name. Call `create` before its first use."""
         return World(self._transport, self.universe, name)
 
     def worlds(self, *, after: str = "", limit: int = 100) -> list[str]:
-        """At most `limit` names of worlds, in order, the first one behind `after`."""
+        """At most `limit` names of worlds, in order, starting after `after`."""
         return (self._transport.call(ListWorlds(after, limit, self.universe))).names
 
     def survey_worlds(self, *, after: str = "", limit: int = 100) -> WorldSurvey:
-        """What is known of each world; `next` is where the next page starts, if there is one."""
+        """The state and heights of each world; `next` is where the next page starts, if there is one."""
         return self._transport.call(SurveyWorlds(after, limit, self.universe))
 
     def queue(self, name: str) -> Queue:
@@ -67,11 +67,11 @@ class Plane:
         return Queue(self._transport, self.universe, name)
 
     def queues(self, *, after: str = "", limit: int = 100) -> list[str]:
-        """At most `limit` names of queues, in order, the first one behind `after`."""
+        """At most `limit` names of queues, in order, starting after `after`."""
         return (self._transport.call(ListQueues(after, limit, self.universe))).names
 
     def survey_queues(self, *, after: str = "", limit: int = 100) -> QueueSurvey:
-        """How each queue is doing; `next` is where the next page starts, if there is one."""
+        """The statistics of each queue; `next` is where the next page starts, if there is one."""
         return self._transport.call(SurveyQueues(after, limit, self.universe))
 
     def mailbox(
@@ -80,13 +80,13 @@ class Plane:
         """The mailbox of an agent: `agent-7`, or `agent-7@universe`.
 
         Args:
-            key: seals and opens mail end to end.
-            contacts: the public keys of other agents; without it those that are registered are believed.
+            key: encrypts and decrypts mail end to end.
+            contacts: the public keys of other agents; without it the registered keys are trusted.
         """
         return Mailbox(self._transport, self.universe, agent, key=key, contacts=contacts)
 
     def mailboxes(self, *, after: str = "", limit: int = 100) -> list[MailboxSize]:
-        """At most `limit` mailboxes with the number of mails that wait in each, in the order of their names."""
+        """At most `limit` mailboxes with their numbers of unconfirmed mails, in the order of their names."""
         return (self._transport.call(ListMailboxes(after, limit, self.universe))).mailboxes
 
     def mail_policy(self) -> MailPolicy:
@@ -94,23 +94,23 @@ class Plane:
         return self._transport.call(GetMailPolicy(self.universe))
 
     def set_mail_policy(self, policy: MailPolicy) -> MailPolicy:
-        """Let another policy hold for mail that is sent from now on."""
+        """Set the policy for mail that is sent from now on."""
         return self._transport.call(SetMailPolicy(policy, self.universe))
 
     def atomic(self) -> Atomic:
-        """A list of operations across queues, mail, worlds, states, entities and leases that is committed as one."""
+        """A list of operations on queues, mail, worlds, states, entities and leases that commits as one."""
         return Atomic(self._transport, self.universe)
 
     def lease(self, key: str) -> LeaseKey:
-        """What can be leased under that key, as in `orders/1234`."""
+        """The lease of that key, as in `orders/1234`."""
         return LeaseKey(self._transport, self.universe, key)
 
     def leases(self, *, after: str = "", limit: int = 100) -> Leases:
-        """Who holds which lease now; `next` is where the next page starts, if there is one."""
+        """The leases that are held now; `next` is where the next page starts, if there is one."""
         return self._transport.call(ListLeases(after, limit, self.universe))
 
     def waits(self, *, limit: int = 100) -> Waits:
-        """Who waits for leases and locks in the plane's process."""
+        """Callers that wait for leases and locks in the plane's process."""
         return self._transport.call(ListWaits(limit, self.universe))
 
     def state(self, key: str) -> State:
@@ -130,7 +130,7 @@ class Plane:
         return self._transport.transact(work, *args, tier=tier, **kwargs)
 
     def close(self) -> None:
-        """Make everything durable and let go of it. Closing twice is fine."""
+        """Make everything durable and close the plane. Closing twice is fine."""
         self._transport.close()
 
     def __enter__(self) -> Self:

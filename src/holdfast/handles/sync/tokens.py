@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from holdfast.wire import Transport
 from holdfast.wire.tokens import CreateToken, ListTokens, NewToken, RevokeToken, TokenPage, split_token, token_text
 
-_SECRET_BYTES = 24  # 192 bits: nobody guesses it, however long they try.
+_SECRET_BYTES = 24  # 192 bits: too many to guess.
 
 
 class Tokens:
-    """Makes, lists and revokes tokens. A server asks for them if it is started with tokens on."""
+    """Creates, lists and revokes tokens. A server requires them if it runs with tokens on."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -26,14 +26,14 @@ class Tokens:
         rate_per_second: float | None = None,
         body_bytes_max: int | None = None,
     ) -> NewToken:
-        """A token that allows `verbs` (`queue:put`, `queue:*`, `*`) in `universes` ("*": in all).
+        """A new token that allows `verbs` (`queue:put`, `queue:*`, `*`) in `universes` ("*": all).
 
-        Lists may be given as text with commas. The secret is made here and only its hash leaves: repeat this call
-        after an error, and the worst that comes of it is a token that nobody has.
+        Lists may be given as comma-separated text. The secret is created here, and only its hash is sent. Repeating the
+        call after an error is safe: at worst it leaves an unused token.
 
         Raises:
-            InvalidArgument: a verb or a limit is none.
-            NotAllowed: whoever asks may not make tokens, or not such ones.
+            InvalidArgument: a verb or a limit is invalid.
+            NotAllowed: the caller may not create tokens, or not with these permissions.
         """
         secret = secrets.token_hex(_SECRET_BYTES)
         request = CreateToken(
@@ -49,14 +49,14 @@ class Tokens:
         return NewToken(token_text(info.id, secret), info)
 
     def page(self, *, after: str = "", limit: int = 100) -> TokenPage:
-        """At most `limit` tokens, in the order in which they were made, the first one behind the id `after`."""
+        """At most `limit` tokens in the order of creation, starting after the id `after`."""
         return self._transport.call(ListTokens(after, limit))
 
     def revoke(self, id: str) -> bool:
-        """Refuse the token from now on; whether it could be used until now. `id` may be the token itself.
+        """Refuse the token from now on; whether it was usable until now. `id` may be the token itself.
 
         Raises:
-            NotFound: there is none of that id.
+            NotFound: there is no token with that id.
         """
         whole = split_token(id)
         return (self._transport.call(RevokeToken(id if whole is None else whole[0]))).revoked

@@ -1,12 +1,12 @@
-"""Workers: consumers that run by themselves.
+"""Workers: run a handler for every message of a queue.
 
-    receive ──► handler(message) ──► returned: ack     raised: nack, later and later     stopped: given back, uncounted
+    receive ──► handler(message) ──► returns: ack     raises: nack with back-off     is stopped: nack, not counted
        ▲
-       └── the plane failed: again at once three times, then after 250 ms, doubling up to five minutes
+       └── the plane fails: retry at once three times, then after 250 ms, doubling up to five minutes
 
-Errors of handlers, of hooks and of the plane take one path: they are counted, logged and given to `on_error`. A handler
-that settles its message itself is left alone. A shutdown takes no new messages, waits for those at work, and gives back
-what it could not finish without counting it as a failure.
+Errors of handlers, hooks and the plane are counted, logged and passed to `on_error`. A handler may settle its message
+itself. A shutdown receives no new messages, waits for running handlers, and returns unfinished messages without
+counting a failure.
 """
 
 from holdfast.handles.workers.consumers import RestartPolicy, WorkerStats

@@ -1,38 +1,40 @@
-"""What a worker does with failures, whether it runs on threads or on an event loop."""
+"""What both kinds of workers share: options, statistics and error handling."""
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Generic, TypedDict, TypeVar
 
 import msgspec
 
 from holdfast.errors import Closed, InvalidArgument, Validation
 
+Handler = TypeVar("Handler", bound=Callable[[Any], object])
+
 _log = logging.getLogger("holdfast.worker")
-WAIT_SECONDS: Final = 1.0  # Whoever waits for messages looks this often whether it is to stop.
+WAIT_SECONDS: Final = 1.0  # How often a consumer that waits for messages checks whether to stop.
 
 
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How soon a consumer goes on after the plane failed it."""
+    """How soon a consumer retries after an error of the plane."""
 
     at_once: int = 3
     first_seconds: float = 0.25
     longest_seconds: float = 300.0
 
     def pause_seconds(self, failures: int) -> float:
-        """How long to rest after so many failures in a row."""
+        """How long to wait after this many failures in a row."""
         if failures <= self.at_once:
             return 0.0
         return min(self.first_seconds * 2.0 ** min(failures - self.at_once - 1, 60), self.longest_seconds)
 
 
 def back_off(failures: int) -> float:
-    """How many seconds a message rests after so many failures: 1, 2, 4, up to five minutes."""
+    """The delay before a message is delivered again after this many failures: 1, 2, 4 s, up to five minutes."""
     return min(2.0 ** min(failures - 1, 60), 300.0)
 
 
 class WorkerStats(msgspec.Struct):
-    """What a worker has done so far."""
+    """Counts of a worker since it was created."""
 
     handled: int = 0
     failed: int = 0
@@ -40,13 +42,35 @@ class WorkerStats(msgspec.Struct):
     restarts: int = 0
 
 
-class Consumers:
-    """What both kinds of workers have in common."""
+class WorkerOptions(TypedDict, total=False):
+    """The options of `Worker` and `AsyncWorker`; `Consumers` describes them."""
+
+    concurrency: int
+    owner: str | None
+    with_state: bool
+    visibility_seconds: float | None
+    extend_for_seconds: float | None
+    retry_delay_seconds: Callable[[int], float]
+    restarts: "RestartPolicy | None"
+    on_error: Callable[[Exception, str], None] | None
+    drain_seconds: float
+
+
+class ReceiveOptions(TypedDict):
+    """The options that a worker passes to `receive_many`."""
+
+    owner: str | None
+    with_state: bool
+    visibility_seconds: float | None
+    extend_for_seconds: float | None
+
+
+class Consumers(Generic[Handler]):
+    """The base of both kinds of workers."""
 
     def __init__(
         self,
-        plane: Any,
-        handlers: Mapping[str, Callable[[Any], Any]],
+        handlers: Mapping[str, Handler],
         *,
         concurrency: int = 1,
         owner: str | None = None,
@@ -58,24 +82,30 @@ class Consumers:
         on_error: Callable[[Exception, str], None] | None = None,
         drain_seconds: float = 10.0,
     ) -> None:
-        """Handle the messages of each queue by its handler, `concurrency` at a time for each.
+        """Run the handler of each queue for its messages.
 
         Args:
-            handlers: by the name of the queue; a handler takes a message, and what it returns is not looked at.
-            retry_delay_seconds: how long a message rests after so many failures.
-            restarts: how soon to go on after the plane failed.
-            on_error: is given every error, and the name of its queue.
-            drain_seconds: how long `stop` waits for handlers that are at work.
+            handlers: a function for each queue name; it takes a message, and its result is ignored.
+            concurrency: how many messages of each queue are handled at a time.
+            owner: the consumer's name in leases; random by default.
+            with_state: receive messages with their workflow state.
+            visibility_seconds: the length of a lease, instead of the queue's policy.
+            extend_for_seconds: how long leases are extended automatically; an hour by default.
+            retry_delay_seconds: the delay of a nack after this many failures of the message.
+            restarts: how soon to retry after an error of the plane.
+            on_error: called with every error and the name of its queue.
+            drain_seconds: how long `stop` waits for running handlers.
         """
         if not handlers:
-            raise InvalidArgument("A worker needs at least one handler; give a queue's name and a function")
+            raise InvalidArgument("A worker needs at least one handler; give a dictionary of queue names and functions")
         if concurrency < 1 or drain_seconds < 0:
-            raise InvalidArgument("concurrency is at least 1, and drain_seconds is not negative")
+            raise InvalidArgument(
+                f"concurrency is {concurrency} and drain_seconds is {drain_seconds}; give at least 1 and 0"
+            )
         self.stats = WorkerStats()
-        self._plane = plane
         self._handlers = dict(handlers)
         self._concurrency = concurrency
-        self._options = {
+        self._receive_options: ReceiveOptions = {
             "owner": owner,
             "with_state": with_state,
             "visibility_seconds": visibility_seconds,
@@ -85,24 +115,23 @@ class Consumers:
         self._restarts = restarts or RestartPolicy()
         self._on_error = on_error
         self._drain_seconds = drain_seconds
-        self._at_work: set[Any] = set()
 
-    def _told(self, error: Exception, queue: str) -> None:
-        """The one path of every error."""
+    def _report(self, error: Exception, queue: str) -> None:
+        """Count an error, log it, and pass it to `on_error`."""
         self.stats.failed += 1
         _log.warning("%s: %s: %s", queue, type(error).__name__, error)
         if self._on_error is not None:
             try:
                 self._on_error(error, queue)
             except Exception:
-                _log.exception("on_error failed itself")
+                _log.exception("on_error raised an error")
 
     @staticmethod
     def _is_final(error: Exception) -> bool:
-        """Whether trying again would only fail again."""
+        """Whether a retry cannot succeed."""
         return isinstance(error, Validation | Closed)
 
 
 def reason_of(error: Exception) -> str:
-    """What a message is said to have failed of; names of files may hold what nobody can encode."""
+    """The error of a nack. File names in it may contain surrogates, which cannot be encoded."""
     return f"{type(error).__name__}: {error}".encode(errors="replace").decode()

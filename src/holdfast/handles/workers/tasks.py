@@ -2,66 +2,72 @@
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Unpack
 
 from holdfast import limits
 from holdfast.errors import Fenced, HoldfastError
 from holdfast.handles.messages import AsyncMessage
 from holdfast.handles.plane import AsyncPlane
-from holdfast.handles.workers.consumers import WAIT_SECONDS, Consumers, reason_of
+from holdfast.handles.workers.consumers import WAIT_SECONDS, Consumers, WorkerOptions, reason_of
+
+AsyncHandler = Callable[[AsyncMessage], Awaitable[object]]
 
 
-class AsyncWorker(Consumers):
-    """Runs handlers as tasks of an event loop. Each queue is asked for as many messages at once as hands are free."""
+class AsyncWorker(Consumers[AsyncHandler]):
+    """Runs handlers as tasks of an event loop. Receives as many messages at once as handlers are free."""
 
     def __init__(
-        self, plane: AsyncPlane, handlers: Mapping[str, Callable[[AsyncMessage], Awaitable[Any]]], **options: Any
+        self, plane: AsyncPlane, handlers: Mapping[str, AsyncHandler], **options: Unpack[WorkerOptions]
     ) -> None:
-        super().__init__(plane, handlers, **options)
+        super().__init__(handlers, **options)
+        self._plane = plane
+        self._running: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Begin, and go on until `stop`, SIGTERM or SIGINT; then drain."""
+        """Handle messages until `stop`, SIGTERM or SIGINT; then drain."""
         loop = asyncio.get_running_loop()
         signals = []
         for number in (signal.SIGTERM, signal.SIGINT):
-            with suppress(NotImplementedError, RuntimeError, ValueError):  # Only the main thread gets signals.
+            with suppress(NotImplementedError, RuntimeError, ValueError):  # Only the main thread can handle signals.
                 loop.add_signal_handler(number, self._stopping.set)
                 signals.append(number)
-        feeders = [
-            asyncio.create_task(self._feed(queue, handler), name=f"holdfast-worker-{queue}")
+        receivers = [
+            asyncio.create_task(self._receive(queue, handler), name=f"holdfast-worker-{queue}")
             for queue, handler in self._handlers.items()
         ]
         stopped = asyncio.create_task(self._stopping.wait())
         try:
-            gathered = asyncio.gather(*feeders, return_exceptions=True)
+            gathered = asyncio.gather(*receivers, return_exceptions=True)
             await asyncio.wait((stopped, gathered), return_when=asyncio.FIRST_COMPLETED)
             self._stopping.set()
-            await _end(feeders)
-            if self._at_work:
-                await asyncio.wait(self._at_work, timeout=self._drain_seconds)
+            await _cancel(receivers)
+            if self._running:
+                await asyncio.wait(self._running, timeout=self._drain_seconds)
         finally:
-            await _end([*feeders, stopped])
-            await _end(list(self._at_work))
+            await _cancel([*receivers, stopped])
+            await _cancel(list(self._running))
             for number in signals:
                 loop.remove_signal_handler(number)
             self._stopping = asyncio.Event()  # It may run again, on another loop.
 
     def stop(self) -> None:
-        """Have `run` take no new messages and end; before it began, too."""
+        """Make `run` receive no more messages and return; also if it has not started yet."""
         self._stopping.set()
 
-    async def _feed(self, name: str, handler: Callable[[AsyncMessage], Awaitable[Any]]) -> None:
-        """Hand out the messages of a queue until the worker stops, or until asking again would only fail again."""
-        hands, failures = _Hands(self._concurrency), 0
+    async def _receive(self, name: str, handler: AsyncHandler) -> None:
+        """Start a handler for each message of a queue, until the worker stops or a retry cannot succeed."""
+        slots, failures = _Slots(self._concurrency), 0
         while not self._stopping.is_set():
             try:
-                free = min(await hands.free(), limits.MESSAGES_MAX)
-                messages = await self._plane.queue(name).receive_many(free, wait_seconds=WAIT_SECONDS, **self._options)
+                free = min(await slots.wait_for_free(), limits.MESSAGES_MAX)
+                messages = await self._plane.queue(name).receive_many(
+                    free, wait_seconds=WAIT_SECONDS, **self._receive_options
+                )
             except Exception as error:
-                self._told(error, name)
+                self._report(error, name)
                 if self._is_final(error):
                     return
                 failures += 1
@@ -72,13 +78,11 @@ class AsyncWorker(Consumers):
             failures = 0
             for message in messages:
                 task = asyncio.create_task(self._handle(name, handler, message))
-                self._at_work.add(task)
-                task.add_done_callback(self._at_work.discard)
-                hands.take(task)
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+                slots.occupy(task)
 
-    async def _handle(
-        self, queue: str, handler: Callable[[AsyncMessage], Awaitable[Any]], message: AsyncMessage
-    ) -> None:
+    async def _handle(self, queue: str, handler: AsyncHandler, message: AsyncMessage) -> None:
         try:
             if self._stopping.is_set():
                 await self._defer(message)
@@ -89,18 +93,18 @@ class AsyncWorker(Consumers):
                 await asyncio.shield(self._defer(message))
                 raise
             except Exception as error:
-                self._told(error, queue)
+                self._report(error, queue)
                 if not message.settled:
-                    await self._give_back(message, error)
+                    await self._nack(message, error)
                 return
             if not message.settled:
                 await message.ack()
             self.stats.handled += 1
-        except Exception as error:  # It could not be settled; its lease ends by itself.
-            self._told(error, queue)
+        except Exception as error:  # It could not be settled; its lease will expire.
+            self._report(error, queue)
 
-    async def _give_back(self, message: AsyncMessage, error: Exception) -> None:
-        with suppress(Fenced):  # Somebody else has it by now.
+    async def _nack(self, message: AsyncMessage, error: Exception) -> None:
+        with suppress(Fenced):  # Its lease has ended.
             await message.nack(delay_seconds=self._delay(message.failure_attempts + 1), error=reason_of(error))
 
     async def _defer(self, message: AsyncMessage) -> None:
@@ -110,31 +114,31 @@ class AsyncWorker(Consumers):
                 self.stats.deferred += 1
 
 
-class _Hands:
-    """How many messages of a queue may be at work at once, and how many are."""
+class _Slots:
+    """Counts the free handler slots of a queue."""
 
     def __init__(self, count: int) -> None:
         self._free = count
         self._freed = asyncio.Event()
 
-    async def free(self) -> int:
-        """How many are free, as soon as one is."""
+    async def wait_for_free(self) -> int:
+        """The number of free slots, as soon as there is one."""
         while not self._free:
             self._freed.clear()
             await self._freed.wait()
         return self._free
 
-    def take(self, task: "asyncio.Task[None]") -> None:
-        """Give one to `task` until it ends."""
+    def occupy(self, task: "asyncio.Task[None]") -> None:
+        """Occupy a slot until `task` ends."""
         self._free -= 1
-        task.add_done_callback(self._give_back)
+        task.add_done_callback(self._release)
 
-    def _give_back(self, _: "asyncio.Task[None]") -> None:
+    def _release(self, _: "asyncio.Task[None]") -> None:
         self._free += 1
         self._freed.set()
 
 
-async def _end(tasks: list["asyncio.Task[Any]"]) -> None:
+async def _cancel(tasks: "Iterable[asyncio.Task[None] | asyncio.Task[bool]]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
