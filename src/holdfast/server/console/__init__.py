@@ -1,10 +1,10 @@
-"""The console: a page for people, at `/console`.
+"""The web console at `/console`.
 
-    /console                        the page: plain ES modules, nothing to build, nothing from other hosts
-    /console/<file>                 its parts, from this package
-    /console/session                who is looking, and at which universes they may
-    /console/events                 what has changed, and a point for each chart every second
-    /console/reports                what the pipeline has written
+    /console                        the page: plain ES modules, no build step, no files from other hosts
+    /console/<file>                 its scripts and styles, from this package
+    /console/session                the name, verbs and universes of the token
+    /console/events                 change notifications, and a metrics sample every second
+    /console/reports                files that the pipeline has written
 
-Everything else that it shows and does goes through `/v1`, like any other program's calls.
+Everything else goes through `/v1`, like the calls of any other client.
 """

@@ -1,4 +1,4 @@
-"""The files of the console, as they are in the package."""
+"""Serves the static files of the console from this package."""
 
 import hashlib
 from importlib.resources import files
@@ -16,7 +16,7 @@ _MEDIA: Final = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
 }
-# Nothing but our own files, no inline script or style, no markup made from text; nobody frames us.
+# Only files of this server, no inline script or style, no markup from text, no embedding in frames.
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -42,7 +42,7 @@ HEADERS: Final = {
 
 
 class File:
-    """A file with its strong ETag."""
+    """A static file with its strong ETag."""
 
     __slots__ = ("body", "etag", "media")
 
@@ -52,8 +52,8 @@ class File:
         self.media = _MEDIA[name[name.rindex(".") :]]
 
     def answer(self, request: HttpRequest) -> Response:
-        """The file, or nothing if the caller has it."""
-        # A browser asks each time, so that a page never runs with a part of another version.
+        """The file, or 304 if the caller already has it."""
+        # The browser revalidates each time, so that a page never mixes files of two versions.
         headers = {**HEADERS, "ETag": self.etag, "Cache-Control": "no-cache"}
         known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
         if self.etag in known or "*" in known:
@@ -62,7 +62,7 @@ class File:
 
 
 def routes() -> list[Route]:
-    """The page and its parts. None of them asks the plane for anything, so none asks for a token."""
+    """The page, its scripts and its styles. They contain no data, so they need no token."""
     folder = files(__package__) / "static"
     known = {
         each.name: File(each.name, each.read_bytes())

@@ -1,8 +1,8 @@
-"""What the pipeline has written, read-only.
+"""Read-only access to the files that the pipeline has written.
 
-A report is a document of its own, and a browser cannot show a token for it. So whoever may read the metrics asks for a
-pass: an address that nobody guesses, and that is gone after five minutes, or with the token. What is shown there runs
-no script, belongs to no origin and asks nobody for anything.
+A browser cannot send a token when it opens a report as a document. So a caller that may read metrics gets a link: a URL
+with a random secret that expires after five minutes, or with the token. Reports are sandboxed: they run no scripts,
+have no origin and load nothing.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import secrets
 import stat
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -21,17 +21,16 @@ from starlette.routing import Route
 
 from holdfast.errors import NotAllowed
 from holdfast.limits import (
-    CONSOLE_PASS_SECONDS,
-    CONSOLE_PASSES_MAX,
     CONSOLE_REPORT_BYTES_MAX,
+    CONSOLE_REPORT_LINK_SECONDS,
+    CONSOLE_REPORT_LINKS_MAX,
     CONSOLE_REPORTS_MAX,
 )
-from holdfast.server.authorization import Guard
-from holdfast.server.console.sessions import may
-from holdfast.server.doors import Doors
-from holdfast.server.http.middleware import admitted
-from holdfast.server.http.problems import JSON, Refusal
-from holdfast.wire.tokens import METRICS
+from holdfast.server.authorization import Authorizer
+from holdfast.server.context import ServerContext
+from holdfast.server.http.middleware import authorize_request
+from holdfast.server.http.problems import JSON, HttpError
+from holdfast.wire.permissions import METRICS
 
 _MEDIA: Final = {
     ".html": "text/html; charset=utf-8",
@@ -55,33 +54,34 @@ class ReportFile(msgspec.Struct, frozen=True):
 
 
 class Reports:
-    """The reports in one folder, and the passes to them that are known."""
+    """Serves the reports in one folder through expiring links."""
 
-    def __init__(self, doors: Doors, folder: str) -> None:
-        self._doors = doors
+    def __init__(self, context: ServerContext, folder: str) -> None:
+        self._context = context
         self._folder = Path(folder)
-        self._passes: dict[str, tuple[float, Guard]] = {}  # Until when and for whom, the oldest first.
+        self._links: dict[str, tuple[float, Authorizer]] = {}  # Expiry and authorizer by secret, oldest first.
 
     def routes(self) -> list[Route]:
-        """`/console/reports`, and the files behind a pass."""
+        """`/console/reports`, and the files behind a link."""
         return [
             Route("/console/reports", self._list, methods=["POST"]),
-            Route("/console/reports/{pass_}/{name}", self._file, methods=["GET"]),
+            Route("/console/reports/{secret}/{name}", self._file, methods=["GET"]),
         ]
 
     async def _list(self, request: HttpRequest) -> Response:
-        guard: Any = admitted(self._doors, request.headers, request.client.host if request.client else "")
-        if hasattr(guard, "permit"):
-            guard.permit(METRICS)
-        found = await asyncio.to_thread(self._found)
-        answer = {"files": found, "at": f"console/reports/{self._new_pass(guard)}/", "seconds": CONSOLE_PASS_SECONDS}
+        authorizer = authorize_request(self._context, request.headers, request.client.host if request.client else "")
+        authorizer.authorize_verb(METRICS)
+        found = await asyncio.to_thread(self._list_files)
+        answer = {
+            "files": found,
+            "at": f"console/reports/{self._new_link(authorizer)}/",
+            "seconds": CONSOLE_REPORT_LINK_SECONDS,
+        }
         return Response(msgspec.json.encode(answer), headers={"Cache-Control": "no-store"}, media_type=JSON)
 
     async def _file(self, request: HttpRequest) -> Response:
-        if not self._is_good(request.path_params["pass_"]):
-            raise Refusal(
-                403, "pass_expired", "This address of a report is not good any more; open it from the console"
-            )
+        if not self._is_valid(request.path_params["secret"]):
+            raise HttpError(403, "pass_expired", "This report link has expired; open the report from the console again")
         path = self._folder / request.path_params["name"]
         body = await asyncio.to_thread(self._read, path)
         if body is None:
@@ -94,8 +94,8 @@ class Reports:
         }
         return Response(body, headers=headers, media_type=_MEDIA[path.suffix])
 
-    def _found(self) -> list[ReportFile]:
-        """The newest files that can be shown, the newest first."""
+    def _list_files(self) -> list[ReportFile]:
+        """The newest files that can be displayed, newest first."""
         found = []
         try:
             paths = list(self._folder.iterdir())
@@ -103,42 +103,42 @@ class Reports:
             return []
         for path in paths:
             try:
-                seen = path.lstat()
-            except OSError:  # The pipeline has removed it, or put another in its place, just now.
+                status = path.lstat()
+            except OSError:  # The pipeline has just removed or replaced it.
                 continue
-            if path.suffix in _MEDIA and path.name.isprintable() and _can_be_shown(seen):
-                found.append(ReportFile(path.name, seen.st_size, seen.st_mtime_ns // 1_000_000))
+            if path.suffix in _MEDIA and path.name.isprintable() and _can_be_shown(status):
+                found.append(ReportFile(path.name, status.st_size, status.st_mtime_ns // 1_000_000))
         return sorted(found, key=lambda each: each.modified_ms, reverse=True)[:CONSOLE_REPORTS_MAX]
 
     def _read(self, path: Path) -> bytes | None:
-        """A file that is listed; None if there is none, or not any more."""
-        if path.name not in {each.name for each in self._found()}:  # No other path leads anywhere.
+        """The contents of a listed file; None if it is not listed or no longer exists."""
+        if path.name not in {each.name for each in self._list_files()}:  # Prevents path traversal.
             return None
         try:
-            # What was listed may be a link or a pipe by now.
+            # The listed file may since have been replaced by a link or a pipe.
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
                 return file.read() if _can_be_shown(os.fstat(file.fileno())) else None
         except OSError:
             return None
 
-    def _is_good(self, shown: str) -> bool:
-        """Whether a pass is known, and whoever it is for may still have one."""
-        until, guard = self._passes.get(shown, (float("-inf"), None))
+    def _is_valid(self, secret: str) -> bool:
+        """Whether a link exists, has not expired, and its token may still read metrics."""
+        until, authorizer = self._links.get(secret, (float("-inf"), None))
         try:
-            return guard is not None and time.monotonic() <= until and may(guard, METRICS)
-        except NotAllowed:  # The token was revoked, or its time is over.
+            return authorizer is not None and time.monotonic() <= until and authorizer.is_allowed(METRICS)
+        except NotAllowed:  # The token was revoked or has expired.
             return False
 
-    def _new_pass(self, guard: Guard) -> str:
+    def _new_link(self, authorizer: Authorizer) -> str:
         now = time.monotonic()
-        for old in [each for each, (until, _) in self._passes.items() if until < now]:
-            del self._passes[old]
-        while len(self._passes) >= CONSOLE_PASSES_MAX:
-            del self._passes[next(iter(self._passes))]
-        made = secrets.token_urlsafe(24)
-        self._passes[made] = (now + CONSOLE_PASS_SECONDS, guard)
-        return made
+        for old in [each for each, (until, _) in self._links.items() if until < now]:
+            del self._links[old]
+        while len(self._links) >= CONSOLE_REPORT_LINKS_MAX:
+            del self._links[next(iter(self._links))]
+        secret = secrets.token_urlsafe(24)
+        self._links[secret] = (now + CONSOLE_REPORT_LINK_SECONDS, authorizer)
+        return secret
 
 
-def _can_be_shown(seen: os.stat_result) -> bool:
-    return stat.S_ISREG(seen.st_mode) and seen.st_size <= CONSOLE_REPORT_BYTES_MAX
+def _can_be_shown(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_size <= CONSOLE_REPORT_BYTES_MAX

@@ -1,6 +1,6 @@
-"""Samples: the numbers behind the charts, from the registry that `/metrics` is made from.
+"""Samples for the console's charts, from the registry behind `/metrics`.
 
-Counters come as they stand. A page takes the difference of two of them, so whatever point it missed it is right.
+Counters are sent as absolute values. A page computes differences, so a missed sample does not distort a chart.
 """
 
 import asyncio
@@ -38,45 +38,47 @@ Sample = dict[str, Any]
 
 
 class Samples:
-    """Takes a sample every second while somebody watches, and keeps the last few minutes of them."""
+    """Takes a sample every second while a page is open, and keeps those of the last few minutes."""
 
     def __init__(self, metrics: Metrics, transport: Any) -> None:
         self._metrics = metrics
         self._transport = transport
-        self._kept: deque[Sample] = deque(maxlen=CONSOLE_SAMPLES)
-        self._latest: Sample = {}  # The last one, with what is told of each operation.
-        self._taken_at = float("-inf")
-        self._turn = asyncio.Lock()
-        self.started_ms = round(time.time() * 1_000)  # Counters of another start have nothing to do with these.
+        self._history: deque[Sample] = deque(maxlen=CONSOLE_SAMPLES)
+        self._latest: Sample = {}  # The last sample, with the numbers of each operation.
+        self._sampled_at = float("-inf")
+        self._lock = asyncio.Lock()
+        self.started_ms = round(
+            time.time() * 1_000
+        )  # Counters restart with the server, so a page must not compare across a restart.
 
     @property
     def history(self) -> list[Sample]:
-        """The samples that are there, in order, without what is told of each operation."""
+        """The stored samples in order, without the numbers of each operation."""
         since = time.time() * 1_000 - CONSOLE_SAMPLES * CONSOLE_SAMPLE_SECONDS * 1_000
-        return [sample for sample in self._kept if sample["at_ms"] >= since]
+        return [sample for sample in self._history if sample["at_ms"] >= since]
 
     async def latest(self) -> Sample:
-        """A sample that was begun within the last second; all who ask within it get the same object."""
-        async with self._turn:
+        """A sample of the last second; all callers within that second get the same object."""
+        async with self._lock:
             now = time.monotonic()
-            if now - self._taken_at >= CONSOLE_SAMPLE_SECONDS:
+            if now - self._sampled_at >= CONSOLE_SAMPLE_SECONDS:
                 await self._metrics.refresh(self._transport)
-                self._taken_at = now
-                sample, operations = self._take()
-                self._kept.append(sample)
+                self._sampled_at = now
+                sample, operations = self._collect()
+                self._history.append(sample)
                 self._latest = {**sample, "operations": operations}
         return self._latest
 
-    def _take(self) -> tuple[Sample, Sample]:
+    def _collect(self) -> tuple[Sample, Sample]:
         sample: Sample = {"at_ms": round(time.time() * 1_000), "started_ms": self.started_ms, "rejects": {}}
         sample.update(calls=0, errors=0, fenced=0)
         universes: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         operations: dict[str, dict[str, Any]] = defaultdict(lambda: {"calls": 0, "errors": 0, "buckets": []})
-        graves: set[tuple[str, str]] = set()
+        dead_letter_queues: set[tuple[str, str]] = set()
         for family in self._metrics.registry.collect():
             if family.name == "holdfast_queue_messages":
                 names = {(each.labels["universe"], each.labels["queue"]) for each in family.samples}
-                graves = {
+                dead_letter_queues = {
                     (of, name) for of, name in names if (of, name.removesuffix(DEAD_LETTERS)) in names - {(of, name)}
                 }
             for point in family.samples:
@@ -97,23 +99,24 @@ class Samples:
                 elif family.name in _GAUGES:
                     sample[_GAUGES[family.name]] = value
                 elif family.name in _HISTOGRAMS:
-                    _fill(sample, _HISTOGRAMS[family.name], point.name, value)
-                elif "queue" in labels and (labels["universe"], labels["queue"]) not in graves:
-                    _count(universes[labels["universe"]], family.name, labels, value)
+                    _add_histogram(sample, _HISTOGRAMS[family.name], point.name, value)
+                elif "queue" in labels and (labels["universe"], labels["queue"]) not in dead_letter_queues:
+                    _add_queue(universes[labels["universe"]], family.name, labels, value)
         sample["queues"] = universes
         return sample, dict(operations)
 
 
-def _fill(sample: Sample, name: str, point: str, value: float) -> None:
-    """A histogram as its running totals; the last of them is the count."""
+def _add_histogram(sample: Sample, name: str, point: str, value: float) -> None:
+    """Add a histogram as cumulative buckets; the last one is the count."""
     if point.endswith("_bucket"):
         sample.setdefault(name, []).append(value)
     elif point.endswith("_sum"):
         sample[f"{name}_sum"] = value
 
 
-def _count(queues: dict[str, float], family: str, labels: dict[str, str], value: float) -> None:
-    """What queues of one universe come to, without those of dead letters, which count as dead where they died."""
+def _add_queue(queues: dict[str, float], family: str, labels: dict[str, str], value: float) -> None:
+    """Add one queue to the totals of its universe. Dead-letter queues are excluded: their messages count as dead in
+    their original queues."""
     if family == "holdfast_queue_messages":
         queues[labels["state"]] += value
     elif family == "holdfast_queue_oldest_age_seconds":

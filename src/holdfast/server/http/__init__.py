@@ -1,5 +1,7 @@
-"""HTTP: endpoints as tables, one noun a file. Each decodes, asks the plane, and encodes; none decides anything.
+"""The HTTP API: tables of endpoints, one file per resource.
 
-edge.py ──► router ──► endpoint ──► visit.ask(request) ──► the plane
-(every request)        (table)      (guard, check, idempotency key)
+An endpoint decodes a request, calls the plane and encodes the answer; it holds no logic of its own.
+
+middleware.py ──► router ──► endpoint ──► context.call(request) ──► the plane
+(every request)   (tables)                (authorize, check, idempotency key)
 """

@@ -1,13 +1,15 @@
-"""Session logs over HTTP: BEST_EFFORT records."""
+"""Session logs over HTTP. Records have the BEST_EFFORT tier."""
 
 from typing import Final
 
-from holdfast.server.http.endpoints import Endpoint, noun
+from holdfast.server.http.endpoints import Endpoint, operation
 from holdfast.wire.activity import EndSession, ListLogs, LogRecords, ReadLog
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    noun("POST", "/v1/activity", LogRecords, "Log records of a session", of="activity", status=202),
-    noun("GET", "/v1/activity", ReadLog, "Records of a session or kind, or all", of="activity"),
-    noun("GET", "/v1/activity/files", ListLogs, "The files that hold the logs", of="activity"),
-    noun("POST", "/v1/activity/end", EndSession, "Close the logs of a session", of="activity"),
+    operation(
+        "POST", "/v1/activity", LogRecords, "Append records to the log of a session.", tag="activity", status=202
+    ),
+    operation("GET", "/v1/activity", ReadLog, "Read the records of a session, of a kind, or all.", tag="activity"),
+    operation("GET", "/v1/activity/files", ListLogs, "List the log files.", tag="activity"),
+    operation("POST", "/v1/activity/end", EndSession, "Close the logs of a session.", tag="activity"),
 )

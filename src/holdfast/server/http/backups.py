@@ -1,13 +1,13 @@
-"""Backups and checkups over HTTP: files as they are, lists a line of JSON at a time."""
+"""Backups and health checks over HTTP: files as raw bytes, lists as lines of JSON."""
 
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from starlette.responses import Response, StreamingResponse
 
-from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, noun
-from holdfast.server.http.problems import Refusal
-from holdfast.server.http.request_context import Visit
+from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, operation
+from holdfast.server.http.problems import HttpError
+from holdfast.server.http.request_context import RequestContext
 from holdfast.wire.backups import BeginBackup, EndBackup, Line, ListBackup, OpenBackup
 from holdfast.wire.health_checks import RunCheckups
 from holdfast.wire.requests import Request
@@ -16,84 +16,90 @@ LINES: Final = "application/x-ndjson"
 OCTETS: Final = "application/octet-stream"
 
 
-async def _files(visit: Visit) -> Response:
-    _check_query(visit)
-    return await _streamed(visit, ListBackup(visit.http.path_params["id"]), LINES)
+async def _list_files(context: RequestContext) -> Response:
+    _check_query(context)
+    return await _stream_response(context, ListBackup(context.request.path_params["id"]), LINES)
 
 
-async def _file(visit: Visit) -> Response:
-    _check_query(visit, "start", "length")
-    asked = visit.http.path_params
-    start, length = _number(visit, "start"), _number(visit, "length")
-    return await _streamed(visit, OpenBackup(asked["id"], asked["path"], start or 0, length), OCTETS)
+async def _read_file(context: RequestContext) -> Response:
+    _check_query(context, "start", "length")
+    path_params = context.request.path_params
+    start, length = _number(context, "start"), _number(context, "length")
+    return await _stream_response(
+        context, OpenBackup(path_params["id"], path_params["path"], start or 0, length), OCTETS
+    )
 
 
-async def _checkups(visit: Visit) -> Response:
-    _check_query(visit, "deep")
-    deep = visit.http.query_params.get("deep", "false")
+async def _run_checks(context: RequestContext) -> Response:
+    _check_query(context, "deep")
+    deep = context.request.query_params.get("deep", "false")
     if deep not in ("true", "false"):
-        raise Refusal(400, "invalid_query", f"deep is {deep[:80]!r}; say true or false")
-    return await _streamed(visit, RunCheckups(deep == "true"), LINES)
+        raise HttpError(400, "invalid_query", f"deep is {deep[:80]!r}; use true or false")
+    return await _stream_response(context, RunCheckups(deep == "true"), LINES)
 
 
-async def _streamed(visit: Visit, request: Request[Any], media: str) -> Response:
-    visit.guard.allow(request)
-    chunks: AsyncIterator[bytes] = await visit.hall.transport.receive(request)
+async def _stream_response(context: RequestContext, request: Request[Any], media: str) -> Response:
+    context.authorizer.authorize(request)
+    chunks: AsyncIterator[bytes] = await context.http_context.transport.receive(request)
     return StreamingResponse(chunks, headers={"Cache-Control": "no-store"}, media_type=media)
 
 
-def _check_query(visit: Visit, *known: str) -> None:
-    for name in visit.http.query_params:
+def _check_query(context: RequestContext, *known: str) -> None:
+    for name in context.request.query_params:
         if name not in known:
-            raise Refusal(
-                400, "invalid_query", f"There is no {name[:80]!r} here; it knows {', '.join(known) or 'none'}"
+            raise HttpError(
+                400, "invalid_query", f"Unknown query parameter {name[:80]!r}; known: {', '.join(known) or 'none'}"
             )
 
 
-def _number(visit: Visit, name: str) -> int | None:
-    text = visit.http.query_params.get(name)
+def _number(context: RequestContext, name: str) -> int | None:
+    text = context.request.query_params.get(name)
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise Refusal(400, "invalid_query", f"{name} is {text[:80]!r}; give a number of bytes")
+        raise HttpError(400, "invalid_query", f"{name} is {text[:80]!r}; use a number of bytes")
     return int(text)
 
 
-_ID: Final = Parameter("id", "path", required=True, about="The id that the backup began with.")
+_ID: Final = Parameter("id", "path", required=True, description="The id of the backup.")
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    noun("POST", "/v1/backups", BeginBackup, "Make a checkpoint of everything, to be copied", of="backups", status=201),
-    noun("DELETE", "/v1/backups/{id}", EndBackup, "Remove a checkpoint", of="backups"),
+    operation(
+        "POST", "/v1/backups", BeginBackup, "Create a checkpoint of all data, for a backup.", tag="backups", status=201
+    ),
+    operation("DELETE", "/v1/backups/{id}", EndBackup, "Remove a checkpoint.", tag="backups"),
     Endpoint(
         method="GET",
         path="/v1/backups/{id}/files",
-        noun="backups",
-        summary="Every file that belongs to a checkpoint, a line each; the last line says that it is the last",
-        handle=_files,
+        tag="backups",
+        summary="List the files of a checkpoint, one line each; the last line marks the end.",
+        handle=_list_files,
         parameters=(_ID,),
-        answers={LINES: Line},
+        response_types={LINES: Line},
     ),
     Endpoint(
         method="GET",
         path="/v1/backups/{id}/files/{path:path}",
-        noun="backups",
-        summary="The bytes of a file that belongs to a checkpoint",
-        handle=_file,
+        tag="backups",
+        summary="Read the bytes of a file of a checkpoint.",
+        handle=_read_file,
         parameters=(
             _ID,
-            Parameter("path", "path", required=True, about="As the list of files has it."),
-            Parameter("start", "query", int, about="Begin at this byte."),
-            Parameter("length", "query", int, about="So many bytes, at most."),
+            Parameter("path", "path", required=True, description="The path from the list of files."),
+            Parameter("start", "query", int, description="The offset of the first byte."),
+            Parameter("length", "query", int, description="The maximum number of bytes."),
         ),
-        answers={OCTETS: BYTES},
+        response_types={OCTETS: BYTES},
     ),
     Endpoint(
         method="GET",
         path="/v1/checkups",
-        noun="backups",
-        summary="Look at everything that is kept, as it is now: what is seen, a line each",
-        handle=_checkups,
-        parameters=(Parameter("deep", "query", bool, about="Hash every blob, not a sample of the large ones."),),
-        answers={LINES: Line},
+        tag="backups",
+        summary="Check the stored data and stream the findings, one line each.",
+        handle=_run_checks,
+        parameters=(
+            Parameter("deep", "query", bool, description="Hash every blob instead of a sample of the large ones."),
+        ),
+        response_types={LINES: Line},
     ),
 )

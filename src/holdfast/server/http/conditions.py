@@ -1,4 +1,4 @@
-"""Conditions: ETags in headers (RFC 9110), and what they say."""
+"""Conditional requests: ETags in `If-Match` and `If-None-Match` (RFC 9110)."""
 
 import re
 from typing import Final
@@ -6,53 +6,55 @@ from typing import Final
 from starlette.datastructures import Headers
 
 from holdfast.server.http.endpoints import Parameter
-from holdfast.server.http.problems import Refusal
+from holdfast.server.http.problems import HttpError
 
 _ETAG: Final = re.compile(r'"([!#-~]*)"\Z')
 
-IF_MATCH: Final = Parameter("If-Match", "header", about="Only if this is still the version that is there.")
+IF_MATCH: Final = Parameter("If-Match", "header", description="Write only if the current version has this ETag.")
 IF_NONE_MATCH: Final = Parameter(
-    "If-None-Match", "header", about="On reads: 304 if it is this version. On writes, *: only if there is none."
+    "If-None-Match",
+    "header",
+    description="On reads: 304 if the current version has this ETag. On writes: *, to write only if nothing exists.",
 )
 
 
 def quoted(etag: str | int) -> str:
-    """An ETag as headers have it."""
+    """An ETag in quotes, as headers contain it."""
     return f'"{etag}"'
 
 
-def if_match(asked: Headers) -> str | None:
-    """The version that `If-Match` names ("*": any), if it is there.
+def if_match(headers: Headers) -> str | None:
+    """The ETag of `If-Match` ("*" for any version), or None if the header is absent.
 
     Raises:
-        Refusal: it names several, or in another form than ETags have.
+        HttpError: the header has several ETags, or a malformed one.
     """
-    text = asked.get("if-match")
+    text = headers.get("if-match")
     if text is None or text.strip() == "*":
         return text and "*"
     match = _ETAG.match(text.strip())
     if match is None:
-        raise Refusal(400, "invalid_etag", f'If-Match is {text[:80]!r}; give one strong ETag as in "abc", or *')
+        raise HttpError(400, "invalid_etag", f'If-Match is {text[:80]!r}; give one strong ETag as in "abc", or *')
     return match[1]
 
 
-def if_absent(asked: Headers) -> bool:
-    """Whether a write is wanted only where nothing is.
+def if_absent(headers: Headers) -> bool:
+    """Whether the write must fail if something exists already (`If-None-Match: *`).
 
     Raises:
-        Refusal: `If-None-Match` names versions, which a write cannot use.
+        HttpError: `If-None-Match` has ETags, which writes do not support.
     """
-    text = asked.get("if-none-match")
+    text = headers.get("if-none-match")
     if text is None:
         return False
     if text.strip() != "*":
-        raise Refusal(400, "invalid_etag", "On a write If-None-Match is *, for: only if there is none")
+        raise HttpError(400, "invalid_etag", "On writes, If-None-Match supports only *: write only if nothing exists")
     return True
 
 
-def is_known(asked: Headers, etag: str | int) -> bool:
-    """Whether a reader has this version already."""
-    text = asked.get("if-none-match")
+def is_not_modified(headers: Headers, etag: str | int) -> bool:
+    """Whether the caller already has this version, so that the answer is 304."""
+    text = headers.get("if-none-match")
     if text is None:
         return False
     known = [each.strip().removeprefix("W/") for each in text.split(",")]
@@ -60,13 +62,15 @@ def is_known(asked: Headers, etag: str | int) -> bool:
 
 
 def version_of(etag: str | None) -> int | None:
-    """The version of an entity that an ETag names.
+    """The entity version that an ETag contains.
 
     Raises:
-        Refusal: it names none.
+        HttpError: the ETag is not a version number.
     """
     if etag is None:
         return None
     if not etag.isdecimal() or len(etag) > 18:
-        raise Refusal(400, "invalid_etag", f'If-Match is {etag[:80]!r}; an entity has its version as ETag, as in "3"')
+        raise HttpError(
+            400, "invalid_etag", f'If-Match is {etag[:80]!r}; the ETag of an entity is its version, as in "3"'
+        )
     return int(etag)

@@ -1,4 +1,4 @@
-"""Entities over HTTP: the version is the ETag."""
+"""Entities over HTTP. The ETag of an entity is its version."""
 
 from typing import Any, Final
 
@@ -11,19 +11,20 @@ from holdfast.server.http.conditions import (
     IF_NONE_MATCH,
     if_absent,
     if_match,
-    is_known,
+    is_not_modified,
     quoted,
     version_of,
 )
-from holdfast.server.http.endpoints import Endpoint, noun, rendered
-from holdfast.server.http.problems import Refusal
-from holdfast.server.http.request_context import Visit
+from holdfast.server.http.endpoints import Endpoint, json_response, operation
+from holdfast.server.http.problems import HttpError
+from holdfast.server.http.request_context import RequestContext
 from holdfast.tiers import Tier
 from holdfast.wire.entities import (
     DeleteEntity,
     EntityRecord,
     FoundEntity,
     GetEntity,
+    ListKinds,
     PutEntity,
     ReadChanges,
     ScanEntities,
@@ -35,7 +36,7 @@ _PATH: Final = "/v1/entities/{kind}/{id}"
 
 
 class PatchBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields to set and to remove; the others stay."""
+    """Fields to set and to remove; other fields stay as they are."""
 
     fields: dict[str, Any] = {}
     removed: list[str] = []
@@ -44,98 +45,119 @@ class PatchBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     universe: str = UNIVERSE
 
 
-def _found(visit: Visit, answer: FoundEntity) -> Response:
+def _found(context: RequestContext, answer: FoundEntity) -> Response:
     if answer.entity is None:
-        raise Refusal(404, "not_found", "There is no such entity; PUT it", current_version=answer.version)
+        raise HttpError(
+            404, "not_found", "The entity does not exist; create it with PUT", current_version=answer.version
+        )
     headers = {"ETag": quoted(answer.version), "Cache-Control": "no-cache"}
-    if is_known(visit.http.headers, answer.version):
+    if is_not_modified(context.request.headers, answer.version):
         return Response(status_code=304, headers=headers)
-    return rendered(answer.entity, headers=headers)
+    return json_response(answer.entity, headers=headers)
 
 
-def _written(visit: Visit, answer: Written) -> Response:
-    del visit
+def _written(context: RequestContext, answer: Written) -> Response:
+    del context
     version = answer.versions[0] if answer.versions else None
-    return rendered(answer, headers=None if version is None else {"ETag": quoted(version)})
+    return json_response(answer, headers=None if version is None else {"ETag": quoted(version)})
 
 
-def _patch(visit: Visit, given: dict[str, Any]) -> None:
-    """A change of one entity is a transaction of one write."""
+def _patch(context: RequestContext, given: dict[str, Any]) -> None:
+    """Make a transaction of one write from a change of one entity."""
     target = {"kind": given.pop("kind"), "id": given.pop("id")}
     change = {name: given.pop(name) for name in ("fields", "removed") if name in given}
     given["writes"] = [target | change]
-    version = version_of(if_match(visit.http.headers))
+    version = version_of(if_match(context.request.headers))
     if version is not None:
         given["seen"] = [{**target, "version": version}]
 
 
-def _replace(visit: Visit, given: dict[str, Any]) -> None:
-    version = version_of(if_match(visit.http.headers))
-    if version is None and if_absent(visit.http.headers):
+def _replace(context: RequestContext, given: dict[str, Any]) -> None:
+    version = version_of(if_match(context.request.headers))
+    if version is None and if_absent(context.request.headers):
         version = 0
     _expect(given, version)
     if "expected_version" not in given:
-        raise Refusal(
-            428, "precondition_required", 'Say which version this replaces: If-Match: "3", or If-None-Match: * for none'
+        raise HttpError(
+            428,
+            "precondition_required",
+            'Send the version to replace as If-Match: "3", or If-None-Match: * to create the entity',
         )
 
 
-def _delete(visit: Visit, given: dict[str, Any]) -> None:
-    _expect(given, version_of(if_match(visit.http.headers)))
+def _delete(context: RequestContext, given: dict[str, Any]) -> None:
+    _expect(given, version_of(if_match(context.request.headers)))
 
 
 def _expect(given: dict[str, Any], version: int | None) -> None:
-    """Whoever names two versions has not made up their mind which one to replace."""
+    """Set the expected version; the body and the header must not disagree."""
     if version is not None and given.setdefault("expected_version", version) != version:
-        raise Refusal(400, "invalid_etag", "expected_version is another one than that of the header; give one of them")
+        raise HttpError(
+            400, "invalid_etag", "expected_version in the body differs from the ETag in the header; send one of them"
+        )
 
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    noun("POST", "/v1/entities/transaction", WriteEntities, "Change several entities as one commit", of="entities"),
-    noun("GET", "/v1/entities/{kind}", ScanEntities, "Entities of a kind, in the order of their ids", of="entities"),
-    noun(
+    operation(
+        "GET",
+        "/v1/surveys/kinds",
+        ListKinds,
+        "List the kinds of entities, with the tiers of their fields.",
+        tag="entities",
+    ),
+    operation(
+        "POST", "/v1/entities/transaction", WriteEntities, "Change several entities in one commit.", tag="entities"
+    ),
+    operation(
+        "GET",
+        "/v1/entities/{kind}",
+        ScanEntities,
+        "List the entities of a kind, in the order of their ids.",
+        tag="entities",
+    ),
+    operation(
         "GET",
         _PATH,
         GetEntity,
-        "An entity",
-        of="entities",
+        "Read an entity.",
+        tag="entities",
         headers=(IF_NONE_MATCH,),
-        answered=_found,
-        shows=EntityRecord,
-        others={304: "It is still the version that the caller has."},
+        render=_found,
+        response_type=EntityRecord,
+        other_statuses={304: "The caller already has the current version."},
     ),
-    noun(
+    operation(
         "PATCH",
         _PATH,
         WriteEntities,
-        "Set and remove fields of an entity",
-        of="entities",
+        "Set and remove fields of an entity.",
+        tag="entities",
         headers=(IF_MATCH,),
-        fill=_patch,
-        filled=("writes", "seen"),
-        answered=_written,
-        takes=PatchBody,
+        prepare=_patch,
+        prepared=("writes", "seen"),
+        render=_written,
+        body_type=PatchBody,
     ),
-    noun(
+    operation(
         "PUT",
         _PATH,
         PutEntity,
-        "Replace an entity of the version that If-Match names",
-        of="entities",
+        "Replace the version of an entity that If-Match names, or create the entity.",
+        tag="entities",
         headers=(IF_MATCH, IF_NONE_MATCH),
-        fill=_replace,
+        prepare=_replace,
         optional=("expected_version",),
-        answered=_written,
+        render=_written,
     ),
-    noun(
+    operation(
         "DELETE",
         _PATH,
         DeleteEntity,
-        "Delete an entity",
-        of="entities",
+        "Delete an entity.",
+        tag="entities",
         headers=(IF_MATCH,),
-        fill=_delete,
-        answered=_written,
+        prepare=_delete,
+        render=_written,
     ),
-    noun("GET", _PATH + "/history", ReadChanges, "The latest changes of an entity", of="entities"),
+    operation("GET", _PATH + "/history", ReadChanges, "Read the latest changes of an entity.", tag="entities"),
 )

@@ -1,4 +1,4 @@
-"""Answers that go on: events for browsers (server-sent events), lines of JSON for programs (NDJSON)."""
+"""Streaming responses: server-sent events for browsers, lines of JSON (NDJSON) for programs."""
 
 from collections.abc import AsyncGenerator
 from typing import Any, Final, Literal
@@ -15,27 +15,27 @@ SSE: Final = "text/event-stream"
 
 
 class End(msgspec.Struct, frozen=True):
-    """Why nothing more comes: `idle`, `reconnect` after an hour, or `shutdown_draining`."""
+    """Why the stream ends: `idle`, `reconnect` after an hour, or `shutdown_draining`."""
 
     reason: str
 
 
 class EndLine(msgspec.Struct, frozen=True):
-    """The last line."""
+    """The last line of a stream."""
 
     event: Literal["end"]
     data: End
 
 
 class HeartbeatLine(msgspec.Struct, frozen=True):
-    """Nothing happened, and the connection is still there. As a server-sent event it is a comment."""
+    """Shows that the connection is alive. As a server-sent event it is a comment."""
 
     event: Literal["heartbeat"]
     data: None
 
 
 class ProblemLine(msgspec.Struct, frozen=True):
-    """What went wrong, after which nothing more comes."""
+    """An error that ends the stream."""
 
     event: Literal["problem"]
     data: Problem
@@ -45,29 +45,29 @@ LINES: Final = (HeartbeatLine, ProblemLine, EndLine)
 
 
 class Events:
-    """Writes events in the form that the caller chose."""
+    """Encodes events in the media type that the caller chose."""
 
     def __init__(self, media: str) -> None:
         self.media = media
 
     def event(self, name: str, value: Any, id: str | None = None) -> bytes:
         """One event."""
-        data = json_codec.encoded(value)
+        data = json_codec.encode(value)
         if self.media == SSE:
             mark = f"id: {id}\n" if id is not None else ""
             return f"{mark}event: {name}\ndata: ".encode() + data + b"\n\n"
         return b'{"event":"' + name.encode() + b'","data":' + data + b"}\n"
 
     def heartbeat(self) -> bytes:
-        """Nothing happened, and the connection is still there."""
+        """An event that shows that the connection is alive."""
         return b": still here\n\n" if self.media == SSE else b'{"event":"heartbeat","data":null}\n'
 
 
 class EventStream(StreamingResponse):
-    """An answer that goes on until its end, or until the caller hangs up."""
+    """A response that streams events until the end event, or until the caller disconnects."""
 
     def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], media: str) -> None:
-        """`first` was made already, so that what is wrong with a request is a problem and not an event."""
+        """`first` is produced before the response starts, so that an invalid request gets an error status."""
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(_joined(first, rest), headers=headers, media_type=media)
         self._rest = rest

@@ -1,11 +1,10 @@
-"""The dialect of HTTP callers: wire structs as plain JSON, in both directions.
+"""The JSON form of wire structs, in both directions.
 
-    {"op": "worlds.append", "entries": [{"n": 1}]}   ──incoming──►  AppendEntries(entries=[b"\\xa1an\\x01"])
-    Record(value=b"\\xa1an\\x01")                      ──outgoing──►  {"value": {"n": 1}}
+    {"op": "worlds.append", "entries": [{"n": 1}]}   ──decode──►  AppendEntries(entries=[b"\\xa1an\\x01"])
+    Record(value=b"\\xa1an\\x01")                      ──encode──►  {"value": {"n": 1}}
 
-Values that the plane keeps as canonical CBOR are plain JSON here; other bytes are base64; messages have the forms of
-`forms.py`. Fields that nobody knows are refused wherever they stand, and an object that names no universe is of the
-caller's.
+Values that the plane stores as canonical CBOR are plain JSON here; other bytes are base64; messages have the schemas of
+`message_schemas.py`. Unknown fields are rejected at every level. An object without a universe gets the caller's.
 """
 
 import re
@@ -21,14 +20,14 @@ from msgspec import UNSET
 
 from holdfast.errors import InvalidValue
 from holdfast.server.http.message_schemas import (
-    LeaseForm,
-    MessageForm,
+    MessageBody,
+    MessageLeaseBody,
     lease_of,
-    message_form,
+    message_body,
     message_view,
     new_message,
 )
-from holdfast.server.http.problems import Refusal
+from holdfast.server.http.problems import HttpError
 from holdfast.server.http.values import from_cbor
 from holdfast.wire.activity import LoggedRecord, LogRecords
 from holdfast.wire.canonical import canonical
@@ -39,15 +38,15 @@ from holdfast.wire.worlds import AppendEntries, CommitSnapshot, Record
 
 
 class Shape(StrEnum):
-    """How a field holds values that are encoded."""
+    """Whether a field holds one encoded value, a list of them, or a map."""
 
     ONE = "one"
     LIST = "list"
     MAP = "map"
 
 
-# Fields that hold canonical CBOR.
-VALUES: Final[dict[tuple[type, str], Shape]] = {
+# Fields whose values are canonical CBOR.
+CBOR_FIELDS: Final[dict[tuple[type, str], Shape]] = {
     (UpdateState, "value"): Shape.ONE,
     (StateDocument, "value"): Shape.ONE,
     (SidecarState, "value"): Shape.ONE,
@@ -59,124 +58,128 @@ VALUES: Final[dict[tuple[type, str], Shape]] = {
     (CommitSnapshot, "data"): Shape.ONE,
     (Record, "value"): Shape.ONE,
 }
-# Fields that hold encoded JSON.
-RECORDS: Final[dict[tuple[type, str], Shape]] = {
+# Fields whose values are encoded JSON.
+JSON_FIELDS: Final[dict[tuple[type, str], Shape]] = {
     (LogRecords, "records"): Shape.LIST,
     (LoggedRecord, "record"): Shape.ONE,
 }
-# Structs that look different here.
-FORMS: Final[dict[type, type]] = {NewMessage: MessageForm, MessageLease: LeaseForm}
+# Wire structs that have another schema in the HTTP API.
+BODY_TYPES: Final[dict[type, type]] = {NewMessage: MessageBody, MessageLease: MessageLeaseBody}
 
 _MISSING: Final = re.compile(r"missing required field `(\w+)`")
 
 
-def decoded(kind: Any, value: Any, *, universe: str) -> Any:
-    """The struct that JSON describes.
+def decode(kind: Any, value: Any, *, universe: str) -> Any:
+    """A struct from its JSON form.
 
     Raises:
-        Refusal: it does not describe one; the detail says where.
+        HttpError: the JSON does not fit the struct; the detail names the path.
     """
-    return checked(_incoming(kind, value, universe, "$"), kind)
+    return convert(_from_json(kind, value, universe, "$"), kind)
 
 
-def checked(value: Any, kind: Any) -> Any:
-    """A value of that type, made from what JSON gave."""
+def convert(value: Any, kind: Any) -> Any:
+    """A value of type `kind` from decoded JSON.
+
+    Raises:
+        HttpError: the JSON does not fit the type.
+    """
     try:
-        made = msgspec.convert(value, kind)
+        built = msgspec.convert(value, kind)
     except msgspec.ValidationError:
         try:
-            made = msgspec.convert(_whole(kind, value), kind)
+            built = msgspec.convert(_with_integers(kind, value), kind)
         except msgspec.ValidationError as error:
             raise invalid_body(str(error)) from None
-    _check_numbers(made)
-    return made
+    _check_numbers(built)
+    return built
 
 
-def encoded(answer: Any) -> bytes:
-    """An answer as JSON."""
-    return msgspec.json.encode(outgoing(answer))
+def encode(answer: Any) -> bytes:
+    """An answer as encoded JSON."""
+    return msgspec.json.encode(to_json(answer))
 
 
-def invalid_body(reason: str) -> Refusal:
-    """The refusal of a body whose form is wrong, with the original's codes for what is missing."""
+def invalid_body(reason: str) -> HttpError:
+    """The error for a body that does not fit its schema; missing fields have codes of their own."""
     missing = _MISSING.search(reason)
     if missing is None:
-        return Refusal(400, "invalid_body", f"{reason}; /docs shows what this endpoint takes")
+        return HttpError(400, "invalid_body", f"{reason}; see /docs for the schema")
     name = missing[1]
     code = f"missing_{name}" if name in ("owner", "queue") else "missing_fields"
-    return Refusal(400, code, f"{name} is missing; give it")
+    return HttpError(400, code, f"Required field {name} is missing")
 
 
-def outgoing(value: Any) -> Any:
-    """An answer in plain types, values decoded."""
+def to_json(value: Any) -> Any:
+    """An answer as JSON types, with encoded values decoded."""
     if isinstance(value, Delivery):
         return message_view(value)
     if isinstance(value, NewMessage):
-        return message_form(value)
+        return message_body(value)
     if isinstance(value, msgspec.Struct):
         kind = type(value)
-        shown: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         config = kind.__struct_config__
         if config.tag is not None and config.tag_field is not None:
-            shown[config.tag_field] = config.tag
-        for name, field, decode in _leaving(kind):
+            fields[config.tag_field] = config.tag
+        for name, field, decoder in _output_fields(kind):
             each = getattr(value, name)
             if each is not UNSET and not (each is None and config.omit_defaults):
-                shown[field] = outgoing(each) if decode is None else decode(each)
-        return shown
+                fields[field] = to_json(each) if decoder is None else decoder(each)
+        return fields
     if isinstance(value, list | tuple):
-        return [outgoing(each) for each in value]
+        return [to_json(each) for each in value]
     if isinstance(value, dict):
-        return {name: outgoing(each) for name, each in value.items()}
+        return {name: to_json(each) for name, each in value.items()}
     return value
 
 
-def _incoming(kind: Any, value: Any, universe: str, path: str) -> Any:
-    """What JSON gave, in the form that `msgspec.convert` makes a `kind` of."""
+def _from_json(kind: Any, value: Any, universe: str, path: str) -> Any:
+    """Decoded JSON in the form that `msgspec.convert` accepts for `kind`."""
     if isinstance(value, dict):
         struct = _struct_for(kind, value, path)
         if struct is not None:
             return _object(struct, value, universe, path)
         origin, args = get_origin(kind), get_args(kind)
         if origin is dict:
-            return {name: _incoming(args[1], each, universe, f"{path}.{name}") for name, each in value.items()}
+            return {name: _from_json(args[1], each, universe, f"{path}.{name}") for name, each in value.items()}
     elif isinstance(value, list):
-        part = _part_of(kind)
+        part = _item_type(kind)
         if part is not None:
-            return [_incoming(part, each, universe, f"{path}[{n}]") for n, each in enumerate(value)]
+            return [_from_json(part, each, universe, f"{path}[{n}]") for n, each in enumerate(value)]
     return value
 
 
 def _object(kind: type[msgspec.Struct], value: dict[str, Any], universe: str, path: str) -> dict[str, Any]:
     if kind is NewMessage:
-        return _plain(new_message(checked(value, MessageForm)))
+        return _builtins(new_message(convert(value, MessageBody)))
     if kind is MessageLease:
-        return _plain(lease_of(checked(value, LeaseForm)))
+        return _builtins(lease_of(convert(value, MessageLeaseBody)))
     fields = _fields(kind)
-    made: dict[str, Any] = {}
+    built: dict[str, Any] = {}
     for name, each in value.items():
         if name not in fields:
             if name == kind.__struct_config__.tag_field:
-                made[name] = each
+                built[name] = each
                 continue
             raise unknown_field(name, list(fields), path)
-        type_, encode = fields[name]
-        here = f"{path}.{name}"
-        made[name] = _incoming(type_, each, universe, here) if encode is None else encode(each, here)
+        type_, encoder = fields[name]
+        field_path = f"{path}.{name}"
+        built[name] = _from_json(type_, each, universe, field_path) if encoder is None else encoder(each, field_path)
     if "universe" in fields and "universe" not in value:
-        made["universe"] = universe
-    return made
+        built["universe"] = universe
+    return built
 
 
-def unknown_field(name: str, known: list[str], path: str) -> Refusal:
-    """The refusal of a field that nobody knows, with the one that may have been meant."""
+def unknown_field(name: str, known: list[str], path: str) -> HttpError:
+    """The error for an unknown field, with the closest known name."""
     near = get_close_matches(name, known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
-    return Refusal(400, "invalid_body", f"{path} has no field {name[:80]!r}; {hint}")
+    hint = f"did you mean {near[0]}?" if near else f"known fields: {', '.join(known) or 'none'}"
+    return HttpError(400, "invalid_body", f"{path} has no field {name[:80]!r}; {hint}")
 
 
 def _struct_for(kind: Any, value: dict[str, Any], path: str) -> type[msgspec.Struct] | None:
-    """Which struct an object is, among those that it may be."""
+    """The struct of a union that the object's tag selects."""
     structs = _structs(kind)
     if len(structs) < 2:
         return structs[0] if structs else None
@@ -184,36 +187,36 @@ def _struct_for(kind: Any, value: dict[str, Any], path: str) -> type[msgspec.Str
     tags = {str(each.__struct_config__.tag): each for each in structs}
     tag = value.get(field)
     if tag is None:
-        raise Refusal(400, "missing_fields", f"{path}.{field} is missing; it says which operation or item this is")
+        raise HttpError(400, "missing_fields", f"{path}.{field} is missing; it selects the type of the object")
     found = tags.get(tag) if isinstance(tag, str) else None
     if found is None:
         near = get_close_matches(str(tag), tags, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else "/docs lists those that there are"
-        raise Refusal(400, "invalid_body", f"{path}.{field} is {str(tag)[:80]!r}, which is none; {hint}")
+        hint = f"did you mean {near[0]}?" if near else "see /docs for the known ones"
+        raise HttpError(400, "invalid_body", f"{path}.{field} is {str(tag)[:80]!r}, which is unknown; {hint}")
     return found
 
 
-def _whole(kind: Any, value: Any) -> Any:
-    """What JSON gave, with 3.0 as 3 where a whole number is wanted: JSON has one kind of numbers only."""
+def _with_integers(kind: Any, value: Any) -> Any:
+    """Decoded JSON with 3.0 replaced by 3 in integer fields: JSON does not distinguish the two."""
     if isinstance(value, float):
         kinds = (kind, *get_args(kind))
         return int(value) if int in kinds and float not in kinds and value.is_integer() else value
     if isinstance(value, dict):
         structs = _structs(kind)
         fields = _fields(structs[0]) if len(structs) == 1 else {}
-        return {name: _whole(fields[name][0], each) if name in fields else each for name, each in value.items()}
-    if isinstance(value, list) and (part := _part_of(kind)) is not None:
-        return [_whole(part, each) for each in value]
+        return {name: _with_integers(fields[name][0], each) if name in fields else each for name, each in value.items()}
+    if isinstance(value, list) and (part := _item_type(kind)) is not None:
+        return [_with_integers(part, each) for each in value]
     return value
 
 
 def _check_numbers(value: Any) -> None:
-    """Refuse integers of more than 64 bits: no other door takes them, and no answer could carry them."""
+    """Reject integers of more than 64 bits: MessagePack, which the other endpoints use, cannot carry them."""
     if isinstance(value, msgspec.Struct):
-        for name in _typed(type(value)):
+        for name in _typed_fields(type(value)):
             each = getattr(value, name)
             if isinstance(each, int) and not -(1 << 63) <= each < 1 << 63:
-                raise Refusal(400, "invalid_body", f"{name} has more than 64 bits; give a smaller number")
+                raise HttpError(400, "invalid_body", f"{name} does not fit into 64 bits; use a smaller number")
             _check_numbers(each)
     elif isinstance(value, list | tuple):
         for each in value:
@@ -221,8 +224,8 @@ def _check_numbers(value: Any) -> None:
 
 
 @lru_cache(maxsize=1_024)
-def _typed(kind: type[msgspec.Struct]) -> list[str]:
-    """The fields that are not any JSON."""
+def _typed_fields(kind: type[msgspec.Struct]) -> list[str]:
+    """The fields that do not hold arbitrary JSON."""
     return [field.name for field in msgspec.structs.fields(kind) if field.type is not Any]
 
 
@@ -233,57 +236,57 @@ def _structs(kind: Any) -> list[type[msgspec.Struct]]:
     return [kind] if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else []
 
 
-def _part_of(kind: Any) -> Any:
-    """What the members of a list are; None if it is no list of anything special."""
+def _item_type(kind: Any) -> Any:
+    """The type of a list's items; None if `kind` is not a typed list."""
     if get_origin(kind) in (Union, UnionType):
-        parts = [_part_of(each) for each in get_args(kind) if each is not NoneType]
+        parts = [_item_type(each) for each in get_args(kind) if each is not NoneType]
         return next((part for part in parts if part is not None), None)
     return get_args(kind)[0] if get_origin(kind) in (list, tuple) and get_args(kind) else None
 
 
 @lru_cache(maxsize=1_024)
 def _fields(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, Callable[[Any, str], Any] | None]]:
-    """The fields of a struct by their names in JSON: their types, and how their values are encoded."""
+    """The fields of a struct by JSON name: their types, and the encoders of their values."""
     return {field.encode_name: (field.type, _encoder(kind, field.name)) for field in msgspec.structs.fields(kind)}
 
 
 @lru_cache(maxsize=1_024)
-def _leaving(kind: type[msgspec.Struct]) -> list[tuple[str, str, Callable[[Any], Any] | None]]:
+def _output_fields(kind: type[msgspec.Struct]) -> list[tuple[str, str, Callable[[Any], Any] | None]]:
     return [(field.name, field.encode_name, _decoder(kind, field.name)) for field in msgspec.structs.fields(kind)]
 
 
 def _encoder(kind: type, name: str) -> Callable[[Any, str], Any] | None:
-    if (kind, name) in VALUES:
-        return lambda value, path: _each(VALUES[kind, name], value, path, canonical)
-    if (kind, name) in RECORDS:
-        return lambda value, path: _each(RECORDS[kind, name], value, path, _record)
+    if (kind, name) in CBOR_FIELDS:
+        return lambda value, path: _apply(CBOR_FIELDS[kind, name], value, path, canonical)
+    if (kind, name) in JSON_FIELDS:
+        return lambda value, path: _apply(JSON_FIELDS[kind, name], value, path, _record)
     return None
 
 
 def _decoder(kind: type, name: str) -> Callable[[Any], Any] | None:
-    if (kind, name) in VALUES:
-        return lambda value: _each(VALUES[kind, name], value, name, from_cbor)
-    if (kind, name) in RECORDS:
-        return lambda value: _each(RECORDS[kind, name], value, name, msgspec.json.decode)
+    if (kind, name) in CBOR_FIELDS:
+        return lambda value: _apply(CBOR_FIELDS[kind, name], value, name, from_cbor)
+    if (kind, name) in JSON_FIELDS:
+        return lambda value: _apply(JSON_FIELDS[kind, name], value, name, msgspec.json.decode)
     return None
 
 
-def _each(shape: Shape, value: Any, path: str, change: Callable[[Any], Any]) -> Any:
+def _apply(shape: Shape, value: Any, path: str, change: Callable[[Any], Any]) -> Any:
     if shape is Shape.ONE:
         return change(value)
     if shape is Shape.LIST and isinstance(value, list):
         return [change(each) for each in value]
     if shape is Shape.MAP and isinstance(value, dict):
         return {name: change(each) for name, each in value.items()}
-    raise Refusal(400, "invalid_body", f"{path} is {type(value).__name__}; give a {shape}")
+    raise HttpError(400, "invalid_body", f"{path} is a {type(value).__name__}; send a {shape}")
 
 
 def _record(value: Any) -> bytes:
     if not isinstance(value, dict):
-        raise InvalidValue(f"A record is a map, not {type(value).__name__}; give its parts names")
+        raise InvalidValue(f"A record is a {type(value).__name__}; send a JSON object")
     return msgspec.json.encode(value)
 
 
-def _plain(value: msgspec.Struct) -> dict[str, Any]:
+def _builtins(value: msgspec.Struct) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(value, builtin_types=(bytes,))
     return plain

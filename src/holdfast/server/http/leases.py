@@ -3,8 +3,8 @@
 from typing import Any, Final
 
 from holdfast.limits import LEASE_TTL_SECONDS
-from holdfast.server.http.endpoints import Endpoint, noun
-from holdfast.server.http.request_context import Visit
+from holdfast.server.http.endpoints import Endpoint, operation
+from holdfast.server.http.request_context import RequestContext
 from holdfast.tiers import Tier
 from holdfast.wire.leases import (
     AcquireLease,
@@ -13,15 +13,16 @@ from holdfast.wire.leases import (
     KeepLease,
     LeaseProof,
     ListLeases,
+    ListWaits,
     ReleaseLease,
 )
 
 _PROOF: Final = ("key", "lease_id", "fencing_token", "txn_id", "universe")
 
 
-def nest_lease(visit: Visit, given: dict[str, Any]) -> None:
-    """A lease may be shown flat, as the original has it, or as the `lease` of the request."""
-    del visit
+def _nest_lease(context: RequestContext, given: dict[str, Any]) -> None:
+    """Accept the fields of a lease at the top level as well as inside `lease`."""
+    del context
     if "lease" not in given:
         given["lease"] = {name: given.pop(name) for name in _PROOF if name in given}
 
@@ -33,32 +34,53 @@ class ProofBody(LeaseProof, frozen=True, kw_only=True):
 
 
 class KeepBody(ProofBody, frozen=True, kw_only=True):
-    """A lease, and how long it shall last from now."""
+    """A lease, and its new duration from now on."""
 
     ttl_seconds: float = LEASE_TTL_SECONDS
 
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    noun("POST", "/v1/lock/acquire", AcquireLease, "Acquire a lease, waiting in line if asked to", of="leases"),
-    noun(
+    operation("POST", "/v1/lock/acquire", AcquireLease, "Acquire a lease, optionally waiting in line.", tag="leases"),
+    operation(
         "POST",
         "/v1/lock/keepalive",
         KeepLease,
-        "Let a lease last longer",
-        of="leases",
-        fill=nest_lease,
-        takes=KeepBody,
+        "Extend a lease.",
+        tag="leases",
+        prepare=_nest_lease,
+        body_type=KeepBody,
     ),
-    noun("POST", "/v1/lock/release", ReleaseLease, "Give a lease back", of="leases", fill=nest_lease, takes=ProofBody),
-    noun(
+    operation(
+        "POST",
+        "/v1/lock/release",
+        ReleaseLease,
+        "Release a lease.",
+        tag="leases",
+        prepare=_nest_lease,
+        body_type=ProofBody,
+    ),
+    operation(
         "POST",
         "/v1/lock/check",
         CheckLease,
-        "See whether a lease holds",
-        of="leases",
-        fill=nest_lease,
-        takes=ProofBody,
+        "Check whether a lease is still held.",
+        tag="leases",
+        prepare=_nest_lease,
+        body_type=ProofBody,
     ),
-    noun("POST", "/v1/lock/describe", DescribeLease, "Who holds a lease, and how many wait", of="leases"),
-    noun("GET", "/v1/locks", ListLeases, "Leases that are held", of="leases"),
+    operation(
+        "POST",
+        "/v1/lock/describe",
+        DescribeLease,
+        "Describe a lease: its holder, and the number of waiters.",
+        tag="leases",
+    ),
+    operation("GET", "/v1/locks", ListLeases, "List the leases that are held.", tag="leases"),
+    operation(
+        "GET",
+        "/v1/surveys/waits",
+        ListWaits,
+        "List the callers that wait for leases and locks at this server.",
+        tag="leases",
+    ),
 )

@@ -1,8 +1,9 @@
-"""Mail and agents over HTTP. Bodies of mail are base64 in JSON."""
+"""Mail and agents over HTTP. The bodies of mails are base64 in JSON."""
 
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
-from holdfast.server.http.endpoints import Endpoint, noun
+from holdfast.server.http.endpoints import Endpoint, operation
 from holdfast.wire.agents import GetAgent, ListAgents, RegisterAgent
 from holdfast.wire.mail import (
     BlockSender,
@@ -23,25 +24,42 @@ from holdfast.wire.mail import (
 _BOX: Final = "/v1/mailboxes/{agent}"
 
 
-def _row(method: str, path: str, request: Any, summary: str, **options: Any) -> Endpoint:
-    return noun(method, path, request, summary, of="mail", **options)
+_operation: Final = partial(operation, tag="mail")
 
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    _row("POST", "/v1/mail/send", SendMail, "Send mails of one sender; each is answered by itself"),
-    _row("GET", "/v1/mail/policy", GetMailPolicy, "How many mails a mailbox holds, and for how long"),
-    _row("PUT", "/v1/mail/policy", SetMailPolicy, "Let another policy hold for mail from now on"),
-    _row("GET", "/v1/mailboxes", ListMailboxes, "Mailboxes, and how many mails wait in each"),
-    _row("GET", _BOX, CountMail, "How many mails wait, since when, and whether anybody reads"),
-    _row("GET", _BOX + "/mail", ReadMail, "Mails behind the sequence `after`, in order"),
-    _row("POST", _BOX + "/confirm", ConfirmMail, "Mails have arrived: remove them, and tell their senders"),
-    _row("POST", _BOX + "/join", JoinMailbox, "Become the mailbox's only reader"),
-    _row("POST", _BOX + "/leave", LeaveMailbox, "Stop being the mailbox's reader"),
-    _row("GET", _BOX + "/receipts", ReadReceipts, "What became of the mail that the agent has sent"),
-    _row("POST", _BOX + "/receipts", SeeReceipts, "Receipts up to a sequence were seen"),
-    _row("GET", _BOX + "/blocks", ListBlocks, "Senders whose mail is refused"),
-    _row("POST", _BOX + "/blocks", BlockSender, "Refuse a sender's mail, or accept it again"),
-    noun("GET", "/v1/agents", ListAgents, "Agents that are registered", of="agents"),
-    noun("GET", "/v1/agents/{name}", GetAgent, "An agent's key, and the world that takes its mail", of="agents"),
-    noun("PUT", "/v1/agents/{name}", RegisterAgent, "Register an agent", of="agents"),
+    _operation("POST", "/v1/mail/send", SendMail, "Send mails of one sender; each has a result of its own."),
+    _operation(
+        "GET",
+        "/v1/mail/policy",
+        GetMailPolicy,
+        "Read the mail policy: the capacity of mailboxes, and how long they keep mail.",
+    ),
+    _operation("PUT", "/v1/mail/policy", SetMailPolicy, "Set the mail policy."),
+    _operation("GET", "/v1/mailboxes", ListMailboxes, "List the mailboxes, with the number of waiting mails in each."),
+    _operation(
+        "GET",
+        _BOX,
+        CountMail,
+        "Describe a mailbox: the number of waiting mails, the age of the oldest, and its reader.",
+    ),
+    _operation("GET", _BOX + "/mail", ReadMail, "Read the mails after the sequence number `after`, in order."),
+    _operation(
+        "POST", _BOX + "/confirm", ConfirmMail, "Confirm the delivery of mails: remove them and send delivery receipts."
+    ),
+    _operation("POST", _BOX + "/join", JoinMailbox, "Become the only reader of the mailbox."),
+    _operation("POST", _BOX + "/leave", LeaveMailbox, "Stop being the reader of the mailbox."),
+    _operation("GET", _BOX + "/receipts", ReadReceipts, "Read the delivery receipts of mail that the agent has sent."),
+    _operation("POST", _BOX + "/receipts", SeeReceipts, "Mark receipts as seen up to a sequence number."),
+    _operation("GET", _BOX + "/blocks", ListBlocks, "List the blocked senders."),
+    _operation("POST", _BOX + "/blocks", BlockSender, "Block or unblock a sender."),
+    operation("GET", "/v1/agents", ListAgents, "List the registered agents.", tag="agents"),
+    operation(
+        "GET",
+        "/v1/agents/{name}",
+        GetAgent,
+        "Read the key of an agent, and the world that receives its mail.",
+        tag="agents",
+    ),
+    operation("PUT", "/v1/agents/{name}", RegisterAgent, "Register an agent.", tag="agents"),
 )

@@ -1,15 +1,15 @@
-"""Media types: what a body is, and what a caller wants to hear."""
+"""Media types: those of request bodies, and content negotiation for responses."""
 
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 
-from holdfast.server.http.problems import MSGPACK, Refusal
+from holdfast.server.http.problems import MSGPACK, HttpError
 
 
-def media_type_of(asked: Headers) -> str:
-    """The media type of a request's body, without its parameters; empty if it does not say."""
-    return asked.get("content-type", "").partition(";")[0].strip().lower()
+def media_type_of(headers: Headers) -> str:
+    """The media type of a request's body without its parameters; empty if there is none."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def is_json(media: str) -> bool:
@@ -17,32 +17,32 @@ def is_json(media: str) -> bool:
     return media == "application/json" or (media.startswith("application/") and media.endswith("+json"))
 
 
-def chosen(asked: Headers, offered: Sequence[str]) -> str:
-    """What the caller would rather have of what there is; the first of it if it does not say.
+def negotiated_media_type(headers: Headers, offered: Sequence[str]) -> str:
+    """The offered media type that the caller prefers; the first one if it states no preference.
 
     Raises:
-        Refusal: it wants nothing of what there is.
+        HttpError: the caller accepts none of the offered types.
     """
-    wishes = _wishes(",".join(asked.getlist("accept")))
-    if not wishes or not offered:
+    ranges = _accepted_ranges(",".join(headers.getlist("accept")))
+    if not ranges or not offered:
         return offered[0] if offered else ""
     best, best_weight = "", 0.0
     for media in offered:
-        weight = _weight(media, wishes)
+        weight = _weight(media, ranges)
         if weight > best_weight:
             best, best_weight = media, weight
     if not best:
-        raise Refusal(406, "not_acceptable", f"This is answered with {', '.join(offered)}; accept one of them")
+        raise HttpError(406, "not_acceptable", f"This endpoint produces {', '.join(offered)}; accept one of them")
     return best
 
 
-def speaks_msgpack(asked: Headers) -> bool:
-    """Whether a caller sends MessagePack."""
-    return media_type_of(asked) in (MSGPACK, "application/x-msgpack")
+def sends_msgpack(headers: Headers) -> bool:
+    """Whether the request body is MessagePack."""
+    return media_type_of(headers) in (MSGPACK, "application/x-msgpack")
 
 
-def _wishes(header: str) -> list[tuple[str, float]]:
-    wishes = []
+def _accepted_ranges(header: str) -> list[tuple[str, float]]:
+    ranges = []
     for part in header.split(","):
         media, *parameters = (piece.strip().lower() for piece in part.split(";"))
         weight = 1.0
@@ -53,15 +53,15 @@ def _wishes(header: str) -> list[tuple[str, float]]:
                 except ValueError:
                     weight = 0.0
         if media:
-            wishes.append((media, weight))
-    return wishes
+            ranges.append((media, weight))
+    return ranges
 
 
-def _weight(media: str, wishes: Sequence[tuple[str, float]]) -> float:
-    """The weight that the most exact of the wishes gives to a media type."""
+def _weight(media: str, ranges: Sequence[tuple[str, float]]) -> float:
+    """The weight of a media type, by the most specific range that matches it."""
     family = f"{media.partition('/')[0]}/*"
     for pattern in (media, family, "*/*"):
-        for wish, weight in wishes:
-            if wish == pattern:
+        for accepted, weight in ranges:
+            if accepted == pattern:
                 return weight
     return 0.0

@@ -1,4 +1,4 @@
-"""Messages as HTTP callers see them: the original's field names, payloads as JSON where they are JSON."""
+"""The JSON schemas of messages, and their conversion to and from wire structs. JSON payloads are embedded as JSON."""
 
 import re
 from datetime import UTC, datetime
@@ -15,12 +15,12 @@ from holdfast.wire.queues import Delivery, MessageLease, NewMessage, ReceiveMess
 
 _JSON: Final = "application/json"
 _BYTES: Final = "application/octet-stream"
-_CONTENT_TYPE: Final = re.compile(r"[!-~][ -~]{0,254}\Z")  # It travels in headers.
+_CONTENT_TYPE: Final = re.compile(r"[!-~][ -~]{0,254}\Z")  # It is sent in headers.
 _LEASE_ID: Final = re.compile(r"[0-9a-f]{32}-([0-9]{1,18})\Z")
 
 
-class MessageForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A message to put. Its payload is any JSON, or bytes in base64, or a blob that is stored already."""
+class MessageBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A message to enqueue. Its payload is any JSON, bytes in base64, or the hash of a stored blob."""
 
     payload: Any = UNSET
     payload_base64: bytes | UnsetType = UNSET
@@ -38,8 +38,8 @@ class MessageForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     visibility_timeout_seconds: float | None = None
 
 
-class LeaseForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a consumer shows to settle a message. The fence is part of the lease id, so it may be left out."""
+class MessageLeaseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The lease that settles a message. The fencing token is also part of the lease id, so it is optional."""
 
     message_id: str
     lease_id: str
@@ -48,7 +48,7 @@ class LeaseForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class MessageView(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that was delivered, or looked at. Instants are seconds since 1970, and RFC 3339 beside them."""
+    """A delivered or peeked message. Times are seconds since 1970; some are also given in RFC 3339."""
 
     message_id: str
     attempts: int
@@ -65,7 +65,7 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     queue: str | UnsetType = UNSET
     group: str | None = None
     last_error: str | None = None
-    origin: str | None = None  # The queue that a dead letter died in.
+    origin: str | None = None  # The queue that a dead letter comes from.
     died_at_unix: float | UnsetType = UNSET
     lease_id: str | UnsetType = UNSET
     lease_expires_at_unix: float | UnsetType = UNSET
@@ -74,9 +74,9 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     fencing_token: int | UnsetType = UNSET
     meta_etag: str | UnsetType = UNSET
     txn_id: str | UnsetType = UNSET
-    payload: Any = UNSET  # If it is JSON.
-    payload_base64: bytes | UnsetType = UNSET  # If it is not.
-    payload_blob: str | UnsetType = UNSET  # If it is too large for this; get it from /v1/blobs.
+    payload: Any = UNSET  # Set if the payload is JSON.
+    payload_base64: bytes | UnsetType = UNSET  # Set if the payload is not JSON.
+    payload_blob: str | UnsetType = UNSET  # Set if the payload is too large to embed; get it from /v1/blobs.
     state: Any = UNSET
     state_key: str | UnsetType = UNSET
     state_etag: str | UnsetType = UNSET
@@ -87,7 +87,7 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReceiptView(msgspec.Struct, frozen=True, kw_only=True):
-    """The acknowledgement of a put, with the promise that it carries."""
+    """The acknowledgement of an enqueued message, with its durability."""
 
     namespace: str
     queue: str
@@ -98,45 +98,46 @@ class ReceiptView(msgspec.Struct, frozen=True, kw_only=True):
     durability: Tier
 
 
-def new_message(form: MessageForm, *, inline: bool = True) -> NewMessage:
-    """The message that a form describes.
+def new_message(body: MessageBody, *, inline: bool = True) -> NewMessage:
+    """The wire message for a body.
 
     Raises:
-        InvalidArgument: it has two payloads, or a content type that cannot travel in a header.
+        InvalidArgument: the body has two payloads, a content type that is not valid in a header, or, if `inline`, a
+            payload that is too large to embed.
     """
-    given = [form.payload is not UNSET, form.payload_base64 is not UNSET, form.payload_blob is not None]
+    given = [body.payload is not UNSET, body.payload_base64 is not UNSET, body.payload_blob is not None]
     if sum(given) > 1:
-        raise InvalidArgument("A message has one of payload, payload_base64 and payload_blob; leave the others out")
+        raise InvalidArgument("A message has only one of payload, payload_base64 and payload_blob; remove the others")
     payload, kind = b"", _BYTES
-    if isinstance(form.payload_base64, bytes):
-        payload = form.payload_base64
-    elif form.payload is not UNSET:
-        payload, kind = msgspec.json.encode(form.payload), _JSON
+    if isinstance(body.payload_base64, bytes):
+        payload = body.payload_base64
+    elif body.payload is not UNSET:
+        payload, kind = msgspec.json.encode(body.payload), _JSON
     if inline and len(payload) > PAYLOAD_INLINE_BYTES_MAX:
         raise InvalidArgument(
-            f"A payload of {len(payload)} bytes does not fit a message here; post it to /v1/blobs and give payload_blob"
+            f"The payload of {len(payload)} bytes is too large to embed; post it to /v1/blobs and send payload_blob"
         )
     return NewMessage(
         payload=payload,
-        blob=form.payload_blob,
-        blob_size=form.payload_bytes if form.payload_blob is not None else 0,
-        content_type=checked_content_type(form.payload_content_type or kind),
-        attributes=form.attributes,
-        correlation_id=form.correlation_id,
-        priority=form.priority,
-        group=form.group,
-        idempotency_key=form.idempotency_key,
-        delay_seconds=form.delay_seconds,
-        ttl_seconds=form.ttl_seconds,
-        max_attempts=form.max_attempts,
-        visibility_seconds=form.visibility_timeout_seconds,
+        blob=body.payload_blob,
+        blob_size=body.payload_bytes if body.payload_blob is not None else 0,
+        content_type=checked_content_type(body.payload_content_type or kind),
+        attributes=body.attributes,
+        correlation_id=body.correlation_id,
+        priority=body.priority,
+        group=body.group,
+        idempotency_key=body.idempotency_key,
+        delay_seconds=body.delay_seconds,
+        ttl_seconds=body.ttl_seconds,
+        max_attempts=body.max_attempts,
+        visibility_seconds=body.visibility_timeout_seconds,
     )
 
 
-def message_form(message: NewMessage) -> MessageForm:
-    """A message that was given before (a schedule's), as a form."""
-    shown = shown_payload(message.payload, message.content_type) if message.blob is None else {}
-    return MessageForm(
+def message_body(message: NewMessage) -> MessageBody:
+    """The body for a wire message, such as that of a schedule."""
+    payload = payload_fields(message.payload, message.content_type) if message.blob is None else {}
+    return MessageBody(
         payload_blob=message.blob,
         payload_bytes=message.blob_size,
         payload_content_type=message.content_type,
@@ -149,20 +150,20 @@ def message_form(message: NewMessage) -> MessageForm:
         ttl_seconds=message.ttl_seconds,
         max_attempts=message.max_attempts,
         visibility_timeout_seconds=message.visibility_seconds,
-        **shown,
+        **payload,
     )
 
 
 def message_view(delivery: Delivery, request: ReceiveMessages | None = None, *, payload: bool = True) -> MessageView:
-    """A delivery in the words of HTTP, to whoever made `request`; without its payload if that travels beside it."""
-    shown: dict[str, Any] = {}
+    """The JSON view of a delivery in answer to `request`; without its payload if that is sent as a separate part."""
+    fields: dict[str, Any] = {}
     if request is not None:
-        shown.update(namespace=request.universe, queue=request.queue.lower())
+        fields.update(namespace=request.universe, queue=request.queue)
         if request.txn_id is not None:
-            shown["txn_id"] = request.txn_id
+            fields["txn_id"] = request.txn_id
     if delivery.lease_id:
         expires_unix = delivery.expires_ms / 1_000
-        shown.update(
+        fields.update(
             lease_id=delivery.lease_id,
             lease_expires_at_unix=expires_unix,
             lease_expires_at=datetime.fromtimestamp(expires_unix, UTC)
@@ -173,13 +174,13 @@ def message_view(delivery: Delivery, request: ReceiveMessages | None = None, *, 
             meta_etag=delivery.lease_id,
         )
     if delivery.died_ms:
-        shown["died_at_unix"] = delivery.died_ms / 1_000
+        fields["died_at_unix"] = delivery.died_ms / 1_000
     if delivery.state is not None:
-        shown.update(_state(delivery.state))
+        fields.update(_state_fields(delivery.state))
     if delivery.payload is None and delivery.blob is not None:
-        shown["payload_blob"] = delivery.blob
+        fields["payload_blob"] = delivery.blob
     elif payload:
-        shown.update(shown_payload(delivery.payload or b"", delivery.content_type))
+        fields.update(payload_fields(delivery.payload or b"", delivery.content_type))
     return MessageView(
         message_id=delivery.id,
         attempts=delivery.attempts,
@@ -195,55 +196,55 @@ def message_view(delivery: Delivery, request: ReceiveMessages | None = None, *, 
         group=delivery.group,
         last_error=delivery.last_error,
         origin=delivery.origin,
-        **shown,
+        **fields,
     )
 
 
-def lease_of(form: LeaseForm) -> MessageLease:
-    """The lease that a form shows.
+def lease_of(body: MessageLeaseBody) -> MessageLease:
+    """The wire lease for a body.
 
     Raises:
-        InvalidArgument: its lease id or its fence is none that a dequeue gave out.
+        InvalidArgument: the lease id or the fencing token is malformed.
     """
-    if form.fencing_token is not None:
-        if not 0 <= form.fencing_token < 1 << 63:
-            raise InvalidArgument(f"fencing_token is {form.fencing_token}; give the one that the message came with")
-        return MessageLease(form.message_id, form.lease_id, form.fencing_token)
-    match = _LEASE_ID.match(form.lease_id)
+    if body.fencing_token is not None:
+        if not 0 <= body.fencing_token < 1 << 63:
+            raise InvalidArgument(f"fencing_token is {body.fencing_token}; send the one of the delivered message")
+        return MessageLease(body.message_id, body.lease_id, body.fencing_token)
+    match = _LEASE_ID.match(body.lease_id)
     if match is None:
-        raise InvalidArgument(f"{form.lease_id[:80]!r} is no lease id; give the one that the message came with")
-    return MessageLease(form.message_id, form.lease_id, int(match[1]))
+        raise InvalidArgument(f"{body.lease_id[:80]!r} is not a lease id; send the one of the delivered message")
+    return MessageLease(body.message_id, body.lease_id, int(match[1]))
 
 
-def shown_payload(payload: bytes, content_type: str) -> dict[str, Any]:
-    """A payload as a part of JSON: as it is if it is JSON, in base64 otherwise."""
+def payload_fields(payload: bytes, content_type: str) -> dict[str, Any]:
+    """The payload field for JSON: `payload` if it is JSON, otherwise `payload_base64`."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == _JSON or kind.endswith("+json"):
         try:
             msgspec.json.decode(payload)
             return {"payload": msgspec.Raw(msgspec.json.format(payload, indent=-1))}
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            pass  # It says that it is JSON and is not; whoever put it knows.
+            pass  # The content type says JSON, but the payload is not: send it in base64.
     return {"payload_base64": payload}
 
 
 def checked_content_type(text: str) -> str:
-    """A content type that can travel in a header.
+    """The content type, if it is valid in a header.
 
     Raises:
-        InvalidArgument: it cannot.
+        InvalidArgument: it is not.
     """
     if not _CONTENT_TYPE.match(text):
-        raise InvalidArgument(f"{text[:80]!r} is no content type; use printable ASCII of at most 255 characters")
+        raise InvalidArgument(f"{text[:80]!r} is not a content type; use at most 255 printable ASCII characters")
     return text
 
 
 def safe_content_type(text: str) -> str:
-    """The content type, if it can travel in a header; messages from other doors may have any."""
+    """The content type if it is valid in a header; messages put through other APIs may have any text."""
     return text if _CONTENT_TYPE.match(text) else _BYTES
 
 
-def _state(state: SidecarState) -> dict[str, Any]:
+def _state_fields(state: SidecarState) -> dict[str, Any]:
     return {
         "state": from_cbor(state.value),
         "state_key": state.lease.key,

@@ -1,9 +1,16 @@
-"""Putting messages over HTTP: JSON, or multipart with a payload of any size that is never held in memory."""
+"""Messages over HTTP: enqueue, dequeue, settle.
+
+    enqueue   JSON, or multipart with a payload of any size, which is streamed and never held in memory
+    dequeue   lease messages, waiting for the first; as JSON, or as multipart/related with streamed payloads
+    settle    ack, nack, reject or extend leased messages, one or a batch
+
+A message with a payload over `PAYLOAD_INLINE_BYTES_MAX` refers to a blob, which is stored before the message.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
@@ -11,12 +18,12 @@ from starlette.responses import Response, StreamingResponse
 from holdfast.errors import BlobNotFound, HoldfastError, rebuild
 from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX
 from holdfast.server.http import json_codec
-from holdfast.server.http.endpoints import BYTES, Endpoint, rendered
+from holdfast.server.http.endpoints import BYTES, Endpoint, Handler, json_response
 from holdfast.server.http.limits import META_BYTES_MAX, PAGE_SIZE_MAX
 from holdfast.server.http.media import media_type_of
 from holdfast.server.http.message_schemas import (
-    LeaseForm,
-    MessageForm,
+    MessageBody,
+    MessageLeaseBody,
     MessageView,
     ReceiptView,
     checked_content_type,
@@ -25,9 +32,9 @@ from holdfast.server.http.message_schemas import (
     new_message,
     safe_content_type,
 )
-from holdfast.server.http.multiparts import Parts, Writer
-from holdfast.server.http.problems import JSON, Refusal, draining
-from holdfast.server.http.request_context import Visit, parsed, wrong_media
+from holdfast.server.http.multipart import MultipartReader, MultipartWriter
+from holdfast.server.http.problems import JSON, HttpError, draining_error
+from holdfast.server.http.request_context import RequestContext, parse_json, unsupported_media_type
 from holdfast.tiers import Tier
 from holdfast.wire.blobs import FindBlob, OpenBlob, PutBlob, WriteBlob
 from holdfast.wire.queues import (
@@ -38,26 +45,49 @@ from holdfast.wire.queues import (
     NackMessages,
     NewMessage,
     Outcome,
-    Outcomes,
     PutMessages,
     ReceiveMessages,
     RejectMessages,
 )
-from holdfast.wire.requests import Request
+
+RELATED: Final = "multipart/related"
 
 
-class EnqueueBody(MessageForm, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A message to put into a queue, or up to 256 of them as `messages`, as one commit."""
+class _UniverseNames(Protocol):
+    @property
+    def namespace(self) -> str | None: ...
+
+    @property
+    def universe(self) -> str | None: ...
+
+
+def universe_of(context: RequestContext, body: _UniverseNames) -> str:
+    """The universe of a request: `universe` in the body, its alias `namespace`, or that of the query or header.
+
+    Raises:
+        HttpError: `universe` and `namespace` differ.
+    """
+    if body.namespace is not None and body.universe is not None and body.namespace != body.universe:
+        raise HttpError(400, "invalid_body", "namespace is an alias of universe, but the two differ; send one of them")
+    named = body.namespace if body.universe is None else body.universe
+    return context.universe if named is None else named
+
+
+# Enqueue
+
+
+class EnqueueBody(MessageBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A message to put into a queue, or up to 256 of them as `messages`, in one commit."""
 
     queue: str
     namespace: str | None = None
     universe: str | None = None
-    messages: list[MessageForm] | None = None
+    messages: list[MessageBody] | None = None
     tier: Tier = Tier.CRITICAL
 
 
-class EnqueueMeta(MessageForm, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The `meta` part of a multipart enqueue; the payload is the part behind it."""
+class EnqueueMeta(MessageBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The `meta` part of a multipart enqueue; the `payload` part follows it."""
 
     queue: str
     namespace: str | None = None
@@ -66,7 +96,7 @@ class EnqueueMeta(MessageForm, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class EnqueueParts(msgspec.Struct, frozen=True):
-    """A multipart enqueue: two parts, in this order. A message without the second has no payload."""
+    """A multipart enqueue: two parts, in this order. Without the second part the message has no payload."""
 
     meta: EnqueueMeta
     payload: bytes = b""
@@ -78,109 +108,117 @@ class ReceiptsView(msgspec.Struct, frozen=True):
     messages: list[ReceiptView]
 
 
-async def _enqueue(visit: Visit) -> Response:
-    media = media_type_of(visit.http.headers)
+async def _enqueue(context: RequestContext) -> Response:
+    media = media_type_of(context.request.headers)
     if media.startswith("multipart/"):
-        return await _from_parts(visit)
+        return await _enqueue_multipart(context)
     if not media:
-        raise wrong_media("nothing", "application/json or multipart/form-data")
-    body: EnqueueBody = json_codec.checked(await visit.json(), EnqueueBody)
-    universe = universe_of(visit, body)
-    visit.guard.allow(PutMessages(body.queue, [], universe))  # Before anything is stored.
+        raise unsupported_media_type("", "application/json or multipart/form-data")
+    body: EnqueueBody = json_codec.convert(await context.json(), EnqueueBody)
+    universe = universe_of(context, body)
+    context.authorizer.authorize(PutMessages(body.queue, [], universe))  # Before any blob is stored.
     if body.messages is None:
-        form = _form_of(body)
-        return await _put(visit, body, universe, [await _stored(visit, universe, form)], [form], one=True)
+        single = _message_body_of(body)
+        messages = [await _message_with_stored_payload(context, universe, single)]
+        receipt = (await _put(context, body, universe, messages, [single]))[0]
+        return _receipt_response(receipt)
     if body != EnqueueBody(
         queue=body.queue, namespace=body.namespace, universe=body.universe, messages=body.messages, tier=body.tier
     ):
-        raise Refusal(400, "invalid_body", "A batch has its payloads and options inside `messages`; move them there")
-    messages = [await _stored(visit, universe, form) for form in body.messages]
-    return await _put(visit, body, universe, messages, body.messages, one=False)
+        raise HttpError(400, "invalid_body", "A batch has its payloads and options inside `messages`; move them there")
+    messages = [await _message_with_stored_payload(context, universe, each) for each in body.messages]
+    return json_response(ReceiptsView(await _put(context, body, universe, messages, body.messages)))
 
 
-async def _from_parts(visit: Visit) -> Response:
-    async with aclosing(visit.stream()) as stream:
-        parts = Parts(visit.http.headers["content-type"], stream)
-        part = await parts.next()
+async def _enqueue_multipart(context: RequestContext) -> Response:
+    async with aclosing(context.stream()) as stream:
+        parts = MultipartReader(context.request.headers["content-type"], stream)
+        part = await parts.next_part()
         if part is None or part[0] != "meta":
-            raise Refusal(400, "invalid_body", "The first part of an enqueue is named meta; put it before the payload")
-        meta: EnqueueMeta = json_codec.checked(parsed(await parts.whole(META_BYTES_MAX)), EnqueueMeta)
-        form, universe = _form_of(meta), universe_of(visit, meta)
-        message = new_message(form)
-        visit.guard.allow(PutMessages(meta.queue, [], universe))
-        message = await _with_payload(visit, universe, message, form.payload_content_type, parts) or message
-    return await _put(visit, meta, universe, [message], [form], one=True)
+            raise HttpError(400, "invalid_body", "The first part of an enqueue must be named meta")
+        meta: EnqueueMeta = json_codec.convert(parse_json(await parts.read_all(META_BYTES_MAX)), EnqueueMeta)
+        body, universe = _message_body_of(meta), universe_of(context, meta)
+        message = new_message(body)
+        context.authorizer.authorize(PutMessages(meta.queue, [], universe))
+        message = await _read_payload_part(context, universe, message, body.payload_content_type, parts) or message
+    return _receipt_response((await _put(context, meta, universe, [message], [body]))[0])
 
 
-async def _with_payload(
-    visit: Visit, universe: str, message: NewMessage, kind: str | None, parts: Parts
+async def _read_payload_part(
+    context: RequestContext, universe: str, message: NewMessage, content_type: str | None, parts: MultipartReader
 ) -> NewMessage | None:
     """The message with the payload of the next part; None if there is no next part."""
-    part = await parts.next()
+    part = await parts.next_part()
     if part is None:
         return None
     name, headers = part
     if name != "payload":
-        raise Refusal(400, "invalid_body", f"The second part of an enqueue is named payload, not {name[:80]!r}")
+        raise HttpError(400, "invalid_body", f"The second part of an enqueue must be named payload, not {name[:80]!r}")
     if message.payload or message.blob is not None:
-        raise Refusal(400, "invalid_body", "The payload is in the meta and in a part of its own; give it once")
-    kind = checked_content_type(kind or headers.get("content-type") or "application/octet-stream")
-    async with aclosing(parts.pieces()) as pieces:
+        raise HttpError(400, "invalid_body", "The payload is in the meta part and in the payload part; send it once")
+    content_type = checked_content_type(content_type or headers.get("content-type") or "application/octet-stream")
+    async with aclosing(parts.chunks()) as chunks:
         first = bytearray()
-        async for piece in pieces:
-            first += piece
+        async for chunk in chunks:
+            first += chunk
             if len(first) > PAYLOAD_INLINE_BYTES_MAX:
                 break
         if len(first) <= PAYLOAD_INLINE_BYTES_MAX:
-            await _check_end(parts)
-            return msgspec.structs.replace(message, payload=bytes(first), content_type=kind)
-        async with aclosing(_all(bytes(first), pieces, parts)) as chunks:
-            stored = await visit.hall.transport.send(WriteBlob(universe), chunks)
-    return msgspec.structs.replace(message, blob=stored.hash, blob_size=stored.size, content_type=kind)
+            await _check_last_part(parts)
+            return msgspec.structs.replace(message, payload=bytes(first), content_type=content_type)
+        async with aclosing(_payload_chunks(bytes(first), chunks, parts)) as payload:
+            stored = await context.http_context.transport.send(WriteBlob(universe), payload)
+    return msgspec.structs.replace(message, blob=stored.hash, blob_size=stored.size, content_type=content_type)
 
 
-async def _all(first: bytes, rest: AsyncIterator[bytes], parts: Parts) -> AsyncGenerator[bytes, None]:
-    """The payload. It ends when the body does: of one that is cut off, or too long, nothing is stored."""
+async def _payload_chunks(
+    first: bytes, rest: AsyncIterator[bytes], parts: MultipartReader
+) -> AsyncGenerator[bytes, None]:
+    """The payload, up to the end of the body: nothing is stored if the body is truncated or too long."""
     yield first
-    async for piece in rest:
-        yield piece
-    await _check_end(parts)
+    async for chunk in rest:
+        yield chunk
+    await _check_last_part(parts)
 
 
-async def _check_end(parts: Parts) -> None:
-    if await parts.next() is not None:
-        raise Refusal(400, "invalid_body", "An enqueue has two parts, meta and payload; leave out the others")
+async def _check_last_part(parts: MultipartReader) -> None:
+    if await parts.next_part() is not None:
+        raise HttpError(400, "invalid_body", "An enqueue has two parts, meta and payload; remove the others")
 
 
-async def _stored(visit: Visit, universe: str, form: MessageForm) -> NewMessage:
-    """The message, its payload in a blob if it does not fit."""
-    message = new_message(form, inline=False)
+async def _message_with_stored_payload(context: RequestContext, universe: str, body: MessageBody) -> NewMessage:
+    """The message of a body. A payload that is too large to inline is stored as a blob."""
+    message = new_message(body, inline=False)
     if message.blob is not None:
-        size = (await visit.ask(FindBlob(message.blob, universe))).size
+        size = (await context.call(FindBlob(message.blob, universe))).size
         if size is None:
             raise BlobNotFound(f"No blob {message.blob} is stored in {universe}; put it first")
         return msgspec.structs.replace(message, blob_size=size)
     if len(message.payload) > PAYLOAD_INLINE_BYTES_MAX:
-        stored = await visit.hall.transport.call(PutBlob(message.payload, universe))
+        stored = await context.http_context.transport.call(PutBlob(message.payload, universe))
         return msgspec.structs.replace(message, payload=b"", blob=stored.hash, blob_size=stored.size)
     return message
 
 
 async def _put(
-    visit: Visit, body: Any, universe: str, messages: list[NewMessage], forms: list[MessageForm], *, one: bool
-) -> Response:
-    sent = PutMessages(body.queue, messages, universe, tier=body.tier)
-    # What led to a message is what led to the request that puts it, unless it says otherwise.
+    context: RequestContext,
+    body: EnqueueBody | EnqueueMeta,
+    universe: str,
+    messages: list[NewMessage],
+    message_bodies: list[MessageBody],
+) -> list[ReceiptView]:
+    as_sent = PutMessages(body.queue, messages, universe, tier=body.tier)
+    # A message without a correlation id gets that of the request.
     messages = [
-        msgspec.structs.replace(message, correlation_id=form.correlation_id or visit.correlation_id)
-        for message, form in zip(messages, forms, strict=True)
+        msgspec.structs.replace(message, correlation_id=each.correlation_id or context.correlation_id)
+        for message, each in zip(messages, message_bodies, strict=True)
     ]
-    request = msgspec.structs.replace(sent, messages=messages)
-    answer = await visit.ask(request, allowed=True, like=sent)
-    receipts = [
+    request = msgspec.structs.replace(as_sent, messages=messages)
+    answer = await context.call(request, authorized=True, as_sent=as_sent)
+    return [
         ReceiptView(
             namespace=universe,
-            queue=body.queue.lower(),
+            queue=body.queue,
             message_id=receipt.id,
             payload_bytes=message.blob_size if message.blob is not None else len(message.payload),
             correlation_id=receipt.correlation_id,
@@ -189,165 +227,157 @@ async def _put(
         )
         for receipt, message in zip(answer.receipts, messages, strict=True)
     ]
-    if one:
-        return rendered(receipts[0], headers={"X-Correlation-Id": receipts[0].correlation_id})
-    return rendered(ReceiptsView(receipts))
 
 
-def universe_of(visit: Visit, body: Any) -> str:
-    """The universe that a body names, as `universe` or as the original's `namespace`."""
-    if body.namespace is not None and body.universe is not None and body.namespace != body.universe:
-        raise Refusal(400, "invalid_body", "namespace and universe are the same thing and differ; give one of them")
-    named = body.namespace if body.universe is None else body.universe
-    return (visit.universe if named is None else named).lower()
+def _message_body_of(body: EnqueueBody | EnqueueMeta) -> MessageBody:
+    return MessageBody(**{name: getattr(body, name) for name in MessageBody.__struct_fields__})
 
 
-def _form_of(body: Any) -> MessageForm:
-    return MessageForm(**{name: getattr(body, name) for name in MessageForm.__struct_fields__})
+def _receipt_response(receipt: ReceiptView) -> Response:
+    return json_response(receipt, headers={"X-Correlation-Id": receipt.correlation_id})
 
 
-ENQUEUE: Final = Endpoint(
-    method="POST",
-    path="/v1/queue/enqueue",
-    noun="messages",
-    summary="Put a message, or a batch of them",
-    handle=_enqueue,
-    takes={JSON: EnqueueBody, "multipart/form-data": EnqueueParts},
-    answers={JSON: (ReceiptView, ReceiptsView)},
-    keyed=True,
-)
+# Dequeue
 
 
-RELATED: Final = "multipart/related"
-
-
-class DequeueBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`wait_seconds`: -1 does not wait, 0 waits as long as the server lets one wait (20 s), more waits that long."""
+class ReceiveBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The fields that a dequeue and a subscription share."""
 
     queue: str
     owner: str
     namespace: str | None = None
     universe: str | None = None
     wait_seconds: float = 0.0
-    page_size: int = 1
     visibility_timeout_seconds: float | None = None
     txn_id: str | None = None
     tier: Tier = Tier.CRITICAL
 
 
+class DequeueBody(ReceiveBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`wait_seconds`: -1 does not wait, 0 waits up to the server's limit (20 s), a positive number waits that long."""
+
+    page_size: int = 1
+
+
 class MessagesView(msgspec.Struct, frozen=True):
-    """Messages that are the caller's now, until their leases end; none if none came in time."""
+    """Messages that the caller holds until their leases expire; empty if none arrived in time."""
 
     messages: list[MessageView]
 
 
-def receiving(visit: Visit, body: Any, *, with_state: bool, most: int, wait_seconds: float) -> ReceiveMessages:
-    """The request behind a dequeue or a subscription.
+def receive_request(
+    context: RequestContext, body: ReceiveBody, *, with_state: bool, max_messages: int, wait_seconds: float
+) -> ReceiveMessages:
+    """The plane request of a dequeue or a subscription.
 
     Raises:
-        Refusal: an owner or a queue is missing.
+        HttpError: the owner or the queue is empty.
     """
-    if not body.queue:
-        raise Refusal(400, "missing_queue", "queue is empty; name one")
+    _check_queue(body.queue)
     if not body.owner:
-        raise Refusal(400, "missing_owner", "owner is empty; say who will work on the messages")
+        raise HttpError(400, "missing_owner", "owner is empty; send the name of the consumer")
     return ReceiveMessages(
         body.queue,
         body.owner,
-        most,
+        max_messages,
         wait_seconds,
         body.visibility_timeout_seconds,
         with_state,
         body.txn_id,
-        universe_of(visit, body),
+        universe_of(context, body),
         tier=body.tier,
     )
 
 
-async def leased(visit: Visit, request: ReceiveMessages) -> list[Delivery]:
-    """Messages for a caller that may hang up, and a server that may stop, while they wait.
-
-    Raises:
-        Refusal: the server is about to stop.
-    """
-    if request.wait_seconds <= 0:
-        return (await visit.ask(request)).messages
-    asking = asyncio.create_task(visit.ask(request))
-    watching = [asyncio.create_task(visit.gone()), asyncio.create_task(visit.hall.draining())]
-    try:
-        await asyncio.wait([asking, *watching], return_when=asyncio.FIRST_COMPLETED)
-        if not asking.done():
-            if watching[0].done():
-                return []  # Nobody hears this.
-            raise draining()
-        deliveries = asking.result().messages
-        if watching[0].done():
-            if not visit.has_key:
-                give_back(visit, request, deliveries)
-            return []
-        return deliveries
-    finally:
-        for task in (asking, *watching):
-            task.cancel()
-
-
-def give_back(visit: Visit, request: ReceiveMessages, deliveries: list[Delivery]) -> None:
-    """Messages whose consumer has gone before it heard of them are the next one's, and it was not their fault."""
+def release(context: RequestContext, request: ReceiveMessages, deliveries: list[Delivery]) -> None:
+    """Release messages that their consumer did not get. This does not count as a failed attempt."""
     if deliveries:
         leases = [MessageLease(each.id, each.lease_id, each.fence) for each in deliveries]
         nack = NackMessages(request.queue, leases, intent="defer", universe=request.universe)
-        visit.hall.spawn(visit.hall.transport.call(nack))
+        context.http_context.spawn(context.http_context.transport.call(nack))
 
 
-def _dequeue(with_state: bool) -> Any:
-    async def handle(visit: Visit) -> Response:
-        body: DequeueBody = json_codec.checked(await visit.json(), DequeueBody)
+def _dequeue(with_state: bool) -> Handler:
+    async def handle(context: RequestContext) -> Response:
+        body: DequeueBody = json_codec.convert(await context.json(), DequeueBody)
         if not 1 <= body.page_size <= PAGE_SIZE_MAX:
-            raise Refusal(400, "invalid_argument", f"page_size is {body.page_size}; choose 1 to {PAGE_SIZE_MAX}")
-        request = receiving(
-            visit,
+            raise HttpError(400, "invalid_argument", f"page_size is {body.page_size}; choose 1 to {PAGE_SIZE_MAX}")
+        request = receive_request(
+            context,
             body,
             with_state=with_state,
-            most=body.page_size,
-            wait_seconds=bounded_wait(body.wait_seconds, visit.hall.limits.wait_seconds_max),
+            max_messages=body.page_size,
+            wait_seconds=_bounded_wait(body.wait_seconds, context.http_context.limits.wait_seconds_max),
         )
-        deliveries = await leased(visit, request)
+        deliveries = await _receive(context, request)
         headers = {"Cache-Control": "no-store"}
         if len(deliveries) == 1:
             headers["X-Correlation-Id"] = deliveries[0].correlation_id
-        if visit.media == RELATED:
+        if context.media == RELATED:
             if not deliveries:
                 return Response(status_code=204, headers=headers)
-            writer = Writer()
-            content = _parts(visit, request, writer, deliveries)
+            writer = MultipartWriter()
+            content = _multipart_chunks(context, request, writer, deliveries)
             return StreamingResponse(content, headers=headers, media_type=writer.content_type)
         views = [message_view(each, request) for each in deliveries]
-        return rendered(MessagesView(views), headers=headers)
+        return json_response(MessagesView(views), headers=headers)
 
     return handle
 
 
-def bounded_wait(wait_seconds: float, seconds_max: float) -> float:
-    """How long to wait for whoever says -1 (not at all), 0 (as long as may be) or a number of seconds."""
+def _bounded_wait(wait_seconds: float, seconds_max: float) -> float:
+    """Seconds to wait: none for a negative number, `seconds_max` for 0, otherwise at most `seconds_max`."""
     if wait_seconds < 0:
         return 0.0
     return seconds_max if wait_seconds == 0 else min(wait_seconds, seconds_max)
 
 
-async def _parts(
-    visit: Visit, request: ReceiveMessages, writer: Writer, deliveries: list[Delivery]
+async def _receive(context: RequestContext, request: ReceiveMessages) -> list[Delivery]:
+    """Receive messages; waiting ends early if the caller disconnects or the server shuts down.
+
+    Raises:
+        HttpError: the server is shutting down.
+    """
+    if request.wait_seconds <= 0:
+        return (await context.call(request)).messages
+    receiving = asyncio.create_task(context.call(request))
+    disconnected = asyncio.create_task(context.wait_for_disconnect())
+    draining = asyncio.create_task(context.http_context.wait_for_drain())
+    try:
+        await asyncio.wait([receiving, disconnected, draining], return_when=asyncio.FIRST_COMPLETED)
+        if not receiving.done():
+            if disconnected.done():
+                return []
+            raise draining_error()
+        deliveries = receiving.result().messages
+        if disconnected.done():
+            # A caller with an idempotency key gets the same messages when it repeats the request.
+            if not context.has_idempotency_key:
+                release(context, request, deliveries)
+            return []
+        return deliveries
+    finally:
+        for task in (receiving, disconnected, draining):
+            task.cancel()
+
+
+async def _multipart_chunks(
+    context: RequestContext, request: ReceiveMessages, writer: MultipartWriter, deliveries: list[Delivery]
 ) -> AsyncIterator[bytes]:
-    """For each message its meta, then its payload."""
+    """For each message a `meta` part, then a `payload` part."""
     for delivery in deliveries:
-        meta = json_codec.encoded(message_view(delivery, request, payload=False))
-        yield writer.head("meta", JSON, len(meta)) + meta
-        yield writer.head("payload", safe_content_type(delivery.content_type), delivery.size)
+        meta = json_codec.encode(message_view(delivery, request, payload=False))
+        yield writer.part_head("meta", JSON, len(meta)) + meta
+        yield writer.part_head("payload", safe_content_type(delivery.content_type), delivery.size)
         if delivery.payload is not None or delivery.blob is None:
             yield delivery.payload or b""
         else:
-            async for piece in await visit.hall.transport.receive(OpenBlob(delivery.blob, request.universe)):
-                yield piece
+            async for chunk in await context.http_context.transport.receive(OpenBlob(delivery.blob, request.universe)):
+                yield chunk
     yield writer.end()
+
+
+# Settle
 
 
 class SettleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -358,14 +388,14 @@ class SettleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     lease_id: str | None = None
     fencing_token: int | None = None
     meta_etag: str | None = None
-    messages: list[LeaseForm] | None = None
+    messages: list[MessageLeaseBody] | None = None
     namespace: str | None = None
     universe: str | None = None
     tier: Tier = Tier.CRITICAL
 
 
 class NackBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`intent` is failure, which counts against max_attempts and has a `last_error`, or defer, which does not."""
+    """`intent`: "failure" counts against max_attempts and may have a `last_error`; "defer" does neither."""
 
     delay_seconds: float = 0.0
     intent: str = "failure"
@@ -373,19 +403,19 @@ class NackBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class RejectBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Why a message goes to the dead letters at once."""
+    """A message to dead-letter at once, and the reason."""
 
     last_error: str | None = None
 
 
 class ExtendBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How long leases shall last from now."""
+    """The leases to extend, and their new duration from now on."""
 
     extend_by_seconds: float
 
 
-class Settled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of one message: nothing wrong, or an error's code and what it says."""
+class SettleResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The result for one message: settled, or an error's code and detail."""
 
     message_id: str
     settled: bool
@@ -396,78 +426,85 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     detail: str | None = None
 
 
-class SettledAll(msgspec.Struct, frozen=True):
-    """What became of each message of a batch, in order."""
+class SettleResults(msgspec.Struct, frozen=True):
+    """The result for each message of a batch, in order."""
 
-    messages: list[Settled]
+    messages: list[SettleResult]
 
 
-def _leases(body: SettleBody) -> list[MessageLease]:
+_SettleRequest = AckMessages | NackMessages | RejectMessages | ExtendMessages
+
+
+_Body = TypeVar("_Body", bound=SettleBody)
+
+
+def _settle(kind: type[_Body], make_request: Callable[[_Body, str], _SettleRequest]) -> Handler:
+    async def handle(context: RequestContext) -> Response:
+        body: _Body = json_codec.convert(await context.json(), kind)
+        _check_queue(body.queue)
+        request = make_request(body, universe_of(context, body))
+        outcomes = (await context.call(request)).outcomes
+        results = [_settle_result(lease, outcome) for lease, outcome in zip(request.leases, outcomes, strict=True)]
+        if body.messages is not None:
+            return json_response(SettleResults(results))
+        if results[0].code is not None:
+            raise _error_of(outcomes[0])
+        headers = {"X-Correlation-Id": results[0].correlation_id} if results[0].correlation_id else None
+        return json_response(results[0], headers=headers)
+
+    return handle
+
+
+def _ack_request(body: SettleBody, universe: str) -> AckMessages:
+    return AckMessages(body.queue, _leases_of(body), universe, tier=body.tier)
+
+
+def _nack_request(body: NackBody, universe: str) -> NackMessages:
+    if body.intent not in ("failure", "defer"):
+        raise HttpError(400, "invalid_nack_intent", f"intent is {body.intent[:80]!r}; use failure or defer")
+    if body.intent == "defer" and body.last_error is not None:
+        raise HttpError(400, "invalid_nack_intent", "last_error needs the intent failure; remove it or change intent")
+    return NackMessages(
+        body.queue, _leases_of(body), body.delay_seconds, body.intent, body.last_error, universe, tier=body.tier
+    )
+
+
+def _reject_request(body: RejectBody, universe: str) -> RejectMessages:
+    return RejectMessages(body.queue, _leases_of(body), body.last_error, universe, tier=body.tier)
+
+
+def _extend_request(body: ExtendBody, universe: str) -> ExtendMessages:
+    return ExtendMessages(body.queue, _leases_of(body), body.extend_by_seconds, universe, tier=body.tier)
+
+
+def _leases_of(body: SettleBody) -> list[MessageLease]:
     if body.messages is not None:
         if body.message_id is not None or body.lease_id is not None:
-            raise Refusal(400, "invalid_body", "Give message_id and lease_id, or messages, not both")
-        forms = body.messages
+            raise HttpError(400, "invalid_body", "Send either message_id and lease_id, or messages, not both")
+        leases = body.messages
     else:
         if not body.message_id or not body.lease_id:
-            raise Refusal(400, "missing_fields", "message_id and lease_id say which message is meant; give both")
-        forms = [
-            LeaseForm(
+            raise HttpError(400, "missing_fields", "message_id and lease_id identify the message; send both")
+        leases = [
+            MessageLeaseBody(
                 message_id=body.message_id,
                 lease_id=body.lease_id,
                 fencing_token=body.fencing_token,
                 meta_etag=body.meta_etag,
             )
         ]
-    for form in forms:
-        if form.meta_etag is not None and form.meta_etag != form.lease_id:
-            raise Refusal(
-                409, "cas_mismatch", f"Message {form.message_id} was delivered again since its meta_etag was read; stop"
+    for lease in leases:
+        if lease.meta_etag is not None and lease.meta_etag != lease.lease_id:
+            raise HttpError(
+                409,
+                "cas_mismatch",
+                f"Message {lease.message_id} was delivered again after its meta_etag was read; stop working on it",
             )
-    return [lease_of(form) for form in forms]
+    return [lease_of(lease) for lease in leases]
 
 
-def _ack(body: SettleBody, universe: str) -> Request[Outcomes]:
-    return AckMessages(body.queue, _leases(body), universe, tier=body.tier)
-
-
-def _nack(body: NackBody, universe: str) -> Request[Outcomes]:
-    if body.intent not in ("failure", "defer"):
-        raise Refusal(400, "invalid_nack_intent", f"intent is {body.intent[:80]!r}; a nack is a failure or a defer")
-    if body.intent == "defer" and body.last_error is not None:
-        raise Refusal(400, "invalid_nack_intent", "Only a failure has a last_error; leave it out, or say failure")
-    return NackMessages(
-        body.queue, _leases(body), body.delay_seconds, body.intent, body.last_error, universe, tier=body.tier
-    )
-
-
-def _reject(body: RejectBody, universe: str) -> Request[Outcomes]:
-    return RejectMessages(body.queue, _leases(body), body.last_error, universe, tier=body.tier)
-
-
-def _extend(body: ExtendBody, universe: str) -> Request[Outcomes]:
-    return ExtendMessages(body.queue, _leases(body), body.extend_by_seconds, universe, tier=body.tier)
-
-
-def _settling(kind: type[SettleBody], make: Any) -> Any:
-    async def handle(visit: Visit) -> Response:
-        body = json_codec.checked(await visit.json(), kind)
-        if not body.queue:
-            raise Refusal(400, "missing_queue", "queue is empty; name one")
-        request = make(body, universe_of(visit, body))
-        outcomes = (await visit.ask(request)).outcomes
-        settled = [_settled(lease, outcome) for lease, outcome in zip(request.leases, outcomes, strict=True)]
-        if body.messages is not None:
-            return rendered(SettledAll(settled))
-        if settled[0].code is not None:
-            raise _error(outcomes[0])
-        headers = {"X-Correlation-Id": settled[0].correlation_id} if settled[0].correlation_id else None
-        return rendered(settled[0], headers=headers)
-
-    return handle
-
-
-def _settled(lease: MessageLease, outcome: Outcome) -> Settled:
-    return Settled(
+def _settle_result(lease: MessageLease, outcome: Outcome) -> SettleResult:
+    return SettleResult(
         message_id=lease.id,
         settled=outcome.code is None,
         correlation_id=outcome.correlation_id,
@@ -478,45 +515,78 @@ def _settled(lease: MessageLease, outcome: Outcome) -> Settled:
     )
 
 
-def _error(outcome: Outcome) -> HoldfastError:
+def _error_of(outcome: Outcome) -> HoldfastError:
     return rebuild(outcome.code or "", outcome.detail or "")
+
+
+def _check_queue(queue: str) -> None:
+    if not queue:
+        raise HttpError(400, "missing_queue", "queue is empty; send the name of a queue")
+
+
+# Endpoints
 
 
 def _dequeue_endpoint(path: str, summary: str, *, with_state: bool) -> Endpoint:
     return Endpoint(
         method="POST",
         path=path,
-        noun="messages",
+        tag="messages",
         summary=summary,
         handle=_dequeue(with_state),
-        takes={JSON: DequeueBody},
-        answers={JSON: MessagesView, RELATED: BYTES},
-        others={204: "No message came in time, for callers that want multipart/related."},
+        accepts={JSON: DequeueBody},
+        response_types={JSON: MessagesView, RELATED: BYTES},
+        other_statuses={204: "No message arrived in time (multipart/related only)."},
         keyed=True,
     )
 
 
-def _settle_endpoint(path: str, summary: str, kind: type[SettleBody], make: Any) -> Endpoint:
+def _settle_endpoint(path: str, summary: str, kind: type[SettleBody], handle: Handler) -> Endpoint:
     return Endpoint(
         method="POST",
         path=path,
-        noun="messages",
+        tag="messages",
         summary=summary,
-        handle=_settling(kind, make),
-        takes={JSON: kind},
-        answers={JSON: (Settled, SettledAll)},
+        handle=handle,
+        accepts={JSON: kind},
+        response_types={JSON: (SettleResult, SettleResults)},
         keyed=True,
     )
 
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    ENQUEUE,
-    _dequeue_endpoint("/v1/queue/dequeue", "Lease messages, waiting for the first", with_state=False),
-    _dequeue_endpoint("/v1/queue/dequeueWithState", "Lease messages with their workflow state", with_state=True),
-)
-SETTLE_ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    _settle_endpoint("/v1/queue/ack", "A message is done; doing this twice is fine", SettleBody, _ack),
-    _settle_endpoint("/v1/queue/nack", "Give a message back", NackBody, _nack),
-    _settle_endpoint("/v1/queue/reject", "Send a message to the dead letters at once", RejectBody, _reject),
-    _settle_endpoint("/v1/queue/extend", "Let the lease of a message last longer", ExtendBody, _extend),
+    Endpoint(
+        method="POST",
+        path="/v1/queue/enqueue",
+        tag="messages",
+        summary="Enqueue a message or a batch of messages.",
+        handle=_enqueue,
+        accepts={JSON: EnqueueBody, "multipart/form-data": EnqueueParts},
+        response_types={JSON: (ReceiptView, ReceiptsView)},
+        keyed=True,
+    ),
+    _dequeue_endpoint("/v1/queue/dequeue", "Lease messages, waiting for the first one.", with_state=False),
+    _dequeue_endpoint(
+        "/v1/queue/dequeueWithState",
+        "Lease messages and their workflow states, waiting for the first.",
+        with_state=True,
+    ),
+    _settle_endpoint(
+        "/v1/queue/ack",
+        "Acknowledge messages as done. Repeating this is safe.",
+        SettleBody,
+        _settle(SettleBody, _ack_request),
+    ),
+    _settle_endpoint(
+        "/v1/queue/nack",
+        "Release messages for another delivery, as failed or deferred.",
+        NackBody,
+        _settle(NackBody, _nack_request),
+    ),
+    _settle_endpoint(
+        "/v1/queue/reject", "Dead-letter messages at once.", RejectBody, _settle(RejectBody, _reject_request)
+    ),
+    _settle_endpoint(
+        "/v1/queue/extend", "Extend the leases of messages.", ExtendBody, _settle(ExtendBody, _extend_request)
+    ),
 )

@@ -1,14 +1,14 @@
-"""The edge: what holds for every HTTP request, whatever endpoint it is for.
+"""The middleware around all HTTP endpoints.
 
-Every answer carries an `X-Correlation-Id`, and so does every line that is logged for it; whatever is raised becomes a
-problem; no answer shows a stack trace.
+Every response has an `X-Correlation-Id`, and so has every log line of its request. Every error becomes a problem
+response; no response contains a stack trace.
 """
 
 import asyncio
 import logging
 import re
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -17,81 +17,95 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import Corrupt, HoldfastError, NotAllowed
 from holdfast.server import tracing
-from holdfast.server.doors import Doors
+from holdfast.server.authorization import Authorizer
+from holdfast.server.context import ServerContext
 from holdfast.server.http.limits import LINGER_SECONDS
-from holdfast.server.http.problems import TOO_LARGE, Refusal, Unauthenticated, draining, problem_for, problem_response
-from holdfast.server.logs import Sparing, correlated, correlation_id_of
+from holdfast.server.http.problems import (
+    TOO_LARGE,
+    HttpError,
+    Unauthenticated,
+    draining_error,
+    problem_for,
+    problem_response,
+)
+from holdfast.server.logs import RateLimitFilter, correlation_id_of, correlation_scope
 
 _log = logging.getLogger("holdfast.http")
-_refusals = logging.getLogger("holdfast.http.refusals")
-_refusals.addFilter(Sparing(per_second=20))  # Whoever sends nonsense must not fill the disk with what we say about it.
-_WRONG: Final = frozenset((400, 408, 411, 413, 414, 415, 431))  # No program that works sends what is answered so.
+_rejections = logging.getLogger("holdfast.http.refusals")
+_rejections.addFilter(RateLimitFilter(per_second=20))  # Malformed requests must not fill the disk with log lines.
+_WARNING_STATUSES: Final = frozenset((400, 408, 411, 413, 414, 415, 431))  # A correct client never gets these.
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
-_ELSEWHERE: Final = ("cross-site", "same-site")  # Another port is another program, on the same site.
+_OTHER_ORIGINS: Final = ("cross-site", "same-site")  # Another port of this host is "same-site", but another program.
 _CONDITIONS: Final = ("if-match", "if-none-match")
 
 
-class Edge:
-    """Wraps the router: correlation ids, draining, foreign origins, and problems."""
+class HttpMiddleware:
+    """Wraps the router: correlation ids, rejection while draining, cross-origin checks, and problem responses."""
 
-    def __init__(self, app: ASGIApp, doors: Doors) -> None:
+    def __init__(self, app: ASGIApp, context: ServerContext) -> None:
         self.app = app
-        self._doors = doors
+        self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        asked = Headers(scope=scope)
-        correlation_id = correlation_id_of(asked)
+        request_headers = Headers(scope=scope)
+        correlation_id = correlation_id_of(request_headers)
         scope.setdefault("state", {})["correlation_id"] = correlation_id
-        with correlated(correlation_id), tracing.caused_by(asked):
-            await self._answer(scope, receive, send, asked, correlation_id)
+        with correlation_scope(correlation_id), tracing.caused_by(request_headers):
+            await self._answer(scope, receive, send, request_headers, correlation_id)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, asked: Headers, correlation_id: str) -> None:
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, request_headers: Headers, correlation_id: str
+    ) -> None:
         started, unread = False, True
 
-        async def receive_noted() -> Message:
+        async def track_body() -> Message:
             nonlocal unread
             message = await receive()
             unread = unread and bool(message.get("more_body"))
             return message
 
-        async def send_marked(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                _mark(message, asked, correlation_id)
+                _add_headers(message, request_headers, correlation_id)
             await send(message)
 
         try:
-            self._refuse(scope, asked)
-            await self.app(scope, receive_noted, send_marked)
+            self._check(scope, request_headers)
+            await self.app(scope, track_body, send_with_headers)
         except ClientDisconnect:
             return
         except Exception as error:
-            _note(error, scope)
+            _log_error(error, scope)
             if started:
-                return  # The server cuts the connection, so that nobody takes a part for the whole.
-            conditional = any(name in asked for name in _CONDITIONS)
+                return  # The server closes the connection, so that a partial response is not taken for a complete one.
+            conditional = any(name in request_headers for name in _CONDITIONS)
             problem, headers = problem_for(error, correlation_id, conditional=conditional)
             if unread and problem.status == TOO_LARGE:
                 headers["Connection"] = "close"
-                await problem_response(problem, headers, asked)(scope, receive, _lingering(receive, send_marked))
+                await problem_response(problem, headers, request_headers)(
+                    scope, receive, _linger(receive, send_with_headers)
+                )
             else:
-                await problem_response(problem, headers, asked)(scope, receive, send_marked)
+                await problem_response(problem, headers, request_headers)(scope, receive, send_with_headers)
 
-    def _refuse(self, scope: Scope, asked: Headers) -> None:
-        if self._doors.draining and scope["path"].startswith("/v1/"):
-            raise draining()
-        if is_foreign(asked) and not _is_followed_link(scope, asked):
-            raise Refusal(403, "foreign_origin", "A page of another site may not call this server; use a program")
+    def _check(self, scope: Scope, request_headers: Headers) -> None:
+        if self._context.draining and scope["path"].startswith("/v1/"):
+            raise draining_error()
+        if is_cross_origin(request_headers) and not _is_followed_link(scope, request_headers):
+            raise HttpError(
+                403, "foreign_origin", "Web pages of other origins may not call this server; call it from a program"
+            )
 
 
-def _lingering(receive: Receive, send: Send) -> Send:
-    """Sends an answer and, before it ends, reads on for a moment and throws away what comes.
+def _linger(receive: Receive, send: Send) -> Send:
+    """A `send` that reads and discards the rest of the request body before it completes the response.
 
-    A connection that is closed while its other end still sends is reset, and nobody there hears why.
+    Closing a connection while the client still sends resets it, and the client would not get the response.
     """
 
     async def send_and_linger(message: Message) -> None:
@@ -107,48 +121,57 @@ def _lingering(receive: Receive, send: Send) -> Send:
     return send_and_linger
 
 
-def is_foreign(asked: Headers) -> bool:
-    """Whether a page of another site is calling: a server on a loopback address asks for no token, so no page may.
+def is_cross_origin(request_headers: Headers) -> bool:
+    """Whether a web page of another origin sent the request.
 
-    For what a page only shows, an image for instance, a browser names no origin. It says whether it is another one's.
+    A server on a loopback address needs no token, so such pages must be rejected. Browsers send no `Origin` for
+    embedded resources such as images, but they send `Sec-Fetch-Site`.
     """
-    origin = asked.get("origin")
+    origin = request_headers.get("origin")
     if origin is not None:
-        return origin.partition("://")[2] != asked.get("host")
-    return asked.get("sec-fetch-site") in _ELSEWHERE
+        return origin.partition("://")[2] != request_headers.get("host")
+    return request_headers.get("sec-fetch-site") in _OTHER_ORIGINS
 
 
-def _is_followed_link(scope: Scope, asked: Headers) -> bool:
-    """Whether somebody comes from another site to a page for people. Reading mail says that it was read, and does more
-    than a link may."""
-    return "origin" not in asked and asked.get("sec-fetch-dest") == "document" and not scope["path"].startswith("/v1/")
+def _is_followed_link(scope: Scope, request_headers: Headers) -> bool:
+    """Whether a user followed a link from another site to a page. `/v1` is excluded, because some of its GET requests
+    have effects."""
+    return (
+        "origin" not in request_headers
+        and request_headers.get("sec-fetch-dest") == "document"
+        and not scope["path"].startswith("/v1/")
+    )
 
 
-def admitted(doors: Doors, asked: Headers, client: str) -> Any:
-    """The guard for whoever sent these headers."""
+def authorize_request(context: ServerContext, request_headers: Headers, client: str) -> Authorizer:
+    """The authorizer of the caller that sent these headers."""
     try:
-        return doors.guards.admit(asked, client)
+        return context.authenticator.authenticate(request_headers, client)
     except NotAllowed as error:
         raise Unauthenticated(error) from None
 
 
-def _mark(message: Message, asked: Headers, correlation_id: str) -> None:
+def _add_headers(message: Message, request_headers: Headers, correlation_id: str) -> None:
     headers = MutableHeaders(scope=message)
     headers.setdefault("X-Correlation-Id", correlation_id)
     headers.setdefault("X-Content-Type-Options", "nosniff")
-    trace = asked.get("traceparent", "")
+    trace = request_headers.get("traceparent", "")
     if _TRACEPARENT.match(trace):
         headers["traceparent"] = trace
 
 
-def _note(error: Exception, scope: Scope) -> None:
+def _log_error(error: Exception, scope: Scope) -> None:
     where = f"{scope['method']} {scope['path'][:200]!r}"
     if isinstance(error, Corrupt):
         _log.error("%s: %s: %s", where, error.code, error)
-    elif isinstance(error, HoldfastError | Refusal | Unauthenticated | HTTPException):
+    elif isinstance(error, HoldfastError | HttpError | Unauthenticated | HTTPException):
         status = problem_for(error, "")[0].status
-        _refusals.log(
-            logging.WARNING if status in _WRONG else logging.DEBUG, "refused: %s: %s %s", where, status, error
+        _rejections.log(
+            logging.WARNING if status in _WARNING_STATUSES else logging.DEBUG,
+            "refused: %s: %s %s",
+            where,
+            status,
+            error,
         )
     else:
         _log.error("%s failed", where, exc_info=error)

@@ -1,8 +1,8 @@
-"""Refusals: what the door itself has to say against a request, and how every problem is answered."""
+"""HTTP errors, and how every error becomes a problem response (RFC 9457)."""
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from starlette.datastructures import Headers
@@ -30,8 +30,8 @@ _CODES: Final = {
 _PRECONDITIONS: Final = ("cas_mismatch", "version_conflict")
 
 
-class Refusal(Exception):
-    """The door refuses a request; the plane has not heard of it."""
+class HttpError(Exception):
+    """The HTTP API rejects a request before it reaches the plane."""
 
     def __init__(
         self,
@@ -41,35 +41,36 @@ class Refusal(Exception):
         *,
         retry: Retry = Retry.NEVER,
         headers: Mapping[str, str] | None = None,
-        **known: Any,
+        current_version: int | None = None,
     ) -> None:
         super().__init__(detail)
         self.status = status
         self.code = code
         self.retry = retry
         self.headers = dict(headers or {})
-        self.known = known
+        self.current_version = current_version
 
 
 class Unauthenticated(Exception):
-    """Nobody is known by the token that came with a request."""
+    """The request's token is unknown, expired or revoked."""
 
     def __init__(self, reason: NotAllowed) -> None:
         super().__init__(str(reason))
         self.reason = reason
 
 
-def draining() -> Refusal:
-    """The server is about to stop."""
-    return Refusal(
-        503, "shutdown_draining", "The server is shutting down; send this again in a moment", retry=Retry.LATER
-    )
+def draining_error() -> HttpError:
+    """The error for requests that arrive while the server shuts down."""
+    return HttpError(503, "shutdown_draining", "The server is shutting down; retry in a few seconds", retry=Retry.LATER)
 
 
 def problem_for(error: Exception, correlation_id: str, *, conditional: bool = False) -> tuple[Problem, dict[str, str]]:
-    """A problem and the headers that go with it. `conditional`: the request named a version in a header (RFC 9110)."""
+    """The problem for an error, and its response headers.
+
+    `conditional`: the request had an `If-Match` or `If-None-Match` header, so a version conflict is a 412 (RFC 9110).
+    """
     headers: dict[str, str] = {}
-    if isinstance(error, Refusal):
+    if isinstance(error, HttpError):
         problem = Problem(
             code=error.code,
             title=error.code.replace("_", " ").capitalize(),
@@ -79,14 +80,14 @@ def problem_for(error: Exception, correlation_id: str, *, conditional: bool = Fa
             type=f"urn:holdfast:error:{error.code}",
             retry_after_seconds=RETRY_AFTER_SECONDS if error.retry is Retry.LATER else None,
             correlation_id=correlation_id,
-            **error.known,
+            current_version=error.current_version,
         )
         headers.update(error.headers)
     elif isinstance(error, Unauthenticated):
         problem = msgspec.structs.replace(problem_of(error.reason, correlation_id), status=UNAUTHORIZED)
         headers["WWW-Authenticate"] = 'Bearer realm="holdfast"'
     elif isinstance(error, Closed):
-        return problem_for(draining(), correlation_id)
+        return problem_for(draining_error(), correlation_id)
     elif isinstance(error, HoldfastError):
         problem = problem_of(error, correlation_id)
         if conditional and error.code in _PRECONDITIONS:
@@ -95,14 +96,13 @@ def problem_for(error: Exception, correlation_id: str, *, conditional: bool = Fa
             headers["WWW-Authenticate"] = 'Bearer realm="holdfast", error="insufficient_scope"'
     elif isinstance(error, HTTPException):
         code = _CODES.get(error.status_code, "http_error")
-        refusal = Refusal(error.status_code, code, _words(error), headers=error.headers)
-        return problem_for(refusal, correlation_id)
+        return problem_for(HttpError(error.status_code, code, _detail_of(error), headers=error.headers), correlation_id)
     else:
         problem = Problem(
             code="internal_error",
             title="Internal error",
             status=500,
-            detail=f"Something went wrong that should not; the server's log says what under {correlation_id}",
+            detail=f"Unexpected error; the server's log has the details under correlation id {correlation_id}",
             type="urn:holdfast:error:internal_error",
             correlation_id=correlation_id,
         )
@@ -111,19 +111,19 @@ def problem_for(error: Exception, correlation_id: str, *, conditional: bool = Fa
     return problem, headers
 
 
-def problem_response(problem: Problem, headers: Mapping[str, str], asked: Headers) -> Response:
-    """The answer that carries a problem: MessagePack for who speaks it, JSON for everybody else."""
-    if MSGPACK in asked.get("accept", "") or asked.get("content-type", "").startswith(MSGPACK):
+def problem_response(problem: Problem, headers: Mapping[str, str], request_headers: Headers) -> Response:
+    """The response that carries a problem: MessagePack if the caller accepts or sends it, otherwise JSON."""
+    if MSGPACK in request_headers.get("accept", "") or request_headers.get("content-type", "").startswith(MSGPACK):
         content, media = msgspec.msgpack.encode(problem), MSGPACK
     else:
-        # Said outright, because a reader of JSON does not know what is meant by its absence.
+        # `retry` is written even if it has its default, which a JSON reader cannot know.
         content, media = msgspec.json.encode({"retry": problem.retry, **msgspec.to_builtins(problem)}), PROBLEM
     return Response(content, problem.status, {"Cache-Control": "no-store", **headers}, media)
 
 
-def _words(error: HTTPException) -> str:
+def _detail_of(error: HTTPException) -> str:
     if error.status_code == 404:
-        return "There is nothing at this path; /docs lists what there is"
+        return "No endpoint has this path; /docs lists all endpoints"
     if error.status_code == 405:
-        return f"This path does not take that method; it takes {(error.headers or {}).get('Allow', 'others')}"
+        return f"This path does not support this method; use {(error.headers or {}).get('Allow', 'another one')}"
     return str(error.detail)

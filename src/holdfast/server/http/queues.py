@@ -1,12 +1,13 @@
-"""Queues over HTTP: looking at them and running them. Messages themselves are in `messages.py`."""
+"""Queue administration over HTTP. `messages.py` has the endpoints for messages."""
 
+from functools import partial
 from typing import Any, Final
 
 from starlette.responses import Response
 
-from holdfast.server.http.endpoints import Endpoint, Parameter, noun, rendered
-from holdfast.server.http.problems import JSON, Refusal
-from holdfast.server.http.request_context import Visit
+from holdfast.server.http.endpoints import Endpoint, Parameter, json_response, operation
+from holdfast.server.http.problems import JSON, HttpError
+from holdfast.server.http.request_context import RequestContext
 from holdfast.wire.queues import (
     Deliveries,
     GetQueuePolicy,
@@ -21,58 +22,68 @@ from holdfast.wire.queues import (
     RemoveSchedule,
     SetQueuePolicy,
     SetSchedule,
+    SurveyQueues,
 )
 
 _QUEUE: Final = "/v1/queues/{queue}"
-_LETTERS: Final = 100
+_DEAD_LETTERS_DEFAULT: Final = 100
 
 
-def _row(method: str, path: str, request: Any, summary: str, **options: Any) -> Endpoint:
-    return noun(method, path, request, summary, of="queues", **options)
+_operation: Final = partial(operation, tag="queues")
 
 
-def _policy(visit: Visit, given: dict[str, Any]) -> None:
+def _policy(context: RequestContext, given: dict[str, Any]) -> None:
     """The body is the policy itself."""
-    del visit
+    del context
     given["policy"] = {name: given.pop(name) for name in list(given) if name not in ("queue", "universe", "tier")}
 
 
-async def _dead_letters(visit: Visit) -> Response:
-    """The dead letters of one queue, which are messages of another."""
-    queue = str(visit.http.path_params["queue"]).lower()
-    text = visit.http.query_params.get("limit", str(_LETTERS))
+async def _dead_letters(context: RequestContext) -> Response:
+    """Dead letters are messages of another queue, which queues may share."""
+    queue = str(context.request.path_params["queue"])
+    text = context.request.query_params.get("limit", str(_DEAD_LETTERS_DEFAULT))
     if not text.isdecimal() or len(text) > 9:
-        raise Refusal(400, "invalid_query", f"limit is {text[:80]!r}; give a number")
-    policy = await visit.ask(GetQueuePolicy(queue, visit.universe))
-    peek = PeekMessages(policy.dead_letter_queue or f"{queue}.dlq", int(text), visit.universe)
-    letters = (await visit.ask(peek)).messages
-    return rendered(Deliveries([letter for letter in letters if letter.origin == queue]))
+        raise HttpError(400, "invalid_query", f"limit is {text[:80]!r}; use a number")
+    policy = await context.call(GetQueuePolicy(queue, context.universe))
+    peek = PeekMessages(policy.dead_letter_queue or f"{queue}.dlq", int(text), context.universe)
+    letters = (await context.call(peek)).messages
+    return json_response(Deliveries([letter for letter in letters if letter.origin == queue]))
 
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    _row("GET", "/v1/queues", ListQueues, "Names of queues, in order"),
-    _row("GET", _QUEUE, GetQueueStats, "How many messages are in which state"),
-    _row("GET", _QUEUE + "/policy", GetQueuePolicy, "What holds for messages that do not say otherwise"),
-    _row("PUT", _QUEUE + "/policy", SetQueuePolicy, "Give a queue another policy", fill=_policy, takes=QueuePolicy),
-    _row("POST", _QUEUE + "/pause", PauseQueue, "Deliver nothing until resumed", fixed={"paused": True}),
-    _row("POST", _QUEUE + "/resume", PauseQueue, "Deliver again", fixed={"paused": False}),
-    _row("POST", _QUEUE + "/purge", PurgeQueue, "Remove every message that nobody holds"),
-    _row("POST", _QUEUE + "/redrive", RedriveMessages, "Put dead letters back, those named or all"),
-    _row("GET", _QUEUE + "/peek", PeekMessages, "Messages that are ready; nothing is consumed"),
+    _operation("GET", "/v1/surveys/queues", SurveyQueues, "Summarize each queue."),
+    _operation("GET", "/v1/queues", ListQueues, "List the names of queues, in order."),
+    _operation("GET", _QUEUE, GetQueueStats, "Read the number of messages in each state."),
+    _operation("GET", _QUEUE + "/policy", GetQueuePolicy, "Read the policy of a queue."),
+    _operation(
+        "PUT", _QUEUE + "/policy", SetQueuePolicy, "Set the policy of a queue.", prepare=_policy, body_type=QueuePolicy
+    ),
+    _operation("POST", _QUEUE + "/pause", PauseQueue, "Pause deliveries of a queue.", fixed={"paused": True}),
+    _operation("POST", _QUEUE + "/resume", PauseQueue, "Resume deliveries of a queue.", fixed={"paused": False}),
+    _operation("POST", _QUEUE + "/purge", PurgeQueue, "Remove all messages that are not leased."),
+    _operation(
+        "POST", _QUEUE + "/redrive", RedriveMessages, "Move dead letters back to the queue, all or the given ones."
+    ),
+    _operation("GET", _QUEUE + "/peek", PeekMessages, "Read ready messages without leasing them."),
     Endpoint(
         method="GET",
         path=_QUEUE + "/dead-letters",
-        noun="queues",
-        summary="The dead letters of a queue, with the last error of each",
+        tag="queues",
+        summary="List the dead letters of a queue, with their last errors.",
         handle=_dead_letters,
         parameters=(
             Parameter("queue", "path", required=True),
             Parameter("limit", "query", int),
             Parameter("universe", "query"),
         ),
-        answers={JSON: Deliveries},
+        response_types={JSON: Deliveries},
     ),
-    _row("GET", _QUEUE + "/schedules", ListSchedules, "The schedules of a queue"),
-    _row("PUT", _QUEUE + "/schedules/{name}", SetSchedule, "Put a message whenever a cron expression says so"),
-    _row("DELETE", _QUEUE + "/schedules/{name}", RemoveSchedule, "Remove a schedule"),
+    _operation("GET", _QUEUE + "/schedules", ListSchedules, "List the schedules of a queue."),
+    _operation(
+        "PUT",
+        _QUEUE + "/schedules/{name}",
+        SetSchedule,
+        "Create or replace a schedule, which enqueues a message by a cron expression.",
+    ),
+    _operation("DELETE", _QUEUE + "/schedules/{name}", RemoveSchedule, "Remove a schedule."),
 )

@@ -1,4 +1,4 @@
-"""Visits: one request that came in, who sent it, and the one way for it to ask something of the plane."""
+"""The context of one HTTP request: its headers, its body within the limits, its caller, and calls to the plane."""
 
 import asyncio
 import hashlib
@@ -12,178 +12,179 @@ from starlette.requests import Request as HttpRequest
 
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.plane.idempotency import keyed_call_of
-from holdfast.server.authorization import Guard
-from holdfast.server.http.halls import Hall
+from holdfast.server.authorization import Authorizer
+from holdfast.server.context import HttpContext
 from holdfast.server.http.limits import IDEMPOTENCY_KEY_CHARACTERS_MAX
 from holdfast.server.http.media import is_json, media_type_of
-from holdfast.server.http.problems import Refusal
-from holdfast.wire.repeats import takes_key
+from holdfast.server.http.problems import HttpError
 from holdfast.wire.requests import Answer, Request
 
 _TARGETS = ("queue", "world", "key", "name", "kind", "id", "universe")
 
 
-class Visit:
-    """One HTTP request. Its body is read within the limits; `ask` is guarded, checked, and done once."""
+class RequestContext:
+    """One HTTP request. `call` authorizes and checks a plane request and applies the idempotency key."""
 
-    def __init__(self, hall: Hall, request: HttpRequest, guard: Guard, media: str) -> None:
-        self.hall = hall
-        self.http = request
-        self.guard = guard
-        self.media = media  # What the caller wants to hear.
+    def __init__(self, http_context: HttpContext, request: HttpRequest, authorizer: Authorizer, media: str) -> None:
+        self.http_context = http_context
+        self.request = request
+        self.authorizer = authorizer
+        self.media = media  # The media type of the response.
         self.correlation_id: str = request.scope["state"]["correlation_id"]
         named = (request.query_params.get("universe"), request.headers.get("x-holdfast-universe"))
-        # One that is empty is a mistake, and no way to say main.
+        # An empty name is an error; it does not mean the default universe.
         checked = [checked_name("universe", each) for each in named if each is not None]
         self.universe = checked[0] if checked else UNIVERSE
-        _check_key(request.headers.get("idempotency-key"))
+        _check_idempotency_key(request.headers.get("idempotency-key"))
 
-    async def ask(
-        self, request: Request[Answer], *, allowed: bool = False, keyed: bool = True, like: Request[Any] | None = None
+    async def call(
+        self,
+        request: Request[Answer],
+        *,
+        authorized: bool = False,
+        use_key: bool = True,
+        as_sent: Request[Any] | None = None,
     ) -> Answer:
-        """The answer of the plane, if nothing is wrong with the request and the caller may make it, or was `allowed`
-        to before its body was read.
+        """Authorize, check and execute a plane request; returns the plane's answer.
 
-        `like` is what the caller has sent, where the request has more than that. What is not `keyed` is asked more than
-        once for one visit, and pays no heed to its key.
+        `authorized`: the caller was authorized before the body was read. `as_sent` is the request without the fields
+        that the server has added; repeated calls are compared by it. `use_key=False` ignores the idempotency key, for
+        endpoints that make several calls.
         """
-        if not allowed:
-            self.guard.allow(request)
+        if not authorized:
+            self.authorizer.authorize(request)
         request.check()
-        transport = self.hall.transport
-        key = self._key(request) if keyed and takes_key(type(request)) else None
-        answer: Answer = await transport.call(request, keyed_call_of(transport, request, key, again=True, like=like))
-        self.hall.credits.saw(request, answer)
+        transport = self.http_context.transport
+        key = self._outcome_key(request) if use_key and request.operation.takes_key else None
+        answer: Answer = await transport.call(request, keyed_call_of(transport, request, key, again=True, like=as_sent))
+        self.http_context.flow_control.observe(request, answer)
         return answer
 
     @property
-    def has_key(self) -> bool:
-        """Whether the caller will come again, with the same key, if it does not hear the answer."""
-        return "idempotency-key" in self.http.headers
+    def has_idempotency_key(self) -> bool:
+        """Whether the caller can repeat this request safely if the response is lost."""
+        return "idempotency-key" in self.request.headers
 
     async def body(self) -> bytes:
         """The whole body, held in memory.
 
         Raises:
-            Refusal: it is too long, or takes too long.
+            HttpError: the body is too large or too slow.
         """
-        limits = self.hall.limits
+        limits = self.http_context.limits
         parts: list[bytes] = []
         try:
             async with asyncio.timeout(limits.body_seconds_max):
-                async for piece in self._pieces(limits.body_bytes_max):
-                    parts.append(piece)
+                async for chunk in self._chunks(limits.body_bytes_max):
+                    parts.append(chunk)
         except TimeoutError:
-            raise _too_slow() from None
+            raise _body_too_slow() from None
         return b"".join(parts)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The body a piece at a time.
+        """The body in chunks.
 
         Raises:
-            Refusal: it is too long, the next piece does not come, or so little at a time that it never ends.
+            HttpError: the body is too large, a pause is too long, or the transfer is slower than the minimum rate.
         """
-        limits = self.hall.limits
+        limits = self.http_context.limits
         size, waited = 0, 0.0
-        async with aclosing(self._pieces(limits.stream_bytes_max)) as pieces:
+        async with aclosing(self._chunks(limits.stream_bytes_max)) as chunks:
             while True:
                 left = limits.pause_seconds_max + size / limits.stream_bytes_per_second_min - waited
                 began = time.monotonic()
                 try:
                     async with asyncio.timeout(min(left, limits.pause_seconds_max)):
-                        piece = await anext(pieces)
+                        chunk = await anext(chunks)
                 except StopAsyncIteration:
                     return
                 except TimeoutError:
-                    raise _too_slow() from None
+                    raise _body_too_slow() from None
                 waited += time.monotonic() - began
-                size += len(piece)
-                yield piece
+                size += len(chunk)
+                yield chunk
 
-    async def json(self, *, or_nothing: bool = False) -> Any:
-        """The body, which is JSON; an empty object if there is none and none is needed."""
-        media = media_type_of(self.http.headers)
+    async def json(self, *, allow_empty: bool = False) -> Any:
+        """The JSON body; with `allow_empty`, an empty object if there is no body."""
+        media = media_type_of(self.request.headers)
         if media and not is_json(media):
-            raise wrong_media(media, "application/json")
+            raise unsupported_media_type(media, "application/json")
         data = await self.body()
-        if not data and or_nothing:
+        if not data and allow_empty:
             return {}
         if not media:
-            raise wrong_media("nothing", "application/json")
-        return parsed(data)
+            raise unsupported_media_type("", "application/json")
+        return parse_json(data)
 
-    async def gone(self) -> None:
-        """Return when the caller has hung up. Only for when the body was read."""
-        while (await self.http.receive())["type"] != "http.disconnect":
+    async def wait_for_disconnect(self) -> None:
+        """Return when the caller disconnects. Call this only after the body was read."""
+        while (await self.request.receive())["type"] != "http.disconnect":
             pass
 
-    def _pieces(self, bytes_max: int) -> AsyncGenerator[bytes, None]:
-        declared = self.http.headers.get("content-length", "")
+    def _chunks(self, bytes_max: int) -> AsyncGenerator[bytes, None]:
+        declared = self.request.headers.get("content-length", "")
         if declared.isdigit():
             self._check_size(int(declared), bytes_max)
-        return self._counted(bytes_max)
+        return self._checked_chunks(bytes_max)
 
-    async def _counted(self, bytes_max: int) -> AsyncGenerator[bytes, None]:
+    async def _checked_chunks(self, bytes_max: int) -> AsyncGenerator[bytes, None]:
         size = 0
-        async for piece in self.http.stream():
-            size += len(piece)
+        async for chunk in self.request.stream():
+            size += len(chunk)
             self._check_size(size, bytes_max)
-            if piece:
-                yield piece
+            if chunk:
+                yield chunk
 
     def _check_size(self, size: int, bytes_max: int) -> None:
-        allow_body = getattr(self.guard, "allow_body", None)  # Tokens may have a smaller limit of their own.
-        if allow_body is not None:
-            allow_body(size)
+        self.authorizer.authorize_body(size)  # A token may have a smaller limit than the server.
         if size > bytes_max:
-            raise _too_large(bytes_max)
+            raise _body_too_large(bytes_max)
 
-    def _key(self, request: Request[Any]) -> str | None:
-        """The name under which the outcome of a write is remembered, if the caller wants that."""
-        given = self.http.headers.get("idempotency-key")
+    def _outcome_key(self, request: Request[Any]) -> str | None:
+        """The key under which the outcome of a write is stored, if the caller sent an idempotency key."""
+        given = self.request.headers.get("idempotency-key")
         if given is None:
             return None
-        about = [type(request).__name__, *(str(getattr(request, name, "")) for name in _TARGETS), given]
-        return f"{self.guard.name}/{hashlib.sha256(chr(0).join(about).encode()).hexdigest()}"
+        parts = [type(request).__name__, *(str(getattr(request, name, "")) for name in _TARGETS), given]
+        return f"{self.authorizer.name}/{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}"
 
 
-def parsed(data: bytes) -> Any:
-    """What JSON says.
+def parse_json(data: bytes) -> Any:
+    """Decode a JSON body.
 
     Raises:
-        Refusal: it is none.
+        HttpError: the body is not valid JSON.
     """
     try:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise Refusal(400, "invalid_body", f"The body is not JSON ({error}); encode it again") from None
+        raise HttpError(400, "invalid_body", f"The body is not valid JSON: {error}") from None
 
 
-def _check_key(given: str | None) -> None:
+def _check_idempotency_key(given: str | None) -> None:
     if given is not None and not 0 < len(given) <= IDEMPOTENCY_KEY_CHARACTERS_MAX:
-        raise Refusal(
+        raise HttpError(
             400,
             "invalid_idempotency_key",
-            f"An Idempotency-Key has 1 to {IDEMPOTENCY_KEY_CHARACTERS_MAX} characters; use a UUID",
+            f"An Idempotency-Key has 1 to {IDEMPOTENCY_KEY_CHARACTERS_MAX} characters; for example, use a UUID",
         )
 
 
-def wrong_media(found: str, wanted: str) -> Refusal:
-    """The refusal of a body of another media type."""
-    return Refusal(
-        415, "invalid_content_type", f"The body is {found[:80]!r} and should be {wanted}; name it in Content-Type"
-    )
+def unsupported_media_type(found: str, wanted: str) -> HttpError:
+    """The error for a body whose media type the endpoint does not accept."""
+    problem = f"The Content-Type of the body is {found[:80]!r}" if found else "The request has no Content-Type"
+    return HttpError(415, "invalid_content_type", f"{problem}; send {wanted}")
 
 
-def _too_large(bytes_max: int) -> Refusal:
-    return Refusal(
+def _body_too_large(bytes_max: int) -> HttpError:
+    return HttpError(
         413,
         "body_too_large",
-        f"The body has more than {bytes_max} bytes; send less at a time, or large payloads to /v1/blobs",
+        f"The body is larger than {bytes_max} bytes; send smaller batches, or store large payloads at /v1/blobs",
     )
 
 
-def _too_slow() -> Refusal:
-    return Refusal(
-        408, "body_timeout", "The body did not come in time; send it faster", headers={"Connection": "close"}
+def _body_too_slow() -> HttpError:
+    return HttpError(
+        408, "body_timeout", "The body did not arrive in time; send it faster", headers={"Connection": "close"}
     )

@@ -1,4 +1,4 @@
-"""All endpoints of a server, in the order in which paths are tried."""
+"""All endpoints of a server, in the order in which the router matches their paths."""
 
 from typing import Final
 
@@ -6,35 +6,32 @@ from holdfast.server.http import (
     activity,
     backups,
     blobs,
+    calls,
     entities,
+    json_rpc,
     leases,
     mail,
     messages,
     queues,
-    rpc,
-    rpc_endpoints,
     states,
     stats,
     subscriptions,
-    surveys,
     worlds,
 )
 from holdfast.server.http.endpoints import Endpoint
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    *rpc_endpoints.ENDPOINTS,
+    *calls.ENDPOINTS,
     *messages.ENDPOINTS,
     *subscriptions.ENDPOINTS,
-    *messages.SETTLE_ENDPOINTS,
     *stats.ENDPOINTS,
     *queues.ENDPOINTS,
     *leases.ENDPOINTS,
     *states.ENDPOINTS,
     *entities.ENDPOINTS,
     *worlds.ENDPOINTS,
-    *surveys.ENDPOINTS,
     *mail.ENDPOINTS,
-    *rpc.ENDPOINTS,
+    *json_rpc.ENDPOINTS,
     *activity.ENDPOINTS,
     *blobs.ENDPOINTS,
     *backups.ENDPOINTS,

@@ -1,26 +1,26 @@
-"""How a queue is doing: asked once, or watched."""
+"""Queue statistics: read once, or streamed when they change."""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 from starlette.responses import Response
 
 from holdfast.errors import HoldfastError, Retry
 from holdfast.server.http import json_codec
-from holdfast.server.http.endpoints import Endpoint, Parameter, rendered
+from holdfast.server.http.endpoints import Endpoint, Parameter, json_response
 from holdfast.server.http.events import LINES, NDJSON, SSE, End, Events, EventStream
 from holdfast.server.http.messages import universe_of
-from holdfast.server.http.problems import JSON, Refusal, problem_for
-from holdfast.server.http.request_context import Visit
+from holdfast.server.http.problems import JSON, HttpError, problem_for
+from holdfast.server.http.request_context import RequestContext
 from holdfast.tiers import Tier
 from holdfast.wire.queues import GetQueueStats, QueueStats
 
 
 class StatsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which queue."""
+    """The queue whose statistics to read."""
 
     queue: str
     namespace: str | None = None
@@ -28,11 +28,11 @@ class StatsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class StatsView(msgspec.Struct, frozen=True, kw_only=True):
-    """How many messages are in which state, and who waits. Looking consumes nothing."""
+    """The number of messages in each state, and of waiting consumers. Reading this leases nothing."""
 
     namespace: str
     queue: str
-    available: bool  # Something would be delivered now.
+    available: bool  # Whether a dequeue would get a message now.
     pending_candidates: int  # Messages that are ready.
     waiting_consumers: int
     total_consumers: int
@@ -54,108 +54,113 @@ class StatsView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatsLine(msgspec.Struct, frozen=True):
-    """Stats that have changed."""
+    """Changed statistics."""
 
     event: Literal["stats"]
     data: StatsView
 
 
 _LINES: Final = (StatsLine, *LINES)
+_WATCH_SUMMARY: Final = "Stream the statistics of a queue whenever they change."
 
 
-def _view(visit: Visit, universe: str, stats: QueueStats) -> StatsView:
+def _view(context: RequestContext, universe: str, stats: QueueStats) -> StatsView:
     return StatsView(
         namespace=universe,
         available=stats.ready > 0 and not stats.paused,
         pending_candidates=stats.ready,
         total_consumers=stats.waiting_consumers,
-        has_active_watcher=visit.hall.watches > 0,
+        has_active_watcher=context.http_context.watches > 0,
         **msgspec.structs.asdict(stats),
     )
 
 
-async def _stats(visit: Visit) -> Response:
-    body: StatsBody = json_codec.checked(await visit.json(), StatsBody)
-    universe = universe_of(visit, body)
-    return rendered(_view(visit, universe, await visit.ask(GetQueueStats(body.queue, universe))))
+async def _stats(context: RequestContext) -> Response:
+    body: StatsBody = json_codec.convert(await context.json(), StatsBody)
+    universe = universe_of(context, body)
+    return json_response(_view(context, universe, await context.call(GetQueueStats(body.queue, universe))))
 
 
-async def _watch(visit: Visit) -> Response:
-    if visit.http.method == "POST":
-        body: StatsBody = json_codec.checked(await visit.json(), StatsBody)
+async def _watch(context: RequestContext) -> Response:
+    if context.request.method == "POST":
+        body: StatsBody = json_codec.convert(await context.json(), StatsBody)
     else:
-        body = json_codec.checked(dict(visit.http.query_params), StatsBody)
-    universe = universe_of(visit, body)
-    first = await visit.ask(GetQueueStats(body.queue, universe))  # So that what is wrong is a problem, not an event.
-    hall = visit.hall
-    if hall.watches >= hall.limits.watches_max:
-        raise Refusal(
-            503, "queue_busy", f"{hall.limits.watches_max} watches are open already; come back later", retry=Retry.LATER
+        body = json_codec.convert(dict(context.request.query_params), StatsBody)
+    universe = universe_of(context, body)
+    first = await context.call(GetQueueStats(body.queue, universe))  # So that an invalid request gets an error status.
+    http_context = context.http_context
+    if http_context.watches >= http_context.limits.watches_max:
+        raise HttpError(
+            503,
+            "queue_busy",
+            f"{http_context.limits.watches_max} watches are already open; retry later",
+            retry=Retry.LATER,
         )
-    events = _events(visit, universe, first)
-    return EventStream(await anext(events), events, visit.media)
+    events = _events(context, universe, first)
+    return EventStream(await anext(events), events, context.media)
 
 
-async def _events(visit: Visit, universe: str, stats: QueueStats) -> AsyncGenerator[bytes, None]:
-    hall, events = visit.hall, Events(visit.media)
-    request = GetQueueStats(stats.queue, universe, tier=Tier.IMPORTANT)  # The newest, though not yet synced.
-    started = spoken = time.monotonic()
-    hall.watches += 1
+async def _events(context: RequestContext, universe: str, stats: QueueStats) -> AsyncGenerator[bytes, None]:
+    http_context, events = context.http_context, Events(context.media)
+    request = GetQueueStats(stats.queue, universe, tier=Tier.IMPORTANT)  # Includes writes that are not yet synced.
+    started = sent_at = time.monotonic()
+    http_context.watches += 1
     try:
-        yield events.event("stats", _view(visit, universe, stats))
+        yield events.event("stats", _view(context, universe, stats))
         while True:
-            await asyncio.sleep(hall.limits.watch_seconds)
+            await asyncio.sleep(http_context.limits.watch_seconds)
             now = time.monotonic()
-            if hall.doors.draining or now - started > hall.limits.subscribe_seconds_max:
-                yield events.event("end", End("shutdown_draining" if hall.doors.draining else "reconnect"))
+            if http_context.server.draining or now - started > http_context.limits.subscribe_seconds_max:
+                yield events.event("end", End("shutdown_draining" if http_context.server.draining else "reconnect"))
                 return
-            latest = await visit.ask(request)
-            if _what_counts(latest) != _what_counts(stats):
-                stats, spoken = latest, now
-                yield events.event("stats", _view(visit, universe, stats))
-            elif now - spoken > hall.limits.heartbeat_seconds:
-                spoken = now
+            latest = await context.call(request)
+            if _without_age(latest) != _without_age(stats):
+                stats, sent_at = latest, now
+                yield events.event("stats", _view(context, universe, stats))
+            elif now - sent_at > http_context.limits.heartbeat_seconds:
+                sent_at = now
                 yield events.heartbeat()
     except HoldfastError as error:
-        yield events.event("problem", problem_for(error, visit.correlation_id)[0])
+        yield events.event("problem", problem_for(error, context.correlation_id)[0])
     finally:
-        hall.watches -= 1
+        http_context.watches -= 1
 
 
-def _what_counts(stats: QueueStats) -> QueueStats:
-    """The stats without what changes by itself."""
+def _without_age(stats: QueueStats) -> QueueStats:
+    """The stats without the age, which changes all the time."""
     return msgspec.structs.replace(stats, head_age_seconds=0.0)
-
-
-def _row(method: str, **options: Any) -> Endpoint:
-    return Endpoint(
-        method=method,
-        path="/v1/queue/watch",
-        noun="messages",
-        summary="The stats of a queue, whenever they change",
-        handle=_watch,
-        answers={SSE: _LINES, NDJSON: _LINES},
-        **options,
-    )
 
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     Endpoint(
         method="POST",
         path="/v1/queue/stats",
-        noun="messages",
-        summary="How many messages of a queue are in which state",
+        tag="messages",
+        summary="Read the statistics of a queue.",
         handle=_stats,
-        takes={JSON: StatsBody},
-        answers={JSON: StatsView},
+        accepts={JSON: StatsBody},
+        response_types={JSON: StatsView},
     ),
-    _row("POST", takes={JSON: StatsBody}),
-    _row(
-        "GET",
+    Endpoint(
+        method="POST",
+        path="/v1/queue/watch",
+        tag="messages",
+        summary=_WATCH_SUMMARY,
+        handle=_watch,
+        accepts={JSON: StatsBody},
+        response_types={SSE: _LINES, NDJSON: _LINES},
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/queue/watch",
+        tag="messages",
+        summary=_WATCH_SUMMARY,
+        handle=_watch,
         parameters=(
             Parameter("queue", "query", required=True),
             Parameter("namespace", "query"),
             Parameter("universe", "query"),
         ),
+        response_types={SSE: _LINES, NDJSON: _LINES},
     ),
 )

@@ -1,4 +1,4 @@
-"""Values between CBOR, which the plane keeps, and JSON, which HTTP callers speak."""
+"""Conversion of stored CBOR values to JSON."""
 
 from base64 import b64encode
 from collections.abc import Mapping
@@ -9,17 +9,17 @@ from uuid import UUID
 
 import cbor2
 
-_AS_THEY_ARE: Final = (str, int, float, bool, type(None), datetime, date, UUID, Decimal)
+_UNCHANGED_TYPES: Final = (str, int, float, bool, type(None), datetime, date, UUID, Decimal)
 
 
 def from_cbor(data: bytes) -> Any:
-    """A canonical CBOR value as JSON has it: bytes are base64, keys are text."""
+    """A CBOR value as JSON types: bytes become base64, map keys become text."""
     return jsonable(cbor2.loads(data))
 
 
 def jsonable(value: Any) -> Any:
-    """A value that CBOR can hold, in the nearest form that JSON has."""
-    if isinstance(value, _AS_THEY_ARE):
+    """A decoded CBOR value as the nearest JSON type."""
+    if isinstance(value, _UNCHANGED_TYPES):
         return value
     if isinstance(value, bytes):
         return b64encode(value).decode()

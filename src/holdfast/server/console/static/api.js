@@ -1,21 +1,21 @@
-// Calls to the server, and the events that it sends. The token is shown in a header and kept in this tab only.
+// Calls to the server, and its event stream. The token is sent in a header and kept in this tab only.
 
 const TOKEN = "holdfast-token";
 const PAUSE_MS = 500;
 const PAUSE_MS_MAX = 8_000;
-const SILENCE_MS_MAX = 10_000; // The server says something every second.
+const SILENCE_MS_MAX = 10_000; // The server sends an event every second.
 
 export class Problem extends Error {
   constructor(status, problem) {
-    super(problem.detail ?? "The server did not say what is wrong");
+    super(problem.detail ?? "The server sent no error details.");
     this.status = status;
     this.code = problem.code ?? "unreachable";
   }
 }
 
 export const token = {
-  // Whether a header can carry it. A browser sends no other, and would not say that this is why.
-  canShow: (value) => /^[ -~]+$/.test(value),
+  // Whether a header can contain it. A browser refuses to send any other value, without a useful error.
+  isValid: (value) => /^[ -~]+$/.test(value),
   get: () => sessionStorage.getItem(TOKEN),
   set: (value) => sessionStorage.setItem(TOKEN, value),
   forget: () => sessionStorage.removeItem(TOKEN),
@@ -24,37 +24,37 @@ export const token = {
 export class Api {
   constructor() {
     this.universe = "main";
-    this.refused = () => {};
+    this.onUnauthorized = () => {};
   }
 
   headers(more = {}) {
-    const shown = token.get();
-    return { ...(shown ? { Authorization: `Bearer ${shown}` } : {}), "X-Holdfast-Universe": this.universe, ...more };
+    const value = token.get();
+    return { ...(value ? { Authorization: `Bearer ${value}` } : {}), "X-Holdfast-Universe": this.universe, ...more };
   }
 
   async get(path, query = {}) {
-    const words = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== null && value !== undefined));
-    const asked = words.size ? `${path}?${words}` : path;
-    return this.#answer(asked, { headers: this.headers() });
+    const parameters = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== null && value !== undefined));
+    const url = parameters.size ? `${path}?${parameters}` : path;
+    return this.#fetch(url, { headers: this.headers() });
   }
 
-  // A write that may be sent again without being done twice.
+  // A write with an idempotency key.
   async post(path, body = {}) {
     const headers = this.headers({ "Content-Type": "application/json", "Idempotency-Key": key() });
-    return this.#answer(path, { method: "POST", headers, body: JSON.stringify(body) });
+    return this.#fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
   }
 
-  async #answer(path, options) {
-    let answer;
+  async #fetch(path, options) {
+    let response;
     try {
-      answer = await fetch(path, { ...options, cache: "no-store", credentials: "omit", redirect: "error" });
+      response = await fetch(path, { ...options, cache: "no-store", credentials: "omit", redirect: "error" });
     } catch {
       throw new Problem(0, { detail: "The server cannot be reached." });
     }
-    const body = await answer.json().catch(() => ({}));
-    if (answer.ok) return body;
-    const problem = new Problem(answer.status, body);
-    if (answer.status === 401) this.refused(problem);
+    const body = await response.json().catch(() => ({}));
+    if (response.ok) return body;
+    const problem = new Problem(response.status, body);
+    if (response.status === 401) this.onUnauthorized(problem);
     throw problem;
   }
 }
@@ -63,21 +63,21 @@ function key() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (each) => each.toString(16).padStart(2, "0")).join("");
 }
 
-// Listens to /console/events, and comes back with longer and longer pauses when the connection is lost.
+// Reads /console/events, and reconnects with growing pauses when the connection is lost.
 export class Events {
-  constructor(api, { heard, state }) {
+  constructor(api, { onEvent, onState }) {
     this.api = api;
-    this.heard = heard; // (name, data)
-    this.state = state; // ("live"), ("lost", in how many ms) or ("refused", problem)
+    this.onEvent = onEvent; // (name, data)
+    this.onState = onState; // ("live"), ("lost", milliseconds until the next attempt) or ("refused", problem)
     this.stopping = new AbortController();
-    this.hurry = () => {};
-    addEventListener("online", () => this.hurry(), { signal: this.stopping.signal });
+    this.reconnectNow = () => {};
+    addEventListener("online", () => this.reconnectNow(), { signal: this.stopping.signal });
     this.#run();
   }
 
   stop() {
     this.stopping.abort();
-    this.hurry();
+    this.reconnectNow();
   }
 
   async #run() {
@@ -87,22 +87,22 @@ export class Events {
       try {
         await this.#listen(() => {
           wasLive = true;
-          this.state("live");
+          this.onState("live");
         });
       } catch (error) {
         if (this.stopping.signal.aborted) return;
         if (error instanceof Problem && [400, 401, 403].includes(error.status)) {
-          this.state("refused", error);
+          this.onState("refused", error);
           return;
         }
       }
       if (this.stopping.signal.aborted) return;
       pause = wasLive ? PAUSE_MS : Math.min(pause * 1.7, PAUSE_MS_MAX);
-      const rest = pause * (0.75 + Math.random() / 2);
-      this.state("lost", rest);
+      const delay = pause * (0.75 + Math.random() / 2);
+      this.onState("lost", delay);
       await new Promise((resolve) => {
-        const timer = setTimeout(resolve, rest);
-        this.hurry = () => {
+        const timer = setTimeout(resolve, delay);
+        this.reconnectNow = () => {
           clearTimeout(timer);
           resolve();
         };
@@ -110,16 +110,16 @@ export class Events {
     }
   }
 
-  async #listen(began) {
+  async #listen(onOpen) {
     const silence = new AbortController();
     const signal = AbortSignal.any([this.stopping.signal, silence.signal]);
     let timer = setTimeout(() => silence.abort(), SILENCE_MS_MAX);
     try {
       const path = `console/events?${new URLSearchParams({ universe: this.api.universe })}`;
-      const answer = await fetch(path, { headers: this.api.headers(), signal, cache: "no-store", credentials: "omit" });
-      if (!answer.ok) throw new Problem(answer.status, await answer.json().catch(() => ({})));
-      began();
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      const response = await fetch(path, { headers: this.api.headers(), signal, cache: "no-store", credentials: "omit" });
+      if (!response.ok) throw new Problem(response.status, await response.json().catch(() => ({})));
+      onOpen();
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (;;) {
         const { value, done } = await reader.read();
@@ -128,15 +128,15 @@ export class Events {
         timer = setTimeout(() => silence.abort(), SILENCE_MS_MAX);
         const events = (rest + value).split("\n\n");
         rest = events.pop();
-        for (const event of events) this.#tell(event);
+        for (const event of events) this.#dispatch(event);
       }
     } finally {
       clearTimeout(timer);
-      silence.abort(); // Whatever ended it, the server is not to go on.
+      silence.abort(); // Ends the stream on the server, too.
     }
   }
 
-  #tell(event) {
+  #dispatch(event) {
     let name = "message";
     let data = "";
     for (const line of event.split("\n")) {
@@ -144,8 +144,8 @@ export class Events {
       else if (line.startsWith("data: ")) data += line.slice(6);
     }
     if (!data) return;
-    const told = JSON.parse(data);
-    if (name === "problem") throw new Problem(told.status, told);
-    this.heard(name, told);
+    const value = JSON.parse(data);
+    if (name === "problem") throw new Problem(value.status, value);
+    this.onEvent(name, value);
   }
 }

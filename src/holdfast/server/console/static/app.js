@@ -1,7 +1,7 @@
-// The frame of the console: who is looking, at which universe and page, and whether the server is there.
+// The frame of the console: sign-in, universe, navigation and connection status.
 
 import { Api, Events, Problem, token } from "./api.js";
-import { button, h, icon, say } from "./dom.js";
+import { button, h, icon, setText } from "./dom.js";
 import * as entities from "./entities.js";
 import * as leases from "./leases.js";
 import { login } from "./login.js";
@@ -14,24 +14,24 @@ import * as worlds from "./worlds.js";
 
 const PAGES = { overview, queues, mail, worlds, leases, entities, reports };
 const NAMES = { overview: "Overview", queues: "Queues", mail: "Mail", worlds: "Worlds", leases: "Leases", entities: "Entities", reports: "Reports" };
-const EVERY_MS = 5_000; // What only time changes is looked at again so often.
-const SESSION_MS = 30_000; // Universes come, and tokens end.
-const REST_MS = 400; // Between two looks, however much is written.
+const REFRESH_MS = 5_000; // Refreshes values that change with time only.
+const SESSION_MS = 30_000; // Refreshes the list of universes, and detects expired tokens.
+const REFRESH_PAUSE_MS = 400; // Minimum pause between two refreshes, however much is written.
 const TOAST_MS = 6_000;
-const HIDDEN_MS = 300_000; // Then a page that nobody sees gives its connection back; a browser has six for a server.
+const HIDDEN_MS = 300_000; // Then a hidden page closes its event stream; browsers allow six connections per server.
 
 class App {
   constructor(root) {
     this.root = root;
     this.api = new Api();
-    this.api.refused = (problem) => this.out(problem);
+    this.api.onUnauthorized = (problem) => this.signOut(problem);
     this.series = new Series();
     addEventListener("hashchange", () => this.session && this.route());
     addEventListener("keydown", (event) => this.session && this.key(event));
-    document.addEventListener("visibilitychange", () => this.session && this.seen());
+    document.addEventListener("visibilitychange", () => this.session && this.visibilityChanged());
     setInterval(() => this.page?.tick?.(), 1_000);
-    setInterval(() => document.hidden || !this.live || this.again(), SESSION_MS);
-    setInterval(() => document.hidden || !this.live || Date.now() < (this.page?.notBefore ?? 0) || this.refresh(), EVERY_MS);
+    setInterval(() => document.hidden || !this.live || this.reloadSession(), SESSION_MS);
+    setInterval(() => document.hidden || !this.live || Date.now() < (this.page?.notBefore ?? 0) || this.refresh(), REFRESH_MS);
   }
 
   async start(problem = null) {
@@ -39,11 +39,11 @@ class App {
     try {
       session = await this.api.get("console/session");
     } catch (error) {
-      if (error.status !== 401) return this.lost(error);
+      if (error.status !== 401) return this.showUnreachable(error);
       token.forget();
-      return this.ask(error);
+      return this.askForToken(error);
     }
-    if (!session.signed_in) return this.ask(problem);
+    if (!session.signed_in) return this.askForToken(problem);
     this.session = session;
     const wanted = new URLSearchParams(location.search).get("universe") ?? this.api.universe;
     this.api.universe = this.session.universes.includes(wanted) ? wanted : this.session.universes[0];
@@ -53,25 +53,25 @@ class App {
     return null;
   }
 
-  // Nobody could be asked who we are: the server is not there, or not ready.
-  lost(error) {
-    this.root.replaceChildren(h("main", { class: "alone" }, h("section", { class: "card" }, h("h1", { text: "Holdfast" }), h("p", { role: "status", text: `${error.message} Trying again…` }))));
+  // The session cannot be read: the server is unreachable or not ready.
+  showUnreachable(error) {
+    this.root.replaceChildren(h("main", { class: "alone" }, h("section", { class: "card" }, h("h1", { text: "Holdfast" }), h("p", { role: "status", text: `${error.message} Retrying…` }))));
     setTimeout(() => this.start(), 2_000);
   }
 
-  ask(problem) {
+  askForToken(problem) {
     document.title = "Sign in · Holdfast";
     this.root.replaceChildren(
-      login(problem, (shown) => {
-        if (!token.canShow(shown)) return this.ask(new Problem(401, { detail: "A token has letters, digits and underscores; copy all of it, and nothing else." }));
-        token.set(shown);
+      login(problem, (value) => {
+        if (!token.isValid(value)) return this.askForToken(new Problem(401, { detail: "A token has only letters, digits and underscores; copy it again." }));
+        token.set(value);
         return this.start();
       }),
     );
   }
 
-  // The token is not good any more, or its holder leaves.
-  out(problem = null) {
+  // The token was revoked or has expired, or the user signs out.
+  signOut(problem = null) {
     if (!this.session) return;
     this.session = null;
     this.live = false;
@@ -80,25 +80,25 @@ class App {
     this.leave();
     token.forget();
     this.series = new Series();
-    this.ask(problem);
+    this.askForToken(problem);
   }
 
   draw() {
-    const theme = button(icon("sun"), () => this.theme(), { class: "ghost", "aria-label": "Dark or light", title: "Dark or light" });
+    const theme = button(icon("sun"), () => this.theme(), { class: "ghost", "aria-label": "Toggle dark mode", title: "Toggle dark mode" });
     const keys = button(icon("keys"), () => this.help.showModal(), { class: "ghost", "aria-label": "Keyboard shortcuts", title: "Keyboard shortcuts (?)" });
-    const leave = this.session.tokens && button(icon("out"), () => this.out(), { class: "ghost", "aria-label": `Sign out ${this.session.name}`, title: `Sign out ${this.session.name}` });
+    const leave = this.session.tokens && button(icon("out"), () => this.signOut(), { class: "ghost", "aria-label": `Sign out ${this.session.name}`, title: `Sign out ${this.session.name}` });
     this.universes = h("select", { id: "universe", onchange: () => this.choose(this.universes.value) });
     this.fill();
     this.status = h("span", { class: "status", role: "status" }, h("i", {}), h("span", { text: "Connecting" }));
     this.heading = h("h1", { tabindex: "-1" });
     this.actions = h("div", { class: "actions" });
     this.banner = h("div", { class: "banner", role: "alert", hidden: true });
-    this.place = h("div", { class: "page" });
+    this.container = h("div", { class: "page" });
     this.toasts = h("div", { class: "toasts", role: "status" });
     this.links = Object.fromEntries(Object.entries(NAMES).map(([name, words]) => [name, h("a", { href: `#/${name}` }, icon(name), h("span", { text: words }))]));
     this.help = help();
     this.root.replaceChildren(
-      h("a", { class: "skip", href: "#main", text: "Skip to the page", onclick: (event) => {
+      h("a", { class: "skip", href: "#main", text: "Skip to content", onclick: (event) => {
         event.preventDefault();
         this.heading.focus();
       } }),
@@ -107,9 +107,9 @@ class App {
         { class: "side" },
         h("a", { class: "brand", href: "#/overview" }, h("img", { src: "console/icon.svg", alt: "", width: "22", height: "22" }), "Holdfast"),
         h("nav", { "aria-label": "Pages" }, Object.values(this.links)),
-        h("div", { class: "foot" }, this.session.tokens ? h("span", { class: "who", title: "Your token", text: this.session.name }) : h("span", { class: "who", text: "no tokens" }), theme, keys, leave),
+        h("div", { class: "foot" }, this.session.tokens ? h("span", { class: "who", title: "Name of your token", text: this.session.name }) : h("span", { class: "who", text: "no authentication" }), theme, keys, leave),
       ),
-      h("main", { id: "main" }, h("div", { class: "top" }, this.heading, this.actions, h("div", { class: "where" }, h("label", { for: "universe", text: "Universe" }), this.universes, this.status)), this.banner, this.place),
+      h("main", { id: "main" }, h("div", { class: "top" }, this.heading, this.actions, h("div", { class: "where" }, h("label", { for: "universe", text: "Universe" }), this.universes, this.status)), this.banner, this.container),
       this.toasts,
       this.help,
     );
@@ -131,7 +131,7 @@ class App {
     this.listen();
   }
 
-  seen() {
+  visibilityChanged() {
     clearTimeout(this.hiding);
     if (!document.hidden && this.events.stopping.signal.aborted) this.listen();
     else if (document.hidden) this.hiding = setTimeout(() => this.events.stop(), HIDDEN_MS);
@@ -140,48 +140,48 @@ class App {
   listen() {
     this.events?.stop();
     this.live = false;
-    this.events = new Events(this.api, { heard: (name, data) => this.heard(name, data), state: (state, about) => this.connection(state, about) });
+    this.events = new Events(this.api, { onEvent: (name, data) => this.onEvent(name, data), onState: (state, detail) => this.onConnectionState(state, detail) });
   }
 
-  heard(name, data) {
+  onEvent(name, data) {
     if (name === "history") data.samples.forEach((sample) => this.series.add(sample));
     else if (name === "sample") this.series.add(data);
-    else if (name === "changed" && this.module.rooms.some((room) => data.rooms.includes(room))) this.refresh();
+    else if (name === "changed" && this.module.sections.some((section) => data.rooms.includes(section))) this.refresh();
     if (name === "history" || name === "sample") this.page?.sample?.();
   }
 
-  connection(state, about) {
+  onConnectionState(state, detail) {
     if (!this.session) return;
     if (state === "refused") {
-      if (about.status === 401 || this.session.tokens) this.out(about);
-      else this.warn(about.message);
+      if (detail.status === 401 || this.session.tokens) this.signOut(detail);
+      else this.warn(detail.message);
       return;
     }
     const was = this.live;
     this.live = state === "live";
     this.status.className = `status ${state}`;
-    say(this.status.lastElementChild, this.live ? "Live" : "Reconnecting");
+    setText(this.status.lastElementChild, this.live ? "Live" : "Reconnecting");
     clearInterval(this.counting);
     if (this.live) {
       this.warn(null);
-      if (!was) this.again();
+      if (!was) this.reloadSession();
       return;
     }
-    const until = Date.now() + about;
-    const count = () => this.warn(`The connection to the server is lost. Trying again in ${Math.max(1, Math.ceil((until - Date.now()) / 1000))} s.`, () => this.events.hurry());
+    const until = Date.now() + detail;
+    const count = () => this.warn(`The connection to the server is lost. Reconnecting in ${Math.max(1, Math.ceil((until - Date.now()) / 1000))} s.`, () => this.events.reconnectNow());
     count();
     this.counting = setInterval(count, 1_000);
   }
 
-  // Connected, perhaps to a server that has started since: who we are may have changed, and everything else.
-  async again() {
+  // Read the session again: the server may have restarted, and the token and the universes may have changed.
+  async reloadSession() {
     const before = this.session;
     try {
       const session = await this.api.get("console/session");
-      if (this.session !== before) return; // Whoever was looking has signed out, or was asked twice.
+      if (this.session !== before) return; // Signed out, or another reload was faster.
       this.session = session;
     } catch {
-      return; // Whoever is refused was sent to sign in; whoever lost the connection again tries again.
+      return; // A 401 shows the sign-in page; after a lost connection the event stream retries.
     }
     this.fill();
     this.refresh();
@@ -190,8 +190,8 @@ class App {
   warn(words, retry = null) {
     this.banner.hidden = !words;
     if (!words) this.banner.replaceChildren();
-    else if (!this.banner.firstElementChild) this.banner.append(h("span", {}), retry ? button("Try now", retry, { class: "small" }) : "");
-    if (words) say(this.banner.firstElementChild, words);
+    else if (!this.banner.firstElementChild) this.banner.append(h("span", {}), retry ? button("Reconnect now", retry, { class: "small" }) : "");
+    if (words) setText(this.banner.firstElementChild, words);
   }
 
   route() {
@@ -217,7 +217,7 @@ class App {
     this.actions.replaceChildren(...(page.actions ?? []));
     document.title = `${[...parts].reverse().concat(NAMES[this.name]).join(" · ")} · Holdfast`;
     for (const [each, anchor] of Object.entries(this.links)) each === this.name ? anchor.setAttribute("aria-current", "page") : anchor.removeAttribute("aria-current");
-    this.place.replaceChildren(this.failed, page.element);
+    this.container.replaceChildren(this.failed, page.element);
     page.mounted?.();
     this.refresh();
     if (this.routed) this.heading.focus({ preventScroll: true });
@@ -230,17 +230,17 @@ class App {
     this.page = null;
   }
 
-  // Look again at what the page shows; however often this is asked for, one look at a time, with a rest in between.
+  // Reload the page's data. Concurrent calls are merged: one load at a time, with a pause in between.
   async refresh() {
     const page = this.page;
     if (!page?.load) return;
-    if (page.looking) {
-      page.again = true;
+    if (page.isLoading) {
+      page.reload = true;
       return;
     }
-    page.looking = true;
+    page.isLoading = true;
     do {
-      page.again = false;
+      page.reload = false;
       try {
         await page.load();
         if (page.every) page.notBefore = Date.now() + page.every * 1_000;
@@ -248,16 +248,16 @@ class App {
       } catch (error) {
         this.fail(page, error);
       }
-      await new Promise((resolve) => setTimeout(resolve, REST_MS));
-    } while (page.again && page === this.page);
-    page.looking = false;
+      await new Promise((resolve) => setTimeout(resolve, REFRESH_PAUSE_MS));
+    } while (page.reload && page === this.page);
+    page.isLoading = false;
   }
 
   fail(page, error) {
     if (page !== this.page) return;
-    const words = error && error.status !== 0 ? error.message : ""; // That it is not there the banner says.
+    const words = error && error.status !== 0 ? error.message : ""; // The banner reports a lost connection.
     this.failed.hidden = !words;
-    say(this.failed, words);
+    setText(this.failed, words);
   }
 
   async act(work, words = null) {
@@ -294,7 +294,7 @@ class App {
     else if (event.key === "r") this.refresh();
     else if (event.key === "?") this.help.showModal();
     else if (event.key === "/") {
-      const field = this.place.querySelector("input");
+      const field = this.container.querySelector("input");
       if (!field) return;
       event.preventDefault();
       field.focus();
@@ -302,10 +302,10 @@ class App {
   }
 }
 
-// A list of which the server tells a page at a time.
+// A list that is read page by page.
 class Pages {
   constructor(load, refresh) {
-    this.ask = load;
+    this.loadPage = load;
     this.after = null;
     const go = (after) => {
       this.after = after;
@@ -317,7 +317,7 @@ class Pages {
   }
 
   async load() {
-    const found = await this.ask(this.after);
+    const found = await this.loadPage(this.after);
     this.next = found.next;
     this.element.hidden = !this.next && !this.after;
     this.first.disabled = !this.after;
@@ -336,19 +336,19 @@ function unescaped(part) {
 
 function filter() {
   const element = h("input", { type: "search", class: "filter", placeholder: "Filter  /", "aria-label": "Filter by name" });
-  const made = {
+  const control = {
     element,
     onchange: () => {},
     get value() {
       return element.value.trim().toLowerCase();
     },
   };
-  element.addEventListener("input", () => made.onchange());
-  return made;
+  element.addEventListener("input", () => control.onchange());
+  return control;
 }
 
 function help() {
-  const keys = [...Object.entries(NAMES).map(([name, words]) => [`g ${name[0]}`, words]), ["/", "Filter"], ["r", "Look again"], ["t", "Dark or light"], ["?", "This list"], ["Esc", "Close"]];
+  const keys = [...Object.entries(NAMES).map(([name, words]) => [`g ${name[0]}`, words]), ["/", "Filter"], ["r", "Refresh"], ["t", "Toggle dark mode"], ["?", "This list"], ["Esc", "Close"]];
   const dialog = h("dialog", { "aria-labelledby": "keys-title" }, h("h2", { id: "keys-title", text: "Keyboard" }), h("dl", { class: "facts" }, keys.map(([key, words]) => h("div", {}, h("dt", {}, key.split(" ").map((each) => h("kbd", { text: each }))), h("dd", { text: words })))), button("Close", () => dialog.close(), { class: "plain" }));
   return dialog;
 }

@@ -1,6 +1,6 @@
-// Charts that move: uPlot in the colours of the page, with what they show in words for whoever does not see them.
+// Live charts: uPlot in the colours of the page, with a text alternative for screen readers.
 
-import { h, say } from "./dom.js";
+import { h, setText } from "./dom.js";
 
 const HEIGHT = 132;
 const WINDOW_SECONDS = 300;
@@ -9,7 +9,7 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-// The time of day, unless the edge of the chart would cut it.
+// The label of a time tick; empty if the edge of the chart would cut it off.
 function hour(plot, tick) {
   if (plot.valToPos(tick, "x") > plot.over.clientWidth - 20) return "";
   return new Date(tick * 1000).toLocaleTimeString("sv-SE").slice(0, tick % 60 ? 8 : 5);
@@ -25,8 +25,8 @@ export class Chart {
     this.at = null;
     this.now = h("strong", { class: "now", text: "–" });
     this.keys = lines.map((line) => h("span", { class: "key" }, h("i", { class: `dot ${line.colour}` }), line.name, " ", h("b", { text: "–" })));
-    this.place = h("div", { class: "plot", role: "img", "aria-label": `${title}: nothing yet` });
-    this.element = h("section", { class: "card chart" }, h("header", {}, h("h2", { text: title }), this.now), this.place, h("p", { class: "keys" }, this.keys));
+    this.container = h("div", { class: "plot", role: "img", "aria-label": `${title}: no data yet` });
+    this.element = h("section", { class: "card chart" }, h("header", {}, h("h2", { text: title }), this.now), this.container, h("p", { class: "keys" }, this.keys));
     this.data = [[], ...lines.map(() => [])];
   }
 
@@ -58,10 +58,10 @@ export class Chart {
         hooks: { setCursor: [(plot) => this.#point(plot.cursor.idx)] },
       },
       this.data,
-      this.place,
+      this.container,
     );
     this.sizes = new ResizeObserver(() => this.plot.setSize({ width: this.#width(), height: HEIGHT }));
-    this.sizes.observe(this.place);
+    this.sizes.observe(this.container);
     this.repaint = () => this.plot.redraw(false);
     addEventListener("holdfast-theme", this.repaint);
     return this;
@@ -70,7 +70,7 @@ export class Chart {
   show(series) {
     this.data = [series.times, ...this.lines.map((line) => line.of(series))];
     this.plot.setData(this.data);
-    this.#tell();
+    this.#updateLabels();
   }
 
   dispose() {
@@ -80,7 +80,7 @@ export class Chart {
   }
 
   #width() {
-    return Math.max(160, this.place.clientWidth);
+    return Math.max(160, this.container.clientWidth);
   }
 
   #window() {
@@ -91,14 +91,14 @@ export class Chart {
 
   #point(index) {
     this.at = index ?? null;
-    this.#tell();
+    this.#updateLabels();
   }
 
-  #tell() {
+  #updateLabels() {
     const index = this.at ?? this.data[0].length - 1;
     const words = this.lines.map((line, number) => this.write(this.data[number + 1][index]));
-    words.forEach((word, number) => say(this.keys[number].querySelector("b"), word));
-    say(this.now, words[0]);
-    this.place.setAttribute("aria-label", `${this.title}: ${this.lines.map((line, number) => `${line.name} ${words[number]}`).join(", ")}`);
+    words.forEach((word, number) => setText(this.keys[number].querySelector("b"), word));
+    setText(this.now, words[0]);
+    this.container.setAttribute("aria-label", `${this.title}: ${this.lines.map((line, number) => `${line.name} ${words[number]}`).join(", ")}`);
   }
 }

@@ -1,16 +1,16 @@
-// Elements, and how numbers, times and values are written. Text never becomes markup here.
+// DOM helpers, and the formatting of numbers, times and values. Text is never parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
 export function h(tag, props, ...children) {
-  return filled(document.createElement(tag), props, children);
+  return build(document.createElement(tag), props, children);
 }
 
 export function svg(tag, props, ...children) {
-  return filled(document.createElementNS(SVG, tag), props, children);
+  return build(document.createElementNS(SVG, tag), props, children);
 }
 
-function filled(element, props, children) {
+function build(element, props, children) {
   for (const [name, value] of Object.entries(props ?? {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
@@ -22,8 +22,8 @@ function filled(element, props, children) {
   return element;
 }
 
-// Give `element` new text only if it differs, so that nothing flickers and what is selected stays so.
-export function say(element, text) {
+// Set the text of `element` only if it differs, so that nothing flickers and selections survive.
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
   return element;
 }
@@ -49,11 +49,11 @@ export function icon(name) {
   return svg("svg", { viewBox: "0 0 16 16", class: "icon", "aria-hidden": "true" }, svg("path", { d: ICONS[name] }));
 }
 
-// A table whose rows stay the same elements as long as their keys do: what has the focus keeps it, what is open stays so.
+// A table that keeps the elements of rows with the same key, so that focus and expanded rows survive an update.
 export class Table {
-  constructor(caption, columns, { empty = "Nothing here.", key = (row) => row.key, inside = null } = {}) {
+  constructor(caption, columns, { empty = "No entries.", key = (row) => row.key, inside = null } = {}) {
     this.columns = columns;
-    this.inside = inside; // Makes what is shown below a row once its `opener` is pressed.
+    this.inside = inside; // Creates the details below a row when its `opener` is pressed.
     this.keyOf = key;
     this.rows = new Map();
     this.body = h("tbody");
@@ -64,11 +64,11 @@ export class Table {
     this.table = h("table", {}, h("caption", { class: "unseen", text: caption }), h("thead", {}, h("tr", {}, heads)), this.body);
     this.scroller = h("div", { class: "scroller", role: "region", "aria-label": caption, tabindex: "0" }, this.table);
     this.element = h("div", { class: "table" }, this.scroller, this.none);
-    this.none.hidden = this.scroller.hidden = true; // Until it is known whether there is anything.
+    this.none.hidden = this.scroller.hidden = true; // Until the first data arrives.
   }
 
   show(rows) {
-    // What is gone goes first, so that what follows stays where it is: an element that is moved loses the focus.
+    // Remove obsolete rows first: moving an element would lose the focus.
     const kept = new Set(rows.map(this.keyOf));
     for (const [key, known] of this.rows) {
       if (!kept.has(key)) {
@@ -115,7 +115,7 @@ export class Table {
   }
 }
 
-// A column whose cells open and close what is inside of their rows.
+// A column whose cells expand and collapse the details of their rows.
 export function opener(name, write, about) {
   const cell = (cell, row) => {
     cell.append(h("button", { type: "button", class: "opener", "aria-expanded": "false", title: about(row) }, h("code", { text: write(row) })));
@@ -125,7 +125,7 @@ export function opener(name, write, about) {
 
 // A column whose cells are text.
 export function text(name, write, options = {}) {
-  return { name, cell: (cell) => (row) => say(cell, write(row)), ...options };
+  return { name, cell: (cell) => (row) => setText(cell, write(row)), ...options };
 }
 
 export function number(name, write, options = {}) {
@@ -138,7 +138,7 @@ export function link(name, write, address, options = {}) {
     const anchor = h("a", {});
     cell.append(anchor);
     return (row) => {
-      say(anchor, write(row));
+      setText(anchor, write(row));
       anchor.href = address(row);
     };
   };
@@ -153,21 +153,21 @@ export function button(words, onclick, props = {}) {
   return h("button", { type: "button", ...props, onclick }, words);
 }
 
-export function card(title, aside, ...children) {
+export function card(title, note, ...children) {
   const heading = title instanceof Element ? title : h("h2", { text: title });
-  return h("section", { class: "card" }, h("header", {}, heading, h("div", { class: "aside" }, aside)), children);
+  return h("section", { class: "card" }, h("header", {}, heading, h("div", { class: "aside" }, note)), children);
 }
 
-// The heading of a list, which says how many there are.
-export function tally(one, many) {
+// The heading of a list, with the number of its entries.
+export function countHeading(one, many) {
   const element = h("h2", { text: many });
-  return { element, show: (known, more = false) => say(element, `${count(known)}${more ? " of more" : ""} ${known === 1 ? one : many}`) };
+  return { element, show: (known, more = false) => setText(element, `${count(known)}${more ? " of more" : ""} ${known === 1 ? one : many}`) };
 }
 
 export function tiles(names) {
   const values = Object.fromEntries(Object.keys(names).map((name) => [name, h("b", { text: "–" })]));
   const element = h("div", { class: "tiles" }, Object.entries(names).map(([name, words]) => h("div", { class: `tile ${name}` }, h("span", { text: words }), values[name])));
-  return { element, show: (name, words) => say(values[name], words) };
+  return { element, show: (name, words) => setText(values[name], words) };
 }
 
 // Numbers and times.
@@ -217,7 +217,7 @@ export function clock(ms) {
   return ms ? new Date(ms).toLocaleString("sv-SE") : "–";
 }
 
-// What a message carries, in one line.
+// A value in one line.
 export function brief(value, length = 120) {
   const words = typeof value === "string" ? value : JSON.stringify(value);
   return words === undefined ? "" : words.length > length ? `${words.slice(0, length)}…` : words;
@@ -227,7 +227,7 @@ export function pretty(value) {
   return typeof value === "string" ? value : JSON.stringify(value, null, 2);
 }
 
-// The payload of a message or a mail: JSON as it is, text as text, anything else by its size.
+// The payload of a message or a mail: JSON and text as they are, other types as their size.
 export function payload(message) {
   if (message.payload !== undefined) return message.payload;
   if (message.payload_blob !== undefined) return `${bytes(message.payload_bytes)} in the blob ${message.payload_blob}`;
@@ -245,7 +245,7 @@ export function decoded(base64, kind) {
       return words;
     }
   } catch {
-    return `${bytes(raw.length)} of ${kind || "something"}`;
+    return `${bytes(raw.length)} of ${kind || "unknown type"}`;
   }
 }
 
@@ -254,7 +254,7 @@ export function facts(pairs) {
   return h("dl", { class: "facts" }, pairs.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", {}, value))));
 }
 
-// Something that is shown once it is asked for; what is inside is made then.
+// A collapsible element whose content is created when it is first expanded.
 export function fold(summary, make) {
   const details = h("details", {}, h("summary", {}, summary));
   details.addEventListener("toggle", () => {

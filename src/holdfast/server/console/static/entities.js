@@ -1,13 +1,13 @@
-// Entities: their kinds, their fields by tier, and how they came to be as they are.
+// Entities: their kinds, their fields by tier, and their changes.
 
-import { Table, ago, brief, card, clock, count, h, link, number, pill, pretty, tally, text } from "./dom.js";
+import { Table, ago, brief, card, clock, count, countHeading, h, link, number, pill, pretty, text } from "./dom.js";
 
 const TIERS = { critical: "bad", important: "accent", best_effort: "quiet" };
 const KINDS = 100;
 const WORDS = { critical: "critical", important: "important", best_effort: "best effort" };
 
 export const title = "Entities";
-export const rooms = ["entities"];
+export const sections = ["entities"];
 
 export function open(context, kind, id) {
   if (id) return openOne(context, kind, id);
@@ -22,12 +22,12 @@ function chips(names, tier) {
   return names.map((name) => pill(TIERS[tier], name));
 }
 
-// The tier of a field. Names like "constructor" are those of fields, too.
+// The tier of a field. `hasOwn`, because a field may be named "constructor".
 function tierOf(tiers, name) {
   return Object.hasOwn(tiers, name) ? tiers[name] : "important";
 }
 
-// The tiers of the fields of a kind, however many kinds stand before it.
+// The tiers of the fields of a kind, found by paging through all kinds.
 async function tiersOf(api, kind) {
   for (let after = ""; ; ) {
     const { kinds } = await api.get("v1/surveys/kinds", { after: after || null, limit: KINDS, tier: "important" });
@@ -51,7 +51,7 @@ function openAll({ api, pages, filter }) {
         },
       })),
     ],
-    { key: (row) => row.kind, empty: "There are no entities in this universe yet." },
+    { key: (row) => row.kind, empty: "This universe has no entities yet." },
   );
   const page = pages(async (after) => {
     const found = await api.get("v1/surveys/kinds", { after, limit: KINDS, tier: "important" });
@@ -60,10 +60,10 @@ function openAll({ api, pages, filter }) {
   let known = [];
   const show = () => table.show(known.filter((row) => row.kind.includes(filter.value)));
   filter.onchange = show;
-  const heading = tally("kind", "kinds");
+  const heading = countHeading("kind", "kinds");
   const patterns = h("div", { class: "chips" });
   return {
-    element: h("div", {}, card(heading.element, filter.element, table.element, page.element), h("div", { class: "columns" }, tiers(), card("Patterns of the policy", "the first that matches a kind or a field decides", patterns))),
+    element: h("div", {}, card(heading.element, filter.element, table.element, page.element), h("div", { class: "columns" }, tiers(), card("Policy patterns", "the first pattern that matches a kind or a field applies", patterns))),
     load: async () => {
       const found = await page.load();
       known = found.kinds;
@@ -80,7 +80,7 @@ function tiers() {
     ["important", "in the log at once, synced within 5 seconds; survives a crash of the process"],
     ["best_effort", "in memory, then in a session log; not part of the entity"],
   ];
-  return card("What a tier promises", "", h("dl", { class: "facts left" }, rows.map(([tier, words]) => h("div", {}, h("dt", {}, pill(TIERS[tier], WORDS[tier])), h("dd", { text: words })))));
+  return card("Durability tiers", "", h("dl", { class: "facts left" }, rows.map(([tier, words]) => h("div", {}, h("dt", {}, pill(TIERS[tier], WORDS[tier])), h("dd", { text: words })))));
 }
 
 function openKind({ api, pages, filter }, kind) {
@@ -100,7 +100,7 @@ function openKind({ api, pages, filter }, kind) {
         },
       })),
     ],
-    { key: (row) => row.id, empty: "There are no entities of this kind." },
+    { key: (row) => row.id, empty: "No entities of this kind." },
   );
   const page = pages(async (after) => {
     const found = await api.get(`v1/entities/${encodeURIComponent(kind)}`, { after, limit: 100, tier: "important" });
@@ -108,7 +108,7 @@ function openKind({ api, pages, filter }, kind) {
   });
   const show = () => table.show(known.entities.filter((row) => row.id.includes(filter.value)));
   filter.onchange = show;
-  const heading = tally("entity", "entities");
+  const heading = countHeading("entity", "entities");
   return {
     heading: [h("a", { href: "#/entities", text: "Entities" }), kind],
     element: card(heading.element, filter.element, table.element, page.element),
@@ -132,7 +132,7 @@ function openOne({ api }, kind, id) {
       { name: "Tier", cell: (cell, row) => cell.append(pill(TIERS[row.tier], WORDS[row.tier])) },
       text("Value", (row) => pretty(row.value), { class: "mono" }),
     ],
-    { empty: "It has no durable fields." },
+    { empty: "No durable fields." },
   );
   const changes = new Table(
     "Changes",
@@ -143,15 +143,15 @@ function openOne({ api }, kind, id) {
       text("Set", (row) => (row.deleted ? "deleted" : brief(row.fields, 120)), { class: "mono" }),
       text("Removed", (row) => row.removed.join(", ") || "–"),
     ],
-    { key: (row) => row.version, empty: "No changes are kept." },
+    { key: (row) => row.version, empty: "No stored changes." },
   );
   return {
     heading: [h("a", { href: "#/entities", text: "Entities" }), h("a", { href: `#/entities/${encodeURIComponent(kind)}`, text: kind }), id],
-    element: h("div", {}, card("Fields", about, fields.element), card("Changes", "the latest ones", changes.element)),
+    element: h("div", {}, card("Fields", about, fields.element), card("Changes", "latest first", changes.element)),
     load: async () => {
       const [entity, tiers] = await Promise.all([api.get(path, { tier: "important" }), tiersOf(api, kind)]);
       const history = await api.get(`${path}/history`, { after: Math.max(0, entity.version - 50), limit: 50, tier: "important" });
-      about.textContent = `version ${count(entity.version)}, made ${clock(entity.created_ms)}`;
+      about.textContent = `version ${count(entity.version)}, created ${clock(entity.created_ms)}`;
       fields.show(Object.entries(entity.fields).map(([key, value]) => ({ key, value, tier: tierOf(tiers, key) })));
       changes.show(history.changes.reverse());
     },

@@ -1,23 +1,23 @@
-// Signing in with a token.
+// The sign-in page.
 
 import { h } from "./dom.js";
 
-export function login(problem, shown) {
+export function login(problem, onToken) {
   const field = h("input", { id: "token", type: "password", autocomplete: "off", spellcheck: "false", required: true, "aria-describedby": "token-help token-problem" });
-  const wrong = h("p", { id: "token-problem", class: "problem", role: "alert", hidden: !problem, text: problem ? `Refused. ${problem.message}` : "" });
+  const wrong = h("p", { id: "token-problem", class: "problem", role: "alert", hidden: !problem, text: problem ? `Sign-in failed. ${problem.message}` : "" });
   const enter = h("button", { type: "submit", class: "primary", text: "Sign in" });
   const form = h(
     "form",
     {
       onsubmit: async (event) => {
         event.preventDefault();
-        enter.disabled = field.disabled = wrong.hidden = true; // What is typed now would be gone with the answer.
-        await shown(field.value.trim());
+        enter.disabled = field.disabled = wrong.hidden = true; // The response replaces the form.
+        await onToken(field.value.trim());
       },
     },
     h("label", { for: "token", text: "Token" }),
     field,
-    h("p", { id: "token-help", class: "dim", text: "Kept in this tab until it is closed, and shown to this server alone. `holdfast token create` makes one." }),
+    h("p", { id: "token-help", class: "dim", text: "Kept in this tab until it is closed, and sent to this server only. Create a token with `holdfast token create`." }),
     wrong,
     enter,
   );

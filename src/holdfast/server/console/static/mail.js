@@ -1,19 +1,19 @@
-// Mailboxes: what waits in them, since when, and what became of what their agents sent.
+// Mailboxes: waiting mail, and the receipts of sent mail.
 
-import { Table, ago, brief, card, clock, count, decoded, h, link, number, opener, pill, pretty, tally, text } from "./dom.js";
+import { Table, ago, brief, card, clock, count, countHeading, decoded, h, link, number, opener, pill, pretty, text } from "./dom.js";
 
 const PAGE = 256;
 const SHOWN = 100;
 
 export const title = "Mailboxes";
-export const rooms = ["mail"];
+export const sections = ["mail"];
 
 export function open(context, name) {
   return name ? openOne(context, name) : openAll(context);
 }
 
 function reader(row) {
-  return row.joined ? pill("good", "reading") : pill("quiet", "away");
+  return row.joined ? pill("good", "reading") : pill("quiet", "not reading");
 }
 
 function openAll({ api, pages, filter }) {
@@ -22,12 +22,12 @@ function openAll({ api, pages, filter }) {
     [
       link("Agent", (row) => row.agent, (row) => `#/mail/${encodeURIComponent(row.agent)}`),
       { name: "Reader", cell: (cell) => (row) => cell.replaceChildren(reader(row)) },
-      { name: "Mail that waits", class: "bar", cell: (cell) => waiting(cell) },
+      { name: "Waiting mail", class: "bar", cell: (cell) => waiting(cell) },
       number("Pending", (row) => row.pending),
       text("Oldest", (row) => ago(row.oldest_ms)),
       text("Since", (row) => clock(row.oldest_ms), { class: "dim" }),
     ],
-    { key: (row) => row.agent, empty: "No agent of this universe has sent or got mail yet." },
+    { key: (row) => row.agent, empty: "No agent of this universe has sent or received mail yet." },
   );
   const page = pages(async (after) => {
     const found = await api.get("v1/mailboxes", { after, limit: 100, tier: "important" });
@@ -39,7 +39,7 @@ function openAll({ api, pages, filter }) {
     table.show(known.filter((row) => row.agent.includes(filter.value)).map((row) => ({ ...row, most })));
   };
   filter.onchange = show;
-  const heading = tally("mailbox", "mailboxes");
+  const heading = countHeading("mailbox", "mailboxes");
   return {
     element: card(heading.element, filter.element, table.element, page.element),
     load: async () => {
@@ -63,7 +63,7 @@ function openOne({ api }, name) {
   const state = h("span", {});
   const size = h("span", {});
   const mails = new Table(
-    "Mail that waits",
+    "Waiting mail",
     [
       opener("Mail", (row) => `#${row.sequence}`, (row) => row.id),
       text("From", (row) => row.sender),
@@ -73,43 +73,43 @@ function openOne({ api }, name) {
     ],
     {
       key: (row) => row.sequence,
-      empty: "No mail waits here.",
+      empty: "No waiting mail.",
       inside: (row) => h("pre", { tabindex: "0", text: pretty(decoded(row.body ?? "", row.content_type ?? "")) }),
     },
   );
   const receipts = new Table(
-    "Receipts for what was sent",
+    "Receipts of sent mail",
     [
       text("Mail", (row) => row.id, { head: true, class: "mono" }),
       text("To", (row) => row.to),
       { name: "State", cell: (cell, row) => cell.append(pill({ stored: "delayed", delivered: "leased", confirmed: "good" }[row.state], row.state)) },
       text("When", (row) => ago(row.at_ms)),
-      text("Waited for its reader", (row) => (row.state === "confirmed" ? (row.was_stored ? "yes" : "no") : "–")),
+      text("Stored before delivery", (row) => (row.state === "confirmed" ? (row.was_stored ? "yes" : "no") : "–")),
     ],
-    { key: (row) => row.sequence, empty: "This agent has sent nothing, or its receipts were forgotten." },
+    { key: (row) => row.sequence, empty: "This agent has sent no mail, or its receipts have expired." },
   );
-  // Receipts are only ever added, so each look goes on where the last one ended.
-  let told = [];
-  async function goOn() {
+  // Receipts are append-only, so each load continues after the last one.
+  let known = [];
+  async function readReceipts() {
     for (;;) {
-      const page = (await api.get(`${path}/receipts`, { after: told.at(-1)?.sequence ?? -1, limit: PAGE, tier: "important" })).receipts;
-      told = told.concat(page).slice(-SHOWN);
+      const page = (await api.get(`${path}/receipts`, { after: known.at(-1)?.sequence ?? -1, limit: PAGE, tier: "important" })).receipts;
+      known = known.concat(page).slice(-SHOWN);
       if (page.length < PAGE) return;
     }
   }
   return {
     heading: [h("a", { href: "#/mail", text: "Mailboxes" }), name, state],
-    element: h("div", {}, card("Waiting", size, mails.element), card("Receipts", "what became of the mail that this agent sent", receipts.element)),
+    element: h("div", {}, card("Waiting", size, mails.element), card("Receipts", "of the mail that this agent sent", receipts.element)),
     load: async () => {
       const [box, waiting] = await Promise.all([
         api.get(path, { tier: "important" }),
         api.get(`${path}/mail`, { peek: true, limit: 50, tier: "important" }),
-        goOn(),
+        readReceipts(),
       ]);
       state.replaceChildren(reader(box));
       size.textContent = `${count(box.pending)} of at most ${count(box.pending_max)}`;
       mails.show(waiting.mails);
-      receipts.show([...told].reverse());
+      receipts.show([...known].reverse());
     },
   };
 }

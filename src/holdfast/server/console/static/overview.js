@@ -1,11 +1,11 @@
-// The whole server in eight charts, and what it is asked for.
+// The overview: eight charts, the operations, and facts about the server.
 
 import { Chart } from "./charts.js";
-import { Table, bytes, card, count, facts, h, number, rate, say, seconds, text } from "./dom.js";
+import { Table, bytes, card, count, facts, h, number, rate, seconds, text } from "./dom.js";
 import { SECONDS, SIZES } from "./series.js";
 
 export const title = "Overview";
-export const rooms = [];
+export const sections = [];
 
 export function open({ api, series, session }) {
   const of = (name) => (sample) => sample.queues?.[api.universe]?.[name] ?? 0;
@@ -36,7 +36,7 @@ export function open({ api, series, session }) {
     }),
     new Chart(`Oldest in ${api.universe}`, {
       write: seconds,
-      lines: [{ name: "age of the message that is next", colour: "delayed", fill: true, of: (all) => all.values(of("oldest")) }],
+      lines: [{ name: "age of the next message", colour: "delayed", fill: true, of: (all) => all.values(of("oldest")) }],
     }),
     new Chart("Sync latency", {
       write: seconds,
@@ -57,8 +57,8 @@ export function open({ api, series, session }) {
     new Chart("Rejects", {
       write: (value) => (value === null || value === undefined ? "–" : `${rate(value)}/s`),
       lines: [
-        { name: "refused", colour: "bad", fill: true, of: (all) => all.rates((sample) => sum(sample.rejects)) },
-        { name: "fenced off", colour: "delayed", of: (all) => all.rates((sample) => sample.fenced) },
+        { name: "rejected", colour: "bad", fill: true, of: (all) => all.rates((sample) => sum(sample.rejects)) },
+        { name: "fenced", colour: "delayed", of: (all) => all.rates((sample) => sample.fenced) },
       ],
     }),
     new Chart("Lease waits", {
@@ -80,10 +80,10 @@ export function open({ api, series, session }) {
       text("p50", (row) => seconds(row.p50), { class: "number" }),
       text("p99", (row) => seconds(row.p99), { class: "number" }),
     ],
-    { empty: "Nobody has asked for anything yet." },
+    { empty: "No calls yet." },
   );
   const server = h("div", {});
-  const refused = h("p", { class: "empty", text: "This token does not allow metrics:read in every universe, so there are no charts. Everything else is on the other pages.", hidden: session.metrics });
+  const refused = h("p", { class: "empty", text: "This token does not allow metrics:read in every universe, so there are no charts. The other pages work.", hidden: session.metrics });
   const body = h(
     "div",
     { hidden: !session.metrics },
@@ -97,15 +97,15 @@ export function open({ api, series, session }) {
     const last = series.samples.at(-1);
     server.replaceChildren(
       facts([
-        ["Up for", seconds(Math.max(0, Math.floor((last.at_ms - last.started_ms) / 1000)))],
+        ["Uptime", seconds(Math.max(0, Math.floor((last.at_ms - last.started_ms) / 1000)))],
         ["Memory", bytes(last.memory)],
-        ["Calls under way", `${count(last.in_flight)}, of which ${count(last.waiting)} wait`],
+        ["Calls in flight", `${count(last.in_flight)}, of which ${count(last.waiting)} are waiting`],
         ["Open streams", count(last.streams)],
-        ["Agents at the relay", count(last.agents)],
-        ["Pushes to be stored", count(last.ingress)],
-        ["Records to be compacted", count(last.lag)],
-        ["Refused so far", count(sum(last.rejects))],
-        ["Fenced off so far", count(last.fenced)],
+        ["Agents connected to the relay", count(last.agents)],
+        ["Buffered pushes", count(last.ingress)],
+        ["Compaction lag (records)", count(last.lag)],
+        ["Rejected calls", count(sum(last.rejects))],
+        ["Fenced calls", count(last.fenced)],
       ]),
     );
   };

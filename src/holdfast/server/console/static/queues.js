@@ -1,6 +1,6 @@
-// Queues: how deep they are, what is next, and what has died.
+// Queues: depth, next messages and dead letters.
 
-import { Table, ago, brief, button, bytes, card, clock, count, h, number, opener, payload, pill, pretty, rate, say, seconds, tally, text, tiles, toggle } from "./dom.js";
+import { Table, ago, brief, button, bytes, card, clock, count, countHeading, h, number, opener, payload, pill, pretty, rate, seconds, setText, text, tiles, toggle } from "./dom.js";
 
 const STATES = ["ready", "leased", "delayed", "blocked", "dead"];
 const TILES = { ready: "ready", leased: "leased", delayed: "delayed", blocked: "blocked", dead: "dead", oldest: "oldest", consumers: "consumers" };
@@ -8,7 +8,7 @@ const PEEK = 25;
 const LETTERS = 100;
 
 export const title = "Queues";
-export const rooms = ["queues"];
+export const sections = ["queues"];
 
 export function open(context, name) {
   return name ? openOne(context, name) : openAll(context);
@@ -27,7 +27,7 @@ function openAll({ api, pages, filter }) {
       text("Acked/s", (row) => rate(row.rates?.acked), { class: "number" }),
       number("Consumers", (row) => row.waiting_consumers),
     ],
-    { key: (row) => row.queue, empty: "There is no queue in this universe yet. A queue begins with its first message." },
+    { key: (row) => row.queue, empty: "This universe has no queues yet. The first message creates a queue." },
   );
   const page = pages((after) => api.get("v1/surveys/queues", { after, limit: 100, tier: "important" }));
   let known = [];
@@ -37,13 +37,13 @@ function openAll({ api, pages, filter }) {
   };
   filter.onchange = show;
   const totals = tiles(TILES);
-  const heading = tally("queue", "queues");
+  const heading = countHeading("queue", "queues");
   return {
     element: h("div", {}, totals.element, card(heading.element, filter.element, table.element, page.element)),
     load: async () => {
       const found = (await page.load()).queues;
       const names = new Set(found.map((row) => row.queue));
-      const letters = (row) => row.queue.endsWith(".dlq") && names.has(row.queue.slice(0, -4)); // Counted as dead.
+      const letters = (row) => row.queue.endsWith(".dlq") && names.has(row.queue.slice(0, -4)); // Its messages count as dead letters of the other queue.
       known = found.filter((row) => !letters(row)).map((row) => ({ ...row, rates: rates.of(row) }));
       heading.show(known.length, page.next !== null);
       for (const state of STATES) totals.show(state, count(known.reduce((all, row) => all + row[state], 0)));
@@ -58,20 +58,20 @@ function openOne({ api, act }, name) {
   const path = `v1/queues/${encodeURIComponent(name)}`;
   const totals = tiles(TILES);
   const state = h("span", {});
-  const pause = button("Pause", () => turn(!paused), { class: "plain" });
-  const redriveAll = button("Redrive all", () => act(async () => api.post(`${path}/redrive`, {}), (moved) => `${moved.count} put back`), { class: "plain" });
+  const pause = button("Pause", () => setPaused(!paused), { class: "plain" });
+  const redriveAll = button("Redrive all", () => act(async () => api.post(`${path}/redrive`, {}), (moved) => `${moved.count} redriven`), { class: "plain" });
   let paused = false;
-  const turn = (off) => act(() => api.post(`${path}/${off ? "pause" : "resume"}`), () => (off ? "Paused" : "Delivering again"));
-  const ready = messages("Messages that are next", "Nothing is ready.");
-  const error = { name: "Last error", class: "error", cell: (cell) => (row) => say(cell, row.last_error ?? "–") };
+  const setPaused = (off) => act(() => api.post(`${path}/${off ? "pause" : "resume"}`), () => (off ? "Paused" : "Resumed"));
+  const ready = messages("Next messages", "No messages are ready.");
+  const error = { name: "Last error", class: "error", cell: (cell) => (row) => setText(cell, row.last_error ?? "–") };
   const dead = messages("Dead letters", "No dead letters.", [error], [
-    text("Died", (row) => ago(row.died_at_unix * 1000)),
+    text("Dead-lettered", (row) => ago(row.died_at_unix * 1000)),
     {
       name: "",
       label: "Redrive",
       class: "number",
       cell: (cell, row) => {
-        cell.append(button("Redrive", () => act(() => api.post(`${path}/redrive`, { ids: [row.message_id] }), () => "Put back"), { class: "small", "aria-label": `Redrive ${row.message_id}` }));
+        cell.append(button("Redrive", () => act(() => api.post(`${path}/redrive`, { ids: [row.message_id] }), () => "Redriven"), { class: "small", "aria-label": `Redrive ${row.message_id}` }));
       },
     },
   ]);
@@ -84,7 +84,7 @@ function openOne({ api, act }, name) {
       {},
       totals.element,
       card("Dead letters", redriveAll, dead.element),
-      h("div", { class: "columns wide-first" }, card("Next messages", `the first ${PEEK}; looking consumes nothing`, ready.element), card("Policy and totals", "", policy)),
+      h("div", { class: "columns wide-first" }, card("Next messages", `the first ${PEEK}; peeking leases nothing`, ready.element), card("Policy and totals", "", policy)),
     ),
     load: async () => {
       const [stats, peeked, letters, rules] = await Promise.all([
@@ -94,7 +94,7 @@ function openOne({ api, act }, name) {
         api.get(`${path}/policy`, { tier: "important" }),
       ]);
       paused = stats.paused;
-      say(pause, paused ? "Resume" : "Pause");
+      setText(pause, paused ? "Resume" : "Pause");
       state.replaceChildren(paused ? pill("delayed", "paused") : "");
       for (const each of STATES) totals.show(each, count(stats[each]));
       totals.show("consumers", count(stats.waiting_consumers));
@@ -142,16 +142,16 @@ function inside(row) {
 
 function policyOf(rules, stats) {
   const rows = [
-    ["A delivery lasts", seconds(rules.visibility_seconds)],
-    ["Attempts", count(rules.max_attempts)],
-    ["Dead letters go to", rules.dead_letter_queue ?? `${stats.queue}.dlq`],
-    ["Dead letters are kept", seconds(rules.dead_letter_retention_seconds)],
-    ["Messages are kept", rules.retention_seconds ? seconds(rules.retention_seconds) : "until they are done"],
-    ["Deliveries a second", rules.rate_per_second ? rate(rules.rate_per_second) : "no limit"],
-    ["Put so far", count(stats.put_total)],
-    ["Acked so far", count(stats.acked_total)],
-    ["Failed so far", count(stats.failed_total)],
-    ["Leases that ended", count(stats.expired_total)],
+    ["Visibility timeout", seconds(rules.visibility_seconds)],
+    ["Maximum attempts", count(rules.max_attempts)],
+    ["Dead-letter queue", rules.dead_letter_queue ?? `${stats.queue}.dlq`],
+    ["Dead letters are kept for", seconds(rules.dead_letter_retention_seconds)],
+    ["Messages are kept for", rules.retention_seconds ? seconds(rules.retention_seconds) : "no limit"],
+    ["Deliveries per second", rules.rate_per_second ? rate(rules.rate_per_second) : "no limit"],
+    ["Messages put", count(stats.put_total)],
+    ["Messages acked", count(stats.acked_total)],
+    ["Failed attempts", count(stats.failed_total)],
+    ["Expired leases", count(stats.expired_total)],
   ];
   return h("dl", { class: "facts" }, rows.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { text: value }))));
 }
@@ -161,13 +161,13 @@ function named(cell) {
   const paused = pill("delayed", "paused");
   cell.append(h("div", { class: "named" }, anchor, paused));
   return (row) => {
-    say(anchor, row.queue);
+    setText(anchor, row.queue);
     anchor.href = `#/queues/${encodeURIComponent(row.queue)}`;
     paused.hidden = !row.paused;
   };
 }
 
-// Messages by state, as a bar: how long it is compares queues, how it is divided compares states.
+// Messages by state as a bar: its length compares queues, its parts compare states.
 function depths(cell) {
   const parts = STATES.map((state) => [state, h("i", { class: state })]);
   const bar = h("div", { class: "depth", role: "img" }, parts.map(([, part]) => part));
@@ -178,7 +178,7 @@ function depths(cell) {
   };
 }
 
-// How fast totals grow, from one look to the next.
+// The growth rates of counters between two loads.
 class Rates {
   constructor() {
     this.seen = new Map();

@@ -1,17 +1,17 @@
-// What the pipeline has found, as it wrote it. The report is shown in a frame that runs nothing and belongs nowhere.
+// Reports of the pipeline, in a sandboxed frame without scripts and without an origin.
 
 import { Table, ago, bytes, card, h, link, text } from "./dom.js";
 
 export const title = "Reports";
-export const rooms = [];
+export const sections = [];
 
 export function open({ api, session }) {
   if (!session.reports) {
-    const words = "This server shows no reports. Start it with --pipeline-reports FOLDER, where FOLDER is the reports folder of the lake, and use a token that allows metrics:read.";
+    const words = "Reports are not available. Start the server with --pipeline-reports FOLDER, where FOLDER is the reports folder of the lake, and use a token that allows metrics:read.";
     return { element: h("p", { class: "empty", text: words }), load: async () => {} };
   }
-  const place = h("div", { class: "report" });
-  const aside = h("span", {});
+  const container = h("div", { class: "report" });
+  const note = h("span", {});
   const files = new Table(
     "Files of the pipeline",
     [
@@ -19,24 +19,24 @@ export function open({ api, session }) {
       text("Size", (row) => bytes(row.size), { class: "number" }),
       text("Written", (row) => ago(row.modified_ms)),
     ],
-    { key: (row) => row.name, empty: "The pipeline has written nothing here yet." },
+    { key: (row) => row.name, empty: "The pipeline has not written any files yet." },
   );
   let shown = null;
   return {
     every: 30,
-    element: h("div", {}, card("Latest report", aside, place), card("Files", "", files.element)),
+    element: h("div", {}, card("Latest report", note, container), card("Files", "", files.element)),
     load: async () => {
       const found = await api.post("console/reports");
       files.show(found.files.map((row) => ({ ...row, at: found.at })));
       const latest = found.files.find((row) => row.name === "latest.html") ?? found.files.find((row) => row.name.endsWith(".html"));
       if (!latest) {
-        place.replaceChildren(h("p", { class: "empty", text: "There is no report yet. Run the pipeline, and it appears here." }));
+        container.replaceChildren(h("p", { class: "empty", text: "No report yet. Run the pipeline to create one." }));
         return;
       }
-      aside.textContent = `${latest.name}, ${ago(latest.modified_ms)}`;
+      note.textContent = `${latest.name}, ${ago(latest.modified_ms)}`;
       if (shown === latest.modified_ms) return;
       shown = latest.modified_ms;
-      place.replaceChildren(h("iframe", { src: found.at + encodeURIComponent(latest.name), title: "The pipeline's latest report", sandbox: "", referrerpolicy: "no-referrer" }));
+      container.replaceChildren(h("iframe", { src: found.at + encodeURIComponent(latest.name), title: "The pipeline's latest report", sandbox: "", referrerpolicy: "no-referrer" }));
     },
   };
 }

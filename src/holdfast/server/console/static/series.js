@@ -1,4 +1,4 @@
-// From the counters of samples to rates and quantiles. Two samples of different starts have nothing in common.
+// Rates and quantiles from the counters of samples. Samples of different server starts are never compared.
 
 const KEPT = 300;
 // Upper bounds of the server's histograms, in the order of their buckets.
@@ -30,17 +30,17 @@ export class Series {
     return this.samples.map((sample) => sample.at_ms / 1000);
   }
 
-  // What `of` finds in each sample.
+  // The value of `of` for each sample.
   values(of) {
     return this.samples.map((sample) => of(sample) ?? null);
   }
 
-  // By how much a counter grew, a second.
+  // The growth of a counter per second.
   rates(of) {
     return this.#pairs((before, after, passed) => Math.max(0, (of(after) ?? 0) - (of(before) ?? 0)) / passed);
   }
 
-  // A quantile of what a histogram has counted within the last few seconds of each sample.
+  // A quantile of a histogram over the last few seconds before each sample.
   quantiles(name, bounds, part, over = 5) {
     return this.#windows(over, (before, after) => quantile(bounds, after[name] ?? [], before[name] ?? [], part));
   }
@@ -52,7 +52,7 @@ export class Series {
     });
   }
 
-  // Each operation: its calls a second since the last sample, its errors, and how long its calls took so far.
+  // For each operation: calls per second since the last sample, errors, and latency quantiles since the start.
   table() {
     const [before, after] = this.samples.slice(-2);
     const passed = after ? (after.at_ms - before.at_ms) / 1000 : 0;
@@ -85,7 +85,7 @@ export class Series {
   }
 }
 
-// Where a quantile lies between the bounds of a histogram of running totals.
+// A quantile of a cumulative histogram, interpolated between its bounds.
 export function quantile(bounds, after, before, part) {
   const total = (after.at(-1) ?? 0) - (before.at(-1) ?? 0);
   if (!(total > 0)) return null;

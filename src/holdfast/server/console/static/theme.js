@@ -1,4 +1,4 @@
-// Before anything is drawn: the colours that were chosen last time, or those of the system.
+// Runs before the page is drawn: applies the saved colour theme, or that of the system.
 "use strict";
 {
   const chosen = localStorage.getItem("holdfast-theme");

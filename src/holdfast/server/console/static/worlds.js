@@ -1,14 +1,14 @@
-// Worlds: their journals drawn to scale, their records, and whether they are sound.
+// Worlds: their journals to scale, their records, and their verification.
 
-import { Table, brief, button, bytes, card, clock, count, fold, h, link, number, pill, pretty, say, svg, tally, text } from "./dom.js";
+import { Table, brief, button, bytes, card, clock, count, countHeading, fold, h, link, number, pill, pretty, setText, svg, text } from "./dom.js";
 
 const RECORDS = 50;
-const MARKS = 1_000; // Segments, and snapshots, that are drawn and listed.
+const MARKS = 1_000; // Segments and snapshots that are drawn and listed.
 const KINDS = { entry: "quiet", ingress: "leased", snapshot: "accent", baseline: "good", manifest: "delayed" };
 const STATES = { active: "good", paused: "delayed", pausing: "delayed", archived: "quiet", archiving: "quiet", deleted: "bad", deleting: "bad" };
 
 export const title = "Worlds";
-export const rooms = ["worlds"];
+export const sections = ["worlds"];
 
 export function open(context, name) {
   return name ? openOne(context, name) : openAll(context);
@@ -25,9 +25,9 @@ function openAll({ api, pages, filter }) {
       number("Cold", (row) => row.hot),
       number("Hot", (row) => row.head - row.hot),
       number("Baseline", (row) => row.baseline),
-      text("Made", (row) => clock(row.created_ms), { class: "dim" }),
+      text("Created", (row) => clock(row.created_ms), { class: "dim" }),
     ],
-    { key: (row) => row.name, empty: "There is no world in this universe yet." },
+    { key: (row) => row.name, empty: "This universe has no worlds yet." },
   );
   const page = pages((after) => api.get("v1/surveys/worlds", { after, limit: 100, tier: "important" }));
   let known = [];
@@ -36,7 +36,7 @@ function openAll({ api, pages, filter }) {
     table.show(known.filter((row) => row.name.includes(filter.value)).map((row) => ({ ...row, most })));
   };
   filter.onchange = show;
-  const heading = tally("world", "worlds");
+  const heading = countHeading("world", "worlds");
   return {
     element: card(heading.element, filter.element, table.element, page.element),
     load: async () => {
@@ -47,7 +47,7 @@ function openAll({ api, pages, filter }) {
   };
 }
 
-// A journal in a row of the list: what is cold, what is hot, and where the baseline is. Its length compares worlds.
+// The journal of a world as a bar: cold and hot records, and the baseline. Its length compares worlds.
 function strip({ head, hot, baseline, most }) {
   const scale = (height) => (100 * height) / most;
   return svg(
@@ -78,7 +78,7 @@ function openOne({ api, act }, name) {
         },
       },
     ],
-    { key: (row) => `${row.height}`, empty: "There is nothing from this height on." },
+    { key: (row) => `${row.height}`, empty: "No records from this height on." },
   );
   const snapshots = new Table(
     "Snapshots",
@@ -87,7 +87,7 @@ function openOne({ api, act }, name) {
       { name: "", label: "Baseline", cell: (cell) => (row) => cell.replaceChildren(row.isBaseline ? pill("good", "baseline") : "") },
       text("Blob", (row) => row.snapshot_ref.slice(0, 16), { class: "mono dim" }),
     ],
-    { key: (row) => row.height, empty: "No snapshot yet." },
+    { key: (row) => row.height, empty: "No snapshots yet." },
   );
   const segments = new Table(
     "Segments",
@@ -96,14 +96,14 @@ function openOne({ api, act }, name) {
       text("Bytes", (row) => bytes(row.size), { class: "number" }),
       text("Checksum", (row) => row.checksum.slice(0, 23), { class: "mono dim" }),
     ],
-    { key: (row) => row.start, empty: "Nothing was compacted yet." },
+    { key: (row) => row.start, empty: "No segments yet." },
   );
   const verdict = h("p", { class: "verdict", role: "status" });
-  const progress = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "How far the world was looked at" });
+  const progress = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Progress of the verification" });
   const verify = button("Verify", () => check(), { class: "plain" });
   let world = null;
-  let follow = true; // Until somebody asks for another place, the newest records are shown.
-  let typed = false; // A height that somebody is about to ask for stays as it is.
+  let follow = true; // Shows the newest records until the user selects a height.
+  let typed = false; // Do not overwrite a height that the user is typing.
   let gone = false;
   let start = 0;
   from.addEventListener("input", () => {
@@ -114,7 +114,7 @@ function openOne({ api, act }, name) {
     start = Math.max(0, Math.floor(height || 0));
     if (!typed) from.value = String(start);
     const found = (await api.get(`${path}/entries`, { start, limit: RECORDS, tier: "important" })).records;
-    records.show(follow ? found.reverse() : found); // The newest ones first.
+    records.show(follow ? found.reverse() : found); // Newest first.
   }
 
   function go(height) {
@@ -134,15 +134,15 @@ function openOne({ api, act }, name) {
         progress.value = next === null ? 1 : next / Math.max(1, world.head);
         if (found.fault) {
           verdict.className = "verdict bad";
-          say(verdict, `Damaged. ${found.fault}`);
+          setText(verdict, `Damaged. ${found.fault}`);
           return;
         }
       }
       verdict.className = "verdict good";
-      say(verdict, `Sound: ${count(seen.records)} records without a hole, ${count(seen.segments)} segments with their checksums, ${count(seen.snapshots)} snapshots with their bytes.`);
+      setText(verdict, `No damage found: ${count(seen.records)} records without gaps, ${count(seen.segments)} segments with matching checksums, ${count(seen.snapshots)} readable snapshots.`);
     } catch (error) {
       verdict.className = "verdict bad";
-      say(verdict, error.message);
+      setText(verdict, error.message);
     } finally {
       verify.disabled = false;
       progress.hidden = true;
@@ -207,7 +207,7 @@ function many(found) {
   return `${count(found.length)}${found.length < MARKS ? "" : " or more"}`;
 }
 
-// The journal to scale: segments below, what is hot behind them, snapshots and the baseline above.
+// The journal to scale: segments, the hot tail, snapshots and the baseline.
 function drawn(world, segments, snapshots, go) {
   const width = 1_000;
   const end = Math.max(1, world.head);

@@ -1,4 +1,4 @@
-"""Multipart bodies, a piece at a time: read in bounded memory, written without copying."""
+"""Multipart bodies in chunks: read in bounded memory, written without copying."""
 
 import re
 import secrets
@@ -10,22 +10,24 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from holdfast.server.http.limits import PART_HEADER_BYTES_MAX, PART_HEADERS_MAX
-from holdfast.server.http.problems import Refusal
+from holdfast.server.http.problems import HttpError
 
 _BOUNDARY: Final = re.compile(rb"[0-9a-zA-Z'()+_,./:=? -]{1,70}\Z")  # RFC 2046
 
 
-class Parts:
-    """The parts of a multipart body, in order, each a name, headers, and pieces."""
+class MultipartReader:
+    """Reads the parts of a multipart body in order; each has a name, headers, and a body in chunks."""
 
     def __init__(self, content_type: str, body: AsyncIterator[bytes]) -> None:
         """
         Raises:
-            Refusal: the content type names no boundary.
+            HttpError: the content type names no boundary.
         """
         boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
         if not _BOUNDARY.match(boundary):
-            raise Refusal(400, "invalid_content_type", "The multipart body has no boundary; name it in Content-Type")
+            raise HttpError(
+                400, "invalid_content_type", "The Content-Type of the multipart body has no valid boundary; add one"
+            )
         self._body = body
         self._events: list[tuple[str, bytes]] = []
         self._field = self._value = b""
@@ -46,11 +48,11 @@ class Parts:
             max_header_size=PART_HEADER_BYTES_MAX,
         )
 
-    async def next(self) -> tuple[str, Mapping[str, str]] | None:
-        """The name and the headers of the next part; None at the end. What is left of the part before is skipped.
+    async def next_part(self) -> tuple[str, Mapping[str, str]] | None:
+        """The name and the headers of the next part; None at the end. The rest of the current part is skipped.
 
         Raises:
-            Refusal: it is malformed, or its closing boundary is missing, so that some of it may be too.
+            HttpError: the body is malformed, or truncated (the closing boundary is missing).
         """
         headers: dict[str, str] = {}
         while (event := await self._event()) is not None:
@@ -65,8 +67,8 @@ class Parts:
                 return options.get(b"name", b"").decode("latin-1"), headers
         return None
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The pieces of this part's body."""
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The body of the current part in chunks."""
         while (event := await self._event()) is not None:
             kind, data = event
             if kind == "end":
@@ -74,31 +76,31 @@ class Parts:
             if kind == "data":
                 yield data
 
-    async def whole(self, bytes_max: int) -> bytes:
-        """This part's body, held in memory.
+    async def read_all(self, bytes_max: int) -> bytes:
+        """The body of the current part, held in memory.
 
         Raises:
-            Refusal: it is longer than it may be.
+            HttpError: it is larger than `bytes_max`.
         """
         held = bytearray()
-        async with aclosing(self.pieces()) as pieces:
-            async for piece in pieces:
-                held += piece
+        async with aclosing(self.chunks()) as chunks:
+            async for chunk in chunks:
+                held += chunk
                 if len(held) > bytes_max:
-                    raise Refusal(413, "body_too_large", f"This part has at most {bytes_max} bytes; shorten it")
+                    raise HttpError(413, "body_too_large", f"The part is larger than {bytes_max} bytes; shorten it")
         return bytes(held)
 
     async def _event(self) -> tuple[str, bytes] | None:
         while not self._events:
-            piece = await anext(self._body, None)
-            if piece is None:
+            chunk = await anext(self._body, None)
+            if chunk is None:
                 if not self._ended:
                     raise _malformed("it ends before its closing boundary")
                 return None
             if self._ended:
-                continue  # Whatever stands behind the closing boundary means nothing.
+                continue  # Data after the closing boundary is ignored (RFC 2046).
             try:
-                self._parser.write(piece)
+                self._parser.write(chunk)
             except FormParserError as error:
                 raise _malformed(str(error)) from None
             self._events.reverse()
@@ -118,28 +120,28 @@ class Parts:
         self._ended = True
 
 
-class Writer:
-    """Makes a multipart/related body."""
+class MultipartWriter:
+    """Writes a multipart/related body."""
 
     def __init__(self) -> None:
         self.boundary = secrets.token_hex(16)
 
     @property
     def content_type(self) -> str:
-        """What the body is."""
+        """The Content-Type of the body."""
         return f'multipart/related; boundary={self.boundary}; type="application/json"'
 
-    def head(self, name: str, content_type: str, size: int) -> bytes:
-        """What stands before the body of a part."""
+    def part_head(self, name: str, content_type: str, size: int) -> bytes:
+        """The boundary and the headers before the body of a part."""
         return (
             f'\r\n--{self.boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n'
             f"Content-Type: {content_type}\r\nContent-Length: {size}\r\n\r\n"
         ).encode("latin-1")
 
     def end(self) -> bytes:
-        """What stands at the very end."""
+        """The closing boundary."""
         return f"\r\n--{self.boundary}--\r\n".encode()
 
 
-def _malformed(reason: str) -> Refusal:
-    return Refusal(400, "invalid_body", f"The multipart body is malformed: {reason}")
+def _malformed(reason: str) -> HttpError:
+    return HttpError(400, "invalid_body", f"The multipart body is malformed: {reason}")

@@ -1,4 +1,4 @@
-"""JSON-RPC over HTTP. A call that fails is answered with 200 too: what went wrong is the answer's to say."""
+"""JSON-RPC over HTTP. A failed call is also answered with status 200; the JSON-RPC response contains the error."""
 
 import math
 from typing import Any, Final
@@ -8,16 +8,18 @@ from starlette.responses import Response
 from holdfast.server.http.endpoints import Endpoint
 from holdfast.server.http.media import is_json, media_type_of
 from holdfast.server.http.problems import JSON
-from holdfast.server.http.request_context import Visit, wrong_media
+from holdfast.server.http.request_context import RequestContext, unsupported_media_type
 from holdfast.server.rpc import caller_of, encode
 from holdfast.wire.rpc import RpcFailure
 
 
-async def _rpc(visit: Visit) -> Response:
-    media = media_type_of(visit.http.headers)
+async def _rpc(context: RequestContext) -> Response:
+    media = media_type_of(context.request.headers)
     if not is_json(media):
-        raise wrong_media(media or "nothing", JSON)
-    reply = await visit.hall.doors.rpc.respond(caller_of(visit.guard, visit.universe), await visit.body())
+        raise unsupported_media_type(media, JSON)
+    reply = await context.http_context.server.rpc.respond(
+        caller_of(context.authorizer, context.universe), await context.body()
+    )
     if reply is None:
         return Response(status_code=204)
     headers = {}
@@ -30,11 +32,11 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     Endpoint(
         method="POST",
         path="/v1/rpc",
-        noun="mail",
-        summary="JSON-RPC 2.0, one call or a batch: agent.ping, agent.capabilities.get, agent.data.push",
+        tag="mail",
+        summary="Make a JSON-RPC 2.0 call or a batch: agent.ping, agent.capabilities.get, agent.data.push.",
         handle=_rpc,
-        takes={JSON: Any},
-        answers={JSON: Any},
-        others={204: "There were only notifications, which are not answered."},
+        accepts={JSON: Any},
+        response_types={JSON: Any},
+        other_statuses={204: "The body had only notifications, which have no response."},
     ),
 )

@@ -1,0 +1,70 @@
+"""Generic endpoints: any wire request, and lists of operations that are committed atomically."""
+
+from typing import Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+from holdfast.server.http import json_codec
+from holdfast.server.http.endpoints import Endpoint, json_response
+from holdfast.server.http.media import is_json, media_type_of, sends_msgpack
+from holdfast.server.http.problems import JSON, MSGPACK, HttpError
+from holdfast.server.http.request_context import RequestContext, unsupported_media_type
+from holdfast.wire.atomic import Answers, CommitAtomic, Step
+from holdfast.wire.frames import AnyRequest
+from holdfast.wire.requests import Request
+
+_decode = msgspec.msgpack.Decoder(AnyRequest).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+async def _call(context: RequestContext) -> Response:
+    """The response has the media type of the request."""
+    if sends_msgpack(context.request.headers):
+        return Response(_encode(await context.call(_unpack(await context.body()))), media_type=MSGPACK)
+    media = media_type_of(context.request.headers)
+    if not is_json(media):
+        raise unsupported_media_type(media, f"{JSON} or {MSGPACK}")
+    return json_response(
+        await context.call(json_codec.decode(AnyRequest, await context.json(), universe=context.universe))
+    )
+
+
+def _unpack(data: bytes) -> Request[Any]:
+    try:
+        request: Request[Any] = _decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise HttpError(400, "invalid_body", f"The body is not a wire request: {error}") from None
+    return request
+
+
+async def _atomic(context: RequestContext) -> Response:
+    """The body is a list of operations, or an object with `operations`."""
+    given = await context.json()
+    if isinstance(given, list):
+        given = {"operations": given}
+    return json_response(await context.call(json_codec.decode(CommitAtomic, given, universe=context.universe)))
+
+
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    Endpoint(
+        method="POST",
+        path="/v1/call",
+        tag="calls",
+        summary="Make any request; `op` selects it. The response has the media type of the request.",
+        handle=_call,
+        accepts={JSON: AnyRequest, MSGPACK: AnyRequest},
+        response_types={JSON: Any, MSGPACK: Any},
+        keyed=True,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/atomic",
+        tag="calls",
+        summary="Execute a list of operations in one atomic commit.",
+        handle=_atomic,
+        accepts={JSON: list[Step]},
+        response_types={JSON: Answers},
+        keyed=True,
+    ),
+)
