@@ -1,5 +1,5 @@
-"""What nobody should send: each gets a problem or the end of its connection, and a line in the log; the server's memory
-stays bounded, its files stay where they belong, and nothing is seen or changed in another universe."""
+"""Malformed and hostile input: each gets an error response or a closed connection, and a log line. The server's memory
+stays bounded, no file is written outside the data directory, and other universes are neither read nor changed."""
 
 import hashlib
 import http.client
@@ -61,13 +61,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def server(shared: Any) -> Any:
-    """A server that others have used before."""
+    """The shared server, with an empty log."""
     shared.forget_log()
     return shared
 
 
 class Answer:
-    """What came back over a bare connection: one answer at most, and then the end."""
+    """The bytes of a raw connection: at most one response."""
 
     def __init__(self, data: bytes) -> None:
         self.head, _, self.body = data.partition(b"\r\n\r\n")
@@ -75,7 +75,7 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """The code of the problem that this is."""
+        """The code of the problem response."""
         packed = b"content-type: application/msgpack" in self.head
         assert packed or b"application/problem+json" in self.head, self.head
         problem = msgspec.msgpack.decode(self.body) if packed else json.loads(self.body)
@@ -86,11 +86,11 @@ class Answer:
 
 
 def answer(connection: socket.socket) -> Answer:
-    """Everything that comes until the connection ends."""
+    """The response, read until the connection ends."""
     data = b""
     with suppress(ConnectionError):
-        while piece := connection.recv(65_536):
-            data += piece
+        while chunk := connection.recv(65_536):
+            data += chunk
     return Answer(data)
 
 
@@ -103,7 +103,7 @@ def raw(server: Any, data: bytes) -> Answer:
 
 @contextmanager
 def dribbling(server: Any, first: bytes, piece: bytes, seconds: float = 0.02) -> Iterator[socket.socket]:
-    """A connection over which one more piece comes every moment, until it ends."""
+    """A connection that sends one more piece every `seconds` until it ends."""
     with socket.create_connection(server.address, timeout=SECONDS_MAX) as connection:
         stopping = threading.Event()
 
@@ -122,15 +122,15 @@ def dribbling(server: Any, first: bytes, piece: bytes, seconds: float = 0.02) ->
             thread.join()
 
 
-def ask(server: Any, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    """The status and the JSON of an answer."""
+def request(server: Any, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    """The status and the JSON of a response."""
     connection = http.client.HTTPConnection(*server.address, timeout=SECONDS_MAX)
-    said = {name.replace("_", "-"): value for name, value in headers.items()}
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
     if body is not None and not isinstance(body, bytes):
         body = json.dumps(body).encode()
-        said.setdefault("content-type", "application/json")
+        sent.setdefault("content-type", "application/json")
     try:
-        connection.request(method, path, body, said)
+        connection.request(method, path, body, sent)
         response = connection.getresponse()
         data = response.read()
         kind = response.headers.get("content-type", "")
@@ -140,7 +140,7 @@ def ask(server: Any, method: str, path: str, body: Any = None, **headers: str) -
 
 
 def is_logged(server: Any, act: Callable[[], Any], *words: str) -> bool:
-    """Whether the log tells of something that is done again until it does: of many refusals only some are told."""
+    """Whether the log gets a line with these words. `act` is repeated, because the log samples refusals."""
     until = time.monotonic() + SECONDS_MAX
     while time.monotonic() < until:
         act()
@@ -150,7 +150,7 @@ def is_logged(server: Any, act: Callable[[], Any], *words: str) -> bool:
     return False
 
 
-# Heads, and what is no HTTP.
+# Request heads, and malformed HTTP.
 
 
 @pytest.mark.parametrize(
@@ -168,14 +168,14 @@ def is_logged(server: Any, act: Callable[[], Any], *words: str) -> bool:
         b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n",
     ],
 )
-def test_what_is_no_http_is_a_problem(server: Any, data: bytes) -> None:
+def test_malformed_http_is_a_problem_response(server: Any, data: bytes) -> None:
     found = raw(server, data)
     assert (found.status, found.code) == (400, "malformed_request")
     assert is_logged(server, lambda: raw(server, data), "refused: malformed_request")
     assert server.get("/readyz")[0] == 200
 
 
-def test_a_head_that_dribbles_is_given_up(server: Any) -> None:
+def test_a_slow_request_head_times_out(server: Any) -> None:
     def dribble() -> None:
         with dribbling(server, b"GET /healthz HTTP/1.1\r\n", b"X-A: a\r\n") as connection:
             found = answer(connection)
@@ -186,22 +186,22 @@ def test_a_head_that_dribbles_is_given_up(server: Any) -> None:
 
 @pytest.mark.parametrize("head", [b"GET /healthz", b"POST /v1/call", b"POST /v1/blobs", b"PUT /nowhere"])
 @pytest.mark.parametrize("piece", [b"X-A: aaaaaaaa\r\n" * 500, b"X-A: " + b"a" * 8_000], ids=["many", "one"])
-def test_trailers_have_a_size(server: Any, head: bytes, piece: bytes) -> None:
+def test_the_size_of_trailers_is_bounded(server: Any, head: bytes, piece: bytes) -> None:
     before = server.resident_bytes
     begin = head + b" HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
 
     def dribble() -> None:
         with dribbling(server, begin, piece, 0.0) as connection:
-            assert answer(connection).status in (0, 200, 404, 415, 431)  # Some are answered before their end.
+            assert answer(connection).status in (0, 200, 404, 415, 431)  # Some get a response before their end.
 
     assert is_logged(server, dribble, "refused: request_head_too_large")
     assert server.resident_bytes - before < 16 * MIB
 
 
-def test_trailers_say_nothing(server: Any) -> None:
-    """A header that comes behind the body has been looked at by nobody in between."""
-    ask(server, "PUT", "/v1/state/k", "main")
-    ask(server, "PUT", "/v1/state/k", "other", X_Holdfast_Universe="other")
+def test_trailers_are_ignored(server: Any) -> None:
+    """A header after the body bypasses the checks of proxies."""
+    request(server, "PUT", "/v1/state/k", "main")
+    request(server, "PUT", "/v1/state/k", "other", X_Holdfast_Universe="other")
     body = b'{"key":"k"}'
     found = raw(
         server,
@@ -211,7 +211,7 @@ def test_trailers_say_nothing(server: Any) -> None:
     assert json.loads(found.body.split(b"\r\n")[-1])["state"]["value"] == "main"
 
 
-def test_a_server_has_so_many_connections_and_no_more(start: Callable[..., Any]) -> None:
+def test_the_number_of_connections_is_bounded(start: Callable[..., Any]) -> None:
     server = start(connections_max=8)
     stream = server.url.replace("http", "ws", 1) + "/v1/stream"
     with ExitStack() as held:
@@ -225,22 +225,22 @@ def test_a_server_has_so_many_connections_and_no_more(start: Callable[..., Any])
         assert b"retry-after: 1" in found.head
         with pytest.raises(InvalidStatus, match="503"), connect_stream(stream, compression=None):
             pass
-        assert server.said("refused: too_many_connections")
+        assert server.logged("refused: too_many_connections")
     until = time.monotonic() + SECONDS_MAX
     while server.get("/v1/queues")[0] != 200:
         assert time.monotonic() < until
         time.sleep(0.02)
 
 
-def test_a_server_that_may_open_no_more_files_goes_on_when_it_may_again(start: Callable[..., Any]) -> None:
+def test_a_server_recovers_from_running_out_of_file_descriptors(start: Callable[..., Any]) -> None:
     server = start(process={"files_max": 200})
-    assert server.said("files may be open", "ulimit -n")
+    assert server.logged("open files are too few", "ulimit -n")
     with server.plane() as plane:
         plane.queue("jobs").put(b"before")
         with ExitStack() as held:
             for _ in range(400):
                 held.enter_context(socket.create_connection(server.address, timeout=SECONDS_MAX))
-            plane.queue("jobs").put(b"meanwhile")  # Its connection is one of those that there are.
+            plane.queue("jobs").put(b"meanwhile")  # It uses an existing connection.
         until = time.monotonic() + SECONDS_MAX
         with suppress(OSError):
             while server.get("/readyz")[0] != 200:
@@ -273,17 +273,17 @@ KEY = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==
     ],
     ids=range(12),
 )
-def test_whoever_asks_wrongly_for_a_stream_is_answered(server: Any, data: bytes) -> None:
+def test_an_invalid_websocket_handshake_gets_an_error_response(server: Any, data: bytes) -> None:
     with socket.create_connection(server.address, timeout=SECONDS_MAX) as connection:
         connection.sendall(data)
         assert connection.recv(65_536).startswith(b"HTTP/1.1 4")
     assert server.get("/readyz")[0] == 200
-    until = time.monotonic() + SECONDS_MAX  # The stream of a test before this one may still be closing.
+    until = time.monotonic() + SECONDS_MAX  # The stream of an earlier test may still be closing.
     while b"holdfast_open_streams 0.0" not in server.get("/metrics")[2]:
         assert time.monotonic() < until
 
 
-def test_requests_that_wait_behind_another_one_are_few(server: Any) -> None:
+def test_the_number_of_pipelined_requests_is_bounded(server: Any) -> None:
     before = server.resident_bytes
     with ExitStack() as held:
         for _ in range(50):
@@ -294,7 +294,7 @@ def test_requests_that_wait_behind_another_one_are_few(server: Any) -> None:
                 connection.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10_000)
                 while connection.recv(65_536):
                     pass
-    assert server.said("refused: too_many_pipelined")
+    assert server.logged("refused: too_many_pipelined")
     assert server.resident_bytes - before < 32 * MIB
     assert '"level":"error"' not in server.log()
 
@@ -302,19 +302,19 @@ def test_requests_that_wait_behind_another_one_are_few(server: Any) -> None:
 # Bodies.
 
 
-def test_a_body_that_nobody_reads_does_not_hold_its_connection(server: Any) -> None:
+def test_an_unread_body_does_not_hold_its_connection(server: Any) -> None:
     begin = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n"
     with dribbling(server, begin, b"a") as connection:
         assert answer(connection).status == 200
 
 
-def test_a_body_that_dribbles_into_a_blob_is_given_up(server: Any) -> None:
+def test_a_slow_blob_upload_times_out(server: Any) -> None:
     begin = b"POST /v1/blobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000\r\n\r\n"
     with dribbling(server, begin, b"a") as connection:  # 50 bytes a second.
         found = answer(connection)
     assert (found.status, found.code) == (408, "body_timeout")
-    assert server.said("refused: POST '/v1/blobs': 408")
-    assert ask(server, "POST", "/v1/blobs", bytes(2 * MIB))[0] == 201
+    assert server.logged("refused: POST '/v1/blobs': 408")
+    assert request(server, "POST", "/v1/blobs", bytes(2 * MIB))[0] == 201
 
 
 @pytest.mark.parametrize(
@@ -328,16 +328,16 @@ def test_a_body_that_dribbles_into_a_blob_is_given_up(server: Any) -> None:
         ("/v1/blobs", "application/octet-stream", bytes(65_536)),
     ],
 )
-def test_a_body_without_an_end_is_refused(server: Any, path: str, kind: str, piece: bytes) -> None:
+def test_an_endless_body_is_refused(server: Any, path: str, kind: str, piece: bytes) -> None:
     server.forget_peak()
     before = server.resident_bytes
     begin = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunk = b"%x\r\n%s\r\n" % (len(piece), piece)
     with dribbling(server, begin.encode(), chunk, 0.0) as connection:
         found = answer(connection)
-    if found.status:  # Otherwise the connection was reset under what was still on its way.
+    if found.status:  # Otherwise the connection was reset while data was still being sent.
         assert (found.status, found.code) in ((413, "body_too_large"), (400, "invalid_body"))
-    assert server.said(f"refused: POST '{path}': 4")
+    assert server.logged(f"refused: POST '{path}': 4")
     assert server.peak_bytes - before < 64 * MIB
 
 
@@ -362,28 +362,28 @@ def test_a_body_without_an_end_is_refused(server: Any, path: str, kind: str, pie
     ],
     ids=range(15),
 )
-def test_json_that_is_none_or_too_much_is_refused(server: Any, body: bytes) -> None:
+def test_invalid_or_excessive_json_is_refused(server: Any, body: bytes) -> None:
 
     def update() -> None:
-        status, problem = ask(server, "POST", "/v1/state/update", body, content_type="application/json")
+        status, problem = request(server, "POST", "/v1/state/update", body, content_type="application/json")
         assert (status, problem["status"]) == (400, 400)
         assert problem["code"] in ("invalid_body", "invalid_value", "invalid_name", "missing_fields")
 
     assert is_logged(server, update, "refused: POST '/v1/state/update': 400")
 
 
-def test_an_answer_that_nobody_reads_is_cut(start: Callable[..., Any]) -> None:
+def test_a_client_that_does_not_read_its_response_is_disconnected(start: Callable[..., Any]) -> None:
     server = start(process={"unread_seconds": 2.0})
-    hash = ask(server, "POST", "/v1/blobs", bytes(32 * MIB))[1]["hash"]
+    hash = request(server, "POST", "/v1/blobs", bytes(32 * MIB))[1]["hash"]
     before = server.resident_bytes
     with ExitStack() as held:
-        deaf = [held.enter_context(socket.create_connection(server.address, timeout=SECONDS_MAX)) for _ in range(8)]
-        for connection in deaf:
+        stalled = [held.enter_context(socket.create_connection(server.address, timeout=SECONDS_MAX)) for _ in range(8)]
+        for connection in stalled:
             connection.sendall(f"GET /v1/blobs/{hash} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        assert server.said("cut:", "not read")
-        assert ask(server, "GET", f"/v1/blobs/{hash}")[0] == 200
+        assert server.logged("disconnected:", "unread")
+        assert request(server, "GET", f"/v1/blobs/{hash}")[0] == 200
         assert server.resident_bytes - before < 64 * MIB
-        assert [len(answer(connection).body) < 32 * MIB for connection in deaf] == [True] * 8
+        assert [len(answer(connection).body) < 32 * MIB for connection in stalled] == [True] * 8
 
 
 # Names.
@@ -410,11 +410,11 @@ TRICKS = [
     "%24%7bjndi:ldap:%2f%2fx%7d",
     "'%20or%201=1--",
     "%3cscript%3e",
-    "a" * 129,
+    "a" * 256,
     "a" * 20_000,
     "%25" * 3_000,
 ]
-PLACES: list[tuple[str, str, Any]] = [
+NAME_PATHS: list[tuple[str, str, Any]] = [
     ("GET", "/v1/worlds/{}", None),
     ("PUT", "/v1/worlds/{}", {}),
     ("GET", "/v1/queues/{}", None),
@@ -434,21 +434,20 @@ PLACES: list[tuple[str, str, Any]] = [
 
 
 def files_of(folder: Path) -> set[str]:
-    """Every file and folder but those of the key space, which come and go."""
+    """All files and folders except those of the key space, which change."""
     found = {str(path.relative_to(folder)) for path in folder.rglob("*")}
     return {path for path in found if not path.startswith("data/kv/")}
 
 
-def test_names_lead_nowhere(start: Callable[..., Any], tmp_path: Path) -> None:
-    """In paths and queries."""
+def test_hostile_names_in_paths_and_queries_are_refused(start: Callable[..., Any], tmp_path: Path) -> None:
     server = start(header_bytes_max=65_536)
-    ask(server, "POST", "/v1/activity", {"session": "s", "records": [{"a": 1}]})
-    ask(server, "POST", "/v1/activity/end", {"session": "s"})
-    ask(server, "POST", "/v1/blobs", b"x" * 20_000)
+    request(server, "POST", "/v1/activity", {"session": "s", "records": [{"a": 1}]})
+    request(server, "POST", "/v1/activity/end", {"session": "s"})
+    request(server, "POST", "/v1/blobs", b"x" * 20_000)
     before = files_of(tmp_path)
     for trick in TRICKS:
-        for method, path, body in PLACES:
-            status, problem = ask(server, method, path.format(trick), body)
+        for method, path, body in NAME_PATHS:
+            status, problem = request(server, method, path.format(trick), body)
             if status == 200 and "session=" in path:
                 assert problem == {"records": [], "next": None}  # Such a session has no records.
                 continue
@@ -456,8 +455,8 @@ def test_names_lead_nowhere(start: Callable[..., Any], tmp_path: Path) -> None:
             assert problem["code"] in ("invalid_name", "invalid_argument", "not_found", "method_not_allowed"), problem
     assert files_of(tmp_path) == before
     assert '"level":"error"' not in server.log()
-    assert server.said("refused:", "400")
-    assert ask(server, "GET", "/v1/worlds") == (200, {"names": []})
+    assert server.logged("refused:", "400")
+    assert request(server, "GET", "/v1/worlds") == (200, {"names": []})
 
 
 BODIES: list[tuple[str, Callable[[str], Any]]] = [
@@ -491,34 +490,36 @@ NAMES = [
     "a b",
     "\u202e",
     "\uff0e\uff0e\uff0fx",
-    "x" * 129,
+    "x" * 256,
     "x/" * 9,
 ]
 
 
-def test_names_in_bodies_lead_nowhere(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_hostile_names_in_bodies_are_refused(start: Callable[..., Any], tmp_path: Path) -> None:
     server = start()
-    ask(server, "POST", "/v1/activity", {"session": "s", "records": [{"a": 1}]})
-    ask(server, "POST", "/v1/activity/end", {"session": "s"})
+    request(server, "POST", "/v1/activity", {"session": "s", "records": [{"a": 1}]})
+    request(server, "POST", "/v1/activity/end", {"session": "s"})
     before = files_of(tmp_path)
     keys = ("/v1/lock/", "/v1/state/", "/v1/atomic")  # Their names may have slashes and dots.
     for name in NAMES:
         for path, body in BODIES:
             if name in ("../x",) and path.startswith(keys):
                 continue
-            status, problem = ask(server, "POST", path, body(name))
+            status, problem = request(server, "POST", path, body(name))
             assert 400 <= status < 500, (path, body(name), status, problem)
             assert problem["code"], problem
     assert files_of(tmp_path) == before
     assert '"level":"error"' not in server.log()
 
 
-def test_two_dots_are_no_universe_for_files(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_dots_as_a_universe_write_no_files_outside_the_data_directory(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
     server = start()
     for universe in (".", "..", "..."):
-        ask(server, "POST", f"/v1/blobs?universe={universe}", b"x" * 20_000)
-        ask(server, "POST", f"/v1/activity?universe={universe}", {"session": universe, "records": [{"a": 1}]})
-        ask(server, "POST", f"/v1/activity/end?universe={universe}", {"session": universe})
+        request(server, "POST", f"/v1/blobs?universe={universe}", b"x" * 20_000)
+        request(server, "POST", f"/v1/activity?universe={universe}", {"session": universe, "records": [{"a": 1}]})
+        request(server, "POST", f"/v1/activity/end?universe={universe}", {"session": universe})
     assert {path.name for path in tmp_path.iterdir()} == {"data", "server.log"}
     assert {path.name for path in (tmp_path / "data").iterdir()} <= {
         "kv",
@@ -529,11 +530,11 @@ def test_two_dots_are_no_universe_for_files(start: Callable[..., Any], tmp_path:
     }
 
 
-# Requests that contradict themselves.
+# Contradictory requests.
 
 
-def test_a_universe_is_named_or_not(server: Any) -> None:
-    ask(server, "PUT", "/v1/state/k", "main")
+def test_an_ambiguous_or_empty_universe_is_refused(server: Any) -> None:
+    request(server, "PUT", "/v1/state/k", "main")
     for path, body, headers in (
         ("/v1/state/get?universe=", {"key": "k"}, {}),
         ("/v1/state/get?universe=a&universe=main", {"key": "k"}, {}),
@@ -544,51 +545,53 @@ def test_a_universe_is_named_or_not(server: Any) -> None:
         ("/v1/queue/stats", {"queue": "q", "namespace": "a", "universe": "b"}, {}),
         ("/v1/queue/enqueue?unknown=1", {"queue": "q", "payload": 1}, {}),
     ):
-        status, problem = ask(server, "POST", path, body, **headers)
+        status, problem = request(server, "POST", path, body, **headers)
         assert (status, problem["code"] in ("invalid_name", "invalid_query", "invalid_body")) == (400, True), path
 
 
-def test_what_is_said_twice_is_said_alike(server: Any) -> None:
-    written = ask(server, "PUT", "/v1/entities/task/t", {"fields": {"status": 1}, "expected_version": 0})
+def test_contradicting_headers_and_bodies_are_refused(server: Any) -> None:
+    written = request(server, "PUT", "/v1/entities/task/t", {"fields": {"status": 1}, "expected_version": 0})
     assert written[0] == 200
     for body, headers in (
         ({"expected_version": 5}, {"If-Match": '"1"'}),
         ({"expected_version": 1}, {"If-None-Match": "*"}),
     ):
-        status, problem = ask(server, "PUT", "/v1/entities/task/t", {"fields": {"status": 2}, **body}, **headers)
+        status, problem = request(server, "PUT", "/v1/entities/task/t", {"fields": {"status": 2}, **body}, **headers)
         assert (status, problem["code"]) == (400, "invalid_etag")
     for name in ("X-Fencing-Token", "X-Txn-Id"):
-        status, problem = ask(server, "PUT", "/v1/state/k", 1, **{name: "1"})
+        status, problem = request(server, "PUT", "/v1/state/k", 1, **{name: "1"})
         assert (status, problem["code"]) == (400, "invalid_argument")
 
 
 @pytest.mark.parametrize("key", ["", "k" * 256])
-def test_a_subscription_that_is_wrong_is_a_problem_and_not_an_event(server: Any, key: str) -> None:
+def test_an_invalid_subscription_gets_an_error_status_instead_of_an_event(server: Any, key: str) -> None:
     right = {"queue": "q", "owner": "ada", "wait_seconds": -1}
     for path in ("/v1/queue/subscribe", "/v1/queue/subscribeWithState"):
-        assert ask(server, "POST", path, right | {"queue": "no such name"})[0] == 400
-        assert ask(server, "POST", path, right | {"tier": "best_effort"})[0] == 400
-        assert ask(server, "POST", path, right, Idempotency_Key=key)[1]["code"] == "invalid_idempotency_key"
-        assert ask(server, "POST", path, right)[0] == 200
+        assert request(server, "POST", path, right | {"queue": "no such name"})[0] == 400
+        assert request(server, "POST", path, right | {"tier": "best_effort"})[0] == 400
+        assert request(server, "POST", path, right, Idempotency_Key=key)[1]["code"] == "invalid_idempotency_key"
+        assert request(server, "POST", path, right)[0] == 200
 
 
-def test_numbers_are_numbers(server: Any) -> None:
-    ask(server, "POST", "/v1/worlds", {"world": "w"})
-    status, problem = ask(server, "POST", "/v1/worlds/w/fork", {"target": "v", "height": 1 << 70}, Idempotency_Key="k")
+def test_integers_over_64_bits_are_refused_outside_values(server: Any) -> None:
+    request(server, "POST", "/v1/worlds", {"world": "w"})
+    status, problem = request(
+        server, "POST", "/v1/worlds/w/fork", {"target": "v", "height": 1 << 70}, Idempotency_Key="k"
+    )
     assert (status, problem["code"]) == (400, "invalid_body")
     entries = {"entries": [1.0, 1 << 70], "expected_head": 0.0}
-    assert ask(server, "POST", "/v1/worlds/w/entries", entries)[0] == 201
-    records = ask(server, "GET", "/v1/worlds/w/entries")[1]["records"]
+    assert request(server, "POST", "/v1/worlds/w/entries", entries)[0] == 201
+    records = request(server, "GET", "/v1/worlds/w/entries")[1]["records"]
     assert [record["value"] for record in records] == [1.0, 1 << 70]  # Values are any JSON.
-    assert ask(server, "POST", "/v1/worlds/w/entries", entries | {"expected_head": 2.5})[0] == 400
+    assert request(server, "POST", "/v1/worlds/w/entries", entries | {"expected_head": 2.5})[0] == 400
 
 
-# Tokens, and universes that are not theirs.
+# Tokens and other universes.
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict[str, str]]]:
-    """A server with tokens of two tenants, and something of everything in the universe of the second."""
+    """A server with tokens of two tenants, and data of every kind in the universe of the second."""
     folder = tmp_path_factory.mktemp("guarded")
     with holdfast.open(f"dir:{folder / 'data'}", universe="beta") as plane:
         plane.queue("jobs").put({"secret": "beta"})
@@ -612,7 +615,7 @@ def tenants(guarded: tuple[Any, dict[str, str]]) -> tuple[Any, dict[str, str]]:
     return guarded
 
 
-def beta_now(server: Any, token: str) -> Any:
+def beta_state(server: Any, token: str) -> Any:
     with server.plane(token, "beta") as plane:
         return (
             plane.queue("jobs").stats().ready,
@@ -643,8 +646,8 @@ def test_a_wrong_token_is_refused_everywhere(tenants: tuple[Any, dict[str, str]]
     server, tokens = tenants
     secret = tokens["beta"]
     stream = server.url.replace("http", "ws", 1) + "/v1/stream"
-    for shown in WRONG_TOKENS:
-        headers = {} if shown is None else {"Authorization": shown.replace("{}", secret)}
+    for header in WRONG_TOKENS:
+        headers = {} if header is None else {"Authorization": header.replace("{}", secret)}
         for method, path, body in (
             ("GET", "/v1/queues", None),
             ("POST", "/v1/call", {"op": "queues.list"}),
@@ -652,26 +655,26 @@ def test_a_wrong_token_is_refused_everywhere(tenants: tuple[Any, dict[str, str]]
             ("POST", "/v1/blobs", b"x"),
             ("GET", "/v1/queue/watch?queue=jobs", None),
         ):
-            status, problem = ask(server, method, path, body, **headers)
-            assert (status, problem["code"]) == (401, "not_allowed"), (path, shown, problem)
+            status, problem = request(server, method, path, body, **headers)
+            assert (status, problem["code"]) == (401, "not_allowed"), (path, header, problem)
         with pytest.raises(InvalidStatus, match=r"40[03]"), connect_stream(stream, additional_headers=headers):
             pass
     assert is_logged(server, lambda: server.get("/v1/queues", token="x"), "refused", '"reason":"token"')
     assert secret.rpartition("_")[2] not in server.log()
 
 
-def test_a_token_of_another_universe_sees_and_changes_nothing(tenants: tuple[Any, dict[str, str]]) -> None:
+def test_a_token_cannot_read_or_change_another_universe(tenants: tuple[Any, dict[str, str]]) -> None:
     server, tokens = tenants
-    before = beta_now(server, tokens["beta"])
+    before = beta_state(server, tokens["beta"])
     mine = {"Authorization": f"Bearer {tokens['alpha']}"}
     lease = {"key": "doc", "lease_id": "a", "fencing_token": 1, "universe": "beta"}
     blob = hashlib.sha256(b"secret of beta" * 10_000).hexdigest()
-    told: list[tuple[str, str, Any, dict[str, str]]] = [
+    forbidden: list[tuple[str, str, Any, dict[str, str]]] = [
         ("GET", "/v1/queues?universe=beta", None, {}),
         ("GET", "/v1/queues?universe=BETA", None, {}),
         ("GET", "/v1/queues?universe=%62eta", None, {}),
         ("GET", "/v1/queues", None, {"X-Holdfast-Universe": "beta"}),
-        ("GET", "/v1/queues", None, {}),  # Of main, which is not alpha's either.
+        ("GET", "/v1/queues", None, {}),  # Of main, which alpha may not read either.
         ("GET", "/v1/queues/jobs/peek?universe=beta", None, {}),
         ("POST", "/v1/queue/enqueue", {"queue": "jobs", "payload": 1, "universe": "beta"}, {}),
         ("POST", "/v1/queue/enqueue", {"queue": "jobs", "payload": 1, "namespace": "beta"}, {}),
@@ -707,11 +710,11 @@ def test_a_token_of_another_universe_sees_and_changes_nothing(tenants: tuple[Any
             {},
         ),
     ]
-    for method, path, body, headers in told:
-        status, problem = ask(server, method, path, body, **mine, **headers)
+    for method, path, body, headers in forbidden:
+        status, problem = request(server, method, path, body, **mine, **headers)
         assert (status, problem["code"]) == (403, "not_allowed"), (method, path, body, status, problem)
         assert "secret" not in json.dumps(problem)
-    # In its own universe the names of the other one's things mean nothing.
+    # In its own universe these names do not exist.
     for method, path, body in (
         ("GET", f"/v1/blobs/{blob}?universe=alpha", None),
         ("POST", "/v1/queue/enqueue?universe=alpha", {"queue": "jobs", "payload_blob": blob}),
@@ -719,14 +722,14 @@ def test_a_token_of_another_universe_sees_and_changes_nothing(tenants: tuple[Any
         ("GET", "/v1/state/doc?universe=alpha", None),
         ("GET", "/v1/entities/task/t?universe=alpha", None),
     ):
-        assert ask(server, method, path, body, **mine)[0] == 404, path
-    assert ask(server, "GET", "/v1/queues?universe=alpha", **mine) == (200, {"names": []})
-    assert beta_now(server, tokens["beta"]) == before
+        assert request(server, method, path, body, **mine)[0] == 404, path
+    assert request(server, "GET", "/v1/queues?universe=alpha", **mine) == (200, {"names": []})
+    assert beta_state(server, tokens["beta"]) == before
 
-    def see_beta() -> None:
-        ask(server, "GET", "/v1/queues?universe=beta", **mine)
+    def read_beta() -> None:
+        request(server, "GET", "/v1/queues?universe=beta", **mine)
 
-    assert is_logged(server, see_beta, "refused", '"code":"not_allowed"', "beta")
+    assert is_logged(server, read_beta, "refused", '"code":"not_allowed"', "beta")
 
 
 @contextmanager
@@ -747,9 +750,9 @@ def replies(stream: ClientConnection, count: int) -> dict[int, Any]:
     return found
 
 
-def test_a_stream_of_another_universe_sees_and_changes_nothing(tenants: tuple[Any, dict[str, str]]) -> None:
+def test_a_stream_cannot_read_or_change_another_universe(tenants: tuple[Any, dict[str, str]]) -> None:
     server, tokens = tenants
-    before = beta_now(server, tokens["beta"])
+    before = beta_state(server, tokens["beta"])
     proof = LeaseProof("doc", "a", 1, universe="beta")
     requests = [
         ListQueues(universe="beta"),
@@ -778,10 +781,10 @@ def test_a_stream_of_another_universe_sees_and_changes_nothing(tenants: tuple[An
         for number, rest in replies(stream, len(requests)).items():
             assert rest[0] is None, requests[number]
             assert rest[1]["code"] == "not_allowed", requests[number]
-    assert beta_now(server, tokens["beta"]) == before
+    assert beta_state(server, tokens["beta"]) == before
 
 
-def test_tenants_with_the_same_session_and_keys_do_not_meet(tenants: tuple[Any, dict[str, str]]) -> None:
+def test_tenants_with_the_same_session_and_keys_are_isolated(tenants: tuple[Any, dict[str, str]]) -> None:
     server, tokens = tenants
     with stream_of(server, tokens["alpha"], "same") as alpha, stream_of(server, tokens["beta"], "same") as beta:
         for stream, universe in ((alpha, "alpha"), (beta, "beta")):
@@ -800,8 +803,8 @@ def frames(chance: random.Random) -> Iterator[bytes]:
     for _ in range(150):
         yield chance.randbytes(chance.randrange(1, 2_000))
         yield good[: chance.randrange(1, len(good))]
-        place = chance.randrange(len(good))
-        yield good[:place] + chance.randbytes(3) + good[place + 1 :]
+        position = chance.randrange(len(good))
+        yield good[:position] + chance.randbytes(3) + good[position + 1 :]
     for opening in (b"\x91", b"\x81\xa1a", b"\xdc\x00\x01", b"\x91\x94\x00\x81\xa2op"):
         yield opening * (FRAME_BYTES_MAX // len(opening) - 1)
     for head in (b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"):
@@ -813,9 +816,9 @@ def frames(chance: random.Random) -> Iterator[bytes]:
     yield bytes(FRAME_BYTES_MAX)
 
 
-def test_fuzzed_frames_are_logged_and_leave_nothing_in_memory(server: Any) -> None:
+def test_fuzzed_frames_are_logged_and_leak_no_memory(server: Any) -> None:
     print(f"seed {SEED}")
-    with stream_of(server) as stream:  # What is used later in any case, is.
+    with stream_of(server) as stream:  # Allocates what any stream needs.
         stream.send(encode([Call(0, PutMessages("q", [NewMessage(b"x")]))]))
         replies(stream, 1)
     before = server.resident_bytes
@@ -826,25 +829,25 @@ def test_fuzzed_frames_are_logged_and_leave_nothing_in_memory(server: Any) -> No
     grown = server.resident_bytes - before
     print(f"grown by {grown / MIB:.1f} MiB")
     assert grown < 64 * MIB
-    assert server.said("was not understood")
+    assert server.logged("could not be decoded")
     assert '"level":"error"' not in server.log()
     assert server.get("/readyz")[0] == 200
 
 
 @pytest.mark.parametrize("frames", [[[7, 7]], [[7], [7]], [[7], [8, 9, 7]]], ids=str)
-def test_two_calls_of_one_number_end_the_connection(server: Any, frames: list[list[int]]) -> None:
-    """Otherwise only one of them could be cancelled, and the other would wait for a caller that has gone."""
+def test_two_calls_with_one_number_close_the_connection(server: Any, frames: list[list[int]]) -> None:
+    """Otherwise only one of them could be cancelled, and the other would wait for a disconnected caller."""
     with stream_of(server) as stream, pytest.raises(ConnectionClosed) as closed:
         for frame in frames:
             stream.send(encode([Call(number, ReceiveMessages("numbers", "ada", wait_seconds=600)) for number in frame]))
         stream.recv(SECONDS_MAX)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1002
-    assert server.said("a number that another call has")
+    assert server.logged("reuses the number of a call in flight")
     with server.plane() as plane:
         until = time.monotonic() + SECONDS_MAX
         while plane.queue("numbers").stats().waiting_consumers:
-            assert time.monotonic() < until, "somebody still waits for a caller that has gone"
+            assert time.monotonic() < until, "a call still waits for a disconnected caller"
             time.sleep(0.02)
         plane.queue("numbers").put(b"1")
         with plane.queue("numbers").receive() as message:

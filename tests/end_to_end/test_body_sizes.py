@@ -1,4 +1,4 @@
-"""A token bounds every body, however it comes: said with a type, and nothing of it stays."""
+"""The body limit of a token applies to every kind of body; a refused body leaves nothing stored."""
 
 import hashlib
 import http.client
@@ -17,13 +17,13 @@ from holdfast.errors import PayloadTooLarge
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 
-MOST = 1_000_000  # More than a server reads at once, so that it has to count.
+MOST = 1_000_000  # More than a server reads at once, so that it must add up chunks.
 JSON = "application/json"
 PARTS = "multipart/form-data; boundary=b0"
 OCTETS = "application/octet-stream"
 
 
-class Bounded:
+class BoundedServer:
     """A server with two tokens: one for everything, one for bodies of up to MOST bytes."""
 
     def __init__(self, folder: Path) -> None:
@@ -35,23 +35,23 @@ class Bounded:
 
     def send(self, where: str, body: bytes, kind: str, *, chunked: bool) -> tuple[int, Any]:
         connection = http.client.HTTPConnection(*self.server.address, timeout=60)
-        pieces: Any = (body[at : at + 30_000] for at in range(0, len(body), 30_000)) if chunked else body
-        said = {"Authorization": f"Bearer {self.small}", "Content-Type": kind}
+        chunks: Any = (body[at : at + 30_000] for at in range(0, len(body), 30_000)) if chunked else body
+        headers = {"Authorization": f"Bearer {self.small}", "Content-Type": kind}
         try:
-            connection.request(*where.split(), pieces, said, encode_chunked=chunked)
+            connection.request(*where.split(), chunks, headers, encode_chunked=chunked)
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
         finally:
             connection.close()
 
     def stored(self) -> list[str]:
-        """The bodies that are in the object store."""
+        """The names of the stored objects."""
         return [path.name for path in self.objects.rglob("*") if path.is_file() and "cas" in path.parts]
 
 
 @pytest.fixture(scope="module")
-def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bounded]:
-    found = Bounded(tmp_path_factory.mktemp("bounded"))
+def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BoundedServer]:
+    found = BoundedServer(tmp_path_factory.mktemp("bounded"))
     yield found
     found.server.kill()
 
@@ -79,8 +79,8 @@ def multipart(payload: bytes, epilogue: bytes = b"") -> bytes:
     ],
     ids=["blob-one-too-many", "blob", "parts-too-many", "parts", "epilogue", "small-epilogue", "json", "state", "call"],
 )
-def test_a_body_over_the_tokens_limit_is_refused_and_nothing_stays(
-    bounded: Bounded, where: str, kind: str, body: bytes, chunked: bool
+def test_a_body_over_the_limit_of_the_token_is_refused_and_not_stored(
+    bounded: BoundedServer, where: str, kind: str, body: bytes, chunked: bool
 ) -> None:
     before = bounded.stored()
     status, problem = bounded.send(where, body, kind, chunked=chunked)
@@ -91,11 +91,11 @@ def test_a_body_over_the_tokens_limit_is_refused_and_nothing_stays(
         assert plane.queue("jobs").stats().put_total == 0
         assert not plane.blobs.has(hashlib.sha256(body).hexdigest())
         assert plane.state("k").get() is None
-    assert bounded.server.said("refused", '"code":"payload_too_large"', problem["correlation_id"])
+    assert bounded.server.logged("refused", '"code":"payload_too_large"', problem["correlation_id"])
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_a_body_within_the_limit_is_taken(bounded: Bounded, chunked: bool) -> None:
+def test_a_body_within_the_limit_is_accepted(bounded: BoundedServer, chunked: bool) -> None:
     body = os.urandom(MOST)
     status, stored = bounded.send("POST /v1/blobs", body, OCTETS, chunked=chunked)
     assert (status, stored["size"]) == (201, MOST)
@@ -106,7 +106,7 @@ def test_a_body_within_the_limit_is_taken(bounded: Bounded, chunked: bool) -> No
 
 
 @pytest.mark.parametrize("size", [MOST + 1, 20_000_000])
-def test_a_client_hears_the_same(bounded: Bounded, size: int) -> None:
+def test_a_client_raises_payload_too_large(bounded: BoundedServer, size: int) -> None:
     data = os.urandom(size)
     with bounded.server.plane(bounded.small, patience_seconds=2) as plane:
         for sending in (
@@ -120,22 +120,22 @@ def test_a_client_hears_the_same(bounded: Bounded, size: int) -> None:
         assert not plane.blobs.has(hashlib.sha256(data).hexdigest())
 
 
-def test_whoever_sends_everything_before_listening_hears_why(bounded: Bounded) -> None:
-    """A connection that is closed in the middle of a body is reset, and the answer may be lost with it."""
+def test_a_sender_that_reads_late_still_gets_the_error_response(bounded: BoundedServer) -> None:
+    """Closing a connection in the middle of a body would reset it and lose the response."""
     size = 12_000_000
     with socket.create_connection(bounded.server.address, 20) as connection:
         head = f"POST /v1/blobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {bounded.small}\r\nContent-Length: {size}"
         connection.sendall(f"{head}\r\n\r\n".encode())
         connection.sendall(bytes(size))
         held = b""
-        while piece := connection.recv(65_536):
-            held += piece
+        while chunk := connection.recv(65_536):
+            held += chunk
     assert held.startswith(b"HTTP/1.1 413")
     assert b"payload_too_large" in held
     assert b"connection: close" in held.lower()
 
 
-def test_refusals_are_counted(bounded: Bounded) -> None:
+def test_rejected_bodies_are_counted_in_the_metrics(bounded: BoundedServer) -> None:
     bounded.send("POST /v1/blobs", bytes(MOST + 1), OCTETS, chunked=True)
     text = bounded.server.get("/metrics", token=bounded.admin)[2]
     assert b'holdfast_rejects_total{reason="payload_too_large"}' in text

@@ -1,4 +1,4 @@
-"""The console's doors: its files, who is let in, what it hears, and the reports of the pipeline."""
+"""The console's endpoints: static files, sessions, the event stream, and the reports of the pipeline."""
 
 import http.client
 import importlib.util
@@ -16,17 +16,17 @@ import pytest
 
 import holdfast
 from holdfast.limits import (
-    CONSOLE_PASS_SECONDS,
-    CONSOLE_PASSES_MAX,
     CONSOLE_REPORT_BYTES_MAX,
+    CONSOLE_REPORT_LINK_SECONDS,
+    CONSOLE_REPORT_LINKS_MAX,
     CONSOLE_SAMPLE_SECONDS,
     CONSOLE_WATCHERS_MAX,
-    CONSOLE_WATCHERS_OF_TOKEN_MAX,
+    CONSOLE_WATCHERS_PER_TOKEN_MAX,
 )
-from holdfast.server.authorization import Anybody
+from holdfast.server.authorization import AllowAll
 from holdfast.server.console import files, reports, samples
 from holdfast.server.console.samples import Samples
-from holdfast.server.doors import Doors
+from holdfast.server.context import ServerContext
 from holdfast.server.metrics import Metrics
 from holdfast.wire.queues import QueueStats
 
@@ -51,9 +51,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
-    """A server that asks for tokens, and some of them."""
+    """A server that requires tokens, and some tokens."""
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
-        made = {
+        tokens = {
             "all": plane.tokens.create("operator", universes="*", verbs="*").token,
             "some": plane.tokens.create("reader", universes="main,other", verbs="queue:*").token,
         }
@@ -61,29 +61,29 @@ def guarded(tmp_path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
     folder.mkdir()
     (folder / "latest.html").write_text("<h1>Report</h1>")
     running = Server(tmp_path, tokens=True, pipeline_reports=str(folder))
-    yield running, made
+    yield running, tokens
     running.kill()
 
 
-def ask(
+def request(
     server: Any, path: str, method: str = "GET", token: str | None = None, **headers: str
 ) -> tuple[int, Any, bytes]:
-    """The status, headers and body of an answer, wherever it leads."""
+    """The status, headers and body of a response, without following redirects."""
     connection = http.client.HTTPConnection(*server.address, timeout=60)
-    said = {name.replace("_", "-"): value for name, value in headers.items()}
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
     if token is not None:
-        said["Authorization"] = f"Bearer {token}"
+        sent["Authorization"] = f"Bearer {token}"
     try:
-        connection.request(method, path, headers=said)
+        connection.request(method, path, headers=sent)
         answer = connection.getresponse()
-        # What goes on without an end is not waited for.
+        # Of an endless response only the first chunk is read.
         return answer.status, answer.headers, answer.read1() if answer.length is None else answer.read()
     finally:
         connection.close()
 
 
 class Listener:
-    """Listens to /console/events."""
+    """Reads /console/events."""
 
     def __init__(self, server: Any, universe: str = "main", token: str | None = None) -> None:
         self._connection = http.client.HTTPConnection(*server.address, timeout=60)
@@ -92,20 +92,20 @@ class Listener:
         self.answer = self._connection.getresponse()
 
     def next(self, *names: str) -> tuple[str, Any]:
-        """The next event of one of these names, or of any; it does not come if a hundred other lines do."""
+        """The next event with one of these names, or with any; fails after a hundred other lines."""
         name = ""
         for _ in range(LINES_MAX):
             line = self.answer.readline().decode()
             if not line:
-                return "over", None
+                return "closed", None
             if line.startswith("event: "):
                 name = line.removeprefix("event: ").strip()
             elif line.startswith("data: ") and (not names or name in names):
                 return name, json.loads(line.removeprefix("data: "))
-        pytest.fail(f"none of {names} came")
+        pytest.fail(f"none of {names} arrived")
 
     def sample(self, op: str, calls: int) -> Any:
-        """The next sample that knows of so many calls of an operation."""
+        """The next sample with at least so many calls of an operation."""
         for _ in range(LINES_MAX):
             _, found = self.next("sample")
             if found["operations"].get(op, {"calls": 0})["calls"] >= calls:
@@ -122,8 +122,8 @@ class Listener:
 # Files.
 
 
-def test_the_page_is_guarded_by_what_it_says_of_itself(server: Any) -> None:
-    status, headers, body = ask(server, "/console")
+def test_the_page_has_a_strict_content_security_policy(server: Any) -> None:
+    status, headers, body = request(server, "/console")
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'"
@@ -137,29 +137,29 @@ def test_the_page_is_guarded_by_what_it_says_of_itself(server: Any) -> None:
 
 
 @pytest.mark.parametrize("path", [f"/console/{each.name}" for each in sorted(STATIC.iterdir())] + ["/console"])
-def test_whoever_has_a_file_is_not_sent_it_again(server: Any, path: str) -> None:
+def test_a_cached_file_is_answered_with_304(server: Any, path: str) -> None:
     if path.endswith(files.PAGE):
         path = "/console"
-    status, headers, body = ask(server, path)
+    status, headers, body = request(server, path)
     assert status == 200
     assert body
     etag = headers["etag"]
     assert re.fullmatch(r'"[0-9a-f]{32}"', etag)
     assert headers["cache-control"] == "no-cache"
     for known in (etag, f'"x", {etag}', f"W/{etag}", "*"):
-        status, headers, body = ask(server, path, If_None_Match=known)
+        status, headers, body = request(server, path, If_None_Match=known)
         assert (status, headers["etag"], body) == (304, etag, b"")
-    assert ask(server, path, If_None_Match='"x"')[0] == 200
-    assert ask(server, path, "HEAD")[2] == b""
+    assert request(server, path, If_None_Match='"x"')[0] == 200
+    assert request(server, path, "HEAD")[2] == b""
 
 
-def test_no_file_names_another_host_or_makes_markup_of_text() -> None:
+def test_static_files_name_no_other_host_and_parse_no_markup() -> None:
     for file in STATIC.iterdir():
         if file.name.startswith("uplot"):
-            continue  # With its author's address in a comment.
+            continue  # A comment has its author's address.
         text = file.read_text().replace("http://www.w3.org/2000/svg", "")
         assert re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", text) == [], file.name
-        for word in (
+        for name in (
             "innerHTML",
             "outerHTML",
             "insertAdjacentHTML",
@@ -168,32 +168,32 @@ def test_no_file_names_another_host_or_makes_markup_of_text() -> None:
             "new Function",
             "srcdoc",
         ):
-            assert word not in text, (file.name, word)
+            assert name not in text, (file.name, name)
 
 
-def test_the_charts_come_with_their_licence() -> None:
+def test_the_chart_library_has_its_licence() -> None:
     assert "MIT" in (STATIC / "uplot-license.txt").read_text()
     assert "uPlot (v" in (STATIC / "uplot.js").read_text()[:80]
 
 
 @pytest.mark.parametrize("path", ["/console/nothing.js", "/console/../server/tokens.py", "/console/console.html"])
-def test_there_is_nothing_else(server: Any, path: str) -> None:
-    status, headers, _ = ask(server, path)
+def test_an_unknown_console_path_is_404(server: Any, path: str) -> None:
+    status, headers, _ = request(server, path)
     assert (status, headers["content-type"]) == (404, "application/problem+json")
 
 
-def test_a_slash_leads_back_to_the_page(server: Any) -> None:
-    status, headers, _ = ask(server, "/console/")
+def test_a_trailing_slash_redirects_to_the_page(server: Any) -> None:
+    status, headers, _ = request(server, "/console/")
     assert (status, headers["location"]) == (308, "../console")
 
 
-# Who is let in.
+# Sessions.
 
 
-def test_without_tokens_everybody_on_this_machine_is(server: Any) -> None:
+def test_a_server_without_tokens_allows_everything(server: Any) -> None:
     with server.plane(universe="staging") as plane:
         plane.queue("jobs").put(b"x")
-    session = json.loads(ask(server, "/console/session")[2])
+    session = json.loads(request(server, "/console/session")[2])
     assert (session["tokens"], session["signed_in"], session["metrics"], session["reports"]) == (
         False,
         True,
@@ -204,59 +204,61 @@ def test_without_tokens_everybody_on_this_machine_is(server: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/console/session", "/console/events"])
-def test_pages_of_other_sites_are_not(server: Any, path: str) -> None:
-    assert ask(server, path, Origin="https://example.com")[0] == 403
-    assert ask(server, path, Host="example.com")[0] in (401, 403)
+def test_pages_of_other_origins_are_refused(server: Any, path: str) -> None:
+    assert request(server, path, Origin="https://example.com")[0] == 403
+    assert request(server, path, Host="example.com")[0] in (401, 403)
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_what_pages_of_other_sites_show_or_follow_is_not_answered(server: Any, site: str) -> None:
+def test_embedded_resources_of_other_sites_are_refused(server: Any, site: str) -> None:
     for path in ("/console/events", "/console/session", "/v1/mailboxes/bob/mail"):
-        status, _, body = ask(server, path, Sec_Fetch_Site=site, Sec_Fetch_Dest="image")
+        status, _, body = request(server, path, Sec_Fetch_Site=site, Sec_Fetch_Dest="image")
         assert (status, json.loads(body)["code"]) == (403, "foreign_origin")
-    assert ask(server, "/v1/mailboxes/bob/mail", Sec_Fetch_Site=site, Sec_Fetch_Dest="document")[0] == 403
-    assert ask(server, "/console", Sec_Fetch_Site=site, Sec_Fetch_Dest="document")[0] == 200  # A link to the console.
-    assert ask(server, "/console", Sec_Fetch_Site=site, Sec_Fetch_Dest="iframe")[0] == 403
+    assert request(server, "/v1/mailboxes/bob/mail", Sec_Fetch_Site=site, Sec_Fetch_Dest="document")[0] == 403
+    assert (
+        request(server, "/console", Sec_Fetch_Site=site, Sec_Fetch_Dest="document")[0] == 200
+    )  # A link to the console.
+    assert request(server, "/console", Sec_Fetch_Site=site, Sec_Fetch_Dest="iframe")[0] == 403
 
 
-def test_an_origin_that_is_none_is_foreign(server: Any) -> None:
+def test_a_malformed_origin_is_refused(server: Any) -> None:
     for origin in ("null", "http://[", "", "file://"):
-        assert ask(server, "/console/session", Origin=origin)[0] == 403
+        assert request(server, "/console/session", Origin=origin)[0] == 403
 
 
-def test_whoever_shows_no_token_hears_only_that_one_is_asked_for(guarded: Any) -> None:
+def test_a_session_without_a_token_only_reports_that_one_is_required(guarded: Any) -> None:
     server, _ = guarded
-    status, _, body = ask(server, "/console/session")
+    status, _, body = request(server, "/console/session")
     assert status == 200
     session = json.loads(body)
     assert (session["tokens"], session["signed_in"]) == (True, False)
     assert (session["version"], session["universes"], session["verbs"]) == ("", [], [])
-    assert ask(server, "/console/events")[0] == 401
-    assert ask(server, "/console/reports", "POST")[0] == 401
-    assert ask(server, "/console")[0] == 200
+    assert request(server, "/console/events")[0] == 401
+    assert request(server, "/console/reports", "POST")[0] == 401
+    assert request(server, "/console")[0] == 200
 
 
 def test_a_wrong_token_is_refused(guarded: Any) -> None:
     for path in ("/console/session", "/console/events"):
-        status, headers, body = ask(guarded[0], path, token=WRONG)
+        status, headers, body = request(guarded[0], path, token=WRONG)
         assert (status, json.loads(body)["code"]) == (401, "not_allowed")
         assert headers["www-authenticate"].startswith("Bearer")
 
 
-def test_a_session_says_what_its_token_may(guarded: Any) -> None:
-    server, made = guarded
-    session = json.loads(ask(server, "/console/session", token=made["some"])[2])
+def test_a_session_has_the_permissions_of_its_token(guarded: Any) -> None:
+    server, tokens = guarded
+    session = json.loads(request(server, "/console/session", token=tokens["some"])[2])
     assert (session["name"], session["universes"], session["verbs"]) == ("reader", ["main", "other"], ["queue:*"])
     assert (session["metrics"], session["reports"]) == (False, False)
-    session = json.loads(ask(server, "/console/session", token=made["all"])[2])
+    session = json.loads(request(server, "/console/session", token=tokens["all"])[2])
     assert (session["name"], session["metrics"], session["reports"]) == ("operator", True, True)
     assert session["universes"] == ["main"]
 
 
-# What is heard.
+# The event stream.
 
 
-def test_samples_come_every_second_and_agree_with_the_metrics(server: Any) -> None:
+def test_samples_arrive_every_second_and_agree_with_the_metrics(server: Any) -> None:
     with server.plane() as plane, Listener(server) as listener:
         assert listener.next()[0] == "history"
         first = listener.next("sample")[1]
@@ -274,7 +276,7 @@ def test_samples_come_every_second_and_agree_with_the_metrics(server: Any) -> No
         assert len(later.next("history")[1]["samples"]) >= 2
 
 
-def test_what_has_changed_is_told_by_room(server: Any) -> None:
+def test_changes_are_reported_by_section(server: Any) -> None:
     with server.plane(universe="rooms") as plane, Listener(server, "rooms") as listener:
         listener.next("sample")
         plane.queue("jobs").put(b"x")
@@ -293,70 +295,70 @@ def test_what_has_changed_is_told_by_room(server: Any) -> None:
         assert listener.next("sample", "changed")[0] == "sample"
 
 
-def test_looking_is_not_counted(server: Any) -> None:
+def test_console_reads_are_not_counted_in_the_metrics(server: Any) -> None:
     with Listener(server) as listener:
-        assert ask(server, "/console/session")[0] == 200
+        assert request(server, "/console/session")[0] == 200
         assert listener.next("sample")
         assert b'op="universes.list"' not in server.get("/metrics")[2]
 
 
-def test_a_token_hears_of_what_it_may_list(guarded: Any) -> None:
-    server, made = guarded
-    with server.plane(token=made["all"]) as plane, Listener(server, token=made["some"]) as listener:
+def test_a_token_receives_changes_of_what_it_may_list(guarded: Any) -> None:
+    server, tokens = guarded
+    with server.plane(token=tokens["all"]) as plane, Listener(server, token=tokens["some"]) as listener:
         assert listener.next()[1] == {"samples": [], "metrics": False}
         plane.lease("deploy").acquire("ada")
         plane.queue("jobs").put(b"x")
         assert listener.next()[1] == {"rooms": ["queues"]}
-        plane.tokens.revoke(made["some"])
+        plane.tokens.revoke(tokens["some"])
         name, problem = listener.next("problem")
         assert (name, problem["code"]) == ("problem", "not_allowed")
-        assert listener.next()[0] == "over"
+        assert listener.next()[0] == "closed"
 
 
-def test_a_token_of_one_universe_learns_nothing_of_another(guarded: Any) -> None:
-    server, made = guarded
-    with server.plane(token=made["all"]) as plane:
+def test_a_token_of_one_universe_receives_nothing_of_another(guarded: Any) -> None:
+    server, tokens = guarded
+    with server.plane(token=tokens["all"]) as plane:
         token = plane.tokens.create("tenant", universes="main", verbs="*").token
-    with server.plane(token=made["all"], universe="secret") as plane, Listener(server, "secret", token) as listener:
+    with server.plane(token=tokens["all"], universe="secret") as plane, Listener(server, "secret", token) as listener:
         assert listener.next()[1] == {"samples": [], "metrics": False}
         plane.queue("jobs").put(b"x")
         plane.world("w").create()
         held = plane.lease("deploy").acquire("ada")
         for path in ("queues", "worlds", "kinds", "waits"):
-            status, _, body = ask(server, f"/v1/surveys/{path}?universe=secret", token=token)
+            status, _, body = request(server, f"/v1/surveys/{path}?universe=secret", token=token)
             assert (status, json.loads(body)["code"]) == (403, "not_allowed")
-            assert b"secret" not in ask(server, f"/v1/surveys/{path}", token=token)[2]
+            assert b"secret" not in request(server, f"/v1/surveys/{path}", token=token)[2]
         for path in ("/v1/worlds/w/check?universe=secret", "/v1/universes", "/metrics"):
-            assert ask(server, path, token=token)[0] == 403
-        assert ask(server, "/console/reports", "POST", token=token)[0] == 403
-        assert b"secret" not in ask(server, "/console/session", token=token)[2]
+            assert request(server, path, token=token)[0] == 403
+        assert request(server, "/console/reports", "POST", token=token)[0] == 403
+        assert b"secret" not in request(server, "/console/session", token=token)[2]
         held.release()
         plane.tokens.revoke(token)
-        assert listener.next()[0] == "problem"  # And nothing before.
+        assert listener.next()[0] == "problem"  # And no event before it.
 
 
-def test_a_universe_that_is_none_is_refused(server: Any) -> None:
-    status, _, body = ask(server, "/console/events?universe=a%20b")
+def test_an_invalid_universe_name_is_refused(server: Any) -> None:
+    status, _, body = request(server, "/console/events?universe=a%20b")
     assert (status, json.loads(body)["code"]) == (400, "invalid_name")
 
 
-def test_pages_are_told_when_the_server_stops(tmp_path: Path) -> None:
+def test_the_event_stream_ends_when_the_server_stops(tmp_path: Path) -> None:
     server = Server(tmp_path)
     try:
         with Listener(server) as listener:
             listener.next("sample")
             assert server.stop() == 0
-            assert "still under way" not in server.log()
+            assert "still in flight" not in server.log()
             assert listener.next("end")[1] == {"reason": "shutdown_draining"}
     finally:
         server.kill()
 
 
-def test_only_so_many_pages_are_live_and_one_that_goes_makes_room(server: Any) -> None:
+def test_the_number_of_event_streams_is_bounded_and_closing_one_frees_a_slot(server: Any) -> None:
     listeners = [Listener(server) for _ in range(CONSOLE_WATCHERS_MAX)]
     try:
         assert all(each.answer.status == 200 for each in listeners)
-        status, headers, body = ask(server, "/console/events")
+        status, headers, body = request(server, "/console/events")
         assert (status, json.loads(body)["code"]) == (503, "console_busy")
         assert int(headers["retry-after"]) >= 1
     finally:
@@ -368,43 +370,43 @@ def test_only_so_many_pages_are_live_and_one_that_goes_makes_room(server: Any) -
             if last.answer.status == 200:
                 return
         time.sleep(0.02)
-    pytest.fail("nobody was let in again")
+    pytest.fail("no slot became free")
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel does not watch what is taken")
-def test_pages_that_take_nothing_lose_their_places(tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel has no TCP_USER_TIMEOUT")
+def test_pages_that_read_nothing_are_disconnected(tmp_path: Path) -> None:
     server = Server(tmp_path, process={"unread_seconds": 1.0})
-    deaf = []
+    stalled = []
     try:
         for _ in range(CONSOLE_WATCHERS_MAX):
             page = socket.socket()
-            deaf.append(page)
+            stalled.append(page)
             page.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
             page.connect(server.address)
             page.sendall(b"GET /console/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        for page in deaf:
-            assert page.recv(1) == b"H"  # It has its place.
+        for page in stalled:
+            assert page.recv(1) == b"H"  # The stream is open.
         until = time.monotonic() + 60
-        while (status := ask(server, "/console/events")[0]) == 503 and time.monotonic() < until:
+        while (status := request(server, "/console/events")[0]) == 503 and time.monotonic() < until:
             time.sleep(0.02)
         assert status == 200
-        assert server.said("cut:", "nothing was read")
-        with Listener(server) as reader:  # Whoever reads is not cut.
+        assert server.logged("disconnected:", "read nothing")
+        with Listener(server) as reader:  # A page that reads stays connected.
             assert [reader.next("sample")[0] for _ in range(3)] == ["sample"] * 3
     finally:
-        for page in deaf:
+        for page in stalled:
             page.close()
         server.kill()
 
 
-def test_one_token_does_not_shut_the_others_out(guarded: Any) -> None:
-    server, made = guarded
-    listeners = [Listener(server, token=made["some"]) for _ in range(CONSOLE_WATCHERS_OF_TOKEN_MAX)]
+def test_one_token_cannot_use_all_event_streams(guarded: Any) -> None:
+    server, tokens = guarded
+    listeners = [Listener(server, token=tokens["some"]) for _ in range(CONSOLE_WATCHERS_PER_TOKEN_MAX)]
     try:
         assert all(each.answer.status == 200 for each in listeners)
-        status, _, body = ask(server, "/console/events", token=made["some"])
+        status, _, body = request(server, "/console/events", token=tokens["some"])
         assert (status, json.loads(body)["code"]) == (503, "console_busy")
-        with Listener(server, token=made["all"]) as other:
+        with Listener(server, token=tokens["all"]) as other:
             assert other.answer.status == 200
     finally:
         for each in listeners:
@@ -414,22 +416,22 @@ def test_one_token_does_not_shut_the_others_out(guarded: Any) -> None:
 # Samples.
 
 
-class Queues:
-    """The part of a server's metrics that is slow."""
+class CountingMetrics:
+    """A registry that counts its refreshes."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.registry = metrics.registry
-        self.looks = 0
+        self.refreshes = 0
 
-    async def refresh(self, port: Any) -> None:
-        del port
-        self.looks += 1
+    async def refresh(self, transport: Any) -> None:
+        del transport
+        self.refreshes += 1
 
 
-async def test_all_who_ask_within_a_second_get_the_same_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_within_one_second_get_the_same_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(samples.time, "monotonic", lambda: now)
-    taken = Samples(slow := Queues(Metrics()), None)  # type: ignore[arg-type]
+    taken = Samples(counting := CountingMetrics(Metrics()), None)  # type: ignore[arg-type]
     first = await taken.latest()
     now += CONSOLE_SAMPLE_SECONDS - 0.1
     assert await taken.latest() is first
@@ -438,7 +440,7 @@ async def test_all_who_ask_within_a_second_get_the_same_sample(monkeypatch: pyte
     assert second is not first
     assert "operations" in second
     assert "operations" not in taken.history[-1]
-    assert slow.looks == 2
+    assert counting.refreshes == 2
 
 
 def stats(queue: str, **counts: int) -> QueueStats:
@@ -453,37 +455,37 @@ def test_dead_letters_count_as_dead_and_not_as_ready() -> None:
     metrics = Metrics()
     metrics._queues = [("main", stats("jobs", ready=2, dead=5)), ("main", stats("jobs.dlq", ready=5))]
     metrics._queues.append(("other", stats("lonely.dlq", ready=1)))
-    sample, _ = Samples(metrics, None)._take()
+    sample, _ = Samples(metrics, None)._collect()
     assert (sample["queues"]["main"]["ready"], sample["queues"]["main"]["dead"]) == (2, 5)
     assert sample["queues"]["main"]["put"] == 3
     assert sample["queues"]["main"]["oldest"] == 2.0
-    assert sample["queues"]["other"]["ready"] == 1  # Whose queue is not there any more.
+    assert sample["queues"]["other"]["ready"] == 1  # The queue that it belongs to no longer exists.
 
 
 # Reports.
 
 
-def test_a_report_is_had_by_a_pass(guarded: Any) -> None:
-    server, made = guarded
-    assert ask(server, "/console/reports", "POST", token=made["some"])[0] == 403
-    status, _, body = ask(server, "/console/reports", "POST", token=made["all"])
+def test_a_report_is_served_by_its_link(guarded: Any) -> None:
+    server, tokens = guarded
+    assert request(server, "/console/reports", "POST", token=tokens["some"])[0] == 403
+    status, _, body = request(server, "/console/reports", "POST", token=tokens["all"])
     assert status == 200
     found = json.loads(body)
     assert [each["name"] for each in found["files"]] == ["latest.html"]
-    status, headers, body = ask(server, f"/{found['at']}latest.html")
+    status, headers, body = request(server, f"/{found['at']}latest.html")
     assert (status, body) == (200, b"<h1>Report</h1>")
     assert headers["content-security-policy"].startswith("sandbox; default-src 'none'")
     assert headers["cache-control"] == "no-store"
-    assert ask(server, f"/{found['at']}other.html")[0] == 404
-    status, _, body = ask(server, "/console/reports/nobody/latest.html")
+    assert request(server, f"/{found['at']}other.html")[0] == 404
+    status, _, body = request(server, "/console/reports/unknown/latest.html")
     assert (status, json.loads(body)["code"]) == (403, "pass_expired")
 
 
-def test_a_server_without_a_folder_of_reports_has_none(server: Any) -> None:
-    assert ask(server, "/console/reports", "POST")[0] == 404
+def test_a_server_without_a_reports_folder_has_no_reports(server: Any) -> None:
+    assert request(server, "/console/reports", "POST")[0] == 404
 
 
-def test_only_files_of_the_folder_itself_are_listed(tmp_path: Path) -> None:
+def test_only_regular_files_of_the_folder_itself_are_listed(tmp_path: Path) -> None:
     folder = tmp_path / "reports"
     (folder / "inside").mkdir(parents=True)
     (tmp_path / "secret.html").write_text("secret")
@@ -494,60 +496,58 @@ def test_only_files_of_the_folder_itself_are_listed(tmp_path: Path) -> None:
     (folder / "latest.json").write_text("{}")
     (folder / os.fsdecode(b"not-utf-\xff8.html")).write_text("x")
     os.mkfifo(folder / "pipe.html")
-    found = made_of(folder)
-    assert [each.name for each in found._found()] == ["latest.json"]
+    found = reports_in(folder)
+    assert [each.name for each in found._list_files()] == ["latest.json"]
     assert found._read(folder / "latest.json") == b"{}"
     for name in ("link.html", "pipe.html", "large.html", "inside", "..", "nothing.html"):
         assert found._read(folder / name) is None
-    assert made_of(tmp_path / "nothing")._found() == []
+    assert reports_in(tmp_path / "nothing")._list_files() == []
 
 
-def test_a_file_that_goes_meanwhile_is_not_there_and_hides_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_removed_while_listing_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("going.html", "staying.html"):
         (tmp_path / name).write_text(name)
-    found = made_of(tmp_path)
-    listed = found._found()
+    found = reports_in(tmp_path)
+    listed = found._list_files()
     (tmp_path / "going.html").unlink()
     (tmp_path / "going.html").symlink_to(tmp_path / "staying.html")
-    monkeypatch.setattr(found, "_found", lambda: listed)
+    monkeypatch.setattr(found, "_list_files", lambda: listed)
     assert found._read(tmp_path / "going.html") is None
     (tmp_path / "going.html").unlink()
     assert found._read(tmp_path / "going.html") is None
     monkeypatch.undo()
     monkeypatch.setattr(Path, "iterdir", lambda folder: iter([folder / "going.html", folder / "staying.html"]))
-    assert [each.name for each in found._found()] == ["staying.html"]
+    assert [each.name for each in found._list_files()] == ["staying.html"]
 
 
-def made_of(folder: Path) -> reports.Reports:
-    return reports.Reports(Doors.__new__(Doors), str(folder))
+def reports_in(folder: Path) -> reports.Reports:
+    return reports.Reports(ServerContext.__new__(ServerContext), str(folder))
 
 
-def test_a_pass_is_gone_with_its_token(guarded: Any) -> None:
-    server, made = guarded
-    with server.plane(token=made["all"]) as plane:
+def test_revoking_a_token_invalidates_its_report_links(guarded: Any) -> None:
+    server, tokens = guarded
+    with server.plane(token=tokens["all"]) as plane:
         token = plane.tokens.create("viewer", universes="*", verbs="metrics:read").token
-        at = json.loads(ask(server, "/console/reports", "POST", token=token)[2])["at"]
-        assert ask(server, f"/{at}latest.html")[0] == 200
+        at = json.loads(request(server, "/console/reports", "POST", token=token)[2])["at"]
+        assert request(server, f"/{at}latest.html")[0] == 200
         plane.tokens.revoke(token)
-        status, _, body = ask(server, f"/{at}latest.html")
+        status, _, body = request(server, f"/{at}latest.html")
         assert (status, json.loads(body)["code"]) == (403, "pass_expired")
 
 
-def test_passes_end_and_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_links_expire_and_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(reports.time, "monotonic", lambda: now)
-    made = made_of(tmp_path)
-    first = made._new_pass(Anybody())
-    assert made._is_good(first)
-    now += CONSOLE_PASS_SECONDS - 1
-    second = made._new_pass(Anybody())
-    assert made._is_good(first)
+    reports_folder = reports_in(tmp_path)
+    first = reports_folder._new_link(AllowAll())
+    assert reports_folder._is_valid(first)
+    now += CONSOLE_REPORT_LINK_SECONDS - 1
+    second = reports_folder._new_link(AllowAll())
+    assert reports_folder._is_valid(first)
     now += 2
-    assert not made._is_good(first)
-    assert made._is_good(second)
-    for _ in range(CONSOLE_PASSES_MAX):
-        made._new_pass(Anybody())
-    assert not made._is_good(second)
-    assert len(made._passes) == CONSOLE_PASSES_MAX
+    assert not reports_folder._is_valid(first)
+    assert reports_folder._is_valid(second)
+    for _ in range(CONSOLE_REPORT_LINKS_MAX):
+        reports_folder._new_link(AllowAll())
+    assert not reports_folder._is_valid(second)
+    assert len(reports_folder._links) == CONSOLE_REPORT_LINKS_MAX

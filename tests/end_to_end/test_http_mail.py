@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def name() -> str:
-    """A name that no other test has."""
+    """A unique name."""
     return f"agent-{next(_names)}"
 
 
@@ -53,21 +53,21 @@ def test_mail_goes_from_sender_to_reader_and_back_as_receipts(server: Any, name:
     assert [each["state"] for each in receipts if each["id"] == name] == ["stored", "delivered", "confirmed"]
 
 
-def test_each_mail_of_a_batch_is_answered_by_itself(server: Any, name: str) -> None:
+def test_each_mail_of_a_batch_has_its_own_result(server: Any, name: str) -> None:
     mails = [{"to": name}, {"to": "no such name"}, {"to": name, "body": text(b"x" * 65_537)}, {"to": name}]
     answer = server.post("/v1/mail/send", {"sender": "ada", "mails": mails})
     assert [each.get("code") for each in answer.json()["mails"]] == [None, "invalid_name", "payload_too_large", None]
     assert server.get(f"/v1/mailboxes/{name}").json()["pending"] == 2
 
 
-def test_a_send_that_is_repeated_with_its_key_is_stored_once(server: Any, name: str) -> None:
+def test_a_repeated_send_with_the_same_key_is_stored_once(server: Any, name: str) -> None:
     body = {"sender": "ada", "mails": [{"to": name, "body": text(b"once")}]}
     answers = [server.post("/v1/mail/send", body, idempotency_key=f"key-{name}") for _ in range(2)]
     assert answers[0].json() == answers[1].json()
     assert server.get(f"/v1/mailboxes/{name}").json()["pending"] == 1
 
 
-def test_blocks_and_policies_and_agents_have_their_endpoints(server: Any, name: str) -> None:
+def test_blocks_policies_and_agents_are_managed_over_http(server: Any, name: str) -> None:
     assert server.post(f"/v1/mailboxes/{name}/blocks", {"sender": "eve"}).status == 200
     assert server.get(f"/v1/mailboxes/{name}/blocks").json() == {"addresses": ["eve@main"]}
     refused = server.post("/v1/mail/send", {"sender": "eve", "mails": [{"to": name}]}).json()["mails"][0]
@@ -80,7 +80,7 @@ def test_blocks_and_policies_and_agents_have_their_endpoints(server: Any, name: 
     assert server.ask("PUT", f"/v1/agents/{name}", {"public_key": text(b"x" * 32)}).json()["code"] == "agent_exists"
 
 
-async def test_a_remote_reader_gets_mail_as_it_is_sent_and_confirms_it(server: Any, name: str) -> None:
+async def test_a_remote_reader_receives_and_confirms_mail(server: Any, name: str) -> None:
     async with holdfast.connect_async(server.url) as ours, holdfast.connect_async(server.url) as theirs:
         seen: list[int] = []
 
@@ -95,11 +95,11 @@ async def test_a_remote_reader_gets_mail_as_it_is_sent_and_confirms_it(server: A
             await ours.mailbox("ada").send(name, number)
         await asyncio.wait_for(reading, 30)
         assert seen == list(range(20))
-        # The loop was left before the last one was confirmed.
+        # The reader left the loop before it confirmed the last mail.
         assert await ours.mailbox(name).count() == 1
 
 
-async def test_whoever_subscribes_last_reads(server: Any, name: str) -> None:
+async def test_the_last_subscriber_becomes_the_reader(server: Any, name: str) -> None:
     async with holdfast.connect_async(server.url) as first, holdfast.connect_async(server.url) as second:
         old = aiter(first.mailbox(name).subscribe())
         waiting = asyncio.ensure_future(anext(old))
@@ -114,7 +114,7 @@ async def test_whoever_subscribes_last_reads(server: Any, name: str) -> None:
         await new.aclose()
 
 
-def test_refusals_are_the_same_errors_over_the_network(server: Any, name: str) -> None:
+def test_errors_have_the_same_types_over_the_network(server: Any, name: str) -> None:
     with holdfast.connect(server.url, universe=name) as plane:
         plane.set_mail_policy(MailPolicy(pending_max=1))
         plane.mailbox("ada").send("bob", 1)

@@ -1,4 +1,4 @@
-"""The OpenAPI document says what the server does: every route, every answer, and what answers really look like."""
+"""The OpenAPI document describes every route, and real responses conform to it."""
 
 import html
 import importlib.util
@@ -11,7 +11,7 @@ import pytest
 from starlette.routing import Route
 
 from holdfast.server.app import make_app
-from holdfast.server.doors import Doors
+from holdfast.server.context import ServerContext
 from holdfast.server.http.routes import ENDPOINTS
 from holdfast.server.openapi import document
 
@@ -48,22 +48,22 @@ def references(value: Any) -> Iterator[str]:
             yield from references(each)
 
 
-def at(reference: str) -> Any:
+def resolve(reference: str) -> Any:
     found: Any = DOCUMENT
     for name in reference.removeprefix("#/").split("/"):
         found = found[name]
     return found
 
 
-def test_every_route_is_in_the_document_and_nothing_else() -> None:
+def test_the_document_has_exactly_the_routes_of_the_server() -> None:
     served = {
         (re.sub(r"{(\w+):\w+}", r"{\1}", route.path), method.lower())
-        for route in make_app(Doors(None)).routes
+        for route in make_app(ServerContext(None)).routes
         if isinstance(route, Route)
         for method in route.methods or ()
     }
-    ours = {(path, method) for path, method in served if path.startswith("/v1/") and method != "head"}
-    assert ours == {(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods}
+    api = {(path, method) for path, method in served if path.startswith("/v1/") and method != "head"}
+    assert api == {(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods}
 
 
 def test_the_document_is_valid() -> None:
@@ -71,13 +71,13 @@ def test_the_document_is_valid() -> None:
     validator.validate(DOCUMENT)
 
 
-def test_every_reference_leads_somewhere() -> None:
+def test_every_reference_resolves() -> None:
     for reference in references(DOCUMENT):
-        assert at(reference) is not None
+        assert resolve(reference) is not None
 
 
-def test_a_key_is_told_of_where_it_is_heeded() -> None:
-    """Reads pay no heed to one, nor what is the same twice, nor subscriptions, which lease again and again."""
+def test_idempotency_keys_are_documented_where_they_are_supported() -> None:
+    """Reads, naturally idempotent writes and subscriptions do not support a key."""
     key = {"$ref": "#/components/parameters/idempotency_key"}
     without = {param.id for param in OPERATIONS if key not in param.values[2]["parameters"]}
     assert {
@@ -103,13 +103,13 @@ def test_a_key_is_told_of_where_it_is_heeded() -> None:
     } <= with_key
 
 
-def test_operations_have_names_of_their_own() -> None:
+def test_operation_ids_are_unique() -> None:
     names = [param.values[2]["operationId"] for param in OPERATIONS]
     assert len(set(names)) == len(names)
 
 
 @every_operation
-def test_every_answer_has_a_schema(path: str, method: str, operation: dict[str, Any]) -> None:
+def test_every_response_has_a_schema(path: str, method: str, operation: dict[str, Any]) -> None:
     assert operation["summary"]
     assert operation["responses"]["default"] == {"$ref": "#/components/responses/Problem"}
     for status, answer in operation["responses"].items():
@@ -127,27 +127,27 @@ def test_every_body_has_a_schema_and_refuses_unknown_fields(path: str, method: s
         schema = content["schema"]
         assert schema
         while "$ref" in schema:
-            schema = at(schema["$ref"])
+            schema = resolve(schema["$ref"])
         if "properties" in schema:
             assert schema["additionalProperties"] is False
 
 
 @every_operation
-def test_every_place_in_a_path_is_a_parameter(path: str, method: str, operation: dict[str, Any]) -> None:
-    said = {each["name"] for each in operation["parameters"] if each.get("in") == "path"}
-    assert said == set(re.findall(r"{(\w+)}", path))
+def test_every_path_parameter_is_documented(path: str, method: str, operation: dict[str, Any]) -> None:
+    documented = {each["name"] for each in operation["parameters"] if each.get("in") == "path"}
+    assert documented == set(re.findall(r"{(\w+)}", path))
 
 
 def test_errors_are_problems() -> None:
     answer = DOCUMENT["components"]["responses"]["Problem"]["content"]["application/problem+json"]
-    assert {"code", "title", "status", "detail", "retry"} <= set(at(answer["schema"]["$ref"])["properties"])
+    assert {"code", "title", "status", "detail", "retry"} <= set(resolve(answer["schema"]["$ref"])["properties"])
 
 
-def test_the_server_gives_the_document(server: Any) -> None:
+def test_the_server_serves_the_document(server: Any) -> None:
     assert server.get("/openapi.json").json() == DOCUMENT
 
 
-def test_the_page_asks_nobody_for_anything(server: Any) -> None:
+def test_the_docs_page_is_self_contained(server: Any) -> None:
     answer = server.get("/docs")
     text = answer.body.decode()
     assert answer.headers["content-type"].startswith("text/html")
@@ -157,7 +157,7 @@ def test_the_page_asks_nobody_for_anything(server: Any) -> None:
         assert html.escape(param.values[2]["summary"].split("`")[0]) in text
 
 
-def test_answers_look_as_the_document_says(server: Any) -> None:
+def test_responses_conform_to_the_document(server: Any) -> None:
     jsonschema = pytest.importorskip("jsonschema")
 
     def check(method: str, path: str, template: str, body: Any = None, **headers: str) -> Any:
@@ -175,8 +175,10 @@ def test_answers_look_as_the_document_says(server: Any) -> None:
     check("POST", "/v1/queue/enqueue", "/v1/queue/enqueue", put)
     check("POST", "/v1/queue/enqueue", "/v1/queue/enqueue", {"queue": "jobs", "messages": [{"payload_base64": "YQ=="}]})
     check("GET", "/v1/queues/jobs/peek", "/v1/queues/{queue}/peek")
-    took = check("POST", "/v1/queue/dequeueWithState", "/v1/queue/dequeueWithState", {"queue": "jobs", "owner": "ada"})
-    mine = {"queue": "jobs", **{name: took["messages"][0][name] for name in ("message_id", "lease_id")}}
+    received = check(
+        "POST", "/v1/queue/dequeueWithState", "/v1/queue/dequeueWithState", {"queue": "jobs", "owner": "ada"}
+    )
+    mine = {"queue": "jobs", **{name: received["messages"][0][name] for name in ("message_id", "lease_id")}}
     check("POST", "/v1/queue/extend", "/v1/queue/extend", {**mine, "extend_by_seconds": 9})
     check("POST", "/v1/queue/ack", "/v1/queue/ack", mine)
     check(

@@ -1,8 +1,7 @@
-"""The OpenAPI document put to the test: requests that it allows and requests that it does not, against a real server.
+"""Schemathesis: valid and invalid requests, generated from the OpenAPI document, against a real server.
 
-Whatever is sent, the server answers with a status that the document names and a body that it describes, never with a
-5xx; what it does not allow is refused. The suite draws the same cases every time; `make nightly` draws others,
-and prints the seed that draws them again.
+Every response has a documented status and body, and never a 5xx status; invalid requests are refused. The suite
+generates the same cases every time; `make nightly` generates others and prints the seed that repeats them.
 """
 
 import json
@@ -47,26 +46,26 @@ CHECKS = [
     checks.unsupported_method,
     checks.allow_header_conformance,
 ]
-# So that nobody waits for what does not come.
+# Short waits, because most requests wait for events that never happen.
 BRIEF = {"wait_seconds_max": 0.02, "subscribe_seconds_max": 0.05, "heartbeat_seconds": 0.02, "watch_seconds": 0.02}
 WAIT_SECONDS_MAX = 0.02
-KNOWN = "known"  # Something of this name is there, of every kind.
-SETTLING = [f"/v1/queue/{verb}" for verb in ("ack", "nack", "reject", "extend")]
+KNOWN = "known"  # An object of every kind exists with this name.
+SETTLE_PATHS = [f"/v1/queue/{verb}" for verb in ("ack", "nack", "reject", "extend")]
 NAMES = ("world", "queue", "key", "kind", "id", "name", "session")
-LEASES: list[dict[str, str]] = []  # Messages that are leased, to settle.
+LEASES: list[dict[str, str]] = []  # Leases of messages, to settle.
 UNIVERSES = ("universe", "namespace", "X-Holdfast-Universe")
 
 
 @schemathesis.serializer("application/msgpack")
-def packed(context: schemathesis.SerializationContext, value: Any) -> Any:
+def encode_msgpack(context: schemathesis.SerializationContext, value: Any) -> Any:
     try:
         return {"data": value if isinstance(value, bytes) else msgspec.msgpack.encode(value)}
-    except OverflowError:  # There is no such number in MessagePack.
+    except OverflowError:  # MessagePack cannot encode the number.
         return {"data": b"\xc1"}
 
 
 @schemathesis.deserializer("application/msgpack")
-def unpacked(context: schemathesis.DeserializationContext, response: Response) -> Any:
+def decode_msgpack(context: schemathesis.DeserializationContext, response: Response) -> Any:
     return msgspec.msgpack.decode(response.content)
 
 
@@ -102,38 +101,38 @@ def session() -> Iterator[requests.Session]:
         yield session
 
 
-def hastened(value: Any) -> Any:
-    """The body, without waits that are as long as they may be."""
+def shorten_waits(value: Any) -> Any:
+    """The body with all waits shortened."""
     if isinstance(value, dict):
         return {
             name: min(each, WAIT_SECONDS_MAX)
             if name == "wait_seconds" and isinstance(each, float | int)
-            else hastened(each)
+            else shorten_waits(each)
             for name, each in value.items()
         }
-    return [hastened(each) for each in value] if isinstance(value, list) else value
+    return [shorten_waits(each) for each in value] if isinstance(value, list) else value
 
 
-def settled(case: Case) -> None:
-    """Let the case be about what is there."""
-    for place in (case.path_parameters, case.query, case.headers, case.body):
-        if isinstance(place, MutableMapping):
+def use_existing_names(case: Case) -> None:
+    """Make the case refer to existing objects."""
+    for mapping in (case.path_parameters, case.query, case.headers, case.body):
+        if isinstance(mapping, MutableMapping):
             for name in UNIVERSES:
-                place.pop(name, None)
-            place.update({name: KNOWN for name in NAMES if isinstance(place.get(name), str)})
-    if case.path in SETTLING and isinstance(case.body, dict) and LEASES:
+                mapping.pop(name, None)
+            mapping.update({name: KNOWN for name in NAMES if isinstance(mapping.get(name), str)})
+    if case.path in SETTLE_PATHS and isinstance(case.body, dict) and LEASES:
         for name in ("messages", "meta_etag", "fencing_token"):
             case.body.pop(name, None)
         case.body.update(LEASES.pop())
 
 
 def check(case: Case, session: requests.Session) -> Response:
-    body = hastened(case.body)
+    body = shorten_waits(case.body)
     if body != case.body:
         case.body = body
     answer = case.call_and_validate(session=session, checks=CHECKS, timeout=60)
     responses = DOCUMENT["paths"][case.operation.path][case.operation.method]["responses"]
-    # `default` is for problems only.
+    # `default` describes errors only.
     assert answer.status_code >= 400 or str(answer.status_code) in responses
     if answer.headers.get("content-type", [""])[0].startswith("application/x-ndjson"):
         schema = responses["200"]["content"]["application/x-ndjson"]["schema"]
@@ -147,7 +146,7 @@ def check(case: Case, session: requests.Session) -> Response:
     "cases", [pytest.param(3, id="suite"), pytest.param(28, id="nightly", marks=pytest.mark.nightly)]
 )
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
-def test_the_server_does_as_the_document_says(
+def test_responses_conform_to_the_openapi_document(
     api: Any, session: requests.Session, path: str, method: str, cases: int
 ) -> None:
     operation = api[path][method.upper()]
@@ -164,19 +163,19 @@ def test_the_server_does_as_the_document_says(
     @seed(SEED)
     @options
     @given(case=operation.as_strategy(generation_mode=GenerationMode.POSITIVE), known=st.booleans())
-    def allowed(case: Case, known: bool) -> None:
+    def valid(case: Case, known: bool) -> None:
         if known:
-            settled(case)
+            use_existing_names(case)
         statuses.append(check(case, session).status_code)
 
     @seed(SEED)
     @options
     @given(case=operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
-    def not_allowed(case: Case) -> None:
+    def invalid(case: Case) -> None:
         statuses.append(check(case, session).status_code)
 
     print(f"HOLDFAST_SEED={SEED}")
-    allowed()
-    not_allowed()
+    valid()
+    invalid()
     print(statuses)
     assert len(statuses) >= cases

@@ -1,7 +1,7 @@
-"""The plane's own tests once more, through a server: what holds for an embedded plane holds for a remote one.
+"""Runs unit tests of the embedded plane through a server: a remote plane behaves like an embedded one.
 
-The tests are those of `tests/unit`, as they are. Only `holdfast.open` is another one here: it opens the plane in a
-server, and what it gives back is a client. One server, on a thread, has all of them, each under a path of its own.
+The tests are those of `tests/unit`, unchanged. Here `holdfast.open` opens the plane in a server and returns a client.
+One server on a thread serves all planes, each under its own path.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ import uvicorn
 import holdfast
 from holdfast import AsyncPlane, Plane
 from holdfast.client.transport import AsyncRemoteTransport, RemoteTransport
-from holdfast.handles import Opening
+from holdfast.handles.opening import Opening
 from holdfast.kv import Subspace, Transaction
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.plane import Options, open_plane_async
 from holdfast.plane.embedded import AsyncEmbeddedTransport
 from holdfast.plane.services import Services
 from holdfast.server.app import make_app
-from holdfast.server.doors import Doors
+from holdfast.server.context import ServerContext
 
 UNIT = Path(__file__).parents[1] / "unit"
 MODULES = (
@@ -44,8 +44,8 @@ MODULES = (
 
 TRANSACT = "a function cannot run in another process: plane.transact and message.complete are for embedded planes"
 LOCKS = "plane.locks is between the threads of one process"
-INSIDE = "looks into the plane that is in another process"
-RAW = "no server lets anybody write to the key space itself"
+INTERNALS = "reads internals of a plane that is in another process"
+RAW = "a server does not allow direct writes to the key space"
 
 SKIPPED = {
     **dict.fromkeys(
@@ -85,7 +85,7 @@ SKIPPED = {
         ),
         RAW,
     ),
-    "test_a_holder_that_loses_its_lease_while_it_renews_waits_as_it_was_asked_to": INSIDE,
+    "test_a_holder_that_loses_its_lease_while_it_renews_waits_as_it_was_asked_to": INTERNALS,
 }
 
 
@@ -95,20 +95,20 @@ SKIPPED = {
 class Served:
     """A plane in the server."""
 
-    def __init__(self, house: "House", path: str, transport: AsyncEmbeddedTransport) -> None:
-        self.url = house.url + path
+    def __init__(self, plane_server: "PlaneServer", path: str, transport: AsyncEmbeddedTransport) -> None:
+        self.url = plane_server.url + path
         self.services: Services = transport.services
-        self._house = house
+        self._server = plane_server
         self._path = path
         self._transport = transport
 
     def close(self) -> None:
-        if self._house.apps.pop(self._path, None) is not None:
-            self._house.run(self._transport.close())
+        if self._server.apps.pop(self._path, None) is not None:
+            self._server.run(self._transport.close())
 
 
-class House:
-    """A server on a thread, with a plane under each of its paths."""
+class PlaneServer:
+    """A server on a thread that serves a plane under each path."""
 
     def __init__(self) -> None:
         self.apps: dict[str, Any] = {}
@@ -121,19 +121,19 @@ class House:
         assert self._ready.wait(30)
 
     def open(self, url: str, options: Options) -> Served:
-        return self.run(self.opened(url, options))
+        return self.run(self.open_async(url, options))
 
-    async def opened(self, url: str, options: Options) -> Served:
+    async def open_async(self, url: str, options: Options) -> Served:
         transport = await open_plane_async(url, options)
         path = f"/{next(self._numbers)}"
-        self.apps[path] = make_app(Doors(transport))
+        self.apps[path] = make_app(ServerContext(transport))
         return Served(self, path, transport)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
-    async def opened_elsewhere(self, url: str, options: Options) -> Served:
-        opening = asyncio.run_coroutine_threadsafe(self.opened(url, options), self._loop)
+    async def open_from_other_loop(self, url: str, options: Options) -> Served:
+        opening = asyncio.run_coroutine_threadsafe(self.open_async(url, options), self._loop)
         return await asyncio.wrap_future(opening)
 
     def stop(self) -> None:
@@ -168,13 +168,13 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[House]:
-    house = House()
-    yield house
-    house.stop()
+def plane_server() -> Iterator[PlaneServer]:
+    plane_server = PlaneServer()
+    yield plane_server
+    plane_server.stop()
 
 
-# The client, in the place of an embedded plane.
+# The client, in place of an embedded plane.
 
 
 class Transport(RemoteTransport):
@@ -204,18 +204,22 @@ class AsyncTransport(AsyncRemoteTransport):
 
 
 @pytest.fixture(autouse=True)
-def planes_are_remote(house: House, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def planes_are_remote(
+    plane_server: PlaneServer, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     reason = SKIPPED.get(request.function.__name__)
     if reason is not None:
         pytest.skip(reason)
 
     def open_remote(url: str, *, universe: str = UNIVERSE, **options: Any) -> Plane:
         universe = checked_name("universe", universe)
-        return Plane(Transport(house.open(url, Options(**options))), universe)
+        return Plane(Transport(plane_server.open(url, Options(**options))), universe)
 
     def open_remote_async(url: str, *, universe: str = UNIVERSE, **options: Any) -> Opening:
         async def opening() -> AsyncPlane:
-            return AsyncPlane(AsyncTransport(await house.opened_elsewhere(url, Options(**options))), universe)
+            return AsyncPlane(
+                AsyncTransport(await plane_server.open_from_other_loop(url, Options(**options))), universe
+            )
 
         return Opening(opening())
 
@@ -223,20 +227,20 @@ def planes_are_remote(house: House, monkeypatch: pytest.MonkeyPatch, request: py
     monkeypatch.setattr(holdfast, "open_async", open_remote_async)
     module = inspect.getmodule(request.function) or FOUND[request.function.__module__]
     if hasattr(module, "open_plane"):
-        monkeypatch.setattr(module, "open_plane", lambda url, options: Transport(house.open(url, options)))
+        monkeypatch.setattr(module, "open_plane", lambda url, options: Transport(plane_server.open(url, options)))
     if hasattr(module, "everything"):
         monkeypatch.setattr(module, "everything", everything)
 
 
 def everything(plane: Any) -> list[tuple[bytes, bytes]]:
-    """The key space of the server, but for what it remembers of calls, which an embedded plane has none of."""
+    """The key space of the server without its idempotency records, which an embedded plane does not have."""
     begin, end = Subspace("once").range()
     pairs = plane._transport.services.database.read(Transaction.scan, b"", b"\xff" * 8, limit=10_000)
     return [pair for pair in pairs if not begin <= pair[0] < end]
 
 
-def test_what_cannot_be_remote_says_so(house: House) -> None:
-    served = house.open("memory:", Options())
+def test_embedded_only_features_raise_not_embedded(plane_server: PlaneServer) -> None:
+    served = plane_server.open("memory:", Options())
     with holdfast.connect(served.url) as plane:
         plane.queue("jobs").put("a")
         message = plane.queue("jobs").receive()
@@ -290,9 +294,9 @@ def class_of(module: ModuleType) -> type:
     }
     members: dict[str, Any] = {name: staticmethod(part) for name, part in tests.items()}
     for name, fixture in fixtures.items():
-        asked = fixture._fixture_function_marker
-        again = pytest.fixture(scope=asked.scope, params=asked.params, ids=asked.ids, name=name)
-        members[name] = again(staticmethod(fixture._get_wrapped_function()))
+        marker = fixture._fixture_function_marker
+        copy = pytest.fixture(scope=marker.scope, params=marker.params, ids=marker.ids, name=name)
+        members[name] = copy(staticmethod(fixture._get_wrapped_function()))
     return type("Test" + module.__name__.split("_test_")[1].title().replace("_", ""), (), members)
 
 

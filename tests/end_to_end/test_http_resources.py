@@ -1,0 +1,394 @@
+"""Queues, leases, states, entities, worlds, activity logs and blobs over HTTP."""
+
+import base64
+import hashlib
+import importlib.util
+import json
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+def _load(name: str) -> ModuleType:
+    """A helper module of this folder; pytest's importlib mode does not put it on the path."""
+    spec = importlib.util.spec_from_file_location(f"holdfast_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+serving = _load("serving").serving
+
+MEGABYTE = 1_048_576
+_names = count()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with serving(f"dir:{tmp_path_factory.mktemp('data')}", heartbeat_seconds=0.5, watch_seconds=0.05) as running:
+        yield running
+
+
+@pytest.fixture
+def name() -> str:
+    """A unique name."""
+    return f"test-{next(_names)}"
+
+
+class TestQueues:
+    def test_a_queue_is_inspected_and_administered(self, server: Any, name: str) -> None:
+        server.post("/v1/queue/enqueue", {"queue": name, "payload": {"n": 1}})
+        assert name in server.get("/v1/queues?limit=10000").json()["names"]
+        assert server.get(f"/v1/queues/{name}").json()["ready"] == 1
+        assert server.get(f"/v1/queues/{name}/peek").json()["messages"][0]["payload"] == {"n": 1}
+        assert server.post(f"/v1/queues/{name}/pause").json()["paused"] is True
+        body = {"queue": name, "owner": "ada", "wait_seconds": -1}
+        assert server.post("/v1/queue/dequeue", body).json() == {"messages": []}
+        assert server.post(f"/v1/queues/{name}/resume").json()["paused"] is False
+        policy = server.ask("PUT", f"/v1/queues/{name}/policy", {"max_attempts": 7}).json()
+        assert policy["max_attempts"] == 7
+        assert server.get(f"/v1/queues/{name}/policy").json() == policy
+        assert server.post(f"/v1/queues/{name}/purge").json() == {"count": 1}
+
+    def test_schedules_are_created_listed_and_removed(self, server: Any, name: str) -> None:
+        body = {"cron": "0 4 * * *", "message": {"payload": {"job": "backup"}}}
+        schedule = server.ask("PUT", f"/v1/queues/{name}/schedules/nightly", body).json()
+        assert schedule["next_ms"] > time.time() * 1_000
+        [found] = server.get(f"/v1/queues/{name}/schedules").json()["schedules"]
+        assert found["message"]["payload"] == {"job": "backup"}
+        assert server.ask("DELETE", f"/v1/queues/{name}/schedules/nightly").json() == {"count": 1}
+
+    @pytest.mark.parametrize(
+        ("method", "path", "body", "code"),
+        [
+            ("GET", "/v1/queues?limit=none", None, "invalid_query"),
+            ("GET", "/v1/queues?limt=3", None, "invalid_query"),
+            ("GET", "/v1/queues?limit=0", None, "invalid_argument"),
+            ("GET", "/v1/queues/q/dead-letters?limit=x", None, "invalid_query"),
+            ("PUT", "/v1/queues/q/policy", {"max_attempts": 0}, "invalid_argument"),
+            ("PUT", "/v1/queues/q/policy", {"attempts": 3}, "invalid_body"),
+            ("PUT", "/v1/queues/q/schedules/s", {"cron": "never", "message": {"payload": 1}}, "invalid_argument"),
+            ("PUT", "/v1/queues/q/schedules/s", {"message": {"payload": 1}}, "missing_fields"),
+            ("POST", "/v1/queues/q/redrive", {"limit": 0}, "invalid_argument"),
+            ("POST", "/v1/queues/q/pause", {"paused": False}, "invalid_body"),
+            ("POST", "/v1/queues/q/purge", [], "invalid_body"),
+        ],
+    )
+    def test_invalid_requests_have_specific_codes(
+        self, server: Any, method: str, path: str, body: Any, code: str
+    ) -> None:
+        answer = server.ask(method, path, body)
+        assert (answer.status, answer.code) == (400, code)
+
+
+class TestLeases:
+    def test_a_lease_is_acquired_extended_checked_and_released(self, server: Any, name: str) -> None:
+        granted = server.post("/v1/lock/acquire", {"key": name, "owner": "ada", "ttl_seconds": 5}).json()
+        held = server.post("/v1/lock/acquire", {"key": name, "owner": "bob"})
+        assert (held.status, held.code) == (409, "lease_held")
+        proof = {each: granted[each] for each in ("key", "lease_id", "fencing_token")}
+        assert (
+            server.post("/v1/lock/keepalive", {**proof, "ttl_seconds": 60}).json()["expires_ms"] > granted["expires_ms"]
+        )
+        assert server.post("/v1/lock/check", {"lease": proof}).json() == {"durability": "critical"}
+        assert server.post("/v1/lock/describe", {"key": name}).json()["held"] is True
+        assert name in [each["key"] for each in server.get("/v1/locks?limit=1000").json()["leases"]]
+        stale = server.post("/v1/lock/keepalive", {**proof, "fencing_token": 0})
+        assert (stale.status, stale.code) == (403, "fencing_mismatch")
+        assert server.post("/v1/lock/release", proof).json() == {"released": True}
+        assert server.post("/v1/lock/check", proof).code == "lease_expired"
+        assert server.post("/v1/lock/describe", {"key": name}).json()["held"] is False
+
+    @pytest.mark.parametrize(
+        ("path", "body", "code"),
+        [
+            ("acquire", {"key": "k"}, "missing_owner"),
+            ("acquire", {"key": "a//b", "owner": "ada"}, "invalid_name"),
+            ("acquire", {"key": "k", "owner": "ada", "ttl_seconds": 0}, "invalid_argument"),
+            ("acquire", {"key": "k", "owner": "ada", "ttl": 3}, "invalid_body"),
+            ("keepalive", {"key": "k"}, "missing_fields"),
+            ("release", {"lease": {"key": "k", "lease_id": "x", "fence": 3}}, "invalid_body"),
+            ("describe", {}, "missing_fields"),
+        ],
+    )
+    def test_invalid_requests_have_specific_codes(self, server: Any, path: str, body: Any, code: str) -> None:
+        answer = server.post(f"/v1/lock/{path}", body)
+        assert (answer.status, answer.code) == (400, code)
+
+
+class TestStates:
+    def test_a_document_is_written_read_and_removed(self, server: Any, name: str) -> None:
+        etag = server.post("/v1/state/update", {"key": name, "value": {"a": [1, None]}}).json()["etag"]
+        found = server.post("/v1/state/get", {"key": name}).json()["state"]
+        assert (found["value"], found["etag"], found["version"]) == ({"a": [1, None]}, etag, 1)
+        lost = server.post("/v1/state/update", {"key": name, "value": 2, "if_match": "other"})
+        assert (lost.status, lost.code) == (409, "cas_mismatch")
+        assert lost.json()["current_etag"] == etag
+        assert server.post("/v1/state/remove", {"key": name, "if_match": etag}).json() == {"removed": True}
+        assert server.post("/v1/state/get", {"key": name}).json() == {"state": None}
+
+    def test_a_document_is_a_resource_with_an_etag(self, server: Any, name: str) -> None:
+        path = f"/v1/state/{name}/with/slashes"
+        assert server.get(path).status == 404
+        made = server.ask("PUT", path, {"n": 1}, If_None_Match="*")
+        assert made.status == 201
+        again = server.ask("PUT", path, {"n": 1}, If_None_Match="*")
+        assert (again.status, again.code) == (412, "cas_mismatch")
+        got = server.get(path)
+        assert (got.json(), got.headers["etag"]) == ({"n": 1}, made.headers["etag"])
+        assert server.get(path, If_None_Match=got.headers["etag"]).status == 304
+        assert server.ask("HEAD", path).headers["etag"] == got.headers["etag"]
+        changed = server.ask("PUT", path, [2], If_Match=got.headers["etag"])
+        assert changed.status == 200
+        assert server.ask("PUT", path, [3], If_Match=got.headers["etag"]).status == 412
+        assert server.ask("DELETE", path, If_Match=got.headers["etag"]).status == 412
+        assert server.ask("DELETE", path, If_Match=changed.headers["etag"]).json() == {"removed": True}
+
+    def test_a_leased_key_rejects_writes_of_others(self, server: Any, name: str) -> None:
+        granted = server.post("/v1/lock/acquire", {"key": name, "owner": "ada"}).json()
+        refused = server.ask("PUT", f"/v1/state/{name}", 1)
+        assert (refused.status, refused.code) == (403, "lease_required")
+        proof = {"X-Lease-Id": granted["lease_id"], "X-Fencing-Token": str(granted["fencing_token"])}
+        assert server.ask("PUT", f"/v1/state/{name}", 1, **proof).status == 201
+        assert (
+            server.ask("DELETE", f"/v1/state/{name}", **(proof | {"X-Fencing-Token": "0"})).code == "fencing_mismatch"
+        )
+        assert server.ask("PUT", f"/v1/state/{name}", 1, X_Lease_Id="x").code == "invalid_argument"
+
+    def test_universes_are_isolated_whether_named_by_header_query_or_body(self, server: Any, name: str) -> None:
+        server.ask("PUT", f"/v1/state/{name}", "there", X_Holdfast_Universe="elsewhere")
+        assert server.get(f"/v1/state/{name}").status == 404
+        assert server.get(f"/v1/state/{name}?universe=elsewhere").json() == "there"
+        found = server.post("/v1/state/get", {"key": name, "universe": "elsewhere"}).json()
+        assert found["state"]["value"] == "there"
+
+    @pytest.mark.parametrize("key", ["a%20b", "a%2F%2Fb", "%00", "a/%0A", "%E2%98%83", "a" * 300, "a%3Fb%3D%27"])
+    def test_an_invalid_key_is_refused(self, server: Any, key: str) -> None:
+        assert server.get(f"/v1/state/{key}").code == "invalid_name"
+        assert server.ask("PUT", f"/v1/state/{key}", 1).code == "invalid_name"
+
+    def test_relative_paths_are_not_names(self, server: Any) -> None:
+        assert server.ask("PUT", "/v1/state/..%2f..%2fetc/passwd", 1).code == "invalid_name"
+        assert server.get("/v1/state/../../etc/passwd").code == "invalid_name"
+        assert server.get("/v1/blobs/..%2f..%2fetc%2fpasswd").status == 404
+        assert server.get("/v1/blobs/..").code == "invalid_argument"
+
+    def test_a_malformed_etag_is_refused(self, server: Any, name: str) -> None:
+        assert server.ask("PUT", f"/v1/state/{name}", 1, If_Match="bare").code == "invalid_etag"
+        assert server.ask("PUT", f"/v1/state/{name}", 1, If_Match='W/"weak"').code == "invalid_etag"
+        assert server.ask("PUT", f"/v1/state/{name}", 1, If_None_Match='"x"').code == "invalid_etag"
+
+
+class TestEntities:
+    def test_an_entity_is_created_changed_and_deleted(self, server: Any, name: str) -> None:
+        path = f"/v1/entities/task/{name}"
+        assert server.get(path).status == 404
+        assert server.ask("PUT", path, {"fields": {"status": "new"}}).status == 428
+        made = server.ask("PUT", path, {"fields": {"status": "new"}}, If_None_Match="*")
+        assert (made.status, made.headers["etag"]) == (200, '"1"')
+        patched = server.ask("PATCH", path, {"fields": {"title": {"en": "x"}}}, If_Match='"1"')
+        assert patched.json()["versions"] == [2]
+        lost = server.ask("PATCH", path, {"fields": {"title": "y"}}, If_Match='"1"')
+        assert (lost.status, lost.code) == (412, "version_conflict")
+        assert lost.json()["current_version"] == 2
+        got = server.get(path)
+        assert got.json()["fields"] == {"status": "new", "title": {"en": "x"}}
+        assert server.get(path, If_None_Match='"2"').status == 304
+        assert server.ask("PATCH", path, {"removed": ["title"]}).json()["versions"] == [3]
+        assert [each["version"] for each in server.get(f"{path}/history?after=1").json()["changes"]] == [2, 3]
+        assert name in [each["id"] for each in server.get("/v1/entities/task?limit=1000").json()["entities"]]
+        assert server.ask("DELETE", path, If_Match='"9"').status == 412
+        assert server.ask("DELETE", path).status == 200
+        assert server.get(path).status == 404
+
+    def test_a_transaction_changes_all_entities_or_none(self, server: Any, name: str) -> None:
+        writes = [{"kind": "task", "id": f"{name}-{n}", "fields": {"status": n}} for n in range(2)]
+        assert server.post("/v1/entities/transaction", {"writes": writes}).json()["versions"] == [1, 1]
+        seen = [{"kind": "task", "id": f"{name}-0", "version": 5}]
+        refused = server.post("/v1/entities/transaction", {"writes": writes, "seen": seen})
+        assert (refused.status, refused.code) == (409, "version_conflict")
+
+    @pytest.mark.parametrize(
+        ("method", "path", "body", "code"),
+        [
+            ("PUT", "/v1/entities/task/x", {"fields": [1], "expected_version": 0}, "invalid_body"),
+            ("PUT", "/v1/entities/task/x", {"expected_version": 0}, "missing_fields"),
+            ("PATCH", "/v1/entities/task/x", {"feilds": {}}, "invalid_body"),
+            ("PATCH", "/v1/entities/task/x%20y", {"fields": {"a": 1}}, "invalid_name"),
+            ("POST", "/v1/entities/transaction", {"writes": [{"kind": "a", "id": "b", "field": {}}]}, "invalid_body"),
+            ("GET", "/v1/entities/task?limit=-1", None, "invalid_argument"),
+        ],
+    )
+    def test_invalid_requests_have_specific_codes(
+        self, server: Any, method: str, path: str, body: Any, code: str
+    ) -> None:
+        answer = server.ask(method, path, body)
+        assert (answer.status, answer.code) == (400, code)
+
+
+class TestWorlds:
+    def test_a_world_goes_through_its_lifecycle(self, server: Any, name: str) -> None:
+        path = f"/v1/worlds/{name}"
+        assert server.get(path).code == "world_not_found"
+        assert server.ask("PUT", path).status == 201
+        assert server.post("/v1/worlds", {"world": name}).code == "world_exists"
+        assert name in server.get("/v1/worlds?limit=1000").json()["names"]
+        entries = [{"n": n, "deep": [None, 1.5, "é"]} for n in range(3)]
+        assert server.post(f"{path}/entries", {"entries": entries, "expected_head": 0}).json() == {"height": 0}
+        late = server.post(f"{path}/entries", {"entries": [1], "expected_head": 0})
+        assert (late.status, late.code, late.json()["current_head"]) == (409, "head_advanced", 3)
+        assert [each["value"] for each in server.get(f"{path}/entries?start=1").json()["records"]] == entries[1:]
+        item = {"type": "domain_event", "schema": "s", "payload": base64.b64encode(b"hi").decode()}
+        assert server.post(f"{path}/inbox", {"item": item}).status == 201
+        assert server.get(f"{path}/inbox").json()["items"][0][1]["type"] == "domain_event"
+        assert server.post(f"{path}/drain", {"limit": 5}).json() == {"heights": [3]}
+        assert server.get(f"{path}/inbox/cursor").json()["sequence"] is not None
+        assert server.get(path).json()["head"] == 4
+        snapshot = server.post(f"{path}/snapshots", {"data": {"sum": 3}, "height": 3}).json()
+        assert len(server.get(f"{path}/snapshots").json()["snapshots"]) == 2
+        assert server.get(f"/v1/blobs/{snapshot['snapshot_ref']}").status == 200
+        assert server.get(f"{path}/baseline").json()["height"] == 0
+        assert server.get(f"{path}/segments").json() == {"segments": []}
+        assert server.post(f"{path}/compact").json() == {"segments": 0, "records": 0}
+        head = server.get(path).json()["head"]
+        manifest = server.post(f"{path}/manifest", {"manifest_hash": "0" * 64, "expected_head": head})
+        assert manifest.status in (201, 404), manifest
+        assert server.post(f"{path}/fork", {"target": f"{name}-fork", "height": 2}).json()["head"] >= 2
+        assert server.post(f"{path}/pause").json()["state"] == "paused"
+        assert server.post(f"{path}/entries", {"entries": [1], "expected_head": 5}).code == "world_not_active"
+        assert server.post(f"{path}/resume").json()["state"] == "active"
+        assert server.ask("DELETE", path).status == 409
+        assert server.post(f"{path}/archive").json()["state"] == "archived"
+        assert server.ask("DELETE", path).json()["state"] == "deleted"
+
+    @pytest.mark.parametrize(
+        ("method", "path", "body", "code"),
+        [
+            ("POST", "/v1/worlds", {"world": "../up"}, "invalid_name"),
+            ("POST", "/v1/worlds", {"name": "w"}, "invalid_body"),
+            ("POST", "/v1/worlds/w/entries", {"entries": {"a": 1}, "expected_head": 0}, "invalid_body"),
+            ("POST", "/v1/worlds/w/entries", {"entries": [1]}, "missing_fields"),
+            ("POST", "/v1/worlds/w/entries", {"entries": [1], "expected_head": 0, "world": "w"}, "invalid_body"),
+            ("POST", "/v1/worlds/w/inbox", {"item": {"type": "rumour"}}, "invalid_body"),
+            ("POST", "/v1/worlds/w/inbox", {"item": {"schema": "s"}}, "missing_fields"),
+            ("POST", "/v1/worlds/w/inbox", {"item": {"type": "control", "command": "c", "x": 1}}, "invalid_body"),
+            ("POST", "/v1/worlds/w/snapshots", {"height": 0}, "missing_fields"),
+            ("POST", "/v1/worlds/w/fork", {"target": "t"}, "missing_fields"),
+            ("GET", "/v1/worlds/w/entries?start=x", None, "invalid_query"),
+        ],
+    )
+    def test_invalid_requests_have_specific_codes(
+        self, server: Any, method: str, path: str, body: Any, code: str
+    ) -> None:
+        answer = server.ask(method, path, body)
+        assert (answer.status, answer.code) == (400, code)
+
+
+class TestActivity:
+    def test_records_are_logged_and_read(self, server: Any, name: str) -> None:
+        body = {"session": name, "records": [{"n": 1}, {"n": 2}]}
+        logged = server.post("/v1/activity", body)
+        assert (logged.status, logged.json()) == (202, {"durability": "best_effort"})
+        assert server.post("/v1/activity/end", {"session": name}).status == 200
+        records = server.get(f"/v1/activity?session={name}").json()["records"]
+        assert [each["record"]["n"] for each in records] == [1, 2]
+        assert server.get("/v1/activity/files").json()["files"]
+
+    @pytest.mark.parametrize(
+        ("body", "code"),
+        [
+            ({"session": "s", "records": [1]}, "invalid_value"),
+            ({"session": "s", "records": {"a": 1}}, "invalid_body"),
+            ({"session": "../s", "records": [{}]}, "invalid_name"),
+            ({"records": [{}]}, "missing_fields"),
+        ],
+    )
+    def test_invalid_requests_have_specific_codes(self, server: Any, body: Any, code: str) -> None:
+        answer = server.post("/v1/activity", body)
+        assert (answer.status, answer.code) == (400, code)
+
+    def test_an_invalid_position_is_refused(self, server: Any) -> None:
+        assert server.get("/v1/activity?after=nowhere").code == "invalid_argument"
+
+
+class TestBlobs:
+    DATA = hashlib.shake_256(b"blob").digest(3 * MEGABYTE + 17)
+
+    @pytest.fixture
+    def path(self, server: Any) -> str:
+        answer = server.post("/v1/blobs", self.DATA)
+        assert answer.status == 201
+        assert answer.json() == {"hash": hashlib.sha256(self.DATA).hexdigest(), "size": len(self.DATA)}
+        return str(answer.headers["location"])
+
+    def test_a_blob_is_read_in_full(self, server: Any, path: str) -> None:
+        answer = server.get(path)
+        assert answer.body == self.DATA
+        assert answer.headers["etag"] == f'"{path.rpartition("/")[2]}"'
+        assert server.get(path, If_None_Match=answer.headers["etag"]).status == 304
+        head = server.ask("HEAD", path)
+        assert (head.status, head.headers["content-length"], head.body) == (200, str(len(self.DATA)), b"")
+
+    @pytest.mark.parametrize(
+        ("wanted", "begin", "end"),
+        [
+            ("bytes=0-0", 0, 1),
+            ("bytes=10-19", 10, 20),
+            (f"bytes={MEGABYTE - 1}-{MEGABYTE}", MEGABYTE - 1, MEGABYTE + 1),
+            (f"bytes={2 * MEGABYTE}-", 2 * MEGABYTE, len(DATA)),
+            ("bytes=-7", len(DATA) - 7, len(DATA)),
+            (f"bytes=5-{10**12}", 5, len(DATA)),
+        ],
+    )
+    def test_a_byte_range_is_read(self, server: Any, path: str, wanted: str, begin: int, end: int) -> None:
+        answer = server.get(path, Range=wanted)
+        assert answer.status == 206
+        assert answer.headers["content-range"] == f"bytes {begin}-{end - 1}/{len(self.DATA)}"
+        assert answer.body == self.DATA[begin:end]
+
+    @pytest.mark.parametrize("wanted", ["bytes=9-3", "lines=1-2", "bytes=0-1,5-6", "bytes=-", "bytes=a-b"])
+    def test_an_invalid_range_is_ignored(self, server: Any, path: str, wanted: str) -> None:
+        assert server.get(path, Range=wanted).status == 200
+
+    def test_a_range_after_the_end_is_refused(self, server: Any, path: str) -> None:
+        answer = server.get(path, Range=f"bytes={len(self.DATA)}-")
+        assert (answer.status, answer.code) == (416, "range_not_satisfiable")
+        assert answer.headers["content-range"] == f"bytes */{len(self.DATA)}"
+
+    def test_a_range_with_another_etag_returns_the_whole_blob(self, server: Any, path: str) -> None:
+        assert server.get(path, Range="bytes=0-1", If_Range='"other"').status == 200
+        assert server.get(path, Range="bytes=0-1", If_Range=f'"{path.rpartition("/")[2]}"').status == 206
+
+    def test_a_cached_blob_is_304_even_with_a_range(self, server: Any, path: str) -> None:
+        etag = f'"{path.rpartition("/")[2]}"'
+        answer = server.get(path, Range="bytes=0-1", If_None_Match=etag)
+        assert (answer.status, answer.body, answer.headers["etag"]) == (304, b"", etag)
+
+    def test_only_the_requested_range_is_read_from_disk(self, server: Any) -> None:
+        size = 64 * MEGABYTE
+        path = server.post("/v1/blobs", bytes(size)).headers["location"]
+        before = server.read_bytes()
+        assert server.get(path, Range=f"bytes={size - 5}-").body == bytes(5)
+        assert server.get(path, Range="bytes=0-4").body == bytes(5)
+        assert server.read_bytes() - before < 8 * MEGABYTE
+        assert len(server.get(path).body) == size
+        assert server.read_bytes() - before > size  # Checks the measurement itself.
+
+    def test_a_chunked_upload_is_accepted(self, server: Any) -> None:
+        connection = server.connect()
+        connection.request("PUT", "/v1/blobs", iter([b"ab", b"cd"]), encode_chunked=True)
+        response = connection.getresponse()
+        assert json.loads(response.read())["hash"] == hashlib.sha256(b"abcd").hexdigest()
+        connection.close()
+
+    def test_an_unknown_blob_is_not_found(self, server: Any) -> None:
+        assert server.get(f"/v1/blobs/{'0' * 64}").code == "blob_not_found"
+        assert server.get("/v1/blobs/short").code == "invalid_argument"
+        assert server.ask("HEAD", f"/v1/blobs/{'0' * 64}").status == 404
