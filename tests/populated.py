@@ -1,4 +1,4 @@
-"""A plane with something of everything, and everything that can be seen of it; for tests of what moves planes."""
+"""Fills a plane with data of every kind, and reads all of it; for tests of migrations and backups."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ SESSIONS = ("ended", "open")
 
 
 def populate(plane: Plane, clock: ManualClock, *, messages: int = 40) -> None:
-    """Put something of every noun into a plane, in every state that it can have."""
+    """Store data of every kind in a plane, in every state that it can have."""
     jobs = plane.queue("jobs")
     jobs.put_many([{"n": number} for number in range(messages)])
     jobs.put(b"urgent", priority=9)
@@ -36,7 +36,7 @@ def populate(plane: Plane, clock: ManualClock, *, messages: int = 40) -> None:
 
     plane.mailbox("ada").send("bob", {"plan": 1})
     plane.mailbox("ada").send("bob", b"y" * 40_000)
-    plane.mailbox("ada").send("eve", "nobody reads this")
+    plane.mailbox("ada").send("eve", "unread")
     [first, *_] = plane.mailbox("bob").read()
     plane.mailbox("bob").confirm(first)
     plane.mailbox("eve").block("mallory")
@@ -58,7 +58,7 @@ def populate(plane: Plane, clock: ManualClock, *, messages: int = 40) -> None:
     plane.blobs.put(LARGE)
     plane.blobs.put(b"small")
     plane.pairs.put(b"raw", b"value")
-    plane.transact(lambda tx: tx.put(b"\xfe of nobody's room", b"\x00"))
+    plane.transact(lambda tx: tx.put(b"\xfe outside all layers", b"\x00"))
     with plane.entities.transaction() as tx:
         tx.write("task", "t-1", "status", "done")
         tx.write("task", "t-1", "priority", 3)
@@ -73,11 +73,11 @@ def populate(plane: Plane, clock: ManualClock, *, messages: int = 40) -> None:
     plane.activity.log("ended", {"a": 1})
     plane.activity.end("ended")
     plane.activity.log("open", {"b": 2})
-    plane.activity.read()  # Writes out what is in memory.
+    plane.activity.read()  # Flushes buffered records.
 
 
 def everything(plane: Plane) -> dict[str, Any]:
-    """What can be seen of a plane without changing it."""
+    """All readable data of a plane, read without changing it."""
     world, other = plane.world("ada"), Plane(plane._transport, "other")
     seen = {
         "queues": [
@@ -101,21 +101,21 @@ def everything(plane: Plane) -> dict[str, Any]:
 
 
 def use(plane: Plane, clock: ManualClock) -> list[Any]:
-    """What comes of using a plane: leases go on, what is due comes, keys are remembered, everything is delivered."""
-    came: list[Any] = [plane.queue("jobs").put(b"x" * 5_000, idempotency_key="once").duplicate]
+    """The results of using a plane: leases, idempotency keys, due messages and deliveries continue after a move."""
+    outcomes: list[Any] = [plane.queue("jobs").put(b"x" * 5_000, idempotency_key="once").duplicate]
     try:
         plane.lease("deploy").acquire("bob")
     except LeaseHeld as held:
-        came.append(held.owner)
-    came.append(plane.lease("old").acquire("bob").fence)
-    clock.advance_ms(1_000_000)  # Leases and delays are over.
+        outcomes.append(held.owner)
+    outcomes.append(plane.lease("old").acquire("bob").fence)
+    clock.advance_ms(1_000_000)  # Leases and delays have expired.
     jobs = plane.queue("jobs")
     while (message := jobs.receive(owner="eve")) is not None:
-        came.append((message.id, message.attempts, message.fence, len(message.payload)))
+        outcomes.append((message.id, message.attempts, message.fence, len(message.payload)))
         message.ack()
-    came.append(jobs.redrive())
-    came += [(mail.id, mail.body) for mail in plane.mailbox("bob").read()]
-    came.append(plane.world("ada").drain())
-    came.append(plane.world("ada").append([{"after": True}], expected_head=plane.world("ada").head()))
+    outcomes.append(jobs.redrive())
+    outcomes += [(mail.id, mail.body) for mail in plane.mailbox("bob").read()]
+    outcomes.append(plane.world("ada").drain())
+    outcomes.append(plane.world("ada").append([{"after": True}], expected_head=plane.world("ada").head()))
     stats = jobs.stats()
-    return [*came, stats.ready, stats.leased, stats.delayed, stats.blocked, stats.put_total, stats.acked_total]
+    return [*outcomes, stats.ready, stats.leased, stats.delayed, stats.blocked, stats.put_total, stats.acked_total]

@@ -83,7 +83,7 @@ class IdSource:
                     left -= step
                 else:
                     stamp = max(now_ms, stamp + 1)
-                    # The top bit starts clear, which leaves room for larger ids within the millisecond.
+                    # The top bit starts clear, which leaves space for larger ids within the millisecond.
                     low = getrandbits(_COUNTER_BITS - 1)
                     number = stamp << 80 | _VERSION_7 | getrandbits(12) << 64 | _VARIANT | low
                     left = (1 << _COUNTER_BITS) - 1 - low

@@ -1,7 +1,7 @@
-"""A process that writes, says what it was promised, and waits to be killed.
+"""A process that writes, prints its acknowledged transactions, and waits to be killed.
 
-Each transaction writes three keys that belong together. Once it is acknowledged its number and tier go to standard
-output, one line each, in a single write: whoever reads the line holds the promise.
+Each transaction writes three keys that belong together. Once it is acknowledged, its number and tier are printed as one
+line in a single write, so every complete line is an acknowledgement.
 """
 
 import os
@@ -13,12 +13,12 @@ from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.kv import Subspace, Transaction
 from holdfast.tiers import Tier
 
-ROOM = Subspace("crash")
+SUBSPACE = Subspace("crash")
 
 
 def write(tx: Transaction, run: int, thread: int, number: int) -> None:
     for part in range(3):
-        tx.put(ROOM.key(run, thread, number, part), b"%d" % number * (1 + number % 50))
+        tx.put(SUBSPACE.key(run, thread, number, part), b"%d" % number * (1 + number % 50))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""SIGKILL at random points: what was acknowledged is there after reopening, and no transaction is half there."""
+"""SIGKILL at random points: acknowledged transactions survive, and no transaction is partial."""
 
 import random
 import signal
@@ -14,16 +14,16 @@ from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.kv import Database, Subspace, Transaction, pages
 
 CHILD = Path(__file__).parent / "crash_child.py"
-ROOM = Subspace("crash")
+SUBSPACE = Subspace("crash")
 
 
 def kill_after(path: Path, run: int, delay_seconds: float) -> set[tuple[int, int, int]]:
-    """Run the child, kill it that long after its first acknowledgement; everything that it was promised."""
+    """Run the child, and kill it after a delay from its first acknowledgement. Returns what was acknowledged."""
     command = [sys.executable, str(CHILD), str(path), str(run)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as child:
         assert child.stdout is not None
-        head = child.stdout.read(1)  # The first acknowledgement: from now on it is in the middle of writing.
-        time.sleep(delay_seconds)  # A real process is killed at a real moment; nothing here waits for a condition.
+        head = child.stdout.read(1)  # The first acknowledgement: from now on it is writing.
+        time.sleep(delay_seconds)  # A random delay, not a wait for a condition.
         child.send_signal(signal.SIGKILL)
         lines = (head + child.stdout.read()).splitlines(keepends=True)
     return {(run, *map(int, line.split()[:2])) for line in lines if line.endswith(b"\n")}
@@ -31,29 +31,31 @@ def kill_after(path: Path, run: int, delay_seconds: float) -> set[tuple[int, int
 
 def stored_parts(tx: Transaction) -> Counter[tuple[int, int, int]]:
     parts: Counter[tuple[int, int, int]] = Counter()
-    for page in pages(tx, *ROOM.range()):
+    for page in pages(tx, *SUBSPACE.range()):
         for key, value in page:
-            run, thread, number, _ = ROOM.unpack(key)
+            run, thread, number, _ = SUBSPACE.unpack(key)
             assert value == b"%d" % number * (1 + number % 50)
             parts[run, thread, number] += 1
     return parts
 
 
-def test_nothing_acknowledged_is_lost_and_nothing_is_half_there(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_no_acknowledged_transaction_is_lost_and_none_is_partial(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     kills = request.config.getoption("--kills")
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
-    chance = random.Random(seed)
-    promised: set[tuple[int, int, int]] = set()
+    rng = random.Random(seed)
+    acknowledged: set[tuple[int, int, int]] = set()
     for run in range(kills):
-        promised |= kill_after(tmp_path / "kv", run, chance.uniform(0, 0.06))
+        acknowledged |= kill_after(tmp_path / "kv", run, rng.uniform(0, 0.06))
         if run % 10 == 9 or run == kills - 1:
             with RocksDatabase(tmp_path / "kv") as database:
                 parts = database.read(stored_parts)
-            assert promised <= parts.keys(), f"lost {sorted(promised - parts.keys())[:5]}"
+            assert acknowledged <= parts.keys(), f"lost {sorted(acknowledged - parts.keys())[:5]}"
             assert set(parts.values()) == {3}
-    print(f"{kills} kills, {len(promised)} acknowledged transactions, all there")
-    assert len(promised) >= kills
+    print(f"{kills} kills, {len(acknowledged)} acknowledged transactions, all stored")
+    assert len(acknowledged) >= kills
 
 
 def test_acknowledged_writes_survive_an_exit_without_close(tmp_path: Path) -> None:

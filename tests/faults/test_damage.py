@@ -1,4 +1,4 @@
-"""Damaged files and lost power on RocksDB: a torn tail is dropped, any other damage is reported, never skipped."""
+"""Damaged files and power loss on RocksDB: a truncated tail is dropped, any other damage is reported."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ from rocksdict import Rdict
 
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.backends.rocksdb.database import table_options
-from holdfast.backends.rocksdb.logs import find_gap
+from holdfast.backends.rocksdb.log_gaps import find_gap
 from holdfast.errors import Corrupt, DamagedDatabase, PathUnusable
 from holdfast.kv import Transaction
 from holdfast.tiers import Tier
@@ -39,13 +39,13 @@ def newest_log(image: Path) -> Path:
     return max(image.glob("*.log"))
 
 
-def test_an_undamaged_log_is_replayed_whole(image: Path) -> None:
+def test_an_undamaged_log_is_replayed_completely(image: Path) -> None:
     with RocksDatabase(image) as database:
         assert count(database) == 300
 
 
 @pytest.mark.parametrize("cut", [1, 7, 60, 1_000])
-def test_a_torn_tail_is_dropped_and_the_rest_is_kept(image: Path, cut: int) -> None:
+def test_a_truncated_tail_is_dropped_and_the_rest_is_kept(image: Path, cut: int) -> None:
     log = newest_log(image)
     log.write_bytes(log.read_bytes()[:-cut])
     with RocksDatabase(image) as database:
@@ -66,7 +66,7 @@ def test_a_flipped_byte_inside_the_log_is_reported(image: Path, where: float) ->
 
 
 @pytest.mark.parametrize("where", [0.1, 0.5])
-def test_a_hole_inside_the_log_is_reported(image: Path, where: float) -> None:
+def test_a_zeroed_region_inside_the_log_is_reported(image: Path, where: float) -> None:
     log = newest_log(image)
     data = bytearray(log.read_bytes())
     begin = int(len(data) * where)
@@ -78,9 +78,9 @@ def test_a_hole_inside_the_log_is_reported(image: Path, where: float) -> None:
 
 @pytest.fixture
 def image_of_many_logs(tmp_path: Path) -> Path:
-    """A copy of a database whose writes are spread over several logs, none of which is in tables yet.
+    """A copy of a database whose writes are in several logs, and not in tables yet.
 
-    18 full buffers would be merged into a table, in the background and in the middle of the copy; these fill fewer.
+    18 full buffers would be merged into a table, in the background during the copy; these writes fill fewer.
     """
     options = table_options()
     options.set_write_buffer_size(70_000)
@@ -95,23 +95,23 @@ def image_of_many_logs(tmp_path: Path) -> Path:
     return tmp_path / "image"
 
 
-def test_many_logs_are_replayed_whole(image_of_many_logs: Path) -> None:
+def test_many_logs_are_replayed_completely(image_of_many_logs: Path) -> None:
     assert find_gap(image_of_many_logs) is None
     with RocksDatabase(image_of_many_logs) as database:
         assert count(database) == 3_000
 
 
-def test_an_older_log_that_lost_its_end_is_reported(image_of_many_logs: Path) -> None:
-    """RocksDB itself replays the later logs all the same, and says nothing."""
+def test_a_truncated_older_log_is_reported(image_of_many_logs: Path) -> None:
+    """RocksDB itself would silently replay the later logs."""
     older = sorted(image_of_many_logs.glob("*.log"))[1]
     older.write_bytes(older.read_bytes()[: older.stat().st_size // 2])
-    with pytest.raises(DamagedDatabase, match="lost commits in its middle"):
+    with pytest.raises(DamagedDatabase, match="is missing commits"):
         RocksDatabase(image_of_many_logs)
 
 
-def test_an_older_log_that_is_gone_is_reported(image_of_many_logs: Path) -> None:
+def test_a_missing_older_log_is_reported(image_of_many_logs: Path) -> None:
     sorted(image_of_many_logs.glob("*.log"))[1].unlink()
-    with pytest.raises(DamagedDatabase, match="should follow"):
+    with pytest.raises(DamagedDatabase, match="is missing commits"):
         RocksDatabase(image_of_many_logs)
 
 
@@ -143,19 +143,19 @@ def test_a_missing_table_is_reported(tmp_path: Path) -> None:
         RocksDatabase(tmp_path / "kv")
 
 
-def test_power_loss_takes_back_only_what_no_sync_covered(tmp_path: Path) -> None:
-    """LESSONS 29: we sync before we acknowledge.
+def test_a_power_loss_reverts_only_unsynced_commits(tmp_path: Path) -> None:
+    """Commits are synced before they are acknowledged.
 
-    The log is cut anywhere behind its last acknowledged sync, as an operating system that lost its cache would.
+    The log is truncated anywhere after its last acknowledged sync, as by an operating system that lost its cache.
     """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     live = tmp_path / "live"
     with RocksDatabase(live) as database:
         synced_bytes, synced = 0, 0
         for number in range(400):
-            tier = chance.choice((Tier.CRITICAL, Tier.IMPORTANT, Tier.IMPORTANT))
+            tier = rng.choice((Tier.CRITICAL, Tier.IMPORTANT, Tier.IMPORTANT))
             database.transact(put_numbers, range(number, number + 1), tier=tier)
             written = number + 1
             if tier is Tier.CRITICAL:
@@ -165,12 +165,12 @@ def test_power_loss_takes_back_only_what_no_sync_covered(tmp_path: Path) -> None
                 shutil.copytree(live, image)
                 log = newest_log(image)
                 size = log.stat().st_size
-                log.write_bytes(log.read_bytes()[: chance.randint(synced_bytes, size)])
+                log.write_bytes(log.read_bytes()[: rng.randint(synced_bytes, size)])
                 with RocksDatabase(image) as survivor:
                     assert synced <= count(survivor) <= written
 
 
-def test_a_critical_reader_makes_durable_what_it_saw(tmp_path: Path) -> None:
+def test_a_critical_read_makes_what_it_read_durable(tmp_path: Path) -> None:
     live = tmp_path / "live"
     with RocksDatabase(live) as database:
         database.transact(put_numbers, range(1), tier=Tier.IMPORTANT)
@@ -183,8 +183,8 @@ def test_a_critical_reader_makes_durable_what_it_saw(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("reading", [False, True])
-def test_an_error_that_tells_what_was_seen_is_durable_too(tmp_path: Path, asynchronous: bool, reading: bool) -> None:
-    """An error is an answer: what it is based on must not be taken back by a power loss."""
+def test_an_error_makes_what_it_read_durable(tmp_path: Path, asynchronous: bool, reading: bool) -> None:
+    """An error is an answer too: a power loss must not revert what it is based on."""
 
     def refuse(tx: Transaction) -> None:
         raise LookupError(f"taken by {tx.get(b'key 000000')!r}")
@@ -201,21 +201,21 @@ def test_an_error_that_tells_what_was_seen_is_durable_too(tmp_path: Path, asynch
             assert database.unsynced is unsynced
 
 
-def test_important_writes_are_synced_before_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_important_writes_are_synced_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.limits.IMPORTANT_SYNC_SECONDS_MAX", 0.02)
     with RocksDatabase(tmp_path / "kv") as database:
-        for round_ in range(3):
-            database.transact(put_numbers, range(round_, round_ + 1), tier=Tier.IMPORTANT)
-            while database.unsynced:  # Ends when the background sync has come; it hangs if that never comes.
+        for step in range(3):
+            database.transact(put_numbers, range(step, step + 1), tier=Tier.IMPORTANT)
+            while database.unsynced:  # Ends with the background sync.
                 pass
 
 
-def test_a_checkpoint_is_a_database_of_that_moment(tmp_path: Path) -> None:
+def test_a_checkpoint_is_a_database_as_of_its_creation(tmp_path: Path) -> None:
     with RocksDatabase(tmp_path / "kv") as database:
         database.transact(put_numbers, range(100), tier=Tier.IMPORTANT)
         database.checkpoint(tmp_path / "backups" / "first")
         database.transact(put_numbers, range(100, 200))
-        with pytest.raises(PathUnusable, match="exists already"):
+        with pytest.raises(PathUnusable, match="already exists"):
             database.checkpoint(tmp_path / "backups" / "first")
         with RocksDatabase(tmp_path / "backups" / "first") as copy:
             assert count(copy) == 100

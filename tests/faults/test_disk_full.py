@@ -1,4 +1,4 @@
-"""A full disk gives a typed error, and the database reopens intact once there is space again."""
+"""A full disk raises a typed error, and the database can be reopened intact once there is space."""
 
 import os
 import subprocess
@@ -27,8 +27,8 @@ for number in range(1_000):
 """
 
 
-def test_a_file_that_may_not_grow_is_said_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    """What a full disk does, where no small file system can be mounted."""
+def test_a_file_size_limit_is_reported_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    """Simulates a full disk where a small file system cannot be mounted."""
     command = [sys.executable, "-c", FILLING, str(tmp_path / "kv")]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     acknowledged = len(child.stdout.splitlines())
@@ -56,7 +56,7 @@ def put(tx: Transaction, number: int) -> None:
     tx.put(b"%06d b" % number, b"")
 
 
-def test_a_full_disk_is_said_and_nothing_acknowledged_is_lost(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_and_nothing_acknowledged_is_lost(small_disk: Path) -> None:
     acknowledged = 0
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(44 << 20))
@@ -72,7 +72,7 @@ def test_a_full_disk_is_said_and_nothing_acknowledged_is_lost(small_disk: Path) 
         database.transact(put, 2_000)
     assert isinstance(again.value, DatabaseFailed | DiskFull)
     assert "again" in str(again.value)
-    with suppress(Backend):  # What could not be synced is said, and the directory is let go all the same.
+    with suppress(Backend):  # It raises because it cannot sync, but releases the directory.
         database.close()
 
     ballast.unlink()

@@ -1,4 +1,4 @@
-"""A forked child cannot touch what its parent has open, nor damage it by ending."""
+"""A forked child cannot use its parent's databases, nor damage them when it exits."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ print(codes)
 """
 
 
-def test_children_of_a_writing_process_are_refused_and_leave_the_files_alone(tmp_path: Path) -> None:
+def test_forked_children_are_refused_and_do_not_damage_the_files(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FORKING, f"dir:{tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == str([0] * 10), done.stderr
@@ -57,7 +57,7 @@ def test_children_of_a_writing_process_are_refused_and_leave_the_files_alone(tmp
     assert found.stdout.strip() == "500"
 
 
-def test_a_forked_child_may_not_use_any_backend(open_database: Callable[..., Database]) -> None:
+def test_a_forked_child_cannot_use_any_backend(open_database: Callable[..., Database]) -> None:
     with open_database() as database:
         database.transact(lambda tx: tx.put(b"a", b"1"))
         child = os.fork()

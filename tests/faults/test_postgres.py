@@ -1,4 +1,4 @@
-"""PostgreSQL goes away, comes back, refuses and is shared: typed errors, bounded retries, nothing lost or doubled."""
+"""PostgreSQL failures and sharing: typed errors, bounded retries, nothing lost or duplicated."""
 
 import asyncio
 import os
@@ -52,14 +52,14 @@ def end_every_session(url: str) -> None:
         )
 
 
-def test_the_clock_is_the_databases_own(database: PostgresDatabase, postgres_url: str) -> None:
+def test_the_clock_is_that_of_the_database(database: PostgresDatabase, postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as connection:
         row = connection.execute("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint").fetchone()
     assert row is not None
     assert 0 <= database.transact(lambda tx: tx.now_ms) - row[0] < 60_000
 
 
-def test_ended_sessions_are_replaced_without_the_caller_noticing(database: PostgresDatabase, postgres_url: str) -> None:
+def test_ended_sessions_are_replaced_transparently(database: PostgresDatabase, postgres_url: str) -> None:
     assert database.transact(increment) == 1
     assert database.read(lambda tx: tx.get(b"n")) == b"1"
     end_every_session(postgres_url)
@@ -67,9 +67,7 @@ def test_ended_sessions_are_replaced_without_the_caller_noticing(database: Postg
     assert database.read(lambda tx: tx.get(b"n")) == b"2"
 
 
-def test_a_session_that_ends_in_the_middle_of_a_work_runs_it_again(
-    database: PostgresDatabase, postgres_url: str
-) -> None:
+def test_a_transaction_whose_session_ends_is_run_again(database: PostgresDatabase, postgres_url: str) -> None:
     runs = 0
 
     def work(tx: Transaction) -> int:
@@ -88,7 +86,7 @@ def test_a_session_that_ends_in_the_middle_of_a_work_runs_it_again(
 def test_a_lost_answer_to_a_commit_is_unknown_not_a_success(
     database: PostgresDatabase, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LESSONS 32: an answer to a commit can be lost. It must not be retried blindly, nor reported as done."""
+    """A commit whose answer is lost must not be retried blindly, nor reported as done."""
     database.transact(increment)
     session = database._committer._session
     assert session is not None
@@ -100,22 +98,22 @@ def test_a_lost_answer_to_a_commit_is_unknown_not_a_success(
         return real_exec(command, uncertain=uncertain)
 
     monkeypatch.setattr(session, "_exec", exec_and_cut)
-    with pytest.raises(CommitUnknown, match="look whether"):
+    with pytest.raises(CommitUnknown, match="check whether"):
         database.transact(increment)
     assert database.transact(increment) in (2, 3)
 
 
-def test_a_watch_hears_other_processes_and_survives_a_broken_connection(
+def test_a_watch_receives_commits_of_others_and_survives_a_broken_connection(
     database: PostgresDatabase, postgres_url: str
 ) -> None:
-    with PostgresDatabase(postgres_url) as other, database.watch(b"room/") as watch:
+    with PostgresDatabase(postgres_url) as other, database.watch(b"prefix/") as watch:
         while watch.wait(0):
             pass
-        other.transact(put, b"room/a")
+        other.transact(put, b"prefix/a")
         assert watch.wait(60)
         end_every_session(postgres_url)
-        assert watch.wait(60)  # It listens anew, and does not know what it missed.
-        other.transact(put, b"room/b")
+        assert watch.wait(60)  # It listens again, and fires because it may have missed commits.
+        other.transact(put, b"prefix/b")
         assert watch.wait(60)
 
 
@@ -124,29 +122,29 @@ def test_a_commit_of_many_long_keys_still_wakes_the_right_watches(
 ) -> None:
     def put_many(tx: Transaction) -> None:
         for number in range(500):
-            tx.put(b"room/" + b"%d" % number * 300, b"")
+            tx.put(b"prefix/" + b"%d" % number * 300, b"")
 
-    with PostgresDatabase(postgres_url) as other, database.watch(b"room/") as watch:
+    with PostgresDatabase(postgres_url) as other, database.watch(b"prefix/") as watch:
         while watch.wait(0):
             pass
         other.transact(put_many)
         assert watch.wait(60)
 
 
-def test_a_server_that_is_not_there_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_server_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.limits.CONNECT_ATTEMPTS_MAX", 2)
     with pytest.raises(Unreachable, match="start it, or correct the URL"):
-        PostgresDatabase("postgresql://nobody@127.0.0.1:1/nothing")
+        PostgresDatabase("postgresql://user@127.0.0.1:1/nothing")
 
 
-def test_a_database_that_does_not_exist_is_said_at_once(postgres_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it cannot start to exist by waiting"))
+def test_a_missing_database_is_reported_without_retries(postgres_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("waiting cannot help"))
     with pytest.raises(Unreachable, match="does not exist"):
         PostgresDatabase(postgres_server.replace("/postgres?", "/no_such_database?"))
 
 
 def test_a_malformed_url_is_refused() -> None:
-    with pytest.raises(InvalidUrl, match="not understood"):
+    with pytest.raises(InvalidUrl, match="is invalid"):
         PostgresDatabase("postgresql://host/database?no_such_option=1")
 
 
@@ -158,7 +156,7 @@ def test_tables_of_a_newer_version_are_refused(postgres_url: str) -> None:
         PostgresDatabase(postgres_url)
 
 
-def test_tables_may_be_created_by_many_at_once(postgres_url: str) -> None:
+def test_tables_may_be_created_concurrently(postgres_url: str) -> None:
     failures: list[BaseException] = []
 
     def open_and_write(number: int) -> None:
@@ -176,7 +174,7 @@ def test_tables_may_be_created_by_many_at_once(postgres_url: str) -> None:
     assert failures == []
 
 
-def test_a_missing_table_fails_with_a_reason_and_mends(database: PostgresDatabase, postgres_url: str) -> None:
+def test_a_missing_table_is_reported_and_use_recovers(database: PostgresDatabase, postgres_url: str) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("ALTER TABLE holdfast_kv RENAME TO hidden")
         with pytest.raises(DatabaseFailed, match="holdfast_kv"):
@@ -187,8 +185,8 @@ def test_a_missing_table_fails_with_a_reason_and_mends(database: PostgresDatabas
     assert database.transact(increment) == 1
 
 
-def test_a_work_that_swallows_a_conflict_is_run_again_all_the_same(postgres_url: str) -> None:
-    """Whatever a work does with the errors it sees, only what PostgreSQL committed is reported as done."""
+def test_a_function_that_catches_a_conflict_is_run_again(postgres_url: str) -> None:
+    """Even if a function catches errors, only what PostgreSQL committed is reported as done."""
     with PostgresDatabase(postgres_url) as one, PostgresDatabase(postgres_url) as other:
         one.transact(put, b"n", b"0")
         runs = 0
@@ -211,7 +209,7 @@ def test_a_work_that_swallows_a_conflict_is_run_again_all_the_same(postgres_url:
         assert runs == 2
 
 
-def test_a_transaction_that_always_loses_is_given_up(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_that_always_conflicts_fails(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.limits.CONFLICT_RETRIES_MAX", 3)
     with PostgresDatabase(postgres_url) as one, PostgresDatabase(postgres_url) as other:
 
@@ -224,8 +222,10 @@ def test_a_transaction_that_always_loses_is_given_up(postgres_url: str, monkeypa
         assert other.read(lambda tx: tx.get(b"n")) == b"4"
 
 
-def test_more_callers_than_may_wait_are_refused(database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.limits.GROUP_QUEUE_MAX", 5)
+def test_callers_beyond_the_queue_limit_are_refused(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.limits.COMMIT_QUEUE_MAX", 5)
     entered, leave = threading.Event(), threading.Event()
 
     def slow(tx: Transaction) -> None:
@@ -250,17 +250,17 @@ async def _await(database: PostgresDatabase, work: Callable[..., object]) -> Non
     await database.transact_async(work)
 
 
-def test_a_full_group_leaves_the_rest_to_the_next(database: PostgresDatabase) -> None:
-    """Each of these fits a transaction; all of them together do not."""
+def test_jobs_that_do_not_fit_run_in_the_next_group(database: PostgresDatabase) -> None:
+    """Each of these fits in a transaction; all together do not."""
 
     def big(tx: Transaction, number: int) -> None:
         for part in range(3):
             tx.put(b"%d %d" % (number, part), bytes(1_000_000))
 
-    async def everybody() -> None:
+    async def run_all() -> None:
         await asyncio.gather(*(database.transact_async(big, number) for number in range(10)))
 
-    asyncio.run(everybody())
+    asyncio.run(run_all())
     assert len(database.read(lambda tx: tx.scan(b"0", b"a", limit=100))) == 30
 
 
@@ -278,8 +278,8 @@ def test_important_commits_do_not_wait_for_the_disk_and_critical_ones_do(
     assert setting(Tier.CRITICAL) == "on"
 
 
-def test_a_critical_reader_makes_durable_what_it_saw(database: PostgresDatabase, postgres_url: str) -> None:
-    """DESIGN: an answer never reveals what a power loss could take back."""
+def test_a_critical_read_makes_what_it_read_durable(database: PostgresDatabase, postgres_url: str) -> None:
+    """An answer never contains data that a power loss could revert."""
     with psycopg.connect(postgres_url, autocommit=True) as connection:
 
         def inserted() -> str:
@@ -317,24 +317,24 @@ def test_two_processes_lose_no_increment(postgres_url: str, database: PostgresDa
     assert counters == [100, 100, 100]
 
 
-def test_the_committer_goes_on_although_a_loop_was_closed_at_the_last_moment(
+def test_the_committer_continues_when_a_loop_is_closed(
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = asyncio.new_event_loop()
-    monkeypatch.setattr(loop, "is_closed", lambda: False)  # It was open when somebody looked.
-    gone = Job(put, (b"of the loop",), {}, durable=True, loop=loop)
+    monkeypatch.setattr(loop, "is_closed", lambda: False)  # As if it was closed right after the check.
+    closed_loop_job = Job(put, (b"of the loop",), {}, durable=True, loop=loop)
     loop.close()
-    database._committer._turn.acquire()
-    database._committer.submit([gone])
-    database._committer._turn.release()
+    database._committer._connection_lock.acquire()
+    database._committer.submit([closed_loop_job])
+    database._committer._connection_lock.release()
     database.transact(put, b"of a thread")
     assert database.transact(lambda tx: [tx.get(b"of the loop"), tx.get(b"of a thread")]) == [b"1", b"1"]
     assert database._committer._thread.is_alive()
     monkeypatch.undo()
 
 
-def test_a_signal_for_whoever_commits_is_not_told_to_the_others_of_the_group(database: PostgresDatabase) -> None:
-    """They learn that nobody knows what became of theirs; whoever was interrupted is."""
+def test_a_signal_in_the_committing_thread_is_not_raised_to_other_callers(database: PostgresDatabase) -> None:
+    """They get CommitUnknown; only the interrupted caller gets KeyboardInterrupt."""
     committer = database._committer
 
     def interrupt(tx: Transaction) -> None:
@@ -342,35 +342,35 @@ def test_a_signal_for_whoever_commits_is_not_told_to_the_others_of_the_group(dat
 
     other = Job(put, (b"other",), {}, durable=True)
     own = Job(interrupt, (), {}, durable=True)
-    committer._turn.acquire()
-    with committer._wake:  # The committer's own thread does not notice it.
+    committer._connection_lock.acquire()
+    with committer._wake:  # Without a notify, so that the committer's own thread does not run it.
         committer._jobs.append(other)
-    committer._take_turn(own)
+    committer._commit_queued(own)
     with pytest.raises(KeyboardInterrupt):
         own.outcome()
-    with pytest.raises(CommitUnknown, match="look whether it is there"):
+    with pytest.raises(CommitUnknown, match="check whether the write was stored"):
         committer.wait(other)
     assert database.transact(increment) == 1
 
 
 @pytest.mark.parametrize("payload", ["", "x", "é", "ff", "00,zz"])
-def test_a_notification_that_nobody_understands_does_not_stop_watches(
+def test_an_invalid_notification_does_not_stop_watches(
     database: PostgresDatabase, postgres_url: str, payload: str
 ) -> None:
-    """Whoever may connect may notify."""
-    with PostgresDatabase(postgres_url) as other, database.watch(b"room/") as watch:
+    """Any client can send notifications."""
+    with PostgresDatabase(postgres_url) as other, database.watch(b"prefix/") as watch:
         with psycopg.connect(postgres_url, autocommit=True) as connection:
             connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload))
-        other.transact(put, b"room/a")
+        other.transact(put, b"prefix/a")
         assert watch.wait(60)
         while watch.wait(0):
             pass
         assert database._listener._listening.is_set()
-        other.transact(put, b"room/b")
+        other.transact(put, b"prefix/b")
         assert watch.wait(60)
 
 
-def test_listening_goes_on_after_a_fault_that_nobody_thought_of(
+def test_listening_continues_after_an_unexpected_error(
     database: PostgresDatabase, postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     notify, failed = database._watches.notify, threading.Event()
@@ -381,20 +381,20 @@ def test_listening_goes_on_after_a_fault_that_nobody_thought_of(
             raise ZeroDivisionError
         return notify(*args)
 
-    with PostgresDatabase(postgres_url) as other, database.watch(b"room/") as watch:
+    with PostgresDatabase(postgres_url) as other, database.watch(b"prefix/") as watch:
         while watch.wait(0):
             pass
         monkeypatch.setattr(database._watches, "notify", fail_once)
-        other.transact(put, b"room/a")
-        assert watch.wait(60)  # It listens anew, and does not know what it missed.
+        other.transact(put, b"prefix/a")
+        assert watch.wait(60)  # It listens again, and fires because it may have missed commits.
         assert failed.is_set()
-        assert "begins anew" in caplog.text
-        other.transact(put, b"room/b")
+        assert "reconnecting" in caplog.text
+        other.transact(put, b"prefix/b")
         assert watch.wait(60)
 
 
-def test_a_process_with_more_than_a_thousand_open_files_writes_reads_and_hears(postgres_url: str) -> None:
-    """A server with as many connections has."""
+def test_more_than_a_thousand_open_files_are_supported(postgres_url: str) -> None:
+    """Like a server with many connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4_096, hard), hard))
     null = os.open(os.devnull, os.O_RDONLY)
@@ -403,10 +403,10 @@ def test_a_process_with_more_than_a_thousand_open_files_writes_reads_and_hears(p
         with PostgresDatabase(postgres_url) as database, PostgresDatabase(postgres_url) as other:
             assert [database.transact(increment) for _ in range(3)] == [1, 2, 3]
             assert [database.read(lambda tx: tx.get(b"n")) for _ in range(3)] == [b"3"] * 3
-            with database.watch(b"room/") as watch:
+            with database.watch(b"prefix/") as watch:
                 while watch.wait(0):
                     pass
-                other.transact(put, b"room/a")
+                other.transact(put, b"prefix/a")
                 assert watch.wait(60)
     finally:
         for descriptor in (null, *held):
@@ -414,7 +414,7 @@ def test_a_process_with_more_than_a_thousand_open_files_writes_reads_and_hears(p
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_committer_goes_on_after_a_fault_that_nobody_thought_of(
+def test_the_committer_continues_after_an_unexpected_error(
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     finish, failed = committer._finish, threading.Event()

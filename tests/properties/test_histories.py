@@ -1,4 +1,4 @@
-"""The checkers against systems that are correct by construction, and against an oracle that tries every order."""
+"""The checkers, compared with systems that are correct by construction and with a brute-force oracle."""
 
 from itertools import permutations
 from typing import Any
@@ -30,7 +30,7 @@ CALLS = st.one_of(
 
 
 def call(register: dict[str, Any], kind: str, argument: Any) -> Any:
-    """A correct system: every kind of operation, each in one indivisible step."""
+    """A correct system: each operation is one atomic step."""
     if kind in ("increment", "acquire"):
         register["k"] = register.get("k", 0) + (argument or 1)
     elif kind == "write":
@@ -48,67 +48,67 @@ def call(register: dict[str, Any], kind: str, argument: Any) -> Any:
 def run(data: st.DataObject, calls: list[tuple[str, Any]]) -> tuple[History, dict[str, Any]]:
     """Run `calls` on a correct register, with clients that are invoked, take effect and return in any interleaving.
 
-    A lost call may take effect after its client has given up and gone on, or never.
+    A lost call may take effect after its client has continued, or never.
     """
     history, register = History(), {}
     todo = list(reversed(calls))
-    idle, asked, answered, late = list(CLIENTS), [], [], []
-    while todo or asked or answered:
-        moves = ["invoke"] * bool(todo and idle) + ["apply", "fail", "lose"] * bool(asked)
-        moves += ["return"] * bool(answered) + ["apply late"] * bool(late)
-        move = data.draw(st.sampled_from(moves))
-        if move == "invoke":
-            asked.append(history.invoke(idle.pop(), todo[-1][0], "k", todo.pop()[1]))
-        elif move == "apply late":
-            operation = late.pop(data.draw(st.integers(0, len(late) - 1)))
+    idle, invoked, applied, delayed = list(CLIENTS), [], [], []
+    while todo or invoked or applied:
+        steps = ["invoke"] * bool(todo and idle) + ["apply", "fail", "lose"] * bool(invoked)
+        steps += ["return"] * bool(applied) + ["apply late"] * bool(delayed)
+        step = data.draw(st.sampled_from(steps))
+        if step == "invoke":
+            invoked.append(history.invoke(idle.pop(), todo[-1][0], "k", todo.pop()[1]))
+        elif step == "apply late":
+            operation = delayed.pop(data.draw(st.integers(0, len(delayed) - 1)))
             call(register, operation.kind, operation.argument)
-        elif move == "return":
-            operation, result = answered.pop(data.draw(st.integers(0, len(answered) - 1)))
+        elif step == "return":
+            operation, result = applied.pop(data.draw(st.integers(0, len(applied) - 1)))
             if data.draw(st.integers(0, 4)):
                 history.ok(operation, result)
             else:
                 history.unknown(operation)
             idle.append(operation.client)
         else:
-            operation = asked.pop(data.draw(st.integers(0, len(asked) - 1)))
-            if move == "apply":
-                answered.append((operation, call(register, operation.kind, operation.argument)))
+            operation = invoked.pop(data.draw(st.integers(0, len(invoked) - 1)))
+            if step == "apply":
+                applied.append((operation, call(register, operation.kind, operation.argument)))
                 continue
-            if move == "fail":
+            if step == "fail":
                 history.failed(operation)
             else:
                 history.unknown(operation)
-                late.append(operation)
+                delayed.append(operation)
             idle.append(operation.client)
     return history, register
 
 
 @given(st.data(), st.lists(CALLS, max_size=30))
-def test_what_an_atomic_register_answers_always_passes(data, calls):
+def test_answers_of_an_atomic_register_pass(data, calls):
     history, _ = run(data, calls)
     check_register(history, "k", initial=0)
 
 
 @given(st.data(), st.lists(CALLS, max_size=30))
-def test_what_an_atomic_register_holds_at_the_end_always_passes(data, calls):
+def test_the_final_value_of_an_atomic_register_passes(data, calls):
     history, register = run(data, calls)
     check_nothing_lost(history, register)
 
 
 @given(st.data(), st.lists(st.sampled_from([None, 1, 2, 5]), max_size=30))
-def test_what_an_atomic_counter_answers_always_passes(data, amounts):
+def test_answers_of_an_atomic_counter_pass(data, amounts):
     history, register = run(data, [("increment", amount) for amount in amounts])
     check_counter(history, "k", final=register.get("k", 0))
 
 
 @given(st.data(), st.integers(0, 30))
-def test_what_an_atomic_fence_answers_always_passes(data, count):
+def test_answers_of_an_atomic_fence_pass(data, count):
     history, _ = run(data, [("acquire", None)] * count)
     check_fences(history, "k")
 
 
 def history_of(operations: list[tuple[str, Any, Any, Outcome]], positions: list[int]) -> History:
-    """Operations that begin and end in the order in which their index comes up, first and second, in `positions`."""
+    """A history in which `positions` has the index of each operation twice: where it begins and where it ends."""
     history, running = History(), {}
     for index in positions:
         kind, argument, result, outcome = operations[index]
@@ -124,24 +124,24 @@ def history_of(operations: list[tuple[str, Any, Any, Outcome]], positions: list[
 
 
 @st.composite
-def wild_histories(draw, calls, count_max):
-    """Any answers to any operations in any interleaving: most of them wrong."""
+def arbitrary_histories(draw, calls, count_max):
+    """Any answers to any operations in any interleaving; most are invalid."""
     operations = draw(st.lists(calls, min_size=1, max_size=count_max))
     positions = draw(st.permutations([index for index in range(len(operations)) for _ in range(2)]))
     return history_of(operations, positions)
 
 
 OUTCOMES = st.sampled_from([Outcome.OK, Outcome.OK, Outcome.OK, Outcome.UNKNOWN, Outcome.FAILED])
-SMALL = st.integers(0, 2)
-WILD_REGISTER_CALLS = st.one_of(
-    st.tuples(st.just("read"), st.none(), SMALL, OUTCOMES),
-    st.tuples(st.just("write"), SMALL, st.none(), OUTCOMES),
-    st.tuples(st.just("cas"), st.tuples(SMALL, SMALL), st.booleans(), OUTCOMES),
+SMALL_VALUES = st.integers(0, 2)
+ARBITRARY_REGISTER_CALLS = st.one_of(
+    st.tuples(st.just("read"), st.none(), SMALL_VALUES, OUTCOMES),
+    st.tuples(st.just("write"), SMALL_VALUES, st.none(), OUTCOMES),
+    st.tuples(st.just("cas"), st.tuples(SMALL_VALUES, SMALL_VALUES), st.booleans(), OUTCOMES),
 )
-WILD_INCREMENTS = st.tuples(st.just("increment"), st.none(), st.integers(0, 6), OUTCOMES)
+ARBITRARY_INCREMENTS = st.tuples(st.just("increment"), st.none(), st.integers(0, 6), OUTCOMES)
 
 
-def explained(history: History, final: int | None = None) -> bool:
+def has_valid_order(history: History, final: int | None = None) -> bool:
     """The oracle: try every subset of the unknown operations in every order that real time allows."""
     operations = [operation for operation in history.operations if operation.outcome is not Outcome.FAILED]
 
@@ -153,12 +153,14 @@ def explained(history: History, final: int | None = None) -> bool:
                 return False
         return final in (None, register["k"])
 
-    def timely(order: tuple[Operation, ...]) -> bool:
+    def respects_real_time(order: tuple[Operation, ...]) -> bool:
         return all(two.returned > one.invoked for at, one in enumerate(order) for two in order[at + 1 :])
 
     certain = sum(operation.outcome is Outcome.OK for operation in operations)
     return any(
-        sum(operation.outcome is Outcome.OK for operation in order) == certain and timely(order) and fits(order)
+        sum(operation.outcome is Outcome.OK for operation in order) == certain
+        and respects_real_time(order)
+        and fits(order)
         for size in range(certain, len(operations) + 1)
         for order in permutations(operations, size)
     )
@@ -173,45 +175,45 @@ def passes(check, *args, **kwargs) -> bool:
 
 
 @settings(max_examples=600, deadline=None)
-@given(wild_histories(WILD_REGISTER_CALLS, 6))
+@given(arbitrary_histories(ARBITRARY_REGISTER_CALLS, 6))
 def test_the_register_checker_and_the_oracle_agree_on_any_history(history):
-    assert passes(check_register, history, "k", 0) == explained(history)
+    assert passes(check_register, history, "k", 0) == has_valid_order(history)
 
 
 @settings(max_examples=400, deadline=None)
-@given(wild_histories(WILD_INCREMENTS, 5), st.none() | st.integers(0, 6))
+@given(arbitrary_histories(ARBITRARY_INCREMENTS, 5), st.none() | st.integers(0, 6))
 def test_the_counter_checker_and_the_oracle_agree_on_any_history(history, final):
-    assert passes(check_counter, history, "k", final=final) == explained(history, final)
+    assert passes(check_counter, history, "k", final=final) == has_valid_order(history, final)
 
 
 @settings(max_examples=300, deadline=None)
-@given(wild_histories(WILD_REGISTER_CALLS, 6))
-def test_the_operations_a_violation_names_are_a_contradiction_of_their_own(history):
+@given(arbitrary_histories(ARBITRARY_REGISTER_CALLS, 6))
+def test_the_operations_of_a_violation_are_contradictory_by_themselves(history):
     try:
         check_register(history, "k", 0)
     except Violation as violation:
         named = {operation.invoked for operation in violation.operations}
-        alone = History()
-        # Positions are what a checker judges by, so the others' places stay empty.
-        alone._operations = {each.invoked: each for each in history.operations if each.invoked in named}
-        assert not explained(alone)
+        reported = History()
+        # Checkers compare positions, so the positions of the other operations stay unused.
+        reported._operations = {each.invoked: each for each in history.operations if each.invoked in named}
+        assert not has_valid_order(reported)
 
 
 def count_without_loss(data: st.DataObject, count: int) -> History:
-    """`count` increments of which none is lost: their answers are exactly 1 to `count`, in a timely order."""
+    """A history of `count` increments with the answers 1 to `count`, in an order that real time allows."""
     history, value = History(), 0
-    asked, answered, idle = [], [], list(CLIENTS)
-    while count or asked or answered:
-        moves = ["invoke"] * bool(count and idle) + ["apply"] * bool(asked) + ["return"] * bool(answered)
-        move = data.draw(st.sampled_from(moves))
-        if move == "invoke":
-            asked.append(history.invoke(idle.pop(), "increment", "k"))
+    invoked, applied, idle = [], [], list(CLIENTS)
+    while count or invoked or applied:
+        steps = ["invoke"] * bool(count and idle) + ["apply"] * bool(invoked) + ["return"] * bool(applied)
+        step = data.draw(st.sampled_from(steps))
+        if step == "invoke":
+            invoked.append(history.invoke(idle.pop(), "increment", "k"))
             count -= 1
-        elif move == "apply":
+        elif step == "apply":
             value += 1
-            answered.append((asked.pop(data.draw(st.integers(0, len(asked) - 1))), value))
+            applied.append((invoked.pop(data.draw(st.integers(0, len(invoked) - 1))), value))
         else:
-            operation, result = answered.pop(data.draw(st.integers(0, len(answered) - 1)))
+            operation, result = applied.pop(data.draw(st.integers(0, len(applied) - 1)))
             history.ok(operation, result)
             idle.append(operation.client)
     return history

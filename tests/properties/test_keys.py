@@ -1,4 +1,4 @@
-"""The order of keys is the order of values, for every type and every mix of them."""
+"""Keys sort like their values, for every type and every mix of types."""
 
 import random
 import uuid
@@ -34,7 +34,7 @@ tuples = tuples_of(elements)
 
 
 def order(element: Any) -> tuple[int, Any]:
-    """What an element sorts by, said without any encoding; equal only for the same value of the same type."""
+    """A sort key for an element, independent of the encoding; equal only for the same value of the same type."""
     rank = RANKS[type(element)]
     if type(element) is str:
         return rank, [ord(character) for character in element]
@@ -44,7 +44,7 @@ def order(element: Any) -> tuple[int, Any]:
 
 
 @given(tuples)
-def test_a_tuple_comes_back_with_its_exact_types(elements: tuple[Any, ...]) -> None:
+def test_a_tuple_is_unpacked_with_its_exact_types(elements: tuple[Any, ...]) -> None:
     assert order(unpack(pack(elements))) == order(elements)
 
 
@@ -68,14 +68,14 @@ def test_integers_sort_across_every_length_and_sign(left: int, right: int) -> No
 
 
 @given(tuples, st.lists(elements, min_size=1, max_size=3))
-def test_a_longer_tuple_lies_in_the_range_of_its_prefix(prefix: tuple[Any, ...], more: list[Any]) -> None:
+def test_a_longer_tuple_is_in_the_range_of_its_prefix(prefix: tuple[Any, ...], more: list[Any]) -> None:
     begin, end = Subspace(*prefix).range()
     assert begin <= pack((*prefix, *more)) < end
     assert Subspace().range(*prefix) == (begin, end)
 
 
 @given(tuples, st.data())
-def test_nothing_else_lies_in_the_range_of_a_prefix(prefix: tuple[Any, ...], data: st.DataObject) -> None:
+def test_nothing_else_is_in_the_range_of_a_prefix(prefix: tuple[Any, ...], data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(prefix)))
     other = (*prefix[:cut], *data.draw(tuples))
     begin, end = Subspace(*prefix).range()
@@ -83,8 +83,8 @@ def test_nothing_else_lies_in_the_range_of_a_prefix(prefix: tuple[Any, ...], dat
     assert (begin <= pack(other) < end) == extends
 
 
-def lookalike(element: Any) -> Any:
-    """Another element, whose bytes begin like this one's for as long as they can."""
+def similar_element(element: Any) -> Any:
+    """Another element, whose encoding shares a prefix as long as possible with this one's."""
     if isinstance(element, bytes):
         return element + b"\x00"
     if isinstance(element, str):
@@ -93,25 +93,25 @@ def lookalike(element: Any) -> Any:
 
 
 @given(tuples, elements, tuples)
-def test_an_element_that_goes_on_lies_outside_the_range_of_its_beginning(
+def test_a_longer_element_is_outside_the_range_of_its_prefix(
     shared: tuple[Any, ...], element: Any, more: tuple[Any, ...]
 ) -> None:
     begin, end = Subspace(*shared, element).range()
-    assert not begin <= pack((*shared, lookalike(element), *more)) < end
+    assert not begin <= pack((*shared, similar_element(element), *more)) < end
 
 
 @given(tuples, tuples, tuples)
 def test_a_subspace_unpacks_what_it_packed(
     outer: tuple[Any, ...], inner: tuple[Any, ...], key: tuple[Any, ...]
 ) -> None:
-    room = Subspace(*outer).at(*inner)
-    assert room.key(*key) == pack((*outer, *inner, *key))
-    assert room.key(*key) in room
-    assert order(room.unpack(room.key(*key))) == order(key)
+    subspace = Subspace(*outer).at(*inner)
+    assert subspace.key(*key) == pack((*outer, *inner, *key))
+    assert subspace.key(*key) in subspace
+    assert order(subspace.unpack(subspace.key(*key))) == order(key)
 
 
-class Impostor(int):
-    """Not an int as far as keys are concerned."""
+class IntSubclass(int):
+    """A subclass of int, which keys do not support."""
 
 
 garbage = st.recursive(
@@ -125,7 +125,7 @@ garbage = st.recursive(
     | st.builds(object)
     | st.builds(bytearray, st.binary())
     | st.builds(memoryview, st.binary())
-    | st.builds(Impostor),
+    | st.builds(IntSubclass),
     lambda inner: (
         st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner) | inner.map(lambda x: (x,))
     ),
@@ -133,17 +133,17 @@ garbage = st.recursive(
 
 
 @given(garbage)
-def test_pack_refuses_garbage_with_invalid_key_only(thing: Any) -> None:
+def test_pack_of_arbitrary_values_raises_only_invalid_key(value: Any) -> None:
     try:
-        key = pack(thing)
+        key = pack(value)
     except InvalidKey:
         return
-    assert order(unpack(key)) == order(thing)
+    assert order(unpack(key)) == order(value)
 
 
 @st.composite
 def damaged_keys(draw: st.DrawFn) -> bytes:
-    """A real key with a few bytes changed, cut or added."""
+    """A valid key with a few bytes changed, removed or added."""
     key = bytearray(pack(draw(tuples)))
     for _ in range(draw(st.integers(0, 3))):
         position = draw(st.integers(0, len(key)))
@@ -156,7 +156,7 @@ def damaged_keys(draw: st.DrawFn) -> bytes:
 @example(b"\x15\x00")
 @example(b"\x13\xff")
 @example(b"\x0c" + b"\xff" * 8)
-def test_unpack_takes_nothing_but_what_pack_has_made(key: bytes) -> None:
+def test_unpack_accepts_only_packed_keys(key: bytes) -> None:
     try:
         elements = unpack(key)
     except InvalidKey:
@@ -165,7 +165,7 @@ def test_unpack_takes_nothing_but_what_pack_has_made(key: bytes) -> None:
 
 
 @given(st.binary(max_size=30) | damaged_keys())
-def test_unpack_refuses_foreign_bytes_with_invalid_key_only(key: bytes) -> None:
+def test_unpack_of_arbitrary_bytes_raises_only_invalid_key(key: bytes) -> None:
     try:
         elements = unpack(key)
     except InvalidKey:
@@ -199,7 +199,7 @@ def test_a_million_neighbours_sort_as_their_tuples_do() -> None:
     source = random.Random(seed)
     for _ in range(100):
         batch = [tuple(random_element(source, 3) for _ in range(source.randrange(4))) for _ in range(10_001)]
-        # Neighbours in value order are the pairs that an encoding is most likely to swap.
+        # An encoding is most likely to swap neighbours in value order.
         ordered = sorted((order(elements), pack(elements)) for elements in batch)
         for (left, left_key), (right, right_key) in pairwise(ordered):
             assert (left_key < right_key) == (left < right), (left, right)

@@ -1,4 +1,4 @@
-"""Random histories of leases and states on every backend are what a few plain Python rules say."""
+"""Random histories of leases and states match a plain Python model, on every backend."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.postgres import PostgresDatabase
@@ -41,17 +40,17 @@ keys = st.sampled_from(KEYS)
 owners = st.sampled_from(("ada", "bob", "eve"))
 ttls = st.sampled_from(TTLS_MS)
 txn_ids = st.sampled_from((None, None, None, "t-1", "t-2"))
-picks = st.integers(0, 30)  # One of those there are, counted from the newest.
+picks = st.integers(0, 30)  # An existing one, counted from the newest.
 values = st.binary(max_size=3)
 tiers = st.sampled_from((Tier.CRITICAL, Tier.IMPORTANT))
 
 
 class OnPurpose(Exception):
-    """Ends a transaction that must leave nothing behind."""
+    """Aborts a transaction, which must write nothing."""
 
 
 class Held(NamedTuple):
-    """The last grant of a key, as the model knows it."""
+    """The latest grant of a key in the model."""
 
     proof: LeaseProof
     owner: str
@@ -59,12 +58,12 @@ class Held(NamedTuple):
     expires_ms: int
     released: bool = False
 
-    def lives(self, now_ms: int) -> bool:
+    def still_held(self, now_ms: int) -> bool:
         return not self.released and now_ms < self.expires_ms
 
 
 class Written(NamedTuple):
-    """A state document, as the model knows it."""
+    """A state document in the model."""
 
     etag: str
     version: int
@@ -72,11 +71,11 @@ class Written(NamedTuple):
 
 
 class Leases(RuleBasedStateMachine):
-    """Three keys, three owners who lose their minds and their clocks, and what they may do."""
+    """Three keys and three owners, with lost responses and clocks that are set back."""
 
-    openers: Iterator[Callable[..., Database]]  # Each example takes one; it opens that example's database.
-    names: Iterator[int]  # Universes of all examples may share a database.
-    lasting: bool  # Whether a database that is opened again finds what was written.
+    openers: Iterator[Callable[..., Database]]  # Opens the database of one example.
+    names: Iterator[int]  # Examples may share a database, so each has its own universe.
+    lasting: bool  # Whether data survives reopening the database.
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,18 +85,18 @@ class Leases(RuleBasedStateMachine):
         self.universe = str(next(self.names))
         self.held: dict[str, Held] = {}
         self.written: dict[str, Written] = {}
-        self.proofs: dict[str, list[LeaseProof]] = {key: [] for key in KEYS}  # All that were ever handed out.
+        self.proofs: dict[str, list[LeaseProof]] = {key: [] for key in KEYS}  # All proofs ever granted.
         self.etags: list[str] = []
 
-    # Who may have it.
+    # Acquiring and releasing.
 
     @rule(key=keys, owner=owners, ttl_ms=ttls, txn_id=txn_ids)
-    def somebody_acquires(self, key: str, owner: str, ttl_ms: int, txn_id: str | None) -> None:
+    def an_owner_acquires(self, key: str, owner: str, ttl_ms: int, txn_id: str | None) -> None:
         now_ms, last = self.clock.now_ms(), self.held.get(key)
         acquire = partial(
             self.database.transact, leases.acquire, self.lease(key), owner=owner, ttl_ms=ttl_ms, txn_id=txn_id
         )
-        if last is not None and last.lives(now_ms) and last.owner != owner:
+        if last is not None and last.still_held(now_ms) and last.owner != owner:
             with pytest.raises(LeaseHeld) as refused:
                 acquire()
             assert (refused.value.owner, refused.value.expires_ms) == (last.owner, last.expires_ms)
@@ -106,13 +105,13 @@ class Leases(RuleBasedStateMachine):
             self.was_granted(key, acquire(), owner, ttl_ms, txn_id)
 
     @rule(key=keys, owner=owners, ttl_ms=ttls)
-    def an_answer_to_an_acquire_is_lost(self, key: str, owner: str, ttl_ms: int) -> None:
-        """Its owner never hears of the grant. It can acquire again; nobody else can, before the time is over."""
+    def the_response_of_an_acquire_is_lost(self, key: str, owner: str, ttl_ms: int) -> None:
+        """The owner does not get the response. It can acquire again; other owners cannot before the expiry."""
         last = self.held.get(key)
         faulty = FaultyDatabase(self.database, ChosenFault(ANSWER, partial(CommitUnknown, "on purpose")))
         with pytest.raises((CommitUnknown, LeaseHeld)) as lost:
             faulty.transact(leases.acquire, self.lease(key), owner=owner, ttl_ms=ttl_ms)
-        is_held = last is not None and last.lives(self.clock.now_ms()) and last.owner != owner
+        is_held = last is not None and last.still_held(self.clock.now_ms()) and last.owner != owner
         assert isinstance(lost.value, LeaseHeld) == is_held
         if not is_held:
             self.was_granted(key, self.database.read(leases.last_grant, self.lease(key)), owner, ttl_ms, None)
@@ -123,9 +122,9 @@ class Leases(RuleBasedStateMachine):
         ttl_ms=ttls,
         forged=st.sampled_from(({}, {}, {}, {"fence": 9_999}, {"lease_id": "0"}, {"txn_id": None})),
     )
-    def somebody_keeps_theirs_alive(self, key: str, pick: int, ttl_ms: int, forged: dict[str, Any]) -> None:
+    def an_owner_renews(self, key: str, pick: int, ttl_ms: int, forged: dict[str, Any]) -> None:
         proof = self.proof(key, pick, forged)
-        expected = self.verdict(proof)
+        expected = self.expected_error(proof)
         if expected is not None:
             with pytest.raises(expected):
                 self.database.transact(leases.keepalive, proof, ttl_ms=ttl_ms)
@@ -136,22 +135,22 @@ class Leases(RuleBasedStateMachine):
         self.held[key] = last._replace(expires_ms=kept.expires_ms)
 
     @rule(key=keys, pick=picks)
-    def somebody_gives_theirs_back(self, key: str, pick: int) -> None:
+    def an_owner_releases(self, key: str, pick: int) -> None:
         proof, last = self.proof(key, pick), self.held.get(key)
-        is_theirs = last is not None and last.lives(self.clock.now_ms()) and _named(last.proof) == _named(proof)
+        is_theirs = last is not None and last.still_held(self.clock.now_ms()) and _named(last.proof) == _named(proof)
         assert self.database.transact(leases.release, proof) == is_theirs
         if is_theirs:
             self.held[key] = last._replace(released=True)
 
-    # What they may write.
+    # Writing states.
 
     @rule(
         key=keys, pick=st.none() | picks, other=keys, match=st.none() | picks | st.just("*"), value=values, tier=tiers
     )
-    def somebody_updates_a_state(
+    def a_state_is_updated(
         self, *, key: str, pick: int | None, other: str, match: int | str | None, value: bytes, tier: Tier
     ) -> None:
-        """With a lease on the key, on another key, or with none at all."""
+        """With a lease on the key, with one on another key, or without a lease."""
         lease = None if pick is None else self.proof(other if pick % 5 == 0 else key, pick)
         if_match = self.etag(match)
         update = partial(
@@ -162,7 +161,7 @@ class Leases(RuleBasedStateMachine):
         self.was_written(key, update(), value)
 
     @rule(key=keys, value=values)
-    def somebody_writes_a_state_that_must_be_new(self, key: str, value: bytes) -> None:
+    def a_state_is_created(self, key: str, value: bytes) -> None:
         update = partial(self.database.transact, states.update, self.universe, key, value, if_absent=True)
         if self.is_refused(key, None, None, update):
             return
@@ -175,7 +174,7 @@ class Leases(RuleBasedStateMachine):
             assert mismatch.value.current_etag == current.etag
 
     @rule(key=keys, pick=st.none() | picks, match=st.none() | picks | st.just("*"))
-    def somebody_removes_a_state(self, key: str, pick: int | None, match: int | str | None) -> None:
+    def a_state_is_removed(self, key: str, pick: int | None, match: int | str | None) -> None:
         lease = None if pick is None else self.proof(key, pick)
         if_match = self.etag(match)
         remove = partial(self.database.transact, states.remove, self.universe, key, lease=lease, if_match=if_match)
@@ -184,7 +183,7 @@ class Leases(RuleBasedStateMachine):
 
     @rule(key=keys, owner=owners, ttl_ms=ttls, value=values, fails=st.booleans())
     def one_commit_acquires_and_writes(self, key: str, owner: str, ttl_ms: int, value: bytes, fails: bool) -> None:
-        """A lease entitles from the moment that its transaction has it; if the transaction fails, nobody had it."""
+        """A lease is valid within the transaction that acquires it; if the transaction fails, it was never granted."""
 
         def work(tx: Transaction) -> tuple[Grant, states.State]:
             grant = leases.acquire(tx, self.lease(key), owner=owner, ttl_ms=ttl_ms)
@@ -195,7 +194,7 @@ class Leases(RuleBasedStateMachine):
             return grant, state
 
         last = self.held.get(key)
-        if last is not None and last.lives(self.clock.now_ms()) and last.owner != owner:
+        if last is not None and last.still_held(self.clock.now_ms()) and last.owner != owner:
             with pytest.raises(LeaseHeld, match=last.owner):
                 self.database.transact(work)
         elif fails:
@@ -219,40 +218,46 @@ class Leases(RuleBasedStateMachine):
 
     @precondition(lambda self: self.lasting)
     @rule()
-    def the_database_is_opened_again(self) -> None:
+    def the_database_is_reopened(self) -> None:
         self.database.close()
         self.database = self.open()
 
-    # What holds at any time.
+    # Invariants.
 
     @invariant()
-    def everything_is_as_the_model_says(self) -> None:
+    def stored_data_equals_the_model(self) -> None:
         now_ms = self.clock.now_ms()
 
-        def look(tx: Transaction) -> None:
+        def check_lease(tx: Transaction) -> None:
             for key in KEYS:
-                last, held = self.held.get(key), leases.look(tx, self.lease(key))
-                assert held[1] == (last is not None and last.lives(now_ms))
+                last, held = self.held.get(key), leases.inspect(tx, self.lease(key))
+                assert held[1] == (last is not None and last.still_held(now_ms))
                 if last is not None:
-                    told = (last.proof.lease_id, last.owner, last.proof.fence, last.acquired_ms, last.expires_ms)
-                    assert held[0] == Grant(*told, last.proof.txn_id, last.released)
+                    grant_fields = (
+                        last.proof.lease_id,
+                        last.owner,
+                        last.proof.fence,
+                        last.acquired_ms,
+                        last.expires_ms,
+                    )
+                    assert held[0] == Grant(*grant_fields, last.proof.txn_id, last.released)
                 state = states.get(tx, self.universe, key)
                 found = None if state is None else Written(state.etag, state.version, state.value)
                 assert found == self.written.get(key)
             listed = [key for key, _ in leases.page(tx, self.universe, after="", limit=10)]
             assert listed == sorted(self.held)
 
-        self.database.read(look)
+        self.database.read(check_lease)
 
     @invariant()
-    def no_stale_proof_ever_passes(self) -> None:
-        """Of all that were ever handed out, the newest of each key passes while it holds, and no other."""
+    def no_stale_proof_passes(self) -> None:
+        """Of all proofs ever granted, only the newest of each key passes, and only while it is held."""
 
         def passing(tx: Transaction) -> list[LeaseProof]:
             return [proof for proofs in self.proofs.values() for proof in proofs if _passes(tx, proof)]
 
         now_ms = self.clock.now_ms()
-        alive = [self.held[key].proof for key in KEYS if key in self.held and self.held[key].lives(now_ms)]
+        alive = [self.held[key].proof for key in KEYS if key in self.held and self.held[key].still_held(now_ms)]
         assert self.database.read(passing) == alive
 
     @invariant()
@@ -267,7 +272,7 @@ class Leases(RuleBasedStateMachine):
         return LeaseKey(self.universe, key)
 
     def proof(self, key: str, pick: int, forged: dict[str, Any] | None = None) -> LeaseProof:
-        """One of the proofs of a key, most often a recent one; an invented one while there is none."""
+        """A proof of a key, usually a recent one; an invented one if there is none."""
         proofs = self.proofs[key]
         if not proofs:
             return LeaseProof(key, "invented", 1, universe=self.universe)
@@ -280,12 +285,12 @@ class Leases(RuleBasedStateMachine):
             return match
         return self.etags[-1 - min(match // 4, len(self.etags) - 1)] if self.etags else "invented"
 
-    def verdict(self, proof: LeaseProof) -> type[HoldfastError] | None:
-        """Why a proof does not entitle to write; None if it does."""
+    def expected_error(self, proof: LeaseProof) -> type[HoldfastError] | None:
+        """The error that a proof gets; None if it is valid."""
         last = self.held.get(proof.key)
         if last is None or last.proof.lease_id != proof.lease_id:
             return LeaseConflict
-        if not last.lives(self.clock.now_ms()):
+        if not last.still_held(self.clock.now_ms()):
             return LeaseExpired
         if last.proof.fence != proof.fence:
             return FencingMismatch
@@ -294,11 +299,11 @@ class Leases(RuleBasedStateMachine):
         return None
 
     def is_refused(self, key: str, lease: LeaseProof | None, if_match: str | None, call: Callable[[], object]) -> bool:
-        """Whether a change of the state must be refused; if so, it is tried, and is."""
-        expected = None if lease is None else self.verdict(lease)
+        """Whether a change of the state must be refused. If so, checks that it is."""
+        expected = None if lease is None else self.expected_error(lease)
         holder, current = self.held.get(key), self.written.get(key)
         if expected is None and (lease is None or lease.key != key):
-            is_held = holder is not None and holder.lives(self.clock.now_ms())
+            is_held = holder is not None and holder.still_held(self.clock.now_ms())
             expected = LeaseRequired if is_held else None
         if expected is None and if_match is not None and (current is None or if_match not in ("*", current.etag)):
             expected = CasMismatch
@@ -314,7 +319,7 @@ class Leases(RuleBasedStateMachine):
         now_ms, last = self.clock.now_ms(), self.held.get(key)
         assert (grant.owner, grant.txn_id, grant.released) == (owner, txn_id, False)
         assert grant.fence == (1 if last is None else last.proof.fence + 1)
-        if last is not None and last.lives(now_ms):
+        if last is not None and last.still_held(now_ms):
             assert last.owner == owner
             assert (grant.lease_id, grant.acquired_ms) == (last.proof.lease_id, last.acquired_ms)
             assert grant.expires_ms == max(last.expires_ms, now_ms + ttl_ms)
@@ -348,28 +353,17 @@ def _passes(tx: Transaction, proof: LeaseProof) -> bool:
         return False
 
 
-def run_machine(openers: Iterator[Callable[..., Database]], *, lasting: bool, examples: int) -> None:
-    machine = type("Machine", (Leases,), {"openers": openers, "names": count(), "lasting": lasting})
-    bounds = settings(max_examples=examples, stateful_step_count=40, suppress_health_check=list(HealthCheck))
-    run_state_machine_as_test(machine, settings=bounds)
+@pytest.mark.examples(100)
+def test_leases_and_states_in_memory_match_the_model(run_machine: Callable[..., None]) -> None:
+    run_machine(Leases, steps=40, openers=repeat(MemoryDatabase), names=count(), lasting=False)
 
 
-def often(examples: int) -> pytest.MarkDecorator:
-    nightly = pytest.param(20 * examples, id="nightly", marks=pytest.mark.nightly)
-    return pytest.mark.parametrize("examples", [pytest.param(examples, id="suite"), nightly])
-
-
-@often(100)
-def test_leases_and_states_in_memory_do_what_the_rules_say(examples: int) -> None:
-    run_machine(repeat(MemoryDatabase), lasting=False, examples=examples)
-
-
-@often(15)
-def test_leases_and_states_on_rocksdb_do_what_the_rules_say(examples: int, tmp_path: Path) -> None:
+@pytest.mark.examples(15)
+def test_leases_and_states_on_rocksdb_match_the_model(run_machine: Callable[..., None], tmp_path: Path) -> None:
     fresh = (partial(RocksDatabase, tmp_path / str(number)) for number in count())
-    run_machine(fresh, lasting=True, examples=examples)
+    run_machine(Leases, steps=40, openers=fresh, names=count(), lasting=True)
 
 
-@often(10)
-def test_leases_and_states_on_postgres_do_what_the_rules_say(examples: int, postgres_url: str) -> None:
-    run_machine(repeat(partial(PostgresDatabase, postgres_url)), lasting=True, examples=examples)
+@pytest.mark.examples(10)
+def test_leases_and_states_on_postgres_match_the_model(run_machine: Callable[..., None], postgres_url: str) -> None:
+    run_machine(Leases, steps=40, openers=repeat(partial(PostgresDatabase, postgres_url)), names=count(), lasting=True)

@@ -1,4 +1,4 @@
-"""Random transactions on every backend do what a plain dictionary does."""
+"""Random transactions on every backend behave like a plain dictionary."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.postgres import PostgresDatabase
@@ -23,7 +22,7 @@ Model = dict[bytes, bytes]
 
 EVERYTHING = (b"", b"\xff" * 3)
 KEYS = (b"\x00", b"a", b"a\x00", b"a\x00\x00", b"ab", b"a\xff", b"b", b"\xff", b"\xff\xff")
-RUNS_MAX = 40  # A backend may run a work again after a conflict, but not for ever.
+RUNS_MAX = 40  # A backend may run a function again after a conflict, but not forever.
 
 
 class Put(NamedTuple):
@@ -93,7 +92,7 @@ ranges = st.tuples(*[st.sampled_from((b"", *KEYS, EVERYTHING[1]))] * 2).map(sort
 puts = st.builds(Put, keys, st.binary(max_size=2))
 cleared = ranges.map(lambda bounds: DeleteRange(*bounds))
 deletes = st.builds(Delete, keys)
-writes = puts | puts | puts | deletes | deletes | cleared  # Clearing is rare, so that there is something to scan.
+writes = puts | puts | puts | deletes | deletes | cleared  # Clearing is rare, so that scans find something.
 limits = st.integers(1, 4) | st.just(100)
 scans = st.builds(lambda bounds, *how: Scan(*bounds, *how), ranges, limits, st.booleans())
 reads = st.builds(Get, keys) | scans
@@ -101,21 +100,21 @@ works = st.lists(writes | reads | scans | scans, max_size=16)
 tiers = st.sampled_from((Tier.IMPORTANT, Tier.CRITICAL))
 
 
-class OnPurpose(Exception):
-    """Ends a transaction that must leave nothing behind."""
+class DeliberateError(Exception):
+    """Ends a transaction, which must then write nothing."""
 
 
-def play(tx: Transaction, steps: Steps, model: Model, *, fails: bool = False) -> None:
-    """Take the steps in the transaction and in a copy of the model, which is what is committed."""
+def run_steps(tx: Transaction, steps: Steps, model: Model, *, fails: bool = False) -> None:
+    """Run the steps in the transaction and on a copy of the model, and compare the results."""
     own = dict(model)
     for step in steps:
         assert step.on(tx) == step.on_model(own)
     if fails:
-        raise OnPurpose
+        raise DeliberateError
 
 
-def after(steps: Steps, model: Model) -> Model:
-    """What the steps make of the model."""
+def apply_steps(steps: Steps, model: Model) -> Model:
+    """The model after the steps."""
     own = dict(model)
     for step in steps:
         step.on_model(own)
@@ -123,25 +122,25 @@ def after(steps: Steps, model: Model) -> Model:
 
 
 class Transactions(RuleBasedStateMachine):
-    """A database and a dictionary; every rule is a transaction, a snapshot, or a group of them."""
+    """A database and a dictionary. Every rule is a transaction, a snapshot, or a group of transactions."""
 
-    openers: Iterator[Callable[[], Database]]  # Each example takes one; it opens that example's database.
-    lasting: bool  # Whether a database that is opened again finds what was written.
+    openers: Iterator[Callable[[], Database]]  # Each example uses one to open its database.
+    is_persistent: bool  # Whether a reopened database keeps its data.
 
     def __init__(self) -> None:
         super().__init__()
         self.open = next(self.openers)
         self.database = self.open()
         self.database.transact(lambda tx: tx.delete_range(*EVERYTHING))
-        self.others = ThreadPoolExecutor(1)
+        self.other_thread = ThreadPoolExecutor(1)
         self.model: Model = {}
 
     def commit(self, steps: Steps, tier: Tier) -> None:
-        self.database.transact(play, steps, self.model, tier=tier)
-        self.model = after(steps, self.model)
+        self.database.transact(run_steps, steps, self.model, tier=tier)
+        self.model = apply_steps(steps, self.model)
 
     @rule(value=st.binary(max_size=2), tier=tiers)
-    def every_key_is_put(self, value: bytes, tier: Tier) -> None:
+    def put_every_key(self, value: bytes, tier: Tier) -> None:
         self.commit([Put(key, value) for key in KEYS], tier)
 
     @rule(steps=works, tier=tiers)
@@ -150,12 +149,12 @@ class Transactions(RuleBasedStateMachine):
 
     @rule(steps=works, tier=tiers)
     def a_transaction_fails(self, steps: Steps, tier: Tier) -> None:
-        with pytest.raises(OnPurpose):
-            self.database.transact(play, steps, self.model, fails=True, tier=tier)
+        with pytest.raises(DeliberateError):
+            self.database.transact(run_steps, steps, self.model, fails=True, tier=tier)
 
     @rule(steps=st.lists(reads, max_size=8), tier=tiers)
     def a_snapshot_is_read(self, steps: Steps, tier: Tier) -> None:
-        self.database.read(play, steps, self.model, tier=tier)
+        self.database.read(run_steps, steps, self.model, tier=tier)
 
     @rule(
         before=st.lists(reads, max_size=3),
@@ -164,77 +163,70 @@ class Transactions(RuleBasedStateMachine):
         later=st.lists(reads, max_size=5),
         tier=tiers,
     )
-    def a_snapshot_is_overtaken(self, before: Steps, change: Steps, moved: bytes, later: Steps, tier: Tier) -> None:
-        """Each run of the reader is overtaken by another change, so on RocksDB the second one reads pinned pairs."""
+    def a_commit_happens_during_a_snapshot(
+        self, before: Steps, change: Steps, moved: bytes, later: Steps, tier: Tier
+    ) -> None:
+        """A commit happens during each run of the reader, so on RocksDB the second run reads pinned pairs."""
         runs = count(1)
 
         def work(tx: Transaction) -> None:
             run = next(runs)
             assert run <= RUNS_MAX
             model = self.model
-            tx.get(b"a")  # A snapshot may be taken as late as by the first read.
-            play(tx, before, model)
-            self.others.submit(self.commit, [*change, Put(moved, b"run %d" % run)], tier).result()
-            play(tx, [*later, *before, Get(moved), *FULL_SCANS], model)
+            tx.get(b"a")  # A snapshot may be taken as late as the first read.
+            run_steps(tx, before, model)
+            self.other_thread.submit(self.commit, [*change, Put(moved, b"run %d" % run)], tier).result()
+            run_steps(tx, [*later, *before, Get(moved), *FULL_SCANS], model)
 
         self.database.read(work, tier=tier)
 
     @rule(group=st.lists(st.tuples(works, st.booleans()), min_size=2, max_size=4))
-    def a_turn_of_the_loop_commits_in_order(self, group: list[tuple[Steps, bool]]) -> None:
-        """On PostgreSQL these share one database transaction, each on top of those before it."""
+    def a_loop_tick_commits_in_order(self, group: list[tuple[Steps, bool]]) -> None:
+        """On PostgreSQL these share one database transaction, each on top of the previous ones."""
         models = [self.model]
         for steps, fails in group:
-            models.append(models[-1] if fails else after(steps, models[-1]))
+            models.append(models[-1] if fails else apply_steps(steps, models[-1]))
 
-        async def everybody() -> list[Any]:
+        async def run_all() -> list[Any]:
             calls = [
-                self.database.transact_async(play, steps, model, fails=fails)
+                self.database.transact_async(run_steps, steps, model, fails=fails)
                 for (steps, fails), model in zip(group, models, strict=False)
             ]
             return await asyncio.gather(*calls, return_exceptions=True)
 
-        outcomes = asyncio.run(everybody())
-        assert [type(outcome) for outcome in outcomes] == [OnPurpose if fails else type(None) for _, fails in group]
+        outcomes = asyncio.run(run_all())
+        assert [type(outcome) for outcome in outcomes] == [
+            DeliberateError if fails else type(None) for _, fails in group
+        ]
         self.model = models[-1]
 
-    @precondition(lambda self: self.lasting)
+    @precondition(lambda self: self.is_persistent)
     @rule()
-    def the_database_is_opened_again(self) -> None:
+    def the_database_is_reopened(self) -> None:
         self.database.close()
         self.database = self.open()
 
     @invariant()
     def full_scans_equal_the_model(self) -> None:
-        self.database.read(play, FULL_SCANS, self.model)
-        self.database.transact(play, FULL_SCANS, self.model)
+        self.database.read(run_steps, FULL_SCANS, self.model)
+        self.database.transact(run_steps, FULL_SCANS, self.model)
 
     def teardown(self) -> None:
-        self.others.shutdown()
+        self.other_thread.shutdown()
         self.database.close()
 
 
-def run_machine(openers: Iterator[Callable[[], Database]], *, lasting: bool, examples: int) -> None:
-    machine = type("Machine", (Transactions,), {"openers": openers, "lasting": lasting})
-    bounds = settings(max_examples=examples, stateful_step_count=30, suppress_health_check=list(HealthCheck))
-    run_state_machine_as_test(machine, settings=bounds)
+@pytest.mark.examples(100)
+def test_memory_matches_a_dictionary(run_machine: Callable[..., None]) -> None:
+    run_machine(Transactions, steps=30, openers=repeat(MemoryDatabase), is_persistent=False)
 
 
-def often(examples: int) -> pytest.MarkDecorator:
-    nightly = pytest.param(20 * examples, id="nightly", marks=pytest.mark.nightly)
-    return pytest.mark.parametrize("examples", [pytest.param(examples, id="suite"), nightly])
-
-
-@often(100)
-def test_memory_does_what_a_dictionary_does(examples: int) -> None:
-    run_machine(repeat(MemoryDatabase), lasting=False, examples=examples)
-
-
-@often(30)
-def test_rocksdb_does_what_a_dictionary_does(examples: int, tmp_path: Path) -> None:
+@pytest.mark.examples(30)
+def test_rocksdb_matches_a_dictionary(run_machine: Callable[..., None], tmp_path: Path) -> None:
     fresh = (partial(RocksDatabase, tmp_path / str(number)) for number in count())
-    run_machine(fresh, lasting=True, examples=examples)
+    run_machine(Transactions, steps=30, openers=fresh, is_persistent=True)
 
 
-@often(15)
-def test_postgres_does_what_a_dictionary_does(examples: int, postgres_url: str) -> None:
-    run_machine(repeat(partial(PostgresDatabase, postgres_url)), lasting=True, examples=examples)
+@pytest.mark.examples(15)
+def test_postgres_matches_a_dictionary(run_machine: Callable[..., None], postgres_url: str) -> None:
+    run_machine(Transactions, steps=30, openers=repeat(partial(PostgresDatabase, postgres_url)), is_persistent=True)

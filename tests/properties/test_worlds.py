@@ -1,4 +1,4 @@
-"""Random histories of a world on every backend are what a plain Python list says, byte for byte."""
+"""Random histories of a world match a plain Python list, byte for byte, on every backend."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import cbor2
 import msgspec
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.postgres import PostgresDatabase
@@ -23,18 +22,20 @@ from holdfast.layers.worlds import World
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
 from holdfast.tiers import Tier
 from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import Control, Delivery, DomainEvent, InboxItem, Receipt, TimerFired
+from holdfast.wire.inboxes import Control, DomainEvent, EffectReceipt, InboundMessage, InboxItem, TimerFired
 
 BATCH_BYTES_MAX = 262_144
-UNSAID = {"key": None, "headers": {}, "payload": b"", "payload_blob": None, "effects": (), "timers": ()}
+DEFAULTS = {"key": None, "headers": {}, "payload": b"", "payload_blob": None, "effects": (), "timers": ()}
 ANSWER = 2  # transact: begin, transact: commit, transact: answer
 
 text = st.text(max_size=4)
 payloads = st.binary(max_size=8) | st.sampled_from((1, 4_096)).map(bytes)
 items = (
     st.builds(DomainEvent, schema=text, key=st.none() | st.binary(max_size=3), payload=payloads)
-    | st.builds(Receipt, intent_hash=st.binary(max_size=3), effect_kind=text, adapter_id=text, signature=st.just(b"s"))
-    | st.builds(Delivery, inbox_name=text, headers=st.dictionaries(text, text, max_size=3), payload=payloads)
+    | st.builds(
+        EffectReceipt, intent_hash=st.binary(max_size=3), effect_kind=text, adapter_id=text, signature=st.just(b"s")
+    )
+    | st.builds(InboundMessage, inbox_name=text, headers=st.dictionaries(text, text, max_size=3), payload=payloads)
     | st.builds(TimerFired, timer_id=text, payload=payloads)
     | st.builds(Control, command=text)
 )
@@ -48,11 +49,11 @@ errors = st.sampled_from((Crash, partial(CommitUnknown, "lost on purpose"), part
 
 
 class OnPurpose(Exception):
-    """Ends a transaction that must leave nothing behind."""
+    """Aborts a transaction, which must write nothing."""
 
 
 class Model(NamedTuple):
-    """What a world is: everything that came, what of it was drained, and one history."""
+    """The model of a world: its inbox items, how many are drained, and its history."""
 
     items: tuple[InboxItem, ...] = ()
     drained: int = 0
@@ -79,10 +80,10 @@ class Model(NamedTuple):
 
 
 def fields(item: InboxItem) -> dict[str, Any]:
-    """An item as a map, written down independently of the code under test: its type, and what it says."""
-    told = {name: getattr(item, name) for name in item.__struct_fields__}
-    said = {name: value for name, value in told.items() if name not in UNSAID or value != UNSAID[name]}
-    return {"type": item.__struct_config__.tag, **said}
+    """An item as a map of its type and fields, independent of the code under test."""
+    fields_of_item = {name: getattr(item, name) for name in item.__struct_fields__}
+    given = {name: value for name, value in fields_of_item.items() if name not in DEFAULTS or value != DEFAULTS[name]}
+    return {"type": item.__struct_config__.tag, **given}
 
 
 def encoded(batch: list[Any]) -> list[bytes]:
@@ -90,11 +91,11 @@ def encoded(batch: list[Any]) -> list[bytes]:
 
 
 class Worlds(RuleBasedStateMachine):
-    """A world and its model; every rule is a transaction, a read, or a transaction with an accident."""
+    """A world and its model; every rule is a transaction, a read, or a transaction with a fault."""
 
-    openers: Iterator[Callable[[], Database]]  # Each example takes one; it opens that example's database.
-    names: Iterator[int]  # Worlds of all examples may share a database.
-    lasting: bool  # Whether a database that is opened again finds what was written.
+    openers: Iterator[Callable[[], Database]]  # Opens the database of one example.
+    names: Iterator[int]  # Examples may share a database, so each has its own world.
+    lasting: bool  # Whether data survives reopening the database.
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,13 +106,13 @@ class Worlds(RuleBasedStateMachine):
         self.model = Model()
 
     @rule(item=items, tier=tiers)
-    def an_item_comes(self, item: InboxItem, tier: Tier) -> None:
+    def an_item_is_enqueued(self, item: InboxItem, tier: Tier) -> None:
         assert self.database.transact(inboxes.enqueue, self.world, item, tier=tier) == len(self.model.items)
         self.model = self.model.enqueue(item)
 
     @rule(some=st.lists(items, min_size=2, max_size=6), large=st.integers(0, 70))
-    def many_items_come_in_one_commit(self, some: list[InboxItem], large: int) -> None:
-        """Now and then more than one batch has room for."""
+    def many_items_are_enqueued_in_one_commit(self, some: list[InboxItem], large: int) -> None:
+        """Sometimes more than one batch holds."""
         some += [DomainEvent(schema="large", payload=bytes(4_096))] * (large if large > 60 else 0)
         self.database.transact(lambda tx: [inboxes.enqueue(tx, self.world, item) for item in some])
         for item in some:
@@ -138,8 +139,8 @@ class Worlds(RuleBasedStateMachine):
         assert (refused.value.expected, refused.value.actual) == (head + away, head)
 
     @rule(item=items, batch=batches, limit=limits, fails=st.booleans())
-    def one_commit_does_it_all(self, item: InboxItem, batch: list[Any], limit: int, fails: bool) -> None:
-        """A drain sees the item that its own transaction put; if the transaction fails, nothing of it was."""
+    def one_commit_does_everything(self, item: InboxItem, batch: list[Any], limit: int, fails: bool) -> None:
+        """A drain sees items of its own transaction; if the transaction fails, nothing is written."""
 
         def work(tx: Transaction) -> None:
             inboxes.enqueue(tx, self.world, item)
@@ -156,8 +157,8 @@ class Worlds(RuleBasedStateMachine):
             self.model = self.model.enqueue(item).drain(limit).append(batch)
 
     @rule(limit=limits, point=points, error=errors)
-    def a_drain_has_an_accident(self, limit: int, point: int, error: Callable[[], BaseException]) -> None:
-        """Its caller looks at the cursor first, and drains again if it has not moved."""
+    def a_drain_fails(self, limit: int, point: int, error: Callable[[], BaseException]) -> None:
+        """The caller reads the cursor, and drains again if it has not moved."""
         drained = self.model.drain(limit)
         self.fail(point, error, inboxes.drain, self.world, limit=limit)
         cursor = self.database.read(inboxes.cursor, self.world)
@@ -167,8 +168,8 @@ class Worlds(RuleBasedStateMachine):
         self.model = drained
 
     @rule(batch=batches, point=points, error=errors)
-    def an_append_has_an_accident(self, batch: list[Any], point: int, error: Callable[[], BaseException]) -> None:
-        """Its caller looks at the head first. One that does not look is refused: it cannot append twice."""
+    def an_append_fails(self, batch: list[Any], point: int, error: Callable[[], BaseException]) -> None:
+        """The caller reads the head first. A blind retry is refused, so it cannot append twice."""
         head = len(self.model.journal)
         self.fail(point, error, journals.append, self.world, encoded(batch), expected_head=head)
         again = partial(self.database.transact, journals.append, self.world, encoded(batch), expected_head=head)
@@ -182,7 +183,7 @@ class Worlds(RuleBasedStateMachine):
         self.model = self.model.append(batch)
 
     @rule(item=items, point=points, error=errors)
-    def an_item_comes_by_accident(self, item: InboxItem, point: int, error: Callable[[], BaseException]) -> None:
+    def an_enqueue_fails(self, item: InboxItem, point: int, error: Callable[[], BaseException]) -> None:
         self.fail(point, error, inboxes.enqueue, self.world, item)
         if point == ANSWER:
             self.model = self.model.enqueue(item)
@@ -200,13 +201,13 @@ class Worlds(RuleBasedStateMachine):
 
     @precondition(lambda self: self.lasting)
     @rule()
-    def the_database_is_opened_again(self) -> None:
+    def the_database_is_reopened(self) -> None:
         self.database.close()
         self.database = self.open()
 
     @invariant()
     def the_world_equals_the_model(self) -> None:
-        def look(tx: Transaction) -> Model:
+        def check(tx: Transaction) -> Model:
             found = journals.read_hot(tx, self.world, 0, 10_000)
             assert [height for height, _ in found] == list(range(journals.head(tx, self.world)))
             came = inboxes.read(tx, self.world, after=None, limit=10_000)
@@ -215,14 +216,17 @@ class Worlds(RuleBasedStateMachine):
             journal = tuple(record for _, record in found)
             return Model(tuple(item for _, item in came), 0 if cursor is None else cursor + 1, journal)
 
-        assert self.database.read(look) == self.model
+        assert self.database.read(check) == self.model
 
     @invariant()
     def every_drained_item_is_in_the_journal_once_and_in_order(self) -> None:
         told_all = [cbor2.loads(record) for record in self.model.journal]
         ingress = [value for kind, value in told_all if kind == journal_records.Kind.INGRESS]
-        assert [told.pop("seq") for told in ingress] == list(range(self.model.drained))
-        assert tuple(msgspec.convert(told, InboxItem) for told in ingress) == self.model.items[: self.model.drained]
+        assert [fields_of_item.pop("seq") for fields_of_item in ingress] == list(range(self.model.drained))
+        assert (
+            tuple(msgspec.convert(fields_of_item, InboxItem) for fields_of_item in ingress)
+            == self.model.items[: self.model.drained]
+        )
 
     def fail(self, point: int, error: Callable[[], BaseException], work: Any, *args: Any, **kwargs: Any) -> None:
         with pytest.raises((Crash, CommitUnknown, Unreachable)):
@@ -232,28 +236,17 @@ class Worlds(RuleBasedStateMachine):
         self.database.close()
 
 
-def run_machine(openers: Iterator[Callable[[], Database]], *, lasting: bool, examples: int) -> None:
-    machine = type("Machine", (Worlds,), {"openers": openers, "names": count(), "lasting": lasting})
-    bounds = settings(max_examples=examples, stateful_step_count=30, suppress_health_check=list(HealthCheck))
-    run_state_machine_as_test(machine, settings=bounds)
+@pytest.mark.examples(100)
+def test_a_world_in_memory_matches_the_model(run_machine: Callable[..., None]) -> None:
+    run_machine(Worlds, steps=30, openers=repeat(MemoryDatabase), names=count(), lasting=False)
 
 
-def often(examples: int) -> pytest.MarkDecorator:
-    nightly = pytest.param(20 * examples, id="nightly", marks=pytest.mark.nightly)
-    return pytest.mark.parametrize("examples", [pytest.param(examples, id="suite"), nightly])
-
-
-@often(100)
-def test_a_world_in_memory_does_what_lists_do(examples: int) -> None:
-    run_machine(repeat(MemoryDatabase), lasting=False, examples=examples)
-
-
-@often(25)
-def test_a_world_on_rocksdb_does_what_lists_do(examples: int, tmp_path: Path) -> None:
+@pytest.mark.examples(25)
+def test_a_world_on_rocksdb_matches_the_model(run_machine: Callable[..., None], tmp_path: Path) -> None:
     fresh = (partial(RocksDatabase, tmp_path / str(number)) for number in count())
-    run_machine(fresh, lasting=True, examples=examples)
+    run_machine(Worlds, steps=30, openers=fresh, names=count(), lasting=True)
 
 
-@often(10)
-def test_a_world_on_postgres_does_what_lists_do(examples: int, postgres_url: str) -> None:
-    run_machine(repeat(partial(PostgresDatabase, postgres_url)), lasting=True, examples=examples)
+@pytest.mark.examples(10)
+def test_a_world_on_postgres_matches_the_model(run_machine: Callable[..., None], postgres_url: str) -> None:
+    run_machine(Worlds, steps=30, openers=repeat(partial(PostgresDatabase, postgres_url)), names=count(), lasting=True)

@@ -1,4 +1,4 @@
-"""Each checker passes what a correct system may answer, and finds each kind of lie."""
+"""Each checker accepts the answers of a correct system, and finds each kind of violation."""
 
 import threading
 from typing import Any
@@ -66,7 +66,7 @@ def test_an_operation_that_never_returned_is_unknown(history):
     ("error", "outcome"),
     [(CommitUnknown("lost"), Outcome.UNKNOWN), (Busy("full"), Outcome.FAILED), (Unreachable("gone"), Outcome.FAILED)],
 )
-def test_an_error_says_whether_the_call_may_have_happened(history, error, outcome):
+def test_an_error_determines_whether_the_outcome_is_unknown(history, error, outcome):
     assert history.record("ada", "write", "k", 1, fails(error)).outcome is outcome
 
 
@@ -76,7 +76,7 @@ def test_a_recorded_call_keeps_its_result(history):
     assert history.operations == (operation,)
 
 
-def test_a_foreign_exception_passes_through_and_leaves_the_outcome_unknown(history):
+def test_another_exception_propagates_and_leaves_the_outcome_unknown(history):
     with pytest.raises(ZeroDivisionError):
         history.record("ada", "write", "k", 1, fails(ZeroDivisionError()))
     assert history.operations[0].outcome is Outcome.UNKNOWN
@@ -94,7 +94,7 @@ def test_an_operation_ends_in_its_own_history(history):
         history.ok(History().invoke("ada", "write", "k", 1))
 
 
-def test_many_threads_record_at_once(history):
+def test_many_threads_record_concurrently(history):
     def work() -> None:
         for _ in range(200):
             history.record("ada", "read", "k", None, lambda: None)
@@ -114,7 +114,7 @@ def test_the_digest_is_stable_across_processes(history):
     assert history.digest() == "e8954fa66ad44c483ca7729a474f511c1cb1cb6272d1e719dab1bd71e308a304"
 
 
-def test_the_digest_sees_every_answer(history):
+def test_the_digest_covers_every_answer(history):
     other = History()
     done(history, "read", result=1)
     done(other, "read", result=2)
@@ -136,7 +136,7 @@ def test_a_violation_prints_its_operations_in_order(history):
     assert violation.operations == (first, second)
 
 
-def test_a_violation_prints_no_more_than_a_reader_reads(history):
+def test_a_violation_prints_a_bounded_number_of_operations(history):
     operations = [done(history, "read") for _ in range(60)]
     assert str(Violation("Wrong", operations)).endswith("and 10 more, in `operations`")
 
@@ -144,7 +144,7 @@ def test_a_violation_prints_no_more_than_a_reader_reads(history):
 # Registers.
 
 
-def test_a_register_that_behaves_passes(history):
+def test_a_correct_register_passes(history):
     done(history, "read", result=None)
     done(history, "write", 1)
     done(history, "cas", (1, 2), True)
@@ -168,7 +168,7 @@ def test_concurrent_writes_may_take_effect_in_any_order(history):
     check_register(history, "k")
 
 
-def test_concurrent_writes_have_one_order_for_everybody(history):
+def test_concurrent_writes_have_one_order_for_all_readers(history):
     one, two = history.invoke("ada", "write", "k", 1), history.invoke("bob", "write", "k", 2)
     history.ok(one)
     history.ok(two)
@@ -178,7 +178,7 @@ def test_concurrent_writes_have_one_order_for_everybody(history):
     assert set(reads) <= set(caught.value.operations)
 
 
-def test_a_stale_read_is_found_and_nothing_else_is_blamed(history):
+def test_a_stale_read_is_reported_with_few_other_operations(history):
     done(history, "write", 1)
     for value in range(2, 100):
         done(history, "write", value)
@@ -199,7 +199,7 @@ def test_a_lost_update_is_found(history):
     assert set(caught.value.operations) == both
 
 
-def test_a_cas_that_was_refused_without_reason_is_found(history):
+def test_a_cas_refused_without_reason_is_found(history):
     done(history, "write", 1)
     done(history, "cas", (1, 2), False)
     with pytest.raises(Violation):
@@ -221,14 +221,14 @@ def test_a_phantom_value_is_found(history):
     assert caught.value.operations == (phantom,)
 
 
-def test_a_failed_write_that_is_read_is_found_and_named(history):
+def test_a_failed_write_that_is_read_is_found(history):
     write, read = failed(history, "write", 1), done(history, "read", result=1)
     with pytest.raises(Violation) as caught:
         check_register(history, "k")
     assert caught.value.operations == (write, read)
 
 
-def test_a_read_from_before_its_write_is_found(history):
+def test_a_read_before_its_write_is_found(history):
     read, write = done(history, "read", result=1), done(history, "write", 1)
     with pytest.raises(Violation) as caught:
         check_register(history, "k")
@@ -249,7 +249,7 @@ def test_a_lost_write_may_happen_much_later(history):
     check_register(history, "k")
 
 
-def test_a_lost_write_that_was_seen_does_not_vanish_again(history):
+def test_a_lost_write_that_was_read_does_not_disappear(history):
     done(history, "write", 1)
     write = lost(history, "write", 2)
     reads = done(history, "read", result=2), done(history, "read", result=1)
@@ -268,20 +268,20 @@ def test_a_lost_write_happens_once(history):
         check_register(history, "k")
 
 
-def test_lost_cas_may_follow_each_other(history):
+def test_lost_cas_operations_may_follow_each_other(history):
     lost(history, "cas", (None, 1))
     lost(history, "cas", (1, 2))
     done(history, "read", result=2)
     check_register(history, "k")
 
 
-def test_reads_that_were_lost_say_nothing(history):
+def test_lost_reads_are_ignored(history):
     lost(history, "read")
     failed(history, "read")
     check_register(history, "k", initial=1)
 
 
-def test_registers_are_judged_one_by_one(history):
+def test_registers_are_checked_one_by_one(history):
     done(history, "write", 1, key="a")
     done(history, "write", 2, key="b")
     done(history, "read", result=1, key="a")
@@ -298,7 +298,7 @@ def test_values_need_not_be_hashable(history):
     check_register(history, "k")
 
 
-def test_a_search_that_would_take_too_long_is_undecided_not_wrong(history):
+def test_a_search_that_takes_too_long_is_undecided(history):
     writes = [history.invoke(f"client {value}", "write", "k", value) for value in range(6)]
     for write in writes:
         history.ok(write)
@@ -308,7 +308,7 @@ def test_a_search_that_would_take_too_long_is_undecided_not_wrong(history):
         check_register(history, "k", initial=5, states_max=1)
 
 
-def test_a_plain_lie_is_found_even_where_the_search_meets_its_bound(history):
+def test_a_simple_violation_is_found_even_when_the_search_reaches_its_bound(history):
     done(history, "write", 1)
     done(history, "write", 2)
     done(history, "read", result=1)
@@ -316,10 +316,10 @@ def test_a_plain_lie_is_found_even_where_the_search_meets_its_bound(history):
         check_register(history, "k", states_max=0)
 
 
-def test_a_long_busy_history_takes_few_states(history):
+def test_a_long_concurrent_history_takes_few_states(history):
     value = None
-    for turn in range(60):
-        running = [history.invoke(f"writer {client}", "write", "k", turn * 10 + client) for client in range(5)]
+    for batch in range(60):
+        running = [history.invoke(f"writer {client}", "write", "k", batch * 10 + client) for client in range(5)]
         running += [history.invoke(f"reader {client}", "read", "k") for client in range(5)]
         for operation in running:
             value = operation.argument if operation.kind == "write" else value
@@ -330,7 +330,7 @@ def test_a_long_busy_history_takes_few_states(history):
 # Counters.
 
 
-def test_a_counter_that_counts_passes(history):
+def test_a_correct_counter_passes(history):
     for value in (1, 2, 3):
         done(history, "increment", result=value)
     done(history, "increment", 5, 8)
@@ -393,7 +393,7 @@ def test_a_failed_increment_explains_nothing(history):
         check_counter(history, "k")
 
 
-def test_an_amount_that_was_half_counted_is_found(history):
+def test_a_partly_counted_amount_is_found(history):
     done(history, "increment", 5, 5)
     done(history, "increment", 5, 7)
     with pytest.raises(Violation, match="too low"):
@@ -401,7 +401,7 @@ def test_an_amount_that_was_half_counted_is_found(history):
 
 
 @pytest.mark.parametrize(("final", "fits"), [(1, False), (2, True), (3, True), (4, False)])
-def test_the_final_count_lies_between_the_acknowledged_and_the_possible(history, final, fits):
+def test_the_final_count_is_between_the_acknowledged_and_the_possible(history, final, fits):
     done(history, "increment", result=1)
     done(history, "increment", result=2)
     lost(history, "increment")
@@ -412,7 +412,7 @@ def test_the_final_count_lies_between_the_acknowledged_and_the_possible(history,
             check_counter(history, "k", final=final)
 
 
-def test_a_counter_may_start_anywhere(history):
+def test_a_counter_may_start_at_any_value(history):
     done(history, "increment", result=11)
     check_counter(history, "k", initial=10)
     with pytest.raises(Violation, match="too low"):
@@ -420,7 +420,7 @@ def test_a_counter_may_start_anywhere(history):
 
 
 @pytest.mark.parametrize(("argument", "result"), [(0, 1), (-1, 1), (1.5, 1), (1, None), (1, "1")])
-def test_a_counter_that_cannot_be_judged_is_refused(history, argument, result):
+def test_invalid_increments_are_refused(history, argument, result):
     done(history, "increment", argument, result)
     with pytest.raises(InvalidArgument):
         check_counter(history, "k")
@@ -433,7 +433,7 @@ def test_an_empty_counter_passes(history):
 # Fences.
 
 
-def test_growing_fences_pass_even_with_holes(history):
+def test_increasing_fences_pass_even_with_gaps(history):
     for fence in (1, 2, 7):
         done(history, "acquire", result=fence)
     lost(history, "acquire")
@@ -441,7 +441,7 @@ def test_growing_fences_pass_even_with_holes(history):
     check_fences(history, "k")
 
 
-def test_a_fence_given_out_twice_is_found(history):
+def test_a_fence_granted_twice_is_found(history):
     both = done(history, "acquire", result=4), done(history, "acquire", result=4)
     with pytest.raises(Violation, match="4 was granted twice") as caught:
         check_fences(history, "k")
@@ -466,10 +466,10 @@ def test_fences_of_different_keys_do_not_compare(history):
         check_all_fences(history)
 
 
-# What is left at the end.
+# Stored values at the end.
 
 
-def test_what_was_acknowledged_and_is_there_passes(history):
+def test_stored_acknowledged_writes_pass(history):
     done(history, "write", 1, key="a")
     done(history, "write", None, key="b")
     lost(history, "write", 3, key="c")
@@ -487,7 +487,7 @@ def test_a_lost_acknowledged_write_is_found(history):
     assert caught.value.operations == (write,)
 
 
-def test_a_value_that_was_overwritten_does_not_come_back(history):
+def test_an_overwritten_value_does_not_return(history):
     both = done(history, "write", 1), done(history, "write", 2)
     with pytest.raises(Violation, match="a later write was acknowledged") as caught:
         check_nothing_lost(history, {"k": 1})
@@ -509,7 +509,7 @@ def test_a_lost_write_may_overwrite_a_later_one(history):
     check_nothing_lost(history, {"k": 2})
 
 
-def test_a_failed_write_that_is_there_is_found(history):
+def test_a_stored_failed_write_is_found(history):
     write = failed(history, "write", 1)
     with pytest.raises(Violation, match="that write failed") as caught:
         check_nothing_lost(history, {"k": 1})
@@ -517,7 +517,7 @@ def test_a_failed_write_that_is_there_is_found(history):
 
 
 @pytest.mark.parametrize("found", [{"k": 1, "x": 1}, {"k": 9}])
-def test_a_key_or_a_value_that_nobody_wrote_is_found(history, found):
+def test_a_key_or_a_value_that_was_never_written_is_found(history, found):
     done(history, "write", 1)
     with pytest.raises(Violation, match="no write has this value"):
         check_nothing_lost(history, found)

@@ -1,4 +1,4 @@
-"""The checkers of mail pass what correct mailboxes may answer, and find each kind of lie."""
+"""The mail checkers accept the answers of correct mailboxes, and find each kind of violation."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def send_lost(history: History, id: str = "m") -> Operation:
 
 
 def mails(*numbers: int, sent_ms: int = 0) -> list[list[Any]]:
-    """Mails that are called m0, m1 and so on, at those sequences."""
+    """Mails with the ids m0, m1 and so on, at these sequences."""
     return [[number, f"m{number}", sent_ms, sent_ms + TTL_MS] for number in numbers]
 
 
@@ -54,18 +54,18 @@ def check(history: History, *left: MailboxEntry, end_ms: int = 1) -> dict[int, M
     return check_mailbox(history, "bob", left=left, end_ms=end_ms, ttl_ms=TTL_MS)
 
 
-def place(number: int) -> MailboxEntry:
+def entry(number: int) -> MailboxEntry:
     return MailboxEntry(*mails(number)[0])
 
 
-# What correct mailboxes may answer.
+# Valid histories.
 
 
-def test_nothing_happened(history: History) -> None:
+def test_an_empty_history_passes(history: History) -> None:
     assert check(history) == {}
 
 
-def test_mail_that_is_read_and_confirmed(history: History) -> None:
+def test_read_and_confirmed_mail_passes(history: History) -> None:
     for number in range(3):
         send(history, f"m{number}")
     done(history, "join", "s")
@@ -75,17 +75,17 @@ def test_mail_that_is_read_and_confirmed(history: History) -> None:
     assert sorted(check(history)) == [0, 1, 2]
 
 
-def test_mail_that_is_still_there_or_over(history: History) -> None:
+def test_stored_or_expired_mail_passes(history: History) -> None:
     send(history, "m0", 100)
     send(history, "m1")
-    check(history, place(0), end_ms=TTL_MS)
+    check(history, entry(0), end_ms=TTL_MS)
 
 
-def test_mail_whose_sender_has_no_answer_may_be_there_or_not(history: History) -> None:
+def test_mail_with_a_lost_answer_may_or_may_not_be_stored(history: History) -> None:
     send_lost(history, "m0")
     check(history)
     read(history, mails(0))
-    check(history, place(0))
+    check(history, entry(0))
 
 
 def test_mail_may_be_sent_again_after_it_was_confirmed(history: History) -> None:
@@ -98,61 +98,61 @@ def test_mail_may_be_sent_again_after_it_was_confirmed(history: History) -> None
     check(history)
 
 
-def test_mail_that_may_be_gone_need_not_be_read(history: History) -> None:
+def test_possibly_confirmed_mail_need_not_be_read(history: History) -> None:
     send(history, "m0")
     send(history, "m1")
     history.unknown(history.invoke("ada", "confirm", "bob", ["m0"]))
     read(history, mails(1), live_from=2)
-    check(history, place(1))
+    check(history, entry(1))
 
 
-def test_mail_that_is_sent_at_the_same_time_need_not_be_read(history: History) -> None:
+def test_concurrently_sent_mail_need_not_be_read(history: History) -> None:
     sending = history.invoke("ada", "send", "bob", {"id": "m0", "from": "ada"})
     read(history, [], live_from=0)
     history.ok(sending, ["m0", False, 0])
     read(history, mails(0), live_from=0)
-    check(history, place(0))
+    check(history, entry(0))
 
 
-def test_a_reader_whose_answer_was_lost_reads_again(history: History) -> None:
+def test_a_read_after_a_lost_answer_passes(history: History) -> None:
     send(history, "m0")
     send(history, "m1")
     history.unknown(history.invoke("bob", "read", "bob", ["s", -1, 10]))
     read(history, mails(0), limit=1, live_from=2)
     read(history, mails(1), limit=1, after=0, live_from=2)
-    check(history, place(0), place(1))
+    check(history, entry(0), entry(1))
 
 
-# What they may not.
+# Violations.
 
 
-def test_a_lost_mail(history: History) -> None:
+def test_lost_mail_is_found(history: History) -> None:
     send(history)
     with pytest.raises(Violation, match="m was acknowledged to its sender and is lost"):
         check(history)
 
 
 @pytest.mark.parametrize("sent_ms", [0, None])
-def test_a_mail_that_is_gone_because_it_was_delivered(history: History, sent_ms: int | None) -> None:
+def test_mail_removed_by_its_delivery_is_found(history: History, sent_ms: int | None) -> None:
     send(history, "m0", sent_ms)
     read(history, mails(0))
     with pytest.raises(Violation, match="is lost"):
         check(history)
 
 
-def test_a_mail_of_nobody(history: History) -> None:
+def test_mail_that_was_never_sent_is_found(history: History) -> None:
     read(history, mails(0))
     with pytest.raises(Violation, match="sent 0 times"):
-        check(history, place(0))
+        check(history, entry(0))
 
 
-def test_a_mail_that_was_refused_and_is_there(history: History) -> None:
+def test_stored_mail_of_a_failed_send_is_found(history: History) -> None:
     history.failed(history.invoke("ada", "send", "bob", {"id": "m0", "from": "ada"}))
     with pytest.raises(Violation, match="sent 0 times"):
-        check(history, place(0))
+        check(history, entry(0))
 
 
-def test_a_mail_that_is_there_twice(history: History) -> None:
+def test_mail_stored_twice_is_found(history: History) -> None:
     send_lost(history, "m")
     send(history, "m", 3, duplicate=True)
     read(history, [[0, "m", 0, TTL_MS]], limit=1)
@@ -162,7 +162,7 @@ def test_a_mail_that_is_there_twice(history: History) -> None:
         check(history, MailboxEntry(0, "m", 0, TTL_MS), MailboxEntry(1, "m", 3, TTL_MS))
 
 
-def test_a_sequence_of_two_mails(history: History) -> None:
+def test_a_sequence_with_two_mails_is_found(history: History) -> None:
     send(history, "m0")
     send(history, "other")
     read(history, mails(0))
@@ -172,30 +172,30 @@ def test_a_sequence_of_two_mails(history: History) -> None:
 
 
 @pytest.mark.parametrize(("found", "after"), [((1, 0), -1), ((0, 0), -1), ((0, 1), 0)])
-def test_mail_out_of_order(history: History, found: tuple[int, ...], after: int) -> None:
+def test_mail_out_of_order_is_found(history: History, found: tuple[int, ...], after: int) -> None:
     send(history, "m0")
     send(history, "m1")
     read(history, mails(*found), after=after)
     with pytest.raises(Violation, match="out of order"):
-        check(history, place(0), place(1))
+        check(history, entry(0), entry(1))
 
 
-def test_an_older_mail_that_is_passed_over(history: History) -> None:
+def test_skipped_mail_is_found(history: History) -> None:
     for number in range(3):
         send(history, f"m{number}")
     read(history, mails(0, 2), limit=2)
     with pytest.raises(Violation, match="m1 was skipped"):
-        check(history, *map(place, range(3)))
+        check(history, *map(entry, range(3)))
 
 
-def test_a_stranded_mail(history: History) -> None:
+def test_mail_that_is_never_returned_is_found(history: History) -> None:
     send(history, "m0")
     read(history, [], live_from=1)
     with pytest.raises(Violation, match="did not return it"):
-        check(history, place(0))
+        check(history, entry(0))
 
 
-def test_a_mail_that_comes_again(history: History) -> None:
+def test_a_read_after_the_confirmation_is_found(history: History) -> None:
     send(history, "m0")
     read(history, mails(0))
     confirm(history, "m0")
@@ -204,30 +204,30 @@ def test_a_mail_that_comes_again(history: History) -> None:
         check(history)
 
 
-def test_a_mail_that_was_over(history: History) -> None:
+def test_a_read_of_expired_mail_is_found(history: History) -> None:
     send(history, "m0")
     read(history, mails(0), now_ms=TTL_MS)
     with pytest.raises(Violation, match="and expired at 1000"):
         check(history, end_ms=TTL_MS)
 
 
-def test_a_reader_that_is_live_before_it_has_read_everything(history: History) -> None:
+def test_a_reader_that_is_live_too_early_is_found(history: History) -> None:
     send(history, "m0")
     send(history, "m1")
     read(history, mails(0), limit=1, live_from=2)
     with pytest.raises(Violation, match="live from 2 and has not read m1"):
-        check(history, place(0), place(1))
+        check(history, entry(0), entry(1))
 
 
-def test_a_reader_that_is_live_from_another_moment_on(history: History) -> None:
+def test_a_reader_whose_live_position_changes_is_found(history: History) -> None:
     send(history, "m0")
     read(history, mails(0), live_from=1)
     read(history, [], after=0, live_from=2)
     with pytest.raises(Violation, match="live from 1, and then from 2"):
-        check(history, place(0))
+        check(history, entry(0))
 
 
-def test_a_reader_that_reads_on_although_another_one_joined(history: History) -> None:
+def test_a_read_of_a_replaced_session_is_found(history: History) -> None:
     done(history, "join", "s")
     done(history, "join", "t")
     read(history, [])
@@ -235,10 +235,10 @@ def test_a_reader_that_reads_on_although_another_one_joined(history: History) ->
         check(history)
 
 
-# Whether mail had to wait.
+# The was_stored flag.
 
 
-def wait_for_it(history: History, *, live: bool, leaves: bool = False, joins: bool = False) -> None:
+def deliver_and_confirm(history: History, *, live: bool, leaves: bool = False, joins: bool = False) -> None:
     done(history, "join", "s")
     if live:
         read(history, [], live_from=0)
@@ -251,23 +251,23 @@ def wait_for_it(history: History, *, live: bool, leaves: bool = False, joins: bo
     confirm(history, "m0")
 
 
-def test_mail_that_came_to_somebody_who_was_live_did_not_wait(history: History) -> None:
-    wait_for_it(history, live=True)
+def test_mail_for_a_live_reader_did_not_wait(history: History) -> None:
+    deliver_and_confirm(history, live=True)
     check_was_stored(history, "bob", {"m0": False})
     with pytest.raises(Violation, match="was_stored=True, but s was live"):
         check_was_stored(history, "bob", {"m0": True})
 
 
-def test_mail_that_came_to_nobody_waited(history: History) -> None:
-    wait_for_it(history, live=False)
+def test_mail_without_a_live_reader_waited(history: History) -> None:
+    deliver_and_confirm(history, live=False)
     check_was_stored(history, "bob", {"m0": True})
     with pytest.raises(Violation, match="no reader was live"):
         check_was_stored(history, "bob", {"m0": False})
 
 
-@pytest.mark.parametrize("how", [{"leaves": True}, {"joins": True}])
-def test_mail_whose_reader_did_not_stay_may_say_either(history: History, how: dict[str, bool]) -> None:
-    wait_for_it(history, live=True, **how)
+@pytest.mark.parametrize("changes", [{"leaves": True}, {"joins": True}])
+def test_mail_whose_reader_left_may_have_either_flag(history: History, changes: dict[str, bool]) -> None:
+    deliver_and_confirm(history, live=True, **changes)
     check_was_stored(history, "bob", {"m0": True})
     check_was_stored(history, "bob", {"m0": False})
 
@@ -275,64 +275,64 @@ def test_mail_whose_reader_did_not_stay_may_say_either(history: History, how: di
 # Receipts.
 
 
-def told(
+def read_receipts(
     history: History, *sequences: int, after: int = -1, limit: int = 10, state: str = "stored", now_ms: int = 1
 ) -> None:
     receipts = [[number, f"m{number}", "bob", state, 0, False] for number in sequences]
     done(history, "receipts", [after, limit], [receipts, now_ms], key="ada")
 
 
-def told_of(history: History, *states: str) -> None:
+def read_states(history: History, *states: str) -> None:
     receipts = [[number, "m", "bob", state, 0, False] for number, state in enumerate(states)]
     done(history, "receipts", [-1, 10], [receipts, 1], key="ada")
 
 
-def check_told(history: History) -> list[int]:
+def check_receipt_sequences(history: History) -> list[int]:
     return list(check_receipts(history, "ada", ttl_ms=TTL_MS))
 
 
-def test_receipts_in_order(history: History) -> None:
-    told(history, 0, 1, limit=2)
-    told(history, 2, after=1)
-    told(history, after=2)
-    assert check_told(history) == [0, 1, 2]
+def test_receipts_in_order_pass(history: History) -> None:
+    read_receipts(history, 0, 1, limit=2)
+    read_receipts(history, 2, after=1)
+    read_receipts(history, after=2)
+    assert check_receipt_sequences(history) == [0, 1, 2]
 
 
-def test_the_oldest_receipts_may_be_forgotten(history: History) -> None:
-    told(history, 0, 1)
-    told(history, 1, now_ms=TTL_MS)
-    assert check_told(history) == [0, 1]
+def test_expired_receipts_may_be_missing(history: History) -> None:
+    read_receipts(history, 0, 1)
+    read_receipts(history, 1, now_ms=TTL_MS)
+    assert check_receipt_sequences(history) == [0, 1]
 
 
 @pytest.mark.parametrize("second", [(0, 2), (1, 2), ()])
-def test_a_receipt_that_is_missing(history: History, second: tuple[int, ...]) -> None:
-    told(history, 0, 1, 2)
-    told(history, *second)
+def test_a_missing_receipt_is_found(history: History, second: tuple[int, ...]) -> None:
+    read_receipts(history, 0, 1, 2)
+    read_receipts(history, *second)
     with pytest.raises(Violation, match=r"missing after -1|have the sequences"):
-        check_told(history)
+        check_receipt_sequences(history)
 
 
-def test_a_receipt_that_comes_again(history: History) -> None:
-    told(history, 0, 1, after=0)
+def test_a_repeated_receipt_is_found(history: History) -> None:
+    read_receipts(history, 0, 1, after=0)
     with pytest.raises(Violation, match="have the sequences"):
-        check_told(history)
+        check_receipt_sequences(history)
 
 
-def test_a_receipt_that_was_another_one(history: History) -> None:
-    told(history, 0)
-    told(history, 0, state="confirmed")
+def test_a_changed_receipt_is_found(history: History) -> None:
+    read_receipts(history, 0)
+    read_receipts(history, 0, state="confirmed")
     with pytest.raises(Violation, match="has changed"):
-        check_told(history)
+        check_receipt_sequences(history)
 
 
 @pytest.mark.parametrize("states", [("stored", "delivered", "confirmed", "stored", "confirmed"), ("confirmed",)])
-def test_what_may_happen_to_a_mail(history: History, states: tuple[str, ...]) -> None:
-    told_of(history, *states)
-    check_told(history)
+def test_possible_states_of_a_mail_pass(history: History, states: tuple[str, ...]) -> None:
+    read_states(history, *states)
+    check_receipt_sequences(history)
 
 
 @pytest.mark.parametrize("states", [("delivered", "delivered"), ("confirmed", "delivered"), ("confirmed", "confirmed")])
-def test_what_may_not(history: History, states: tuple[str, ...]) -> None:
-    told_of(history, "stored", *states)
+def test_impossible_states_of_a_mail_are_found(history: History, states: tuple[str, ...]) -> None:
+    read_states(history, "stored", *states)
     with pytest.raises(Violation, match="repeats that"):
-        check_told(history)
+        check_receipt_sequences(history)

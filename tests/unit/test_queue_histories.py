@@ -1,4 +1,4 @@
-"""The checker of queues passes what a correct queue may answer, and finds each kind of lie."""
+"""The queue checker accepts the answers of a correct queue, and finds each kind of violation."""
 
 from typing import Any
 
@@ -35,14 +35,14 @@ def lease(history: History, fence: int, leased_ms: int, expires_ms: int, id: str
     return done(history, "lease", None, [[id, fence, leased_ms, expires_ms]])
 
 
-# What a correct queue may answer.
+# Valid histories.
 
 
-def test_nothing_happened(history):
+def test_an_empty_history_passes(history):
     assert check_queue(history, "jobs") == {}
 
 
-def test_a_message_that_is_delivered_and_acknowledged(history):
+def test_a_delivered_and_acked_message_passes(history):
     put(history)
     lease(history, 1, 0, 100)
     done(history, "ack", ["m", 1])
@@ -50,20 +50,20 @@ def test_a_message_that_is_delivered_and_acknowledged(history):
     assert [grant.fence for grant in deliveries["m"]] == [1]
 
 
-@pytest.mark.parametrize("where", ["left", "dead"])
-def test_a_message_that_is_still_there(history, where):
+@pytest.mark.parametrize("state", ["left", "dead"])
+def test_a_queued_or_dead_message_passes(history, state):
     put(history)
-    check_queue(history, "jobs", **{where: ["m"]})
+    check_queue(history, "jobs", **{state: ["m"]})
 
 
-def test_other_queues_do_not_matter(history):
+def test_operations_on_other_queues_are_ignored(history):
     history.ok(history.invoke("ada", "put", "other", None), "m")
     check_queue(history, "jobs")
     with pytest.raises(Violation, match="is lost"):
         check_queue(history, "other")
 
 
-def test_an_ended_lease_passes_on(history):
+def test_a_delivery_after_an_expired_lease_passes(history):
     put(history)
     lease(history, 1, 0, 100)
     lease(history, 2, 100, 200)
@@ -72,7 +72,7 @@ def test_an_ended_lease_passes_on(history):
     check_queue(history, "jobs")
 
 
-def test_a_consumer_that_comes_late_is_heard_while_nobody_noticed(history):
+def test_a_late_extension_before_the_next_delivery_passes(history):
     put(history)
     lease(history, 1, 0, 100)
     done(history, "extend", ["m", 1], 900)
@@ -82,7 +82,7 @@ def test_a_consumer_that_comes_late_is_heard_while_nobody_noticed(history):
 
 @pytest.mark.parametrize("kind", ["nack", "reject"])
 @pytest.mark.parametrize("end", [done, lost])
-def test_a_message_that_was_or_may_have_been_given_back_is_delivered_at_once(history, kind, end):
+def test_a_delivery_after_a_possible_release_passes(history, kind, end):
     put(history)
     lease(history, 1, 0, 100)
     end(history, kind, ["m", 1])
@@ -90,7 +90,7 @@ def test_a_message_that_was_or_may_have_been_given_back_is_delivered_at_once(his
     check_queue(history, "jobs", left=["m"])
 
 
-def test_a_nack_and_the_next_lease_may_overlap_in_time(history):
+def test_a_nack_that_overlaps_with_the_next_lease_passes(history):
     put(history)
     lease(history, 1, 0, 100)
     nack = history.invoke("ada", "nack", "jobs", ["m", 1])
@@ -100,7 +100,7 @@ def test_a_nack_and_the_next_lease_may_overlap_in_time(history):
     check_queue(history, "jobs", left=["m"])
 
 
-def test_an_ack_may_be_repeated(history):
+def test_a_repeated_ack_passes(history):
     put(history)
     lease(history, 1, 0, 100)
     lost(history, "ack", ["m", 1])
@@ -110,34 +110,34 @@ def test_an_ack_may_be_repeated(history):
 
 
 @pytest.mark.parametrize("left", [[], ["m"]])
-def test_an_ack_whose_answer_was_lost_explains_both_ends(history, left):
+def test_an_ack_with_a_lost_answer_may_or_may_not_have_happened(history, left):
     put(history)
     lease(history, 1, 0, 100)
     lost(history, "ack", ["m", 1])
     check_queue(history, "jobs", left=left)
 
 
-def test_a_put_whose_answer_was_lost_explains_one_message_that_nobody_knows(history):
+def test_a_put_with_a_lost_answer_explains_one_unknown_message(history):
     lost(history, "put", "body")
     lease(history, 1, 0, 100, id="x")
     check_queue(history, "jobs", left=["x"])
 
 
-def test_a_repeated_put_has_one_id(history):
+def test_repeated_puts_with_one_id_pass(history):
     lost(history, "put", "body")
     put(history)
     put(history)
     check_queue(history, "jobs", left=["m"])
 
 
-def test_a_lease_whose_answer_was_lost_leaves_a_gap_between_fences(history):
+def test_a_gap_between_fences_after_a_lost_lease_passes(history):
     put(history)
     lost(history, "lease")
     lease(history, 2, 100, 200)
     check_queue(history, "jobs", left=["m"])
 
 
-def test_leases_that_overlap_in_time_may_answer_in_any_order(history):
+def test_overlapping_leases_may_return_in_any_order(history):
     put(history)
     one = history.invoke("ada", "lease", "jobs")
     other = history.invoke("bob", "lease", "jobs")
@@ -146,26 +146,26 @@ def test_leases_that_overlap_in_time_may_answer_in_any_order(history):
     check_queue(history, "jobs", left=["m"])
 
 
-def test_an_extension_that_was_answered_after_the_ack_of_another_thread(history):
+def test_an_extension_that_returns_after_an_ack_passes(history):
     put(history)
     lease(history, 1, 0, 100)
-    extension = history.invoke("lease_renewer", "extend", "jobs", ["m", 1])
+    extension = history.invoke("renewer", "extend", "jobs", ["m", 1])
     done(history, "ack", ["m", 1])
     history.ok(extension, 150)
     check_queue(history, "jobs")
 
 
-# Lies.
+# Violations.
 
 
-def test_an_acknowledged_put_that_is_nowhere(history):
+def test_a_lost_acknowledged_put_is_found(history):
     put(history)
     with pytest.raises(Violation, match="acknowledged and is lost") as caught:
         check_queue(history, "jobs")
     assert [each.kind for each in caught.value.operations] == ["put"]
 
 
-def test_a_message_that_vanished_while_it_was_leased(history):
+def test_a_message_lost_while_leased_is_found(history):
     put(history)
     lease(history, 1, 0, 100)
     failed(history, "ack", ["m", 1])
@@ -173,7 +173,7 @@ def test_a_message_that_vanished_while_it_was_leased(history):
         check_queue(history, "jobs")
 
 
-def test_a_message_that_vanished_with_its_nack(history):
+def test_a_message_lost_by_its_nack_is_found(history):
     put(history)
     lease(history, 1, 0, 100)
     done(history, "nack", ["m", 1])
@@ -181,7 +181,7 @@ def test_a_message_that_vanished_with_its_nack(history):
         check_queue(history, "jobs")
 
 
-def test_a_message_that_nobody_put(history):
+def test_a_message_that_was_never_put_is_found(history):
     failed(history, "put", "body")
     lease(history, 1, 0, 100)
     with pytest.raises(Violation, match="0 puts lost their answer, but 1 messages have no put: m"):
@@ -194,13 +194,13 @@ def test_one_lost_answer_does_not_explain_two_messages(history):
         check_queue(history, "jobs", left=["x"], dead=["y"])
 
 
-def test_a_message_in_two_places(history):
+def test_a_message_that_is_queued_and_dead_is_found(history):
     put(history)
     with pytest.raises(Violation, match="among its dead letters"):
         check_queue(history, "jobs", left=["m"], dead=["m"])
 
 
-def test_two_owners_at_once(history):
+def test_two_owners_at_once_are_found(history):
     put(history)
     lease(history, 1, 0, 100)
     lease(history, 2, 99, 199)
@@ -208,7 +208,7 @@ def test_two_owners_at_once(history):
         check_queue(history, "jobs", left=["m"])
 
 
-def test_two_owners_after_an_extension(history):
+def test_two_owners_after_an_extension_are_found(history):
     put(history)
     lease(history, 1, 0, 100)
     done(history, "extend", ["m", 1], 500)
@@ -218,7 +218,7 @@ def test_two_owners_after_an_extension(history):
     assert [each.kind for each in caught.value.operations] == ["lease", "extend", "lease"]
 
 
-def test_a_nack_that_failed_did_not_give_the_message_back(history):
+def test_a_delivery_after_a_failed_nack_is_found(history):
     put(history)
     lease(history, 1, 0, 100)
     failed(history, "nack", ["m", 1])
@@ -227,7 +227,7 @@ def test_a_nack_that_failed_did_not_give_the_message_back(history):
         check_queue(history, "jobs", left=["m"])
 
 
-def test_a_nack_that_came_after_the_next_lease_did_not_give_the_message_back(history):
+def test_a_delivery_before_the_nack_is_found(history):
     put(history)
     lease(history, 1, 0, 100)
     lease(history, 2, 5, 105)
@@ -236,7 +236,7 @@ def test_a_nack_that_came_after_the_next_lease_did_not_give_the_message_back(his
         check_queue(history, "jobs", left=["m"])
 
 
-def test_a_fence_that_was_given_out_twice(history):
+def test_a_fence_granted_twice_is_found(history):
     put(history)
     lease(history, 1, 0, 100)
     lease(history, 1, 100, 200)
@@ -244,7 +244,7 @@ def test_a_fence_that_was_given_out_twice(history):
         check_queue(history, "jobs", left=["m"])
 
 
-def test_a_fence_that_fell(history):
+def test_a_decreasing_fence_is_found(history):
     put(history)
     lease(history, 1, 0, 100)
     lease(history, 3, 100, 200)
@@ -254,7 +254,7 @@ def test_a_fence_that_fell(history):
 
 
 @pytest.mark.parametrize("kind", ["ack", "nack", "reject", "extend"])
-def test_an_old_fence_that_was_accepted(history, kind):
+def test_an_accepted_old_fence_is_found(history, kind):
     put(history)
     lease(history, 1, 0, 100)
     lease(history, 2, 100, 200)
@@ -264,7 +264,7 @@ def test_an_old_fence_that_was_accepted(history, kind):
 
 
 @pytest.mark.parametrize(("first", "second"), [("nack", "ack"), ("nack", "nack"), ("ack", "reject"), ("reject", "ack")])
-def test_a_lease_that_ended_twice(history, first, second):
+def test_a_lease_settled_twice_is_found(history, first, second):
     put(history)
     lease(history, 1, 0, 100)
     done(history, first, ["m", 1])
@@ -273,7 +273,7 @@ def test_a_lease_that_ended_twice(history, first, second):
         check_queue(history, "jobs", left=["m"])
 
 
-def test_an_extension_of_what_was_given_back(history):
+def test_an_extension_after_a_nack_is_found(history):
     put(history)
     lease(history, 1, 0, 100)
     done(history, "nack", ["m", 1])
@@ -282,7 +282,7 @@ def test_an_extension_of_what_was_given_back(history):
         check_queue(history, "jobs", left=["m"])
 
 
-def test_a_message_that_came_back_after_its_ack(history):
+def test_a_delivery_after_an_ack_is_found(history):
     put(history)
     lease(history, 1, 0, 100)
     done(history, "ack", ["m", 1])
@@ -291,8 +291,8 @@ def test_a_message_that_came_back_after_its_ack(history):
         check_queue(history, "jobs")
 
 
-def test_an_ack_that_was_answered_although_somebody_else_had_the_message(history):
-    """However the answers crossed: an ack that is good ends the deliveries of a message."""
+def test_an_accepted_ack_of_a_message_leased_to_another_owner_is_found(history):
+    """Whatever the order of the answers: no delivery may follow an accepted ack."""
     put(history)
     lease(history, 1, 0, 100)
     ack = history.invoke("ada", "ack", "jobs", ["m", 1])
@@ -302,16 +302,16 @@ def test_an_ack_that_was_answered_although_somebody_else_had_the_message(history
         check_queue(history, "jobs")
 
 
-@pytest.mark.parametrize("where", ["left", "dead"])
-def test_a_message_that_is_there_after_its_ack(history, where):
+@pytest.mark.parametrize("state", ["left", "dead"])
+def test_a_message_stored_after_its_ack_is_found(history, state):
     put(history)
     lease(history, 1, 0, 100)
     done(history, "ack", ["m", 1])
     with pytest.raises(Violation, match="still there after its ack"):
-        check_queue(history, "jobs", **{where: ["m"]})
+        check_queue(history, "jobs", **{state: ["m"]})
 
 
-def test_a_put_without_an_id_is_a_mistake_of_the_test(history):
+def test_a_put_without_an_id_is_refused(history):
     done(history, "put", "body", None)
     with pytest.raises(InvalidArgument, match="record the returned id"):
         check_queue(history, "jobs")

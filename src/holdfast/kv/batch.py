@@ -16,7 +16,7 @@ BATCH_WRITE_BYTES_MAX = (
 )  # A batch that wrote more ends; the rest runs in the next.
 
 # A function and its request. A pair avoids the extra call of a `partial`.
-Work = tuple[Callable[[Transaction, Any], Any], Any]
+BatchedCall = tuple[Callable[[Transaction, Any], Any], Any]
 ErrorType = type[Exception]
 StopCondition = Callable[[], bool]  # Checked after each function: whether the batch ends here.
 
@@ -26,19 +26,19 @@ def _never() -> bool:
 
 
 def run_batch(
-    tx: Transaction, works: Sequence[Work], catch: ErrorType = HoldfastError, should_stop: StopCondition = _never
+    tx: Transaction, calls: Sequence[BatchedCall], catch: ErrorType = HoldfastError, should_stop: StopCondition = _never
 ) -> list[Any]:
-    """The result of each function, or the error it raised. The list is shorter than `works` if they did not all fit.
+    """The result of each function, or the error it raised. The list is shorter than `calls` if they did not all fit.
 
     An error that `catch` does not cover propagates and ends the transaction. A function may run twice, so it must do
     nothing but read and write its transaction.
     """
     if not tx.wrote and not tx.events:
-        outcomes = _run_shared(tx, works, catch, should_stop)
+        outcomes = _run_shared(tx, calls, catch, should_stop)
         if outcomes is not None:
             return outcomes
         tx.discard_writes()
-    return _run_nested(tx, works, catch, should_stop)
+    return _run_nested(tx, calls, catch, should_stop)
 
 
 def run_isolated(tx: Transaction, run: Callable[[Transaction, Any], Any], request: Any) -> Any:
@@ -53,12 +53,12 @@ def run_isolated(tx: Transaction, run: Callable[[Transaction, Any], Any], reques
 
 
 def _run_shared(
-    tx: Transaction, works: Sequence[Work], catch: ErrorType, should_stop: StopCondition
+    tx: Transaction, calls: Sequence[BatchedCall], catch: ErrorType, should_stop: StopCondition
 ) -> list[Any] | None:
     """The outcomes, or None if a function raised after it wrote."""
     outcomes: list[Any] = []
     events, written = tx.events, tx.size_bytes
-    for run, request in works:
+    for run, request in calls:
         event_count = len(events)
         try:
             outcomes.append(run(tx, request))
@@ -72,9 +72,9 @@ def _run_shared(
     return outcomes
 
 
-def _run_nested(tx: Transaction, works: Sequence[Work], catch: ErrorType, should_stop: StopCondition) -> list[Any]:
+def _run_nested(tx: Transaction, calls: Sequence[BatchedCall], catch: ErrorType, should_stop: StopCondition) -> list[Any]:
     outcomes: list[Any] = []
-    for run, request in works:
+    for run, request in calls:
         try:
             outcomes.append(run_isolated(tx, run, request))
         except catch as error:

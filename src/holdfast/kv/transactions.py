@@ -82,7 +82,7 @@ class Transaction:
         self._check_range(begin, end)
         if limit.__class__ is not int or not 0 < limit <= SCAN_ITEMS_MAX:
             raise InvalidArgument(
-                f"limit is {limit}; a scan returns 1 to {SCAN_ITEMS_MAX} pairs, walk more with kv.pages"
+                f"limit is {limit}; a scan returns 1 to {SCAN_ITEMS_MAX} pairs, read more with kv.pages"
             )
         return [] if begin == end else self.visible_pairs(begin, end, limit, reverse)
 

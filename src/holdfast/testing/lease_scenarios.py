@@ -192,10 +192,10 @@ def _check_entities(simulation: Simulation) -> None:
     for operation in simulation.history.operations:
         if operation.kind in ("swap", "put"):
             _check_committed(operation, committed)
-        promised = operation.kind == "put" or (operation.kind == "swap" and operation.argument[1] is Tier.CRITICAL)
-        if operation.outcome is Outcome.OK and (promised or operation.kind == "read"):
-            version = operation.result if promised else operation.result[0]
-            name = operation.argument[0] if promised else operation.result[1]
+        is_durable_write = operation.kind == "put" or (operation.kind == "swap" and operation.argument[1] is Tier.CRITICAL)
+        if operation.outcome is Outcome.OK and (is_durable_write or operation.kind == "read"):
+            version = operation.result if is_durable_write else operation.result[0]
+            name = operation.argument[0] if is_durable_write else operation.result[1]
             if names_of[str(operation.key)][version : version + 1] != [name]:
                 raise Violation(f"Version {version} has changed since it was read", [operation])
 

@@ -33,7 +33,13 @@ class Job:
     __slots__ = ("args", "done", "error", "kwargs", "loop", "result", "sync", "waiter", "work")
 
     def __init__(
-        self, work: Work[Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, durable: bool, loop: Any = None
+        self,
+        work: Work[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        durable: bool,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.work = work
         self.args = args
@@ -41,7 +47,7 @@ class Job:
         self.sync = durable
         self.result: Any = None
         self.error: BaseException | None = None
-        self.loop: asyncio.AbstractEventLoop | None = loop
+        self.loop = loop
         self.done = threading.Lock() if loop is None else None
         self.waiter: asyncio.Future[None] | None = None if loop is None else loop.create_future()
         if self.done is not None:

@@ -157,8 +157,8 @@ def check_pages_walk_a_long_range_in_both_directions(database: Database) -> None
     for reverse in (False, True):
 
         def work(tx: Transaction, reverse: bool = reverse) -> list[int]:
-            walk = pages(tx, *subspace.range(), reverse=reverse, items=999)
-            return [subspace.unpack(key)[0] for page in walk for key, _ in page]
+            page_iterator = pages(tx, *subspace.range(), reverse=reverse, items=999)
+            return [subspace.unpack(key)[0] for page in page_iterator for key, _ in page]
 
         assert database.read(work) == sorted(range(2_500), reverse=reverse)
 

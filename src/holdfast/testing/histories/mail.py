@@ -114,7 +114,7 @@ def check_mailbox(
     return box.entries
 
 
-def check_was_stored(history: History, key: Hashable, told: Mapping[str, bool]) -> None:
+def check_was_stored(history: History, key: Hashable, was_stored: Mapping[str, bool]) -> None:
     """Check the `was_stored` flags of confirmation receipts for mail to `key`: whether it had to wait, by id.
 
     Only for ids that were sent once.
@@ -125,10 +125,10 @@ def check_was_stored(history: History, key: Hashable, told: Mapping[str, bool]) 
     box = _Box(key, by_key(history, *_KINDS).get(key, []), ())
     for sequence, entry in box.entries.items():
         sends = [each for each in box.sends[entry.id] if each.outcome is not Outcome.FAILED]
-        if entry.id not in told or len(sends) != 1:
+        if entry.id not in was_stored or len(sends) != 1:
             continue
         (send,) = sends
-        if told[entry.id]:
+        if was_stored[entry.id]:
             _check_had_to_wait(box, entry, send)
             continue
         live = [each for each in box.reads if each.result[1] is not None and each.result[1] <= sequence]

@@ -1,0 +1,29 @@
+"""Runs Hypothesis state machines: the `run_machine` fixture and the marker `examples`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test marked `examples(count)` with that many examples, and with 20 times as many in nightly runs."""
+    marker = metafunc.definition.get_closest_marker("examples")
+    if marker is not None:
+        (count,) = marker.args
+        nightly = pytest.param(20 * count, id="nightly", marks=pytest.mark.nightly)
+        metafunc.parametrize("examples", [pytest.param(count, id="suite"), nightly])
+
+
+@pytest.fixture
+def run_machine(examples: int) -> Callable[..., None]:
+    """Runs a state machine class with these class attributes."""
+
+    def run(machine: type[RuleBasedStateMachine], *, steps: int, **attributes: Any) -> None:
+        configured = type(machine.__name__, (machine,), attributes)
+        bounds = settings(max_examples=examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck))
+        run_state_machine_as_test(configured, settings=bounds)
+
+    return run
