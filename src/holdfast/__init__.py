@@ -60,8 +60,17 @@ if TYPE_CHECKING:
     from holdfast.tiers import Tier, TierPolicy
     from holdfast.wire.agents import Agent
     from holdfast.wire.entities import EntityKind, Written
-    from holdfast.wire.inboxes import Control, DomainEvent, Effect, EffectReceipt, InboundMessage, InboxItem, Timer, TimerFired
-    from holdfast.wire.mail import Envelope, MailCount, MailPolicy, MailReceipt, MailboxSize, NewMail, SentMail
+    from holdfast.wire.inboxes import (
+        Control,
+        DomainEvent,
+        Effect,
+        EffectReceipt,
+        InboundMessage,
+        InboxItem,
+        Timer,
+        TimerFired,
+    )
+    from holdfast.wire.mail import Envelope, MailboxSize, MailCount, MailPolicy, MailReceipt, NewMail, SentMail
     from holdfast.wire.queues import Delivery, NewMessage, QueuePolicy, QueueStats, Receipt, Schedule
     from holdfast.wire.restores import Entry, Restored, Verdict
     from holdfast.wire.states import UpdatedState
@@ -318,8 +327,8 @@ def open_async(
     clock: "Clock | None" = None,
 ) -> "Opening":
     """`open` for asyncio: await it, or enter it with `async with`."""
-    from holdfast.handles.plane import AsyncPlane
     from holdfast.handles.opening import Opening
+    from holdfast.handles.plane import AsyncPlane
     from holdfast.plane import Options, open_plane_async
 
     universe = checked_name("universe", universe)
@@ -371,8 +380,8 @@ def connect_async(
 ) -> "Opening":
     """`connect` for asyncio: await it, or enter it with `async with`."""
     from holdfast.client.transport import AsyncRemoteTransport
-    from holdfast.handles.plane import AsyncPlane
     from holdfast.handles.opening import Opening
+    from holdfast.handles.plane import AsyncPlane
 
     universe = checked_name("universe", universe)
     url = _server(url)

@@ -41,10 +41,10 @@ from holdfast.errors import (
 from holdfast.kv import Database
 from holdfast.layers import migrations
 from holdfast.layers.migrations import BEGIN, END, KEY
-from holdfast.plane.migrations import said
+from holdfast.plane.migrations import without_password
 from holdfast.runtime.activity.log import ActivityLog
 from holdfast.runtime.maintenance import migrations as moving
-from holdfast.runtime.maintenance.migrations import Migrator, Side
+from holdfast.runtime.maintenance.migrations import Migrator, PlaneStores
 from holdfast.testing.clock import ManualClock
 from holdfast.tiers import Tier
 
@@ -96,7 +96,7 @@ def trace(folder: Path) -> dict[str, tuple[str, int]]:
 
 
 def pairs(database: Database) -> dict[bytes, bytes]:
-    return dict(moving._plain(database, BEGIN, END))
+    return dict(moving._pairs_of(database, BEGIN, END))
 
 
 def quietly(_steps: int) -> None:
@@ -105,11 +105,11 @@ def quietly(_steps: int) -> None:
 
 def run(mover: Migrator, advance: Callable[[int], None] = quietly) -> migrations.Migration:
     if mover.begin():
-        mover.move_objects(advance)
+        mover.copy_objects(advance)
         mover.copy_keys(advance)
         mover.compare_keys(advance)
         mover.finish()
-    return mover.now
+    return mover.progress
 
 
 # There and back.
@@ -134,13 +134,13 @@ def test_a_plane_is_the_same_in_postgresql_and_s3_and_back_in_a_directory(
     logs = str(tmp_path / "logs")
     with (
         holdfast.open(source, clock=clock) as here,
-        holdfast.open(postgres_url, objects=bucket, activity=logs, clock=clock) as there,
+        holdfast.open(postgres_url, objects=bucket, activity=logs, clock=clock) as target_hash,
         holdfast.open(back, clock=clock) as restored,
     ):
         seen = everything(here)
-        assert everything(there) == seen
+        assert everything(target_hash) == seen
         assert everything(restored) == seen
-        for plane in (there, restored):
+        for plane in (target_hash, restored):
             assert [each.record for each in plane.activity.read(session="crashed").records] == [b'{"c":3}']
     now_ms, came = clock.now_ms(), []
     for url, options in ((source, {}), (postgres_url, {"objects": bucket, "activity": logs}), (back, {})):
@@ -229,7 +229,7 @@ def test_an_interruption_at_any_step_loses_nothing_and_doubles_nothing(
     monkeypatch.setattr(moving, "MIGRATION_RANGE_PAIRS", 24)
     folder = Path(source.removeprefix("dir:"))
     with RocksReader(folder / "kv") as database:
-        here = Side(database, open_objects(f"dir:{folder / 'objects'}"), folder / "activity")
+        here = PlaneStores(database, open_objects(f"dir:{folder / 'objects'}"), folder / "activity")
 
         def migrated(
             *, last: int | None
@@ -243,16 +243,16 @@ def test_an_interruption_at_any_step_loses_nothing_and_doubles_nothing(
                     raise Killed
 
             with MemoryDatabase() as target:
-                there = Side(target, open_objects("memory:"))
+                target_hash = PlaneStores(target, open_objects("memory:"))
                 if last is not None:
                     with pytest.raises(Killed):
-                        run(Migrator(here, there, "here"), step)
+                        run(Migrator(here, target_hash, "here"), step)
                     with pytest.raises(MigrationUnfinished, match="from here"):
                         target.read(migrations.check_complete)
-                moved = run(Migrator(here, there, "here"), step)
+                moved = run(Migrator(here, target_hash, "here"), step)
                 target.read(migrations.check_complete)
-                assert there.objects is not None
-                stored = [(meta.path, meta.size) for meta in there.objects.list()]
+                assert target_hash.objects is not None
+                stored = [(meta.path, meta.size) for meta in target_hash.objects.list()]
                 times = {"began_ms": 0, "ended_ms": 0}
                 return steps, pairs(target), stored, msgspec.structs.replace(moved, **times)
 
@@ -272,7 +272,7 @@ def test_a_half_migrated_plane_cannot_be_opened(
     )
     for target in (f"dir:{tmp_path / 'half'}", postgres_url):
         hf("migrate", source, target, "--objects", f"dir:{tmp_path / 'shared'}", code=10)
-        with pytest.raises(MigrationUnfinished, match="goes on where it was"):
+        with pytest.raises(MigrationUnfinished, match="resumes where it stopped"):
             holdfast.open(target)
     monkeypatch.undo()
     hf("migrate", source, f"dir:{tmp_path / 'half'}")
@@ -294,15 +294,15 @@ def test_a_migration_that_is_done_is_done_once(hf: Hf, source: str, tmp_path: Pa
 def test_what_changed_in_the_source_between_two_runs_is_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moving, "MIGRATION_BATCH_PAIRS", 10)
     monkeypatch.setattr(moving, "MIGRATION_RANGE_PAIRS", 16)
-    with MemoryDatabase() as here, MemoryDatabase() as there:
+    with MemoryDatabase() as here, MemoryDatabase() as target_hash:
         here.transact(lambda tx: [tx.put(b"%03d" % number, b"old") for number in range(100)])
-        mover = Migrator(Side(here), Side(there), "here")
+        mover = Migrator(PlaneStores(here), PlaneStores(target_hash), "here")
         mover.begin()
         mover.copy_keys(quietly)
         here.transact(lambda tx: (tx.put(b"007", b"new"), tx.delete(b"050"), tx.put(b"zzz", b"last")))
-        moved = run(Migrator(Side(here), Side(there), "here"))
+        moved = run(Migrator(PlaneStores(here), PlaneStores(target_hash), "here"))
         assert moved.again == 3
-        assert pairs(there) == pairs(here)
+        assert pairs(target_hash) == pairs(here)
         assert moved.keys == 100
 
 
@@ -328,20 +328,20 @@ def test_a_target_that_holds_something_else_is_left_as_it_is(
 
 
 def test_a_target_that_another_source_was_migrated_to_is_refused() -> None:
-    with MemoryDatabase() as here, MemoryDatabase() as there:
-        mover = Migrator(Side(here), Side(there), "dir:/one")
+    with MemoryDatabase() as here, MemoryDatabase() as target_hash:
+        mover = Migrator(PlaneStores(here), PlaneStores(target_hash), "dir:/one")
         mover.begin()
-        with pytest.raises(TargetNotEmpty, match="the beginning of a migration from dir:/one"):
-            Migrator(Side(here), Side(there), "dir:/other").begin()
+        with pytest.raises(TargetNotEmpty, match="an unfinished migration from dir:/one"):
+            Migrator(PlaneStores(here), PlaneStores(target_hash), "dir:/other").begin()
         run(mover)
         with pytest.raises(TargetNotEmpty, match="a plane from dir:/one"):
-            Migrator(Side(here), Side(there), "dir:/other").begin()
+            Migrator(PlaneStores(here), PlaneStores(target_hash), "dir:/other").begin()
 
 
 def test_of_two_migrations_to_one_target_one_stops() -> None:
-    with MemoryDatabase() as here, MemoryDatabase() as there:
+    with MemoryDatabase() as here, MemoryDatabase() as target_hash:
         here.transact(lambda tx: tx.put(b"key", b"value"))
-        first, second = (Migrator(Side(here), Side(there), "here") for _ in range(2))
+        first, second = (Migrator(PlaneStores(here), PlaneStores(target_hash), "here") for _ in range(2))
         first.begin()
         second.begin()
         first.copy_keys(quietly)
@@ -396,15 +396,15 @@ def test_damage_is_not_migrated(hf: Hf, source: str, tmp_path: Path, what: str) 
 
 
 def test_a_target_that_does_not_hold_what_was_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MemoryDatabase() as here, MemoryDatabase() as there:
+    with MemoryDatabase() as here, MemoryDatabase() as target_hash:
         here.transact(lambda tx: tx.put(b"key", b"value"))
-        moved = migrations.move_on
+        moved = migrations.save_progress
 
         def forgetful(tx: Any, before: Any, after: Any, pairs: Any = (), **options: Any) -> Any:
             return moved(tx, before, after, [], **options)
 
-        monkeypatch.setattr(migrations, "move_on", forgetful)
-        mover = Migrator(Side(here), Side(there), "here")
+        monkeypatch.setattr(migrations, "save_progress", forgetful)
+        mover = Migrator(PlaneStores(here), PlaneStores(target_hash), "here")
         mover.begin()
         mover.copy_keys(quietly)
         with pytest.raises(HashMismatch, match="although they were copied"):
@@ -424,10 +424,10 @@ def test_an_object_that_another_migration_brings_meanwhile_is_compared(others: b
     source.open = meanwhile  # type: ignore[method-assign, assignment]
     file = moving.BackupFile("a/b", 5, hashlib.sha256(b"large").hexdigest())
     if others == b"large":
-        assert moving._bring(file, source, target) == 5
+        assert moving._copy_verified(file, source, target) == 5
     else:
         with pytest.raises(TargetNotEmpty, match="other bytes at a/b"):
-            moving._bring(file, source, target)
+            moving._copy_verified(file, source, target)
     assert target.get("a/b") == others
 
 
@@ -449,12 +449,12 @@ def test_a_store_that_loses_an_object_is_found(missing: bool, monkeypatch: pytes
     file = moving.BackupFile("a/b", 5, hashlib.sha256(b"large").hexdigest())
     if missing:
         with pytest.raises(MissingObject, match="a/b is not in the source"):
-            moving._bring(file, source, target)
+            moving._copy_verified(file, source, target)
         return
     source.put("a/b", b"large")
     monkeypatch.setattr(target, "write", lambda *_args, **_options: None)
-    with pytest.raises(HashMismatch, match="not in the target as it was written"):
-        moving._bring(file, source, target)
+    with pytest.raises(HashMismatch, match="differs in the target after it was written"):
+        moving._copy_verified(file, source, target)
 
 
 @pytest.mark.parametrize(
@@ -488,7 +488,7 @@ def test_what_cannot_be_migrated_is_refused_in_words(
 
 
 @pytest.mark.parametrize(
-    ("store", "says"), [("memory:", "ends with this process"), ("ftp://x", "names no object store")]
+    ("store", "says"), [("memory:", "ends with this process"), ("ftp://x", "is not an object store")]
 )
 def test_a_store_that_would_keep_nothing_is_refused_before_anything_is_made(
     hf: Hf, source: str, postgres_url: str, tmp_path: Path, *, store: str, says: str
@@ -621,7 +621,7 @@ def test_nobody_writes_to_a_postgresql_while_it_is_read(postgres_url: str) -> No
 
 
 def test_a_database_without_a_plane_is_no_source(hf: Hf, postgres_url: str, tmp_path: Path) -> None:
-    assert "no tables of Holdfast" in hf("migrate", postgres_url, str(tmp_path / "new"), code=4).stderr
+    assert "no Holdfast tables" in hf("migrate", postgres_url, str(tmp_path / "new"), code=4).stderr
     with psycopg.connect(postgres_url) as connection:
         assert connection.execute("SELECT to_regclass('holdfast_kv')").fetchone() == (None,)
 
@@ -630,11 +630,11 @@ def test_a_database_without_a_plane_is_no_source(hf: Hf, postgres_url: str, tmp_
 
 
 def test_a_url_is_written_down_without_its_password() -> None:
-    assert said("postgresql://me:secret@host:5/db?password=secret&sslmode=require") == (
+    assert without_password("postgresql://me:secret@host:5/db?password=secret&sslmode=require") == (
         "postgresql://me@host:5/db?sslmode=require"
     )
-    assert said("postgres://host/db?sslpassword=secret") == "postgresql://host/db"
-    assert said("dir:.") == f"dir:{Path.cwd()}"
+    assert without_password("postgres://host/db?sslpassword=secret") == "postgresql://host/db"
+    assert without_password("dir:.") == f"dir:{Path.cwd()}"
 
 
 def test_keys_that_only_look_like_tallies_are_left_alone(database: Database) -> None:
@@ -647,29 +647,29 @@ def test_keys_that_only_look_like_tallies_are_left_alone(database: Database) -> 
         b"\x02tally\x00\xff",
         Subspace("u", "main", "w", "x").key("tally", ""),
     ]
-    assert [migrations.queue_of_tally(key) for key in looks] == [None] * 4
-    assert migrations.queue_of_tally(room.key("tally", "abc")) is not None
+    assert [migrations.queue_of_counters_key(key) for key in looks] == [None] * 4
+    assert migrations.queue_of_counters_key(room.key("tally", "abc")) is not None
     database.transact(lambda tx: [tx.put(key, b"x") for key in looks])
-    with MemoryDatabase() as there:
-        run(Migrator(Side(database), Side(there), "here"))
-        assert pairs(there) == pairs(database)
-        assert there.read(lambda tx: tx.get(KEY)) is not None
+    with MemoryDatabase() as target_hash:
+        run(Migrator(PlaneStores(database), PlaneStores(target_hash), "here"))
+        assert pairs(target_hash) == pairs(database)
+        assert target_hash.read(lambda tx: tx.get(KEY)) is not None
 
 
 def test_transactions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    moved = migrations.move_on
+    moved = migrations.save_progress
 
     def counted(tx: Any, *args: Any, **options: Any) -> Any:
         after = moved(tx, *args, **options)
         sizes.append(tx.size_bytes)
         return after
 
-    monkeypatch.setattr(migrations, "move_on", counted)
-    with MemoryDatabase() as here, MemoryDatabase() as there:
+    monkeypatch.setattr(migrations, "save_progress", counted)
+    with MemoryDatabase() as here, MemoryDatabase() as target_hash:
         for number in range(40):
             here.transact(lambda tx, number=number: tx.put(b"%03d" % number, bytes(1 << 20)))
-        run(Migrator(Side(here), Side(there), "here"))
+        run(Migrator(PlaneStores(here), PlaneStores(target_hash), "here"))
     assert max(sizes) < 4 << 20
 
 
@@ -680,11 +680,11 @@ def test_memory_is_bounded_however_large_the_plane_is(tmp_path: Path) -> None:
             plane.transact(lambda tx, values=values: [tx.put(*pair) for pair in values], tier=Tier.IMPORTANT)
         plane.blobs.write(os.urandom(1 << 20) for _ in range(64))
     kv, objects = tmp_path / "data" / "kv", open_objects(f"dir:{tmp_path / 'data' / 'objects'}")
-    there = open_objects(f"dir:{tmp_path / 'objects'}")
+    target_hash = open_objects(f"dir:{tmp_path / 'objects'}")
     with RocksReader(kv) as database, RocksDatabase(tmp_path / "kv") as target:
         tracemalloc.start()
         try:
-            moved = run(Migrator(Side(database, objects), Side(target, there), "here"))
+            moved = run(Migrator(PlaneStores(database, objects), PlaneStores(target, target_hash), "here"))
             _, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -700,5 +700,5 @@ def test_a_plane_keeps_its_own_objects_out_of_the_environment(
     hf("migrate", source, f"dir:{tmp_path / 'new'}")
     assert not (tmp_path / "elsewhere").exists()
     objects = open_objects(f"dir:{tmp_path / 'new' / 'objects'}")
-    with MemoryDatabase() as here, MemoryDatabase() as there, pytest.raises(InvalidArgument):
-        Migrator(Side(here, objects), Side(there), "x").begin()
+    with MemoryDatabase() as here, MemoryDatabase() as target_hash, pytest.raises(InvalidArgument):
+        Migrator(PlaneStores(here, objects), PlaneStores(target_hash), "x").begin()

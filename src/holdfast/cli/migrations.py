@@ -12,7 +12,7 @@ from holdfast.errors import InvalidArgument, PlaneInUse
 from holdfast.layers.migrations import Migration, State
 from holdfast.names import folder_at
 from holdfast.plane.formats import check_marker
-from holdfast.plane.migrations import check_unused, folder_of, opened_source, opened_target, said
+from holdfast.plane.migrations import check_unused, folder_of, opened_source, opened_target, without_password
 from holdfast.runtime.maintenance.migrations import Migrator
 
 
@@ -59,10 +59,10 @@ def migrate(
             connect.current_target().patience_seconds,
         )
         target_side = stack.enter_context(opened_target(target, objects=to_objects))
-        migrator = Migrator(source_side, target_side, said(source), with_logs=not leave_activity)
+        migrator = Migrator(source_side, target_side, without_password(source), with_logs=not leave_activity)
         is_new = _migrate(migrator, target, source_side.keys)
     migration = migrator.progress
-    from_text, to_text = said(source), said(target)
+    from_text, to_text = without_password(source), without_password(target)
     fields = {"source": from_text, "target": to_text, **_fields(migration)}
     if is_new:
         text = (
@@ -106,7 +106,7 @@ def _shared_objects(url: str) -> str | None:
 
 
 def _check_paths(source: str, target: str) -> None:
-    if said(source) == said(target):
+    if without_password(source) == without_password(target):
         raise InvalidArgument("SOURCE and TARGET are the same plane; name another target")
     if source.startswith("dir:"):
         folder = folder_of(source)

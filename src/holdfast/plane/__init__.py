@@ -1,4 +1,4 @@
-"""Where speech meets memory: requests are executed on the key space, here and nowhere else."""
+"""Executes requests on the key space. Every entry point goes through this package."""
 
 from holdfast.plane.leases import fenced
 from holdfast.plane.open import Options, open_plane, open_plane_async

@@ -1,4 +1,4 @@
-"""Session logs: a record is accepted at once; whatever touches a file is done aside."""
+"""Session logs: a record is accepted in memory; file access runs in a thread."""
 
 from holdfast.errors import InvalidArgument
 from holdfast.layers.idempotency import KeyedCall
@@ -33,7 +33,7 @@ def log(stores: AnyStores, request: LogRecords, call: KeyedCall | None = None) -
 
 @service
 def read(stores: AnyStores, request: ReadLog) -> Served[LoggedRecords]:
-    stores.services.events.write()  # A reader finds what was told before it asked.
+    stores.services.events.write()  # A reader finds events that were published before.
     return stores.run_in_thread(_read, stores.services.log(), request)
 
 
@@ -70,5 +70,5 @@ def _end(logs: ActivityLog, request: EndSession) -> Committed:
 def _position(text: str) -> Position:
     file, colon, number = text.rpartition(":")
     if not colon or not (number.isascii() and number.isdigit()):
-        raise InvalidArgument(f"{text!r} is no place in a log; give the `next` of the page before")
+        raise InvalidArgument(f"{text!r} is not a log position; give the `next` of the previous page")
     return Position(file, int(number))

@@ -1,4 +1,4 @@
-"""Agents: what a request asks of those who are known by name."""
+"""Handlers of agent requests."""
 
 from holdfast.kv import Transaction
 from holdfast.layers import agents

@@ -1,4 +1,4 @@
-"""Backups and checkups of a plane that goes on: all of it is done aside, by the port's store."""
+"""Handlers of backup and health check requests."""
 
 from holdfast.plane.handlers import service
 from holdfast.plane.stores import AnyStores, Served, Streamed

@@ -19,7 +19,7 @@ from typing import Any
 
 from holdfast.errors import Closed, HoldfastError
 from holdfast.kv import Database, Transaction
-from holdfast.kv.batch import Work, run_batch, run_isolated
+from holdfast.kv.batch import BatchedCall, run_batch, run_isolated
 from holdfast.kv.execution import check_tier
 from holdfast.layers.idempotency import IsNewCall, keyed_call, run_idempotent
 from holdfast.limits import READ_BATCH_REPLY_BYTES
@@ -49,7 +49,7 @@ class CallBatcher:
         self._transact = database.transact_async
         self._publish = publish
         self._in_flight = 0
-        self._works: list[Work] = []
+        self._works: list[BatchedCall] = []
         self._callers: list[asyncio.Future[Any]] = []  # One for each of `_works`.
         self._tasks: set[asyncio.Task[None]] = set()  # An event loop keeps only weak references to its tasks.
 
@@ -79,7 +79,7 @@ class CallBatcher:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _commit(self, works: list[Work], callers: "list[asyncio.Future[Any]]") -> None:
+    async def _commit(self, works: list[BatchedCall], callers: "list[asyncio.Future[Any]]") -> None:
         while works:
             try:
                 outcomes, events = await self._transact(_run_works, works, tier=Tier.CRITICAL)
@@ -106,7 +106,7 @@ def _run_one(tx: Transaction, run: Run, request: Request[Any]) -> tuple[Any, Eve
     return run(tx, request), tx.events
 
 
-def _run_works(tx: Transaction, works: list[Work]) -> tuple[list[Any], Events]:
+def _run_works(tx: Transaction, works: list[BatchedCall]) -> tuple[list[Any], Events]:
     return run_batch(tx, works, Exception), tx.events
 
 
@@ -134,7 +134,7 @@ async def call_batch(stores: HasServices, calls: Sequence[Call], is_wanted: Call
     any_again = any(call.again for call in calls)
     repeated = repeats.received(again=any_again)
     first = repeats.received(again=False) if any_again else repeated
-    works: list[Work] = []
+    works: list[BatchedCall] = []
     answers: _ReadAnswers | None = None
     tier, writes = _IMPORTANT, False
     for call in calls:
@@ -155,7 +155,7 @@ async def call_batch(stores: HasServices, calls: Sequence[Call], is_wanted: Call
             works.append((answers.read, (handler.run_without_waiting, request)))
             continue
         if handler.run is not None:
-            work: Work = handler.run, request
+            work: BatchedCall = handler.run, request
         else:
             assert isinstance(request, CommitAtomic), "the caller has checked is_batchable"
             work = partial(_execute_isolated, request=request), stores.services.policy
@@ -181,7 +181,7 @@ class _ReadAnswers:
     def __init__(self) -> None:
         self._bytes = 0
 
-    def read(self, tx: Transaction, work: Work) -> Any:
+    def read(self, tx: Transaction, work: BatchedCall) -> Any:
         run, request = work
         answer = run(tx, request)
         # The relay reads mail and receipts constantly, and encoding them costs as much as reading them.
@@ -211,7 +211,7 @@ def _refuse(tx: Transaction, tier: Tier) -> None:
     check_tier(tier)
 
 
-def _keyed(work: Work, request: Request[Any], key: str, is_new_call: IsNewCall) -> Work:
+def _keyed(work: BatchedCall, request: Request[Any], key: str, is_new_call: IsNewCall) -> BatchedCall:
     run, argument = work
 
     def run_keyed(tx: Transaction, argument: Any) -> Any:
@@ -222,7 +222,7 @@ def _keyed(work: Work, request: Request[Any], key: str, is_new_call: IsNewCall) 
 
 
 def _run_wanted(
-    tx: Transaction, works: Sequence[Work], answers: _ReadAnswers | None, is_wanted: Callable[[], bool]
+    tx: Transaction, works: Sequence[BatchedCall], answers: _ReadAnswers | None, is_wanted: Callable[[], bool]
 ) -> tuple[list[Any], Events]:
     # A call that is sent for the first time skips the lookup of its key, so it must not run after its own repetition.
     # A server marks a connection as ended before it reads the next connection of the same client, and transactions of

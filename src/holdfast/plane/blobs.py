@@ -1,4 +1,4 @@
-"""Blobs: the ones that fit the key space are a transaction, the others go through the object store."""
+"""Handlers of blob requests. Small blobs are one transaction; large ones go through the object store."""
 
 from typing import Any
 

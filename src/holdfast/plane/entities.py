@@ -1,4 +1,4 @@
-"""Entities: reading is a snapshot, writing goes through the store that knows the tiers."""
+"""Handlers of entity requests. Reads use a snapshot; writes go through the entity store, which applies the tiers."""
 
 from holdfast.kv import Transaction
 from holdfast.layers import entities, field_tiers
@@ -57,13 +57,13 @@ def write(stores: AnyStores, request: WriteEntities, call: KeyedCall | None = No
 
 
 def write_in(tx: Transaction, request: WriteEntities, policy: TierPolicy) -> Written:
-    """`write` as part of a larger commit, at the promise of that one; its locks are not needed, its log comes after."""
+    """`write` in a larger commit, at its tier, without locks. BEST_EFFORT fields are logged after the commit."""
     universe = checked_name("universe", request.universe)
-    services = field_tiers.tiered_writes(policy, universe, request.writes)
-    versions = field_tiers.write(tx, services, request.seen, universe, tier=request.tier)
-    for part in services:
+    writes = field_tiers.tiered_writes(policy, universe, request.writes)
+    versions = field_tiers.write(tx, writes, request.seen, universe, tier=request.tier)
+    for part in writes:
         if part.best_effort:
-            # Refused here, where nothing is written yet, rather than when it is told of.
+            # Encoded here, so that an error fails the transaction and not the log write after the commit.
             record = log_format.encode_record(field_tiers.best_effort_record(part))
             session = None if request.session is None else checked_name("session", request.session)
             tx.emit(field_tiers.BEST_EFFORT_WRITTEN, universe, session, record)

@@ -1,4 +1,4 @@
-"""Leases: what a request asks of who may write."""
+"""Handlers of lease requests, and the fence check for transactions."""
 
 from typing import Protocol
 
@@ -38,14 +38,14 @@ class _OfKey(Protocol):
 
 
 class Proven(Protocol):
-    """A lease as its holder has it."""
+    """A lease, as its holder has it."""
 
     @property
     def proof(self) -> LeaseProof: ...
 
 
 class Fence:
-    """Lets a transaction commit only while a lease holds: call it with the transaction, before or after the writes."""
+    """Makes a transaction fail unless a lease holds: call it with the transaction, before or after the writes."""
 
     def __init__(self, proof: LeaseProof) -> None:
         self.proof = proof
@@ -54,13 +54,13 @@ class Fence:
         """The fence, if the lease still holds.
 
         Raises:
-            Fenced: it does not; leave the transaction by this, and nothing is written.
+            Fenced: it does not hold. Let the error end the transaction, so that nothing is written.
         """
         return leases.check(tx, self.proof).fence
 
 
 def fenced(lease: Proven) -> Fence:
-    """A check for inside any transaction: it commits only while `lease` holds.
+    """A check for transactions: they commit only if `lease` still holds.
 
     def work(tx):
         fence(tx)
@@ -74,7 +74,7 @@ def fenced(lease: Proven) -> Fence:
 
 @service
 def acquire(stores: AnyStores, request: AcquireLease, call: KeyedCall | None = None) -> Served[Granted]:
-    leases.check_owner(request.owner, request.txn_id)  # Whoever only stands in line is told of too.
+    leases.check_owner(request.owner, request.txn_id)  # Also checked for callers that only wait.
     return stores.leases.acquire(
         _lease(request),
         owner=request.owner,

@@ -1,4 +1,4 @@
-"""Mail: what a request asks of mailboxes. A batch is answered mail by mail."""
+"""Handlers of mail requests. A batch is answered mail by mail."""
 
 from functools import lru_cache, partial
 from typing import Any
@@ -54,7 +54,7 @@ from holdfast.wire.requests import Committed
 @transaction
 def send(tx: Transaction, request: SendMail) -> SentMails:
     if not request.mails:
-        raise EmptyBatch("There is nothing to send; an empty batch is a mistake of its caller")
+        raise EmptyBatch("The batch has no mails; send at least one")
     if len(request.mails) > MAIL_BATCH_MAX:
         raise BatchTooLarge(f"One batch sends at most {MAIL_BATCH_MAX} mails, not {len(request.mails)}; split it")
     sender = _checked_address(request.sender, request.universe)
@@ -62,13 +62,13 @@ def send(tx: Transaction, request: SendMail) -> SentMails:
 
 
 def _send_one(tx: Transaction, sender: Address, mail: NewMail, request: SendMail) -> SentMail:
-    """A layer checks before it stores, so nothing is left of a mail that is refused."""
+    """Store one mail. The layer checks before it writes, so a refused mail has written nothing."""
     if not isinstance(mail, NewMail):
         raise InvalidArgument(f"A batch sends mails, not {type(mail).__name__}; make each a NewMail")
     try:
         to = _checked_address(mail.to, sender.universe)
         id, duplicate = mailboxes.send(tx, sender, to, mail)
-    except TransactionTooLarge:  # It may have come in the middle of storing, and is the fault of the whole batch.
+    except TransactionTooLarge:  # It may occur after a write, and is caused by the whole batch.
         raise
     except (Validation, Busy, NotAllowed, WorldNotActive) as error:
         given = mail.id if isinstance(mail.id, str) else ""
@@ -113,7 +113,7 @@ def read(stores: AnyStores, request: ReadMail) -> Served[Mails]:
 @transaction
 def confirm(tx: Transaction, request: ConfirmMail) -> Confirmed:
     if not request.ids:
-        raise EmptyBatch("There is nothing to confirm; an empty batch is a mistake of its caller")
+        raise EmptyBatch("The batch has no mails; confirm at least one")
     return Confirmed(mailboxes.confirm(tx, _address(request), request.ids))
 
 
@@ -185,8 +185,8 @@ def _address(request: Any) -> Address:
 
 
 def _checked_address(agent: str, universe: str) -> Address:
-    if agent.__class__ is not str or universe.__class__ is not str:  # Which a cache may not even look for.
-        raise InvalidName(f"{agent!r} of {universe!r} is no address; name an agent and a universe")
+    if agent.__class__ is not str or universe.__class__ is not str:  # The cache would fail on unhashable values.
+        raise InvalidName(f"{agent!r} in {universe!r} is not an address; give the names of an agent and a universe")
     return _known_address(agent, universe)
 
 

@@ -1,4 +1,4 @@
-"""From two URLs to the two sides of a migration: one that is only read, and one that must be empty or half full."""
+"""Opens the source and the target of a migration by their URLs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,33 +20,33 @@ _OURS: Final = frozenset({MARKER, "kv", "objects", "activity"})
 _SECRETS: Final = frozenset({"password", "sslpassword"})
 
 
-def said(url: str) -> str:
-    """A URL as it may be written down: a folder by its whole path, and nobody's password.
+def without_password(url: str) -> str:
+    """A URL that can be logged and stored: with the full path of a folder, and without passwords.
 
     Raises:
-        InvalidUrl: it is none.
+        InvalidUrl: it is not a URL.
     """
     if url.startswith("dir:"):
         return f"dir:{folder_of(url).resolve()}"
     try:
-        services = urlsplit(url)
+        parts = urlsplit(url)
     except ValueError as error:
         raise InvalidUrl(
             f"The URL is not understood ({error}); write dir:PATH or postgresql://user@host/database"
         ) from None
-    user, at, host = services.netloc.rpartition("@")
-    query = urlencode([(name, value) for name, value in parse_qsl(services.query) if name not in _SECRETS], safe="/:")
-    scheme = "postgresql" if services.scheme == "postgres" else services.scheme  # Two words for the same.
-    return urlunsplit(services._replace(scheme=scheme, netloc=f"{user.partition(':')[0]}{at}{host}", query=query))
+    user, at, host = parts.netloc.rpartition("@")
+    query = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name not in _SECRETS], safe="/:")
+    scheme = "postgresql" if parts.scheme == "postgres" else parts.scheme  # Both schemes are valid.
+    return urlunsplit(parts._replace(scheme=scheme, netloc=f"{user.partition(':')[0]}{at}{host}", query=query))
 
 
 @contextmanager
 def opened_source(url: str, *, objects: str | None = None, logs: Path | None = None) -> Iterator[PlaneStores]:
-    """A plane that nobody else has open, to read from.
+    """Open a plane for reading, while no other process has it open.
 
     Raises:
-        NotFound, PathUnusable: there is no plane, or not the folder that was named beside it.
-        DirectoryInUse, PlaneInUse: somebody else uses it.
+        NotFound, PathUnusable: there is no plane, or one of the given folders does not exist.
+        DirectoryInUse, PlaneInUse: another process has it open.
     """
     if logs is not None:
         _check_there(logs)
@@ -67,22 +67,24 @@ def opened_source(url: str, *, objects: str | None = None, logs: Path | None = N
 
 @contextmanager
 def opened_target(url: str, *, objects: str | None = None) -> Iterator[PlaneStores]:
-    """A place for a plane, to write to; whether it may be written to is for a migration to see.
+    """Open the target of a migration for writing. The migration checks whether it is empty.
 
     Raises:
-        TargetNotEmpty: a folder has something in it that is no plane.
-        DirectoryInUse: somebody else has it open.
-        InvalidUrl: there is no such store, or it would forget its objects.
+        TargetNotEmpty: the folder contains files that do not belong to a plane.
+        DirectoryInUse: another process has it open.
+        InvalidUrl: the object store is unknown, or is in memory.
     """
     if objects == "memory:":
-        raise InvalidUrl("A store at memory: ends with this process, and the objects with it; name one that stays")
+        raise InvalidUrl("An object store at memory: is lost with this process; give a persistent one")
     if url.startswith("dir:"):
         folder = folder_of(url)
         if folder.is_dir() and not (folder / MARKER).exists():
             others = sorted(path.name for path in folder.iterdir() if path.name not in _OURS)
             if others:
-                raise TargetNotEmpty(f"{folder} holds {others[0]}, which is no plane's; choose a new folder")
-        store = None if objects is None else open_objects(objects)  # First: a URL that is none leaves nothing behind.
+                raise TargetNotEmpty(
+                    f"{folder} contains {others[0]}, which does not belong to a plane; choose a new folder"
+                )
+        store = None if objects is None else open_objects(objects)  # First, so that an invalid URL creates nothing.
         with open_database(url) as database:
             yield PlaneStores(database, store or open_objects(f"dir:{folder / 'objects'}"))
         return
@@ -95,7 +97,7 @@ def opened_target(url: str, *, objects: str | None = None) -> Iterator[PlaneStor
 
 
 def check_unused(url: str) -> None:
-    """Raise PlaneInUse if somebody has the PostgreSQL plane at `url` open; a folder has a lock for that."""
+    """Raise PlaneInUse if a process has the PostgreSQL plane at `url` open; a folder has a lock for that."""
     if not url.startswith("dir:"):
         from holdfast.backends.postgres import check_unused
 
@@ -103,24 +105,24 @@ def check_unused(url: str) -> None:
 
 
 def folder_of(url: str) -> Path:
-    """The folder that a dir: URL names.
+    """The folder of a dir: URL.
 
     Raises:
-        InvalidUrl, PathUnusable: it names none.
+        InvalidUrl, PathUnusable: it does not name a folder.
     """
     path = url.removeprefix("dir:")
     if not path:
-        raise InvalidUrl("dir: names no folder; write dir:PATH")
+        raise InvalidUrl("dir: has no path; write dir:PATH")
     return folder_at(path)
 
 
 def _check_there(folder: Path) -> None:
     if not folder.is_dir():
-        raise NotFound(f"{folder} is no folder, so nothing would be migrated from it; check the path")
+        raise NotFound(f"{folder} is not a folder; check the path")
 
 
 def _read_only(url: str | None) -> ObjectStore | None:
-    """A store to read from. Opening a folder as one that is written to would leave a trace in it."""
+    """Open a store for reading. Opening a folder for writing would create files in it."""
     if url is None or not url.startswith("dir:"):
         return None if url is None else open_objects(url)
     folder = folder_of(url)
@@ -131,11 +133,11 @@ def _check_postgres(url: str) -> None:
     scheme = url.partition(":")[0]
     if scheme in ("http", "https"):
         raise Unsupported(
-            "A server is not migrated while it runs; stop it and name its data, dir:PATH or postgresql://…, or back it "
-            "up and migrate what holdfast restore makes of that"
+            "A running server cannot be migrated; stop it and give its data (dir:PATH or postgresql://…), or migrate "
+            "what holdfast restore makes of its backup"
         )
     if scheme not in ("postgresql", "postgres"):
-        raise InvalidUrl(f"{scheme!r} names no plane that can be migrated; write dir:PATH or postgresql://…")
+        raise InvalidUrl(f"{scheme!r} planes cannot be migrated; write dir:PATH or postgresql://…")
     try:
         import psycopg
     except ImportError as error:

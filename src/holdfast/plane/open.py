@@ -1,8 +1,8 @@
-"""From a URL to a running plane.
+"""Opens a plane by its URL.
 
-memory:             nothing outlives the process
-dir:PATH            one machine; PATH/kv is the key space, PATH/objects the objects, PATH/activity session logs
-postgresql://...    a PostgreSQL that several nodes share
+memory:             nothing is stored on disk
+dir:PATH            one machine: key space in PATH/kv, objects in PATH/objects, session logs in PATH/activity
+postgresql://...    a PostgreSQL database that several nodes share
 """
 
 import asyncio
@@ -37,33 +37,33 @@ _KNOWN: Final = "memory:, dir:PATH or postgresql://user@host/database"
 
 
 class _Marker(msgspec.Struct):
-    """What `holdfast.json` says of a data directory."""
+    """The content of `holdfast.json`."""
 
     format: int
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How to open a plane, beside its URL."""
+    """The options of a plane."""
 
-    objects: str | None = None  # The object store for big bytes.
+    objects: str | None = None  # The object store for large values.
     activity: str | None = None  # The folder of session logs.
-    tiers: TierPolicy | str | os.PathLike[str] | None = None  # A policy, or the TOML file that has one.
+    tiers: TierPolicy | str | os.PathLike[str] | None = None  # A policy, or the path of a TOML file.
     verify_blobs: str = Verify.ALWAYS
     compact_every_seconds: float | None = None
     clock: Clock | None = None
     ids: IdSource | None = None
     consumers: ConsumerOptions | None = None  # How long and how many consumers may wait.
-    pushes_per_minute: int = PUSHES_PER_MINUTE  # Of one peer, by `agent.data.push`; 0: as many as it likes.
+    pushes_per_minute: int = PUSHES_PER_MINUTE  # Limit for one peer's `agent.data.push`; 0: no limit.
 
 
 def open_plane(url: str, options: Options) -> EmbeddedTransport:
-    """The plane that `url` names, running in this process.
+    """Open the plane at `url` in this process.
 
     Raises:
-        InvalidUrl: `url` names no backend.
+        InvalidUrl: `url` does not name a backend.
         PathUnusable, DirectoryInUse, DamagedDatabase, SchemaMismatch: the data directory cannot be opened.
         Unreachable: PostgreSQL does not answer.
-        MigrationUnfinished: only a part of a plane was migrated to it.
+        MigrationUnfinished: it is the target of an incomplete migration.
     """
     verify = _verify(options.verify_blobs)
     return EmbeddedTransport(_open(url, options), verify=verify)
@@ -76,26 +76,27 @@ async def open_plane_async(url: str, options: Options) -> AsyncEmbeddedTransport
     cancelled = threading.Event()
     closing = threading.Lock()
 
-    def close_if_nobody_gets_it() -> None:
-        # Runs on both sides: a thread cannot be cancelled, and may have finished just before its caller was.
+    def close_if_cancelled() -> None:
+        # Called by the thread and by the caller: a thread cannot be cancelled, and may finish just before its caller
+        # is.
         if cancelled.is_set() and opened and closing.acquire(blocking=False):
             opened[0].stop()
 
     def opening() -> Services:
         opened.append(_open(url, options))
-        close_if_nobody_gets_it()
+        close_if_cancelled()
         return opened[0]
 
     try:
         return AsyncEmbeddedTransport(await asyncio.to_thread(opening), verify=verify)
     except asyncio.CancelledError:
         cancelled.set()
-        close_if_nobody_gets_it()
+        close_if_cancelled()
         raise
 
 
 def open_database(url: str, *, clock: Clock | None = None, ids: IdSource | None = None) -> Database:
-    """The key space that `url` names."""
+    """Open the key space at `url`."""
     if not isinstance(url, str):
         raise InvalidUrl(f"A URL is text, not {type(url).__name__}; write {_KNOWN}")
     scheme, colon, rest = url.partition(":")
@@ -108,18 +109,18 @@ def open_database(url: str, *, clock: Clock | None = None, ids: IdSource | None 
     if scheme in ("postgresql", "postgres") and rest.startswith("//"):
         return _open_postgres(url, clock, ids)
     if not colon:
-        raise InvalidUrl(f"{url!r} names no backend; for a folder write dir:{url}")
-    raise InvalidUrl(f"{scheme!r} names no backend; write {_KNOWN}")  # The rest may hold a password.
+        raise InvalidUrl(f"{url!r} does not name a backend; for a folder write dir:{url}")
+    raise InvalidUrl(f"{scheme!r} is not a known backend; write {_KNOWN}")  # The rest may contain a password.
 
 
 def _verify(word: str) -> Verify:
     if word not in list(Verify):
-        raise InvalidArgument(f"verify_blobs is {word!r}; say always, sampled or never")
+        raise InvalidArgument(f"verify_blobs is {word!r}; choose always, sampled or never")
     return Verify(word)
 
 
 def object_store_url(url: str) -> str | None:
-    """Where the big bytes of a plane are kept if nothing else is said; None where nodes share no place for them."""
+    """The default object store of a plane; None for PostgreSQL, where the nodes share no folder."""
     scheme, _, rest = url.partition(":")
     if scheme == "dir":
         return f"dir:{folder_at(rest) / 'objects'}"
@@ -148,7 +149,7 @@ def _open(url: str, options: Options) -> Services:
     except BaseException:
         database.close()
         raise
-    if url != "memory:":  # There may be queues and mailboxes, with something due since the last time.
+    if url != "memory:":  # Queues and mailboxes may have due entries from before.
         services.start_sweeping()
         services.start_sweeping_mail()
     if every_seconds is not None:
@@ -167,7 +168,7 @@ def _policy(tiers: TierPolicy | str | os.PathLike[str] | None) -> TierPolicy | N
 
 
 def _logs(url: str, folder: str | None) -> Path | None:
-    """Where session logs are written before they are rotated into the object store; None: where nothing stays."""
+    """The folder of session logs before they are rotated to the object store; None: a temporary folder."""
     scheme, _, rest = url.partition(":")
     if folder is not None:
         return folder_at(folder.removeprefix("dir:"))
@@ -175,7 +176,7 @@ def _logs(url: str, folder: str | None) -> Path | None:
         return folder_at(rest) / "activity"
     if url == "memory:":
         return None
-    # Several processes may share this folder: each file has one writer.
+    # Processes can share this folder, since each file has one writer.
     return folder_at(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "holdfast" / "activity"
 
 
@@ -188,7 +189,7 @@ def _open_postgres(url: str, clock: Clock | None, ids: IdSource | None) -> Datab
 
 
 def _check_format(directory: Path) -> None:
-    """Write the format of a new data directory, or refuse one that a newer Holdfast wrote."""
+    """Write the format of a new data directory, or refuse a directory in another format."""
     marker = directory / MARKER
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -203,6 +204,8 @@ def _check_format(directory: Path) -> None:
     except OSError as error:
         raise PathUnusable(f"{directory} cannot be used ({error.strerror}); choose a folder you can write") from error
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise PathUnusable(f"{marker} is not Holdfast's ({error}); choose another folder, or restore it") from error
+        raise PathUnusable(
+            f"{marker} is not a Holdfast file ({error}); choose another folder, or restore it"
+        ) from error
     if found != FORMAT:
-        raise SchemaMismatch(f"{directory} has format {found} and this version knows {FORMAT}; upgrade Holdfast")
+        raise SchemaMismatch(f"{directory} has format {found} and this version supports {FORMAT}; upgrade Holdfast")

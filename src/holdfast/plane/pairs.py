@@ -1,4 +1,4 @@
-"""Raw pairs: the key space as it is, without a layer in between."""
+"""Handlers of raw reads and writes of the key space."""
 
 from holdfast.kv import Transaction
 from holdfast.plane.handlers import transaction

@@ -1,4 +1,4 @@
-"""Queues: what a request asks of messages. A batch is answered item by item: one that fails does not stop others."""
+"""Handlers of queue requests. A batch is answered item by item; a failed item does not affect the others."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -107,7 +107,7 @@ def extend(tx: Transaction, request: ExtendMessages) -> Outcomes:
     if not 0.001 <= request.seconds <= VISIBILITY_SECONDS_MAX:
         raise InvalidArgument(
             f"A lease is extended by 0.001 to {VISIBILITY_SECONDS_MAX:.0f} s, not {request.seconds}; "
-            "to give the message back, nack it"
+            "to return the message, nack it"
         )
     queue, by_ms = _queue(request), round(request.seconds * 1_000)
 
@@ -207,9 +207,9 @@ def list_schedules(tx: Transaction, request: ListSchedules) -> Schedules:
 
 
 def _each(leases: list[MessageLease], settle: Callable[[MessageLease], Outcome]) -> Outcomes:
-    """Settle every message of a batch. A layer checks before it writes, so one that fails has written nothing."""
+    """Settle every message of a batch. The layer checks before it writes, so a failed item has written nothing."""
     if not leases:
-        raise EmptyBatch("There is nothing to settle; an empty batch is a mistake of its caller")
+        raise EmptyBatch("The batch has no messages; settle at least one")
     if len(leases) > MESSAGES_MAX:
         raise BatchTooLarge(f"One batch settles at most {MESSAGES_MAX} messages, not {len(leases)}; split it")
     return Outcomes([_outcome(settle, lease) for lease in leases])

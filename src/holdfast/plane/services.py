@@ -153,9 +153,9 @@ class Services:
         try:
             started = start()
         except RuntimeError as error:
-            self._failures.note(start.__name__, error)
+            self._failures.record(start.__name__, error)
             return None
-        self._failures.over(start.__name__)
+        self._failures.resolve(start.__name__)
         return started
 
     def start_sweeping(self) -> Sweeper | None:

@@ -1,4 +1,4 @@
-"""States: what a request asks of a document."""
+"""Handlers of state requests."""
 
 from holdfast.kv import Transaction
 from holdfast.layers import states

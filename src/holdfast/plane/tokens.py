@@ -1,4 +1,4 @@
-"""Tokens: what a request asks of who may come in, and what a server's guards look at."""
+"""Handlers of token requests, and what a server needs to authenticate with tokens."""
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Database, Transaction, Watch
@@ -49,12 +49,12 @@ def revoke(tx: Transaction, request: RevokeToken) -> Revoked:
 
 
 def known(tx: Transaction) -> tuple[int, list[Token]]:
-    """The time of the key space, and every token in it: what guards keep in memory."""
+    """The time of the key space, and every token in it."""
     return tx.now_ms, tokens.all_tokens(tx)
 
 
 def watch(database: Database) -> Watch:
-    """Wakes when a token was made or revoked, by whomever."""
+    """Wakes when a token is created or revoked."""
     return database.watch(tokens.SUBSPACE.prefix)
 
 

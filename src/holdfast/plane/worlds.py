@@ -1,4 +1,4 @@
-"""Worlds: what a request asks of the journal and the inbox."""
+"""Handlers of world requests."""
 
 from typing import Protocol
 
@@ -107,7 +107,7 @@ def check(stores: AnyStores, request: CheckWorld) -> Served[Checked]:
 
 
 def lag(tx: Transaction, universe: str, *, after: str, limit: int) -> tuple[list[str], int]:
-    """A page of names of worlds, and how many of their records a compaction would move; for a server's metrics."""
+    """A page of names of worlds, and the number of their records that a compaction would move."""
     names = worlds.names(tx, universe, after=after, limit=limit)
     behind = 0
     for name in names:
@@ -175,7 +175,7 @@ def list_snapshots(tx: Transaction, request: ListSnapshots) -> Snapshots:
 @service
 def compact(stores: AnyStores, request: CompactWorld) -> Served[Compacted]:
     if request.entries < 1 or request.margin < 0:
-        raise InvalidArgument("A segment holds at least 1 record, and the margin is not negative")
+        raise InvalidArgument(f"entries is {request.entries} and margin is {request.margin}; give at least 1 and 0")
     return stores.worlds.compact(_world(request), entries=request.entries, margin=request.margin)
 
 
@@ -189,7 +189,7 @@ def list_segments(tx: Transaction, request: ListSegments) -> Segments:
 def change(tx: Transaction, request: ChangeWorld) -> Described:
     world = _world(request)
     if request.state not in ("active", "paused", "archived"):
-        raise InvalidArgument(f"A world is made active, paused or archived, not {request.state!r}")
+        raise InvalidArgument(f"state is {request.state!r}; choose active, paused or archived")
     worlds.change_state(tx, world, WorldState(request.state))
     return segments.describe(tx, world)
 

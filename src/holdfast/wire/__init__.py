@@ -1,4 +1,4 @@
-"""Speech: every operation as a request struct, its answer, and the port that carries them. No I/O here."""
+"""Requests and answers: every operation as a struct, and the transports that carry them. No I/O."""
 
 from holdfast.wire.requests import Request
 from holdfast.wire.transport import AsyncTransport, Transport

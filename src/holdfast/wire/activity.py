@@ -9,7 +9,7 @@ from holdfast.wire.requests import Committed, Operation, Request
 
 
 class LoggedRecord(msgspec.Struct, frozen=True):
-    """A record as it was logged: JSON, with its session and kind, its place in its file, and when it came."""
+    """A logged record: JSON, with its session and kind, its position in its file, and its time."""
 
     session: str
     kind: str
@@ -20,14 +20,14 @@ class LoggedRecord(msgspec.Struct, frozen=True):
 
 
 class LoggedRecords(msgspec.Struct, frozen=True):
-    """Records in order; `next` continues behind the last one, if there may be more."""
+    """Records in order; `next` continues after the last one, if there may be more."""
 
     records: list[LoggedRecord]
     next: str | None
 
 
 class LogFile(msgspec.Struct, frozen=True):
-    """A file of a session log: still local, or rotated into the object store under `path`."""
+    """A file of a session log: local, or rotated to `path` in the object store."""
 
     name: str
     path: str
@@ -42,7 +42,7 @@ class LogFiles(msgspec.Struct, frozen=True):
 
 
 class LogRecords(Request[Committed], frozen=True, tag="activity.log"):
-    """Accept records, each one JSON object, into the log of a session. BEST_EFFORT, whatever `tier` says."""
+    """Add records, each one JSON object, to the log of a session. Always BEST_EFFORT; `tier` is ignored."""
 
     session: str
     records: list[bytes]
@@ -54,11 +54,11 @@ class LogRecords(Request[Committed], frozen=True, tag="activity.log"):
             try:
                 msgspec.json.decode(record, type=dict)
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-                raise InvalidValue(f"{record[:32]!r} is no JSON object ({error}); encode a map") from None
+                raise InvalidValue(f"{record[:32]!r} is not a JSON object ({error}); encode a map") from None
 
 
 class ReadLog(Request[LoggedRecords], frozen=True, tag="activity.read"):
-    """Records of a session or kind, or all, in the order of their files; `after` is the `next` of the page before."""
+    """Records of a session or kind, or all, in the order of their files; `after` is the `next` of the previous page."""
 
     operation = Operation(reads=True)
 

@@ -1,4 +1,4 @@
-"""Agents: who is known by name, and what proves it."""
+"""Agents: registered names, with the keys that authenticate them."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from holdfast.wire.requests import Operation, Request
 
 
 class Agent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An agent that is known by name: the key that it signs with, and the world that its mail goes to."""
+    """A registered agent: its signing key, and the world that receives its mail."""
 
     name: str
     public_key: bytes | None = None  # Ed25519, 32 bytes.
@@ -22,13 +22,13 @@ class AgentsPage(msgspec.Struct, frozen=True):
 
 
 class FoundAgent(msgspec.Struct, frozen=True):
-    """The agent of that name, if there is one."""
+    """The agent of that name, if it is registered."""
 
     agent: Agent | None
 
 
 class RegisterAgent(Request[Agent], frozen=True, tag="agents.register"):
-    """Know an agent by name. One that has a key keeps it, unless `replace` is said."""
+    """Register an agent. A registered key is kept unless `replace` is set."""
 
     name: str
     public_key: bytes | None = None

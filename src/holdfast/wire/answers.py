@@ -1,4 +1,4 @@
-"""Reading the answer to a request."""
+"""Decodes the answer to a request."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,17 +11,17 @@ from holdfast.wire.requests import Request, answer_type
 _decoders: dict[Any, Callable[[Any], Any]] = {}
 
 
-class _AnswersOnTheWay(msgspec.Struct, frozen=True):
-    """Answers of an atomic list, each to be decoded by the type that its operation has."""
+class _RawAnswers(msgspec.Struct, frozen=True):
+    """Answers of an atomic list, each still to be decoded as the type of its operation's answer."""
 
     answers: list[msgspec.Raw]
 
 
-_decode_answers = msgspec.msgpack.Decoder(_AnswersOnTheWay).decode
+_decode_answers = msgspec.msgpack.Decoder(_RawAnswers).decode
 
 
 def decoder_of(request: Any) -> Callable[[Any], Any]:
-    """Reads the answer to a request."""
+    """A function that decodes the answer to a request."""
     if isinstance(request, CommitAtomic):
         kinds = [type(operation) for operation in request.operations]
         return lambda data: Answers(
@@ -31,7 +31,7 @@ def decoder_of(request: Any) -> Callable[[Any], Any]:
 
 
 def read_answer(request: Any, data: Any) -> Any:
-    """The answer to a request, for whoever seldom has one to read."""
+    """The decoded answer to a request."""
     return decoder_of(request)(data)
 
 

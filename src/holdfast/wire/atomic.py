@@ -1,4 +1,4 @@
-"""A list of operations that is committed as one, or not at all."""
+"""A list of operations that commits as one, or not at all."""
 
 from typing import TYPE_CHECKING, Any, Final, Union
 
@@ -26,7 +26,7 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 class CommitAtomic(Request[Answers], frozen=True, tag="atomic.commit"):
-    """Carry out every operation in one transaction. If one of them fails, none has happened."""
+    """Execute every operation in one transaction. If one of them fails, nothing is written."""
 
     operations: list[Step]
 

@@ -1,9 +1,9 @@
-"""Backups of a plane that goes on: a checkpoint of its key space, and the files that belong to it.
+"""Backups of a running plane: a checkpoint of its key space, and the files that belong to it.
 
     begin ──► files ──► open each of them ──► end
 
-A checkpoint is of one moment, and stays until it is ended or nobody has used it for an hour. What it names in the
-object store is written once, so whatever is read later belongs to the same moment.
+A checkpoint is a consistent snapshot. It exists until it is ended, or until it is unused for an hour. Objects are
+immutable, so those that it refers to can be read later.
 """
 
 import msgspec
@@ -14,7 +14,7 @@ from holdfast.wire.requests import Operation, Request
 
 
 class BackupBegun(msgspec.Struct, frozen=True):
-    """A checkpoint: its id, when it was made, and what wrote it."""
+    """A checkpoint: its id, its time, and the format and version that wrote it."""
 
     id: str
     at_ms: int
@@ -23,7 +23,7 @@ class BackupBegun(msgspec.Struct, frozen=True):
 
 
 class BackupFile(msgspec.Struct, frozen=True):
-    """A file that belongs to a backup, below `keyspace/`, `objects/` or `activity/`; its SHA-256 where it is known."""
+    """A file of a backup, below `keyspace/`, `objects/` or `activity/`; its SHA-256 if it is known."""
 
     path: str
     size: int
@@ -31,28 +31,28 @@ class BackupFile(msgspec.Struct, frozen=True):
 
 
 class BackupEnded(msgspec.Struct, frozen=True):
-    """Whether the checkpoint was there until now."""
+    """Whether the checkpoint existed until now."""
 
     ended: bool
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of a list that is streamed: a file, or what was seen. An empty one says that the plane is at work."""
+    """One line of a streamed list: a file, or a progress report. An empty line is a keepalive."""
 
     file: BackupFile | None = None
     seen: Seen | None = None
-    problem: Problem | None = None  # The list ends here, before its end.
-    end: bool = False  # This was all of it.
+    problem: Problem | None = None  # The list ends here with an error.
+    end: bool = False  # The list is complete.
 
 
 class BeginBackup(Request[BackupBegun], frozen=True, tag="backups.begin"):
-    """Make a checkpoint."""
+    """Create a checkpoint."""
 
     operation = Operation(repeatable="a checkpoint that is not used is removed after an hour")
 
 
 class ListBackup(Request[Line], frozen=True, tag="backups.files"):
-    """Every file that belongs to a checkpoint; streamed."""
+    """Every file of a checkpoint; streamed."""
 
     operation = Operation(reads=True, network=False)
 

@@ -1,4 +1,4 @@
-"""Blobs: bytes that are named by what they are."""
+"""Blobs: bytes addressed by their SHA-256."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from holdfast.wire.requests import Operation, Request
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A blob is stored: its name, a SHA-256 in hex, and its size."""
+    """A stored blob: its SHA-256 in hex, and its size."""
 
     hash: str
     size: int
@@ -20,7 +20,7 @@ class Body(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """Whether a blob is stored, and its size if so."""
+    """The size of a blob; None if it is not stored."""
 
     size: int | None
 
@@ -49,7 +49,7 @@ class FindBlob(Request[Known], frozen=True, tag="blobs.find"):
 
 
 class WriteBlob(Request[Stored], frozen=True, tag="blobs.write"):
-    """Store the bytes that are streamed beside this request."""
+    """Store the bytes that are streamed with this request."""
 
     operation = Operation(repeatable="the same bytes are stored once, under the same hash", network=False)
 
@@ -57,7 +57,7 @@ class WriteBlob(Request[Stored], frozen=True, tag="blobs.write"):
 
 
 class OpenBlob(Request[Stored], frozen=True, tag="blobs.open"):
-    """Stream the bytes of a blob, or `length` of them from `start` on; beyond its end there are none."""
+    """Stream the bytes of a blob, or at most `length` of them from `start` on."""
 
     operation = Operation(reads=True, network=False)
 

@@ -1,4 +1,4 @@
-"""Canonical CBOR: one value, one sequence of bytes, for everybody and for ever."""
+"""Canonical CBOR: every value has exactly one encoding."""
 
 from typing import Any
 
@@ -21,15 +21,17 @@ def canonical(value: Any) -> bytes:
     try:
         encoded: bytes = cbor2.dumps(value, canonical=True)
     except (cbor2.CBOREncodeError, TypeError, ValueError, RecursionError) as error:
-        raise InvalidValue(f"This has no CBOR form ({error}); use text, numbers, bytes, lists and maps") from error
+        raise InvalidValue(
+            f"This value cannot be CBOR ({error}); use text, numbers, bytes, lists and maps"
+        ) from error
     return encoded
 
 
 def check_canonical(data: bytes) -> None:
-    """Refuse bytes from elsewhere unless they are one value in canonical form.
+    """Raise unless bytes from outside are one value in canonical form.
 
     Raises:
-        InvalidValue: they are not; in a journal nobody could read them, or two would differ that should be equal.
+        InvalidValue: they are not. A journal must not contain unreadable bytes, or equal values that differ.
     """
     try:
         if canonical(cbor2.loads(data)) == data:

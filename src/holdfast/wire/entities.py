@@ -22,11 +22,11 @@ class EntityRecord(msgspec.Struct, frozen=True):
 
 
 class FoundEntity(msgspec.Struct, frozen=True):
-    """The entity, if there is one, and its version: 0 if there never was one, and still growing if it was deleted."""
+    """The entity, if it exists, and its version: 0 if it never existed; a deleted entity keeps its version."""
 
     entity: EntityRecord | None
     version: int
-    stamp: bytes = b""  # Names this version among all that ever had its number.
+    stamp: bytes = b""  # Distinguishes this version from others with the same number.
 
 
 class Entities(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class Entities(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One version of an entity: which fields it set and removed, when, and at which promise."""
+    """One version of an entity: the fields it set and removed, its time, and its durability."""
 
     version: int
     at_ms: int
@@ -62,7 +62,7 @@ class EntityWrite(msgspec.Struct, frozen=True):
 
 
 class SeenEntity(msgspec.Struct, frozen=True):
-    """A version that must still be the latest when the transaction commits; 0 means that there is none."""
+    """A version that must still be current when the transaction commits; 0: the entity must not exist."""
 
     kind: str
     id: str
@@ -71,21 +71,21 @@ class SeenEntity(msgspec.Struct, frozen=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The new version of each entity, in the order of the writes (None: only a session log has it), and the promise."""
+    """The new version of each entity, in the order of the writes (None: written to a session log only)."""
 
     versions: list[int | None]
     durability: Tier
 
 
 class EntityKind(msgspec.Struct, frozen=True):
-    """A kind of entities, and the tiers of its fields: those that the policy names, and those of the first entities."""
+    """A kind of entities, and the tiers of its fields: those in the policy, and those of the first entities."""
 
     kind: str
     tiers: dict[str, Tier]
 
 
 class EntityKinds(msgspec.Struct, frozen=True):
-    """Kinds of entities, in order, and the patterns by which the policy knows the fields that it does not name."""
+    """Kinds of entities, in order, and the policy's patterns for other fields."""
 
     kinds: list[EntityKind]
     patterns: dict[str, Tier]
@@ -117,7 +117,7 @@ class ListKinds(Request[EntityKinds], frozen=True, tag="entities.kinds"):
 
 
 class ReadChanges(Request[Changes], frozen=True, tag="entities.history"):
-    """Changes behind the version `after`; only the latest ones are kept."""
+    """Changes after the version `after`; only the latest ones are kept."""
 
     operation = Operation(reads=True)
 
@@ -129,7 +129,7 @@ class ReadChanges(Request[Changes], frozen=True, tag="entities.history"):
 
 
 class WriteEntities(Request[Written], frozen=True, tag="entities.write"):
-    """Change entities as one commit, at the strongest tier of the fields that it touches.
+    """Change entities in one commit, at the strongest tier of the fields that it writes.
 
     BEST_EFFORT fields go to the session log once the others are committed. `tier` is not looked at: the policy decides.
     """
@@ -148,7 +148,7 @@ class WriteEntities(Request[Written], frozen=True, tag="entities.write"):
 
 
 class PutEntity(Request[Written], frozen=True, tag="entities.put"):
-    """Replace the durable fields of an entity as a whole if its version is `expected_version`."""
+    """Replace all durable fields of an entity if its version is `expected_version`."""
 
     kind: str
     id: str
@@ -163,7 +163,7 @@ class PutEntity(Request[Written], frozen=True, tag="entities.put"):
 
 
 class DeleteEntity(Request[Written], frozen=True, tag="entities.delete"):
-    """Delete an entity; its version goes on from there if it comes back."""
+    """Delete an entity; its version continues if it is created again."""
 
     kind: str
     id: str

@@ -1,11 +1,11 @@
-"""Frames of the stream: many calls in one, many answers in one.
+"""Frames of the stream: several calls or several answers each.
 
-    client ──►  [hello]                 which client this is, and what it may do
-    client ──►  [call, call, …]         each with a number of its own; a bare number cancels the call that has it
-    server ──►  [reply, reply, …]       in any order; what was committed in one group is answered in one frame
+    client ──►  [hello]                 the client's session and limits
+    client ──►  [call, call, …]         each with its own number; a bare number cancels the call of that number
+    server ──►  [reply, reply, …]       in any order; calls of one batch are answered in one frame
 
-A frame is one binary WebSocket message, MessagePack. A call has a key if its outcome must not be doubled: a client that
-did not hear the answer sends the same call again with the same key, marked as `again`.
+A frame is one binary WebSocket message in MessagePack. A call that must be executed only once has a key: a client that
+lost the answer sends the call again with the same key, marked as `again`.
 """
 
 from typing import TYPE_CHECKING, Any, Final, Union
@@ -28,12 +28,12 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     """The first frame of each side."""
 
     protocol: int
-    session: str  # Names the client across its connections, so that a new one takes over from an old one.
-    calls_max: int = 0  # The server's: how many calls may be under way.
+    session: str  # Identifies the client across connections: a new connection replaces the old one.
+    calls_max: int = 0  # From the server: how many calls may be in flight.
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
-    """A request with a number. A `key` makes its outcome happen once, however often it is sent."""
+    """A request with a number. With a `key` it is executed once, however often it is sent."""
 
     number: int
     request: AnyRequest
@@ -42,15 +42,15 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to the call of that number, or the problem with it."""
+    """The answer to the call of that number, or its problem."""
 
     number: int
     answer: Any = None
     problem: Problem | None = None
 
 
-class ReplyOnTheWay(msgspec.Struct, frozen=True, array_like=True):
-    """A reply whose answer is decoded by whoever knows its type."""
+class RawReply(msgspec.Struct, frozen=True, array_like=True):
+    """A reply whose answer is not decoded yet: its type depends on the request."""
 
     number: int
     answer: msgspec.Raw = msgspec.Raw(b"\xc0")
@@ -61,4 +61,4 @@ _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
 decode_hello = msgspec.msgpack.Decoder(Hello).decode
 decode_calls = msgspec.msgpack.Decoder(list[Call | int]).decode  # A bare number cancels the call that has it.
-decode_replies = msgspec.msgpack.Decoder(list[ReplyOnTheWay]).decode
+decode_replies = msgspec.msgpack.Decoder(list[RawReply]).decode

@@ -1,4 +1,4 @@
-"""Checkups: is what a plane keeps sound, and if not, what is wrong with it."""
+"""Health checks: whether the stored data of a plane is intact, and what is wrong if not."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from holdfast.wire.requests import Operation, Request
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that is not as it should be, and what to do about it."""
+    """A fault, and what to do about it."""
 
     where: str
     what: str
@@ -14,7 +14,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How many things of one kind were looked at so far, and what was found, if that is why this is told."""
+    """Progress of one check: how many items were checked, and a fault if one was found."""
 
     name: str
     looked_at: int
@@ -22,9 +22,9 @@ class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RunCheckups(Request[Seen], frozen=True, tag="checkups.run"):
-    """Look at everything that the plane keeps, as it is at one moment; streamed. Nothing is repaired.
+    """Check everything that the plane stores, in one snapshot; streamed. Nothing is repaired.
 
-    `deep` hashes every blob, not a sample of the large ones.
+    `deep` hashes every blob instead of a sample of the large ones.
     """
 
     operation = Operation(reads=True, network=False, permission="doctor:run")

@@ -1,4 +1,4 @@
-"""Pushes: what one agent hands to another by `agent.data.push`, and what it hears back.
+"""Pushes: data that one agent sends to another with `agent.data.push`, and the answer.
 
 NewPush ──► accepted by the ingress ──► PushedData, the body of a mail in the recipient's mailbox
 """
@@ -11,7 +11,7 @@ PUSH_MEDIA: Final = "application/vnd.holdfast.push+json"  # The content type of 
 CHAT_TOPIC: Final = "chat.message"  # Its pushes name a session.
 
 Durability = Literal["accepted", "synced"]
-ACCEPTED: Final = "accepted"  # By the queue in memory; lost with the process until the next flush.
+ACCEPTED: Final = "accepted"  # In the memory buffer; lost if the process dies before the next flush.
 SYNCED: Final = "synced"  # Committed to the mailbox and synced to disk.
 
 
@@ -24,13 +24,13 @@ class NewPush(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     idempotency_key: str
     session_id: str | None = None
     reply_to: str | None = None
-    to: str | None = None  # An address; the agent that the server's settings name if nothing is said.
-    sender: str | None = msgspec.field(name="from", default=None)  # Believed only where nobody is authenticated.
-    durability: Durability = ACCEPTED  # What to wait for.
+    to: str | None = None  # An address; by default the agent in the server's settings.
+    sender: str | None = msgspec.field(name="from", default=None)  # Trusted only from unauthenticated callers.
+    durability: Durability = ACCEPTED  # When to answer.
 
 
 class PushedData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the recipient finds in its mail: the push, with its payload or the hash of the blob that has it."""
+    """The body of the recipient's mail: the push, with its payload or the hash of the blob that holds it."""
 
     topic: str
     content_type: str
@@ -43,7 +43,7 @@ class PushedData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """What becomes of a push. `durability` is the promise that holds now; receipts tell of the mail by its `id`."""
+    """The answer to a push. `durability` holds now; receipts refer to the mail by its `id`."""
 
     accepted: bool
     deduped: bool

@@ -1,4 +1,4 @@
-"""Leases: who may write, until when, and the proof of it."""
+"""Leases: exclusive ownership of a key for a limited time, with a fence."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ _FENCE = {"fence": "fencing_token"}
 
 
 class LeaseProof(msgspec.Struct, frozen=True, rename=_FENCE):
-    """What a holder shows with a write: which lease, and which fence it was given with it."""
+    """What a holder sends with a write: the id and fence of its lease."""
 
     key: str
     lease_id: str
@@ -20,7 +20,7 @@ class LeaseProof(msgspec.Struct, frozen=True, rename=_FENCE):
 
 
 class Granted(msgspec.Struct, frozen=True, rename=_FENCE):
-    """A lease as it stands: who has it, until when, and its fence, which grew when it was acquired."""
+    """A lease: its owner, its expiry, and its fence, which grows with every acquire."""
 
     key: str
     lease_id: str
@@ -32,7 +32,7 @@ class Granted(msgspec.Struct, frozen=True, rename=_FENCE):
 
 
 class Described(msgspec.Struct, frozen=True):
-    """The last grant of a lease, if there ever was one, whether it still holds, and how many wait for it here."""
+    """The last grant of a lease, if any, whether it still holds, and how many callers wait in this process."""
 
     lease: Granted | None
     held: bool
@@ -47,7 +47,7 @@ class Leases(msgspec.Struct, frozen=True):
 
 
 class LeaseLine(msgspec.Struct, frozen=True):
-    """A lease that is waited for in this process: by how many, and how long the first of them has waited."""
+    """The callers of this process that wait for a lease: their number, and how long the first has waited."""
 
     key: str
     waiting: int
@@ -55,7 +55,7 @@ class LeaseLine(msgspec.Struct, frozen=True):
 
 
 class LockPlace(msgspec.Struct, frozen=True):
-    """Who holds a lock of this process, or waits for it."""
+    """An owner that holds a lock of this process, or waits for it."""
 
     path: list[str]
     mode: str
@@ -65,20 +65,20 @@ class LockPlace(msgspec.Struct, frozen=True):
 
 
 class Waits(msgspec.Struct, frozen=True):
-    """Lines for leases, the longest first, and locks in the order of locking, as far as the limit allows."""
+    """Callers that wait for leases, the longest wait first, and locks in lock order, up to the limit."""
 
     lines: list[LeaseLine]
     locks: list[LockPlace]
 
 
 class Released(msgspec.Struct, frozen=True):
-    """Whether the lease was held until now. False means that it had run out before, or was given back already."""
+    """Whether the lease was held until now. False: it had expired, or was released before."""
 
     released: bool
 
 
 class AcquireLease(Request[Granted], frozen=True, tag="leases.acquire"):
-    """Grant `key` to `owner`, waiting in line for it if asked to."""
+    """Grant `key` to `owner`, waiting up to `wait_seconds`."""
 
     key: str
     owner: str
@@ -89,7 +89,7 @@ class AcquireLease(Request[Granted], frozen=True, tag="leases.acquire"):
 
 
 class KeepLease(Request[Granted], frozen=True, tag="leases.keepalive"):
-    """Let the lease last at least `ttl_seconds` from now; it never gets shorter."""
+    """Renew the lease for at least `ttl_seconds` from now; never shortens it."""
 
     operation = Operation(atomic=True)
 
@@ -111,7 +111,7 @@ class DescribeLease(Request[Described], frozen=True, tag="leases.describe"):
 
 
 class ListLeases(Request[Leases], frozen=True, tag="leases.list"):
-    """At most `limit` keys are looked at; those of them that are held are answered."""
+    """Of the next `limit` keys, those whose leases are held."""
 
     operation = Operation(reads=True)
 
@@ -121,7 +121,7 @@ class ListLeases(Request[Leases], frozen=True, tag="leases.list"):
 
 
 class ListWaits(Request[Waits], frozen=True, tag="leases.waits"):
-    """Who waits for whom in the process that answers."""
+    """The callers that wait for leases and locks in the answering process."""
 
     operation = Operation(reads=True)
 
@@ -130,7 +130,7 @@ class ListWaits(Request[Waits], frozen=True, tag="leases.waits"):
 
 
 class CheckLease(Request[Committed], frozen=True, tag="leases.check"):
-    """Succeeds if the lease still holds: what an atomic list is guarded by."""
+    """Succeed only if the lease still holds; guards an atomic list."""
 
     operation = Operation(reads=True, atomic=True)
 

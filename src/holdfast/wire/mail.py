@@ -1,4 +1,4 @@
-"""Mail: envelopes from one agent to another, and what becomes of them."""
+"""Mail: envelopes from one agent to another, and their receipts."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ CONFIRMED = "confirmed"
 
 
 class NewMail(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A mail as its sender writes it. The id is the sender's to choose; one that waits already is not stored again."""
+    """A mail to send. The sender may choose the id; a mail whose id is unconfirmed is not stored again."""
 
     to: str
     body: bytes = b""
@@ -27,7 +27,7 @@ class NewMail(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A mail in somebody's mailbox. `sequence` is its place there, which no other one ever had."""
+    """A mail in a mailbox. `sequence` is its unique position there."""
 
     sequence: int
     id: str
@@ -45,11 +45,11 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SentMail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of one mail of a batch: it is stored, or `code` and `detail` say why not."""
+    """The outcome for one mail of a batch: stored, or the `code` and `detail` of the error."""
 
     id: str
     durability: Tier = Tier.CRITICAL
-    duplicate: bool = False  # It was stored before, under this id.
+    duplicate: bool = False  # A mail with this id was stored before.
     code: str | None = None
     detail: str | None = None
 
@@ -61,21 +61,21 @@ class SentMails(msgspec.Struct, frozen=True):
 
 
 class Mails(msgspec.Struct, frozen=True):
-    """Mail in the order in which it was stored, and whether what follows will be live."""
+    """Mail in the order of storing, and from which sequence on mail is live."""
 
     mails: list[Envelope]
-    live_from: int | None = None  # Mail from this sequence on came while its reader was there for it.
+    live_from: int | None = None  # Mail from this sequence on arrived while the reader was subscribed.
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """A reader has the mailbox for itself: how much mail waits for it, and which receipts it has seen."""
+    """The caller is the mailbox's only reader: its unconfirmed mails, and the last receipt it has seen."""
 
     pending: int
     receipts_seen: int
 
 
 class MailCount(msgspec.Struct, frozen=True):
-    """How many mails wait for their confirmation, since when the oldest of them does, and whether anybody reads."""
+    """The number of unconfirmed mails and its limit, the time of the oldest, and whether a reader is subscribed."""
 
     pending: int
     pending_max: int
@@ -84,14 +84,14 @@ class MailCount(msgspec.Struct, frozen=True):
 
 
 class MailReceipt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that happened to a mail which somebody sent. `sequence` is where to go on from."""
+    """A state change of a sent mail. `sequence` is where to resume reading."""
 
     sequence: int
     id: str
     to: str
     state: str  # stored, delivered or confirmed.
     at_ms: int
-    was_stored: bool = False  # Of a confirmed one: it waited, because nobody was there for it when it came.
+    was_stored: bool = False  # If confirmed: the mail waited because no reader was subscribed when it arrived.
 
 
 class MailReceipts(msgspec.Struct, frozen=True):
@@ -101,7 +101,7 @@ class MailReceipts(msgspec.Struct, frozen=True):
 
 
 class MailboxSize(msgspec.Struct, frozen=True):
-    """A mailbox in a list of them: how many mails wait, since when the oldest does, and whether anybody reads."""
+    """A mailbox in a list: its unconfirmed mails, the time of the oldest, and whether a reader is subscribed."""
 
     agent: str
     pending: int
@@ -122,20 +122,20 @@ class Addresses(msgspec.Struct, frozen=True):
 
 
 class MailPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What holds for all mailboxes of a universe."""
+    """The limits of all mailboxes of a universe."""
 
-    pending_max: int = MAILBOX_MAILS_MAX  # Mails that one mailbox holds; the next one is refused.
+    pending_max: int = MAILBOX_MAILS_MAX  # Unconfirmed mails of one mailbox; more are refused.
     ttl_seconds: float = MAIL_TTL_SECONDS
 
 
 class Confirmed(msgspec.Struct, frozen=True):
-    """How many of the mails were still there."""
+    """How many of the mails still existed."""
 
     count: int
 
 
 class SendMail(Request[SentMails], frozen=True, tag="mail.send"):
-    """Store mails of `sender`, each by itself: one that is refused does not stop the others."""
+    """Store mails of `sender`. A refused mail does not affect the others."""
 
     operation = Operation(atomic=True)
 
@@ -145,7 +145,7 @@ class SendMail(Request[SentMails], frozen=True, tag="mail.send"):
 
 
 class JoinMailbox(Request[Joined], frozen=True, tag="mail.join"):
-    """Read the mailbox as `session` from now on. Whoever did before is refused from now on."""
+    """Become the mailbox's only reader, as `session`; an earlier reader is refused from now on."""
 
     agent: str
     session: str
@@ -153,7 +153,7 @@ class JoinMailbox(Request[Joined], frozen=True, tag="mail.join"):
 
 
 class LeaveMailbox(Request[Committed], frozen=True, tag="mail.leave"):
-    """Stop being the mailbox's reader; of no effect if somebody else is by now."""
+    """Stop being the mailbox's reader; no effect if another session has replaced this one."""
 
     agent: str
     session: str
@@ -161,9 +161,9 @@ class LeaveMailbox(Request[Committed], frozen=True, tag="mail.leave"):
 
 
 class ReadMail(Request[Mails], frozen=True, tag="mail.read"):
-    """At most `limit` mails behind the sequence `after`, in order; waits for the first one if asked to.
+    """At most `limit` mails after the sequence `after`, in order; waits up to `wait_seconds` for the first one.
 
-    Reading removes nothing. With `session` it is that of the mailbox's reader, and fails once there is another one.
+    Reading removes nothing. With `session`, it fails once another session reads the mailbox.
     """
 
     operation = Operation(repeatable="reading removes nothing, and the sender gets one delivery receipt")
@@ -173,13 +173,13 @@ class ReadMail(Request[Mails], frozen=True, tag="mail.read"):
     limit: int = 50
     wait_seconds: float = 0.0
     session: str | None = None
-    peek: bool = False  # Nobody is told that the mail was delivered.
+    peek: bool = False  # Send no delivery receipts.
     universe: str = UNIVERSE
-    bytes_max: int | None = None  # No more once their bodies have so many bytes.
+    bytes_max: int | None = None  # Stop after this many bytes of bodies.
 
 
 class ConfirmMail(Request[Confirmed], frozen=True, tag="mail.confirm"):
-    """Mails have arrived for good: they are removed, and their senders are told."""
+    """Confirm mails: they are removed, and their senders get receipts."""
 
     operation = Operation(atomic=True)
 
@@ -196,7 +196,7 @@ class CountMail(Request[MailCount], frozen=True, tag="mail.count"):
 
 
 class ReadReceipts(Request[MailReceipts], frozen=True, tag="mail.receipts"):
-    """At most `limit` receipts for what `agent` has sent, behind `after`; waits for the first one if asked to."""
+    """At most `limit` receipts for mail that `agent` has sent, after `after`; waits up to `wait_seconds`."""
 
     operation = Operation(reads=True)
 
@@ -208,7 +208,7 @@ class ReadReceipts(Request[MailReceipts], frozen=True, tag="mail.receipts"):
 
 
 class SeeReceipts(Request[Committed], frozen=True, tag="mail.see"):
-    """Receipts up to `sequence` were seen: whoever joins the mailbox later is told so."""
+    """Mark receipts up to `sequence` as seen; `JoinMailbox` returns it."""
 
     agent: str
     sequence: int
@@ -216,7 +216,7 @@ class SeeReceipts(Request[Committed], frozen=True, tag="mail.see"):
 
 
 class BlockSender(Request[Committed], frozen=True, tag="mail.block"):
-    """Refuse, or with `blocked=False` accept again, what `sender` sends to `agent`."""
+    """Refuse mail from `sender` to `agent`, or accept it again with `blocked=False`."""
 
     agent: str
     sender: str

@@ -1,4 +1,4 @@
-"""Raw pairs of the key space, below every layer: what the doctor and the tests look at."""
+"""Raw keys and values, below every layer."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from holdfast.wire.requests import Committed, Operation, Request
 
 
 class Value(msgspec.Struct, frozen=True):
-    """What a key holds; None if nothing."""
+    """The value of a key, or None."""
 
     value: bytes | None
 

@@ -1,4 +1,4 @@
-"""Problems: errors as they travel (RFC 9457), and back."""
+"""Problems: errors on the wire (RFC 9457), and back."""
 
 from typing import Any, Final
 
@@ -32,8 +32,16 @@ from holdfast.errors import (
 )
 
 RETRY_AFTER_SECONDS: Final = 1.0
-_KNOWS: Final = ("current_etag", "expected", "actual", "owner", "expires_ms", "now_ms", "key")  # What errors can tell.
-# The first family that an error belongs to decides.
+_ATTRIBUTES: Final = (
+    "current_etag",
+    "expected",
+    "actual",
+    "owner",
+    "expires_ms",
+    "now_ms",
+    "key",
+)  # Attributes of errors that are sent along.
+# The first class that an error belongs to decides.
 _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (PayloadTooLarge, 413),
     (ValueTooLarge, 413),
@@ -61,7 +69,7 @@ _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An error on its way to a caller. `code` and `retry` are API, `detail` is for people."""
+    """An error as a caller receives it. `code` and `retry` are API; `detail` is for people."""
 
     code: str
     title: str
@@ -78,13 +86,13 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def status_of(error: HoldfastError) -> int:
-    """The HTTP status that stands for an error."""
+    """The HTTP status of an error."""
     return next(status for family, status in _STATUS if isinstance(error, family))
 
 
 def problem_of(error: HoldfastError, correlation_id: str | None = None) -> Problem:
-    """An error as it travels."""
-    known = {name: value for name in _KNOWS if (value := getattr(error, name, None)) is not None}
+    """The problem that represents an error."""
+    known = {name: value for name in _ATTRIBUTES if (value := getattr(error, name, None)) is not None}
     actual = known.get("actual")
     return Problem(
         code=error.code,
@@ -103,10 +111,10 @@ def problem_of(error: HoldfastError, correlation_id: str | None = None) -> Probl
 
 
 def error_of(problem: Problem) -> HoldfastError:
-    """The error that travelled, of its own class, with what it could tell."""
+    """The error that a problem represents, with its class and attributes."""
     error = rebuild(problem.code, problem.detail)
     for name, value in (problem.extra or {}).items():
-        if name in _KNOWS:
+        if name in _ATTRIBUTES:
             setattr(error, name, value)
     if problem.code == "cas_mismatch" and not hasattr(error, "current_etag"):
         error.current_etag = None  # type: ignore[attr-defined]

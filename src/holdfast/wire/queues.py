@@ -1,4 +1,4 @@
-"""Queues: leased, fenced, at least once."""
+"""Queues: at-least-once delivery with leases and fences."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ _FENCE = {"fence": "fencing_token"}
 
 
 class NewMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A message to put. Its payload is here, or in the blob that `blob` names."""
+    """A message to put. Its payload is inline, or in the blob with the hash `blob`."""
 
     payload: bytes = b""
     blob: str | None = None
@@ -29,7 +29,7 @@ class NewMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """The acknowledgement of a put: the message's id, the promise, and whether it had been put before."""
+    """The acknowledgement of a put: the message's id, its durability, and whether it is a duplicate."""
 
     id: str
     durability: Tier
@@ -44,7 +44,7 @@ class Receipts(msgspec.Struct, frozen=True):
 
 
 class SidecarState(msgspec.Struct, frozen=True):
-    """The workflow state of a delivered message, as canonical CBOR, and the lease on it that came with the delivery."""
+    """The workflow state of a delivered message, as canonical CBOR, and the lease on it."""
 
     value: bytes
     etag: str
@@ -53,10 +53,10 @@ class SidecarState(msgspec.Struct, frozen=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, rename=_FENCE):
-    """A message in somebody's hands, until its lease ends."""
+    """A message that is leased to a consumer, or read by `peek`."""
 
     id: str
-    payload: bytes | None  # None: it is too large to come along; open its blob.
+    payload: bytes | None  # None: too large to be sent with the delivery; open its blob.
     blob: str | None
     size: int
     content_type: str
@@ -69,7 +69,7 @@ class Delivery(msgspec.Struct, frozen=True, rename=_FENCE):
     failure_attempts: int
     max_attempts: int
     last_error: str | None
-    origin: str | None  # The queue that a dead letter died in.
+    origin: str | None  # The queue that a dead letter comes from.
     died_ms: int
     lease_id: str
     fence: int
@@ -79,13 +79,13 @@ class Delivery(msgspec.Struct, frozen=True, rename=_FENCE):
 
 
 class Deliveries(msgspec.Struct, frozen=True):
-    """Messages that were leased, or looked at, in order."""
+    """Leased or peeked messages, in order."""
 
     messages: list[Delivery]
 
 
 class MessageLease(msgspec.Struct, frozen=True, rename=_FENCE):
-    """What a consumer shows to settle a message."""
+    """What a consumer sends to settle a message."""
 
     id: str
     lease_id: str
@@ -93,7 +93,7 @@ class MessageLease(msgspec.Struct, frozen=True, rename=_FENCE):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of one item of a batch: nothing wrong, or an error's code and what it says."""
+    """The outcome for one item of a batch: success, or the `code` and `detail` of the error."""
 
     code: str | None = None
     detail: str | None = None
@@ -108,26 +108,26 @@ class Outcomes(msgspec.Struct, frozen=True):
 
 
 class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What holds for the messages of a queue that do not say otherwise."""
+    """The defaults for the messages of a queue."""
 
     visibility_seconds: float = 30.0
     max_attempts: int = 5
-    dead_letter_queue: str | None = None  # "<queue>.dlq" if nothing is said.
-    retention_seconds: float | None = None  # How long a message without a TTL is kept; for ever if nothing is said.
+    dead_letter_queue: str | None = None  # Default: "<queue>.dlq".
+    retention_seconds: float | None = None  # How long a message without a TTL is kept; None: for ever.
     dead_letter_retention_seconds: float = 1_209_600.0
-    rate_per_second: float | None = None  # Deliveries; no limit if nothing is said.
+    rate_per_second: float | None = None  # Deliveries; None: no limit.
     paused: bool = False
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """How many messages are in which state, and who waits. Looking consumes nothing."""
+    """The number of messages in each state, and of waiting consumers."""
 
     queue: str
     ready: int
     delayed: int
     leased: int
     blocked: int  # Behind another message of their group.
-    dead: int  # In the queue of its dead letters.
+    dead: int  # In its dead-letter queue.
     paused: bool
     waiting_consumers: int
     head_message_id: str | None
@@ -147,7 +147,7 @@ class QueueNames(msgspec.Struct, frozen=True):
 
 
 class QueueSurvey(msgspec.Struct, frozen=True):
-    """How queues are doing, in the order of their names; `next` is where the next page starts, if there is one."""
+    """The statistics of queues in the order of their names; `next` is where the next page starts, if there is one."""
 
     queues: list[QueueStats]
     next: str | None
@@ -160,7 +160,7 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """A message that is put again and again, at the times that a cron expression names."""
+    """A message that is put at the times of a cron expression."""
 
     name: str
     cron: str
@@ -205,7 +205,7 @@ class AckMessages(Request[Outcomes], frozen=True, tag="queues.ack"):
 
 
 class NackMessages(Request[Outcomes], frozen=True, tag="queues.nack"):
-    """Give messages back. `intent` is failure, which counts against max_attempts, or defer, which does not."""
+    """Return messages to the queue. The intent failure counts against max_attempts, defer does not."""
 
     operation = Operation(atomic=True)
 
@@ -229,7 +229,7 @@ class RejectMessages(Request[Outcomes], frozen=True, tag="queues.reject"):
 
 
 class ExtendMessages(Request[Outcomes], frozen=True, tag="queues.extend"):
-    """Let leases last at least `seconds` from now; they never get shorter."""
+    """Extend leases to at least `seconds` from now; never shortens them."""
 
     operation = Operation(atomic=True)
 
@@ -240,7 +240,7 @@ class ExtendMessages(Request[Outcomes], frozen=True, tag="queues.extend"):
 
 
 class CheckMessages(Request[Outcomes], frozen=True, tag="queues.check"):
-    """Which of these leases still hold."""
+    """Check which of these leases still hold."""
 
     operation = Operation(reads=True, atomic=True)
 
@@ -250,7 +250,7 @@ class CheckMessages(Request[Outcomes], frozen=True, tag="queues.check"):
 
 
 class PeekMessages(Request[Deliveries], frozen=True, tag="queues.peek"):
-    """Look at the messages that are ready, in the order in which they would be delivered."""
+    """Read the ready messages, in delivery order, without consuming them."""
 
     operation = Operation(reads=True)
 
@@ -275,7 +275,7 @@ class ListQueues(Request[QueueNames], frozen=True, tag="queues.list"):
 
 
 class SurveyQueues(Request[QueueSurvey], frozen=True, tag="queues.survey"):
-    """How each queue behind `after` is doing."""
+    """The statistics of each queue after `after`."""
 
     operation = Operation(reads=True)
 
@@ -285,14 +285,14 @@ class SurveyQueues(Request[QueueSurvey], frozen=True, tag="queues.survey"):
 
 
 class PurgeQueue(Request[Moved], frozen=True, tag="queues.purge"):
-    """Remove every message that nobody holds."""
+    """Remove every message that is not leased."""
 
     queue: str
     universe: str = UNIVERSE
 
 
 class RedriveMessages(Request[Moved], frozen=True, tag="queues.redrive"):
-    """Put dead letters of `queue` back into it, those named or all."""
+    """Put dead letters of `queue` back into it, the given ones or all."""
 
     queue: str
     ids: list[str] | None = None
@@ -314,7 +314,7 @@ class SetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.set")
 
 
 class PauseQueue(Request[QueuePolicy], frozen=True, tag="queues.pause"):
-    """Deliver nothing until the queue is resumed; puts are still taken."""
+    """Deliver nothing until the queue is resumed; puts are still accepted."""
 
     queue: str
     paused: bool = True

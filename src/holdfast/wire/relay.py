@@ -1,13 +1,13 @@
-"""Frames of the relay: how an agent of any language sends and gets mail over one WebSocket.
+"""Frames of the relay: how an agent in any language sends and receives mail over one WebSocket.
 
-    server ──►  challenge                        prove who you are
-    agent  ──►  authenticate                     by a signature, or with a token
-    server ──►  welcome, queue_status            then mail in order: what was stored, then what comes
+    server ──►  challenge                        a nonce to sign
+    agent  ──►  authenticate                     with a signature or a token
+    server ──►  welcome, queue_status            then stored mail, then live mail, in order
     agent  ──►  send, confirm, receipts_seen     answered by sent or error
     server ──►  mail, delivery_confirm           and rate_limited, ping, draining, replaced
 
 A WebSocket message is one frame, or a list of frames. It is JSON, where a body is base64url, or MessagePack. `type`
-says what a frame is; docs/relay.md says what it means.
+names the frame; docs/relay.md specifies each one.
 """
 
 from binascii import Error as Base64Error
@@ -30,30 +30,30 @@ _FROM_BASE64URL: Final = bytes.maketrans(b"-_+/", b"+/!!")
 
 
 class Body(bytes):
-    """Bytes that travel as base64url where there are no bytes."""
+    """Bytes that are encoded as base64url in JSON."""
 
     __slots__ = ()
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True, omit_defaults=True):
-    """What every frame has in common: its `type`. Those that hold no lists are in no cycle, and nothing to collect."""
+    """The base of all frames. Frames without lists cannot be part of a cycle, so they are not garbage-collected."""
 
 
-# Of the agent.
+# From the agent.
 
 
 class Authenticate(Frame, frozen=True, gc=False, tag="authenticate"):
-    """Who is there, and what proves it: a key and a signature, or a token."""
+    """The agent's address, with a key and a signature, or a token."""
 
     address: str
     public_key: Body | None = None
     signature: Body | None = None
     token: str | None = None
-    receipts_after: int | None = None  # The last delivery_confirm that was seen, if not what receipts_seen has said.
+    receipts_after: int | None = None  # The last delivery_confirm seen; overrides receipts_seen.
 
 
 class Send(Frame, frozen=True, gc=False, tag="send"):
-    """A mail. Its id is the sender's to choose, and names it for as long as the mail is there."""
+    """A mail. The sender chooses its id, which is unique among its unconfirmed mails."""
 
     message_id: str
     to: str
@@ -64,27 +64,27 @@ class Send(Frame, frozen=True, gc=False, tag="send"):
 
 
 class Confirm(Frame, frozen=True, tag="confirm"):
-    """Mails have arrived for good."""
+    """Confirm mails: they are removed."""
 
     message_ids: list[str]
 
 
 class ReceiptsSeen(Frame, frozen=True, gc=False, tag="receipts_seen"):
-    """Every delivery_confirm up to this one was seen; the next connection begins behind it."""
+    """Every delivery_confirm up to this one was seen; the next connection starts after it."""
 
     sequence: int
 
 
 class Ping(Frame, frozen=True, gc=False, tag="ping"):
-    """Are you there?"""
+    """Request a `pong`."""
 
 
 class Pong(Frame, frozen=True, gc=False, tag="pong"):
-    """Yes."""
+    """The answer to `ping`."""
 
 
 class Rpc(Frame, frozen=True, tag="rpc"):
-    """A call of JSON-RPC 2.0, or a batch of them; of the server: what answers it."""
+    """A JSON-RPC 2.0 call or batch; from the server: its answer."""
 
     body: Any
 
@@ -92,11 +92,11 @@ class Rpc(Frame, frozen=True, tag="rpc"):
 OfAgent = Authenticate | Send | Confirm | ReceiptsSeen | Ping | Pong | Rpc
 
 
-# Of the server.
+# From the server.
 
 
 class Challenge(Frame, frozen=True, gc=False, tag="challenge"):
-    """What to sign."""
+    """The nonce to sign."""
 
     nonce: Body
     host: str
@@ -104,7 +104,7 @@ class Challenge(Frame, frozen=True, gc=False, tag="challenge"):
 
 
 class Welcome(Frame, frozen=True, gc=False, tag="welcome"):
-    """The mailbox is this connection's now."""
+    """This connection is the mailbox's only reader now."""
 
     session: str
     address: str
@@ -112,13 +112,13 @@ class Welcome(Frame, frozen=True, gc=False, tag="welcome"):
 
 
 class QueueStatus(Frame, frozen=True, gc=False, tag="queue_status"):
-    """How many mails were stored, and come first."""
+    """The number of stored mails, which are sent first."""
 
     pending_count: int
 
 
 class Mail(Frame, frozen=True, gc=False, tag="mail"):
-    """A mail for the agent. `stored`: it waited, because nobody was there for it when it came."""
+    """A mail for the agent. `stored`: it waited because the agent was not connected when it arrived."""
 
     sequence: int
     message_id: str
@@ -133,7 +133,7 @@ class Mail(Frame, frozen=True, gc=False, tag="mail"):
 
 
 class Sent(Frame, frozen=True, gc=False, tag="sent"):
-    """The mail is stored, and as safe as `durability` says. `duplicate`: it waited already, under this id."""
+    """The mail is stored with this durability. `duplicate`: a mail with this id was stored before."""
 
     message_id: str
     durability: str
@@ -141,7 +141,7 @@ class Sent(Frame, frozen=True, gc=False, tag="sent"):
 
 
 class Error(Frame, frozen=True, gc=False, tag="error"):
-    """Something was refused: the mail of that id, or the frame that came last. Nothing was done."""
+    """The mail with that id, or the last frame, was refused; nothing was done."""
 
     code: str
     detail: str
@@ -150,14 +150,14 @@ class Error(Frame, frozen=True, gc=False, tag="error"):
 
 
 class RateLimited(Frame, frozen=True, gc=False, tag="rate_limited"):
-    """The mail was refused because there were too many; it may be sent again after a while."""
+    """The mail was refused because of the rate limit; send it again after `retry_after_ms`."""
 
     message_id: str
     retry_after_ms: int
 
 
 class DeliveryConfirm(Frame, frozen=True, gc=False, tag="delivery_confirm"):
-    """A mail that the agent has sent was confirmed by its recipient."""
+    """The recipient has confirmed a mail of this agent."""
 
     sequence: int
     message_id: str
@@ -167,24 +167,24 @@ class DeliveryConfirm(Frame, frozen=True, gc=False, tag="delivery_confirm"):
 
 
 class Replaced(Frame, frozen=True, gc=False, tag="replaced"):
-    """Another connection has this mailbox now; the server closes this one."""
+    """Another connection reads the mailbox now; the server closes this one."""
 
 
 class Draining(Frame, frozen=True, gc=False, tag="draining"):
-    """The server is about to stop: it takes no more mail, and confirmations until it closes."""
+    """The server is shutting down: it accepts no more mail, but confirmations until it closes."""
 
 
 def signed_bytes(host: str, nonce: bytes) -> bytes:
-    """What an agent signs: protocol, host and nonce, each behind its length in four bytes."""
+    """The bytes that an agent signs: protocol, host and nonce, each prefixed with its length in four bytes."""
     parts = (PROTOCOL.encode(), host.encode(), nonce)
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """The universe and the agent of an address; one that names no universe is of `main`.
+    """The universe and the agent of an address; without a universe it is in `main`.
 
     Raises:
-        InvalidName: it is no address.
+        InvalidName: it is not an address.
     """
     agent, at, universe = address.partition("@")
     home = checked_name("universe", universe) if at else UNIVERSE
@@ -217,10 +217,10 @@ _to_msgpack = msgspec.msgpack.Encoder(enc_hook=bytes)
 
 
 def decode(data: str | bytes) -> list[OfAgent | Error]:
-    """The frames of a message: JSON if it is text, MessagePack if it is bytes. One that is none is an Error instead.
+    """The frames of a message: JSON if it is text, MessagePack if it is bytes. An invalid frame becomes an Error.
 
     Raises:
-        msgspec.MsgspecError, ValueError, RecursionError: the message is not even JSON, or MessagePack.
+        msgspec.MsgspecError, ValueError, RecursionError: the message is neither JSON nor MessagePack.
     """
     try:
         found = _from_json.decode(data) if isinstance(data, str) else _from_msgpack.decode(data)
@@ -236,10 +236,10 @@ def _converted(item: Any) -> OfAgent | Error:
     except msgspec.ValidationError as error:
         named = item.get("message_id") if isinstance(item, dict) else None
         id = named if isinstance(named, str) else None
-        return Error("invalid_frame", f"The frame is none that this server knows ({error})", Retry.NEVER, id)
+        return Error("invalid_frame", f"This server does not know the frame ({error})", Retry.NEVER, id)
     return frame
 
 
 def encode(frames: list[Frame], encoding: Encoding) -> bytes:
-    """A message of these frames; that of JSON is sent as text."""
+    """One message with these frames; JSON is sent as text."""
     return (_to_json if encoding == "json" else _to_msgpack).encode(frames[0] if len(frames) == 1 else frames)

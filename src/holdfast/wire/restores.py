@@ -1,4 +1,4 @@
-"""What a fold over a journal is given, and what comes of it."""
+"""The input and result of folding a world's journal."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0, as agents speak it: the codes of its errors, and their form.
+"""JSON-RPC 2.0 of the agents' protocol: its error codes and message structures.
 
 {"jsonrpc": "2.0", "id": 7, "error": {"code": -32010, "message": "ERR_BUSY", "data": {"details": "…"}}}
 """
@@ -12,7 +12,7 @@ VERSION: Final = "2.0"
 
 
 class RpcCode(IntEnum):
-    """What went wrong. Those from -32001 on are the agents' own, the others are the standard's."""
+    """Error codes. Those from -32001 on belong to the agents' protocol, the others to JSON-RPC."""
 
     UNAUTHORIZED = -32001
     PEER_ID_MISMATCH = -32002
@@ -28,12 +28,12 @@ class RpcCode(IntEnum):
 
     @property
     def symbol(self) -> str:
-        """Its name as it travels."""
+        """Its name on the wire."""
         return f"ERR_{self.name}"
 
 
 class RpcErrorData(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What to do about an error, for people; for programs Holdfast's own code, and when to come again."""
+    """Details for people; Holdfast's error code and the retry delay for programs."""
 
     details: str
     code: str | None = None
@@ -72,12 +72,12 @@ class Ping(msgspec.Struct, frozen=True):
 
 
 class PushLimits(msgspec.Struct, frozen=True):
-    """What one call may have."""
+    """The limits of a call."""
 
     rpc_bytes: int
     batch_calls: int
     payload_bytes: int
-    pushes_per_minute: int  # 0: as many as one likes.
+    pushes_per_minute: int  # 0: no limit.
 
 
 class Capabilities(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""State documents: one value a key, guarded by leases and ETags."""
+"""State documents: one value per key, guarded by leases and ETags."""
 
 import msgspec
 
@@ -19,7 +19,7 @@ class StateDocument(msgspec.Struct, frozen=True):
 
 
 class FoundState(msgspec.Struct, frozen=True):
-    """The document of a key, if there is one."""
+    """The document of a key, if it exists."""
 
     state: StateDocument | None
 
@@ -32,7 +32,7 @@ class UpdatedState(msgspec.Struct, frozen=True):
 
 
 class RemovedState(msgspec.Struct, frozen=True):
-    """Whether there was anything to remove."""
+    """Whether the document existed."""
 
     removed: bool
 
@@ -45,7 +45,7 @@ class GetState(Request[FoundState], frozen=True, tag="states.get"):
 
 
 class UpdateState(Request[UpdatedState], frozen=True, tag="states.update"):
-    """Write a document. `if_match` names the version that it replaces ("*": any); `if_absent`: there must be none."""
+    """Write a document. `if_match`: its current ETag ("*": any); `if_absent`: it must not exist."""
 
     operation = Operation(atomic=True)
 

@@ -1,4 +1,4 @@
-"""Universes: the key spaces within the key space, which know nothing of each other."""
+"""Universes: tenants, isolated from each other."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ class UniverseNames(msgspec.Struct, frozen=True):
 
 
 class ListUniverses(Request[UniverseNames], frozen=True, tag="universes.list"):
-    """Universes in which there is anything."""
+    """The universes that contain data."""
 
     operation = Operation(reads=True)
 

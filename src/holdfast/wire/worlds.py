@@ -10,7 +10,7 @@ from holdfast.wire.requests import Operation, Request
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What is known of a world. Records from `hot` on are in the key space; a restore starts from `baseline`."""
+    """The state of a world. Records from `hot` on are in the key space; a restore starts from `baseline`."""
 
     name: str
     state: str
@@ -34,7 +34,7 @@ class WorldSurvey(msgspec.Struct, frozen=True):
 
 
 class Height(msgspec.Struct, frozen=True):
-    """A place in a journal."""
+    """A height in a journal."""
 
     height: int
 
@@ -48,19 +48,19 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Records(msgspec.Struct, frozen=True):
-    """Journal records in order, without a hole."""
+    """Journal records in order, without gaps."""
 
     records: list[Record]
 
 
 class Drained(msgspec.Struct, frozen=True):
-    """The heights at which drained items are now."""
+    """The heights of the drained items."""
 
     heights: list[int]
 
 
 class Sequence(msgspec.Struct, frozen=True):
-    """A place in an inbox, or None for its beginning."""
+    """A sequence in an inbox; None: its beginning."""
 
     sequence: int | None
 
@@ -88,7 +88,7 @@ class Snapshots(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A cold piece of a journal, start … end both included."""
+    """A cold part of a journal, from `start` to `end`, both included."""
 
     start: int
     end: int
@@ -111,7 +111,7 @@ class Compacted(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """How much of a world was looked at, and what is wrong with it; `next` is where to go on, None at its end."""
+    """How much of a world was checked, and its fault if it has one; `next` is where to continue, None at the end."""
 
     next: int | None
     records: int
@@ -142,7 +142,7 @@ class ListWorlds(Request[Names], frozen=True, tag="worlds.list"):
 
 
 class SurveyWorlds(Request[WorldSurvey], frozen=True, tag="worlds.survey"):
-    """What is known of each world behind `after`."""
+    """The state of each world after `after`."""
 
     operation = Operation(reads=True)
 
@@ -206,7 +206,7 @@ class GetCursor(Request[Sequence], frozen=True, tag="worlds.inbox.cursor"):
 
 
 class SetManifest(Request[Height], frozen=True, tag="worlds.manifest"):
-    """The world is defined by another manifest from here on; answered with the height of the note."""
+    """Record that another manifest defines the world from here on; the answer is the height of the record."""
 
     world: str
     manifest_hash: str
@@ -244,7 +244,7 @@ class ListSnapshots(Request[Snapshots], frozen=True, tag="worlds.snapshots.list"
 
 
 class CompactWorld(Request[Compacted], frozen=True, tag="worlds.compact"):
-    """Move what lies more than `margin` records below the baseline into segments of `entries` records."""
+    """Move records more than `margin` below the baseline into segments of `entries` records."""
 
     operation = Operation(repeatable="entries that were moved are not moved again; only the answer differs")
 
@@ -264,9 +264,9 @@ class ListSegments(Request[Segments], frozen=True, tag="worlds.segments"):
 
 
 class CheckWorld(Request[Checked], frozen=True, tag="worlds.check"):
-    """Look at the records from `start` on, a segment or at most `limit` hot ones, and at the snapshots among them.
+    """Check records from `start` on, a segment or at most `limit` hot ones, and the snapshots among them.
 
-    Whether a snapshot is what the records lead to only its reducer knows, which the plane does not have.
+    Whether a snapshot agrees with the records cannot be checked without the reducer.
     """
 
     operation = Operation(reads=True)
@@ -286,7 +286,7 @@ class ChangeWorld(Request[Described], frozen=True, tag="worlds.change"):
 
 
 class DeleteWorld(Request[Described], frozen=True, tag="worlds.delete"):
-    """Delete an archived world. Its name stays taken."""
+    """Delete an archived world. Its name stays reserved."""
 
     operation = Operation(repeatable="a deleted world stays deleted, and its name stays reserved")
 
@@ -295,7 +295,7 @@ class DeleteWorld(Request[Described], frozen=True, tag="worlds.delete"):
 
 
 class ForkWorld(Request[Described], frozen=True, tag="worlds.fork"):
-    """A new world with the records of this one below `height`."""
+    """Create a world with the records of this one below `height`."""
 
     world: str
     target: str
