@@ -1,9 +1,9 @@
-"""Spark finds the data source `holdfast` by the name of this module."""
+"""Registers the data source `holdfast`: Spark finds it by this module's name."""
 
 try:
     from holdfast.pipeline.source import HoldfastSource as DefaultSource
 except ModuleNotFoundError as error:
-    # Holdfast is installed without `holdfast[spark]`. Spark imports this to look for sources, and must find others.
+    # Holdfast is installed without `holdfast[spark]`. Spark imports this module while it looks for any source.
     if (error.name or "").startswith("holdfast"):
         raise
 else:

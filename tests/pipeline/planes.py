@@ -1,12 +1,12 @@
-"""Planes of any size in a data directory, with everything in them that the pipeline reads, and ways to damage them.
+"""Builds planes in a data directory with all the data that the pipeline reads, and damages them.
 
-Test files cannot import each other; they take this one by
+Test files cannot import each other; they load this one with
 
     planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
     built = planes.build(tmp_path / "data", worlds=5, entries=300)
 
-Snapshots hold the state that `holdfast.pipeline.replays:chain` folds the records into, so an audit with that reducer
-finds nothing wrong with a plane that nobody damaged.
+Snapshots hold the state that `holdfast.pipeline.replays:chain` folds the records into, so an audit of an undamaged
+plane with that reducer has no findings.
 """
 
 import contextlib
@@ -43,23 +43,23 @@ CHAIN = "holdfast.pipeline.replays:chain"
 SEGMENT = 64
 MARGIN = 8
 _DAY_MS = 86_400_000
-# Midnight of the day before. Whoever opens the plane with a real clock must not find that dead letters are too old.
+# Midnight of the day before: opened with a real clock, the plane's dead letters are not too old.
 START_MS = (int(time.time() * 1_000) // _DAY_MS - 1) * _DAY_MS
 BATCH = 256
 ERRORS = ("timeout after 30 s", "connection refused by 10.0.0.7:5432", "KeyError: 'order'")
 
 
 class Built(msgspec.Struct, frozen=True):
-    """What was put into a plane."""
+    """The content of a plane."""
 
     path: str
     url: str
     universe: str
     worlds: list[str]
-    entries: int  # Journal records of all worlds together.
+    entries: int  # Journal records of all worlds.
     messages: int
     mails: int
-    activity: int  # Records logged by `build` itself; events of queues and mail are more.
+    activity: int  # Records logged by `build` itself; queue and mail events come on top.
 
 
 def build(
@@ -78,10 +78,10 @@ def build(
     url: str | None = None,
     objects: str | None = None,
 ) -> Built:
-    """A plane in `path` (or at `url`), closed again.
+    """Build a plane in `path` (or at `url`) and close it.
 
-    `entries` is about how many records each world gets. The first world has them all hot, the others have most of them
-    in segments of `segment` records; one more world, `empty`, has none.
+    `entries` is the approximate number of records per world. The first world has only hot records, the others have most
+    of them in segments of `segment` records; one more world, `empty`, has none.
     """
     url = url or f"dir:{path}"
     clock = ManualClock(START_MS)
@@ -107,13 +107,13 @@ def build(
 
 @contextlib.contextmanager
 def opened(url: str, **options: Any) -> Iterator[holdfast.Plane]:
-    """The plane, open for a test to change; syncs are left to its end, because no power fails here."""
+    """Open the plane for changes by a test, without waiting for syncs."""
     with holdfast.open(url, **options) as plane:
         yield plane
 
 
 def extend(path: Path, names: list[str], entries: int, *, universe: str = "main", seed: int = 2) -> int:
-    """Append so many entries to each of the worlds; how many that were."""
+    """Append entries to each of the worlds; returns the total number."""
     dice = random.Random(seed)
     with opened(f"dir:{path}", universe=universe, clock=ManualClock(START_MS + _DAY_MS)) as plane:
         for name in names:
@@ -122,7 +122,7 @@ def extend(path: Path, names: list[str], entries: int, *, universe: str = "main"
 
 
 def truth(path: Path, *, universe: str = "main") -> dict[str, list[bytes]]:
-    """Every record of every world, as a reader of the plane gets them."""
+    """Every record of every world, read from the plane."""
     found: dict[str, list[bytes]] = {}
     with opened(f"dir:{path}", universe=universe) as plane:
         after = ""
@@ -134,7 +134,7 @@ def truth(path: Path, *, universe: str = "main") -> dict[str, list[bytes]]:
 
 
 def digest(rows: dict[str, list[bytes]]) -> str:
-    """Names a set of histories, whatever order its worlds are in."""
+    """A digest of journals, independent of the order of worlds."""
     sha = hashlib.sha256()
     for name in sorted(rows):
         for height, record in enumerate(rows[name]):
@@ -153,7 +153,7 @@ def grow(
     dice: random.Random,
     baseline: Any = None,
 ) -> None:
-    """Make a world with about so many records, a baseline at three quarters, and segments unless `segment` is 0.
+    """Create a world with about `entries` records, a baseline at three quarters, and segments unless `segment` is 0.
 
     `baseline` replaces the state of the baseline: then it contradicts the journal.
     """
@@ -181,7 +181,7 @@ def grow(
 
 
 def cut(plane: holdfast.Plane, store: ObjectStore, name: str, *, segment: int, margin: int) -> int:
-    """Move whatever lies well below the baseline into segments; how many. As a compaction does, without its rests."""
+    """Move records below the baseline into segments, like a compaction without pauses; returns their number."""
     world, count = World(_universe(plane), name), 0
     while span := plane.transact(segments.next_range, world, entries=segment, margin=margin):
         start, end = span
@@ -198,7 +198,7 @@ def cut(plane: holdfast.Plane, store: ObjectStore, name: str, *, segment: int, m
 
 
 def fill_queues(plane: holdfast.Plane, clock: ManualClock, messages: int, dice: random.Random) -> None:
-    """Two queues with messages that were acknowledged, failed and died, expired, are leased, or wait."""
+    """Two queues with acknowledged, failed, dead, expired, leased and waiting messages."""
     for name in ("orders", "emails"):
         plane.queue(name).set_policy(QueuePolicy(max_attempts=2, visibility_seconds=30.0))
     left, names = messages - 1, itertools.cycle(("orders", "emails"))
@@ -217,13 +217,13 @@ def fill_queues(plane: holdfast.Plane, clock: ManualClock, messages: int, dice: 
             failed = [message.lease for message, fate in zip(taken[n:], fates, strict=False) if 7 <= fate < 9]
             _settle(plane, AckMessages(queue.name, done, _universe(plane), tier=holdfast.Tier.IMPORTANT))
             _fail(plane, queue.name, failed, dice.choice(ERRORS))
-        clock.advance_ms(31_000)  # The leases of the others end, which counts as a failure too.
+        clock.advance_ms(31_000)  # The other leases expire, which counts as a failure too.
         _fail(plane, queue.name, [message.lease for message in queue.receive_many(count // 8 + 1)], dice.choice(ERRORS))
     plane.queue("orders").put(b"z" * 20_000, attributes={"large": "yes"})
 
 
 def fill_mailboxes(plane: holdfast.Plane, clock: ManualClock, mails: int, dice: random.Random) -> None:
-    """Five agents that write to each other; most of it is confirmed."""
+    """Five agents that exchange mail; most of it is confirmed."""
     agents = [f"agent-{n}" for n in range(5)]
     sent = 0
     while sent < mails:
@@ -256,7 +256,7 @@ def segment_files(path: Path, world: str, *, universe: str = "main") -> list[Pat
 
 
 def flip_byte(path: Path, world: str, n: int = 0, *, at: int = 40) -> tuple[int, int]:
-    """Damage the n-th segment of a world; the heights that it holds, both included."""
+    """Damage the n-th segment of a world; returns its heights, inclusive."""
     file = segment_files(path, world)[n]
     data = bytearray(file.read_bytes())
     data[at % len(data)] ^= 0x01
@@ -265,19 +265,19 @@ def flip_byte(path: Path, world: str, n: int = 0, *, at: int = 40) -> tuple[int,
 
 
 def remove_segment(path: Path, world: str, n: int = 0) -> tuple[int, int]:
-    """Lose the n-th segment of a world; the heights that it held, both included."""
+    """Delete the n-th segment of a world; returns its heights, inclusive."""
     file = segment_files(path, world)[n]
     file.unlink()
     return _span(file)
 
 
 def append_unknown(path: Path, world: str, *, universe: str = "main", kind: int = 9) -> int:
-    """Append a record as a newer version could write it; its height."""
+    """Append a record of an unknown kind; returns its height."""
     return _work(path, universe, lambda tx: _append_raw(tx, World(universe, world), bytes((0x82, kind, 0x61, 0x3F))))
 
 
 def remove_record(path: Path, world: str, height: int, *, universe: str = "main") -> None:
-    """Lose one hot record, and leave a hole."""
+    """Delete one hot record."""
 
     def lose(tx: Transaction) -> None:
         key = worlds.subspace(World(universe, world)).key("journal", "e") + height.to_bytes(8, "big")
@@ -288,7 +288,7 @@ def remove_record(path: Path, world: str, height: int, *, universe: str = "main"
 
 
 def plant_baseline(path: Path, world: str, state: Any, *, universe: str = "main") -> int:
-    """Replace the state of a world's baseline, and of the snapshot that it is, by another one; its height."""
+    """Replace the state of a world's baseline and of its snapshot; returns its height."""
 
     def plant(tx: Transaction) -> int:
         where = World(universe, world)
@@ -314,9 +314,9 @@ def leave_log(
     garbled: int | None = None,
     torn: bool = False,
 ) -> Path:
-    """A session log that a process left behind which was killed; the file. A plane that closes rotates its own.
+    """Write a session log as a killed process leaves it; returns the file. A plane rotates its own logs when it closes.
 
-    One line may be garbled, and the last one may be torn.
+    One line may be malformed, and the last one may be torn.
     """
     header = Header(universe, session, kind, START_MS, str(uuid.uuid4()))
     data = log_format.header_line(header)
@@ -360,7 +360,7 @@ def _entry(height: int, dice: random.Random) -> dict[str, Any]:
 
 def _records(plane: holdfast.Plane, name: str) -> list[bytes]:
     found: list[bytes] = []
-    with contextlib.suppress(HoldfastError):  # A damaged world is told up to where it can be read.
+    with contextlib.suppress(HoldfastError):  # A damaged world is read up to the damage.
         while page := plane.world(name).read(len(found), limit=1_000):
             found += [journal_records.join(Kind[record.kind.upper()], record.value) for record in page]
     return found

@@ -1,4 +1,4 @@
-"""The audit of a whole plane: what is wrong is named, with its world and its height, and nothing else is."""
+"""The audit of a whole plane reports exactly the damage, with its world and height."""
 
 import hashlib
 import runpy
@@ -37,15 +37,15 @@ def states(config: Config) -> dict[str, dict[str, Any]]:
     return {row["world"]: row for row in Lake(config.lake).table(WORLD_STATE).rows().to_pylist()}
 
 
-def found(told: Any) -> set[tuple[str, int, str]]:
-    return {(each["world"], each["height"], each["reason"]) for each in told.findings}
+def found(result: Any) -> set[tuple[str, int, str]]:
+    return {(each["world"], each["height"], each["reason"]) for each in result.findings}
 
 
-def make_worlds(tx: Transaction, names: list[str], wrong: str | None) -> None:
-    """Worlds with eight records, a snapshot and a baseline; the `wrong` one's baseline is not what its records say."""
+def create_worlds(tx: Transaction, names: list[str], wrong: str | None) -> None:
+    """Create worlds with eight records, a snapshot and a baseline; the state of the `wrong` one's baseline is wrong."""
     for name in names:
         world = World("main", name)
-        snapshots.found(tx, world)
+        snapshots.create_world(tx, world)
         history = [journal_records.entry(canonical({"world": name, "n": n})) for n in range(8)]
         journals.append(tx, world, history, expected_head=0)
         for height, promote in ((3, False), (6, True)):
@@ -57,27 +57,25 @@ def make_worlds(tx: Transaction, names: list[str], wrong: str | None) -> None:
             snapshots.commit(tx, world, record, promote=promote)
 
 
-def test_one_baseline_that_contradicts_its_journal_is_found_among_a_thousand_worlds(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_audit_finds_one_wrong_baseline_among_a_thousand_worlds(spark: SparkSession, tmp_path: Path) -> None:
     names = [f"world-{n:04}" for n in range(1_000)]
     with planes.opened(f"dir:{tmp_path / 'data'}") as plane:
         for n in range(0, len(names), 100):
-            plane.transact(make_worlds, names[n : n + 100], "world-0637", tier=holdfast.Tier.IMPORTANT)
+            plane.transact(create_worlds, names[n : n + 100], "world-0637", tier=holdfast.Tier.IMPORTANT)
     config = config_of(tmp_path)
-    told = audit.run(spark, config)
-    assert not told.ok
-    assert {(each["universe"], each["world"]) for each in told.findings} == {("main", "world-0637")}
-    assert ("world-0637", 6, "contradicts") in found(told)
-    assert told.rows == {"worlds": 1_000, "records": 11_000, "snapshots": 3_000, "world_state": 1_000}
+    result = audit.run(spark, config)
+    assert not result.ok
+    assert {(each["universe"], each["world"]) for each in result.findings} == {("main", "world-0637")}
+    assert ("world-0637", 6, "contradicts") in found(result)
+    assert result.rows == {"worlds": 1_000, "records": 11_000, "snapshots": 3_000, "world_state": 1_000}
     rows = states(config)
     assert {name for name, row in rows.items() if row["verdict"] != "ok"} == {"world-0637"}
     assert "contradicts at 6" in rows["world-0637"]["reason"]
-    assert {row["height"] for row in rows.values()} == {11}  # Eight entries, and three notes of snapshots.
+    assert {row["height"] for row in rows.values()} == {11}  # Eight entries, and three snapshot records.
     assert rows["world-0000"]["digest"] == hashlib.sha256(rows["world-0000"]["state"]).hexdigest()
 
 
-def test_damage_of_every_kind_is_named_and_the_other_worlds_are_well(spark: SparkSession, tmp_path: Path) -> None:
+def test_audit_reports_every_kind_of_damage_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
     data = tmp_path / "data"
     planes.build(data, worlds=6, entries=200)
     config = config_of(tmp_path)
@@ -88,16 +86,16 @@ def test_damage_of_every_kind_is_named_and_the_other_worlds_are_well(spark: Spar
     planes.remove_record(data, "world-0000", 20)
     height = planes.plant_baseline(data, "world-0003", {"planted": True})
     unknown = planes.append_unknown(data, "world-0004")
-    told = audit.run(spark, config)
-    assert not told.ok
+    result = audit.run(spark, config)
+    assert not result.ok
     assert {
         ("world-0001", flipped, "checksum"),
         ("world-0002", removed, "missing"),
         ("world-0000", 20, "missing"),
         ("world-0003", height, "contradicts"),
         ("world-0004", unknown, "schema"),
-    } <= found(told)
-    assert {each["world"] for each in told.findings} == {f"world-{n:04}" for n in range(5)}
+    } <= found(result)
+    assert {each["world"] for each in result.findings} == {f"world-{n:04}" for n in range(5)}
     verdicts = {name: row["verdict"] for name, row in states(config).items()}
     assert verdicts == {
         **dict.fromkeys(("world-0000", "world-0001", "world-0002", "world-0004"), "incomplete"),
@@ -107,7 +105,7 @@ def test_damage_of_every_kind_is_named_and_the_other_worlds_are_well(spark: Spar
     }
 
 
-def test_a_lake_that_lost_a_row_or_has_one_twice_or_another_one_is_found(spark: SparkSession, tmp_path: Path) -> None:
+def test_audit_finds_missing_duplicate_and_changed_rows_of_the_lake(spark: SparkSession, tmp_path: Path) -> None:
     planes.build(tmp_path / "data", worlds=3, entries=100)
     config = config_of(tmp_path, None)
     ingest.run(spark, config)
@@ -123,13 +121,13 @@ def test_a_lake_that_lost_a_row_or_has_one_twice_or_another_one_is_found(spark: 
     for n, height in zip(swapped, (41, 40), strict=True):
         rows[n] = {**rows[n], "height": height}
     journal.overwrite(pa.Table.from_pylist(rows, JOURNAL.schema).to_batches())
-    told = audit.run(spark, config)
-    assert found(told) == {(f"world-{n:04}", 0, "lake") for n in range(3)}
+    result = audit.run(spark, config)
+    assert found(result) == {(f"world-{n:04}", 0, "lake") for n in range(3)}
     assert {row["verdict"] for name, row in states(config).items() if name != "empty"} == {"contradicts"}
 
 
-def test_a_lake_that_is_behind_or_ahead_of_the_plane(spark: SparkSession, tmp_path: Path) -> None:
-    """Behind is well: the next ingest brings the rest. Ahead is not: the plane lost something."""
+def test_audit_accepts_a_lake_behind_the_plane_and_rejects_one_ahead(spark: SparkSession, tmp_path: Path) -> None:
+    """Behind is fine: the next ingest adds the rest. Ahead means that the plane lost records."""
     planes.build(tmp_path / "data", worlds=2, entries=60)
     config = config_of(tmp_path)
     ingest.run(spark, config)
@@ -144,12 +142,12 @@ def test_a_lake_that_is_behind_or_ahead_of_the_plane(spark: SparkSession, tmp_pa
 
     with planes.opened(config.data) as plane:
         head = plane.transact(cut_off)
-    told = audit.run(spark, config)
-    assert ("world-0000", head, "lake") in found(told)
-    assert {each["world"] for each in told.findings} == {"world-0000"}
+    result = audit.run(spark, config)
+    assert ("world-0000", head, "lake") in found(result)
+    assert {each["world"] for each in result.findings} == {"world-0000"}
 
 
-def test_only_the_universes_that_are_asked_for_are_judged(spark: SparkSession, tmp_path: Path) -> None:
+def test_audit_reads_only_the_selected_universes(spark: SparkSession, tmp_path: Path) -> None:
     data = tmp_path / "data"
     planes.build(data, worlds=1, entries=50)
     planes.build(data, worlds=1, entries=50, universe="other")
@@ -157,30 +155,30 @@ def test_only_the_universes_that_are_asked_for_are_judged(spark: SparkSession, t
     config = config_of(tmp_path)
     both = audit.run(spark, config)
     assert {each["universe"] for each in both.findings} == {"other"}
-    told = audit.run(spark, msgspec.structs.replace(config, universes=("main",)))
-    assert told.ok
-    assert told.rows["worlds"] == 2
+    result = audit.run(spark, msgspec.structs.replace(config, universes=("main",)))
+    assert result.ok
+    assert result.rows["worlds"] == 2
     universes = Lake(config.lake).table(WORLD_STATE).rows().column("universe").to_pylist()
     assert sorted(universes) == ["main", "main", "other", "other"]
 
 
-def test_a_reducer_that_does_not_exist_is_refused_before_anything_is_done(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="names no reducer"):
+def test_audit_rejects_an_unknown_reducer_before_it_starts(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="Cannot load the reducer"):
         audit.run(spark, config_of(tmp_path, "nowhere:nothing"))
 
 
-def test_a_plane_without_worlds_is_well(spark: SparkSession, tmp_path: Path) -> None:
+def test_audit_of_a_plane_without_worlds_has_no_findings(spark: SparkSession, tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path / 'data'}"):
         pass
-    told = audit.run(spark, config_of(tmp_path, None))
-    assert told.ok
-    assert told.rows["worlds"] == 0
+    result = audit.run(spark, config_of(tmp_path, None))
+    assert result.ok
+    assert result.rows["worlds"] == 0
 
 
-def test_a_plane_is_judged_while_its_server_goes_on(
+def test_audit_reads_a_plane_through_a_running_server(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Executors cannot reach its object store: what they need is brought to them."""
+    """Executors cannot reach its object store, so objects are staged."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     data = tmp_path / "data"
     planes.build(data, worlds=3, entries=200)
@@ -189,34 +187,34 @@ def test_a_plane_is_judged_while_its_server_goes_on(
         world.create()
         world.append([1], expected_head=0)
         world.snapshots.commit("x" * 20_000, height=1)
-        lost = plane.blobs.put(b"nobody knows me".ljust(20_000))
+        lost = plane.blobs.put(b"unreferenced".ljust(20_000))
     height = planes.plant_baseline(data, "world-0002", {"planted": True})
     flipped, _ = planes.flip_byte(data, "world-0001")
     with serving(f"dir:{data}") as server:
         config = Config(data=server.url, lake=str(tmp_path / "lake"), reducer=planes.CHAIN)
-        told = {name: jobs.run(name, spark, config) for name in ("audit", "reachability", "report")}
-    assert {("world-0002", height, "contradicts"), ("world-0001", flipped, "checksum")} <= found(told["audit"])
-    assert ("large", 1, "contradicts") in found(told["audit"])
-    assert {each["world"] for each in told["audit"].findings} == {"large", "world-0001", "world-0002"}
-    assert told["reachability"].rows["unreachable"] == 1
+        result = {name: jobs.run(name, spark, config) for name in ("audit", "reachability", "report")}
+    assert {("world-0002", height, "contradicts"), ("world-0001", flipped, "checksum")} <= found(result["audit"])
+    assert ("large", 1, "contradicts") in found(result["audit"])
+    assert {each["world"] for each in result["audit"].findings} == {"large", "world-0001", "world-0002"}
+    assert result["reachability"].rows["unreachable"] == 1
     (row,) = Lake(config.lake).table(UNREACHABLE).rows().to_pylist()
-    assert (row["hash"], row["modified_at"]) == (lost, None)  # A server tells nothing of when.
+    assert (row["hash"], row["modified_at"]) == (lost, None)  # A server does not report times.
     assert "3 of 5 worlds are not well" in (tmp_path / "lake" / "reports" / "latest.html").read_text()
 
 
-def test_two_audits_at_the_same_time_leave_one_verdict_for_each_world(spark: SparkSession, tmp_path: Path) -> None:
+def test_concurrent_audits_leave_one_row_per_world(spark: SparkSession, tmp_path: Path) -> None:
     planes.build(tmp_path / "data", worlds=3, entries=20)
     config = config_of(tmp_path)
-    for _ in range(2):  # Once when nobody has made the table yet, and once over verdicts that are there.
+    for _ in range(2):  # First without the table, then with its rows.
         others: list[JobResult] = []
 
         def overtake(what: str, done: int, total: int, others: list[JobResult] = others) -> None:
             if not others:
                 others.append(audit.run(spark, config))
 
-        told = audit.run(spark, config, progress=overtake)
+        result = audit.run(spark, config, progress=overtake)
         assert others[0].ok
-        assert others[0].rows == told.rows
+        assert others[0].rows == result.rows
         worlds = Lake(config.lake).table(WORLD_STATE).rows().column("world").to_pylist()
         assert sorted(worlds) == sorted(states(config))
-        assert len(worlds) == told.rows["worlds"]
+        assert len(worlds) == result.rows["worlds"]

@@ -1,4 +1,4 @@
-"""`holdfast pipeline`: what it prints, for people and programs, and the code that it ends with."""
+"""`holdfast pipeline`: its output for people and programs, and its exit codes."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def built(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
-    """Runs `holdfast pipeline` in this process, on the Spark that is there if the test has one."""
+    """Runs `holdfast pipeline` in this process, on the active Spark session if there is one."""
     for name in list(os.environ):
         if name.startswith("HOLDFAST_"):
             monkeypatch.delenv(name)
@@ -56,15 +56,15 @@ def hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `holdfast pipeline` in a process of its own."""
+    """Run `holdfast pipeline` in its own process."""
     command = [*HOLDFAST, "pipeline", *words]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
 
 
-# What it prints.
+# Output.
 
 
-def test_a_job_tells_programs_everything(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+def test_json_output_has_the_whole_job_result(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
     words = ("ingest", "--data", built.url, "--lake", str(tmp_path / "lake"), "--json")
     told = json.loads(hf(*words).stdout)
     assert told["job"] == "ingest"
@@ -72,22 +72,24 @@ def test_a_job_tells_programs_everything(hf: Hf, spark: SparkSession, built: Any
     assert told["rows"]["journal"] == built.entries
     assert told["findings"] == []
     assert json.loads(hf(*words).stdout)["rows"]["journal"] == 0
-    assert spark.range(3).count() == 3  # It was there before, and still is.
+    assert spark.range(3).count() == 3  # The session is still usable.
 
 
-def test_a_whole_run_is_a_table_for_people(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
-    said = hf("run", "--data", built.path, "--lake", str(tmp_path / "lake")).stdout.splitlines()
-    assert said[0].split() == ["job", "verdict", "rows", "seconds"]
-    assert [line.split()[:2] for line in said[1 : 1 + len(jobs.WHOLE)]] == [[name, "ok"] for name in jobs.WHOLE]
-    assert f"journal {built.entries:,}" in said[1]
+def test_full_run_prints_a_table(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+    output = hf("run", "--data", built.path, "--lake", str(tmp_path / "lake")).stdout.splitlines()
+    assert output[0].split() == ["job", "verdict", "rows", "seconds"]
+    assert [line.split()[:2] for line in output[1 : 1 + len(jobs.FULL_RUN)]] == [[name, "ok"] for name in jobs.FULL_RUN]
+    assert f"journal {built.entries:,}" in output[1]
 
 
-def test_damage_is_named_and_ends_with_its_own_code(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+def test_findings_are_printed_and_have_their_own_exit_code(
+    hf: Hf, spark: SparkSession, built: Any, tmp_path: Path
+) -> None:
     start, _ = planes.flip_byte(tmp_path / "data", built.worlds[1])
     words = ("--data", built.url, "--lake", str(tmp_path / "lake"))
-    said = hf("run", *words, code=exit_codes.DAMAGED).stdout
-    assert all(f"\n{name} " in f"\n{said}" for name in jobs.WHOLE)  # Findings keep no other job from running.
-    assert f"✗ audit: main/{built.worlds[1]} at {start}: " in said
+    output = hf("run", *words, code=exit_codes.DAMAGED).stdout
+    assert all(f"\n{name} " in f"\n{output}" for name in jobs.FULL_RUN)  # Findings do not stop the other jobs.
+    assert f"✗ audit: main/{built.worlds[1]} at {start}: " in output
     told = json.loads(hf("audit", *words, "--json", code=exit_codes.DAMAGED).stdout)
     found = [(finding["world"], finding["height"]) for finding in told["findings"]]
     assert told["ok"] is False
@@ -95,7 +97,7 @@ def test_damage_is_named_and_ends_with_its_own_code(hf: Hf, spark: SparkSession,
     assert {world for world, _ in found} == {built.worlds[1]}
 
 
-def test_only_the_universes_that_are_named_are_read(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+def test_universe_option_restricts_the_job(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
     other = planes.build(tmp_path / "data", worlds=1, entries=20, universe="other")
     words = ("ingest", "--data", built.url, "--lake", str(tmp_path / "lake"), "--json")
     assert json.loads(hf(*words, "--universe", "other").stdout)["rows"]["journal"] == other.entries
@@ -103,7 +105,7 @@ def test_only_the_universes_that_are_named_are_read(hf: Hf, spark: SparkSession,
     assert both["rows"]["journal"] == built.entries
 
 
-def test_rows_of_a_file_are_loaded_once(hf: Hf, spark: SparkSession, tmp_path: Path) -> None:
+def test_load_writes_rows_of_a_file_once(hf: Hf, spark: SparkSession, tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'data'}"
     holdfast.open(url).close()
     rows = tmp_path / "jobs.jsonl"
@@ -115,7 +117,7 @@ def test_rows_of_a_file_are_loaded_once(hf: Hf, spark: SparkSession, tmp_path: P
         assert plane.queue("jobs").stats().ready == 25
 
 
-def test_a_server_behind_tls_is_read_and_written_with_certificates(
+def test_jobs_use_certificates_for_a_tls_server(
     hf: Hf, spark: SparkSession, built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -127,38 +129,38 @@ def test_a_server_behind_tls_is_read_and_written_with_certificates(
         tmp_path, tls_cert=pem["server_cert"], tls_key=pem["server_key"], tls_client_ca=pem["ca_cert"]
     )
     try:
-        known = ("--ca", "ca-cert.pem", "--cert", "client-cert.pem")  # In the folder that the command runs in.
+        known = ("--ca", "ca-cert.pem", "--cert", "client-cert.pem")  # Relative to the working directory.
         words = ("ingest", "--data", server.url, "--lake", str(tmp_path / "lake"), "--json", "--patience", "1")
         assert json.loads(hf(*words, *known, "--key", "client-key.pem").stdout)["rows"]["journal"] == built.entries
         hf(*words, "--ca", "ca-cert.pem", code=9)
         assert "--ca" in hf(*words, "--ca", "nowhere.pem", code=9).stderr
-        monkeypatch.setenv("HOLDFAST_KEY", "client-key.pem")  # A load calls something else its key.
+        monkeypatch.setenv("HOLDFAST_KEY", "client-key.pem")  # `load` uses --key for something else.
         loaded = hf("load", str(rows), "--data", server.url, "--queue", "new", "--name", "x", *known, "--key", "id")
         assert "queues 2" in loaded.stdout
     finally:
         server.kill()
 
 
-def test_a_lake_is_cleaned(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+def test_vacuum_deletes_unused_files(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
     lake = str(tmp_path / "lake")
     hf("ingest", "--data", built.url, "--lake", lake)
     assert "vacuum" in hf("vacuum", "--lake", lake).stdout
 
 
-def test_a_report_starts_no_spark(hf: Hf, tmp_path: Path) -> None:
+def test_report_does_not_start_spark(hf: Hf, tmp_path: Path) -> None:
     done = run("report", "--lake", str(tmp_path / "lake"), "--json", JAVA_HOME="/nowhere")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "lake" / "reports" / "latest.html").exists()
 
 
-# What goes wrong.
+# Errors.
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "output"),
     [
         (["ingest", "--data", "dir:x"], 2, "--lake"),
-        (["ingest", "--data", "dir:x", "--lake", "ftp://x"], 2, "no place for a lake"),
+        (["ingest", "--data", "dir:x", "--lake", "ftp://x"], 2, "cannot be a lake"),
         (["ingest", "--data", "dir:x", "--lake", "y", "--storage", "word"], 2, "NAME=VALUE"),
         (["ingest", "--data", "dir:x", "--lake", "y", "--universe", ""], 2, "universe"),
         (["ingest", "--data", "dir:x", "--lake", "y", "--nonsense"], 2, "--nonsense"),
@@ -169,32 +171,28 @@ def test_a_report_starts_no_spark(hf: Hf, tmp_path: Path) -> None:
         (["ingest", "--data", "https://127.0.0.1:1", "--lake", "y", "--ca", "/no/such"], 9, "--ca"),
     ],
 )
-def test_what_is_wrong_with_a_command_line_is_said_before_spark_starts(
-    hf: Hf, words: list[str], code: int, said: str
-) -> None:
-    assert said in hf(*words, code=code).stderr
+def test_invalid_command_line_fails_before_spark_starts(hf: Hf, words: list[str], code: int, output: str) -> None:
+    assert output in hf(*words, code=code).stderr
 
 
 @pytest.mark.parametrize(
     ("data", "code"),
     [("dir:/nowhere/at/all", 4), ("http://127.0.0.1:1", 9), ("ftp://x", 2), ("postgresql://x@127.0.0.1:1/x", 9)],
 )
-def test_a_plane_that_is_not_there_has_a_code(
-    hf: Hf, spark: SparkSession, data: str, code: int, tmp_path: Path
-) -> None:
+def test_missing_plane_has_its_exit_code(hf: Hf, spark: SparkSession, data: str, code: int, tmp_path: Path) -> None:
     words = ("ingest", "--data", data, "--lake", str(tmp_path / "lake"), "--patience", "0.5", "--json")
-    said = hf(*words, code=code).stderr
-    assert json.loads(said)["detail"]
+    output = hf(*words, code=code).stderr
+    assert json.loads(output)["detail"]
 
 
-def test_a_lake_that_cannot_be_written_has_a_code(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+def test_unwritable_lake_has_its_exit_code(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    said = hf("ingest", "--data", built.url, "--lake", str(tmp_path / "file" / "lake"), code=9).stderr
-    assert str(tmp_path / "file") in said
+    output = hf("ingest", "--data", built.url, "--lake", str(tmp_path / "file" / "lake"), code=9).stderr
+    assert str(tmp_path / "file") in output
 
 
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow", "deltalake"])
-def test_without_the_extra_it_is_said_what_to_install(module: str, tmp_path: Path) -> None:
+def test_missing_extra_error_says_what_to_install(module: str, tmp_path: Path) -> None:
     code = f"import sys; sys.modules[{module!r}] = None; from holdfast.cli.main import main; main()"
     words = ["pipeline", "ingest", "--data", "dir:x", "--lake", str(tmp_path)]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
@@ -204,7 +202,7 @@ def test_without_the_extra_it_is_said_what_to_install(module: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("words", [["--help"], ["pipeline", "--help"], ["pipeline", "run", "--help"]])
-def test_help_does_not_wait_for_spark(words: list[str]) -> None:
+def test_help_does_not_import_spark(words: list[str]) -> None:
     code = f"""
 import sys
 from holdfast.cli.main import root
@@ -217,14 +215,14 @@ except SystemExit: print(*sys.modules)
     assert "holdfast.cli.main" in loaded
 
 
-def test_no_java_is_told_in_one_line(built: Any, tmp_path: Path) -> None:
+def test_missing_java_error_is_one_line(built: Any, tmp_path: Path) -> None:
     done = run("ingest", "--data", built.url, "--lake", str(tmp_path / "lake"), JAVA_HOME="/nowhere")
     assert done.returncode == 9
     assert done.stderr.startswith("holdfast: Spark did not start: ")
     assert done.stderr.count("\n") == 1
 
 
-# Reducers that a test holds on to: workers find this file by PYTHONPATH.
+# Reducers that block until the test continues; workers find this file through PYTHONPATH.
 SLOW = """
 import pathlib, time
 def fold(state, entry):
@@ -235,13 +233,13 @@ def fold(state, entry):
 
 
 @pytest.mark.nightly
-def test_an_interrupt_in_the_middle_ends_with_130_and_one_line(built: Any, tmp_path: Path) -> None:
+def test_interrupted_job_exits_with_130_and_one_line(built: Any, tmp_path: Path) -> None:
     flag = tmp_path / "folding"
     (tmp_path / "slowly.py").write_text(SLOW.format(flag=str(flag)))
     words = ["audit", "--data", built.url, "--lake", str(tmp_path / "lake"), "--reducer", "slowly:fold"]
-    terminal, follower = pty.openpty()  # Bars are for terminals.
-    said: list[bytes] = []
-    listener = threading.Thread(target=listen, args=(terminal, said))
+    terminal, follower = pty.openpty()  # Progress bars need a terminal.
+    output: list[bytes] = []
+    listener = threading.Thread(target=read_terminal, args=(terminal, output))
     listener.start()
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TERM": "xterm"}
     command = [*HOLDFAST, "pipeline", *words]
@@ -250,29 +248,29 @@ def test_an_interrupt_in_the_middle_ends_with_130_and_one_line(built: Any, tmp_p
         try:
             deadline = time.monotonic() + WAIT_SECONDS
             while not flag.exists():
-                assert process.poll() is None, said
+                assert process.poll() is None, output
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            os.killpg(process.pid, signal.SIGINT)  # As a terminal does, to all of them.
+            os.killpg(process.pid, signal.SIGINT)  # To the whole process group, as a terminal does.
             assert process.wait(WAIT_SECONDS) == exit_codes.INTERRUPTED
         finally:
             process.kill()
     listener.join()
-    text = b"".join(said).decode(errors="replace")
+    text = b"".join(output).decode(errors="replace")
     assert "audit" in text
     assert "Traceback" not in text
     assert text.rstrip().endswith("holdfast: interrupted")
 
 
-def listen(terminal: int, said: list[bytes]) -> None:
-    """All that is written to a terminal, until nobody holds its other end any more."""
+def read_terminal(terminal: int, output: list[bytes]) -> None:
+    """Read a terminal until its other end is closed."""
     with suppress(OSError):
         while part := os.read(terminal, 65_536):
-            said.append(part)
+            output.append(part)
     os.close(terminal)
 
 
-def test_the_cause_of_a_failure_is_found_in_what_spark_says() -> None:
+def test_cause_of_a_spark_failure_is_extracted() -> None:
     worker = (
         "Job aborted:\nTraceback (most recent call last):\n  File x\nholdfast.errors.X: the cause\n\n\tat org.apache"
     )

@@ -1,4 +1,4 @@
-"""The same jobs on other Sparks, and on S3: what does not pickle, or is only on the driver, is found here."""
+"""All jobs on a cluster, through Spark Connect and on S3: finds what cannot be pickled or exists only on the driver."""
 
 import json
 import os
@@ -37,7 +37,7 @@ KEYS = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """As a cluster has it: everything that jobs would find by themselves is given."""
+    """The environment of a cluster, where nothing is discovered automatically."""
     java = java_runtime.find(os.environ)
     home = {} if java.home is None else {"JAVA_HOME": java.home}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
@@ -47,12 +47,12 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def pipeline(folder: Path, *words: str) -> list[dict[str, Any]]:
-    """Run `holdfast pipeline` in a process of its own; what it tells."""
+    """Run `holdfast pipeline` in its own process; returns the job results."""
     command = [sys.executable, "-W", "error", "-m", "holdfast.cli", "pipeline", *words, "--json"]
     done = subprocess.run(command, env=environment(folder), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    return told if isinstance(told, list) else [told]
+    results = json.loads(done.stdout)
+    return results if isinstance(results, list) else [results]
 
 
 def free_port() -> int:
@@ -63,8 +63,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def listening(command: list[str], port: int, log: Path) -> Iterator[None]:
-    """A server in a process of its own, from when it listens on."""
+def server_process(command: list[str], port: int, log: Path) -> Iterator[None]:
+    """Run a server in its own process, and wait until it listens."""
     env = environment(log.parent)
     with log.open("wb") as said, subprocess.Popen(command, env=env, stdout=said, stderr=said) as server:
         try:
@@ -83,7 +83,7 @@ def listening(command: list[str], port: int, log: Path) -> Iterator[None]:
 
 
 def build(folder: Path) -> Any:
-    """A plane with everything in it, but little of it."""
+    """Build a small plane with all kinds of data."""
     return planes.build(folder / "data", worlds=3, entries=200, messages=100, mails=40, entities=10, activity=30)
 
 
@@ -92,16 +92,16 @@ def built(tmp_path: Path) -> Any:
     return build(tmp_path)
 
 
-def run_on(folder: Path, *where: str) -> tuple[list[dict[str, Any]], int, int]:
-    """Run all jobs there: what they tell, how many records the lake has then, and how many the plane."""
+def run_on(folder: Path, *args: str) -> tuple[list[dict[str, Any]], int, int]:
+    """Run all jobs; returns their results, and the number of records in the lake and in the plane."""
     folder.mkdir()
     built, lake = build(folder), str(folder / "lake")
-    told = pipeline(folder, "run", "--data", built.url, "--lake", lake, *where)
-    return told, Lake(lake).table(JOURNAL).count(), built.entries
+    results = pipeline(folder, "run", "--data", built.url, "--lake", lake, *args)
+    return results, Lake(lake).table(JOURNAL).count(), built.entries
 
 
 def run_on_a_cluster(folder: Path) -> tuple[list[dict[str, Any]], int, int]:
-    work = SPARK_HOME / "work"  # Where its workers put their logs.
+    work = SPARK_HOME / "work"  # The log folder of its workers.
     before = set(work.glob("*"))
     try:
         return run_on(folder, "--master", "local-cluster[2,1,1024]")
@@ -120,13 +120,13 @@ def run_through_connect(folder: Path) -> tuple[list[dict[str, Any]], int, int]:
         *("--conf", f"spark.sql.warehouse.dir={folder.with_name('warehouse')}"),
         "spark-internal",
     ]
-    with listening(server, port, folder.with_name("connect.log")):
+    with server_process(server, port, folder.with_name("connect.log")):
         return run_on(folder, "--remote", f"sc://127.0.0.1:{port}")
 
 
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
-    """All jobs on a cluster and through Spark Connect, both at the same time: most of it is starting Javas."""
+def remote_results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
+    """Run all jobs on a cluster and through Spark Connect, concurrently: most of the time is JVM start-up."""
     folder = tmp_path_factory.mktemp("elsewhere")
     with ThreadPoolExecutor(2) as pool:
         yield {
@@ -135,34 +135,34 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fu
         }
 
 
-@pytest.mark.parametrize("where", ["a cluster of processes", "Spark Connect"])
-def test_all_jobs_run_elsewhere(elsewhere: dict[str, Future[Any]], where: str) -> None:
-    told, in_lake, in_plane = elsewhere[where].result()
-    assert [each["job"] for each in told] == list(jobs.WHOLE)
-    assert all(each["ok"] for each in told)
+@pytest.mark.parametrize("name", ["a cluster of processes", "Spark Connect"])
+def test_all_jobs_run_on_a_cluster_and_through_connect(remote_results: dict[str, Future[Any]], name: str) -> None:
+    results, in_lake, in_plane = remote_results[name].result()
+    assert [each["job"] for each in results] == list(jobs.FULL_RUN)
+    assert all(each["ok"] for each in results)
     assert in_lake == in_plane
 
 
 @pytest.fixture
 def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """An object store in a process of its own: delta-rs holds this interpreter while it waits for an answer."""
+    """An object store in its own process: delta-rs holds the GIL while it waits for a response."""
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     options = {"aws_endpoint": endpoint, "aws_region": "us-east-1", "aws_allow_http": "true", **KEYS}
     for name, value in options.items():
-        monkeypatch.setenv(name.upper(), value)  # For the plane, whose URL says nothing of these.
+        monkeypatch.setenv(name.upper(), value)  # For the plane, whose URL does not contain them.
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with listening(command, port, tmp_path / "moto.log"):
+    with server_process(command, port, tmp_path / "moto.log"):
         boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **KEYS).create_bucket(Bucket="bucket")
         yield options
 
 
-def test_segments_and_lake_may_be_on_s3(spark: SparkSession, s3: dict[str, str], tmp_path: Path) -> None:
+def test_jobs_run_with_segments_and_lake_on_s3(spark: SparkSession, s3: dict[str, str], tmp_path: Path) -> None:
     objects = "s3://bucket/objects"
     built = planes.build(tmp_path / "data", worlds=3, entries=200, messages=50, mails=20, activity=10, objects=objects)
     config = Config(data=built.url, lake="s3://bucket/lake", objects=objects, storage=s3)
-    told = list(jobs.run_whole(spark, config))
-    assert [each.findings for each in told] == [[]] * len(told)
+    results = list(jobs.run_all(spark, config))
+    assert [each.findings for each in results] == [[]] * len(results)
     reports = boto3.client("s3", endpoint_url=s3["aws_endpoint"], region_name="us-east-1", **KEYS)
     types = [
         reports.head_object(Bucket="bucket", Key=f"lake/reports/latest.{kind}")["ContentType"]

@@ -1,4 +1,4 @@
-"""Records of journals as rows, and what cannot be read, without Spark."""
+"""Decoding of journal records into rows, and reporting of damage, without Spark."""
 
 import hashlib
 import json
@@ -15,8 +15,8 @@ from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.errors import ChecksumMismatch, MalformedSegment, MissingObject, Unreachable
 from holdfast.layers import journal_records, segments
 from holdfast.layers.journal_records import Kind
-from holdfast.pipeline.codec import Damaged, journal_rows, payload_of, read_piece
-from holdfast.pipeline.journal_chunks import Piece, Stores
+from holdfast.pipeline.codec import Damaged, journal_rows, payload_of, read_chunk
+from holdfast.pipeline.journal_chunks import JournalChunk, Stores
 from holdfast.pipeline.schemas import JOURNAL
 from holdfast.wire.canonical import canonical
 
@@ -30,17 +30,17 @@ def store(tmp_path: Path) -> str:
 
 def stored(
     store: str, items: list[bytes], *, start: int = 0, world: str = "alpha", hot: bool = False, first: int = 0
-) -> Piece:
+) -> JournalChunk:
     data = b"".join(segments.body(items))
     path = f"segments/main/{world}/{start}.log"
     open_objects(store).put(path, data)
     end = start + len(items) - 1
-    return Piece("main", world, start, end, store, path, segments.checksum(data), len(data), hot, first)
+    return JournalChunk("main", world, start, end, store, path, segments.checksum(data), len(data), hot, first)
 
 
-def rows_of(pieces: list[Piece]) -> tuple[list[dict[str, object]], list[Damaged]]:
+def rows_of(chunks: list[JournalChunk]) -> tuple[list[dict[str, object]], list[Damaged]]:
     rows, damaged = [], []
-    for found in journal_rows(pieces, Stores()):
+    for found in journal_rows(chunks, Stores()):
         if isinstance(found, Damaged):
             damaged.append(found)
         else:
@@ -49,9 +49,9 @@ def rows_of(pieces: list[Piece]) -> tuple[list[dict[str, object]], list[Damaged]
     return rows, damaged
 
 
-def test_a_record_becomes_a_row_with_its_bytes_and_their_hash(store):
-    piece = stored(store, ENTRIES)
-    rows, damaged = rows_of([piece])
+def test_record_becomes_a_row_with_its_bytes_and_hash(store):
+    chunk = stored(store, ENTRIES)
+    rows, damaged = rows_of([chunk])
     assert damaged == []
     assert [row["height"] for row in rows] == list(range(100))
     assert [row["raw"] for row in rows] == ENTRIES
@@ -63,11 +63,11 @@ def test_a_record_becomes_a_row_with_its_bytes_and_their_hash(store):
         "payload": '{"n":3,"who":"agent-3"}',
         "raw": ENTRIES[3],
         "hash": hashlib.sha256(ENTRIES[3]).hexdigest(),
-        "segment": piece.path,
+        "segment": chunk.path,
     }
 
 
-def test_a_hot_record_has_no_segment_and_every_kind_its_name(store):
+def test_hot_record_has_no_segment_and_every_kind_has_a_name(store):
     items = [journal_records.of(kind, f"value of {kind}") for kind in Kind]
     rows, damaged = rows_of([stored(store, items, hot=True)])
     assert damaged == []
@@ -75,14 +75,14 @@ def test_a_hot_record_has_no_segment_and_every_kind_its_name(store):
     assert {row["segment"] for row in rows} == {None}
 
 
-def test_only_wanted_heights_of_a_piece_become_rows(store):
-    piece = stored(store, ENTRIES, start=1_000, first=1_090)
-    rows, _ = rows_of([piece])
+def test_only_wanted_heights_of_a_chunk_become_rows(store):
+    chunk = stored(store, ENTRIES, start=1_000, first=1_090)
+    rows, _ = rows_of([chunk])
     assert [row["height"] for row in rows] == list(range(1_090, 1_100))
     assert rows[0]["raw"] == ENTRIES[90]
-    short = msgspec.structs.replace(piece, last=1_094)
+    short = msgspec.structs.replace(chunk, last=1_094)
     assert [row["height"] for row in rows_of([short])[0]] == list(range(1_090, 1_095))
-    assert (piece.rows, short.rows) == (10, 5)
+    assert (chunk.rows, short.rows) == (10, 5)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_only_wanted_heights_of_a_piece_become_rows(store):
         (cbor2.undefined, None),
     ],
 )
-def test_what_json_can_say_is_said_and_the_rest_is_none(store, value, payload):
+def test_payload_is_json_or_none(store, value, payload):
     rows, damaged = rows_of([stored(store, [journal_records.entry(cbor2.dumps(value, canonical=True))])])
     assert damaged == []
     assert rows[0]["payload"] == payload == payload_of(value)
@@ -116,49 +116,49 @@ def test_batches_are_bounded_by_rows_and_by_bytes(store):
     assert sum(batch.num_rows for batch in batches) == 1_000
 
 
-def test_pieces_of_several_worlds_share_batches_in_order(store):
-    pieces = [stored(store, ENTRIES, world="alpha"), stored(store, ENTRIES, world="beta")]
-    found = list(journal_rows(pieces, Stores()))
+def test_chunks_of_several_worlds_share_batches_in_order(store):
+    chunks = [stored(store, ENTRIES, world="alpha"), stored(store, ENTRIES, world="beta")]
+    found = list(journal_rows(chunks, Stores()))
     assert len(found) == 1
     assert found[0]["world"].to_pylist() == ["alpha"] * 100 + ["beta"] * 100
 
 
-def test_a_flipped_byte_condemns_its_segment_and_nothing_else(store, tmp_path):
-    pieces = [stored(store, ENTRIES), stored(store, ENTRIES, start=100), stored(store, ENTRIES, start=200)]
-    place = tmp_path / "objects" / pieces[1].path
+def test_flipped_byte_damages_only_its_segment(store, tmp_path):
+    chunks = [stored(store, ENTRIES), stored(store, ENTRIES, start=100), stored(store, ENTRIES, start=200)]
+    place = tmp_path / "objects" / chunks[1].path
     data = bytearray(place.read_bytes())
     data[50] ^= 1
     place.write_bytes(data)
-    rows, damaged = rows_of(pieces)
+    rows, damaged = rows_of(chunks)
     assert [row["height"] for row in rows] == [*range(100), *range(200, 300)]
     assert [(each.start, each.end, each.reason, each.segment) for each in damaged] == [
-        (100, 199, "checksum", pieces[1].path)
+        (100, 199, "checksum", chunks[1].path)
     ]
     with pytest.raises(ChecksumMismatch):
-        read_piece(pieces[1], Stores()(store))
+        read_chunk(chunks[1], Stores()(store))
 
 
-def test_a_missing_segment_and_a_hole_are_told_as_missing(store, tmp_path):
+def test_missing_segment_and_gap_are_reported_as_missing(store, tmp_path):
     gone = stored(store, ENTRIES, first=10)
     (tmp_path / "objects" / gone.path).unlink()
-    hole = Piece("main", "alpha", 100, 109, "", "", "", 0, hot=True, first=100)
-    rows, damaged = rows_of([gone, hole, stored(store, ENTRIES, start=110)])
+    gap = JournalChunk("main", "alpha", 100, 109, "", "", "", 0, hot=True, first=100)
+    rows, damaged = rows_of([gone, gap, stored(store, ENTRIES, start=110)])
     assert len(rows) == 100
     assert [(each.start, each.end, each.reason) for each in damaged] == [(10, 99, "missing"), (100, 109, "missing")]
     with pytest.raises(MissingObject):
-        read_piece(gone, Stores()(store))
+        read_chunk(gone, Stores()(store))
 
 
-def test_a_segment_with_too_few_records_is_malformed(store):
-    piece = stored(store, ENTRIES)
-    short = msgspec.structs.replace(piece, end=120)
+def test_segment_with_too_few_records_is_malformed(store):
+    chunk = stored(store, ENTRIES)
+    short = msgspec.structs.replace(chunk, end=120)
     _, damaged = rows_of([short])
     assert [(each.start, each.end, each.reason) for each in damaged] == [(0, 120, "malformed")]
     with pytest.raises(MalformedSegment):
-        read_piece(short, Stores()(store))
+        read_chunk(short, Stores()(store))
 
 
-def test_records_of_an_unknown_kind_are_told_and_hide_no_other(store):
+def test_records_of_an_unknown_kind_do_not_affect_others(store):
     unknown = b"\x82\x09" + canonical({"new": True})
     items = [ENTRIES[0], unknown, unknown, ENTRIES[3], b"\x82\x00\xff", b"", ENTRIES[6], b"\xa0", b"\x82\x18\x20\x00"]
     rows, damaged = rows_of([stored(store, items, start=10)])
@@ -173,22 +173,22 @@ def test_records_of_an_unknown_kind_are_told_and_hide_no_other(store):
     assert "upgrade" in damaged[0].detail
 
 
-def test_a_store_that_does_not_answer_is_no_damage(store):
+def test_unreachable_store_is_not_damage(store):
     class Silent(ObjectStore):
         def get(self, path: str) -> bytes:
             raise Unreachable("The store does not answer; try again")
 
-    piece = stored(store, ENTRIES)
+    chunk = stored(store, ENTRIES)
     silent = Silent(open_objects("memory:")._store)
     with pytest.raises(Unreachable):
-        list(journal_rows([piece], lambda url: silent))
+        list(journal_rows([chunk], lambda url: silent))
 
 
-def test_nothing_to_read_gives_nothing():
+def test_no_chunks_give_no_rows():
     assert list(journal_rows([], Stores())) == []
 
 
-def test_the_hash_of_every_row_is_that_of_its_bytes(store):
+def test_hash_of_every_row_matches_its_bytes(store):
     table = pa.Table.from_batches(journal_rows([stored(store, ENTRIES)], Stores()))
     for row in table.to_pylist():
         assert row["hash"] == hashlib.sha256(row["raw"]).hexdigest()

@@ -1,4 +1,4 @@
-"""The example of a declarative pipeline, as somebody would run it."""
+"""Runs the declarative pipeline example."""
 
 import os
 import runpy
@@ -17,7 +17,7 @@ planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.p
 
 
 @pytest.mark.nightly
-def test_the_example_of_a_declarative_pipeline_runs(tmp_path):
+def test_declarative_pipeline_example_runs(tmp_path):
     built = planes.build(tmp_path / "data", worlds=3, entries=100)
     shutil.copytree(EXAMPLE, tmp_path / "example")
     spec = tmp_path / "example" / "spark-pipeline.yml"
@@ -28,7 +28,7 @@ def test_the_example_of_a_declarative_pipeline_runs(tmp_path):
         "HOLDFAST_URL": built.url,
         "SPARK_HOME": pyspark.__path__[0],
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_TESTING": "1",  # Its Spark Connect takes a free port, not 15002.
+        "SPARK_TESTING": "1",  # Its Spark Connect uses a free port, not 15002.
         "PYSPARK_PYTHON": str(python),
         "PYSPARK_DRIVER_PYTHON": str(python),
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",

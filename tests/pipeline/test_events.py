@@ -1,4 +1,4 @@
-"""What session logs tell is taken out of its JSON and dealt out, and nothing that makes sense is lost on the way."""
+"""Events in session logs are parsed, bucketed and grouped without losing valid records."""
 
 import random
 from typing import Any
@@ -21,11 +21,11 @@ def batch(*records: Any, universe: str = "main") -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"universe": [universe] * len(lines), "record": pa.array(lines, pa.string())})
 
 
-def messages(*hands: tuple[int, bytes]) -> list[MessageGroup]:
-    return [group for groups in events.gather_messages(hand for _, hand in hands) for group in groups]
+def messages(*payloads: tuple[int, bytes]) -> list[MessageGroup]:
+    return [group for groups in events.group_messages(hand for _, hand in payloads) for group in groups]
 
 
-def test_all_that_is_told_of_a_message_comes_together_whatever_batch_and_order_it_came_in() -> None:
+def test_events_of_a_message_are_grouped_across_batches_in_any_order() -> None:
     told = [
         {**PUT, "id": str(n), "event": event, "at_ms": at_ms, "attempt": at_ms}
         for n in range(500)
@@ -34,31 +34,31 @@ def test_all_that_is_told_of_a_message_comes_together_whatever_batch_and_order_i
     random.Random(7).shuffle(told)
     by_bucket: dict[int, list[bytes]] = {}
     for begin in range(0, len(told), 100):
-        for bucket, hand in events.deal_messages(batch(*told[begin : begin + 100]), 4):
+        for bucket, hand in events.bucket_messages(batch(*told[begin : begin + 100]), 4):
             by_bucket.setdefault(bucket, []).append(hand)
     assert set(by_bucket) == {0, 1, 2, 3}
-    groups = [group for hands in by_bucket.values() for each in events.gather_messages(hands) for group in each]
+    groups = [group for payloads in by_bucket.values() for each in events.group_messages(payloads) for group in each]
     assert sorted(group.id for group in groups) == sorted(str(n) for n in range(500))
     expected = {Event("put", 0, 0), Event("leased", 1, 1), Event("acked", 2, 2)}
     assert all(set(group.events) == expected for group in groups)
 
 
-def test_messages_of_other_queues_and_universes_are_others() -> None:
-    hands = [
-        *events.deal_messages(batch(PUT, {**PUT, "queue": "mails"}), 1),
-        *events.deal_messages(batch(PUT, universe="other"), 1),
+def test_messages_of_other_queues_and_universes_are_separate() -> None:
+    payloads = [
+        *events.bucket_messages(batch(PUT, {**PUT, "queue": "mails"}), 1),
+        *events.bucket_messages(batch(PUT, universe="other"), 1),
     ]
-    assert [group[:4] for group in messages(*hands)] == [
+    assert [group[:4] for group in messages(*payloads)] == [
         ("main", "jobs", "x", "c"),
         ("main", "mails", "x", "c"),
         ("other", "jobs", "x", "c"),
     ]
 
 
-def test_old_logs_tell_less_and_the_plane_knows_the_rest() -> None:
+def test_errors_missing_from_old_logs_come_from_the_plane() -> None:
     old = {name: PUT[name] for name in ("event", "queue", "id", "at_ms")}
-    known = events.deal_errors([("main", "jobs", "x", "no host"), ("main", "jobs", "unheard of", "no host")], 1)
-    assert messages(*known, *events.deal_messages(batch(old), 1)) == [
+    known = events.bucket_errors([("main", "jobs", "x", "no host"), ("main", "jobs", "unheard of", "no host")], 1)
+    assert messages(*known, *events.bucket_messages(batch(old), 1)) == [
         MessageGroup("main", "jobs", "x", None, [Event("put", 5)], "no host")
     ]
 
@@ -81,25 +81,25 @@ def test_old_logs_tell_less_and_the_plane_knows_the_rest() -> None:
         {**PUT, "attempt": 1 << 31},
     ],
 )
-def test_records_that_make_no_sense_are_left_out(nonsense: Any) -> None:
-    assert [group.id for group in messages(*events.deal_messages(batch(nonsense, PUT), 1))] == ["x"]
-    assert list(events.deal_mails(batch(nonsense), 1)) == []
-    assert events.leases(batch(nonsense)).num_rows == 0
+def test_invalid_records_are_skipped(nonsense: Any) -> None:
+    assert [group.id for group in messages(*events.bucket_messages(batch(nonsense, PUT), 1))] == ["x"]
+    assert list(events.bucket_mails(batch(nonsense), 1)) == []
+    assert events.lease_events(batch(nonsense)).num_rows == 0
 
 
-def test_mails_and_leases_are_told_as_they_were() -> None:
-    hands = [hand for _, hand in events.deal_mails(batch(STORED, STORED, {**STORED, "event": "confirmed"}), 1)]
-    assert list(events.gather_mails(hands)) == [
+def test_mail_and_lease_events_are_decoded() -> None:
+    payloads = [hand for _, hand in events.bucket_mails(batch(STORED, STORED, {**STORED, "event": "confirmed"}), 1)]
+    assert list(events.group_mails(payloads)) == [
         [
             MailGroup(
                 "main", "bob@main", "ada@main", "x", [Event("stored", 5), Event("stored", 5), Event("confirmed", 5)]
             )
         ]
     ]
-    assert events.leases(batch(REFUSED)).to_pylist() == [{"universe": "main", **REFUSED}]
-    assert events.leases(batch()).schema == events.LEASES
+    assert events.lease_events(batch(REFUSED)).to_pylist() == [{"universe": "main", **REFUSED}]
+    assert events.lease_events(batch()).schema == events.LEASES
 
 
-def test_groups_come_a_bounded_number_at_a_time() -> None:
-    hands = events.deal_messages(batch(*({**PUT, "id": str(n)} for n in range(ROWS_BATCH + 1))), 1)
-    assert [len(groups) for groups in events.gather_messages(hand for _, hand in hands)] == [ROWS_BATCH, 1]
+def test_groups_come_in_bounded_batches() -> None:
+    payloads = events.bucket_messages(batch(*({**PUT, "id": str(n)} for n in range(ROWS_BATCH + 1))), 1)
+    assert [len(groups) for groups in events.group_messages(hand for _, hand in payloads)] == [ROWS_BATCH, 1]

@@ -1,4 +1,4 @@
-"""Ingest: what is in the plane is in the lake, each row once, however often and in however many pieces it comes."""
+"""Ingest copies every row of the plane into the lake exactly once, in any number of runs and batches."""
 
 import json
 import runpy
@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 import holdfast
 from holdfast.errors import SchemaMismatch, Unreachable
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake import plans, runs, task_payloads
+from holdfast.pipeline.intake import ingest_run, plans, task_payloads
 from holdfast.pipeline.jobs import ingest
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake, compaction
@@ -42,7 +42,7 @@ def config(plane: Path, **options: Any) -> Config:
 
 
 def journal(lake: Lake) -> dict[str, list[bytes]]:
-    """The records of every world in the lake; fails where one is twice, or a height is left out."""
+    """The records of every world in the lake; fails if a height is duplicated or missing."""
     found: dict[str, list[bytes]] = {}
     order = [("universe", "ascending"), ("world", "ascending"), ("height", "ascending")]
     for row in lake.table(JOURNAL).rows(["universe", "world", "height", "raw"]).sort_by(order).to_pylist():
@@ -53,7 +53,7 @@ def journal(lake: Lake) -> dict[str, list[bytes]]:
 
 
 def truth(plane: Path) -> dict[str, list[bytes]]:
-    """What the plane has, read from a copy: whoever opens a plane changes it, since mail expires and sessions begin."""
+    """The plane's records, read from a copy: opening a plane changes it, because mail expires and sessions begin."""
     copy = plane.with_name("copy")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(plane, copy)
@@ -65,7 +65,7 @@ def opened(plane: Path, universe: str = "main") -> Any:
 
 
 def assert_complete(plane: Path) -> None:
-    """The lake has what the plane has, each row once."""
+    """Check that the lake has every row of the plane exactly once."""
     lake = Lake(config(plane).lake)
     assert planes.digest(journal(lake)) == planes.digest(truth(plane))
     with open_view(config(plane)) as view:
@@ -89,21 +89,21 @@ def assert_complete(plane: Path) -> None:
     assert Counter((row["world"], row["start"], row["end"]) for row in judged) == Counter(segments)
 
 
-def counts(told: JobResult) -> dict[str, int]:
-    return {name: rows for name, rows in told.rows.items() if rows}
+def row_counts(result: JobResult) -> dict[str, int]:
+    return {name: rows for name, rows in result.rows.items() if rows}
 
 
-def test_everything_goes_in_and_once_only(plane: Path) -> None:
+def test_ingest_stores_every_row_once(plane: Path) -> None:
     first = ingest.run(None, config(plane))
     assert first.ok
     assert first.rows["journal"] == sum(map(len, truth(plane).values()))
     assert_complete(plane)
     again = ingest.run(None, config(plane))
-    assert counts(again) == {}
+    assert row_counts(again) == {}
     assert_complete(plane)
 
 
-def test_rows_say_what_the_records_are(plane: Path) -> None:
+def test_rows_match_their_records(plane: Path) -> None:
     ingest.run(None, config(plane))
     rows = Lake(config(plane).lake).table(JOURNAL).rows()
     for row in rows.to_pylist():
@@ -115,31 +115,29 @@ def test_rows_say_what_the_records_are(plane: Path) -> None:
     assert 0 < hot.num_rows < rows.num_rows
 
 
-def test_a_rerun_takes_only_what_is_new(plane: Path) -> None:
+def test_second_ingest_adds_only_new_rows(plane: Path) -> None:
     ingest.run(None, config(plane))
     planes.extend(plane, ["world-0000", "world-0003"], 50)
-    assert counts(ingest.run(None, config(plane))) == {"journal": 100}
+    assert row_counts(ingest.run(None, config(plane))) == {"journal": 100}
     assert_complete(plane)
 
 
-def test_segments_that_were_cut_since_get_their_verdict_and_no_second_row(plane: Path) -> None:
+def test_new_segments_are_checked_without_duplicating_rows(plane: Path) -> None:
     ingest.run(None, config(plane))
     with opened(plane, "main") as plane_open:
         store = planes.open_objects(f"dir:{plane / 'objects'}")
         assert planes.cut(plane_open, store, "world-0000", segment=32, margin=8) > 0
-    told = ingest.run(None, config(plane))
-    assert set(counts(told)) == {"segments"}
+    result = ingest.run(None, config(plane))
+    assert set(row_counts(result)) == {"segments"}
     assert_complete(plane)
 
 
 @pytest.mark.parametrize("task_bytes", [1, 3_000])
-def test_a_large_ingest_is_many_commits_and_the_same_rows(
-    plane: Path, monkeypatch: pytest.MonkeyPatch, task_bytes: int
-) -> None:
-    monkeypatch.setattr(runs, "INGEST_TASK_BYTES", task_bytes)
+def test_large_ingest_takes_several_commits(plane: Path, monkeypatch: pytest.MonkeyPatch, task_bytes: int) -> None:
+    monkeypatch.setattr(ingest_run, "INGEST_TASK_BYTES", task_bytes)
     monkeypatch.setattr(plans, "INGEST_WORLD_ROWS", 50)
     monkeypatch.setattr(plans, "INGEST_CHUNK_BYTES", 1_000)
-    monkeypatch.setattr(runs, "pause", pytest.fail)  # It does not get into its own way.
+    monkeypatch.setattr(ingest_run, "pause", pytest.fail)  # A run does not conflict with itself.
     ingest.run(None, config(plane))
     assert len(Lake(config(plane).lake).table(JOURNAL).files()) > 4
     assert_complete(plane)
@@ -148,7 +146,7 @@ def test_a_large_ingest_is_many_commits_and_the_same_rows(
     assert_complete(plane)
 
 
-def test_only_the_universes_that_are_asked_for_go_in(plane: Path) -> None:
+def test_ingest_reads_only_the_selected_universes(plane: Path) -> None:
     with opened(plane, "other") as plane_open:
         plane_open.world("elsewhere").create()
         plane_open.world("elsewhere").append([{"n": 1}], expected_head=0)
@@ -159,7 +157,7 @@ def test_only_the_universes_that_are_asked_for_go_in(plane: Path) -> None:
     assert universes == {"main", "other"}
 
 
-def test_one_task_makes_one_file_for_each_universe(plane: Path) -> None:
+def test_task_writes_one_file_per_universe(plane: Path) -> None:
     for universe in ("u1", "u2"):
         with opened(plane, universe) as plane_open:
             for n in range(5):
@@ -170,29 +168,29 @@ def test_one_task_makes_one_file_for_each_universe(plane: Path) -> None:
     assert Counter(file.universe for file in files) == {"main": 1, "u1": 1, "u2": 1}
 
 
-def test_a_session_log_that_grows_is_read_on(plane: Path) -> None:
+def test_growing_session_log_is_ingested_incrementally(plane: Path) -> None:
     file = planes.leave_log(plane, lines=5)
     ingest.run(None, config(plane))
     with file.open("ab") as stream:
         for n in range(5, 9):
             stream.write(planes.loglines.line(n, planes.START_MS + n, b'{"step":%d}' % n))
-    told = ingest.run(None, config(plane))
-    assert counts(told) == {"activity": 4}
+    result = ingest.run(None, config(plane))
+    assert row_counts(result) == {"activity": 4}
     assert_complete(plane)
 
 
-def test_a_session_log_is_the_same_when_it_was_rotated(plane: Path) -> None:
+def test_rotated_session_log_is_not_ingested_twice(plane: Path) -> None:
     file = planes.leave_log(plane, lines=5)
     ingest.run(None, config(plane))
     with opened(plane, "main") as plane_open:
         plane_open.activity.log("session-9", {"step": 1}, kind="metrics")
     assert not file.exists()
-    told = ingest.run(None, config(plane))
-    assert counts(told) == {"activity": 1}
+    result = ingest.run(None, config(plane))
+    assert row_counts(result) == {"activity": 1}
     assert_complete(plane)
 
 
-def test_compaction_between_runs_changes_nothing(plane: Path) -> None:
+def test_compaction_between_runs_changes_no_row(plane: Path) -> None:
     for _ in range(5):
         planes.extend(plane, ["world-0000"], 10)
         ingest.run(None, config(plane))
@@ -201,21 +199,21 @@ def test_compaction_between_runs_changes_nothing(plane: Path) -> None:
     compaction.vacuum(table, keep_hours=0)
     assert_complete(plane)
     planes.extend(plane, ["world-0000"], 10)
-    assert counts(ingest.run(None, config(plane))) == {"journal": 10}
+    assert row_counts(ingest.run(None, config(plane))) == {"journal": 10}
     assert_complete(plane)
 
 
-def test_staged_records_are_gone_when_a_run_is_over(plane: Path) -> None:
+def test_staged_records_are_deleted_after_a_run(plane: Path) -> None:
     ingest.run(None, config(plane))
     staging = Path(config(plane).lake) / "_staging"
     assert not [path for path in staging.rglob("*") if path.is_file()]
-    shutil.rmtree(staging, ignore_errors=True)  # Nobody needs it between runs.
+    shutil.rmtree(staging, ignore_errors=True)  # Not needed between runs.
     planes.extend(plane, ["world-0000"], 10)
     ingest.run(None, config(plane))
     assert_complete(plane)
 
 
-def test_a_lake_of_a_newer_version_is_refused_and_left_alone(plane: Path) -> None:
+def test_lake_of_a_newer_version_is_rejected_unchanged(plane: Path) -> None:
     ingest.run(None, config(plane))
     delta = Lake(config(plane).lake).table(JOURNAL).delta()
     delta.alter.set_table_properties({"holdfast.schema": "99"}, raise_if_not_exists=False)
@@ -224,7 +222,7 @@ def test_a_lake_of_a_newer_version_is_refused_and_left_alone(plane: Path) -> Non
         ingest.run(None, config(plane))
 
 
-def test_following_takes_in_what_comes_until_it_is_stopped(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_ingests_new_data_until_stopped(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = threading.Event()
     rounds = iter(range(100))
     opening = ingest.open_view
@@ -241,12 +239,12 @@ def test_following_takes_in_what_comes_until_it_is_stopped(plane: Path, monkeypa
         return opening(given)
 
     monkeypatch.setattr(ingest, "open_view", open_later)
-    told = ingest.run(None, config(plane), follow=True, every_seconds=0.0, stop=stop)
-    assert told.rows["journal"] == sum(map(len, truth(plane).values()))
+    result = ingest.run(None, config(plane), follow=True, every_seconds=0.0, stop=stop)
+    assert result.rows["journal"] == sum(map(len, truth(plane).values()))
     assert_complete(plane)
 
 
-def test_following_ends_well_when_it_is_interrupted(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_ends_cleanly_when_interrupted(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = iter(range(100))
     opening = ingest.open_view
 
@@ -256,13 +254,13 @@ def test_following_ends_well_when_it_is_interrupted(plane: Path, monkeypatch: py
         return opening(given)
 
     monkeypatch.setattr(ingest, "open_view", open_later)
-    told = ingest.run(None, config(plane), follow=True, every_seconds=0.0)
-    assert told.rows["journal"] == sum(map(len, truth(plane).values()))
+    result = ingest.run(None, config(plane), follow=True, every_seconds=0.0)
+    assert result.rows["journal"] == sum(map(len, truth(plane).values()))
 
 
-def test_following_compacts_what_many_small_commits_leave(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest, "INGEST_HEAL_SECONDS", 0.0)
-    monkeypatch.setattr(ingest, "INGEST_TIDY_FILES", 3)
+def test_follow_compacts_small_files(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest, "INGEST_REPAIR_SECONDS", 0.0)
+    monkeypatch.setattr(ingest, "INGEST_COMPACT_FILES", 3)
     stop = threading.Event()
     rounds = iter(range(5))
     opening = ingest.open_view
@@ -279,20 +277,20 @@ def test_following_compacts_what_many_small_commits_leave(plane: Path, monkeypat
     assert_complete(plane)
 
 
-def test_a_lake_whose_own_checkpoint_was_deleted_goes_on(plane: Path) -> None:
+def test_lake_with_a_deleted_checkpoint_still_works(plane: Path) -> None:
     ingest.run(None, config(plane))
     Lake(config(plane).lake).table(JOURNAL).delta().create_checkpoint()
     planes.extend(plane, ["world-0000"], 10)
-    assert counts(ingest.run(None, config(plane))) == {"journal": 10}
+    assert row_counts(ingest.run(None, config(plane))) == {"journal": 10}
     log = Path(config(plane).lake) / "journal" / "_delta_log"
     for path in (*log.glob("*.checkpoint.parquet"), log / "_last_checkpoint"):
         path.unlink()
     planes.extend(plane, ["world-0000"], 10)
-    assert counts(ingest.run(None, config(plane))) == {"journal": 10}
+    assert row_counts(ingest.run(None, config(plane))) == {"journal": 10}
     assert_complete(plane)
 
 
-def test_a_plane_behind_a_server_is_the_same_plane(
+def test_ingest_through_a_server_adds_no_duplicates(
     plane: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -308,7 +306,7 @@ def test_a_plane_behind_a_server_is_the_same_plane(
     assert_complete(plane)
 
 
-def test_a_plane_in_postgres_goes_in_while_others_write_to_it(postgres_url: str, tmp_path: Path) -> None:
+def test_ingest_reads_postgres_during_writes(postgres_url: str, tmp_path: Path) -> None:
     objects = f"dir:{tmp_path / 'objects'}"
     built = planes.build(tmp_path / "unused", worlds=2, entries=200, entities=3, url=postgres_url, objects=objects)
     given = Config(data=postgres_url, lake=str(tmp_path / "lake"), objects=objects)
@@ -330,11 +328,9 @@ def test_a_plane_in_postgres_goes_in_while_others_write_to_it(postgres_url: str,
     assert taken == sum(map(len, found.values())) == built.entries + 20
 
 
-@pytest.mark.parametrize("carried", [0, 2_500, 65_536], ids=["staged", "mixed", "carried"])
-def test_a_lake_in_an_object_store_is_filled_in_the_same_way(
-    plane: Path, monkeypatch: pytest.MonkeyPatch, carried: int
-) -> None:
-    monkeypatch.setattr(task_payloads, "INGEST_CARRIED_BYTES_MAX", carried)
+@pytest.mark.parametrize("payload_bytes", [0, 2_500, 65_536], ids=["staged", "mixed", "inline"])
+def test_ingest_into_an_object_store(plane: Path, monkeypatch: pytest.MonkeyPatch, payload_bytes: int) -> None:
+    monkeypatch.setattr(task_payloads, "INGEST_CARRIED_BYTES_MAX", payload_bytes)
     put, staged = Stores.staging, []
     monkeypatch.setattr(Stores, "staging", lambda self, url: (staged.append(url), put(self, url))[1])
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -345,38 +341,40 @@ def test_a_lake_in_an_object_store_is_filled_in_the_same_way(
         endpoint = f"http://{host}:{port}"
         boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys).create_bucket(Bucket="lake")
         storage = {"aws_endpoint": endpoint, "aws_region": "us-east-1", "aws_allow_http": "true", **keys}
-        remote = Config(data=f"dir:{plane}", lake=f"s3://lake/history-{carried}", storage=storage)
+        remote = Config(data=f"dir:{plane}", lake=f"s3://lake/history-{payload_bytes}", storage=storage)
         start, end = planes.flip_byte(plane, "world-0002", 1)
-        told = ingest.run(None, remote)
-        assert [(each["world"], each["height"], each["end"]) for each in told.findings] == [("world-0002", start, end)]
-        planes.flip_byte(plane, "world-0002", 1)  # Back.
+        result = ingest.run(None, remote)
+        assert [(each["world"], each["height"], each["end"]) for each in result.findings] == [
+            ("world-0002", start, end)
+        ]
+        planes.flip_byte(plane, "world-0002", 1)  # Flip it back.
         assert ingest.run(None, remote).rows["journal"] == end + 1 - start
         planes.extend(plane, ["world-0000", "world-0001"], 10)
         assert ingest.run(None, remote).rows["journal"] == 20
         assert planes.digest(journal(Lake(remote.lake, storage))) == planes.digest(truth(plane))
         is_used = any(url.startswith("s3://") and url.rpartition("/")[2].isdigit() for url in staged)
-        assert is_used == (carried < 65_536)
+        assert is_used == (payload_bytes < 65_536)
     finally:
         server.stop()
 
 
-def test_progress_is_told(plane: Path) -> None:
+def test_progress_is_reported(plane: Path) -> None:
     heard: list[tuple[str, int, int]] = []
-    ingest.run(None, config(plane), progress=lambda *told: heard.append(told))
+    ingest.run(None, config(plane), progress=lambda *result: heard.append(result))
     assert {what for what, _, _ in heard} == {"journal rows", "segments rows", "activity rows", "entity_changes rows"}
 
 
-def test_executors_take_in_what_one_process_would(
+def test_ingest_on_executors_gives_the_same_rows(
     spark: SparkSession, plane: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "INGEST_TASK_BYTES", 6_000)
+    monkeypatch.setattr(ingest_run, "INGEST_TASK_BYTES", 6_000)
     monkeypatch.setattr(plans, "INGEST_WORLD_ROWS", 120)
-    monkeypatch.setattr(runs, "pause", pytest.fail)  # Plans that are made ahead do not get into anybody's way.
-    told = ingest.run(spark, config(plane))
-    assert told.ok
+    monkeypatch.setattr(ingest_run, "pause", pytest.fail)  # Prefetched plans do not cause conflicts.
+    result = ingest.run(spark, config(plane))
+    assert result.ok
     assert_complete(plane)
     planes.extend(plane, ["world-0002"], 10)
-    assert counts(ingest.run(spark, config(plane))) == {"journal": 10}
+    assert row_counts(ingest.run(spark, config(plane))) == {"journal": 10}
     assert_complete(plane)
     frame = Lake(config(plane).lake).table(JOURNAL).read(spark)
     assert frame.select("universe", "world", "height").distinct().count() == frame.count()

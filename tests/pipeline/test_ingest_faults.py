@@ -1,4 +1,4 @@
-"""Ingest under faults: killed anywhere, overtaken anywhere, over damage: every row once, or told of."""
+"""Ingest under faults (kills, conflicts, damage): every row is stored once, or is in the quarantine."""
 
 import contextlib
 import os
@@ -22,8 +22,8 @@ from pyspark.sql import SparkSession
 from holdfast.errors import Unreachable
 from holdfast.pipeline import tasks
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake import plans, runs
-from holdfast.pipeline.intake.quarantines import Quarantine, Quarantined, Scope
+from holdfast.pipeline.intake import ingest_run, plans
+from holdfast.pipeline.intake.quarantine import Quarantine, Quarantined, Scope
 from holdfast.pipeline.jobs import ingest
 from holdfast.pipeline.lake import Lake, LakeTable
 from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, SEGMENTS
@@ -35,23 +35,23 @@ ENTRIES = 200
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plane that nobody damaged; each test gets a copy."""
+def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undamaged plane; each test gets a copy."""
     path: Path = tmp_path_factory.mktemp("sound") / "data"
     planes.build(path, worlds=WORLDS, entries=ENTRIES, messages=20, mails=10, entities=5, activity=10)
     return path
 
 
 @pytest.fixture
-def plane(sound: Path, tmp_path: Path) -> Path:
-    shutil.copytree(sound, tmp_path / "data")
+def plane(undamaged: Path, tmp_path: Path) -> Path:
+    shutil.copytree(undamaged, tmp_path / "data")
     return tmp_path / "data"
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every ingest is several commits."""
-    monkeypatch.setattr(runs, "INGEST_TASK_BYTES", 8_000)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every ingest take several commits."""
+    monkeypatch.setattr(ingest_run, "INGEST_TASK_BYTES", 8_000)
     monkeypatch.setattr(plans, "INGEST_WORLD_ROWS", 120)
 
 
@@ -74,7 +74,7 @@ def expected(plane: Path) -> Counter[tuple[str, int]]:
 
 
 def content(plane: Path) -> dict[str, Any]:
-    """All rows of the lake that a plane decides, in an order of their own."""
+    """All rows of the lake that depend only on the plane, sorted."""
     found = {
         table.name: sorted(map(repr, lake(plane).table(table).rows(columns).to_pylist()))
         for table, columns in (
@@ -90,17 +90,17 @@ def content(plane: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def wanted(plane: Path) -> Callable[[], dict[str, Any]]:
-    """What an ingest that nothing disturbs makes of the plane as it is."""
+def expected_content(plane: Path) -> Callable[[], dict[str, Any]]:
+    """The content of the lake after an undisturbed ingest of a copy of the plane."""
 
-    def undisturbed() -> dict[str, Any]:
+    def ingest_copy() -> dict[str, Any]:
         copy = plane.parent / "undisturbed"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(plane, copy / "data")
         ingest.run(None, config(copy / "data"))
         return content(copy / "data")
 
-    return undisturbed
+    return ingest_copy
 
 
 def quarantined(plane: Path, reason: str | None = None) -> list[tuple[str, str, int, int, str]]:
@@ -113,11 +113,11 @@ def quarantined(plane: Path, reason: str | None = None) -> list[tuple[str, str, 
 
 
 class Killed(BaseException):
-    """As a kill: nobody handles it."""
+    """Simulates a kill: nothing handles it."""
 
 
-def steps(monkeypatch: pytest.MonkeyPatch, at: int, act: Callable[[], None], *, after: bool) -> list[int]:
-    """Do something before or after the n-th commit to any table; the list counts the commits."""
+def at_commit(monkeypatch: pytest.MonkeyPatch, at: int, act: Callable[[], None], *, after: bool) -> list[int]:
+    """Call `act` before or after the n-th commit to any table; the returned list counts the commits."""
     count: list[int] = []
     replace = LakeTable.replace
 
@@ -145,15 +145,15 @@ def kill() -> None:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_run_that_ends_at_any_commit_is_finished_by_the_next(
-    plane: Path, wanted: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, after: bool
+def test_run_killed_at_any_commit_is_completed_by_the_next(
+    plane: Path, expected_content: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     damage(plane)
-    right = wanted()
+    right = expected_content()
     for at in range(1, 1_000):
         shutil.rmtree(plane.parent / "lake", ignore_errors=True)
         with monkeypatch.context() as patch:
-            count = steps(patch, at, kill, after=after)
+            count = at_commit(patch, at, kill, after=after)
             try:
                 ingest.run(None, config(plane))
             except Killed:
@@ -166,30 +166,28 @@ def test_a_run_that_ends_at_any_commit_is_finished_by_the_next(
     assert at > 8
 
 
-def test_a_run_that_is_overtaken_at_any_commit_doubles_nothing(
-    plane: Path, wanted: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+def test_run_overtaken_at_any_commit_adds_no_duplicates(
+    plane: Path, expected_content: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage(plane)
-    right = wanted()
+    right = expected_content()
     for at in range(1, 1_000):
         shutil.rmtree(plane.parent / "lake", ignore_errors=True)
         with open_view(config(plane)) as mine, open_view(config(plane)) as theirs, monkeypatch.context() as patch:
-            count = steps(patch, at, partial(ingest.take_in, None, config(plane), theirs), after=False)
-            ingest.take_in(None, config(plane), mine)
+            count = at_commit(patch, at, partial(ingest.ingest_view, None, config(plane), theirs), after=False)
+            ingest.ingest_view(None, config(plane), mine)
             if len(count) < at:
                 break
         assert content(plane) == right, f"overtaken at commit {at}"
     assert at > 8
 
 
-def test_damage_that_only_one_of_two_runs_sees_is_told_by_the_one_that_counts(
-    plane: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run finds a segment missing and says so; another finds it there, and is killed anywhere; the first goes on."""
+def test_quarantine_has_the_damage_of_the_run_that_committed(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run reports a missing segment; another finds it and is killed at any point; the first continues."""
     for at in range(1, 1_000):
         shutil.rmtree(plane.parent / "lake", ignore_errors=True)
-        was_killed = overtaken_by_one_that_sees_no_damage(plane, at, monkeypatch)
-        assert_told(plane)
+        was_killed = overtaken_by_undamaged_run(plane, at, monkeypatch)
+        assert_accounted_for(plane)
         ingest.run(None, config(plane))
         assert heights(plane) == expected(plane), f"the other was killed at commit {at}"
         assert quarantined(plane) == []
@@ -198,8 +196,8 @@ def test_damage_that_only_one_of_two_runs_sees_is_told_by_the_one_that_counts(
     assert at > 3
 
 
-def overtaken_by_one_that_sees_no_damage(plane: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the other one was killed."""
+def overtaken_by_undamaged_run(plane: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Returns whether the other run was killed."""
     file = planes.segment_files(plane, "world-0001")[0]
     hidden = file.with_suffix(".hidden")
     add = Quarantine.add
@@ -211,9 +209,9 @@ def overtaken_by_one_that_sees_no_damage(plane: Path, at: int, monkeypatch: pyte
             outcome.append(False)
             hidden.rename(file)
             with monkeypatch.context() as inner:
-                steps(inner, at, kill, after=True)
+                at_commit(inner, at, kill, after=True)
                 try:
-                    ingest.take_in(None, config(plane), theirs)
+                    ingest.ingest_view(None, config(plane), theirs)
                 except Killed:
                     outcome[0] = True
             file.rename(hidden)
@@ -221,31 +219,33 @@ def overtaken_by_one_that_sees_no_damage(plane: Path, at: int, monkeypatch: pyte
     with open_view(config(plane)) as mine, open_view(config(plane)) as theirs, monkeypatch.context() as patch:
         file.rename(hidden)
         patch.setattr(Quarantine, "add", add_then_be_overtaken)
-        ingest.take_in(None, config(plane), mine)
+        ingest.ingest_view(None, config(plane), mine)
         hidden.rename(file)
     return outcome[0]
 
 
-def assert_told(plane: Path) -> None:
-    """Every height of the plane is in the lake once, or in the quarantine."""
+def assert_accounted_for(plane: Path) -> None:
+    """Check that every height of the plane is in the lake once, or in the quarantine."""
     found = heights(plane)
     assert set(found.values()) == {1}
-    told = {
+    result = {
         (source, height)
         for table, source, start, end, _ in quarantined(plane)
         if table == JOURNAL.name
         for height in range(start, end + 1)
     }
-    assert set(expected(plane)) - set(found) <= told
+    assert set(expected(plane)) - set(found) <= result
 
 
-def test_two_processes_at_once_take_in_every_row_once(plane: Path, wanted: Callable[[], dict[str, Any]]) -> None:
+def test_concurrent_processes_ingest_every_row_once(
+    plane: Path, expected_content: Callable[[], dict[str, Any]]
+) -> None:
     damage(plane)
-    right = wanted()
+    right = expected_content()
     code = (
         "import sys; from holdfast.pipeline.config import Config; from holdfast.pipeline.jobs import ingest;"
-        "from holdfast.pipeline.intake import plans, runs; from holdfast.pipeline.views import open_view;"
-        "runs.INGEST_TASK_BYTES = 4_000; plans.INGEST_WORLD_ROWS = 60;"
+        "from holdfast.pipeline.intake import ingest_run, plans; from holdfast.pipeline.views import open_view;"
+        "ingest_run.INGEST_TASK_BYTES = 4_000; plans.INGEST_WORLD_ROWS = 60;"
         "config = Config(data=sys.argv[1], lake=sys.argv[2]);"
         "view = open_view(config); print('ready', flush=True); sys.stdin.readline();"
         "print(ingest.take_in(None, config, view).rows); view.close()"
@@ -260,7 +260,7 @@ def test_two_processes_at_once_take_in_every_row_once(plane: Path, wanted: Calla
         )
         children.append(child)
         assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"  # A data directory is opened by one after the other.
+        assert child.stdout.readline() == "ready\n"  # Processes open the directory one after the other.
     for child in children:
         assert child.stdin is not None
         child.stdin.write("go\n")
@@ -272,69 +272,69 @@ def test_two_processes_at_once_take_in_every_row_once(plane: Path, wanted: Calla
 
 
 @pytest.mark.parametrize("times", [2, 100])
-def test_a_staging_folder_that_is_deleted_under_a_run_is_no_damage(
-    plane: Path, wanted: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, times: int
+def test_deleted_staging_folder_is_not_damage(
+    plane: Path, expected_content: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     planes.leave_log(plane, lines=5)
-    right = wanted()
-    answers, deleted = tasks.answers, []
+    right = expected_content()
+    execute, deleted = tasks.execute, []
 
     def late(spark: Any, work: Any, given: Any) -> Iterator[bytes]:
         if len(deleted) < times:
             deleted.append(1)
             shutil.rmtree(plane.parent / "lake" / "_staging", ignore_errors=True)
-        return answers(spark, work, given)
+        return execute(spark, work, given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tasks, "answers", late)
+        patch.setattr(tasks, "execute", late)
         if times == 2:
             assert ingest.run(None, config(plane)).ok
         else:
-            with pytest.raises(Unreachable, match="is not there; name a place for staging"):
+            with pytest.raises(Unreachable, match="is missing; use a staging location"):
                 ingest.run(None, config(plane))
     ingest.run(None, config(plane))
     assert content(plane) == right
 
 
-def healed(plane: Path) -> JobResult:
-    told = ingest.run(None, config(plane))
-    assert told.ok, told.findings
+def repair_result(plane: Path) -> JobResult:
+    result = ingest.run(None, config(plane))
+    assert result.ok, result.findings
     assert heights(plane) == expected(plane)
     assert quarantined(plane) == []
     assert set(lake(plane).table(SEGMENTS).rows(["verdict"]).column("verdict").to_pylist()) == {"ok"}
-    return told
+    return result
 
 
-def verdicts(plane: Path) -> Counter[str]:
+def segment_verdicts(plane: Path) -> Counter[str]:
     return Counter(lake(plane).table(SEGMENTS).rows(["verdict"]).column("verdict").to_pylist())
 
 
 @pytest.mark.parametrize("fault", ["flipped", "missing"])
-def test_a_damaged_segment_is_quarantined_everything_else_goes_in_and_it_heals(plane: Path, fault: str) -> None:
+def test_damaged_segment_is_quarantined_and_repaired_later(plane: Path, fault: str) -> None:
     kept = plane.parent / "kept"
     shutil.copytree(plane / "objects", kept)
     whole = expected(plane)
     start, end = (planes.flip_byte if fault == "flipped" else planes.remove_segment)(plane, "world-0002", 1)
     reason = "checksum" if fault == "flipped" else "missing"
-    told = ingest.run(None, config(plane))
-    assert not told.ok
-    assert [(each["world"], each["height"], each["reason"]) for each in told.findings] == [
+    result = ingest.run(None, config(plane))
+    assert not result.ok
+    assert [(each["world"], each["height"], each["reason"]) for each in result.findings] == [
         ("world-0002", start, reason)
     ]
     assert quarantined(plane) == [("journal", "world-0002", start, end, reason)]
     lost = {("world-0002", height) for height in range(start, end + 1)}
     assert set(whole) - set(heights(plane)) == lost
-    assert verdicts(plane)[reason] == 1
-    again = ingest.run(None, config(plane))  # Still damaged, and still told, once.
+    assert segment_verdicts(plane)[reason] == 1
+    again = ingest.run(None, config(plane))  # Still damaged, and reported once.
     assert (again.rows["journal"], again.ok) == (0, False)
     assert quarantined(plane) == [("journal", "world-0002", start, end, reason)]
     planes.extend(plane, ["world-0002"], 10)
     ingest.run(None, config(plane))
     shutil.copytree(kept, plane / "objects", dirs_exist_ok=True)
-    assert healed(plane).rows["journal"] == end + 1 - start
+    assert repair_result(plane).rows["journal"] == end + 1 - start
 
 
-def test_a_segment_that_is_damaged_after_its_records_came_hot_has_a_bad_verdict_and_no_hole(plane: Path) -> None:
+def test_segment_damaged_after_ingest_has_a_bad_verdict_and_no_gap(plane: Path) -> None:
     ingest.run(None, config(plane))
     with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
         store = planes.open_objects(f"dir:{plane / 'objects'}")
@@ -342,16 +342,16 @@ def test_a_segment_that_is_damaged_after_its_records_came_hot_has_a_bad_verdict_
     file = planes.segment_files(plane, "world-0000")[0]
     kept = file.read_bytes()
     planes.flip_byte(plane, "world-0000", 0)
-    told = ingest.run(None, config(plane))
-    assert told.rows["segments"] > 1
-    assert verdicts(plane)["checksum"] == 1
+    result = ingest.run(None, config(plane))
+    assert result.rows["segments"] > 1
+    assert segment_verdicts(plane)["checksum"] == 1
     assert heights(plane) == expected(plane)
     assert quarantined(plane) == []
     file.write_bytes(kept)
-    healed(plane)
+    repair_result(plane)
 
 
-def test_a_run_that_is_killed_while_it_heals_doubles_nothing(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_killed_during_repair_adds_no_duplicates(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = plane.parent / "kept"
     shutil.copytree(plane / "objects", kept)
     file = planes.leave_log(plane, lines=6, garbled=2)
@@ -367,7 +367,7 @@ def test_a_run_that_is_killed_while_it_heals_doubles_nothing(plane: Path, monkey
         shutil.rmtree(plane.parent / "lake")
         shutil.copytree(before, plane.parent / "lake")
         with monkeypatch.context() as patch:
-            count = steps(patch, at, kill, after=at % 2 == 0)
+            count = at_commit(patch, at, kill, after=at % 2 == 0)
             try:
                 ingest.run(None, config(plane))
             except Killed:
@@ -375,15 +375,15 @@ def test_a_run_that_is_killed_while_it_heals_doubles_nothing(plane: Path, monkey
             else:
                 assert len(count) < at
                 break
-        healed(plane)
+        repair_result(plane)
         lines = lake(plane).table(ACTIVITY).rows(["file", "n"]).to_pylist()
         assert len(lines) == len({(line["file"], line["n"]) for line in lines})
         assert Counter(line["n"] for line in lines if line["file"].endswith(writer))[2] == 1
     assert at > 4
 
 
-def test_holes_that_overlap_are_filled_once(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runs that see different damage tell of it both, and one of them may do so after the other's counted."""
+def test_overlapping_gaps_are_repaired_once(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs that see different damage both report it, and one may do so after the other's commit."""
     kept = plane.parent / "kept"
     shutil.copytree(plane / "objects", kept)
     start, _ = planes.remove_segment(plane, "world-0002", 1)
@@ -393,12 +393,12 @@ def test_holes_that_overlap_are_filled_once(plane: Path, monkeypatch: pytest.Mon
     shutil.copytree(kept, plane / "objects", dirs_exist_ok=True)
 
     def overtake() -> None:
-        """Another run sees only what is told late, and fills it."""
-        Quarantine(lake(plane)).settle([Scope("main", "journal", "world-0002", start, start, forgives=False)])
+        """Another run sees only the late row, and repairs it."""
+        Quarantine(lake(plane)).resolve([Scope("main", "journal", "world-0002", start, start, clears_rewound=False)])
         ingest.run(None, config(plane))
 
     with monkeypatch.context() as patch:
-        steps(patch, 1, overtake, after=False)
+        at_commit(patch, 1, overtake, after=False)
         ingest.run(None, config(plane))
     rows = heights(plane)
     assert set(rows.values()) == {1}
@@ -411,14 +411,14 @@ def file_id(plane: Path, file: Path) -> str:
     return writer
 
 
-def test_a_record_that_is_missing_is_a_hole_of_one(plane: Path) -> None:
+def test_missing_record_is_a_gap_of_one(plane: Path) -> None:
     planes.remove_record(plane, "world-0000", 7)
     ingest.run(None, config(plane))
     assert quarantined(plane) == [("journal", "world-0000", 7, 7, "missing")]
     assert set(expected(plane)) - set(heights(plane)) == {("world-0000", 7)}
 
 
-def test_a_hole_that_is_filled_in_part_becomes_what_is_left_of_it(plane: Path) -> None:
+def test_partly_repaired_gap_shrinks(plane: Path) -> None:
     def read(tx: Any) -> list[bytes]:
         return [record for _, record in planes.journals.read_hot(tx, world, 5, 5)]
 
@@ -443,7 +443,7 @@ def test_a_hole_that_is_filled_in_part_becomes_what_is_left_of_it(plane: Path) -
     assert ingest.run(None, config(plane)).rows["journal"] == 0
 
 
-def test_a_world_that_lost_everything_is_told_of_and_one_that_never_had_anything_is_not(plane: Path) -> None:
+def test_world_that_lost_all_records_is_quarantined_and_an_empty_one_is_not(plane: Path) -> None:
     for height in range(5):
         planes.remove_record(plane, "world-0000", height)
     with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
@@ -458,16 +458,16 @@ def test_a_world_that_lost_everything_is_told_of_and_one_that_never_had_anything
     ]
 
 
-def test_a_record_of_an_unknown_kind_is_quarantined_as_such(plane: Path) -> None:
+def test_record_of_an_unknown_kind_is_quarantined(plane: Path) -> None:
     height = planes.append_unknown(plane, "world-0003")
     planes.extend(plane, ["world-0003"], 5)
     ingest.run(None, config(plane))
     assert quarantined(plane) == [("journal", "world-0003", height, height, "schema")]
     assert set(expected(plane)) - set(heights(plane)) == {("world-0003", height)}
-    assert set(verdicts(plane)) == {"ok"}
+    assert set(segment_verdicts(plane)) == {"ok"}
 
 
-def test_a_torn_session_log_is_told_of_until_its_line_is_whole(plane: Path) -> None:
+def test_torn_line_is_quarantined_until_it_is_complete(plane: Path) -> None:
     file = planes.leave_log(plane, lines=5, torn=True)
     ingest.run(None, config(plane))
     ((_, source, start, end, reason),) = quarantined(plane)
@@ -481,7 +481,7 @@ def test_a_torn_session_log_is_told_of_until_its_line_is_whole(plane: Path) -> N
     assert quarantined(plane) == []
 
 
-def test_a_torn_line_that_was_cut_off_by_rotation_is_told_of_no_more(plane: Path) -> None:
+def test_torn_line_cut_off_by_rotation_leaves_the_quarantine(plane: Path) -> None:
     file = planes.leave_log(plane, lines=5, torn=True)
     ingest.run(None, config(plane))
     assert len(quarantined(plane)) == 1
@@ -492,7 +492,7 @@ def test_a_torn_line_that_was_cut_off_by_rotation_is_told_of_no_more(plane: Path
     assert quarantined(plane) == []
 
 
-def test_a_garbled_line_in_the_middle_is_a_hole_that_heals(plane: Path) -> None:
+def test_malformed_line_is_a_gap_that_can_be_repaired(plane: Path) -> None:
     file = planes.leave_log(plane, lines=5, garbled=2)
     ingest.run(None, config(plane))
     assert [row[2:] for row in quarantined(plane)] == [(2, 2, "malformed")]
@@ -502,7 +502,7 @@ def test_a_garbled_line_in_the_middle_is_a_hole_that_heals(plane: Path) -> None:
     assert ingest.run(None, config(plane)).rows["activity"] == 0
 
 
-def test_a_session_log_without_a_header_is_not_taken_for_another_file(plane: Path) -> None:
+def test_session_log_without_a_header_is_quarantined(plane: Path) -> None:
     file = planes.leave_log(plane, lines=5)
     ingest.run(None, config(plane))
     whole = file.read_bytes()
@@ -523,24 +523,24 @@ def restore(plane: Path, backup: Path) -> None:
     shutil.copytree(backup, plane)
 
 
-def test_a_plane_that_was_restored_from_an_older_backup_is_told_of_as_rewound(plane: Path) -> None:
+def test_plane_restored_from_an_older_backup_is_reported_as_rewound(plane: Path) -> None:
     backup = backed_up(plane)
     before = expected(plane)["world-0001", 0] and max(h for world, h in expected(plane) if world == "world-0001") + 1
     planes.extend(plane, ["world-0001"], 30)
     later = Path(shutil.copytree(plane, plane.parent / "later"))
     ingest.run(None, config(plane))
     restore(plane, backup)
-    told = ingest.run(None, config(plane))
-    assert not told.ok
+    result = ingest.run(None, config(plane))
+    assert not result.ok
     assert quarantined(plane) == [("journal", "world-0001", before, before + 29, "rewound")]
-    planes.extend(plane, ["world-0001"], 10, seed=7)  # It goes on, and is still behind.
+    planes.extend(plane, ["world-0001"], 10, seed=7)  # It grows, and is still behind.
     ingest.run(None, config(plane))
     assert quarantined(plane) == [("journal", "world-0001", before + 10, before + 29, "rewound")]
     restore(plane, later)
-    healed(plane)
+    repair_result(plane)
 
 
-def test_another_history_is_not_mixed_with_the_one_in_the_lake(plane: Path) -> None:
+def test_diverged_history_is_not_mixed_with_the_lake(plane: Path) -> None:
     backup = backed_up(plane)
     planes.extend(plane, ["world-0001"], 30)
     later = Path(shutil.copytree(plane, plane.parent / "later"))
@@ -549,8 +549,8 @@ def test_another_history_is_not_mixed_with_the_one_in_the_lake(plane: Path) -> N
     restore(plane, backup)
     planes.extend(plane, ["world-0001"], 50, seed=7)
     planes.extend(plane, ["world-0002"], 5)
-    told = ingest.run(None, config(plane))
-    assert told.rows["journal"] == 5  # Of the world that is as it was.
+    result = ingest.run(None, config(plane))
+    assert result.rows["journal"] == 5  # Of the unchanged world.
     assert [row[1::3] for row in quarantined(plane)] == [("world-0001", "rewound")]
     assert {key: count for key, count in heights(plane).items() if key[0] == "world-0001"} == {
         key: count for key, count in rows.items() if key[0] == "world-0001"
@@ -558,10 +558,10 @@ def test_another_history_is_not_mixed_with_the_one_in_the_lake(plane: Path) -> N
     assert ingest.run(None, config(plane)).rows["journal"] == 0
     restore(plane, later)
     planes.extend(plane, ["world-0002"], 5)
-    healed(plane)
+    repair_result(plane)
 
 
-def test_entities_and_session_logs_that_are_behind_the_lake_are_told_of(plane: Path) -> None:
+def test_entities_and_session_logs_behind_the_lake_are_reported(plane: Path) -> None:
     backup = backed_up(plane)
     with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
         opened.entities.write("order", "o-0", {"total": 99})
@@ -584,7 +584,7 @@ def test_entities_and_session_logs_that_are_behind_the_lake_are_told_of(plane: P
     assert [row[0] for row in quarantined(plane)] == ["entity_changes"]
 
 
-def test_a_session_log_that_lost_its_only_line_is_behind_the_lake(plane: Path) -> None:
+def test_session_log_that_lost_its_only_line_is_rewound(plane: Path) -> None:
     file = planes.leave_log(plane, lines=1)
     ingest.run(None, config(plane))
     whole = file.read_bytes()
@@ -596,19 +596,17 @@ def test_a_session_log_that_lost_its_only_line_is_behind_the_lake(plane: Path) -
     assert quarantined(plane) == []
 
 
-def test_a_deleted_world_is_not_rewound(plane: Path) -> None:
+def test_deleted_world_is_not_rewound(plane: Path) -> None:
     ingest.run(None, config(plane))
     with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
         opened.world("world-0001").archive()
         opened.world("world-0001").delete()
-    told = ingest.run(None, config(plane))
-    assert told.ok
+    result = ingest.run(None, config(plane))
+    assert result.ok
     assert heights(plane)["world-0001", 0] == 1
 
 
-def test_changes_that_were_forgotten_before_anybody_took_them_are_told_of(
-    plane: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropped_entity_versions_are_quarantined(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.layers.entities.ENTITY_HISTORY_VERSIONS", 3)
     with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
         for n in range(8):
@@ -622,9 +620,9 @@ CHILD = """
 import sys
 from holdfast.pipeline import sessions
 from holdfast.pipeline.config import Config
-from holdfast.pipeline.intake import plans, runs
+from holdfast.pipeline.intake import ingest_run, plans
 from holdfast.pipeline.jobs import ingest
-runs.INGEST_TASK_BYTES, plans.INGEST_WORLD_ROWS = 6_000, 60
+ingest_run.INGEST_TASK_BYTES, plans.INGEST_WORLD_ROWS = 6_000, 60
 spark = sessions.start(app="killed")
 spark.range(1).count()
 print("ready", flush=True)
@@ -639,8 +637,8 @@ def commits(plane: Path) -> int:
 
 
 @contextlib.contextmanager
-def ingests(plane: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """So many of them, each on a Spark of its own that waits for a line; to start them together saves time."""
+def ingest_processes(plane: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Ingest processes, each with its own Spark, that wait for a line; starting them together saves time."""
     command = [sys.executable, "-c", CHILD, config(plane).data, config(plane).lake]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     children = [subprocess.Popen(command, start_new_session=True, **pipes) for _ in range(count)]
@@ -649,12 +647,12 @@ def ingests(plane: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
     finally:
         for child in children:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # Its JVM and workers, which would end by themselves, but later.
+                os.killpg(child.pid, signal.SIGKILL)  # With its JVM and workers, which would end later by themselves.
             child.communicate(timeout=60)
 
 
 def kill_after(plane: Path, child: "subprocess.Popen[str]", count: int, seconds: float) -> bool:
-    """Let one go, and kill it some time after so many commits; whether it was still under way."""
+    """Start one process, and kill it some time after `count` commits; returns whether it was still running."""
     assert child.stdout is not None
     assert child.stdin is not None
     assert child.stdout.readline() == "ready\n"
@@ -671,16 +669,16 @@ def kill_after(plane: Path, child: "subprocess.Popen[str]", count: int, seconds:
     return is_under_way
 
 
-def killed_and_finished(
-    spark: SparkSession, plane: Path, wanted: Callable[[], dict[str, Any]], kills: int, seed: int
+def kill_and_finish(
+    spark: SparkSession, plane: Path, expected_content: Callable[[], dict[str, Any]], kills: int, seed: int
 ) -> None:
     damage(plane)
-    right = wanted()
+    right = expected_content()
     dice = random.Random(seed)
     hits = 0
-    with ingests(plane, kills) as children:
+    with ingest_processes(plane, kills) as children:
         for n, child in enumerate(children):
-            # The first one at the first commit, when the run has most of its way to go on any machine.
+            # The first one at the first commit, when most of the work remains on any machine.
             moment = (dice.randrange(6), dice.uniform(0.0, 0.5)) if n else (1, 0.0)
             hits += kill_after(plane, child, *moment)
             rows = heights(plane) if lake(plane).table(JOURNAL).exists else Counter()
@@ -690,15 +688,15 @@ def killed_and_finished(
     assert content(plane) == right, f"seed {seed}"
 
 
-def test_a_killed_ingest_is_finished_by_the_next(
-    spark: SparkSession, plane: Path, wanted: Callable[[], dict[str, Any]]
+def test_killed_ingest_is_completed_by_the_next(
+    spark: SparkSession, plane: Path, expected_content: Callable[[], dict[str, Any]]
 ) -> None:
-    killed_and_finished(spark, plane, wanted, kills=3, seed=random.randrange(1 << 32))
+    kill_and_finish(spark, plane, expected_content, kills=3, seed=random.randrange(1 << 32))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(5))
-def test_an_ingest_that_is_killed_twenty_times_takes_in_every_row_once(
-    spark: SparkSession, plane: Path, wanted: Callable[[], dict[str, Any]], seed: int
+def test_ingest_killed_twenty_times_stores_every_row_once(
+    spark: SparkSession, plane: Path, expected_content: Callable[[], dict[str, Any]], seed: int
 ) -> None:
-    killed_and_finished(spark, plane, wanted, kills=4, seed=seed)
+    kill_and_finish(spark, plane, expected_content, kills=4, seed=seed)

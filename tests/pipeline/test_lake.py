@@ -1,4 +1,4 @@
-"""Tables of the lake: commits that happen once or not at all, and files that are compacted and cleaned away."""
+"""Tables of the lake: atomic commits, watermarks, compaction and vacuum."""
 
 import os
 import time
@@ -66,7 +66,7 @@ def heights(table: LakeTable, world: str) -> list[int]:
     return sorted(found)
 
 
-def test_a_table_that_nobody_made_is_empty(lake: Lake) -> None:
+def test_missing_table_is_empty(lake: Lake) -> None:
     table = lake.table(JOURNAL)
     assert not table.exists
     assert table.files() == []
@@ -75,7 +75,7 @@ def test_a_table_that_nobody_made_is_empty(lake: Lake) -> None:
     assert table.count() == 0
 
 
-def test_rows_and_marks_are_committed_together(lake: Lake) -> None:
+def test_rows_and_watermarks_are_committed_together(lake: Lake) -> None:
     table = lake.table(JOURNAL)
     table.append_rows(entries("main", "ada", range(5)), {"journal/main/ada": Move(0, 5)})
     again = lake.table(JOURNAL)
@@ -84,22 +84,22 @@ def test_rows_and_marks_are_committed_together(lake: Lake) -> None:
     assert again.count() == 5
 
 
-def test_a_commit_that_begins_elsewhere_than_the_last_one_ended_writes_nothing(lake: Lake) -> None:
+def test_commit_from_an_outdated_watermark_writes_nothing(lake: Lake) -> None:
     first, second = lake.table(JOURNAL), lake.table(JOURNAL)
     first.append_rows(entries("main", "bob", range(1)), {"journal/main/bob": Move(0, 1)})
     second.refresh()
     first.append_rows(entries("main", "ada", range(5)), {"journal/main/ada": Move(0, 5)})
-    with pytest.raises(TransactionConflict):  # It has not looked since, and delta-rs finds out.
+    with pytest.raises(TransactionConflict):  # Not refreshed: delta-rs detects the conflict.
         second.append_rows(entries("main", "ada", range(5)), {"journal/main/ada": Move(0, 5)})
     second.refresh()
-    with pytest.raises(TransactionConflict, match="at 5 and not at 0"):  # It has looked, and plans from before.
+    with pytest.raises(TransactionConflict, match="at 5, not 0"):  # Refreshed, with an outdated plan.
         second.append_rows(entries("main", "ada", range(5)), {"journal/main/ada": Move(0, 5)})
     assert lake.table(JOURNAL).count() == 6
     second.append_rows(entries("main", "ada", range(5, 7)), {"journal/main/ada": Move(5, 7)})
     assert heights(lake.table(JOURNAL), "ada") == list(range(7))
 
 
-def test_commits_that_move_other_marks_do_not_disturb_each_other(lake: Lake) -> None:
+def test_commits_of_different_watermarks_do_not_conflict(lake: Lake) -> None:
     lake.table(JOURNAL).append_rows(entries("main", "zoe", range(1)))
     first, second = lake.table(JOURNAL), lake.table(JOURNAL)
     first.append_rows(entries("main", "ada", range(5)), {"journal/main/ada": Move(0, 5)})
@@ -107,7 +107,7 @@ def test_commits_that_move_other_marks_do_not_disturb_each_other(lake: Lake) -> 
     assert lake.table(JOURNAL).count() == 11
 
 
-def test_two_who_make_a_table_at_the_same_time_make_one(lake: Lake) -> None:
+def test_concurrent_creation_makes_one_table(lake: Lake) -> None:
     first, second = lake.table(JOURNAL), lake.table(JOURNAL)
     first.append_rows(entries("main", "ada", range(5)), {"journal/main/ada": Move(0, 5)})
     with pytest.raises(TransactionConflict):
@@ -115,10 +115,10 @@ def test_two_who_make_a_table_at_the_same_time_make_one(lake: Lake) -> None:
     assert lake.table(JOURNAL).count() == 5
 
 
-def test_marks_outlive_checkpoints_and_the_commits_below_them(tmp_path: Path) -> None:
+def test_watermarks_survive_checkpoints_and_log_cleanup(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     table = lake.table(JOURNAL)
-    for n in range(60):  # A checkpoint is made after 50.
+    for n in range(60):  # A checkpoint is written after 50.
         table.append([], {"journal/main/ada": Move(n, n + 1), f"journal/main/w{n}": Move(0, 7)})
     log = tmp_path / "journal" / "_delta_log"
     checkpoint = max(log.glob("*.checkpoint.parquet"))
@@ -132,7 +132,7 @@ def test_marks_outlive_checkpoints_and_the_commits_below_them(tmp_path: Path) ->
     assert len(found.marks()) == 61
 
 
-def test_marks_of_a_table_that_went_on_are_read_on(lake: Lake) -> None:
+def test_watermarks_are_read_incrementally(lake: Lake) -> None:
     first, second = lake.table(JOURNAL), lake.table(JOURNAL)
     first.append([], {"a": Move(0, 1)})
     second.refresh()
@@ -143,7 +143,7 @@ def test_marks_of_a_table_that_went_on_are_read_on(lake: Lake) -> None:
     assert second.marks() == {"a": 2, "b": 1}
 
 
-def test_files_that_cannot_hold_a_row_are_not_read(tmp_path: Path) -> None:
+def test_scan_skips_files_by_statistics(tmp_path: Path) -> None:
     table = Lake(str(tmp_path)).table(JOURNAL)
     table.append_rows(entries("main", "ada", range(10)))
     table.append_rows(entries("main", "ada", range(10, 20)))
@@ -154,7 +154,7 @@ def test_files_that_cannot_hold_a_row_are_not_read(tmp_path: Path) -> None:
     assert not list(table.scan(world="zoe"))
 
 
-def test_overwriting_replaces_everything_or_the_universes_that_are_named(lake: Lake) -> None:
+def test_overwrite_replaces_all_or_the_given_universes(lake: Lake) -> None:
     table = lake.table(JOURNAL)
     table.overwrite(entries("main", "ada", range(5)).to_batches())
     table.overwrite([*entries("main", "ada", range(3)).to_batches(), *entries("b", "bob", range(2)).to_batches()])
@@ -165,8 +165,8 @@ def test_overwriting_replaces_everything_or_the_universes_that_are_named(lake: L
     assert lake.table(JOURNAL).count() == 0
 
 
-def test_of_two_who_overwrite_nothing_at_once_one_is_refused(lake: Lake) -> None:
-    """There is no file that both would remove; and their rows would be there beside each other."""
+def test_concurrent_overwrites_of_an_empty_table_conflict(lake: Lake) -> None:
+    """Without a conflict, the rows of both would be kept: there is no file that both remove."""
     for rows in (range(6), range(9)):
         first, second = lake.table(JOURNAL), lake.table(JOURNAL)
         first.overwrite(entries("main", "ada", rows).to_batches())
@@ -176,7 +176,7 @@ def test_of_two_who_overwrite_nothing_at_once_one_is_refused(lake: Lake) -> None
         lake.table(JOURNAL).overwrite([])
 
 
-def test_of_two_who_overwrite_at_once_one_is_refused(lake: Lake) -> None:
+def test_concurrent_overwrites_conflict(lake: Lake) -> None:
     lake.table(JOURNAL).append_rows(entries("main", "ada", range(5)))
     first, second = lake.table(JOURNAL), lake.table(JOURNAL)
     first.overwrite(entries("main", "ada", range(6)).to_batches())
@@ -185,7 +185,7 @@ def test_of_two_who_overwrite_at_once_one_is_refused(lake: Lake) -> None:
     assert lake.table(JOURNAL).count() == 6
 
 
-def test_small_files_become_one_that_is_sorted(lake: Lake) -> None:
+def test_compaction_merges_small_files_and_sorts_them(lake: Lake) -> None:
     table = lake.table(JOURNAL)
     for n in range(5):
         table.append_rows(entries("main", "bob", range(n, n + 1)), {"journal/main/bob": Move(n, n + 1)})
@@ -202,7 +202,7 @@ def test_small_files_become_one_that_is_sorted(lake: Lake) -> None:
     assert compaction.compact(None, found) == (0, 0)
 
 
-def test_of_two_compactions_at_once_one_does_nothing(lake: Lake) -> None:
+def test_second_of_two_concurrent_compactions_does_nothing(lake: Lake) -> None:
     table = lake.table(JOURNAL)
     for n in range(5):
         table.append_rows(entries("main", "ada", range(n, n + 1)))
@@ -213,7 +213,7 @@ def test_of_two_compactions_at_once_one_does_nothing(lake: Lake) -> None:
     assert heights(lake.table(JOURNAL), "ada") == list(range(6))
 
 
-def test_a_commit_that_began_before_a_compaction_is_none_the_worse_for_it(lake: Lake) -> None:
+def test_append_planned_before_a_compaction_succeeds(lake: Lake) -> None:
     table = lake.table(JOURNAL)
     for n in range(5):
         table.append_rows(entries("main", "ada", range(n, n + 1)), {"journal/main/ada": Move(n, n + 1)})
@@ -223,7 +223,7 @@ def test_a_commit_that_began_before_a_compaction_is_none_the_worse_for_it(lake: 
     assert heights(lake.table(JOURNAL), "ada") == list(range(6))
 
 
-def test_vacuum_removes_orphans_and_what_was_replaced_but_nothing_young(tmp_path: Path) -> None:
+def test_vacuum_deletes_old_orphans_and_replaced_files(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     table = lake.table(JOURNAL)
     for n in range(4):
@@ -231,30 +231,30 @@ def test_vacuum_removes_orphans_and_what_was_replaced_but_nothing_young(tmp_path
     replaced = table.files()
     compaction.compact(None, table)
     rows = entries("main", "bob", range(3))
-    (young,) = files.write(JOURNAL, table.place, rows.to_batches())
-    (orphan,) = files.write(JOURNAL, table.place, rows.to_batches())
+    (young,) = files.write(JOURNAL, table.location, rows.to_batches())
+    (orphan,) = files.write(JOURNAL, table.location, rows.to_batches())
     two_hours_ago = time.time() - 7_200
     os.utime(tmp_path / "journal" / orphan.path, (two_hours_ago, two_hours_ago))
     assert compaction.vacuum(table, keep_hours=1) == [orphan.path]
     assert (tmp_path / "journal" / young.path).exists()
     assert all(Path(path).exists() for path in replaced)
-    table.append([young])  # Whoever wrote it was only slow.
+    table.append([young])  # Its writer was only slow.
     compaction.vacuum(table, keep_hours=0)
     assert not any(Path(path).exists() for path in replaced)
     assert heights(lake.table(JOURNAL), "ada") == [0, 1, 2, 3]
     assert heights(lake.table(JOURNAL), "bob") == [0, 1, 2]
 
 
-def test_the_vacuum_job_compacts_cleans_and_sweeps_what_killed_runs_staged(lake: Lake) -> None:
+def test_vacuum_job_compacts_cleans_and_deletes_stale_staging(lake: Lake) -> None:
     table = lake.table(JOURNAL)
     for n in range(4):
         table.append_rows(entries("main", "ada", range(n, n + 1)))
-    with staging.staged(lake.place) as mine:
-        stores = Stores(lake.place.storage)
+    with staging.temporary_folder(lake.location) as mine:
+        stores = Stores(lake.location.storage)
         stores.staging(mine.store_url).put("hot/a.log", b"a")
-        stale = lake.place.below("_staging/20200101T000000-0123456789ab")
+        stale = lake.location.child("_staging/20200101T000000-0123456789ab")
         stores.staging(stale.store_url).put("hot/b.log", b"b")
-        told = vacuum.run(None, Config(data="dir:nowhere", lake=lake.place.url, storage=lake.place.storage))
+        told = vacuum.run(None, Config(data="dir:nowhere", lake=lake.location.url, storage=lake.location.storage))
         assert told.events == [
             "journal: 4 small files became 1",
             "1 folders that runs had left behind were removed",
@@ -264,15 +264,15 @@ def test_the_vacuum_job_compacts_cleans_and_sweeps_what_killed_runs_staged(lake:
     assert stores(mine.store_url).list() == []
 
 
-def test_a_table_of_a_newer_version_is_refused(lake: Lake) -> None:
+def test_table_of_a_newer_version_is_rejected(lake: Lake) -> None:
     newer = msgspec.structs.replace(JOURNAL, version=2)
     lake.table(newer).append_rows(entries("main", "ada", range(1)))
-    with pytest.raises(SchemaMismatch, match="has version 2 and this Holdfast knows 1; upgrade"):
+    with pytest.raises(SchemaMismatch, match="has version 2, this Holdfast supports 1; upgrade"):
         lake.table(JOURNAL)
 
 
-def test_a_table_of_an_older_version_gets_its_new_columns_with_the_next_commit(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))  # delta-rs alters tables while it holds the interpreter, which moto needs to answer it.
+def test_next_commit_adds_new_columns_to_an_older_table(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))  # delta-rs alters tables while it holds the GIL, which moto needs to respond.
     lake.table(JOURNAL).append_rows(entries("main", "ada", range(2)), {"journal/main/ada": Move(0, 2)})
     newer = Table("journal", 2, JOURNAL.schema.append(pa.field("note", pa.string())), JOURNAL.order)
     table = lake.table(newer)
@@ -286,7 +286,7 @@ def test_a_table_of_an_older_version_gets_its_new_columns_with_the_next_commit(t
         lake.table(JOURNAL)
 
 
-def test_files_are_sorted_have_statistics_and_no_column_for_their_folder(tmp_path: Path) -> None:
+def test_files_are_sorted_with_statistics_and_without_partition_columns(tmp_path: Path) -> None:
     table = Lake(str(tmp_path)).table(JOURNAL)
     rows = pa.concat_tables([entries("main", "bob", range(70_000)), entries("main", "ada", range(10))])
     table.append_rows(rows)
@@ -302,16 +302,16 @@ def test_files_are_sorted_have_statistics_and_no_column_for_their_folder(tmp_pat
     assert (entry.low, entry.high) == ({"world": "ada", "height": 0}, {"world": "bob", "height": 69_999})
 
 
-def test_rows_of_many_universes_make_a_file_each(tmp_path: Path) -> None:
+def test_each_universe_gets_its_own_file(tmp_path: Path) -> None:
     table = Lake(str(tmp_path)).table(JOURNAL)
     mixed = pa.concat_tables([entries(f"u{n % 50:02}", "ada", range(n, n + 1)) for n in range(100)])
-    written = files.write(JOURNAL, table.place, mixed.to_batches(max_chunksize=7), is_sorted=False)
+    written = files.write(JOURNAL, table.location, mixed.to_batches(max_chunksize=7), is_sorted=False)
     table.append(written)
     assert {file.universe for file in table.entries()} == {f"u{n:02}" for n in range(50)}
     assert heights(table, "ada") == list(range(100))
 
 
-def test_times_and_lists_come_back_as_they_were(lake: Lake) -> None:
+def test_times_and_lists_round_trip(lake: Lake) -> None:
     table = lake.table(ENTITY_CHANGES)
     row: dict[str, Any] = {
         "universe": "main",
@@ -331,12 +331,12 @@ def test_times_and_lists_come_back_as_they_were(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "ftp://somewhere", "http://host/lake"])
-def test_what_is_no_place_for_a_lake_is_refused(url: str) -> None:
+def test_invalid_lake_url_is_rejected(url: str) -> None:
     with pytest.raises(InvalidUrl):
         Lake(url)
 
 
-def test_a_lake_that_cannot_be_made_says_where(tmp_path: Path) -> None:
+def test_error_for_an_unwritable_lake_names_the_path(tmp_path: Path) -> None:
     (tmp_path / "lake").write_text("a file")
     with pytest.raises(PathUnusable, match=r"lake/journal"):
         Lake(str(tmp_path / "lake")).table(JOURNAL).append([], {"a": Move(0, 1)})
@@ -349,12 +349,12 @@ def test_tasks_are_balanced_by_their_size() -> None:
     assert sorted(n for group in tasks.balanced(list(range(100)), 7) for n in group) == list(range(100))
 
 
-def test_spark_reads_what_was_committed_and_writes_files_to_commit(spark: SparkSession, lake: Lake) -> None:
+def test_spark_reads_committed_rows_and_writes_files(spark: SparkSession, lake: Lake) -> None:
     table = lake.table(JOURNAL)
     assert table.read(spark).collect() == []
     assert table.read(spark).schema.names == JOURNAL.schema.names
     table.append_rows(pa.concat_tables([entries("main", "ada", range(5)), entries("007", "bob", range(2))]))
-    files.write(JOURNAL, table.place, entries("main", "orphan", range(9)).to_batches())
+    files.write(JOURNAL, table.location, entries("main", "orphan", range(9)).to_batches())
     found = table.read(spark)
     assert {(row.universe, row.world, row.height) for row in found.collect()} == {
         *(("main", "ada", n) for n in range(5)),
@@ -362,22 +362,22 @@ def test_spark_reads_what_was_committed_and_writes_files_to_commit(spark: SparkS
         ("007", "bob", 1),
     }
     assert table.read(spark, universes=["007"]).count() == 2
-    copied = Lake(f"{lake.place.url}-copy", lake.place.storage).table(JOURNAL)
+    copied = Lake(f"{lake.location.url}-copy", lake.location.storage).table(JOURNAL)
     copied.overwrite(copied.write(found.coalesce(1)))
     keys = [("universe", "ascending"), ("world", "ascending"), ("height", "ascending")]
     assert copied.rows().sort_by(keys) == table.rows().sort_by(keys)
 
 
-def _refuse(task: bytes) -> bytes:
+def _raise_unreachable(task: bytes) -> bytes:
     raise Unreachable(f"{task.decode()} does not answer")
 
 
-def test_an_error_of_an_executor_is_the_error_of_the_job(spark: SparkSession) -> None:
+def test_error_on_an_executor_is_raised_on_the_driver(spark: SparkSession) -> None:
     with pytest.raises(Unreachable, match=r"^the store does not answer$"):
-        list(tasks.answers(spark, _refuse, [b"the store"]))
+        list(tasks.execute(spark, _raise_unreachable, [b"the store"]))
 
 
-def test_executors_compact(spark: SparkSession, tmp_path: Path) -> None:
+def test_compaction_on_executors(spark: SparkSession, tmp_path: Path) -> None:
     table = Lake(str(tmp_path)).table(JOURNAL)
     for n in range(4):
         table.append_rows(entries("main", "ada", range(n, n + 1)))
@@ -385,7 +385,7 @@ def test_executors_compact(spark: SparkSession, tmp_path: Path) -> None:
     assert heights(table, "ada") == [0, 1, 2, 3]
 
 
-def test_every_table_can_be_made_and_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_every_table_can_be_created_and_read(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     for table in TABLES.values():
         found = lake.table(table)

@@ -1,4 +1,4 @@
-"""Events of messages and mail become rows, whatever was lost, told twice or told out of order on the way."""
+"""Events of messages and mail are folded into rows, even if events are lost, duplicated or out of order."""
 
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from holdfast.pipeline.schemas import MAIL, MESSAGES
 from holdfast.testing.clock import START_MS, ManualClock
 
 
-class LifeOfAMessage:
-    """A message that lives, and writes down what it knows of itself. It has no idea of how events are folded."""
+class MessageModel:
+    """A model of a message that records its events and its true outcome, independently of the fold."""
 
     def __init__(self) -> None:
         self.now_ms = 0
@@ -36,21 +36,21 @@ class LifeOfAMessage:
             "dead": ["redriven"],
         }.get(self.state, [])
 
-    def live(self, what: str, pause_ms: int) -> None:
+    def apply(self, event_name: str, pause_ms: int) -> None:
         self.now_ms += pause_ms
-        error = f"error {self.attempt}" if what == "dead-lettered" else None
-        if what == "leased":
+        error = f"error {self.attempt}" if event_name == "dead-lettered" else None
+        if event_name == "leased":
             self.attempt += 1
             self.leased_at = self.now_ms
             self.first_leased_at = self.now_ms if self.first_leased_at is None else self.first_leased_at
-        if what in self.counts:
-            self.counts[what] += 1
-        self.events.append(Event(what, self.now_ms, self.attempt or None, error))
+        if event_name in self.counts:
+            self.counts[event_name] += 1
+        self.events.append(Event(event_name, self.now_ms, self.attempt or None, error))
         ends = {"acked": "acked", "dead-lettered": "dead", "outlived": "outlived", "purged": "purged"}
-        self.state = ends.get(what, "leased" if what == "leased" else "waiting")
-        self.ended_at = self.now_ms if what in ends else None
+        self.state = ends.get(event_name, "leased" if event_name == "leased" else "waiting")
+        self.ended_at = self.now_ms if event_name in ends else None
         self.error = error
-        self.service_ms = self.now_ms - (self.leased_at or 0) if what in ("acked", "dead-lettered") else None
+        self.service_ms = self.now_ms - (self.leased_at or 0) if event_name in ("acked", "dead-lettered") else None
 
     def truth(self) -> Message:
         return Message(
@@ -69,82 +69,76 @@ class LifeOfAMessage:
 
 
 @st.composite
-def lives(draw: st.DrawFn, *, pause_ms_min: int = 0) -> LifeOfAMessage:
-    life = LifeOfAMessage()
+def message_models(draw: st.DrawFn, *, pause_ms_min: int = 0) -> MessageModel:
+    model = MessageModel()
     for _ in range(draw(st.integers(0, 12))):
-        if not life.choices():
+        if not model.choices():
             break
-        life.live(draw(st.sampled_from(life.choices())), draw(st.integers(pause_ms_min, 5)))
-    return life
+        model.apply(draw(st.sampled_from(model.choices())), draw(st.integers(pause_ms_min, 5)))
+    return model
 
 
-@given(st.data(), lives())
-def test_the_order_and_the_number_of_times_in_which_events_are_told_make_no_difference(
-    data: st.DataObject, life: LifeOfAMessage
-) -> None:
-    doubled = [*life.events, *data.draw(st.lists(st.sampled_from(life.events)))]
-    assert lifecycles.message(data.draw(st.permutations(doubled))) == life.truth()
+@given(st.data(), message_models())
+def test_fold_ignores_order_and_duplicates(data: st.DataObject, model: MessageModel) -> None:
+    doubled = [*model.events, *data.draw(st.lists(st.sampled_from(model.events)))]
+    assert lifecycles.message(data.draw(st.permutations(doubled))) == model.truth()
 
 
-@given(st.data(), lives(pause_ms_min=1))
-def test_logs_that_do_not_name_deliveries_are_put_in_order_by_the_clock(
-    data: st.DataObject, life: LifeOfAMessage
-) -> None:
-    old = [event._replace(attempt=None) for event in life.events]
-    assert lifecycles.message(data.draw(st.permutations([*old, *old]))) == life.truth()
+@given(st.data(), message_models(pause_ms_min=1))
+def test_logs_without_delivery_numbers_are_ordered_by_time(data: st.DataObject, model: MessageModel) -> None:
+    old = [event._replace(attempt=None) for event in model.events]
+    assert lifecycles.message(data.draw(st.permutations([*old, *old]))) == model.truth()
 
 
-@given(st.data(), lives())
-def test_clocks_that_are_set_back_change_durations_and_nothing_else(data: st.DataObject, life: LifeOfAMessage) -> None:
-    moved = [event._replace(at_ms=data.draw(st.integers(0, 50))) for event in life.events]
-    folded, truth = lifecycles.message(moved), life.truth()
+@given(st.data(), message_models())
+def test_clock_skew_changes_only_durations(data: st.DataObject, model: MessageModel) -> None:
+    moved = [event._replace(at_ms=data.draw(st.integers(0, 50))) for event in model.events]
+    folded, truth = lifecycles.message(moved), model.truth()
     for field in ("attempts", "nacks", "expiries", "redrives", "outcome", "error"):
         assert getattr(folded, field) == getattr(truth, field)
     assert all(took is None or took >= 0 for took in (folded.wait_ms, folded.service_ms))
 
 
-@given(st.data(), lives())
-def test_a_row_never_claims_more_than_what_happened_when_events_are_lost(
-    data: st.DataObject, life: LifeOfAMessage
-) -> None:
-    kept = data.draw(st.lists(st.sampled_from(life.events), unique=True))
-    folded, truth = lifecycles.message(kept), life.truth()
+@given(st.data(), message_models())
+def test_lost_events_never_make_a_row_claim_too_much(data: st.DataObject, model: MessageModel) -> None:
+    kept = data.draw(st.lists(st.sampled_from(model.events), unique=True))
+    folded, truth = lifecycles.message(kept), model.truth()
     for field in ("attempts", "nacks", "expiries", "redrives"):
         assert getattr(folded, field) <= getattr(truth, field)
     assert folded.put_ms in (None, 0)
     assert folded.wait_ms in (None, truth.wait_ms)
-    if life.events[-1] in kept:  # What came last is known, and with it what became of it.
+    if model.events[-1] in kept:  # If the last event is known, so is the outcome.
         assert (folded.outcome, folded.ended_ms, folded.error) == (truth.outcome, truth.ended_ms, truth.error)
         assert folded.service_ms in (None, truth.service_ms)
     if Event("put", 0) in kept:
         assert folded.first_leased_ms in (None, truth.first_leased_ms)
 
 
-def test_a_delivery_of_which_only_the_end_was_told_counts() -> None:
+def test_delivery_with_only_its_end_logged_counts() -> None:
     folded = lifecycles.message([Event("put", 0), Event("nacked", 5, 1), Event("acked", 9, 3)])
     assert (folded.attempts, folded.outcome, folded.nacks) == (2, "acked", 1)
     assert (folded.first_leased_ms, folded.wait_ms, folded.service_ms) == (None, None, None)
 
 
-def test_two_deliveries_within_one_millisecond_are_two() -> None:
+def test_two_deliveries_within_one_millisecond_count_twice() -> None:
     deliveries = [Event("leased", 0, 1), Event("nacked", 0, 1), Event("leased", 0, 2), Event("acked", 0, 2)]
     assert lifecycles.message([Event("put", 0), *deliveries]).attempts == 2
 
 
-def test_a_later_delivery_is_not_taken_for_the_first() -> None:
+def test_later_delivery_does_not_count_as_the_first() -> None:
     folded = lifecycles.message([Event("put", 0), Event("leased", 500, 2), Event("acked", 510, 2)])
     assert (folded.first_leased_ms, folded.wait_ms, folded.service_ms) == (None, None, 10)
 
 
-def test_a_dead_letter_that_is_worked_on_has_a_row_of_its_own_without_a_wait() -> None:
-    """Its put was that into another queue; when it came here, nobody told."""
+def test_leased_dead_letter_has_its_own_row_without_a_wait() -> None:
+    """It was enqueued into another queue, and nothing logs when it came into this one."""
     folded = lifecycles.message([Event("leased", 50, 4), Event("acked", 60, 4)])
     assert (folded.first_leased_ms, folded.attempts, folded.outcome) == (50, 1, "acked")
     assert (folded.put_ms, folded.wait_ms, folded.service_ms) == (None, None, 10)
 
 
 @pytest.mark.parametrize("event", [Event("sung", 5), Event("put", -1), Event("put", lifecycles.AT_MS_MAX)])
-def test_what_is_no_event_changes_nothing(event: Event) -> None:
+def test_unknown_event_changes_nothing(event: Event) -> None:
     assert lifecycles.message([event]).outcome == "unknown"
     assert lifecycles.message([event, Event("leased", 5, 1)]) == lifecycles.message([Event("leased", 5, 1)])
 
@@ -152,8 +146,8 @@ def test_what_is_no_event_changes_nothing(event: Event) -> None:
 # Mail.
 
 
-class LifeOfMail:
-    """An id under which mail is sent again and again, and what became of each."""
+class MailModel:
+    """A model of an id under which mail is sent several times, with the outcome of each."""
 
     def __init__(self) -> None:
         self.now_ms = 0
@@ -166,39 +160,39 @@ class LifeOfMail:
             state, ["stored"] if self.rows else ["stored", "rejected"]
         )
 
-    def live(self, what: str, pause_ms: int) -> None:
+    def apply(self, event_name: str, pause_ms: int) -> None:
         self.now_ms += pause_ms
-        self.events.append(Event(what, self.now_ms))
-        if what == "stored":
+        self.events.append(Event(event_name, self.now_ms))
+        if event_name == "stored":
             self.rows.append(Mail(self.now_ms, None, None, "waiting", None))
-        elif what == "delivered":
+        elif event_name == "delivered":
             stored_ms = self.rows[-1].stored_ms or 0
             self.rows[-1] = Mail(stored_ms, self.now_ms, None, "delivered", self.now_ms - stored_ms)
-        elif what != "rejected":
-            self.rows[-1] = self.rows[-1]._replace(ended_ms=self.now_ms, outcome=what)
+        elif event_name != "rejected":
+            self.rows[-1] = self.rows[-1]._replace(ended_ms=self.now_ms, outcome=event_name)
 
 
 @st.composite
-def mail_lives(draw: st.DrawFn) -> LifeOfMail:
-    life = LifeOfMail()
+def mail_models(draw: st.DrawFn) -> MailModel:
+    model = MailModel()
     for _ in range(draw(st.integers(1, 12))):
-        life.live(draw(st.sampled_from(life.choices())), draw(st.integers(1, 5)))
-    return life
+        model.apply(draw(st.sampled_from(model.choices())), draw(st.integers(1, 5)))
+    return model
 
 
-@given(st.data(), mail_lives())
-def test_mail_is_one_row_each_time_it_is_stored(data: st.DataObject, life: LifeOfMail) -> None:
-    doubled = [*life.events, *data.draw(st.lists(st.sampled_from(life.events)))]
+@given(st.data(), mail_models())
+def test_mail_has_one_row_per_time_it_is_stored(data: st.DataObject, model: MailModel) -> None:
+    doubled = [*model.events, *data.draw(st.lists(st.sampled_from(model.events)))]
     folded = lifecycles.mails(data.draw(st.permutations(doubled)))
-    if life.rows:
-        assert folded == life.rows
+    if model.rows:
+        assert folded == model.rows
     else:
-        assert folded == [Mail(None, None, life.events[0].at_ms, "rejected", None)]
+        assert folded == [Mail(None, None, model.events[0].at_ms, "rejected", None)]
 
 
-@given(st.data(), mail_lives())
-def test_a_row_of_mail_never_claims_what_was_not_told(data: st.DataObject, life: LifeOfMail) -> None:
-    kept = data.draw(st.lists(st.sampled_from(life.events), unique=True))
+@given(st.data(), mail_models())
+def test_lost_mail_events_never_make_a_row_claim_too_much(data: st.DataObject, model: MailModel) -> None:
+    kept = data.draw(st.lists(st.sampled_from(model.events), unique=True))
     told = {event.at_ms: event.event for event in kept}
     for row in lifecycles.mails(kept):
         assert row.stored_ms is None or told[row.stored_ms] == "stored"
@@ -207,12 +201,12 @@ def test_a_row_of_mail_never_claims_what_was_not_told(data: st.DataObject, life:
         assert row.outcome in ("waiting", "delivered", "expired", "confirmed", "rejected")
 
 
-def test_mail_of_a_moment_is_one_mail() -> None:
+def test_mail_events_in_one_millisecond_are_one_mail() -> None:
     events = [Event("stored", 5), Event("delivered", 5), Event("confirmed", 5)]
     assert lifecycles.mails(events) == [Mail(5, 5, 5, "confirmed", 0)]
 
 
-def test_mail_that_went_straight_into_a_world_has_arrived() -> None:
+def test_mail_delivered_into_a_world_is_confirmed() -> None:
     assert lifecycles.mails([Event("confirmed", 5)]) == [Mail(None, None, 5, "confirmed", None)]
 
 
@@ -236,7 +230,7 @@ def test_groups_of_events_become_rows_of_messages() -> None:
     assert lifecycles.message_rows([]).num_rows == 0
 
 
-def test_an_error_that_logs_do_not_tell_is_the_one_that_the_plane_knows() -> None:
+def test_missing_error_comes_from_the_plane() -> None:
     dead, told = Event("dead-lettered", 5), Event("dead-lettered", 5, 1, "told")
     groups = [MessageGroup("main", "jobs", "x", "x", [event], "known") for event in (dead, told, Event("acked", 5))]
     assert lifecycles.message_rows(groups).column("error").to_pylist() == ["known", "told", None]
@@ -257,13 +251,13 @@ def test_groups_of_events_become_rows_of_mail() -> None:
     assert lifecycles.mail_rows(groups[1:]).num_rows == 0
 
 
-def test_what_a_plane_tells_of_a_message_is_folded_into_what_became_of_it(tmp_path: Path) -> None:
+def test_session_log_of_a_plane_is_folded_into_the_outcome(tmp_path: Path) -> None:
     clock = ManualClock()
     with holdfast.open(f"dir:{tmp_path}", clock=clock) as plane:
         jobs = plane.queue("jobs")
         jobs.put("a", max_attempts=3)
         clock.advance_ms(100)
-        for _ in range(2):  # In the same millisecond.
+        for _ in range(2):  # Within one millisecond.
             first = jobs.receive(extend_for_seconds=0)
             assert first is not None
             first.nack()

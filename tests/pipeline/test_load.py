@@ -28,13 +28,13 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def orders(tmp_path: Path) -> str:
-    """A file of rows that know nothing of queues."""
+    """A file of rows without queue columns."""
     file = tmp_path / "orders.jsonl"
     file.write_text("\n".join(json.dumps({"order": n, "total": n * 2, "priority": n % 10}) for n in range(50)))
     return str(file)
 
 
-def test_a_file_is_loaded_into_a_queue_once_and_again_when_it_is_forgotten(spark, data, orders):
+def test_file_is_loaded_once_and_again_after_forget(spark, data, orders):
     config = Config(data=f"dir:{data}", lake="unused")
 
     def loaded() -> JobResult:
@@ -43,7 +43,7 @@ def test_a_file_is_loaded_into_a_queue_once_and_again_when_it_is_forgotten(spark
     first, second = loaded(), loaded()
     assert (first.ok, first.rows, first.events) == (True, {"queues": 50}, [])
     assert (second.rows, len(second.events)) == ({"queues": 0}, 1)
-    with planes.opened(f"dir:{data}") as plane:
+    with planes.open_transport(f"dir:{data}") as plane:
         messages = plane.queue("jobs").peek(100)
     assert Counter(message.payload for message in messages) == Counter(
         b'{"order":%d,"total":%d}' % (n, n * 2) for n in range(50)
@@ -54,7 +54,7 @@ def test_a_file_is_loaded_into_a_queue_once_and_again_when_it_is_forgotten(spark
     assert loaded().rows == {"queues": 50}
 
 
-def test_a_frame_is_loaded_through_a_server_into_mailboxes(spark, data):
+def test_dataframe_is_loaded_into_mailboxes_through_a_server(spark, data):
     frame = spark.range(30).selectExpr("id", "concat('bob-', id % 3) as recipient", "'ada' as sender", "id as n")
     with serving(f"dir:{data}") as server, holdfast.connect(server.url) as plane:
         config = Config(data=server.url, lake="unused")
@@ -65,7 +65,7 @@ def test_a_frame_is_loaded_through_a_server_into_mailboxes(spark, data):
         assert sorted(bodies, key=lambda body: body["id"]) == [{"id": n, "n": n} for n in range(1, 30, 3)]
 
 
-def test_tables_and_files_of_other_kinds_are_loaded_too(spark: SparkSession, data, tmp_path):
+def test_tables_and_other_file_formats_are_loaded(spark: SparkSession, data, tmp_path):
     config = Config(data=f"dir:{data}", lake="unused", universes=("other",))
     frame = spark.range(4).selectExpr("id as key", "cast(id as string) as payload")
     frame.createOrReplaceTempView("rows_to_load")
@@ -73,21 +73,21 @@ def test_tables_and_files_of_other_kinds_are_loaded_too(spark: SparkSession, dat
     frame.write.parquet(str(tmp_path / "rows"))
     for source in ("rows_to_load", str(tmp_path / "rows.csv"), str(tmp_path / "rows")):
         assert load.run(spark, config, source=source, load=f"l{len(source)}", queue="jobs").rows == {"queues": 4}
-    with planes.opened(f"dir:{data}", universe="other") as plane:
+    with planes.open_transport(f"dir:{data}", universe="other") as plane:
         assert Counter(message.payload for message in plane.queue("jobs").peek(100)) == dict.fromkeys(
             (b"0", b"1", b"2", b"3"), 3
         )
 
 
-def test_what_cannot_be_loaded_is_refused_before_anything_is_written(spark, data, orders):
+def test_invalid_load_is_rejected_before_anything_is_written(spark, data, orders):
     config = Config(data=f"dir:{data}", lake="unused")
-    with pytest.raises(InvalidArgument, match="lack nothing"):
+    with pytest.raises(InvalidArgument, match="lack the columns nothing"):
         load.run(spark, config, source=orders, load="orders", key="nothing", queue="jobs")
-    with pytest.raises(InvalidArgument, match="takes no rows"):
+    with pytest.raises(InvalidArgument, match="Cannot load into"):
         load.run(spark, config, source=orders, target="worlds", load="orders", key="order")
-    with pytest.raises(InvalidArgument, match="no table and no file"):
+    with pytest.raises(InvalidArgument, match="neither a table nor a file"):
         load.run(spark, config, source="nonsense", load="orders", queue="jobs")
     with pytest.raises(InvalidName):
         load.run(spark, config, source=orders, load="not a name", key="order", queue="jobs")
-    with planes.opened(f"dir:{data}") as plane:
+    with planes.open_transport(f"dir:{data}") as plane:
         assert plane.queues() == []

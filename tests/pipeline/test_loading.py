@@ -1,4 +1,4 @@
-"""Bulk loads that may be run again, without Spark."""
+"""Bulk loads that can be repeated, without Spark."""
 
 import hashlib
 from collections import Counter
@@ -13,7 +13,7 @@ import holdfast
 from holdfast import limits
 from holdfast.errors import InvalidArgument, InvalidName, MailboxFull, Unreachable
 from holdfast.pipeline import loading
-from holdfast.pipeline.loading import Load, Loaded, check_columns, run
+from holdfast.pipeline.loading import Load, LoadResult, check_columns, run
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.mail import MailPolicy
@@ -40,32 +40,32 @@ def payloads(plane: holdfast.Plane, queue: str = "jobs") -> Counter[bytes]:
     return Counter(message.payload for message in plane.queue(queue).peek(10_000))
 
 
-def test_every_row_is_written_once_however_often_a_load_is_run(plane, clock):
-    assert run(plane._transport, JOBS, rows(1_000)) == Loaded(1_000, 0)
-    assert run(plane._transport, JOBS, rows(1_000)) == Loaded(0, 1_000)
+def test_repeated_load_writes_every_row_once(plane, clock):
+    assert run(plane._transport, JOBS, rows(1_000)) == LoadResult(1_000, 0)
+    assert run(plane._transport, JOBS, rows(1_000)) == LoadResult(0, 1_000)
     for message in plane.queue("jobs").receive_many(100):
         message.ack()
-    clock.advance_ms(86_400_000)  # Idempotency keys of queues are long forgotten.
-    assert run(plane._transport, JOBS, rows(1_200)) == Loaded(200, 1_000)
+    clock.advance_ms(86_400_000)  # Queue idempotency keys have expired long ago.
+    assert run(plane._transport, JOBS, rows(1_200)) == LoadResult(200, 1_000)
     assert plane.queue("jobs").stats().put_total == 1_200
 
 
-def test_the_same_key_in_another_load_is_another_row(plane):
+def test_same_key_in_another_load_is_another_row(plane):
     run(plane._transport, JOBS, rows(3))
-    assert run(plane._transport, Load("tuesday", "queues", "id", "jobs"), rows(3)) == Loaded(3, 0)
-    assert run(plane._transport, Load("monday", "queues", "id", "jobs", universe="other"), rows(3)) == Loaded(3, 0)
+    assert run(plane._transport, Load("tuesday", "queues", "id", "jobs"), rows(3)) == LoadResult(3, 0)
+    assert run(plane._transport, Load("monday", "queues", "id", "jobs", universe="other"), rows(3)) == LoadResult(3, 0)
 
 
-def test_rows_of_one_key_are_one_row(plane):
-    assert run(plane._transport, JOBS, [*rows(5), *rows(5)]) == Loaded(5, 0)
+def test_rows_with_the_same_key_are_written_once(plane):
+    assert run(plane._transport, JOBS, [*rows(5), *rows(5)]) == LoadResult(5, 0)
     assert set(payloads(plane).values()) == {1}
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 3])
 @pytest.mark.parametrize("is_committed", [False, True])
-def test_a_load_that_failed_half_way_is_run_again_as_it_is(plane, fails_at, is_committed):
+def test_load_that_failed_half_way_can_be_repeated(plane, fails_at, is_committed):
     class Failing:
-        """Loses a commit, or the answer to it."""
+        """Drops a commit, or its response."""
 
         commits = 0
 
@@ -85,14 +85,14 @@ def test_a_load_that_failed_half_way_is_run_again_as_it_is(plane, fails_at, is_c
     assert payloads(plane) == Counter(row["payload"] for row in rows(600))
 
 
-def test_loads_of_overlapping_rows_at_the_same_time_write_each_once(plane):
+def test_concurrent_loads_of_overlapping_rows_write_each_once(plane):
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda n: run(plane._transport, JOBS, rows(500, start=100 * (n % 3))), range(8)))
     assert sum(each.written for each in found) == 700
     assert payloads(plane) == Counter(row["payload"] for row in rows(700))
 
 
-def test_options_of_messages_are_columns(plane):
+def test_message_options_are_columns(plane):
     row = {
         "id": "a",
         "queue": "other",
@@ -115,7 +115,7 @@ def test_options_of_messages_are_columns(plane):
 
 def test_rows_keep_their_order_within_a_queue(plane):
     mixed = [{"id": n, "payload": b"%d" % n, "queue": f"queue-{n % 3}", "priority": 5} for n in range(300)]
-    assert run(plane._transport, Load("mixed", "queues", key="id"), mixed) == Loaded(300, 0)
+    assert run(plane._transport, Load("mixed", "queues", key="id"), mixed) == LoadResult(300, 0)
     for n in range(3):
         found = [int(message.payload) for message in plane.queue(f"queue-{n}").peek(1_000)]
         assert found == list(range(n, 300, 3))
@@ -123,13 +123,13 @@ def test_rows_keep_their_order_within_a_queue(plane):
 
 def test_large_payloads_become_blobs(plane):
     large = b"x" * (limits.PAYLOAD_INLINE_BYTES_MAX + 1)
-    assert run(plane._transport, JOBS, [{"id": 1, "payload": large}]) == Loaded(1, 0)
+    assert run(plane._transport, JOBS, [{"id": 1, "payload": large}]) == LoadResult(1, 0)
     message = plane.queue("jobs").receive()
     assert message.read() == large
     assert message.delivery.blob == hashlib.sha256(large).hexdigest()
 
 
-def test_mail_is_sent_once_and_a_full_mailbox_is_no_loss(plane):
+def test_mail_is_sent_once_even_after_a_full_mailbox(plane):
     plane.set_mail_policy(MailPolicy(pending_max=200))
     load = Load("letters", "mail", key="id")
     letters = [
@@ -151,7 +151,7 @@ def test_mail_is_sent_once_and_a_full_mailbox_is_no_loss(plane):
     assert Counter(read) == Counter(b"%d" % n for n in range(500))
 
 
-def test_inboxes_take_rows_as_events(plane):
+def test_rows_are_loaded_into_inboxes_as_events(plane):
     plane.world("alpha").create()
     load = Load("events", "inboxes", key="id")
     large = "y" * (limits.INBOX_INLINE_BYTES_MAX + 1)
@@ -159,30 +159,30 @@ def test_inboxes_take_rows_as_events(plane):
         {"id": 1, "world": "alpha", "schema": "order.placed", "payload": {"n": 1}},
         {"id": 2, "world": "alpha", "schema": "order.placed", "payload": large},
     ]
-    assert run(plane._transport, load, items) == Loaded(2, 0)
-    assert run(plane._transport, load, items) == Loaded(0, 2)
+    assert run(plane._transport, load, items) == LoadResult(2, 0)
+    assert run(plane._transport, load, items) == LoadResult(0, 2)
     (_, first), (_, second) = plane.world("alpha").inbox.read()
     assert (first.schema, first.payload) == ("order.placed", b'{"n":1}')
     assert plane.blobs.get(second.payload_blob) == large.encode()
 
 
-def test_rows_that_cannot_be_loaded_are_refused_with_what_to_do(plane):
+def test_invalid_rows_are_rejected_with_advice(plane):
     with pytest.raises(InvalidArgument, match="key"):
         run(plane._transport, JOBS, [{"id": None, "payload": b""}])
     with pytest.raises(InvalidArgument, match="no queue"):
         run(plane._transport, Load("monday", "queues", "id"), [{"id": 1, "payload": b""}])
-    with pytest.raises(InvalidArgument, match="JSON form"):
+    with pytest.raises(InvalidArgument, match="cannot be encoded as JSON"):
         run(plane._transport, JOBS, [{"id": 1, "payload": object()}])
-    with pytest.raises(InvalidArgument, match=r"soon.*delay_seconds"):
+    with pytest.raises(InvalidArgument, match=r"delay_seconds.*soon"):
         run(plane._transport, JOBS, [{"id": 1, "payload": b"", "delay_seconds": "soon"}])
     check_columns(JOBS, ["id", "payload", "priority"])
-    with pytest.raises(InvalidArgument, match="lack payload"):
+    with pytest.raises(InvalidArgument, match="lack the columns payload"):
         check_columns(JOBS, ["id"])
-    with pytest.raises(InvalidArgument, match="no use for colour"):
+    with pytest.raises(InvalidArgument, match="unknown columns colour"):
         check_columns(JOBS, ["id", "payload", "colour"])
-    with pytest.raises(InvalidArgument, match="lack queue"):
+    with pytest.raises(InvalidArgument, match="lack the columns queue"):
         check_columns(Load("monday", "queues", "id"), ["id", "payload"])
-    with pytest.raises(InvalidArgument, match="takes no rows"):
+    with pytest.raises(InvalidArgument, match="Cannot load into"):
         check_columns(Load("monday", "worlds"), ["id"])
     with pytest.raises(InvalidName):
         check_columns(Load("not a name", "mail"), ["key"])

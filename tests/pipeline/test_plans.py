@@ -1,4 +1,4 @@
-"""What the data source plans and filters, without Spark."""
+"""Planning and filtering of the data source, without Spark."""
 
 import os
 import runpy
@@ -32,9 +32,9 @@ from holdfast.limits import SOURCE_STAGED_SECONDS
 from holdfast.pipeline import loading
 from holdfast.pipeline.source import options, plans, tables
 from holdfast.pipeline.source.filters import COLUMNS, Conditions, split
-from holdfast.pipeline.source.options import options_of
+from holdfast.pipeline.source.options import parse_options
 from holdfast.pipeline.source.readers import StreamReader
-from holdfast.pipeline.source.writers import BatchWriter, load_of
+from holdfast.pipeline.source.writers import BatchWriter, parse_load
 from holdfast.pipeline.views import open_view
 
 SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
@@ -64,13 +64,13 @@ ROWS = pa.RecordBatch.from_pydict(
         (GreaterThanOrEqual(("height",), 2), [2, 3, 4]),
     ],
 )
-def test_filters_that_are_kept_are_kept_to_the_letter(filter, heights):
+def test_pushed_filters_are_exact(filter, heights):
     conditions, left = split("journal", [filter])
     assert left == []
     assert conditions.apply(ROWS)["height"].to_pylist() == heights
 
 
-def test_moments_are_compared_as_moments_with_a_zone_or_without():
+def test_timestamps_are_compared_with_or_without_a_zone():
     for value in (datetime(1970, 1, 1, 0, 0, 1), datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)):  # noqa: DTZ001
         conditions, left = split("activity", [GreaterThan(("at",), value)])
         assert left == []
@@ -87,15 +87,15 @@ def test_moments_are_compared_as_moments_with_a_zone_or_without():
         (EqualTo, []),
     ],
 )
-def test_moments_are_compared_with_microseconds_though_the_plane_knows_none(filter, heights):
-    moment = datetime(1970, 1, 1, 0, 0, 1, 500, tzinfo=UTC)  # Half a millisecond behind the second row.
-    conditions, _ = split("activity", [filter(("at",), moment)])
+def test_timestamps_are_compared_with_microsecond_precision(filter, heights):
+    timestamp = datetime(1970, 1, 1, 0, 0, 1, 500, tzinfo=UTC)  # Half a millisecond after the second row.
+    conditions, _ = split("activity", [filter(("at",), timestamp)])
     assert conditions.apply(ROWS)["height"].to_pylist() == heights
-    conditions, _ = split("activity", [In(("at",), (moment,))])
+    conditions, _ = split("activity", [In(("at",), (timestamp,))])
     assert conditions.apply(ROWS).num_rows == 0
 
 
-def test_other_filters_are_left_to_spark():
+def test_unsupported_filters_are_left_to_spark():
     filters = [
         Not(EqualTo(("world",), "a")),
         IsNull(("world",)),
@@ -110,7 +110,7 @@ def test_other_filters_are_left_to_spark():
     assert conditions == Conditions()
 
 
-def test_heights_have_bounds():
+def test_height_bounds_come_from_filters():
     conditions, _ = split("journal", [GreaterThan(("height",), 5), In(("height",), (3, 9)), LessThan(("height",), 9)])
     assert conditions.bounds("height") == (6, 8)
     assert Conditions().bounds("height") == (None, None)
@@ -121,63 +121,70 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def planned(data: Path, filters: tuple[object, ...] = (), **given: str) -> list[plans.Share]:
-    chosen = options_of({"url": f"dir:{data}", **given})  # Or another `url`.
+def plan_of(data: Path, filters: tuple[object, ...] = (), **given: str) -> list[plans.Partition]:
+    chosen = parse_options({"url": f"dir:{data}", **given})  # `given` may have another `url`.
     conditions, _ = split(chosen.table, filters)
     with open_view(chosen.config) as view:
-        return plans.shares(view, chosen, conditions)
+        return plans.plan_partitions(view, chosen, conditions)
 
 
-def read(data: Path, shares: list[plans.Share], filters: tuple[object, ...] = (), **given: str) -> list[dict]:
-    chosen = options_of({"url": f"dir:{data}", **given})
+def read(
+    data: Path, plan_partitions: list[plans.Partition], filters: tuple[object, ...] = (), **given: str
+) -> list[dict]:
+    chosen = parse_options({"url": f"dir:{data}", **given})
     conditions, _ = split(chosen.table, filters)
-    return [row for share in shares for batch in plans.read(share, chosen, conditions) for row in batch.to_pylist()]
+    return [
+        row
+        for partition in plan_partitions
+        for batch in plans.read(partition, chosen, conditions)
+        for row in batch.to_pylist()
+    ]
 
 
-def test_a_filter_spares_the_pieces_that_it_does_not_want(data):
+def test_filters_exclude_chunks_from_the_plan(data):
     planes.build(data, worlds=3, entries=300)
     filters = (EqualTo(("world",), "world-0001"), GreaterThanOrEqual(("height",), 70), LessThan(("height",), 100))
-    (share,) = planned(data, filters)
-    assert [(piece.world, piece.start, piece.end, piece.span) for piece in share.pieces] == [
+    (partition,) = plan_of(data, filters)
+    assert [(chunk.world, chunk.start, chunk.end, chunk.span) for chunk in partition.chunks] == [
         ("world-0001", 64, 127, (70, 99))
     ]
-    rows = read(data, [share], filters)
+    rows = read(data, [partition], filters)
     assert [row["height"] for row in rows] == list(range(70, 100))
-    assert planned(data, (EqualTo(("universe",), "other"),)) == []
-    assert planned(data, (EqualTo(("height",), 10_000),)) == []
+    assert plan_of(data, (EqualTo(("universe",), "other"),)) == []
+    assert plan_of(data, (EqualTo(("height",), 10_000),)) == []
 
 
-def test_partitions_hold_about_as_many_rows_as_they_should(data):
+def test_partitions_have_about_the_configured_number_of_rows(data):
     built = planes.build(data, worlds=4, entries=300)
-    shares = planned(data, rowsPerPartition="200")
-    assert len(shares) >= 4
-    assert all(sum(piece.rows for piece in share.pieces) <= 200 + 301 for share in shares)
-    rows = read(data, shares)
+    plan_partitions = plan_of(data, rowsPerPartition="200")
+    assert len(plan_partitions) >= 4
+    assert all(sum(chunk.rows for chunk in partition.chunks) <= 200 + 301 for partition in plan_partitions)
+    rows = read(data, plan_partitions)
     assert len(rows) == len({(row["world"], row["height"]) for row in rows}) == built.entries
-    assert len(planned(data)) == 1
+    assert len(plan_of(data)) == 1
 
 
-def test_damage_fails_a_read_unless_it_is_to_be_passed_over(data):
+def test_damage_fails_a_read_unless_it_is_skipped(data):
     built = planes.build(data, worlds=2, entries=300)
     start, end = planes.flip_byte(data, "world-0001", 1)
-    shares = planned(data)
+    plan_partitions = plan_of(data)
     with pytest.raises(Corrupt, match=rf"world-0001 of main, heights {start} to {end}.*checksum"):
-        read(data, shares)
-    assert len(read(data, shares, damage="skip")) == built.entries - 64
+        read(data, plan_partitions)
+    assert len(read(data, plan_partitions, damage="skip")) == built.entries - 64
 
 
-def test_a_damaged_line_fails_a_read_and_a_torn_one_does_not(data):
+def test_malformed_line_fails_a_read_and_a_torn_one_does_not(data):
     planes.build(data, worlds=1, entries=10)
     planes.leave_log(data, 5, torn=True)
-    assert len(read(data, planned(data, table="activity"), table="activity")) == 4
+    assert len(read(data, plan_of(data, table="activity"), table="activity")) == 4
     planes.leave_log(data, 5, garbled=2, session="other")
-    shares = planned(data, table="activity")
+    plan_partitions = plan_of(data, table="activity")
     with pytest.raises(Corrupt, match="lines 2 to 2"):
-        read(data, shares, table="activity")
-    assert len(read(data, shares, table="activity", damage="skip")) == 4 + 4
+        read(data, plan_partitions, table="activity")
+    assert len(read(data, plan_partitions, table="activity", damage="skip")) == 4 + 4
 
 
-def test_a_session_log_that_a_server_lost_is_passed_over_like_any_damage(data, tmp_path, monkeypatch):
+def test_missing_session_log_of_a_server_can_be_skipped(data, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     planes.build(data, worlds=1, entries=10, activity=30)
     lost = sorted(data.glob("objects/activity/main/*/*_metrics_*"))[0]
@@ -185,10 +192,10 @@ def test_a_session_log_that_a_server_lost_is_passed_over_like_any_damage(data, t
     lost.unlink()
     with serving(f"dir:{data}") as server:
         given = {"url": server.url, "table": "activity"}
-        shares = planned(data, **given)
+        plan_partitions = plan_of(data, **given)
         with pytest.raises(Corrupt, match="restore it from a backup"):
-            read(data, shares, **given)
-        rows = read(data, shares, damage="skip", **given)
+            read(data, plan_partitions, **given)
+        rows = read(data, plan_partitions, damage="skip", **given)
     assert sum(row["kind"] == "metrics" for row in rows) == 30 - lines
 
 
@@ -197,21 +204,21 @@ def test_batches_of_rows_are_bounded_by_their_bytes(data, monkeypatch):
         for n in range(40):
             plane.mailbox("ada").send("bob", b"x" * 1_000 + b"%d" % n)
     monkeypatch.setattr(tables, "ROWS_BATCH_BYTES", 10_000)
-    with open_view(options_of({"url": f"dir:{data}"}).config) as view:
+    with open_view(parse_options({"url": f"dir:{data}"}).config) as view:
         batches = list(tables.batches(view, "mail", "main"))
     assert sum(batch.num_rows for batch in batches) == 40
     assert max(batch.num_rows for batch in batches) <= 10
 
 
-def test_what_came_between_two_offsets_stays_the_same(data):
+def test_rows_between_two_offsets_stay_the_same(data):
     planes.build(data, worlds=2, entries=300, activity=10)
-    chosen = options_of({"url": f"dir:{data}"})
+    chosen = parse_options({"url": f"dir:{data}"})
     with open_view(chosen.config) as view:
         first = plans.heads(view)
     planes.extend(data, ["world-0000", "world-0001"], 300)
     with open_view(chosen.config) as view:
         second = plans.heads(view)
-        expected = plans.between(view, chosen, first, second)
+        expected = plans.partitions_between(view, chosen, first, second)
     planes.extend(data, ["world-0001"], 100, seed=9)
     with planes.opened(f"dir:{data}") as plane:
         world = plane.world("world-0001")
@@ -219,27 +226,27 @@ def test_what_came_between_two_offsets_stays_the_same(data):
         world.snapshots.commit({}, height=650, promote=True, receipt_horizon_height=650, manifest_hash=manifest)
         planes.cut(plane, planes.open_objects(f"dir:{data / 'objects'}"), "world-0001", segment=64, margin=8)
     with open_view(chosen.config) as view:
-        again = plans.between(view, chosen, first, second)
+        again = plans.partitions_between(view, chosen, first, second)
     rows = sorted((row["world"], row["height"], row["hash"]) for row in read(data, expected))
     assert len(rows) == 600
     assert sorted((row["world"], row["height"], row["hash"]) for row in read(data, again)) == rows
-    assert sum(plans.limited(first, second, 100).values()) == sum(first.values()) + 100
-    assert plans.limited(first, second, 10_000) == second
+    assert sum(plans.limit_offset(first, second, 100).values()) == sum(first.values()) + 100
+    assert plans.limit_offset(first, second, 10_000) == second
 
 
-def test_a_stream_does_not_pass_over_a_plane_that_went_back(data):
+def test_stream_fails_if_the_plane_was_restored_from_an_older_backup(data):
     planes.build(data, worlds=2, entries=50)
-    reader = StreamReader(options_of({"url": f"dir:{data}"}))
+    reader = StreamReader(parse_options({"url": f"dir:{data}"}))
     now = reader.latestOffset({}, ReadAllAvailable())
     before = {**now, "main/world-0001": now["main/world-0001"] + 5, "main/gone": 7}
     with pytest.raises(Corrupt, match=r"main/world-0001.*older backup"):
         reader.latestOffset(before, ReadAllAvailable())
-    skipping = StreamReader(options_of({"url": f"dir:{data}", "damage": "skip"}))
+    skipping = StreamReader(parse_options({"url": f"dir:{data}", "damage": "skip"}))
     assert skipping.latestOffset(before, ReadAllAvailable()) == before
     with planes.opened(f"dir:{data}") as plane:
         plane.world("world-0001").archive()
         plane.world("world-0001").delete()
-    assert reader.latestOffset(now, ReadAllAvailable()) == now  # What was deleted stays where it was.
+    assert reader.latestOffset(now, ReadAllAvailable()) == now  # Offsets of deleted worlds stay.
 
 
 DAMAGED = [
@@ -260,17 +267,17 @@ DAMAGED = [
     {"main/": 7},
     {"": 7},
     {"main/x" + "x" * 10_000: 7},
-    {"main/Ada": 7},
+    {"main/a da": 7},
     {"main/ada/7": 7},
 ]
 
 
 @pytest.mark.parametrize("damaged", DAMAGED, ids=range(len(DAMAGED)))
-def test_an_offset_that_was_edited_by_hand_is_told_of(data, damaged):
+def test_invalid_journal_offset_is_rejected(data, damaged):
     planes.build(data, worlds=1, entries=10)
-    reader = StreamReader(options_of({"url": f"dir:{data}"}))
+    reader = StreamReader(parse_options({"url": f"dir:{data}"}))
     good = reader.latestOffset({}, ReadAllAvailable())
-    for ask in (
+    for request in (
         lambda: reader.latestOffset(damaged, ReadAllAvailable()),
         lambda: reader.latestOffset(damaged, ReadMaxRows(5)),
         lambda: reader.partitions(damaged, good),
@@ -278,50 +285,50 @@ def test_an_offset_that_was_edited_by_hand_is_told_of(data, damaged):
         lambda: reader.partitions(damaged, damaged),
     ):
         with pytest.raises(Corrupt, match=r"checkpoint of the stream.*new checkpointLocation") as caught:
-            ask()
+            request()
         assert caught.value.code == "corrupt"
         assert len(str(caught.value)) < 1_000
 
 
-def test_an_offset_of_session_logs_that_was_edited_by_hand_is_told_of(data):
+def test_invalid_session_log_offset_is_rejected(data):
     planes.build(data, worlds=1, entries=10, activity=10)
-    logs = StreamReader(options_of({"url": f"dir:{data}", "table": "activity"}))
-    ends = logs.latestOffset({}, ReadAllAvailable())
-    assert logs.partitions({}, ends)
-    for damaged in (dict.fromkeys(ends, -1), {key.removeprefix("main"): 1 for key in ends}, list(ends)):
+    logs = StreamReader(parse_options({"url": f"dir:{data}", "table": "activity"}))
+    log_ends = logs.latestOffset({}, ReadAllAvailable())
+    assert logs.partitions({}, log_ends)
+    for damaged in (dict.fromkeys(log_ends, -1), {key.removeprefix("main"): 1 for key in log_ends}, list(log_ends)):
         with pytest.raises(Corrupt, match="checkpoint of the stream"):
             logs.latestOffset(damaged, ReadAllAvailable())
 
 
-def test_a_batch_that_ends_before_its_start_is_told_of(data):
+def test_batch_that_ends_before_its_start_is_rejected(data):
     planes.build(data, worlds=2, entries=10)
-    reader = StreamReader(options_of({"url": f"dir:{data}"}))
+    reader = StreamReader(parse_options({"url": f"dir:{data}"}))
     good = reader.latestOffset({}, ReadAllAvailable())
     with pytest.raises(Corrupt, match=r"main/world-0001.*ends without it"):
         reader.partitions(good, {key: place for key, place in good.items() if key != "main/world-0001"})
-    with pytest.raises(Corrupt, match=r"main/world-0001.*ends before, at 3"):
+    with pytest.raises(Corrupt, match=r"main/world-0001.*ends earlier, at 3"):
         reader.partitions(good, {**good, "main/world-0001": 3})
 
 
 @pytest.mark.parametrize("table", ["journal", "activity"])
-def test_a_stream_of_what_is_new_loses_nothing_if_its_first_batch_is_run_again(data, table):
+def test_latest_stream_loses_nothing_if_its_first_batch_is_repeated(data, table):
     planes.build(data, worlds=2, entries=10)
-    chosen = options_of({"url": f"dir:{data}", "table": table, "startingOffsets": "latest"})
+    chosen = parse_options({"url": f"dir:{data}", "table": table, "startingOffsets": "latest"})
     lost = StreamReader(chosen)
     before = lost.initialOffset()
     _add(data, "first")
-    assert lost.initialOffset() == before  # Spark asks twice for it.
+    assert lost.initialOffset() == before  # Spark asks for it twice.
     written = lost.latestOffset(before, ReadAllAvailable())
     _add(data, "second")
 
-    # It ends here. Spark begins again with the end of the batch, and asks another time where it starts.
+    # The query ends here. Spark restarts with the end of the batch, and asks for its start again.
     again = StreamReader(chosen)
     assert _rows(again, again.initialOffset(), written) == 0
-    onward = again.latestOffset(written, ReadAllAvailable())
-    assert onward != written
-    assert _rows(again, written, onward) == _rows(lost, before, onward) > 0
+    latest = again.latestOffset(written, ReadAllAvailable())
+    assert latest != written
+    assert _rows(again, written, latest) == _rows(lost, before, latest) > 0
     with open_view(chosen.config) as view:
-        assert onward == (plans.heads(view) if table == "journal" else plans.ends(view))
+        assert latest == (plans.heads(view) if table == "journal" else plans.log_ends(view))
 
 
 def _add(data, session):
@@ -334,19 +341,19 @@ def _rows(reader, start, end):
 
 
 @pytest.mark.parametrize("table", ["journal", "activity", "queues"])
-def test_what_was_staged_elsewhere_is_no_damage(data, table):
+def test_missing_staged_object_is_not_damage(data, table):
     planes.build(data, worlds=1, entries=10, messages=5)
     planes.leave_log(data, 3)
-    shares = planned(data, table=table)
+    plan_partitions = plan_of(data, table=table)
     shutil.rmtree(data / ".staged")
-    with pytest.raises(Unreachable, match="all executors reach"):
-        read(data, shares, table=table)
+    with pytest.raises(Unreachable, match="all executors can reach"):
+        read(data, plan_partitions, table=table)
 
 
-def test_rows_that_were_staged_elsewhere_are_not_taken_for_written(data):
+def test_missing_staged_rows_fail_the_write(data):
     planes.build(data, worlds=1, entries=10)
-    chosen = options_of({"url": f"dir:{data}", "table": "queues", "queue": "jobs", "load": "monday"})
-    writer = BatchWriter(chosen, load_of(chosen, ["key", "payload"]))
+    chosen = parse_options({"url": f"dir:{data}", "table": "queues", "queue": "jobs", "load": "monday"})
+    writer = BatchWriter(chosen, parse_load(chosen, ["key", "payload"]))
     left = data / ".staged" / "load" / "left.arrow"
     left.parent.mkdir(parents=True)
     left.touch()
@@ -355,17 +362,17 @@ def test_rows_that_were_staged_elsewhere_are_not_taken_for_written(data):
     rows = pa.RecordBatch.from_pylist([{"key": "1", "payload": "{}"}])
     wrote = writer.write(iter([rows]))
     writer.commit([wrote, None])
-    assert not left.exists()  # A task that failed has left it.
-    with pytest.raises(Unreachable, match="all executors reach"):
+    assert not left.exists()  # A failed task left it.
+    with pytest.raises(Unreachable, match="all executors can reach"):
         writer.commit([wrote])
     with planes.opened(f"dir:{data}") as plane:
         assert plane.queue("jobs").stats().put_total == 1
 
 
-def test_maps_are_objects_in_a_payload(data):
+def test_map_becomes_a_json_object_in_a_payload(data):
     planes.build(data, worlds=1, entries=10)
-    chosen = options_of({"url": f"dir:{data}", "table": "queues", "queue": "jobs", "load": "monday"})
-    writer = BatchWriter(chosen, load_of(chosen, ["key", "payload", "attributes"]))
+    chosen = parse_options({"url": f"dir:{data}", "table": "queues", "queue": "jobs", "load": "monday"})
+    writer = BatchWriter(chosen, parse_load(chosen, ["key", "payload", "attributes"]))
     strings = pa.map_(pa.string(), pa.string())
     types = [("key", pa.string()), ("payload", pa.struct([("inner", strings)])), ("attributes", strings)]
     row = {"key": "1", "payload": {"inner": [("a", "b")]}, "attributes": [("c", "d")]}
@@ -375,40 +382,40 @@ def test_maps_are_objects_in_a_payload(data):
     assert (message.payload, message.attributes) == (b'{"inner":{"a":"b"}}', {"c": "d"})
 
 
-def test_session_logs_end_behind_their_last_whole_line(data):
+def test_session_log_end_is_after_its_last_complete_line(data):
     planes.build(data, worlds=1, entries=10)
     file = planes.leave_log(data, 5, torn=True)
-    chosen = options_of({"url": f"dir:{data}", "table": "activity"})
+    chosen = parse_options({"url": f"dir:{data}", "table": "activity"})
     with open_view(chosen.config) as view:
-        (end,) = plans.ends(view).values()
+        (end,) = plans.log_ends(view).values()
         assert end == file.read_bytes().rfind(b"\n") + 1
-        shares = plans.between(view, chosen, {}, plans.ends(view))
-        assert len(read(data, shares, table="activity")) == 4
-        assert plans.between(view, chosen, plans.ends(view), plans.ends(view)) == []
+        plan_partitions = plans.partitions_between(view, chosen, {}, plans.log_ends(view))
+        assert len(read(data, plan_partitions, table="activity")) == 4
+        assert plans.partitions_between(view, chosen, plans.log_ends(view), plans.log_ends(view)) == []
 
 
-def test_what_was_staged_goes_when_nobody_can_be_reading_it(data):
+def test_old_staged_files_are_deleted(data):
     planes.build(data, worlds=2, entries=100)
-    planned(data)
+    plan_of(data)
     staged = [path for path in (data / ".staged").rglob("*") if path.is_file()]
     assert staged
     old = time.time() - SOURCE_STAGED_SECONDS - 60
     os.utime(staged[0], (old, old))
-    planned(data, (EqualTo(("universe",), "other"),))
+    plan_of(data, (EqualTo(("universe",), "other"),))
     assert not staged[0].exists()
     assert staged[1].exists()
 
 
-def test_what_others_keep_where_something_is_staged_stays(data):
+def test_foreign_files_beside_the_staging_folder_are_kept(data):
     built = planes.build(data, worlds=2, entries=300)
     segments = planes.segment_files(data, "world-0001")
     old = time.time() - SOURCE_STAGED_SECONDS - 60
     for file in segments:
         os.utime(file, (old, old))
     given = {"staging": f"dir:{data / 'objects'}"}
-    shares = planned(data, **given)
+    plan_partitions = plan_of(data, **given)
     assert all(file.exists() for file in segments)
-    assert len(read(data, shares, **given)) == built.entries
+    assert len(read(data, plan_partitions, **given)) == built.entries
 
 
 @pytest.mark.parametrize(
@@ -424,24 +431,24 @@ def test_what_others_keep_where_something_is_staged_stays(data):
         ({"url": "dir:x", "universe": "../x"}, "universe"),
     ],
 )
-def test_options_that_say_nothing_are_refused(given, said, monkeypatch):
+def test_invalid_options_are_rejected(given, said, monkeypatch):
     monkeypatch.delenv("HOLDFAST_URL", raising=False)
     with pytest.raises((InvalidArgument, InvalidName), match=said):
-        options_of(given)
+        parse_options(given)
 
 
-def test_a_universe_is_named_as_anywhere_else():
-    assert options_of({"url": "dir:x", "universe": "Main"}).config.universes == ("main",)
+def test_universe_option_keeps_its_case():
+    assert parse_options({"url": "dir:x", "universe": "Main"}).config.universes == ("Main",)
 
 
-def test_a_place_that_cannot_be_staged_in_is_told(data, tmp_path):
+def test_unwritable_staging_location_is_reported(data, tmp_path):
     planes.build(data, worlds=1, entries=10)
     (tmp_path / "file").touch()
     with pytest.raises(PathUnusable, match="file"):
-        planned(data, staging=f"dir:{tmp_path / 'file'}")
+        plan_of(data, staging=f"dir:{tmp_path / 'file'}")
 
 
-def test_the_document_names_every_option_and_column():
+def test_documentation_names_every_option_and_column():
     document = (Path(__file__).parents[2] / "docs" / "spark-source.md").read_text()
     rows = [
         [cell.strip().replace("`", "") for cell in line.split("|")[1:-1]]
@@ -451,7 +458,7 @@ def test_the_document_names_every_option_and_column():
     told = {
         name for row in rows for name in row[0].lower().split(", ") if row[1] in ("all", "reads", "writes", "streams")
     }
-    assert told == {"storage.name", *(name for name in options.KNOWN if name not in options.SPARKS_OWN)}
+    assert told == {"storage.name", *(name for name in options.OPTION_NAMES if name not in options.SPARK_OPTIONS)}
     filtered = {row[0]: tuple(row[1].split(", ")) for row in rows if len(row) == 2}
     assert filtered == COLUMNS
     written = {
@@ -463,7 +470,7 @@ def test_the_document_names_every_option_and_column():
 
 
 @pytest.mark.parametrize("missing", ["orjson", "pyarrow"])
-def test_without_its_extras_holdfast_does_not_keep_spark_from_finding_other_sources(missing):
+def test_spark_finds_other_sources_without_the_spark_extra(missing):
     program = (
         f"import sys; sys.modules[{missing!r}] = None\n"
         "import pyspark_holdfast; assert not hasattr(pyspark_holdfast, 'DefaultSource')"

@@ -1,4 +1,4 @@
-"""What something refers to is never told to be unreachable, wherever the reference is; what nothing refers to is."""
+"""Referenced blobs are never reported as unreachable; unreferenced ones always are."""
 
 import hashlib
 import runpy
@@ -20,7 +20,7 @@ from holdfast.backends.objects import open_objects
 from holdfast.errors import Unreachable
 from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.pipeline import blob_references
-from holdfast.pipeline.blob_references import Found, Search, Source, Wanted
+from holdfast.pipeline.blob_references import HashIndex, Search, SearchResult, Source
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import reachability
 from holdfast.pipeline.journal_chunks import Stores
@@ -33,7 +33,7 @@ from holdfast.wire.mail import NewMail
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 NOW = datetime.now(UTC)
 PART = 1 << 16
-LARGE = 20_000  # More than the key space takes.
+LARGE = 20_000  # Too large to be stored inline.
 
 
 def config_of(tmp_path: Path) -> Config:
@@ -80,7 +80,7 @@ def by_state(plane: Plane, small: str, large: str) -> None:
 
 def by_entity(plane: Plane, small: str, large: str) -> None:
     plane.entities.write("order", "o-1", {"invoice": small, "scan": large})
-    plane.entities.write("order", "o-1", {"invoice": None, "scan": None})  # History refers to them still.
+    plane.entities.write("order", "o-1", {"invoice": None, "scan": None})  # The history still refers to them.
 
 
 def by_pair(plane: Plane, small: str, large: str) -> None:
@@ -92,7 +92,7 @@ def by_log(plane: Plane, small: str, large: str) -> None:
 
 
 def by_large_blob(plane: Plane, small: str, large: str) -> None:
-    """Which a message refers to; names lie across parts of it."""
+    """A message refers to this blob; the hashes in it cross its parts."""
     body = bytearray(b"x" * (1 << 20))
     for n, hash in enumerate((small, large), 1):
         place = n * (1 << 16) - 30
@@ -107,7 +107,7 @@ def by_chain_of_blobs(plane: Plane, small: str, large: str) -> None:
     by_message(plane, hash)
 
 
-WAYS: list[Callable[..., None]] = [
+REFERENCES: list[Callable[..., None]] = [
     by_entry,
     by_segment,
     by_inbox,
@@ -124,60 +124,60 @@ WAYS: list[Callable[..., None]] = [
 
 @pytest.fixture(scope="module")
 def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A plane with blobs that are referred to in every way, and with some that are not."""
+    """A plane with blobs that are referenced in every way, and with some that are not."""
     path = tmp_path_factory.mktemp("reachability")
     referred: dict[str, list[str]] = {}
     with holdfast.open(f"dir:{path / 'data'}") as plane:
-        for way in WAYS:
-            small = plane.blobs.put(f"small {way.__name__}".encode())
-            large = plane.blobs.put(way.__name__.encode().ljust(LARGE))
-            way(plane, small, large)
-            referred[way.__name__] = [small, large]
-        plane.queue("jobs").put(b"z" * LARGE)  # Its payload is a blob.
+        for reference in REFERENCES:
+            small = plane.blobs.put(f"small {reference.__name__}".encode())
+            large = plane.blobs.put(reference.__name__.encode().ljust(LARGE))
+            reference(plane, small, large)
+            referred[reference.__name__] = [small, large]
+        plane.queue("jobs").put(b"z" * LARGE)  # The payload becomes a blob.
         plane.world("kept").create()
         plane.world("kept").append([1], expected_head=0)
         plane.world("kept").snapshots.commit("s" * LARGE, height=1)
         lost = {
-            "keys": plane.blobs.put(b"nobody knows me"),
-            "objects": plane.blobs.put(b"nobody knows me".ljust(LARGE)),
+            "keys": plane.blobs.put(b"unreferenced"),
+            "objects": plane.blobs.put(b"unreferenced".ljust(LARGE)),
         }
         chained = plane.blobs.put(f"only the lost refer to {lost['keys']}".encode())
     stray = "ab" * 32
     open_objects(f"dir:{path / 'data' / 'objects'}").put(f"cas/main/sha256/{stray}", b"half a put")
     config = config_of(path)
-    told = reachability.run(spark, config, now=NOW)
+    result = reachability.run(spark, config, now=NOW)
     return SimpleNamespace(
-        config=config, told=told, referred=referred, lost={**lost, "chained": chained, "unrecorded": stray}
+        config=config, result=result, referred=referred, lost={**lost, "chained": chained, "unrecorded": stray}
     )
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_what_something_refers_to_is_reachable(found: SimpleNamespace, way: Callable[..., None]) -> None:
-    assert not set(found.referred[way.__name__]) & set(rows(found.config))
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: reference.__name__)
+def test_referenced_blob_is_reachable(found: SimpleNamespace, reference: Callable[..., None]) -> None:
+    assert not set(found.referred[reference.__name__]) & set(rows(found.config))
 
 
-def test_what_nothing_refers_to_is_told_with_its_size_and_place(found: SimpleNamespace) -> None:
-    told = rows(found.config)
-    assert set(told) == set(found.lost.values())
-    assert {name: (told[hash]["size"], told[hash]["place"]) for name, hash in found.lost.items()} == {
+def test_unreferenced_blob_is_reported_with_its_size_and_place(found: SimpleNamespace) -> None:
+    result = rows(found.config)
+    assert set(result) == set(found.lost.values())
+    assert {name: (result[hash]["size"], result[hash]["place"]) for name, hash in found.lost.items()} == {
         "keys": (15, "keys"),
         "objects": (LARGE, "objects"),
         "chained": (23 + 64, "keys"),
         "unrecorded": (10, "unrecorded"),
     }
-    assert found.told.ok
-    assert found.told.rows["unreachable"] == 4
-    assert found.told.rows["unreachable_bytes"] == 15 + LARGE + 87 + 10
-    assert found.told.events[0].startswith("main: nothing refers to 4 of ")
+    assert found.result.ok
+    assert found.result.rows["unreachable"] == 4
+    assert found.result.rows["unreachable_bytes"] == 15 + LARGE + 87 + 10
+    assert found.result.events[0].startswith("main: nothing refers to 4 of ")
 
 
-def test_young_blobs_are_not_reclaimable_and_old_ones_are(spark: SparkSession, found: SimpleNamespace) -> None:
+def test_only_old_blobs_are_reclaimable(spark: SparkSession, found: SimpleNamespace) -> None:
     assert {row["reclaimable"] for row in rows(found.config).values()} == {False}
-    told = reachability.run(spark, found.config, now=NOW + timedelta(days=2))
+    result = reachability.run(spark, found.config, now=NOW + timedelta(days=2))
     after = rows(found.config)
     assert {row["reclaimable"] for row in after.values()} == {True}
     assert {row["since"] for row in after.values()} == {NOW.replace(microsecond=NOW.microsecond // 1_000 * 1_000)}
-    assert told.rows["reclaimable_bytes"] == told.rows["unreachable_bytes"]
+    assert result.rows["reclaimable_bytes"] == result.rows["unreachable_bytes"]
     assert after[found.lost["keys"]]["modified_at"] is None
     modified = after[found.lost["objects"]]["modified_at"]
     assert abs((modified - datetime.now(UTC)).total_seconds()) < 3_600
@@ -189,7 +189,7 @@ def test_nothing_is_deleted(found: SimpleNamespace) -> None:
             assert plane.blobs.get(found.lost[name])
 
 
-def test_what_is_referred_to_again_is_forgotten_and_begins_anew(spark: SparkSession, tmp_path: Path) -> None:
+def test_blob_that_was_referenced_again_starts_a_new_period(spark: SparkSession, tmp_path: Path) -> None:
     config = config_of(tmp_path)
     with holdfast.open(config.data) as plane:
         hash = plane.blobs.put(b"mine")
@@ -205,20 +205,20 @@ def test_what_is_referred_to_again_is_forgotten_and_begins_anew(spark: SparkSess
     assert not rows(config)[hash]["reclaimable"]
 
 
-def test_where_damage_hides_references_nothing_is_reclaimable(spark: SparkSession, tmp_path: Path) -> None:
+def test_nothing_is_reclaimable_if_damage_hides_references(spark: SparkSession, tmp_path: Path) -> None:
     planes.build(tmp_path / "data", worlds=2, entries=200)
     config = config_of(tmp_path)
     with holdfast.open(config.data) as plane:
-        plane.blobs.put(b"nobody knows me")
+        plane.blobs.put(b"unreferenced")
     planes.remove_segment(tmp_path / "data", "world-0001")
-    told = reachability.run(spark, config, now=NOW + timedelta(days=9), grace_seconds=0)
-    assert not told.ok
-    assert "segments/main/world-0001/0-" in told.findings[0]["detail"]
-    assert told.rows["unreachable"] == 1
-    assert told.rows["reclaimable"] == 0
+    result = reachability.run(spark, config, now=NOW + timedelta(days=9), grace_seconds=0)
+    assert not result.ok
+    assert "segments/main/world-0001/0-" in result.findings[0]["detail"]
+    assert result.rows["unreachable"] == 1
+    assert result.rows["reclaimable"] == 0
 
 
-def test_each_universe_has_blobs_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
+def test_universes_have_separate_blobs(spark: SparkSession, tmp_path: Path) -> None:
     config = config_of(tmp_path)
     with holdfast.open(config.data) as plane:
         hash = plane.blobs.put(b"mine")
@@ -231,54 +231,55 @@ def test_each_universe_has_blobs_of_its_own(spark: SparkSession, tmp_path: Path)
 
 
 @given(st.data())
-def test_a_search_finds_what_is_wanted_and_nothing_else(data: st.DataObject) -> None:
+def test_search_finds_exactly_the_indexed_hashes(data: st.DataObject) -> None:
     hashes = data.draw(st.lists(st.binary(min_size=32, max_size=32).map(bytes.hex), max_size=8, unique=True))
-    wanted = set(data.draw(st.lists(st.sampled_from(hashes)))) if hashes else set()
+    index = set(data.draw(st.lists(st.sampled_from(hashes)))) if hashes else set()
     between = st.text("0123456789abcdefABCDEF -", max_size=70)
     text = "".join(f"{data.draw(between)}{data.draw(st.sampled_from([hash, hash.upper()]))}" for hash in hashes)
-    prefixes = {hash[:16] for hash in wanted}
+    prefixes = {hash[:16] for hash in index}
     expected = {hash for hash in hashes_in(text.encode()) if hash[:16] in prefixes}
-    assert Wanted.of(wanted).found_in(text.encode()) == expected
-    assert wanted <= expected
+    assert HashIndex.of(index).find_in(text.encode()) == expected
+    assert index <= expected
 
 
-def test_a_search_in_nothing_but_digits_finds_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blob_references, "_PLACES", 1_000)
+def test_search_in_long_runs_of_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blob_references, "_POSITIONS", 1_000)
     digits = "".join(hashlib.sha256(b"%d" % n).hexdigest() for n in range(500))
-    wanted = {digits[n : n + 64] for n in range(0, len(digits) - 64, 997)}
-    assert Wanted.of(wanted).found_in(digits.encode()) == wanted
-    assert Wanted.of(()).found_in(digits.encode()) == set()
+    index = {digits[n : n + 64] for n in range(0, len(digits) - 64, 997)}
+    assert HashIndex.of(index).find_in(digits.encode()) == index
+    assert HashIndex.of(()).find_in(digits.encode()) == set()
 
 
-def test_what_was_staged_and_is_not_there_is_no_damage_of_the_plane(tmp_path: Path) -> None:
-    Wanted.of(()).save(Stores().staging(f"dir:{tmp_path}"), "wanted")
+def test_missing_staged_object_is_not_damage(tmp_path: Path) -> None:
+    HashIndex.of(()).save(Stores().staging(f"dir:{tmp_path}"), "wanted")
     lost = Source("the blob", f"dir:{tmp_path}", "nowhere", 5)
     search = Search({}, f"dir:{tmp_path}", "wanted", [lost])
-    assert blob_references.search(search) == Found([], ["the blob"])
+    assert blob_references.search(search) == SearchResult([], ["the blob"])
     with pytest.raises(Unreachable, match="was staged"):
         blob_references.search(msgspec.structs.replace(search, sources=[msgspec.structs.replace(lost, staged=True)]))
 
 
-def test_a_hash_across_two_parts_of_an_object_is_found(tmp_path: Path) -> None:
+def test_hash_across_two_parts_of_an_object_is_found(tmp_path: Path) -> None:
     hash = hashlib.sha256(b"x").hexdigest()
     source = Source("it", "anywhere", "large", 0)
     for place in range(PART - 66, PART + 3):
         body = b"-" * place + hash.encode() + b"-" * 100
         store = SimpleNamespace(open=lambda path, body=body: [body[:PART], body[PART:]])
         found = [
-            Wanted.of([hash]).found_in(part) for part in blob_references._parts(lambda url, store=store: store, source)
+            HashIndex.of([hash]).find_in(part)
+            for part in blob_references._overlapping_parts(lambda url, store=store: store, source)
         ]
         assert set().union(*found) == {hash}
 
 
-def test_two_looks_at_the_same_time_leave_one_row_for_each_blob(spark: SparkSession, tmp_path: Path) -> None:
+def test_concurrent_runs_leave_one_row_per_blob(spark: SparkSession, tmp_path: Path) -> None:
     with planes.opened(f"dir:{tmp_path / 'data'}") as plane:
         hashes = {plane.blobs.put(bytes([n]) * 100) for n in range(3)}
     config = config_of(tmp_path)
-    for _ in range(2):  # Once when nobody has made the table yet, and once over rows that are there.
+    for _ in range(2):  # First without the table, then with its rows.
         others: list[JobResult] = []
 
-        def overtake(what: str, done: int, total: int, others: list[JobResult] = others) -> None:
+        def overtake(description: str, done: int, total: int, others: list[JobResult] = others) -> None:
             if not others:
                 others.append(reachability.run(spark, config))
 

@@ -1,4 +1,4 @@
-"""The lake is everybody's: DuckDB and polars read from it what Spark reads."""
+"""DuckDB and polars read the same rows from the lake as Spark."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +18,13 @@ from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, TABLES
 
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 
-# Rows of a world, with the sum of their heights: what is missing or doubled shows in one of them.
-Answer = dict[tuple[str, str], tuple[int, int]]
+# The number of rows of a world and the sum of their heights, which show missing and duplicate rows.
+Summary = dict[tuple[str, str], tuple[int, int]]
 
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lake of two universes that was written in two runs, so that its tables have several files."""
+    """A lake of two universes, written in two runs, so that its tables have several files."""
     folder = tmp_path_factory.mktemp("readers")
     data, lake = folder / "data", folder / "lake"
     built = planes.build(data, worlds=4, entries=150, activity=40, messages=60)
@@ -36,13 +36,13 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lake
 
 
-def by_spark(spark: SparkSession, lake: Path) -> Answer:
+def by_spark(spark: SparkSession, lake: Path) -> Summary:
     rows = Lake(str(lake)).table(JOURNAL).read(spark).groupBy("universe", "world")
     found = rows.agg(functions.count("*").alias("rows"), functions.sum("height").alias("heights")).collect()
     return {(row["universe"], row["world"]): (row["rows"], row["heights"]) for row in found}
 
 
-def by_duckdb(lake: Path) -> Answer:
+def by_duckdb(lake: Path) -> Summary:
     files = DeltaTable(str(lake / "journal")).file_uris()
     found = duckdb.execute(
         """
@@ -54,7 +54,7 @@ def by_duckdb(lake: Path) -> Answer:
     return {(universe, world): (rows, heights) for universe, world, rows, heights in found}
 
 
-def by_duckdb_over_arrow(lake: Path) -> Answer:
+def by_duckdb_over_arrow(lake: Path) -> Summary:
     journal = DeltaTable(str(lake / "journal")).to_pyarrow_dataset()
     with duckdb.connect() as connection:
         connection.register("journal", journal)
@@ -64,21 +64,23 @@ def by_duckdb_over_arrow(lake: Path) -> Answer:
     return {(universe, world): (rows, heights) for universe, world, rows, heights in found}
 
 
-def by_polars(lake: Path) -> Answer:
+def by_polars(lake: Path) -> Summary:
     journal = polars.scan_delta(str(lake / "journal"))
     found = journal.group_by("universe", "world").agg(polars.len().alias("rows"), polars.col("height").sum()).collect()
     return {(row["universe"], row["world"]): (row["rows"], row["height"]) for row in found.to_dicts()}
 
 
 @pytest.mark.parametrize("read", [by_duckdb, by_duckdb_over_arrow, by_polars])
-def test_others_read_what_spark_reads(read: Callable[[Path], Answer], spark: SparkSession, lake: Path) -> None:
+def test_duckdb_and_polars_read_the_same_rows_as_spark(
+    read: Callable[[Path], Summary], spark: SparkSession, lake: Path
+) -> None:
     expected = by_spark(spark, lake)
     assert {universe for universe, _ in expected} == {"main", "other"}
     assert all(heights == rows * (rows - 1) // 2 for rows, heights in expected.values())  # Each height, once.
     assert read(lake) == expected
 
 
-def test_every_table_has_for_others_as_many_rows_as_for_us(lake: Path) -> None:
+def test_every_table_has_the_same_row_count_in_other_readers(lake: Path) -> None:
     written = {name: table for name in TABLES if (table := Lake(str(lake)).table(TABLES[name])).exists}
     assert {"journal", "segments", "activity"} <= set(written)
     for name, table in written.items():
@@ -88,9 +90,9 @@ def test_every_table_has_for_others_as_many_rows_as_for_us(lake: Path) -> None:
             assert rows == table.count()
 
 
-def test_columns_have_for_others_the_types_of_the_schema(lake: Path) -> None:
+def test_columns_have_the_schema_types_in_other_readers(lake: Path) -> None:
     found = polars.read_delta(str(lake / ACTIVITY.name))
     assert set(found.columns) == set(ACTIVITY.schema.names)
-    assert found.schema["at"] == polars.Datetime("us", "UTC")  # Delta knows microseconds and nothing else.
+    assert found.schema["at"] == polars.Datetime("us", "UTC")  # Delta has microsecond timestamps only.
     assert found["day"].dtype == polars.Date
     assert (found["at"].dt.date() == found["day"]).all()

@@ -19,19 +19,19 @@ def total(state: int | None, entry: Entry) -> int:
     return (state or 0) + entry.value["n"] * (entry.height + 1)
 
 
-def test_a_replay_is_the_fold_of_its_records_at_their_heights():
+def test_replay_folds_records_with_their_heights():
     assert replay(RECORDS[:3], total) == 0 * 1 + 1 * 2 + 2 * 3
     assert replay(RECORDS[2:3], total, 5, height=2) == 5 + 2 * 3
 
 
 @pytest.mark.parametrize("reducer", [chain, total])
 @pytest.mark.parametrize("cut", [0, 1, 7, 20])
-def test_a_replay_can_be_cut_anywhere(reducer, cut):
+def test_replay_can_be_split_anywhere(reducer, cut):
     whole = replay(RECORDS, reducer)
     assert replay(RECORDS[cut:], reducer, replay(RECORDS[:cut], reducer), height=cut) == whole
 
 
-def test_the_chain_of_bytes_is_the_chain_of_entries():
+def test_chain_of_bytes_equals_chain_of_entries():
     state = None
     for record in RECORDS:
         kind, _ = journal_records.split(record)
@@ -40,14 +40,14 @@ def test_the_chain_of_bytes_is_the_chain_of_entries():
     assert replay(RECORDS, partial(chain)) == state
 
 
-def test_the_chain_tells_every_change_and_every_order_apart():
+def test_chain_differs_for_any_change_of_content_or_order():
     assert replay([], chain) is None
     assert replay(RECORDS[:1], chain) == hashlib.sha256(RECORDS[0]).digest()
     assert replay(RECORDS[::-1], chain) != replay(RECORDS, chain)
     assert replay(RECORDS[:-1], chain) != replay(RECORDS, chain)
 
 
-def test_a_world_restores_with_the_chain_to_what_its_bytes_replay_to():
+def test_restore_with_the_chain_equals_the_replay_of_the_bytes():
     with holdfast.open("memory:") as plane:
         world = plane.world("alpha")
         world.create()
@@ -60,12 +60,12 @@ def test_a_world_restores_with_the_chain_to_what_its_bytes_replay_to():
         assert world.verify(chain).agrees
 
 
-def test_a_reducer_is_found_by_its_name():
+def test_reducer_is_found_by_name():
     assert reducer_of(None) is chain
     assert reducer_of("holdfast.pipeline.replays:chain") is chain
 
 
-def test_a_module_that_cannot_be_imported_is_told(tmp_path, monkeypatch):
+def test_module_that_cannot_be_imported_is_reported(tmp_path, monkeypatch):
     (tmp_path / "broken_reducer.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InvalidArgument, match=r"broken_reducer:fold.*division by zero"):
@@ -73,6 +73,6 @@ def test_a_module_that_cannot_be_imported_is_told(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["", "json", "json:nothing", "no.such.module:f", ":f", "holdfast:__version__"])
-def test_what_names_no_reducer_is_refused(name):
+def test_invalid_reducer_name_is_rejected(name):
     with pytest.raises(InvalidArgument, match="reducer"):
         reducer_of(name)

@@ -1,4 +1,4 @@
-"""The report: what it says is what the lake says, and nothing that a user wrote is more than text in it."""
+"""The report matches the lake, and escapes all user text."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ from holdfast.pipeline.config import Config
 from holdfast.pipeline.jobs import report
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.reports import formatting, plots
-from holdfast.pipeline.reports.facts import Facts, gather
+from holdfast.pipeline.reports.facts import Facts, collect
 from holdfast.pipeline.reports.page import page
 from holdfast.pipeline.reports.plots import Bar, Series
 from holdfast.pipeline.schemas import TABLES
@@ -31,7 +31,7 @@ CHROMIUM = shutil.which("chromium")
 
 
 def rows_of(name: str, *rows: dict[str, Any]) -> pa.Table:
-    """Rows of a table; columns that are not given have a value of their kind."""
+    """Rows of a table; columns that are not given get a default value."""
     schema = TABLES[name].schema
     defaults: dict[Any, Any] = {pa.string(): "main", pa.int64(): 1, pa.float64(): 1.0, pa.date32(): date(2026, 11, 15)}
     filled = []
@@ -45,7 +45,7 @@ def rows_of(name: str, *rows: dict[str, Any]) -> pa.Table:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    """A lake with sums of everything, and names that try to be more than names."""
+    """A lake with all aggregates, and with names that contain markup."""
     lake = Lake(str(tmp_path / "lake"))
     hours = [NOW.replace(minute=0) - timedelta(hours=n) for n in range(30)]
     queues = ["orders", EVIL]
@@ -82,7 +82,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 class Page(HTMLParser):
-    """Reads a page as a browser does, and writes down what is in it."""
+    """Parses a page and records its content."""
 
     void = frozenset(("meta",))
 
@@ -112,8 +112,8 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_page_has_its_sections_and_numbers(lake: Lake) -> None:
-    html = page(gather(lake, made_at=NOW))
+def test_page_has_its_sections_and_numbers(lake: Lake) -> None:
+    html = page(collect(lake, made_at=NOW))
     read = Page(html)
     for heading in ("Health", "Queues", "Dead letters", "Mail", "Leases", "Storage"):
         assert heading in read.text
@@ -126,15 +126,15 @@ def test_the_page_has_its_sections_and_numbers(lake: Lake) -> None:
     assert len(html) < 500_000
 
 
-def test_nothing_that_a_user_wrote_is_more_than_text(lake: Lake) -> None:
-    read = Page(page(gather(lake, made_at=NOW)))
+def test_user_text_is_escaped(lake: Lake) -> None:
+    read = Page(page(collect(lake, made_at=NOW)))
     assert "script" not in read.tags
     assert "<script>alert(1)</script>" in read.text
     assert not [name for _, name, _ in read.attributes if name.startswith("on")]
 
 
-def test_the_page_loads_nothing(lake: Lake) -> None:
-    html = page(gather(lake, made_at=NOW))
+def test_page_loads_no_resources(lake: Lake) -> None:
+    html = page(collect(lake, made_at=NOW))
     read = Page(html)
     loading = {"src", "srcset", "href", "xlink:href", "action", "data", "poster", "background"}
     assert {value[0] for _, name, value in read.attributes if name in loading and value} == {"#"}
@@ -143,25 +143,25 @@ def test_the_page_loads_nothing(lake: Lake) -> None:
     assert ("meta", "http-equiv", "Content-Security-Policy") in read.attributes
 
 
-def test_every_plot_says_in_words_what_it_shows(lake: Lake) -> None:
-    html = page(gather(lake, made_at=NOW))
+def test_every_plot_has_a_title_and_a_description(lake: Lake) -> None:
+    html = page(collect(lake, made_at=NOW))
     found = re.findall(r'<svg class="plot"[^>]* role="img" aria-labelledby="(\S+) (\S+)">', html)
     assert len(found) == html.count('<svg class="plot"') >= 7
     ids = list(itertools.chain.from_iterable(found))
     assert len(set(ids)) == len(ids)
     for id in ids:
-        said = re.search(rf'id="{id}">([^<]+)<', html)
-        assert said is not None
-        assert said.group(1).strip()
+        message = re.search(rf'id="{id}">([^<]+)<', html)
+        assert message is not None
+        assert message.group(1).strip()
 
 
-def test_an_empty_lake_has_a_page_too(tmp_path: Path) -> None:
-    html = page(gather(Lake(str(tmp_path / "lake")), made_at=NOW))
+def test_empty_lake_has_a_page(tmp_path: Path) -> None:
+    html = page(collect(Lake(str(tmp_path / "lake")), made_at=NOW))
     assert "No world has been audited yet" in Page(html).text
 
 
-def test_facts_are_what_the_lake_has(lake: Lake) -> None:
-    facts = gather(lake, made_at=NOW)
+def test_facts_match_the_lake(lake: Lake) -> None:
+    facts = collect(lake, made_at=NOW)
     assert facts.totals["messages"] == 199
     assert (facts.totals["worlds"], facts.totals["worlds_ok"], facts.totals["worlds_contradicting"]) == (2, 1, 1)
     assert facts.totals["lake_bytes"] == 30_000_000
@@ -172,28 +172,30 @@ def test_facts_are_what_the_lake_has(lake: Lake) -> None:
     assert [timeline.name for timeline in facts.latencies] == ["orders of main", f"{EVIL} of main"]
 
 
-def test_only_the_last_days_and_the_first_rows_are_shown(tmp_path: Path) -> None:
+def test_page_is_limited_to_recent_days_and_top_rows(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
     hours = [NOW.replace(minute=0) - timedelta(hours=n) for n in range(0, 24 * 40, 6)]
-    hours.append(datetime(9999, 12, 31, tzinfo=UTC))  # Anybody may log what they want.
+    hours.append(datetime(9999, 12, 31, tzinfo=UTC))  # Any client may log any time.
     rows = rows_of("rollup_queue_hours", *({"queue": "q", "hour": hour} for hour in hours))
     lake.table(TABLES["rollup_queue_hours"]).overwrite(rows.to_batches())
     many = rows_of("rollup_queues", *({"queue": f"q{n:03}", "messages": n} for n in range(200)))
     lake.table(TABLES["rollup_queues"]).overwrite(many.to_batches())
-    facts = gather(lake, made_at=NOW + timedelta(microseconds=7))
+    facts = collect(lake, made_at=NOW + timedelta(microseconds=7))
     assert facts.throughput.hours[-1] == NOW.replace(minute=0)
     assert facts.throughput.hours[-1] - facts.throughput.hours[0] < timedelta(days=REPORT_DAYS)
     assert [row["queue"] for row in facts.queues] == [f"q{n:03}" for n in range(199, 199 - REPORT_ROWS, -1)]
 
 
-def test_only_the_universes_that_are_asked_for_are_told(lake: Lake) -> None:
-    assert gather(lake, made_at=NOW, universes=("main",)).totals["messages"] == 199
-    assert gather(lake, made_at=NOW, universes=("other",)).totals["messages"] == 0
+def test_facts_cover_only_the_selected_universes(lake: Lake) -> None:
+    assert collect(lake, made_at=NOW, universes=("main",)).totals["messages"] == 199
+    assert collect(lake, made_at=NOW, universes=("other",)).totals["messages"] == 0
 
 
-def test_a_report_is_written_with_its_totals(lake: Lake, tmp_path: Path) -> None:
+def test_report_is_written_with_its_totals(lake: Lake, tmp_path: Path) -> None:
     steps: list[tuple[str, int, int]] = []
-    told = report.run(None, Config(data="unused", lake=lake.place.url), now=NOW, progress=lambda *at: steps.append(at))
+    told = report.run(
+        None, Config(data="unused", lake=lake.location.url), now=NOW, progress=lambda *at: steps.append(at)
+    )
     folder = tmp_path / "lake" / "reports"
     assert {file.name for file in folder.iterdir()} == {"20261115T120500Z.html", "latest.html", "latest.json"}
     assert (folder / "latest.html").read_bytes() == (folder / "20261115T120500Z.html").read_bytes()
@@ -204,30 +206,28 @@ def test_a_report_is_written_with_its_totals(lake: Lake, tmp_path: Path) -> None
     assert told.ok
     assert told.events == [f"{folder}/20261115T120500Z.html"]
     assert steps[-1] == ("files", 3, 3)
-    report.run(None, Config(data="unused", lake=lake.place.url), now=NOW + timedelta(hours=1))
+    report.run(None, Config(data="unused", lake=lake.location.url), now=NOW + timedelta(hours=1))
     assert len(list(folder.iterdir())) == 4
     assert json.loads((folder / "latest.json").read_text())["report"] == "20261115T130500Z.html"
 
 
-def test_a_report_that_cannot_be_written_leaves_nothing_half(
-    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report.run(None, Config(data="unused", lake=lake.place.url), now=NOW)
+def test_failed_report_leaves_no_partial_file(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report.run(None, Config(data="unused", lake=lake.location.url), now=NOW)
     before = (tmp_path / "lake" / "reports" / "latest.html").read_bytes()
     monkeypatch.setattr("holdfast.pipeline.jobs.report.os.fchmod", lambda *_: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
-        report.run(None, Config(data="unused", lake=lake.place.url), now=NOW + timedelta(hours=1))
+        report.run(None, Config(data="unused", lake=lake.location.url), now=NOW + timedelta(hours=1))
     assert (tmp_path / "lake" / "reports" / "latest.html").read_bytes() == before
     assert not list((tmp_path / "lake" / "reports").glob(".*"))
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to show the page to")
-def test_a_browser_shows_the_page_and_finds_nothing_that_keeps_people_out(lake: Lake, tmp_path: Path) -> None:
-    """By day and by night, on a phone and at a desk."""
+def test_page_is_accessible_in_a_browser(lake: Lake, tmp_path: Path) -> None:
+    """In light and dark mode, on a phone and on a desktop."""
     from axe_playwright_python.sync_playwright import Axe
     from playwright.sync_api import sync_playwright
 
-    (tmp_path / "report.html").write_text(page(gather(lake, made_at=NOW)))
+    (tmp_path / "report.html").write_text(page(collect(lake, made_at=NOW)))
     schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -235,7 +235,7 @@ def test_a_browser_shows_the_page_and_finds_nothing_that_keeps_people_out(lake: 
             context = browser.new_context(
                 color_scheme=scheme,
                 viewport={"width": width, "height": 800},
-                bypass_csp=True,  # For the checks, which run in the page.
+                bypass_csp=True,  # For the accessibility checks, which run in the page.
                 offline=True,
             )
             shown = context.new_page()
@@ -255,9 +255,9 @@ def test_a_browser_shows_the_page_and_finds_nothing_that_keeps_people_out(lake: 
     st.sampled_from(["count", "bytes", "ms"]),
     st.text(),
 )
-def test_lines_stay_inside_of_their_plot(values: list[float | None], unit: str, name: str) -> None:
-    moments = [NOW + timedelta(hours=n) for n in range(len(values))]
-    svg = plots.lines("t", "d", moments, [Series(name, values)], unit=unit)
+def test_lines_stay_inside_the_plot(values: list[float | None], unit: str, name: str) -> None:
+    times = [NOW + timedelta(hours=n) for n in range(len(values))]
+    svg = plots.lines("t", "d", times, [Series(name, values)], unit=unit)
     Page(svg)
     for x, y in re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', svg):
         assert 0 <= float(x) <= 480
@@ -269,14 +269,14 @@ def test_lines_stay_inside_of_their_plot(values: list[float | None], unit: str, 
 
 
 @given(st.lists(st.tuples(st.text(), st.floats(0, 1e12)), max_size=5), st.text())
-def test_bars_and_grids_hold_any_text(rows: list[tuple[str, float]], title: str) -> None:
+def test_bars_and_grids_accept_any_text(rows: list[tuple[str, float]], title: str) -> None:
     Page(plots.bars(title, title, [Bar(label, value) for label, value in rows]))
     names = [label for label, _ in rows]
     cells = {(n, n): value for n, (_, value) in enumerate(rows) if value}
     Page(plots.grid(title, title, names, names, cells))
 
 
-def test_numbers_are_told_as_people_read_them() -> None:
+def test_number_formatting() -> None:
     numbers = [formatting.number(value) for value in (0, 1_234_567, 0.25, 1_234.5)]
     assert numbers == ["0", "1,234,567", "0.2", "1,234"]
     assert [formatting.size(value) for value in (0, 1_023, 1_048_576, 1 << 40)] == ["0 B", "1023 B", "1 MiB", "1 TiB"]
@@ -284,16 +284,16 @@ def test_numbers_are_told_as_people_read_them() -> None:
     assert told == ["0 ms", "412 ms", "3.2 s", "5 min", "2.5 h", "3 d"]
     assert [formatting.share(*pair) for pair in ((1, 8), (1, 2))] == ["12.5 %", "50 %"]
     assert [formatting.short(value) for value in (0, 999, 1_500, 2e6)] == ["0", "999", "1.5 k", "2 M"]
-    nothing = {
+    placeholder = {
         formatting.number(None),
         formatting.size(None),
         formatting.duration(None),
         formatting.share(0, 0),
-        formatting.moment(None),
+        formatting.timestamp(None),
     }
-    assert nothing == {"\N{EN DASH}"}
+    assert placeholder == {"\N{EN DASH}"}
 
 
-def test_facts_have_a_json_form(lake: Lake) -> None:
-    assert msgspec.json.encode(gather(lake, made_at=NOW).totals)
-    assert isinstance(gather(lake, made_at=NOW), Facts)
+def test_facts_can_be_encoded_as_json(lake: Lake) -> None:
+    assert msgspec.json.encode(collect(lake, made_at=NOW).totals)
+    assert isinstance(collect(lake, made_at=NOW), Facts)

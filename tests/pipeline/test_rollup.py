@@ -1,4 +1,4 @@
-"""Sums over what session logs tell equal sums over what was done."""
+"""Aggregates over session logs match what was done."""
 
 import runpy
 import statistics
@@ -16,7 +16,7 @@ import holdfast
 from holdfast.errors import LeaseHeld, TransactionConflict
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import ingest, rollup
-from holdfast.pipeline.lake import Lake, attempts
+from holdfast.pipeline.lake import Lake, retries
 from holdfast.pipeline.schemas import TABLES
 from holdfast.pipeline.views import open_view
 from holdfast.testing.clock import ManualClock
@@ -25,11 +25,11 @@ planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.p
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 
-class Summed(SimpleNamespace):
-    """A plane, its lake, and what was told of summing it up."""
+class RolledUp(SimpleNamespace):
+    """A plane, its lake, and the result of the rollup."""
 
     config: Config
-    told: JobResult
+    result: JobResult
     path: Path
 
     def rows(self, name: str) -> list[dict[str, Any]]:
@@ -37,17 +37,17 @@ class Summed(SimpleNamespace):
 
 
 @pytest.fixture(scope="module")
-def summed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Summed:
+def rolled_up(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> RolledUp:
     path = tmp_path_factory.mktemp("rollup")
     built = planes.build(path / "data", worlds=2, entries=200, messages=900, mails=200)
-    contend(path / "data")
+    contend_for_leases(path / "data")
     config = Config(data=built.url, lake=str(path / "lake"))
     ingest.run(spark, config)
-    return Summed(config=config, told=rollup.run(spark, config, now=NOW), path=path / "data")
+    return RolledUp(config=config, result=rollup.run(spark, config, now=NOW), path=path / "data")
 
 
-def contend(path: Path) -> None:
-    """Three who want one lease; and one who wants another one at another hour."""
+def contend_for_leases(path: Path) -> None:
+    """Three owners contend for one lease, and one for another lease at another hour."""
     clock = ManualClock(planes.START_MS)
     with planes.opened(f"dir:{path}", clock=clock) as plane:
         plane.lease("deploy").acquire("ada", ttl_seconds=3_600)
@@ -60,17 +60,17 @@ def contend(path: Path) -> None:
             plane.lease("build").acquire("bob")
 
 
-def test_every_message_and_mail_has_a_row(summed: Summed) -> None:
-    assert summed.told.ok
-    assert summed.told.events == []
-    assert summed.told.rows["messages"] == len(summed.rows("messages")) == 900
-    assert summed.told.rows["mail"] == len(summed.rows("mail")) == 200
+def test_every_message_and_mail_has_a_row(rolled_up: RolledUp) -> None:
+    assert rolled_up.result.ok
+    assert rolled_up.result.events == []
+    assert rolled_up.result.rows["messages"] == len(rolled_up.rows("messages")) == 900
+    assert rolled_up.result.rows["mail"] == len(rolled_up.rows("mail")) == 200
 
 
-def test_messages_are_in_the_state_that_the_plane_says(summed: Summed) -> None:
-    with open_view(summed.config) as view:
+def test_message_outcomes_match_the_plane(rolled_up: RolledUp) -> None:
+    with open_view(rolled_up.config) as view:
         there = {(row.origin or row.queue, row.id): row for row in view.messages("main")}
-    for row in summed.rows("messages"):
+    for row in rolled_up.rows("messages"):
         found = there.pop((row["queue"], row["id"]), None)
         if found is None:
             assert row["outcome"] == "acked"
@@ -82,9 +82,9 @@ def test_messages_are_in_the_state_that_the_plane_says(summed: Summed) -> None:
     assert not there
 
 
-def test_sums_of_queues_equal_sums_over_messages(summed: Summed) -> None:
-    messages = summed.rows("messages")
-    for row in summed.rows("rollup_queues"):
+def test_queue_aggregates_match_the_messages(rolled_up: RolledUp) -> None:
+    messages = rolled_up.rows("messages")
+    for row in rolled_up.rows("rollup_queues"):
         own = [message for message in messages if message["queue"] == row["queue"]]
         outcomes = Counter(message["outcome"] for message in own)
         assert row["messages"] == len(own)
@@ -92,22 +92,22 @@ def test_sums_of_queues_equal_sums_over_messages(summed: Summed) -> None:
         assert row["retries"] == sum(max(message["attempts"] - 1, 0) for message in own)
         check_percentiles(row, "wait", [message["wait_ms"] for message in own])
         check_percentiles(row, "service", [message["service_ms"] for message in own])
-    assert {message["queue"] for message in messages} <= {row["queue"] for row in summed.rows("rollup_queues")}
+    assert {message["queue"] for message in messages} <= {row["queue"] for row in rolled_up.rows("rollup_queues")}
 
 
-def test_a_backlog_is_what_the_plane_has(summed: Summed) -> None:
-    with open_view(summed.config) as view:
+def test_backlog_matches_the_plane(rolled_up: RolledUp) -> None:
+    with open_view(rolled_up.config) as view:
         there = Counter(row.queue for row in view.messages("main"))
-    assert {row["queue"]: row["backlog"] for row in summed.rows("rollup_queues")} == there
+    assert {row["queue"]: row["backlog"] for row in rolled_up.rows("rollup_queues")} == there
 
 
-def test_sums_of_hours_equal_sums_over_messages(summed: Summed) -> None:
-    messages = summed.rows("messages")
+def test_hourly_aggregates_match_the_messages(rolled_up: RolledUp) -> None:
+    messages = rolled_up.rows("messages")
 
-    def hour(moment: datetime | None) -> datetime | None:
-        return None if moment is None else moment.replace(minute=0, second=0, microsecond=0)
+    def hour(time_: datetime | None) -> datetime | None:
+        return None if time_ is None else time_.replace(minute=0, second=0, microsecond=0)
 
-    rows = summed.rows("rollup_queue_hours")
+    rows = rolled_up.rows("rollup_queue_hours")
     assert len({(row["queue"], row["hour"]) for row in rows}) == len(rows) > 0
     for row in rows:
         own = [message for message in messages if message["queue"] == row["queue"]]
@@ -126,9 +126,9 @@ def test_sums_of_hours_equal_sums_over_messages(summed: Summed) -> None:
         assert sum(row[count] for row in rows) == outcome
 
 
-def test_dead_letters_are_grouped_by_what_they_died_of(summed: Summed) -> None:
-    dead = [message for message in summed.rows("messages") if message["outcome"] == "dead"]
-    rows = summed.rows("rollup_errors")
+def test_dead_letters_are_grouped_by_error(rolled_up: RolledUp) -> None:
+    dead = [message for message in rolled_up.rows("messages") if message["outcome"] == "dead"]
+    rows = rolled_up.rows("rollup_errors")
     assert sum(row["letters"] for row in rows) == len(dead) > 0
     assert {row["signature"] for row in rows} <= {
         "timeout after <n> s",
@@ -147,12 +147,12 @@ def test_dead_letters_are_grouped_by_what_they_died_of(summed: Summed) -> None:
     assert (refused["example"], refused["example_id"] in {message["id"] for message in own}) == (own[0]["error"], True)
 
 
-def test_mailboxes_say_how_much_waits_and_since_when(summed: Summed) -> None:
-    mails = summed.rows("mail")
-    with open_view(summed.config) as view:
+def test_mailboxes_have_waiting_count_and_oldest_time(rolled_up: RolledUp) -> None:
+    mails = rolled_up.rows("mail")
+    with open_view(rolled_up.config) as view:
         there = list(view.mails("main"))
     assert Counter(mail["outcome"] for mail in mails)["confirmed"] == 200 - len(there)
-    for row in summed.rows("rollup_mailboxes"):
+    for row in rolled_up.rows("rollup_mailboxes"):
         own = [mail for mail in mails if mail["recipient"] == row["recipient"]]
         waiting = [mail for mail in there if mail.recipient == row["recipient"]]
         assert (row["mails"], row["waiting"]) == (len(own), len(waiting))
@@ -161,58 +161,58 @@ def test_mailboxes_say_how_much_waits_and_since_when(summed: Summed) -> None:
         check_percentiles(row, "wait", [mail["wait_ms"] for mail in own])
 
 
-def test_who_talks_to_whom_is_counted(summed: Summed) -> None:
-    pairs = Counter((mail["sender"], mail["recipient"]) for mail in summed.rows("mail"))
-    assert {(row["sender"], row["recipient"]): row["mails"] for row in summed.rows("rollup_talk")} == pairs
+def test_mail_is_counted_by_sender_and_recipient(rolled_up: RolledUp) -> None:
+    pairs = Counter((mail["sender"], mail["recipient"]) for mail in rolled_up.rows("mail"))
+    assert {(row["sender"], row["recipient"]): row["mails"] for row in rolled_up.rows("rollup_talk")} == pairs
 
 
-def test_leases_that_somebody_had_to_wait_for_are_counted_by_hour(summed: Summed) -> None:
-    rows = {row["key"]: row for row in summed.rows("rollup_leases")}
+def test_contended_leases_are_counted_by_hour(rolled_up: RolledUp) -> None:
+    rows = {row["key"]: row for row in rolled_up.rows("rollup_leases")}
     assert set(rows) == {"deploy", "build"}
     assert (rows["deploy"]["contended"], rows["deploy"]["refused"], rows["deploy"]["owners"]) == (3, 3, 2)
     assert rows["build"]["hour"] - rows["deploy"]["hour"] == timedelta(hours=1)
     assert (rows["deploy"]["waited_p99_ms"], rows["deploy"]["waited_max_ms"]) == (0.0, 0)
 
 
-def test_storage_is_what_the_plane_and_the_lake_have(summed: Summed) -> None:
-    rows = {(row["source"], row["name"]): row for row in summed.rows("rollup_storage")}
+def test_storage_matches_the_plane_and_the_lake(rolled_up: RolledUp) -> None:
+    rows = {(row["source"], row["name"]): row for row in rolled_up.rows("rollup_storage")}
     assert rows["lake", "messages"]["rows"] == 900
-    with open_view(summed.config) as view:
+    with open_view(rolled_up.config) as view:
         worlds = list(view.worlds("main"))
     assert rows["plane", "worlds"]["rows"] == len(worlds)
     assert rows["plane", "records"]["rows"] == sum(world.head for world in worlds)
     assert rows["plane", "segments"]["bytes"] == sum(segment.size for world in worlds for segment in world.segments)
-    size = sum(file.stat().st_size for file in Path(summed.config.lake, "journal").rglob("*.parquet"))
+    size = sum(file.stat().st_size for file in Path(rolled_up.config.lake, "journal").rglob("*.parquet"))
     assert rows["lake", "journal"]["bytes"] == size
 
 
-def test_later_runs_change_no_sum_and_keep_the_sizes_of_other_days(spark: SparkSession, summed: Summed) -> None:
-    before = {name: sorted(map(str, summed.rows(name))) for name in TABLES if name != "rollup_storage"}
-    told = rollup.run(spark, summed.config, now=NOW + timedelta(days=1))
+def test_later_runs_change_nothing_and_keep_sizes_of_other_days(spark: SparkSession, rolled_up: RolledUp) -> None:
+    before = {name: sorted(map(str, rolled_up.rows(name))) for name in TABLES if name != "rollup_storage"}
+    result = rollup.run(spark, rolled_up.config, now=NOW + timedelta(days=1))
     for name, rows in before.items():
-        assert sorted(map(str, summed.rows(name))) == rows, name
-    assert {**told.rows, "rollup_storage": 0} == {**summed.told.rows, "rollup_storage": 0}
+        assert sorted(map(str, rolled_up.rows(name))) == rows, name
+    assert {**result.rows, "rollup_storage": 0} == {**rolled_up.result.rows, "rollup_storage": 0}
 
-    with planes.opened(summed.config.data):  # Nobody else can look at a plane that is in use.
-        told = rollup.run(spark, summed.config, now=NOW + timedelta(days=1))
-    assert told.ok
-    assert "could not be looked at" in told.events[0]
-    assert {row["backlog"] for row in summed.rows("rollup_queues")} == {None}
-    days = Counter((row["day"], row["source"], row["name"]) for row in summed.rows("rollup_storage"))
+    with planes.opened(rolled_up.config.data):  # A plane that is in use cannot be read.
+        result = rollup.run(spark, rolled_up.config, now=NOW + timedelta(days=1))
+    assert result.ok
+    assert "could not be looked at" in result.events[0]
+    assert {row["backlog"] for row in rolled_up.rows("rollup_queues")} == {None}
+    days = Counter((row["day"], row["source"], row["name"]) for row in rolled_up.rows("rollup_storage"))
     assert set(days.values()) == {1}
     assert {day for day, _, _ in days} == {NOW.date(), NOW.date() + timedelta(days=1)}
 
 
-def test_an_empty_lake_has_empty_sums(spark: SparkSession, tmp_path: Path) -> None:
+def test_empty_lake_has_empty_aggregates(spark: SparkSession, tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path / 'data'}"):
         pass
-    told = rollup.run(spark, Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake")), now=NOW)
-    assert told.ok
-    assert set(told.rows.values()) == {0}
+    result = rollup.run(spark, Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake")), now=NOW)
+    assert result.ok
+    assert set(result.rows.values()) == {0}
 
 
-def test_records_that_make_no_sense_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
-    """Anybody may log records of any kind."""
+def test_invalid_records_are_skipped(spark: SparkSession, tmp_path: Path) -> None:
+    """Any client may log records of any kind."""
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
         plane.world("ada").create()
         good = {"event": "put", "queue": "jobs", "id": "x", "correlation_id": "x", "at_ms": 5}
@@ -222,8 +222,8 @@ def test_records_that_make_no_sense_are_left_out(spark: SparkSession, tmp_path: 
         plane.activity.log("mine", good, kind="queues")
     config = Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"))
     ingest.run(spark, config)
-    told = rollup.run(spark, config, now=NOW)
-    assert (told.rows["messages"], told.rows["mail"], told.rows["rollup_leases"]) == (1, 0, 0)
+    result = rollup.run(spark, config, now=NOW)
+    assert (result.rows["messages"], result.rows["mail"], result.rows["rollup_leases"]) == (1, 0, 0)
 
 
 def put(config: Config, queue: str, *, universe: str = "main") -> None:
@@ -241,7 +241,7 @@ def counts(config: Config) -> dict[tuple[str, str], tuple[int, int | None]]:
     return {(row["universe"], row["queue"]): (row["messages"], row["backlog"]) for row in rows}
 
 
-def test_what_would_be_made_of_the_same_is_left_as_it_is(spark: SparkSession, tmp_path: Path) -> None:
+def test_tables_with_unchanged_inputs_are_not_rewritten(spark: SparkSession, tmp_path: Path) -> None:
     config = Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"))
     put(config, "jobs")
     put(config, "jobs", universe="other")
@@ -260,7 +260,7 @@ def test_what_would_be_made_of_the_same_is_left_as_it_is(spark: SparkSession, tm
     assert others <= {file.path for file in Lake(config.lake).table(TABLES["messages"]).entries()}
 
 
-def test_a_run_for_one_universe_leaves_the_others_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_run_for_one_universe_does_not_change_others(spark: SparkSession, tmp_path: Path) -> None:
     config = Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"))
     put(config, "jobs")
     put(config, "jobs", universe="other")
@@ -274,50 +274,48 @@ def test_a_run_for_one_universe_leaves_the_others_alone(spark: SparkSession, tmp
     assert counts(config) == {("main", "jobs"): (1, 1), ("other", "jobs"): (2, 2)}
 
 
-def test_of_two_runs_at_the_same_time_the_second_looks_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_second_of_two_concurrent_runs_starts_over(spark: SparkSession, tmp_path: Path) -> None:
     config = Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"))
     put(config, "jobs")
     ingest.run(spark, config)
     overtaken: list[JobResult] = []
 
-    def overtake(what: str, done: int, total: int) -> None:
-        """When a run has made its messages, and no sums yet, another one begins later, sees more, and ends."""
-        if what == "rollup messages" and not overtaken:
+    def overtake(name: str, done: int, total: int) -> None:
+        """After a run has built its messages, and before its aggregates, another run sees more and completes."""
+        if name == "rollup messages" and not overtaken:
             put(config, "jobs")
             ingest.run(spark, config)
             overtaken.append(rollup.run(spark, config, now=NOW))
 
-    told = rollup.run(spark, config, now=NOW, progress=overtake)
+    result = rollup.run(spark, config, now=NOW, progress=overtake)
     assert [other.rows["messages"] for other in overtaken] == [2]
-    assert {**told.rows, "rollup_storage": 0} == {**overtaken[0].rows, "rollup_storage": 0}
+    assert {**result.rows, "rollup_storage": 0} == {**overtaken[0].rows, "rollup_storage": 0}
     assert counts(config) == {("main", "jobs"): (2, 2)}
     before = versions(config)
     rollup.run(spark, config, now=NOW)
     assert {name for name, version in versions(config).items() if version != before[name]} == {"rollup_storage"}
 
 
-def test_a_run_that_is_always_overtaken_says_so(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attempts, "LAKE_ATTEMPTS", 1)
+def test_run_that_always_conflicts_raises(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "LAKE_ATTEMPTS", 1)
     config = Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"))
     put(config, "jobs")
     ingest.run(spark, config)
 
-    def overtake(what: str, done: int, total: int) -> None:
-        if what == "rollup messages":
+    def overtake(name: str, done: int, total: int) -> None:
+        if name == "rollup messages":
             put(config, "jobs")
             ingest.run(spark, config)
             rollup.run(spark, config, now=NOW)
 
-    with pytest.raises(TransactionConflict, match="the roll-ups 1 times in a row; wait until they have ended"):
+    with pytest.raises(TransactionConflict, match="the roll-ups first, 1 times in a row; wait until they end"):
         rollup.run(spark, config, now=NOW, progress=overtake)
 
 
-def check_percentiles(row: dict[str, Any], what: str, values: list[int | None]) -> None:
+def check_percentiles(row: dict[str, Any], name: str, values: list[int | None]) -> None:
     known = [value for value in values if value is not None]
     for percent in (50, 90, 99):
         expected = None if not known else float(numpy.percentile(known, percent))
-        assert row[f"{what}_p{percent}_ms"] == (expected if expected is None else pytest.approx(expected))
+        assert row[f"{name}_p{percent}_ms"] == (expected if expected is None else pytest.approx(expected))
     if known:
-        assert row[f"{what}_p50_ms"] == statistics.median(known)
+        assert row[f"{name}_p50_ms"] == statistics.median(known)

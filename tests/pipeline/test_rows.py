@@ -1,4 +1,4 @@
-"""What a plane holds at the moment, thing by thing."""
+"""Iteration over a plane's messages, mail, entities, blobs and references."""
 
 import hashlib
 import runpy
@@ -29,7 +29,7 @@ def view_of(data: Path) -> View:
     return open_view(Config(data=f"dir:{data}", lake="unused"))
 
 
-def test_messages_are_told_in_every_state(data):
+def test_messages_are_listed_in_every_state(data):
     large = b"x" * (limits.PAYLOAD_CARRIED_BYTES_MAX + 1)
     huge = b"x" * (limits.PAYLOAD_INLINE_BYTES_MAX + 1)
     with planes.opened(f"dir:{data}") as plane:
@@ -54,10 +54,15 @@ def test_messages_are_told_in_every_state(data):
         ("jobs", "blocked"): 1,
         ("jobs.dlq", "ready"): 1,
     }
-    held = by_state["jobs", "leased", 7]
-    assert (held.id, held.payload, held.attributes, held.correlation_id) == (leased.id, b'{"n":1}', {"a": "b"}, "c-1")
-    assert (held.attempts, held.priority) == (1, 9)
-    assert held.due_ms > held.created_ms
+    leased_row = by_state["jobs", "leased", 7]
+    assert (leased_row.id, leased_row.payload, leased_row.attributes, leased_row.correlation_id) == (
+        leased.id,
+        b'{"n":1}',
+        {"a": "b"},
+        "c-1",
+    )
+    assert (leased_row.attempts, leased_row.priority) == (1, 9)
+    assert leased_row.due_ms > leased_row.created_ms
     assert by_state["jobs", "delayed", len(large)].payload == large
     assert by_state["jobs", "ready", len(huge)].payload is None
     assert by_state["jobs", "ready", len(huge)].blob == hashlib.sha256(huge).hexdigest()
@@ -66,7 +71,7 @@ def test_messages_are_told_in_every_state(data):
     assert dead[0].died_ms > 0
 
 
-def test_mail_is_told_until_it_is_confirmed(data):
+def test_mail_is_listed_until_it_is_confirmed(data):
     with planes.opened(f"dir:{data}") as plane:
         for n in range(4):
             plane.mailbox("ada").send("bob", {"n": n}, id=f"mail-{n}")
@@ -84,7 +89,7 @@ def test_mail_is_told_until_it_is_confirmed(data):
     assert rows[0].expires_ms > rows[0].sent_ms
 
 
-def test_entities_and_their_changes_are_told_deleted_ones_too(data):
+def test_entities_and_changes_include_deleted_ones(data):
     with planes.opened(f"dir:{data}") as plane:
         plane.entities.write("order", "o-1", {"total": 5})
         plane.entities.write("order", "o-1", {"total": 6, "paid": True})
@@ -110,7 +115,7 @@ def test_entities_and_their_changes_are_told_deleted_ones_too(data):
     assert changes[0].durability == Tier.IMPORTANT
 
 
-def test_long_histories_are_told_whole(data):
+def test_long_histories_are_complete(data):
     with planes.opened(f"dir:{data}") as plane:
         for n in range(5):
             plane.entities.write("order", "o-1", {"n": n})
@@ -119,9 +124,9 @@ def test_long_histories_are_told_whole(data):
     assert pages == [1, 2, 3, 4, 5]
 
 
-def test_blobs_and_whatever_names_them_are_told(data):
+def test_blobs_and_references_are_listed(data):
     with planes.opened(f"dir:{data}") as plane:
-        names = {what: plane.blobs.put(what.encode() * 10_000) for what in ("item", "entity", "nobody", "mail", "sunk")}
+        names = {what: plane.blobs.put(what.encode() * 10_000) for what in ("item", "entity", "blob", "mail", "sunk")}
         world = plane.world("alpha")
         world.create()
         world.inbox.put(DomainEvent(schema="s", payload_blob=names["item"]))
@@ -130,10 +135,10 @@ def test_blobs_and_whatever_names_them_are_told(data):
         world.append([{"file": names["sunk"]}], expected_head=0)
         state = world.snapshots.commit({"state": 1}, height=1).snapshot_ref
         plane.queue("jobs").put(b"m" * 20_000)
-        plane.blobs.put(names["nobody"].encode())  # A blob that names another is looked into by whoever wants to.
+        plane.blobs.put(names["blob"].encode())  # References inside blobs are not included.
     with view_of(data) as view:
         blobs = {row.hash: row for row in view.blobs("main")}
-        found = {(reference.hash, reference.place) for reference in view.references("main")}
+        found = {(reference.hash, reference.area) for reference in view.references("main")}
     assert blobs[names["item"]].size == 40_000
     assert not blobs[names["item"]].inline
     assert blobs[state].inline
@@ -141,11 +146,11 @@ def test_blobs_and_whatever_names_them_are_told(data):
         assert (names[what], place) in found
     assert (state, "w") in found
     assert (hashlib.sha256(b"m" * 20_000).hexdigest(), "q") in found
-    assert names["nobody"] in blobs
-    assert names["nobody"] not in {hash for hash, _ in found}
+    assert names["blob"] in blobs
+    assert names["blob"] not in {hash for hash, _ in found}
 
 
-def test_a_hash_is_found_wherever_it_begins():
+def test_hash_is_found_at_any_offset():
     hash = hashlib.sha256(b"").hexdigest()
     assert hashes_in(b"") == set()
     assert hashes_in(hash[:-1].encode()) == set()
@@ -153,7 +158,7 @@ def test_a_hash_is_found_wherever_it_begins():
     assert hashes_in(f"sha256:{hash.upper()} and {'0' * 64}".encode()) == {hash, "0" * 64}
 
 
-def test_an_empty_plane_holds_nothing(data):
+def test_empty_plane_has_no_rows(data):
     with planes.opened(f"dir:{data}") as plane:
         plane.world("alpha").create()
     with view_of(data) as view:

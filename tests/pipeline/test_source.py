@@ -40,11 +40,11 @@ def table(spark: SparkSession, url: str, name: str = "journal", **options: str) 
 
 
 def pushed(frame: DataFrame) -> bool:
-    """Whether nothing is left for Spark to filter."""
+    """Whether no filter is left for Spark."""
     return "Filter" not in frame._jdf.queryExecution().executedPlan().toString().replace("RuntimeFilters", "")
 
 
-def test_the_journal_is_read_whole_and_each_record_once(spark, built):
+def test_journal_is_read_completely(spark, built):
     rows = table(spark, built.url, rowsPerPartition="300").select("world", "height", "raw", "hash").collect()
     found: dict[str, dict[int, bytes]] = {}
     for row in rows:
@@ -68,7 +68,7 @@ def test_filters_on_universe_world_and_height_are_pushed_down(spark, built):
     )
 
 
-def test_filters_on_moments_are_pushed_down(spark, built):
+def test_timestamp_filters_are_pushed_down(spark, built):
     activity = table(spark, built.url, "activity").where("kind = 'metrics'")
     moments = sorted(row.at for row in activity.select("at").collect())
     assert len(moments) == 40
@@ -82,7 +82,7 @@ def test_filters_on_moments_are_pushed_down(spark, built):
     assert activity.where(F.col("day") < F.lit(day)).count() == 0
 
 
-def test_every_other_table_is_read_with_its_types(spark, built):
+def test_other_tables_are_read_with_their_types(spark, built):
     segments = table(spark, built.url, "segments")
     assert segments.groupBy("world").count().orderBy("world").collect() == [(f"world-{n:04}", 3) for n in range(1, 4)]
     queues = table(spark, built.url, "queues")
@@ -99,7 +99,7 @@ def test_every_other_table_is_read_with_its_types(spark, built):
     assertDataFrameEqual(fields, spark.createDataFrame([(n,) for n in range(10) if n % 5 != 4], "total int"))
 
 
-def test_a_server_is_read_while_it_goes_on(spark, built, cache):
+def test_running_server_is_read(spark, built, cache):
     with serving(built.url) as server, holdfast.connect(server.url) as plane:
         assert table(spark, server.url).count() == built.entries
         plane.world("fresh").create()
@@ -110,7 +110,7 @@ def test_a_server_is_read_while_it_goes_on(spark, built, cache):
         plane.world("fresh").delete()
 
 
-def test_what_is_wrong_with_options_is_said(spark, built, tmp_path):
+def test_invalid_options_are_reported(spark, built, tmp_path):
     with pytest.raises(PySparkException, match="nonsense"):
         table(spark, built.url, "nonsense")
     with pytest.raises(PySparkException, match="no data directory"):
@@ -130,7 +130,7 @@ def growing(tmp_path: Path) -> Path:
 
 
 def streamed(spark: SparkSession, data: Path, name: str, columns: list[str], **options: str) -> list[tuple[Any, ...]]:
-    """All rows that a query has written so far, once it has read what is there; each run goes on where the last was."""
+    """All rows that a query has written so far, after reading all available data; each run resumes the last one."""
     out, checkpoint = data.parent / f"{name}-out", data.parent / f"{name}-checkpoint"
     stream = spark.readStream.format("holdfast").options(url=f"dir:{data}", table=name, **options).load()
     query = (
@@ -144,13 +144,13 @@ def streamed(spark: SparkSession, data: Path, name: str, columns: list[str], **o
     return [tuple(row) for row in spark.read.schema(stream.select(*columns).schema).json(str(out)).collect()]
 
 
-def test_a_stream_of_journals_goes_on_where_it_was(spark, growing):
+def test_journal_stream_resumes(spark, growing):
     columns = ["world", "height", "hash"]
     first = streamed(spark, growing, "journal", columns, maxRowsPerBatch="128")
     assert len(first) == len(set(first)) == sum(map(len, planes.truth(growing).values()))
     assert Counter(streamed(spark, growing, "journal", columns)) == Counter(first)
     planes.extend(growing, ["world-0000", "world-0001"], 30)
-    with planes.opened(f"dir:{growing}") as plane:
+    with planes.open_transport(f"dir:{growing}") as plane:
         plane.world("new").create()
         plane.world("new").append([{"n": 0}], expected_head=0)
     rows = streamed(spark, growing, "journal", columns)
@@ -159,12 +159,12 @@ def test_a_stream_of_journals_goes_on_where_it_was(spark, growing):
         name: len(records) for name, records in planes.truth(growing).items() if records
     }
     batches = sorted((growing.parent / "journal-checkpoint" / "offsets").glob("[0-9]*"))
-    assert len(batches) > 2  # The first run took 128 rows at a time.
+    assert len(batches) > 2  # The first run read 128 rows at a time.
     offset = json.loads(batches[-1].read_text().splitlines()[-1])
     assert offset["main/new"] == 1
 
 
-def test_a_stream_of_session_logs_sees_lines_that_are_appended(spark, growing):
+def test_session_log_stream_reads_appended_lines(spark, growing):
     columns = ["session", "file", "n"]
     file = planes.leave_log(growing, 5, torn=True)
     first = streamed(spark, growing, "activity", columns)
@@ -180,7 +180,7 @@ def test_a_stream_of_session_logs_sees_lines_that_are_appended(spark, growing):
     assert Counter(row[0] for row in rows)["whole"] == 8
 
 
-def test_a_stream_may_begin_with_what_comes_next(spark, growing):
+def test_stream_can_start_at_the_latest_offset(spark, growing):
     assert streamed(spark, growing, "journal", ["world", "height"], startingOffsets="latest") == []
     planes.extend(growing, ["world-0001"], 5)
     assert len(streamed(spark, growing, "journal", ["world", "height"], startingOffsets="latest")) == 5
@@ -190,7 +190,7 @@ def test_a_stream_may_begin_with_what_comes_next(spark, growing):
     ("damaged", "told"),
     [('{"main/world-0001":"7"}', "checkpoint of the stream"), ("[]", "checkpoint of the stream"), ("{", "JSONDecode")],
 )
-def test_a_checkpoint_that_was_edited_by_hand_is_told_of(spark, growing, damaged, told):
+def test_edited_checkpoint_is_reported(spark, growing, damaged, told):
     streamed(spark, growing, "journal", ["height"])
     folder = growing.parent / "journal-checkpoint" / "offsets"
     offset = max(folder.glob("[0-9]*"), key=lambda path: int(path.name))
@@ -201,9 +201,9 @@ def test_a_checkpoint_that_was_edited_by_hand_is_told_of(spark, growing, damaged
         streamed(spark, growing, "journal", ["height"])
 
 
-def test_a_stream_of_what_comes_next_loses_nothing_if_its_first_batch_fails(spark, growing):
+def test_latest_stream_loses_nothing_if_its_first_batch_fails(spark, growing):
     class Slow(HoldfastSource):
-        """Between the two questions of Spark where a new stream begins and ends, something is written."""
+        """Writes something between Spark's requests for the start and the end of a new stream."""
 
         def streamReader(self, schema: Any) -> Any:
             reader, url = super().streamReader(schema), self.options["url"]
@@ -230,7 +230,7 @@ def test_a_stream_of_what_comes_next_loses_nothing_if_its_first_batch_fails(spar
 
         stream = spark.readStream.format("holdfast").options(url=f"dir:{growing}", startingOffsets="latest").load()
         to = stream.writeStream.option("checkpointLocation", str(growing.parent / "checkpoint")).foreachBatch(write)
-        # A query that takes what is there has asked for its end before its start, so its first batch is empty anyway.
+        # An available-now query requests its end before its start, so its first batch is empty anyway.
         query = (to.trigger(processingTime="0 seconds") if fails else to.trigger(availableNow=True)).start()
         assert query.awaitTermination(120)
 
@@ -261,12 +261,12 @@ def save(frame: DataFrame, url: str, name: str, **options: str) -> None:
     frame.write.format("holdfast").options(url=url, table=name, **options).mode("append").save()
 
 
-def test_a_frame_is_written_into_a_queue_of_a_directory_once(spark, tmp_path):
+def test_dataframe_is_written_to_a_directory_once(spark, tmp_path):
     data = tmp_path / "data"
     planes.build(data, worlds=1, entries=10)
     for count in (300, 300, 400):
         save(jobs(spark, count).repartition(3), f"dir:{data}", "queues", queue="jobs", load="monday")
-    with planes.opened(f"dir:{data}") as plane:
+    with planes.open_transport(f"dir:{data}") as plane:
         assert plane.queue("jobs").stats().put_total == 400
         messages = plane.queue("jobs").peek(1_000)
     assert Counter(message.payload for message in messages) == Counter(b'{"id":%d}' % n for n in range(400))
@@ -274,7 +274,7 @@ def test_a_frame_is_written_into_a_queue_of_a_directory_once(spark, tmp_path):
     assert not list((data / ".staged").rglob("load/*.arrow"))
 
 
-def test_a_frame_is_written_through_a_server_once_though_tasks_fail(spark, tmp_path, cache):
+def test_dataframe_is_written_through_a_server_once_despite_failed_tasks(spark, tmp_path, cache):
     data, fails = tmp_path / "data", tmp_path / "failed"
     planes.build(data, worlds=1, entries=10)
 
@@ -303,13 +303,13 @@ def test_a_frame_is_written_through_a_server_once_though_tasks_fail(spark, tmp_p
         assert len(plane.world("alpha").inbox.read()) == 5
 
 
-def test_a_stream_is_written_into_a_queue_once(spark, growing):
-    with planes.opened(f"dir:{growing}") as plane:
+def test_stream_is_written_once(spark, growing):
+    with planes.open_transport(f"dir:{growing}") as plane:
         plane.queue("jobs").set_policy(QueuePolicy())
     head = sum(map(len, planes.truth(growing).values()))
     target = growing.parent / "target"
     planes.build(target, worlds=1, entries=1)
-    for run in range(2):  # The second run has lost its checkpoint, and begins from the start.
+    for run in range(2):  # The second run has lost its checkpoint, and starts from the beginning.
         stream = spark.readStream.format("holdfast").options(url=f"dir:{growing}", table="journal").load()
         rows = stream.select(F.concat_ws("/", "world", "height").alias("key"), "payload")
         query = (
@@ -320,12 +320,12 @@ def test_a_stream_is_written_into_a_queue_once(spark, growing):
             .start()
         )
         assert query.awaitTermination(120)
-    with planes.opened(f"dir:{target}") as plane:
+    with planes.open_transport(f"dir:{target}") as plane:
         assert plane.queue("copies").stats().put_total == head
 
 
-def test_a_write_says_what_it_lacks(spark, built):
-    with pytest.raises(PySparkException, match="lack key"):
+def test_incomplete_write_options_are_reported(spark, built):
+    with pytest.raises(PySparkException, match="lack the columns key"):
         save(spark.range(1).selectExpr("'x' as payload"), built.url, "queues", queue="jobs", load="monday")
     with pytest.raises(PySparkException, match="Name the load"):
         save(jobs(spark, 1), built.url, "queues", queue="jobs")

@@ -1,4 +1,4 @@
-"""Views of planes: of a data directory, of a server, of a PostgreSQL."""
+"""Views of a data directory, of a server and of PostgreSQL."""
 
 import fcntl
 import os
@@ -43,14 +43,15 @@ from holdfast.pipeline import codec
 from holdfast.pipeline.codec import Damaged
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.intake.plans import Plan
-from holdfast.pipeline.intake.task_payloads import CARRIED, Courier
+from holdfast.pipeline.intake.task_payloads import INLINE_STORE, PayloadPacker
 from holdfast.pipeline.jobs import audit
-from holdfast.pipeline.journal_chunks import Piece
-from holdfast.pipeline.logs import DamagedLines, Reached, activity_rows
+from holdfast.pipeline.journal_chunks import JournalChunk
+from holdfast.pipeline.logs import DamagedLines, ReadPosition, activity_rows
 from holdfast.pipeline.source import plans
 from holdfast.pipeline.source.filters import Conditions
-from holdfast.pipeline.source.options import options_of
-from holdfast.pipeline.views import View, open_view, servers
+from holdfast.pipeline.source.options import parse_options
+from holdfast.pipeline.views import View, open_view
+from holdfast.pipeline.views import server as server_views
 from holdfast.runtime.activity import rotation
 from holdfast.wire.backups import BackupFile
 
@@ -74,10 +75,10 @@ def config(data: Path, **options: object) -> Config:
     return Config(data=f"dir:{data}", lake="unused", **options)
 
 
-def rows_of(view: View, pieces: list[Piece]) -> tuple[dict[int, bytes], list[Damaged]]:
+def rows_of(view: View, chunks: list[JournalChunk]) -> tuple[dict[int, bytes], list[Damaged]]:
     rows: dict[int, bytes] = {}
     damaged = []
-    for found in codec.journal_rows(pieces, view.stores):
+    for found in codec.journal_rows(chunks, view.stores):
         if isinstance(found, Damaged):
             damaged.append(found)
         else:
@@ -88,14 +89,14 @@ def rows_of(view: View, pieces: list[Piece]) -> tuple[dict[int, bytes], list[Dam
 def everything(view: View, staging: str, universe: str = "main") -> dict[str, list[bytes]]:
     found = {}
     for world in view.worlds(universe):
-        rows, damaged = rows_of(view, view.pieces(world, 0, staging))
+        rows, damaged = rows_of(view, view.chunks(world, 0, staging))
         assert damaged == []
         assert sorted(rows) == list(range(world.head))
         found[world.name] = [rows[height] for height in range(world.head)]
     return found
 
 
-def test_a_view_of_a_directory_holds_every_record_of_every_world(data, staging):
+def test_directory_view_has_every_record(data, staging):
     built = planes.build(data, worlds=3, entries=300)
     with open_view(config(data)) as view:
         assert list(view.universes()) == ["main"]
@@ -114,34 +115,34 @@ def test_a_view_of_a_directory_holds_every_record_of_every_world(data, staging):
 
 
 @pytest.mark.parametrize("start", [0, 1, 63, 64, 100, 191, 192, 250, 301])
-def test_pieces_begin_where_they_are_asked_to_and_reach_the_head(data, staging, start):
+def test_chunks_cover_the_heights_from_start_to_head(data, staging, start):
     planes.build(data, worlds=2, entries=300)
     with open_view(config(data)) as view:
         world = view.world("main", "world-0001")
-        pieces = view.pieces(world, start, staging)
-        rows, damaged = rows_of(view, pieces)
+        chunks = view.chunks(world, start, staging)
+        rows, damaged = rows_of(view, chunks)
     assert damaged == []
     assert sorted(rows) == list(range(start, world.head))
-    assert sum(piece.rows for piece in pieces) == len(rows)
+    assert sum(chunk.rows for chunk in chunks) == len(rows)
 
 
-def test_long_tails_are_staged_in_pieces_of_bounded_size(data, staging, monkeypatch):
+def test_hot_records_are_staged_in_bounded_chunks(data, staging, monkeypatch):
     planes.build(data, worlds=1, entries=300)
-    for module in ("moments", "stages"):
-        monkeypatch.setattr(f"holdfast.pipeline.views.{module}.PIECE_ENTRIES", 100)
+    for module in ("view", "chunk_stager"):
+        monkeypatch.setattr(f"holdfast.pipeline.views.{module}.CHUNK_ENTRIES", 100)
     with open_view(config(data)) as view:
         world = view.world("main", "world-0000")
-        pieces = view.pieces(world, 0, staging)
-        assert [(piece.start, piece.end) for piece in pieces] == [(0, 99), (100, 199), (200, 299), (300, 300)]
-        assert all(piece.hot for piece in pieces)
-        monkeypatch.setattr("holdfast.pipeline.views.stages.PIECE_BYTES", 1_000)
-        monkeypatch.setattr("holdfast.pipeline.views.view.PIECE_PAGE", 20)
-        small = view.pieces(world, 0, staging)
+        chunks = view.chunks(world, 0, staging)
+        assert [(chunk.start, chunk.end) for chunk in chunks] == [(0, 99), (100, 199), (200, 299), (300, 300)]
+        assert all(chunk.hot for chunk in chunks)
+        monkeypatch.setattr("holdfast.pipeline.views.chunk_stager.CHUNK_BYTES", 1_000)
+        monkeypatch.setattr("holdfast.pipeline.views.view.CHUNK_PAGE", 20)
+        small = view.chunks(world, 0, staging)
         assert len(small) > 4
-        assert rows_of(view, small) == rows_of(view, pieces)
+        assert rows_of(view, small) == rows_of(view, chunks)
 
 
-def test_the_directory_is_free_while_a_view_is_open_and_the_view_stays_as_it_was(data, staging):
+def test_open_view_does_not_lock_the_directory_and_does_not_change(data, staging):
     planes.build(data, worlds=2, entries=300)
     before = planes.truth(data)
     with open_view(config(data)) as view:
@@ -158,7 +159,7 @@ def test_the_directory_is_free_while_a_view_is_open_and_the_view_stays_as_it_was
     assert "late" in found
 
 
-def test_a_view_leaves_nothing_behind_and_removes_what_a_dead_one_left(data):
+def test_view_deletes_its_folder_and_those_of_dead_processes(data):
     planes.build(data, worlds=1, entries=10)
     child = (
         "import os, sys; from holdfast.pipeline.views import open_view; from holdfast.pipeline.config import Config\n"
@@ -167,7 +168,7 @@ def test_a_view_leaves_nothing_behind_and_removes_what_a_dead_one_left(data):
     subprocess.run([sys.executable, "-c", child, f"dir:{data}"], check=False)
     assert len(list(data.glob(".view-*"))) == 1
     with open_view(config(data)) as first:
-        (folder,) = data.glob(".view-*")  # The other one is gone; this one is ours.
+        (folder,) = data.glob(".view-*")  # The stale one is deleted; this one is ours.
         with open_view(config(data)) as second:
             assert len(list(data.glob(".view-*"))) == 2
             assert [world.name for world in second.worlds("main")] == [world.name for world in first.worlds("main")]
@@ -177,7 +178,7 @@ def test_a_view_leaves_nothing_behind_and_removes_what_a_dead_one_left(data):
     assert list(data.glob(".view-*")) == []
 
 
-def test_many_views_of_one_directory_are_opened_at_the_same_time(data):
+def test_views_of_one_directory_can_be_opened_concurrently(data):
     planes.build(data, worlds=2, entries=100)
 
     def heads(_: int) -> dict[str, int]:
@@ -190,32 +191,32 @@ def test_many_views_of_one_directory_are_opened_at_the_same_time(data):
     assert list(data.glob(".view-*")) == []
 
 
-def test_a_folder_that_was_never_locked_goes_after_a_while(data):
+def test_old_folder_without_a_lock_is_deleted(data):
     planes.build(data, worlds=1, entries=10)
     (data / ".view-young").mkdir()
     (data / ".view-old").mkdir()
-    old = time.time() - limits.VIEW_TURN_SECONDS_MAX - 10
+    old = time.time() - limits.VIEW_LOCK_WAIT_SECONDS_MAX - 10
     os.utime(data / ".view-old", (old, old))
     with open_view(config(data)):
         assert (data / ".view-young").exists()
         assert not (data / ".view-old").exists()
 
 
-def test_a_folder_that_cannot_be_removed_is_in_nobodys_way(data):
+def test_folder_that_cannot_be_deleted_is_ignored(data):
     planes.build(data, worlds=1, entries=10)
-    (data / ".view-strange" / "lock").mkdir(parents=True)  # As that of another user: it cannot be locked.
+    (data / ".view-strange" / "lock").mkdir(parents=True)  # Like another user's: it cannot be locked.
     with open_view(config(data)) as view:
         assert [world.name for world in view.worlds("main")] == ["empty", "world-0000"]
 
 
-def test_a_directory_that_somebody_has_open_is_refused_with_what_to_do(data):
+def test_directory_in_use_is_rejected_with_advice(data):
     planes.build(data, worlds=1, entries=10)
     with planes.opened(f"dir:{data}"), pytest.raises(DirectoryInUse, match="--data http://HOST:PORT"):
         open_view(config(data))
     assert list(data.glob(".view-*")) == []
 
 
-def test_what_is_no_plane_is_refused_and_nothing_is_made(data, tmp_path):
+def test_invalid_plane_is_rejected_without_side_effects(data, tmp_path):
     with pytest.raises(NotFound, match="no data directory"):
         open_view(config(tmp_path / "nowhere"))
     assert not (tmp_path / "nowhere").exists()
@@ -224,11 +225,11 @@ def test_what_is_no_plane_is_refused_and_nothing_is_made(data, tmp_path):
     with pytest.raises(SchemaMismatch, match="upgrade"):
         open_view(config(data))
     for url in ("nonsense", "dir:", "ftp://host", "memory:"):
-        with pytest.raises(InvalidUrl, match="no plane"):
+        with pytest.raises(InvalidUrl, match="not the URL of a plane"):
             open_view(Config(data=url, lake=""))
 
 
-def test_only_the_universes_that_were_asked_for_are_shown(data):
+def test_view_has_only_the_selected_universes(data):
     for universe in ("main", "other", "third"):
         planes.build(data, worlds=1, entries=10, universe=universe)
     with open_view(config(data, universes=("other", "unknown"))) as view:
@@ -242,15 +243,15 @@ def test_only_the_universes_that_were_asked_for_are_shown(data):
         assert len(list(view.logs("rotated"))) == 1
 
 
-def test_a_universe_whose_name_begins_like_another_is_shown_once(data):
-    names = ["main", "main-2", "main.eu"]  # Folders of `main-2/` sort before those of `main/`.
+def test_universes_with_a_common_prefix_are_listed_once(data):
+    names = ["main", "main-2", "main.eu"]  # Paths sort `main-2/` before `main/`.
     for name in names:
         planes.build(data, worlds=1, entries=5, activity=3, universe=name)
     with open_view(config(data)) as view:
         assert list(view.universes()) == names
 
 
-def test_a_deleted_world_has_no_history_and_an_archived_one_has(data):
+def test_deleted_world_has_no_journal_and_an_archived_one_has(data):
     planes.build(data, worlds=2, entries=100)
     with planes.opened(f"dir:{data}") as plane:
         for name in ("world-0000", "world-0001"):
@@ -265,14 +266,14 @@ def test_a_deleted_world_has_no_history_and_an_archived_one_has(data):
         assert view.world("main", "unknown") is None
 
 
-def test_holes_in_the_hot_tail_and_lost_segments_are_missing_pieces(data, staging):
+def test_gaps_and_lost_segments_are_missing_chunks(data, staging):
     planes.build(data, worlds=2, entries=300)
     for height in (200, 201, 250):
         planes.remove_record(data, "world-0001", height)
     lost = planes.remove_segment(data, "world-0001", 1)
     with open_view(config(data)) as view:
         world = view.world("main", "world-0001")
-        rows, damaged = rows_of(view, view.pieces(world, 0, staging))
+        rows, damaged = rows_of(view, view.chunks(world, 0, staging))
     assert [(each.start, each.end, each.reason) for each in damaged] == [
         (*lost, "missing"),
         (200, 201, "missing"),
@@ -282,19 +283,19 @@ def test_holes_in_the_hot_tail_and_lost_segments_are_missing_pieces(data, stagin
     assert sorted(rows) == [height for height in range(world.head) if height not in gone]
 
 
-def test_a_lost_entry_of_the_index_is_a_hole_up_to_the_next_segment(data, staging):
+def test_lost_index_entry_is_a_gap_up_to_the_next_segment(data, staging):
     planes.build(data, worlds=2, entries=300)
     with planes.opened(f"dir:{data}") as plane:
         where = World("main", "world-0001")
         plane.transact(lambda tx: segments.forget(tx, where, segments.find(tx, where, 64)))
     with open_view(config(data)) as view:
         world = view.world("main", "world-0001")
-        rows, damaged = rows_of(view, view.pieces(world, 0, staging))
+        rows, damaged = rows_of(view, view.chunks(world, 0, staging))
     assert [(each.start, each.end, each.reason) for each in damaged] == [(64, 127, "missing")]
     assert len(rows) == world.head - 64
 
 
-def test_records_that_only_a_newer_version_understands_hide_nothing_else(data, staging):
+def test_unknown_records_do_not_affect_others(data, staging):
     planes.build(data, worlds=2, entries=300)
     where = World("main", "world-0001")
     newer = msgspec.msgpack.encode({"made by": "a newer version"})
@@ -308,7 +309,7 @@ def test_records_that_only_a_newer_version_understands_hide_nothing_else(data, s
         plane.transact(write)
     with open_view(config(data)) as view:
         world = view.world("main", "world-0001")
-        rows, damaged = rows_of(view, view.pieces(world, 0, staging))
+        rows, damaged = rows_of(view, view.chunks(world, 0, staging))
     assert world.state == "unknown"
     assert [snapshot.height for snapshot in world.snapshots] == [0, 223]
     assert [segment.start for segment in world.segments] == [0, 128]
@@ -316,7 +317,7 @@ def test_records_that_only_a_newer_version_understands_hide_nothing_else(data, s
     assert len(rows) == world.head - 64
 
 
-def test_a_world_without_a_baseline_is_shown_without_one(data):
+def test_world_without_a_baseline_is_listed(data):
     planes.build(data, worlds=1, entries=100)
     with planes.opened(f"dir:{data}") as plane:
         plane.transact(lambda tx: tx.delete(subspace(World("main", "world-0000")).key("baseline")))
@@ -326,7 +327,7 @@ def test_a_world_without_a_baseline_is_shown_without_one(data):
         assert world.head == 101
 
 
-def test_blobs_are_checked_wherever_they_are(data):
+def test_blobs_are_verified_in_both_stores(data):
     planes.build(data, worlds=1, entries=10)
     with planes.opened(f"dir:{data}") as plane:
         small = plane.blobs.put(b"small")
@@ -345,57 +346,59 @@ def test_blobs_are_checked_wherever_they_are(data):
             view.blob("main", large)
 
 
-def test_session_logs_are_read_where_they_are_or_staged(data, staging):
+def test_session_logs_are_read_in_place_or_staged(data, staging):
     planes.build(data, worlds=1, entries=10, activity=30)
     left = planes.leave_log(data, 5, garbled=2, torn=True)
     with open_view(config(data)) as view:
         files = list(view.logs("main"))
-        left.unlink()  # A view has links of its own.
-        pieces = [view.log_piece(file, staging) for file in files]
-        found = list(activity_rows(pieces, view.stores))
+        left.unlink()  # The view has its own hard links.
+        chunks = [view.log_chunk(file, staging) for file in files]
+        found = list(activity_rows(chunks, view.stores))
     assert sum(file.is_rotated for file in files) == 3
     assert sum(batch.num_rows for batch in found if hasattr(batch, "num_rows")) == 30 + 3
     damaged = [(each.start, each.end, each.reason) for each in found if isinstance(each, DamagedLines)]
     assert damaged == [(2, 2, "malformed"), (4, 4, "torn")]
-    assert len([each for each in found if isinstance(each, Reached)]) == 4
+    assert len([each for each in found if isinstance(each, ReadPosition)]) == 4
 
 
-def test_a_log_goes_on_at_its_offset_also_when_it_was_rotated_since(data, staging):
+def test_log_offset_stays_valid_after_rotation(data, staging):
     planes.build(data, worlds=1, entries=10)
     planes.leave_log(data, 5)
     with open_view(config(data)) as view:
         (file,) = view.logs("main")
-        (reached,) = [
-            each for each in activity_rows([view.log_piece(file, staging)], view.stores) if isinstance(each, Reached)
+        (position,) = [
+            each
+            for each in activity_rows([view.log_chunk(file, staging)], view.stores)
+            if isinstance(each, ReadPosition)
         ]
-        assert view.log_body(file)[: reached.offset].count(b"\n") == 6
+        assert view.log_body(file)[: position.offset].count(b"\n") == 6
     with planes.opened(f"dir:{data}") as plane:
         plane.activity.log("other", {"wakes": "the log"}, kind="metrics")
     with open_view(config(data)) as view:
         rotated = next(each for each in view.logs("main") if each.id == file.id)
         assert rotated.is_rotated
-        piece = view.log_piece(rotated, staging, start=reached.offset, n=reached.n)
-        assert list(activity_rows([piece], view.stores)) == [reached]
+        chunk = view.log_chunk(rotated, staging, start=position.offset, n=position.n)
+        assert list(activity_rows([chunk], view.stores)) == [position]
 
 
-def test_a_log_that_is_rotated_behind_the_list_is_found_again(data, staging):
+def test_log_rotated_after_listing_is_found(data, staging):
     planes.build(data, worlds=1, entries=10)
     planes.leave_log(data, 5)
     with open_view(config(data)) as view:
         (file,) = view.logs("main")
         assert not file.is_rotated
-        assert rotation.rotate(Path(file.path), view.objects)  # As the nodes of a PostgreSQL do at any time.
-        piece = view.log_piece(file, staging)
-        assert sum(batch.num_rows for batch in activity_rows([piece], view.stores) if hasattr(batch, "num_rows")) == 5
+        assert rotation.rotate(Path(file.path), view.objects)  # PostgreSQL nodes do so at any time.
+        chunk = view.log_chunk(file, staging)
+        assert sum(batch.num_rows for batch in activity_rows([chunk], view.stores) if hasattr(batch, "num_rows")) == 5
         (rotated,) = view.logs("main")
         (data / "objects" / rotated.path).unlink()
-        assert view.log_piece(file, staging) == piece  # Whoever reads it finds that it is missing.
+        assert view.log_chunk(file, staging) == chunk  # Reading it reports it as missing.
         next(data.glob("objects/activity-manifest/main/*")).unlink()
-        with pytest.raises(MissingObject, match="look for the file again"):
-            view.log_piece(file, staging)
+        with pytest.raises(MissingObject, match="list the files again"):
+            view.log_chunk(file, staging)
 
 
-def test_manifests_are_read_together_and_once(data):
+def test_manifests_are_fetched_concurrently_and_cached(data):
     planes.build(data, worlds=1, entries=10)
     with planes.opened(f"dir:{data}") as plane:
         for n in range(40):
@@ -405,7 +408,7 @@ def test_manifests_are_read_together_and_once(data):
     class Counting(ObjectStore):
         def get(self, path: str) -> bytes:
             asked.append(path)
-            both.wait(WAIT_SECONDS)  # Nobody goes on alone.
+            both.wait(WAIT_SECONDS)  # Needs concurrent requests.
             return super().get(path)
 
     with open_view(config(data)) as view:
@@ -426,7 +429,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_a_view_of_a_server_holds_every_record_while_the_server_goes_on(data, staging, cache):
+def test_server_view_has_every_record_of_a_running_server(data, staging, cache):
     planes.build(data, worlds=3, entries=300, messages=50, mails=20, entities=5, activity=20)
     planes.leave_log(data, 5)
     before = planes.truth(data)
@@ -438,7 +441,7 @@ def test_a_view_of_a_server_holds_every_record_while_the_server_goes_on(data, st
                 plane.activity.log("late", {"late": True})
             assert everything(view, staging) == before
             assert view.objects_url is None
-            rows = activity_rows([view.log_piece(file, staging) for file in view.logs("main")], view.stores)
+            rows = activity_rows([view.log_chunk(file, staging) for file in view.logs("main")], view.stores)
             records = [batch["session"].to_pylist() for batch in rows if hasattr(batch, "num_rows")]
             counts = Counter(session for sessions in records for session in sessions)
             assert counts["session-0"] + counts["session-1"] + counts["session-2"] == 20
@@ -455,83 +458,86 @@ def test_a_view_of_a_server_holds_every_record_while_the_server_goes_on(data, st
             assert len(everything(view, staging)["world-0000"]) == len(before["world-0000"]) + 1
 
 
-def test_a_server_sends_several_segments_at_a_time(data, staging, cache):
+def test_segments_are_fetched_concurrently(data, staging, cache):
     planes.build(data, worlds=2, entries=300)
     both = threading.Barrier(2)
     with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
         world = view.world("main", "world-0001")
-        first = view.pieces(msgspec.structs.replace(world, head=world.segments[1].end + 1), 0, staging)
+        first = view.chunks(msgspec.structs.replace(world, head=world.segments[1].end + 1), 0, staging)
         get = view.objects.get
 
         def together(path: str) -> bytes:
-            both.wait(WAIT_SECONDS)  # Nobody goes on alone.
+            both.wait(WAIT_SECONDS)  # Needs concurrent requests.
             return get(path)
 
         view.objects.get = together
-        assert view.pieces(msgspec.structs.replace(world, head=world.segments[1].end + 1), 0, staging) == first
-    assert [(piece.start, piece.staged) for piece in first] == [(0, True), (64, True)]
+        assert view.chunks(msgspec.structs.replace(world, head=world.segments[1].end + 1), 0, staging) == first
+    assert [(chunk.start, chunk.staged) for chunk in first] == [(0, True), (64, True)]
 
 
-def test_a_server_sends_segments_of_several_worlds_at_a_time(data, staging, cache):
-    planes.build(data, worlds=5, entries=100)  # One segment each, but for the first.
-    source = options_of({"url": "http://unused", "staging": staging})
+def test_segments_of_several_worlds_are_fetched_concurrently(data, staging, cache):
+    planes.build(data, worlds=5, entries=100)  # One segment each, except the first.
+    source = parse_options({"url": "http://unused", "staging": staging})
     with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
-        apart = [piece for world in view.worlds("main") for piece in view.pieces(world, 0, staging)]
-        assert [piece.world for piece in apart if not piece.hot] == [f"world-000{n}" for n in range(1, 5)]
+        one_by_one = [chunk for world in view.worlds("main") for chunk in view.chunks(world, 0, staging)]
+        assert [chunk.world for chunk in one_by_one if not chunk.hot] == [f"world-000{n}" for n in range(1, 5)]
         all_four, get = threading.Barrier(4), view.objects.get
 
         def together(path: str) -> bytes:
-            all_four.wait(WAIT_SECONDS)  # Nobody goes on alone.
+            all_four.wait(WAIT_SECONDS)  # Needs concurrent requests.
             return get(path)
 
         view.objects.get = together
-        located = (piece for world in view.worlds("main") for piece in view.located(world, 0, staging))
-        assert list(view.reached(located, staging)) == apart
-        wanted = [(piece.world, piece.start, piece.path) for piece in apart]
-        shares = plans.shares(view, source, Conditions()), plans.between(view, source, {}, plans.heads(view))
-        for found in shares:
-            pieces = [piece for share in found for piece in share.pieces]
-            assert [(piece.world, piece.start, piece.path) for piece in pieces] == wanted
-            assert all(piece.staged and piece.store == source.staging for piece in pieces)
-        for courier in (None, Courier(view.stores, data.parent / "carried")):
-            batches = list(_plan(view, f"{staging}/batches", courier).batches())
-            pieces = [piece for batch in batches for item in batch.items for piece in item.pieces]
-            assert [(piece.world, piece.start, piece.path) for piece in pieces] == wanted
-            stores = {CARRIED} if courier else {batch.staging for batch in batches}
-            assert {piece.store for piece in pieces} == stores
-        assert not [path for path in (data.parent / "carried").rglob("*") if path.is_file()]
-        waves = list(audit._waves(view, f"{staging}/waves", _NoHistory(), 1 << 30))
-        pieces = [piece for wave in waves for case in wave.cases for piece in case.pieces]
-        assert [(piece.world, piece.start, piece.path) for piece in pieces] == wanted
-        assert {piece.store for piece in pieces} == {f"{staging}/waves/wave-0"}
+        located = (chunk for world in view.worlds("main") for chunk in view.locate_chunks(world, 0, staging))
+        assert list(view.make_readable(located, staging)) == one_by_one
+        wanted = [(chunk.world, chunk.start, chunk.path) for chunk in one_by_one]
+        partitions = (
+            plans.plan_partitions(view, source, Conditions()),
+            plans.partitions_between(view, source, {}, plans.heads(view)),
+        )
+        for found in partitions:
+            chunks = [chunk for partition in found for chunk in partition.chunks]
+            assert [(chunk.world, chunk.start, chunk.path) for chunk in chunks] == wanted
+            assert all(chunk.staged and chunk.store == source.staging for chunk in chunks)
+        for packer in (None, PayloadPacker(view.stores, data.parent / "packed")):
+            batches = list(_plan(view, f"{staging}/batches", packer).batches())
+            chunks = [chunk for batch in batches for item in batch.items for chunk in item.chunks]
+            assert [(chunk.world, chunk.start, chunk.path) for chunk in chunks] == wanted
+            stores = {INLINE_STORE} if packer else {batch.staging for batch in batches}
+            assert {chunk.store for chunk in chunks} == stores
+        assert not [path for path in (data.parent / "packed").rglob("*") if path.is_file()]
+        audit_batches = list(audit._batches(view, f"{staging}/audit", _EmptyLakeJournal(), 1 << 30))
+        chunks = [chunk for batch in audit_batches for each in batch.audit_inputs for chunk in each.chunks]
+        assert [(chunk.world, chunk.start, chunk.path) for chunk in chunks] == wanted
+        assert {chunk.store for chunk in chunks} == {f"{staging}/audit/batch-0"}
 
 
-def _plan(view: View, staging: str, courier: Courier | None) -> Plan:
+def _plan(view: View, staging: str, packer: PayloadPacker | None) -> Plan:
     return Plan(
         view,
         staging,
-        heights=lambda mark: 0,
-        verdicts=lambda mark: 0,
-        suspects=set(),
-        held=set(),
+        heights=lambda watermark: 0,
+        segment_checks=lambda watermark: 0,
+        rewound_sources=set(),
+        diverged_worlds=set(),
         batch_bytes=1 << 30,
-        courier=courier,
+        packer=packer,
     )
 
 
-class _NoHistory:
-    """Of a lake that has nothing."""
+class _EmptyLakeJournal:
+    """An empty lake."""
 
     def expected(self, universe: str, world: str) -> tuple[int, list[tuple[int, int]]]:
         return 0, []
 
 
-def test_a_server_sends_a_table_once(data, staging, cache, monkeypatch):
+def test_sst_files_are_fetched_once(data, staging, cache, monkeypatch):
     planes.build(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:
         database.flush_tables()
     sent = []
-    monkeypatch.setattr(Backups, "open", _noting(Backups.open, sent))
+    monkeypatch.setattr(Backups, "open", _recording(Backups.open, sent))
     with serving(f"dir:{data}") as server:
         for _ in range(2):
             sent.clear()
@@ -543,7 +549,7 @@ def test_a_server_sends_a_table_once(data, staging, cache, monkeypatch):
     assert max(tables) <= 4_096
 
 
-def test_a_table_of_another_plane_is_not_taken_for_this_ones(data, staging, cache, tmp_path):
+def test_cached_sst_file_of_another_plane_is_not_used(data, staging, cache, tmp_path):
     planes.build(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:
         database.flush_tables()
@@ -565,27 +571,27 @@ def test_a_table_of_another_plane_is_not_taken_for_this_ones(data, staging, cach
     assert len(ends) == 2  # The same pairs in two key spaces.
 
 
-def test_views_of_one_server_share_tables_while_both_bring_them(data, staging, cache, monkeypatch):
+def test_concurrent_views_of_one_server_share_the_cache(data, staging, cache, monkeypatch):
     planes.build(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:
         database.flush_tables()
-    link, cleared = servers._link, []
+    link, cleared = server_views._link, []
 
     def clearing(source: Path, target: Path) -> None:
         link(source, target)
-        if target.parent.name == "tables":  # As another view does that ends its own bringing at this moment.
+        if target.parent.name == "tables":  # Another view deletes files it does not know.
             target.unlink()
             cleared.append(target)
 
     with serving(f"dir:{data}") as server:
-        monkeypatch.setattr(servers, "_link", clearing)
+        monkeypatch.setattr(server_views, "_link", clearing)
         with open_view(Config(data=server.url, lake="unused")) as view:
             assert len(everything(view, staging)["world-0001"]) == 301
     assert cleared
 
 
 @pytest.mark.parametrize("path", ["activity/../../../owned", "keyspace/../../owned", "keyspace//owned.sst"])
-def test_a_server_cannot_write_outside_of_its_view(data, cache, monkeypatch, path):
+def test_server_cannot_write_outside_the_view(data, cache, monkeypatch, path):
     planes.build(data, worlds=1, entries=10)
     files = Backups.files
     monkeypatch.setattr(Backups, "files", lambda self, name: [BackupFile(path, 0), *files(self, name)])
@@ -594,7 +600,7 @@ def test_a_server_cannot_write_outside_of_its_view(data, cache, monkeypatch, pat
     assert list(cache.rglob("owned*")) == list(cache.rglob(".view-*")) == []
 
 
-def test_a_checkpoint_that_goes_while_it_is_fetched_is_no_view_without_logs(data, cache, monkeypatch):
+def test_checkpoint_removed_during_fetch_fails_the_view(data, cache, monkeypatch):
     planes.build(data, worlds=1, entries=10)
     log = planes.leave_log(data, 5)
     opened = Backups.open
@@ -606,52 +612,52 @@ def test_a_checkpoint_that_goes_while_it_is_fetched_is_no_view_without_logs(data
 
     monkeypatch.setattr(Backups, "open", ending)
     with log.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # Somebody writes to it, so the server does not rotate it.
+        fcntl.flock(file, fcntl.LOCK_EX)  # It is being written, so the server does not rotate it.
         with serving(f"dir:{data}") as server, pytest.raises(NotFound):
             open_view(Config(data=server.url, lake="unused"))
 
 
-def _noting(opened, sent):
-    def noting(self, id, path, *, start=0, length=None):
+def _recording(opened, sent):
+    def recording(self, id, path, *, start=0, length=None):
         sent.append((path, length))
         return opened(self, id, path, start=start, length=length)
 
-    return noting
+    return recording
 
 
-def test_a_server_with_tokens_wants_one_that_allows_backups(data, cache):
+def test_server_view_needs_a_token_that_allows_backups(data, cache):
     planes.build(data, worlds=1, entries=10)
     with serving(f"dir:{data}", tokens=True) as server:
         with pytest.raises(NotAllowed):
-            open_view(Config(data=server.url, lake="unused", token="nobody"))
+            open_view(Config(data=server.url, lake="unused", token="unknown"))
         with open_view(Config(data=server.url, lake="unused", token="all")) as view:
             assert list(view.universes()) == ["main"]
 
 
-def test_damage_behind_a_server_is_told_like_any_other(data, staging, cache):
+def test_damage_is_reported_through_a_server(data, staging, cache):
     planes.build(data, worlds=2, entries=300)
     lost = planes.remove_segment(data, "world-0001", 0)
     flipped = planes.flip_byte(data, "world-0001", 1)
     with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
         world = view.world("main", "world-0001")
-        rows, damaged = rows_of(view, view.pieces(world, 0, staging))
+        rows, damaged = rows_of(view, view.chunks(world, 0, staging))
     assert [(each.start, each.end, each.reason) for each in damaged] == [(*lost, "missing"), (*flipped, "checksum")]
     assert len(rows) == world.head - 128
 
 
-def test_a_checkpoint_that_the_server_has_removed_is_no_damage(data, staging, cache):
+def test_removed_checkpoint_is_not_damage(data, staging, cache):
     planes.build(data, worlds=2, entries=300, activity=10)
     with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
         rotated = next(file for file in view.logs("main") if file.is_rotated)
         (checkpoint,) = data.glob(".checkpoint-*")
-        shutil.rmtree(checkpoint)  # As after an hour in which nobody has used it.
+        shutil.rmtree(checkpoint)  # The server does so after an hour without use.
         with pytest.raises(Unreachable, match="removed"):
-            view.pieces(view.world("main", "world-0001"), 0, staging)
+            view.chunks(view.world("main", "world-0001"), 0, staging)
         with pytest.raises(Unreachable, match="removed"):
-            view.log_piece(rotated, staging)
+            view.log_chunk(rotated, staging)
 
 
-def test_a_view_waits_for_a_server_that_has_as_many_checkpoints_as_it_may(data, cache, monkeypatch):
+def test_view_waits_for_a_free_checkpoint_of_the_server(data, cache, monkeypatch):
     planes.build(data, worlds=1, entries=10)
     begin, refused = Backups.begin, []
 
@@ -663,7 +669,7 @@ def test_a_view_waits_for_a_server_that_has_as_many_checkpoints_as_it_may(data, 
                 return begin(self)
             except Busy as error:
                 refused.append(error)
-                plane.backups.end(others.pop())  # Somebody else is done meanwhile.
+                plane.backups.end(others.pop())  # Another backup ends.
                 raise
 
         monkeypatch.setattr(Backups, "begin", ending)
@@ -672,12 +678,12 @@ def test_a_view_waits_for_a_server_that_has_as_many_checkpoints_as_it_may(data, 
         assert len(refused) == 1
         monkeypatch.setattr(Backups, "begin", begin)
         others.append(plane.backups.begin().id)
-        monkeypatch.setattr(servers, "VIEW_TURN_SECONDS_MAX", 0.0)
-        with pytest.raises(Busy, match="under way"):
+        monkeypatch.setattr(server_views, "VIEW_LOCK_WAIT_SECONDS_MAX", 0.0)
+        with pytest.raises(Busy, match="in progress"):
             open_view(Config(data=server.url, lake="unused"))
 
 
-def test_a_view_of_postgres_holds_every_record(postgres_url, tmp_path, staging):
+def test_postgres_view_has_every_record(postgres_url, tmp_path, staging):
     objects = f"dir:{tmp_path / 'objects'}"
     built = planes.build(tmp_path / "unused", worlds=2, entries=300, url=postgres_url, objects=objects, messages=20)
     with open_view(Config(data=postgres_url, lake="unused", objects=objects)) as view:
@@ -687,34 +693,34 @@ def test_a_view_of_postgres_holds_every_record(postgres_url, tmp_path, staging):
             world = plane.world("world-0001")
             assert [record.height for record in world.read(limit=1_000)] == list(range(301))
             seen = view.world("main", "world-0001")
-            # What was hot when the world was seen may be cold by now.
+            # Records that were hot when the world was read may be cold by now.
             world.snapshots.commit(
                 {}, height=290, promote=True, receipt_horizon_height=290, manifest_hash=seen.baseline.manifest_hash
             )
             assert world.compact(entries=64, margin=8).segments == 1
-        rows, damaged = rows_of(view, view.pieces(seen, 0, staging))
+        rows, damaged = rows_of(view, view.chunks(seen, 0, staging))
         assert damaged == []
         assert sorted(rows) == list(range(301))
         assert len(list(view.messages("main"))) > 0
 
 
-def test_a_database_without_a_plane_stays_without_one(postgres_url):
+def test_view_does_not_create_a_plane_in_postgres(postgres_url):
     with pytest.raises(NotFound):
         open_view(Config(data=postgres_url, lake="unused"))
     with pytest.raises(NotFound):
         open_view(Config(data=postgres_url, lake="unused"))
 
 
-def test_postgres_without_its_object_store_says_what_is_missing(postgres_url, tmp_path, staging):
+def test_missing_object_store_option_is_reported(postgres_url, tmp_path, staging):
     objects = f"dir:{tmp_path / 'objects'}"
     planes.build(tmp_path / "unused", worlds=2, entries=300, url=postgres_url, objects=objects)
     with open_view(Config(data=postgres_url, lake="unused")) as view:
-        view.pieces(view.world("main", "world-0000"), 0, staging)
+        view.chunks(view.world("main", "world-0000"), 0, staging)
         with pytest.raises(InvalidArgument, match="--objects"):
-            view.pieces(view.world("main", "world-0001"), 0, staging)
+            view.chunks(view.world("main", "world-0001"), 0, staging)
 
 
-def test_the_objects_of_a_directory_may_be_elsewhere(data, tmp_path, staging):
+def test_directory_view_can_use_another_object_store(data, tmp_path, staging):
     elsewhere = f"dir:{tmp_path / 'elsewhere'}"
     planes.build(data, worlds=2, entries=300, objects=elsewhere)
     with open_view(config(data, objects=elsewhere)) as view:
@@ -723,11 +729,11 @@ def test_the_objects_of_a_directory_may_be_elsewhere(data, tmp_path, staging):
     assert not (data / "objects").exists()
 
 
-def test_half_a_plane_is_not_looked_into(data: Path) -> None:
+def test_unfinished_migration_is_rejected(data: Path) -> None:
     holdfast.open(f"dir:{data}").close()
     with RocksDatabase(data / "kv") as database:
         database.transact(migrations.begin, "dir:elsewhere")
     with pytest.raises(MigrationUnfinished, match="dir:elsewhere"):
         open_view(config(data))
-    with RocksDatabase(data / "kv"):  # Nothing holds on to it.
+    with RocksDatabase(data / "kv"):  # It is closed.
         pass

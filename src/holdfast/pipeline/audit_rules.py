@@ -1,13 +1,13 @@
-"""Verdicts: whether a world is what its journal says. No Spark in it; executors call it, a world at a time.
+"""Audit rules: check that a world is consistent with its journal. No Spark here; executors audit one world at a time.
 
-    every piece      is there, has its checksum, and leaves no height out
-    every record     can be read; what it notes of snapshots, baselines and manifests is what the index has
-    every snapshot   lies below the head, and its bytes are there and have their hash
-    the baseline     is one of the snapshots, qualifies as one, and is not behind what the journal notes
-    with a reducer   every snapshot is the fold of what lies below it, and a restore equals the full replay
+    every chunk      exists, matches its checksum, and leaves no gap in the heights
+    every record     decodes; the snapshots, baselines and manifests it records match the index
+    every snapshot   is at or below the head, and its blob exists and matches its hash
+    the baseline     is one of the snapshots, qualifies as one, and is not older than the journal says
+    with a reducer   every snapshot equals the fold of the records below it, and a restore equals the full replay
 
-Damage ends a fold: what lies above it is folded from the next snapshot on, so that more damage is found, but the state
-of the world is told only up to the first record that is missing.
+Damage interrupts the fold. It resumes at the next snapshot, so that later damage is found too, but the reported state
+covers only the records before the first damage.
 """
 
 import hashlib
@@ -19,64 +19,64 @@ import msgspec
 from holdfast.errors import Corrupt, HoldfastError, ObjectNotFound
 from holdfast.layers.journal_records import Kind
 from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
-from holdfast.limits import FINDINGS_OF_A_WORLD, STATE_BYTES_TOLD
+from holdfast.limits import FINDINGS_PER_WORLD_MAX, STATE_REPORTED_BYTES_MAX
 from holdfast.pipeline import codec, replays
-from holdfast.pipeline.journal_chunks import OpenStore, Piece, not_staged
+from holdfast.pipeline.journal_chunks import JournalChunk, OpenStore, staged_object_missing
 from holdfast.wire.canonical import canonical
 from holdfast.wire.restores import Entry
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that is wrong with a world, at a height or from there on."""
+    """A problem with a world, at a height or from that height on."""
 
     height: int
-    reason: str  # A short word: missing, checksum, malformed, schema, contradicts, index, blob, reducer, lake.
+    reason: str  # A short code: missing, checksum, malformed, schema, contradicts, index, blob, reducer, lake.
     detail: str
 
 
-class Body(msgspec.Struct, frozen=True):
-    """A snapshot, and where its bytes are: here, or in a store. Without a size, nothing knows of them."""
+class SnapshotBody(msgspec.Struct, frozen=True):
+    """A snapshot and the location of its bytes: inline, or in a store. Without a size, the blob is not recorded."""
 
     record: SnapshotRecord
     size: int | None = None
     inline: bytes | None = None
     store: str = ""
     path: str = ""
-    staged: bool = False  # The object was written for this look alone; that it is not there says nothing of the plane.
+    staged: bool = False  # Written for this audit only; if it is missing, the plane is not damaged.
 
 
-class Case(msgspec.Struct, frozen=True):
-    """A world to be judged."""
+class AuditInput(msgspec.Struct, frozen=True):
+    """Everything needed to audit one world."""
 
     universe: str
     world: str
     head: int
     baseline: SnapshotRecord | None
-    snapshots: list[Body]
-    pieces: list[Piece]
-    lake_next: int = 0  # Up to where the lake has its records,
-    lake_lacks: list[tuple[int, int]] = []  # but for these heights, both ends included.
+    snapshots: list[SnapshotBody]
+    chunks: list[JournalChunk]
+    lake_next: int = 0  # The lake has the records below this height,
+    lake_gaps: list[tuple[int, int]] = []  # except these ranges (inclusive).
 
     @property
     def size(self) -> int:
-        """How much there is to do, in bytes."""
-        return sum(piece.size for piece in self.pieces) + sum(body.size or 0 for body in self.snapshots)
+        """The bytes to read."""
+        return sum(chunk.size for chunk in self.chunks) + sum(body.size or 0 for body in self.snapshots)
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """What was found."""
+class AuditResult(msgspec.Struct, frozen=True):
+    """The outcome of auditing one world."""
 
     universe: str
     world: str
     height: int  # Every record below it is applied to the state.
-    state: bytes | None  # None: it is too large to be told.
+    state: bytes | None  # None: too large to store.
     digest: str
     findings: list[Finding]
     records: int
     snapshots: int
     bytes: int
-    lake_count: int  # Of the records that the lake should have,
-    lake_sum: str  # and what `place_value` gives for each of them, summed up. JSON and msgpack end at 64 bits.
+    lake_count: int  # How many records the lake should have,
+    lake_sum: str  # and the sum of their `record_checksum`. A string: JSON and msgpack integers end at 64 bits.
 
     @property
     def verdict(self) -> str:
@@ -86,105 +86,107 @@ class Verdict(msgspec.Struct, frozen=True):
         return "contradicts" if any(each.reason in _CONTRADICTIONS for each in self.findings) else "incomplete"
 
 
-def place_value(height: int, hash: str) -> int:
-    """A number for a record at its height. Sums of these differ if a record is missing, twice there or elsewhere."""
-    return int(hash[:_PLACE_DIGITS], 16) * (height + 1)
+def record_checksum(height: int, hash: str) -> int:
+    """A checksum of a record at its height. Sums of these differ if a record is missing, duplicated or misplaced."""
+    return int(hash[:_CHECKSUM_DIGITS], 16) * (height + 1)
 
 
-def judge(case: Case, open_store: OpenStore, reducer: str | None = None) -> Verdict:
-    """Look at everything that a world consists of.
+def audit_world(audit_input: AuditInput, open_store: OpenStore, reducer: str | None = None) -> AuditResult:
+    """Check a world's index, records, snapshots and restore.
 
-    Stores that do not answer raise their errors: they are no damage, and another attempt may find them well.
+    Errors of unreachable stores are raised: they are not damage, and a retry may succeed.
     """
-    judge = _Judge(case, open_store, reducer)
-    judge.look_at_the_index()
-    for piece in case.pieces:
-        judge.take(piece)
-    return judge.verdict()
+    audit_world = _WorldAuditor(audit_input, open_store, reducer)
+    audit_world.check_index()
+    for chunk in audit_input.chunks:
+        audit_world.check_chunk(chunk)
+    return audit_world.verdict()
 
 
-class _Judge:
-    """What is known of a world while its records pass by."""
+class _WorldAuditor:
+    """The state of an audit while it reads a world's records in order."""
 
-    def __init__(self, case: Case, open_store: OpenStore, reducer: str | None) -> None:
-        self._case = case
+    def __init__(self, audit_input: AuditInput, open_store: OpenStore, reducer: str | None) -> None:
+        self._case = audit_input
         self._open = open_store
         self._reducer = replays.reducer_of(reducer)
-        self._compares = reducer is not None
-        self._bodies = {body.record.height: body for body in case.snapshots}
+        self._compares_snapshots = reducer is not None
+        self._bodies = {body.record.height: body for body in audit_input.snapshots}
         self._manifest = self._bodies[0].record.manifest_hash or NO_MANIFEST if 0 in self._bodies else NO_MANIFEST
         self._findings: list[Finding] = []
-        self._height = 0  # The next record.
+        self._height = 0  # Of the next record.
         self._state: Any = None
-        self._knows_state = True
-        self._told: tuple[int, Any] | None = None  # The state below the first damage.
-        self._read_heights: set[int] = set()  # Of snapshots whose bytes were looked at.
+        self._is_state_known = True
+        self._sound_state: tuple[int, Any] | None = None  # The state before the first damage, with its height.
+        self._checked_heights: set[int] = set()  # Heights of the snapshots whose bytes were checked.
         self._restored: Any = None
         self._is_restoring = False
         self._records = self._bytes = self._lake_count = self._lake_sum = 0
 
-    def look_at_the_index(self) -> None:
-        """Check what can be checked without a record."""
-        case = self._case
-        for body in case.snapshots:
+    def check_index(self) -> None:
+        """Check the snapshot index and the baseline."""
+        audit_input = self._case
+        for body in audit_input.snapshots:
             record = body.record
-            if not 0 <= record.height <= case.head:
-                self._find(record.height, "index", f"the snapshot lies beyond the head {case.head}")
-        base = case.baseline
+            if not 0 <= record.height <= audit_input.head:
+                self._add_finding(record.height, "index", f"the snapshot is above the head {audit_input.head}")
+        base = audit_input.baseline
         if base is None:
-            self._find(0, "index", "the world has no baseline")
+            self._add_finding(0, "index", "the world has no baseline")
             return
         known = self._bodies.get(base.height)
         if known is None or known.record != base:
-            self._find(base.height, "index", "the baseline is not the snapshot of its height")
-        if base.height > case.head:
-            self._find(base.height, "index", f"the baseline lies beyond the head {case.head}")
+            self._add_finding(base.height, "index", "the baseline differs from the snapshot at its height")
+        if base.height > audit_input.head:
+            self._add_finding(base.height, "index", f"the baseline is above the head {audit_input.head}")
         if base.receipt_horizon_height != base.height or base.manifest_hash is None:
-            self._find(base.height, "index", "the baseline does not qualify: its receipts or its manifest are missing")
+            self._add_finding(
+                base.height, "index", "the baseline does not qualify: its receipt horizon or its manifest is missing"
+            )
 
-    def take(self, piece: Piece) -> None:
-        """Check and fold the records of the next piece."""
-        start = max(piece.start, piece.first)
+    def check_chunk(self, chunk: JournalChunk) -> None:
+        """Check and fold the records of the next chunk."""
+        start = max(chunk.start, chunk.first)
         if start > self._height:
-            self._lose(start - 1, "missing", "nothing holds these records")
+            self._skip_damaged(start - 1, "missing", "neither the key space nor a segment has these records")
         try:
-            records = codec.read_piece(piece, self._open(piece.store))
+            records = codec.read_chunk(chunk, self._open(chunk.store))
         except Corrupt as error:
-            self._lose(piece.end, codec.reason_of(error), str(error))
+            self._skip_damaged(chunk.end, codec.reason_of(error), str(error))
             return
-        self._bytes += piece.size
-        for record in records[self._height - piece.start :]:
-            self._arrive()
+        self._bytes += chunk.size
+        for record in records[self._height - chunk.start :]:
+            self._check_snapshot_here()
             try:
                 number, value = cbor2.loads(record)
-                kind = _KINDS[number]
-            except Exception as error:  # Whatever a decoder raises over bytes that it does not understand.
-                self._lose(self._height, *_fault(record, error))
+                kind = codec.KINDS[number]
+            except Exception as error:  # A decoder may raise anything on bytes it does not understand.
+                self._skip_damaged(self._height, *codec.record_fault(record, error))
                 continue
             self._apply(record, number, kind, value)
             self._height += 1
 
-    def verdict(self) -> Verdict:
-        """What came of it, once every piece was taken."""
-        case = self._case
-        if self._height < case.head:
-            self._lose(case.head - 1, "missing", "nothing holds these records")
-        self._arrive()
+    def verdict(self) -> AuditResult:
+        """The result, after the last chunk was checked."""
+        audit_input = self._case
+        if self._height < audit_input.head:
+            self._skip_damaged(audit_input.head - 1, "missing", "neither the key space nor a segment has these records")
+        self._check_snapshot_here()
         self._check_restore()
-        for body in case.snapshots:
-            if body.record.height not in self._read_heights:
-                self._read(body)
-        height, state = self._told or (self._height, self._state)
-        encoded = self._encoded(height, state)
-        return Verdict(
-            case.universe,
-            case.world,
+        for body in audit_input.snapshots:
+            if body.record.height not in self._checked_heights:
+                self._read_snapshot(body)
+        height, state = self._sound_state or (self._height, self._state)
+        encoded = self._encode_state(height, state)
+        return AuditResult(
+            audit_input.universe,
+            audit_input.world,
             height,
-            encoded if len(encoded) <= STATE_BYTES_TOLD else None,
+            encoded if len(encoded) <= STATE_REPORTED_BYTES_MAX else None,
             hashlib.sha256(encoded).hexdigest(),
             self._findings,
             self._records,
-            len(case.snapshots),
+            len(audit_input.snapshots),
             self._bytes,
             self._lake_count,
             str(self._lake_sum),
@@ -192,152 +194,156 @@ class _Judge:
 
     def _apply(self, record: bytes, number: int, kind: str, value: Any) -> None:
         self._records += 1
-        self._count_for_the_lake(record)
+        self._add_to_lake_checksum(record)
         if number >= Kind.SNAPSHOT:
-            self._check_note(number, value)
-        if self._knows_state:
+            self._check_snapshot_record(number, value)
+        if self._is_state_known:
             try:
-                self._state = self._reduced(self._state, record, kind, value)
-            except Exception as error:  # A reducer is somebody's code.
-                self._find(self._height, "reducer", f"the reducer failed ({type(error).__name__}: {error})")
-                self._forget()
+                self._state = self._reduce(self._state, record, kind, value)
+            except Exception as error:  # A reducer is user code.
+                self._add_finding(self._height, "reducer", f"the reducer failed ({type(error).__name__}: {error})")
+                self._drop_state()
         if self._is_restoring:
             try:
-                self._restored = self._reduced(self._restored, record, kind, value)
+                self._restored = self._reduce(self._restored, record, kind, value)
             except Exception as error:
-                self._find(self._height, "contradicts", f"a restore fails here ({type(error).__name__}: {error})")
+                self._add_finding(
+                    self._height, "contradicts", f"a restore fails at this height ({type(error).__name__}: {error})"
+                )
                 self._restored, self._is_restoring = None, False
 
-    def _reduced(self, state: Any, record: bytes, kind: str, value: Any) -> Any:
-        if self._reducer is replays.chain:  # It needs nothing but the bytes, which are canonical already.
+    def _reduce(self, state: Any, record: bytes, kind: str, value: Any) -> Any:
+        if self._reducer is replays.chain:  # It needs only the bytes, which are canonical already.
             return hashlib.sha256((state or b"") + record).digest()
         return self._reducer(state, Entry(self._height, kind, value))
 
-    def _arrive(self) -> None:
-        """At a height: compare the state with the snapshot that is there, or go on from it where none is known."""
+    def _check_snapshot_here(self) -> None:
+        """Compare the state with the snapshot at this height, or resume from it if the state is unknown."""
         body = self._bodies.get(self._height)
         if body is None:
             return
         self._check_manifest(body.record)
-        if not self._compares:
+        if not self._compares_snapshots:
             return
-        data = self._read(body)
+        data = self._read_snapshot(body)
         if data is None:
             return
-        if self._knows_state:
-            if self._encoded(self._height, self._state) != data:
-                self._find(self._height, "contradicts", "the snapshot is not the fold of the records below it")
-        elif (state := self._decoded(data)) is not _NO_STATE:
-            self._state, self._knows_state = state, True
-        if body.record == self._case.baseline and (state := self._decoded(data)) is not _NO_STATE:
+        if self._is_state_known:
+            if self._encode_state(self._height, self._state) != data:
+                self._add_finding(
+                    self._height, "contradicts", "the snapshot differs from the fold of the records below it"
+                )
+        elif (state := self._decode_state(data)) is not _UNDECODABLE:
+            self._state, self._is_state_known = state, True
+        if body.record == self._case.baseline and (state := self._decode_state(data)) is not _UNDECODABLE:
             self._restored, self._is_restoring = state, True
 
-    def _check_note(self, number: int, value: Any) -> None:
-        """What the journal notes of snapshots, and what the index has, are the same."""
+    def _check_snapshot_record(self, number: int, value: Any) -> None:
+        """Check a snapshot or baseline that the journal records against the index."""
         if number == Kind.MANIFEST:
             self._manifest = value
             return
         try:
-            note = msgspec.convert([value[name] for name in SnapshotRecord.__struct_fields__], SnapshotRecord)
+            recorded = msgspec.convert([value[name] for name in SnapshotRecord.__struct_fields__], SnapshotRecord)
         except (msgspec.ValidationError, KeyError, TypeError):
-            self._find(self._height, "malformed", "it notes a snapshot and does not say which")
+            self._add_finding(self._height, "malformed", "a snapshot record lacks the snapshot's fields")
             return
-        known = self._bodies.get(note.height)
+        known = self._bodies.get(recorded.height)
         if known is None:
-            self._find(note.height, "index", f"record {self._height} notes a snapshot that the index does not have")
-        elif known.record != note:
-            self._find(note.height, "contradicts", f"record {self._height} notes another snapshot than the index has")
+            self._add_finding(
+                recorded.height, "index", f"record {self._height} records a snapshot that is not in the index"
+            )
+        elif known.record != recorded:
+            self._add_finding(
+                recorded.height,
+                "contradicts",
+                f"record {self._height} records a snapshot that differs from the one in the index",
+            )
         base = self._case.baseline
-        if number == Kind.BASELINE and base is not None and base.height < note.height:
-            self._find(base.height, "contradicts", f"record {self._height} notes a later baseline, at {note.height}")
+        if number == Kind.BASELINE and base is not None and base.height < recorded.height:
+            self._add_finding(
+                base.height, "contradicts", f"record {self._height} records a later baseline, at {recorded.height}"
+            )
 
     def _check_manifest(self, record: SnapshotRecord) -> None:
-        if record == self._case.baseline and self._knows_manifest and record.manifest_hash != self._manifest:
-            self._find(
+        if record == self._case.baseline and self._is_manifest_known and record.manifest_hash != self._manifest:
+            self._add_finding(
                 record.height,
                 "contradicts",
-                f"the manifest of the baseline is {record.manifest_hash}, and the journal has {self._manifest} there",
+                f"the baseline has manifest {record.manifest_hash}, the journal has {self._manifest} at this height",
             )
 
     @property
-    def _knows_manifest(self) -> bool:
-        return self._told is None  # Records that are missing may have changed it.
+    def _is_manifest_known(self) -> bool:
+        return self._sound_state is None  # Missing records may have changed it.
 
     def _check_restore(self) -> None:
-        if not (self._is_restoring and self._knows_state) or self._told is not None:
+        if not (self._is_restoring and self._is_state_known) or self._sound_state is not None:
             return
-        if self._encoded(self._height, self._restored) != self._encoded(self._height, self._state):
-            self._find(self._height, "contradicts", "a restore from the baseline is not what a full replay gives")
+        if self._encode_state(self._height, self._restored) != self._encode_state(self._height, self._state):
+            self._add_finding(self._height, "contradicts", "a restore from the baseline differs from a full replay")
 
-    def _read(self, body: Body) -> bytes | None:
-        """The bytes of a snapshot, if they are what they should be."""
+    def _read_snapshot(self, body: SnapshotBody) -> bytes | None:
+        """The bytes of a snapshot; None, with a finding, if they are missing or wrong."""
         ref, height = body.record.snapshot_ref, body.record.height
-        self._read_heights.add(height)
+        self._checked_heights.add(height)
         try:
             data = self._open(body.store).get(body.path) if body.inline is None and body.path else body.inline
         except ObjectNotFound as error:
             if body.staged:
-                raise not_staged(body.path, body.store) from error
+                raise staged_object_missing(body.path, body.store) from error
             data = None
         fault = None
         if body.size is None:
-            fault = f"the blob {ref} of the snapshot is not stored"
+            fault = f"the blob {ref} of the snapshot is not recorded"
         elif data is None:
             fault = f"the blob {ref} of the snapshot is not in the object store"
         elif len(data) != body.size or hashlib.sha256(data).hexdigest() != ref:
-            fault = f"the blob {ref} of the snapshot has other bytes than its name says"
+            fault = f"the blob {ref} of the snapshot does not match its hash"
         if fault is None:
             return data
-        self._find(height, "blob", fault)
+        self._add_finding(height, "blob", fault)
         return None
 
-    def _decoded(self, data: bytes) -> Any:
+    def _decode_state(self, data: bytes) -> Any:
         try:
             return replays.state_of(data)
-        except Exception:  # Whatever a decoder raises over bytes that it does not understand.
-            self._find(self._height, "blob", "the state of the snapshot is no CBOR")
-            return _NO_STATE
+        except Exception:  # A decoder may raise anything on bytes it does not understand.
+            self._add_finding(self._height, "blob", "the state of the snapshot is not valid CBOR")
+            return _UNDECODABLE
 
-    def _encoded(self, height: int, state: Any) -> bytes:
+    def _encode_state(self, height: int, state: Any) -> bytes:
         try:
             return canonical(state)
         except HoldfastError as error:
-            self._find(height, "reducer", f"the state has no CBOR form ({error})")
+            self._add_finding(height, "reducer", f"the state cannot be encoded as CBOR ({error})")
             return b""
 
-    def _lose(self, end: int, reason: str, detail: str) -> None:
-        """Records up to `end` are missing: the fold ends here, and may go on from a snapshot behind them."""
+    def _skip_damaged(self, end: int, reason: str, detail: str) -> None:
+        """Skip damaged records up to `end`: the fold stops, and may resume at a later snapshot."""
         start = self._height
-        self._find(start, reason, detail if start == end else f"{start} to {end}: {detail}")
-        self._forget()
+        self._add_finding(start, reason, detail if start == end else f"{start} to {end}: {detail}")
+        self._drop_state()
         self._height = end + 1
 
-    def _forget(self) -> None:
-        if self._told is None:
-            self._told = (self._height, self._state)
-        self._state, self._knows_state = None, False
+    def _drop_state(self) -> None:
+        if self._sound_state is None:
+            self._sound_state = (self._height, self._state)
+        self._state, self._is_state_known = None, False
         self._restored, self._is_restoring = None, False
 
-    def _count_for_the_lake(self, record: bytes) -> None:
+    def _add_to_lake_checksum(self, record: bytes) -> None:
         height = self._height
-        if height < self._case.lake_next and not any(low <= height <= high for low, high in self._case.lake_lacks):
+        if height < self._case.lake_next and not any(low <= height <= high for low, high in self._case.lake_gaps):
             self._lake_count += 1
-            self._lake_sum += place_value(height, hashlib.sha256(record).hexdigest())
+            self._lake_sum += record_checksum(height, hashlib.sha256(record).hexdigest())
 
-    def _find(self, height: int, reason: str, detail: str) -> None:
+    def _add_finding(self, height: int, reason: str, detail: str) -> None:
         found = Finding(height, reason, detail)
-        if len(self._findings) < FINDINGS_OF_A_WORLD and found not in self._findings:
+        if len(self._findings) < FINDINGS_PER_WORLD_MAX and found not in self._findings:
             self._findings.append(found)
 
 
-def _fault(record: bytes, error: Exception) -> tuple[str, str]:
-    if len(record) > 1 and record[0] == _PAIR and record[1] not in _KINDS:
-        return "schema", f"its kind is {record[1]}, which this version does not know; upgrade Holdfast"
-    return "malformed", f"it is no record ({type(error).__name__}: {error}); restore it from a backup"
-
-
-_KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
-_PAIR: Final = 0x82  # CBOR: an array of two.
-_NO_STATE: Final = object()
+_UNDECODABLE: Final = object()
 _CONTRADICTIONS: Final = frozenset(("contradicts", "index", "lake"))
-_PLACE_DIGITS: Final = 12
+_CHECKSUM_DIGITS: Final = 12

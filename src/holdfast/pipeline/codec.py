@@ -1,11 +1,11 @@
-"""Records of journals as rows: read, checked, decoded. No Spark in it; executors call it, and so may anybody.
+"""Decode journal records into rows of JOURNAL. No Spark here.
 
-What cannot be read is told as `Damaged`, with a reason that is a short word, and hides nothing else:
+Unreadable records are reported as `Damaged`, with a short reason code. Readable records beside them are not affected:
 
-    missing     nothing holds the records: no segment, or no object where the index says
-    checksum    the object is not the one that was indexed
-    malformed   it is, and does not hold what it should; or a record is no CBOR
-    schema      a record is of a kind that this version does not know
+    missing     neither the key space nor a segment has the records, or the segment's object is missing
+    checksum    the object does not match the checksum in the index
+    malformed   the object matches its checksum but is not a valid segment, or a record is not valid CBOR
+    schema      this version does not know the record's kind
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from holdfast.layers import segments
 from holdfast.layers.journal_records import Kind
 from holdfast.layers.segments import SegmentRecord
 from holdfast.limits import ROWS_BATCH, ROWS_BATCH_BYTES
-from holdfast.pipeline.journal_chunks import OpenStore, Piece, not_staged
+from holdfast.pipeline.journal_chunks import JournalChunk, OpenStore, staged_object_missing
 from holdfast.pipeline.schemas import JOURNAL
 
 
@@ -37,89 +37,89 @@ class Damaged(msgspec.Struct, frozen=True):
     end: int  # Included.
     reason: str
     detail: str
-    segment: str | None = None  # The object they should be in; None: they should be hot.
+    segment: str | None = None  # The object they belong to; None: hot records.
 
 
-def read_piece(piece: Piece, objects: ObjectStore) -> list[bytes]:
-    """All records of a piece, those that are not wanted too.
+def read_chunk(chunk: JournalChunk, objects: ObjectStore) -> list[bytes]:
+    """All records of a chunk, including those outside its wanted range.
 
     Raises:
-        MissingObject: nothing holds them.
-        ChecksumMismatch: these are not the bytes that were indexed.
-        MalformedSegment: they are, and do not hold what they should.
-        Unreachable: they were staged, and this is not the place.
+        MissingObject: neither the key space nor a segment has them.
+        ChecksumMismatch: the bytes do not match the checksum in the index.
+        MalformedSegment: the bytes match but are not a valid segment.
+        Unreachable: a staged object is missing.
     """
-    if not piece.path:
+    if not chunk.path:
         raise MissingObject(
-            f"World {piece.world} has records {piece.start} to {piece.end} neither hot nor in a segment; "
+            f"Records {chunk.start} to {chunk.end} of world {chunk.world} are neither hot nor in a segment; "
             "restore a backup"
         )
     try:
-        data = objects.get(piece.path)
+        data = objects.get(chunk.path)
     except ObjectNotFound as error:
-        if piece.staged:
-            raise not_staged(piece.path, piece.store) from error
-        raise MissingObject(f"{piece.path} is not in the object store; restore it from a backup") from error
-    return segments.parse(data, SegmentRecord(piece.start, piece.end, piece.path, piece.checksum, piece.size))
+        if chunk.staged:
+            raise staged_object_missing(chunk.path, chunk.store) from error
+        raise MissingObject(f"{chunk.path} is not in the object store; restore it from a backup") from error
+    return segments.parse(data, SegmentRecord(chunk.start, chunk.end, chunk.path, chunk.checksum, chunk.size))
 
 
 def reason_of(error: Corrupt) -> str:
-    """The short word for damage of a piece."""
+    """The reason code for an error of `read_chunk`."""
     return _REASONS.get(type(error), "missing")
 
 
-def journal_rows(pieces: Iterable[Piece], open_store: OpenStore) -> Iterator[pa.RecordBatch | Damaged]:
-    """The wanted records of the pieces as rows of JOURNAL, in order, and what could not be read.
+def journal_rows(chunks: Iterable[JournalChunk], open_store: OpenStore) -> Iterator[pa.RecordBatch | Damaged]:
+    """The wanted records of the chunks as rows of JOURNAL, in order, and the damage that was found.
 
-    Stores that do not answer raise their errors: they are no damage, and another attempt may find them well.
+    Errors of unreachable stores are raised: they are not damage, and a retry may succeed.
     """
     rows = Rows()
-    for piece in pieces:
-        first, last = piece.span
+    for chunk in chunks:
+        first, last = chunk.span
         try:
-            records = read_piece(piece, open_store(piece.store))
+            records = read_chunk(chunk, open_store(chunk.store))
         except Corrupt as error:
             yield Damaged(
-                piece.universe,
-                piece.world,
+                chunk.universe,
+                chunk.world,
                 first,
                 last,
                 reason_of(error),
                 str(error),
-                None if piece.hot else piece.path or None,
+                None if chunk.hot else chunk.path or None,
             )
             continue
-        yield from rows.add(piece, records[first - piece.start : last + 1 - piece.start], first)
-    yield from rows.rest()
+        yield from rows.add(chunk, records[first - chunk.start : last + 1 - chunk.start], first)
+    yield from rows.flush()
 
 
 class Rows:
-    """Gathers records into batches of bounded size."""
+    """Collects records into batches of bounded size."""
 
     def __init__(self) -> None:
         self._clear()
 
-    def add(self, piece: Piece, records: list[bytes], height: int) -> Iterator[pa.RecordBatch | Damaged]:
-        """Take records from `height` on; whatever is complete by that."""
+    def add(self, chunk: JournalChunk, records: list[bytes], height: int) -> Iterator[pa.RecordBatch | Damaged]:
+        """Add records, the first at `height`; yields the batches that are full and the damage that was found."""
         for begin in range(0, len(records), _SLICE):
-            yield from self._take(piece, records[begin : begin + _SLICE], height + begin)
+            yield from self._decode(chunk, records[begin : begin + _SLICE], height + begin)
             if len(self._raw) >= ROWS_BATCH or self._bytes >= ROWS_BATCH_BYTES:
                 yield self._batch()
 
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        """What is gathered, if anything is."""
+    def flush(self) -> Iterator[pa.RecordBatch]:
+        """The last, partial batch, if there is one."""
         if self._raw:
             yield self._batch()
 
-    def _take(self, piece: Piece, records: list[bytes], height: int) -> Iterator[Damaged]:
-        loads, dumps, sha256, kinds = cbor2.loads, orjson.dumps, hashlib.sha256, _KINDS  # Found once, not once a row.
+    def _decode(self, chunk: JournalChunk, records: list[bytes], height: int) -> Iterator[Damaged]:
+        loads, dumps, sha256, kinds = cbor2.loads, orjson.dumps, hashlib.sha256, KINDS  # Local names: the loop is hot.
         bad: list[tuple[int, str, str]] = []
         taken = 0
         for offset, record in enumerate(records, height):
             try:
                 name, (_, value) = kinds[record[1]], loads(record)
-            except Exception as error:  # Whatever a decoder raises over bytes that it does not understand.
-                bad.append((offset, *_fault(record, error)))
+            except Exception as error:  # A decoder may raise anything on bytes it does not understand.
+                bad.append((offset, *record_fault(record, error)))
                 continue
             try:
                 payload = dumps(value, _default, orjson.OPT_NON_STR_KEYS)
@@ -131,11 +131,11 @@ class Rows:
             self._raw.append(record)
             self._hashes.append(sha256(record).hexdigest())
             taken += 1
-        self._universes += [piece.universe] * taken
-        self._worlds += [piece.world] * taken
-        self._segments += [None if piece.hot else piece.path] * taken
+        self._universes += [chunk.universe] * taken
+        self._worlds += [chunk.world] * taken
+        self._segments += [None if chunk.hot else chunk.path] * taken
         self._bytes += sum(map(len, records))
-        return _joined(piece, bad)
+        return _merge_damage(chunk, bad)
 
     def _clear(self) -> None:
         self._universes: list[str] = []
@@ -177,25 +177,25 @@ def _default(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def _fault(record: bytes, error: Exception) -> tuple[str, str]:
-    """The reason and the detail of a record that has no row."""
-    if len(record) > 1 and record[0] == _PAIR and record[1] not in _KINDS:
-        return "schema", f"its kind is {record[1]}, which this version does not know; upgrade Holdfast"
-    return "malformed", f"it is no record ({type(error).__name__}: {error}); restore it from a backup"
+def record_fault(record: bytes, error: Exception) -> tuple[str, str]:
+    """The reason code and the detail for a record that cannot be decoded."""
+    if len(record) > 1 and record[0] == _PAIR and record[1] not in KINDS:
+        return "schema", f"its kind {record[1]} is unknown to this version; upgrade Holdfast"
+    return "malformed", f"it is not a valid record ({type(error).__name__}: {error}); restore it from a backup"
 
 
-def _joined(piece: Piece, bad: list[tuple[int, str, str]]) -> Iterator[Damaged]:
-    """The bad records, with those that follow each other and have the same fault as one."""
+def _merge_damage(chunk: JournalChunk, bad: list[tuple[int, str, str]]) -> Iterator[Damaged]:
+    """The bad records, with adjacent ones of the same fault merged."""
     start = 0
     for n, (height, reason, detail) in enumerate(bad):
         follows = n + 1 < len(bad) and bad[n + 1][0] == height + 1 and bad[n + 1][1:] == (reason, detail)
         if not follows:
-            segment = None if piece.hot else piece.path
-            yield Damaged(piece.universe, piece.world, bad[start][0], height, reason, detail, segment)
+            segment = None if chunk.hot else chunk.path
+            yield Damaged(chunk.universe, chunk.world, bad[start][0], height, reason, detail, segment)
             start = n + 1
 
 
 _PAIR: Final = 0x82  # CBOR: an array of two.
-_SLICE: Final = 256  # Records between two looks at how large a batch has become.
-_KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
+_SLICE: Final = 256  # Records between two checks of a batch's size.
+KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
 _REASONS: Final[dict[type, str]] = {ChecksumMismatch: "checksum", MalformedSegment: "malformed"}

@@ -1,4 +1,4 @@
-"""What a job is told."""
+"""The configuration and the result of a job."""
 
 import ssl
 from typing import Any, Final
@@ -11,36 +11,36 @@ PATIENCE_SECONDS: Final = 30.0
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the plane and the lake are. It travels to executors, so it holds nothing but words."""
+    """Locations and credentials of the plane and the lake. It is sent to executors, so it holds plain values only."""
 
     data: str  # dir:PATH, postgresql://…, http://… or https://…
     lake: str  # A folder or s3://bucket/prefix
-    objects: str | None = None  # Where big bytes are, if the data do not say (PostgreSQL).
-    activity: str | None = None  # The folder of session logs, if the data do not say.
-    token: str | None = None  # For a server.
-    ca: str | None = None  # Files of an https:// server, as on the command line; writes need them on executors too.
+    objects: str | None = None  # The object store of large values, if `data` does not imply it (PostgreSQL).
+    activity: str | None = None  # The folder of session logs, if `data` does not imply it.
+    token: str | None = None  # Access token of a server.
+    ca: str | None = None  # Certificate files for https://, as on the command line; executors that write need them too.
     cert: str | None = None
     cert_key: str | None = None
-    patience_seconds: float = PATIENCE_SECONDS  # How long a server may be gone.
-    storage: dict[str, str] = {}  # Options of the object stores, such as aws_endpoint.
-    universes: tuple[str, ...] = ()  # Only these; none: all of them.
+    patience_seconds: float = PATIENCE_SECONDS  # How long to keep retrying an unreachable server.
+    storage: dict[str, str] = {}  # Object store options, such as aws_endpoint.
+    universes: tuple[str, ...] = ()  # Restrict the job to these universes; empty: all.
     reducer: str | None = None  # module:function, (state, record) -> state; None: a chain of hashes.
 
     def tls(self) -> ssl.SSLContext | None:
-        """How to trust a server; None where nothing is encrypted.
+        """The TLS context for an https:// plane, otherwise None.
 
         Raises:
-            PathUnusable: a file is not there, or is none of its kind.
+            PathUnusable: a certificate file is missing or invalid.
         """
         return tls.context(self.data, ca=self.ca, cert=self.cert, key=self.cert_key)
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job did: a line for people, numbers for programs, and whether all is well."""
+    """The outcome of a job: row counts, findings and notes."""
 
     job: str
     ok: bool
-    rows: dict[str, int]  # Rows written, or looked at, by table.
+    rows: dict[str, int]  # Rows written, or read, by table.
     seconds: float
-    findings: list[dict[str, Any]] = []  # What is wrong: {"universe", "world", "height", "reason", …}
+    findings: list[dict[str, Any]] = []  # Each: {"universe", "world", "height", "reason", …}
     notes: list[str] = []

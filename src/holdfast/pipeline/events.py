@@ -1,11 +1,11 @@
-"""Events: what session logs tell of messages, mail and leases, record by record. No Spark in it.
+"""Parse queue, mail and lease events out of session logs, and group them by message or mail. No Spark here.
 
-    records ──► parsed ──► dealt: one hand for each bucket ──► gathered: all that is told of one message, or of one id
+    records ──► parsed ──► bucketed: one payload per bucket ──► grouped: all events of one message, or of one mail id
 
-Everything that is told of one message goes into the same bucket, whatever file told it, so whoever has all hands of a
-bucket can fold what is in it. A hand is bytes: thousands of events that travel as one row.
+All events of one message go into the same bucket, whichever file they come from, so a bucket can be folded by itself.
+A payload is bytes: thousands of events in one row.
 
-Session logs are open to anybody, so a record that makes no sense is left out.
+Any client can write session logs, so invalid records are skipped.
 """
 
 import zlib
@@ -18,7 +18,7 @@ import pyarrow as pa
 from holdfast.limits import ROWS_BATCH
 from holdfast.pipeline.lifecycles import AT_MS_MAX, Event, MailGroup, MessageGroup
 
-_Moment: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=AT_MS_MAX)]
+_TimestampMs: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=AT_MS_MAX)]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Duration: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -34,117 +34,126 @@ LEASES: Final = pa.schema(
 )
 
 
-class _OfMessage(msgspec.Struct, frozen=True, gc=False):
-    """As `runtime.events.QueueEvent`; logs of older versions have fewer fields."""
+class _MessageRecord(msgspec.Struct, frozen=True, gc=False):
+    """The fields of `runtime.activity.events.QueueEvent`; logs of older versions have fewer."""
 
     event: str
     queue: str
     id: str
-    at_ms: _Moment
+    at_ms: _TimestampMs
     correlation_id: str | None = None
     attempt: _Count | None = None
     error: str | None = None
 
 
-class _OfMail(msgspec.Struct, frozen=True, gc=False):
+class _MailRecord(msgspec.Struct, frozen=True, gc=False):
     event: str
     to: str
     sender: str
     id: str
-    at_ms: _Moment
+    at_ms: _TimestampMs
 
 
-class _OfLease(msgspec.Struct, frozen=True, gc=False):
+class _LeaseRecord(msgspec.Struct, frozen=True, gc=False):
     event: str
     key: str
     owner: str
     waited_ms: _Duration
-    at_ms: _Moment
+    at_ms: _TimestampMs
 
 
 _MessageKey: TypeAlias = tuple[str, str, str]  # universe, queue, id
 _MailKey: TypeAlias = tuple[str, str, str, str]  # universe, recipient, sender, id
 
 
-class _Messages(msgspec.Struct, array_like=True):
-    """A hand of what is told of messages."""
+class _MessageEvents(msgspec.Struct, array_like=True):
+    """The payload of one bucket of message events."""
 
     events: list[tuple[str, str, str, str, int, str | None, int | None, str | None]] = []
-    errors: list[tuple[str, str, str, str]] = []  # universe, queue, id, error: what the plane knows of dead letters
+    errors: list[tuple[str, str, str, str]] = []  # universe, queue, id, error of dead letters in the plane
 
 
-_Mails: TypeAlias = list[tuple[str, str, str, str, str, int]]
+_MailEvents: TypeAlias = list[tuple[str, str, str, str, str, int]]
 
-Hands: TypeAlias = Iterator[tuple[int, bytes]]  # A bucket, and what goes into it.
+Buckets: TypeAlias = Iterator[tuple[int, bytes]]  # The bucket and its encoded events.
 
 
-def deal_messages(batch: pa.RecordBatch, buckets: int) -> Hands:
-    """Deal out a batch of (universe, record)."""
-    hands: dict[int, _Messages] = {}
-    for universe, told in _parsed(batch, _decode_message):
-        bucket = _bucket((universe, told.queue, told.id), buckets)
-        hands.setdefault(bucket, _Messages()).events.append(
-            (universe, told.queue, told.id, told.event, told.at_ms, told.correlation_id, told.attempt, told.error)
+def bucket_messages(batch: pa.RecordBatch, buckets: int) -> Buckets:
+    """The events of a batch of (universe, record), encoded by bucket."""
+    payloads: dict[int, _MessageEvents] = {}
+    for universe, event in _parse(batch, _decode_message):
+        bucket = _bucket((universe, event.queue, event.id), buckets)
+        payloads.setdefault(bucket, _MessageEvents()).events.append(
+            (
+                universe,
+                event.queue,
+                event.id,
+                event.event,
+                event.at_ms,
+                event.correlation_id,
+                event.attempt,
+                event.error,
+            )
         )
-    return _packed(hands)
+    return _encode_buckets(payloads)
 
 
-def deal_errors(errors: Iterable[tuple[str, str, str, str]], buckets: int) -> Hands:
-    """Deal out what the plane knows: (universe, queue, id, error) of dead letters that are still there."""
-    hands: dict[int, _Messages] = {}
+def bucket_errors(errors: Iterable[tuple[str, str, str, str]], buckets: int) -> Buckets:
+    """The errors of dead letters in the plane, (universe, queue, id, error), encoded by bucket."""
+    payloads: dict[int, _MessageEvents] = {}
     for error in errors:
-        hands.setdefault(_bucket(error[:3], buckets), _Messages()).errors.append(error)
-    return _packed(hands)
+        payloads.setdefault(_bucket(error[:3], buckets), _MessageEvents()).errors.append(error)
+    return _encode_buckets(payloads)
 
 
-def deal_mails(batch: pa.RecordBatch, buckets: int) -> Hands:
-    """Deal out a batch of (universe, record)."""
-    hands: dict[int, _Mails] = {}
-    for universe, told in _parsed(batch, _decode_mail):
-        key = (universe, told.to, told.sender, told.id)
-        hands.setdefault(_bucket(key, buckets), []).append((*key, told.event, told.at_ms))
-    return _packed(hands)
+def bucket_mails(batch: pa.RecordBatch, buckets: int) -> Buckets:
+    """The events of a batch of (universe, record), encoded by bucket."""
+    payloads: dict[int, _MailEvents] = {}
+    for universe, event in _parse(batch, _decode_mail):
+        key = (universe, event.to, event.sender, event.id)
+        payloads.setdefault(_bucket(key, buckets), []).append((*key, event.event, event.at_ms))
+    return _encode_buckets(payloads)
 
 
-def gather_messages(hands: Iterable[bytes]) -> Iterator[list[MessageGroup]]:
-    """What is told of each message of a bucket, a bounded number of messages at a time."""
+def group_messages(payloads: Iterable[bytes]) -> Iterator[list[MessageGroup]]:
+    """All events of each message of a bucket, a bounded number of messages at a time."""
     events: dict[_MessageKey, list[Event]] = {}
     correlations: dict[_MessageKey, str] = {}
     errors: dict[_MessageKey, str] = {}
-    for hand in hands:
-        told = _unpack_messages(hand)
-        for universe, queue, id, event, at_ms, correlation_id, attempt, error in told.events:
+    for payload in payloads:
+        decoded = _decode_messages(payload)
+        for universe, queue, id, event, at_ms, correlation_id, attempt, error in decoded.events:
             key = (universe, queue, id)
             events.setdefault(key, []).append(Event(event, at_ms, attempt, error))
             if correlation_id is not None and correlations.get(key, "") <= correlation_id:
                 correlations[key] = correlation_id
-        errors.update(((universe, queue, id), error) for universe, queue, id, error in told.errors)
-    for keys in _pages(events):
+        errors.update(((universe, queue, id), error) for universe, queue, id, error in decoded.errors)
+    for keys in _batches(events):
         yield [
             MessageGroup(key[0], key[1], key[2], correlations.get(key), events[key], errors.get(key)) for key in keys
         ]
 
 
-def gather_mails(hands: Iterable[bytes]) -> Iterator[list[MailGroup]]:
-    """What is told of each id under which somebody sent mail to somebody."""
+def group_mails(payloads: Iterable[bytes]) -> Iterator[list[MailGroup]]:
+    """All events of each (recipient, sender, id), a bounded number at a time."""
     events: dict[_MailKey, list[Event]] = {}
-    for hand in hands:
-        for universe, recipient, sender, id, event, at_ms in _unpack_mails(hand):
+    for payload in payloads:
+        for universe, recipient, sender, id, event, at_ms in _decode_mails(payload):
             events.setdefault((universe, recipient, sender, id), []).append(Event(event, at_ms))
-    for keys in _pages(events):
+    for keys in _batches(events):
         yield [
             MailGroup(universe, recipient, sender, id, events[universe, recipient, sender, id])
             for universe, recipient, sender, id in keys
         ]
 
 
-def leases(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The events of leases in a batch of (universe, record)."""
-    rows = [{"universe": universe, **msgspec.structs.asdict(told)} for universe, told in _parsed(batch, _decode_lease)]
+def lease_events(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The lease events in a batch of (universe, record)."""
+    rows = [{"universe": universe, **msgspec.structs.asdict(event)} for universe, event in _parse(batch, _decode_lease)]
     return pa.RecordBatch.from_pylist(rows, LEASES)
 
 
-def _parsed(batch: pa.RecordBatch, decode: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
+def _parse(batch: pa.RecordBatch, decode: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
     for universe, record in zip(batch.column("universe").to_pylist(), batch.column("record").to_pylist(), strict=True):
         try:
             yield universe, decode(record)
@@ -156,18 +165,18 @@ def _bucket(key: Sequence[str], buckets: int) -> int:
     return zlib.crc32("\0".join(key).encode()) % buckets
 
 
-def _packed(hands: dict[int, Any]) -> Hands:
-    return ((bucket, _pack(hand)) for bucket, hand in hands.items())
+def _encode_buckets(payloads: dict[int, Any]) -> Buckets:
+    return ((bucket, _encode(payload)) for bucket, payload in payloads.items())
 
 
-def _pages(keys: Collection[Any]) -> Iterator[list[Any]]:
-    every = list(keys)
-    return (every[begin : begin + ROWS_BATCH] for begin in range(0, len(every), ROWS_BATCH))
+def _batches(keys: Collection[Any]) -> Iterator[list[Any]]:
+    all_keys = list(keys)
+    return (all_keys[begin : begin + ROWS_BATCH] for begin in range(0, len(all_keys), ROWS_BATCH))
 
 
-_decode_message: Final = msgspec.json.Decoder(_OfMessage).decode
-_decode_mail: Final = msgspec.json.Decoder(_OfMail).decode
-_decode_lease: Final = msgspec.json.Decoder(_OfLease).decode
-_pack: Final = msgspec.msgpack.Encoder().encode
-_unpack_messages: Final = msgspec.msgpack.Decoder(_Messages).decode
-_unpack_mails: Final = msgspec.msgpack.Decoder(_Mails).decode
+_decode_message: Final = msgspec.json.Decoder(_MessageRecord).decode
+_decode_mail: Final = msgspec.json.Decoder(_MailRecord).decode
+_decode_lease: Final = msgspec.json.Decoder(_LeaseRecord).decode
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_messages: Final = msgspec.msgpack.Decoder(_MessageEvents).decode
+_decode_mails: Final = msgspec.msgpack.Decoder(_MailEvents).decode

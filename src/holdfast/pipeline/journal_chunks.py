@@ -1,4 +1,4 @@
-"""What a view tells of a world, and the pieces of its history that executors read, each by itself."""
+"""A world as a view shows it, and the chunks of its journal that executors read independently."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -18,66 +18,66 @@ OpenStore: TypeAlias = Callable[[str], ObjectStore]
 
 
 class WorldView(msgspec.Struct, frozen=True):
-    """A world at one moment."""
+    """A world at one point in time."""
 
     universe: str
     name: str
-    head: int  # The next height; how many records there are.
+    head: int  # The next height, which is the number of records.
     first_hot: int
-    baseline: SnapshotRecord | None  # None: it is damaged, because every world is made with one.
+    baseline: SnapshotRecord | None  # None: damaged, because every world is created with one.
     snapshots: list[SnapshotRecord]
     segments: list[SegmentRecord]
     state: str = "active"
 
 
-class Piece(msgspec.Struct, frozen=True):
-    """A run of records of one world in one object: a cold segment, or hot records that were staged as if they were one.
+class JournalChunk(msgspec.Struct, frozen=True):
+    """Consecutive records of one world in one object: a cold segment, or hot records staged in the same format.
 
-    Nothing holds the records of a piece without a path: they are missing.
+    A chunk without a path stands for missing records.
     """
 
     universe: str
     world: str
     start: int
-    end: int  # Included, as in a SegmentRecord.
-    store: str  # For `Stores`.
+    end: int  # Inclusive, as in a SegmentRecord.
+    store: str  # A URL for `Stores`.
     path: str
     checksum: str
     size: int
     hot: bool
-    first: int = 0  # Only records from this height on are wanted; those before it were read earlier.
-    last: int | None = None  # And up to this one, if it is not the end.
-    staged: bool = False  # The object was written for this read alone; that it is not there says nothing of the plane.
+    first: int = 0  # Only records from this height on are wanted; earlier ones were read before.
+    last: int | None = None  # The last wanted height; None: `end`.
+    staged: bool = False  # Written for this read only; if it is missing, the plane is not damaged.
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first and the last height that are wanted, both included."""
+        """The first and the last wanted height, inclusive."""
         return max(self.start, self.first), self.end if self.last is None else min(self.last, self.end)
 
     @property
     def rows(self) -> int:
-        """How many records are wanted."""
+        """The number of wanted records."""
         first, last = self.span
         return max(last + 1 - first, 0)
 
 
-def not_staged(path: str, store: str) -> Unreachable:
-    """The error of whoever does not find what was staged for it."""
+def staged_object_missing(path: str, store: str) -> Unreachable:
+    """The error for a staged object that is missing."""
     return Unreachable(
-        f"{path} was staged in {store} and is not there; name a place for staging that all executors reach, and that "
-        "nobody clears meanwhile"
+        f"{path} was staged in {store} and is missing; use a staging location that all executors can reach and "
+        "that nothing else cleans up"
     )
 
 
 class Stores(msgspec.Struct, frozen=True):
-    """Opens object stores with the options of a Config; it travels to executors, and what it opened stays behind."""
+    """Opens object stores with the options of a Config. It is sent to executors; open stores are not."""
 
     storage: dict[str, str] = {}
 
     def __call__(self, url: str) -> ObjectStore:
-        """The store at `url`, to read from: a local folder is not made, and one that is not there has no objects.
+        """The store at `url`, for reading. A local folder that does not exist is an empty store, and is not created.
 
-        Nor has the store without a name, which is that of missing pieces.
+        So is the store with the empty URL, which missing chunks have.
         """
         if not url:
             return ObjectStore(MemoryStore())
@@ -86,17 +86,17 @@ class Stores(msgspec.Struct, frozen=True):
         return _remote(url, tuple(sorted(self.storage.items())))
 
     def staging(self, url: str) -> ObjectStore:
-        """The store at `url`, to write what is read soon: a local folder is made, but nothing in it is synced.
+        """The store at `url`, for staging. A local folder is created; writes to it are not synced.
 
         Raises:
-            PathUnusable: the folder cannot be made.
+            PathUnusable: the folder cannot be created.
         """
         if (folder := _folder(url)) is not None:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise PathUnusable(
-                    f"{folder} cannot be made ({error.strerror}); name another place for staging, or let it be written"
+                    f"{folder} cannot be created ({error.strerror}); use another staging location, or make it writable"
                 ) from error
             return ObjectStore(LocalStore(folder))
         return _remote(url, tuple(sorted(self.storage.items())))
@@ -110,7 +110,7 @@ def _folder(url: str) -> Path | None:
 @lru_cache(maxsize=64)
 def _remote(url: str, storage: tuple[tuple[str, str], ...]) -> ObjectStore:
     options: dict[str, Any] = {key.lower(): value for key, value in storage}
-    # The same options open the lake, which takes more of them, and calls this one by another name.
+    # The lake is opened with the same options; it knows more of them, and spells allow_http differently.
     for name in _OF_THE_LAKE:
         options.pop(name, None)
     allow_http = [options.pop(name, "") for name in ("allow_http", "aws_allow_http")]

@@ -1,14 +1,14 @@
-"""Lifecycles: what session logs tell of a message or a mail, event by event, folded into one row. No Spark in it.
+"""Lifecycles: folds the events of a message or a mail into one row. No Spark here.
 
     put ──► leased ──► acked                         stored ──► delivered ──► confirmed
               │ ▲                                       └───────────┴───────► expired
-              ▼ │                                 (whoever waits may be outlived, or purged)
+              ▼ │                                 (a waiting message may also be outlived or purged)
             nacked, deferred, expired ──► dead-lettered ──► redriven ──► leased …
 
-Session logs are BEST_EFFORT: events may be lost with a crash, come from several files in any order, and a line may be
-there twice. So a fold looks at the set of events, never at their order. An event of a message names the delivery that
-it belongs to, which puts events in order whatever clocks say, and shows of which deliveries nothing else is known. What
-was not told stays None: a row claims less than what happened, and never more.
+Session logs are BEST_EFFORT: a crash may lose events, they come from several files in any order, and a line may be
+duplicated. So a fold depends on the set of events, never on their order. A message event names its delivery, which
+orders events independently of clocks, and shows the deliveries of which nothing else is known. Unknown values stay
+None: a row may state less than what happened, never more.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,20 +18,20 @@ import pyarrow as pa
 
 from holdfast.pipeline.schemas import MAIL, MESSAGES
 
-AT_MS_MAX: Final = 253_402_300_800_000  # The year 10000, where timestamps of Python end: later ones are nonsense.
+AT_MS_MAX: Final = 253_402_300_800_000  # The year 10000, where Python timestamps end.
 
 
 class Event(NamedTuple):
-    """Something that happened to a message or a mail. Two that are equal are one that is told twice."""
+    """An event of a message or a mail. Equal events are duplicates."""
 
     event: str
     at_ms: int
-    attempt: int | None = None  # Which delivery of a message; None in old logs, and where there was none yet.
+    attempt: int | None = None  # The delivery of a message; None in old logs, and before the first one.
     error: str | None = None
 
 
 class Message(NamedTuple):
-    """A row of `messages`, without what names the message."""
+    """A row of `messages`, without its key columns."""
 
     put_ms: int | None
     first_leased_ms: int | None
@@ -47,7 +47,7 @@ class Message(NamedTuple):
 
 
 class Mail(NamedTuple):
-    """A row of `mail`, without what names the mail."""
+    """A row of `mail`, without its key columns."""
 
     stored_ms: int | None
     delivered_ms: int | None
@@ -57,18 +57,18 @@ class Mail(NamedTuple):
 
 
 class MessageGroup(NamedTuple):
-    """All that is told of a message of one queue."""
+    """All events of a message in one queue."""
 
     universe: str
     queue: str
     id: str
     correlation_id: str | None
     events: Collection[Event]
-    known: str | None = None  # The error of a dead letter that is still there; logs of older versions do not tell it.
+    stored_error: str | None = None  # The error of a dead letter in the plane; logs of older versions lack it.
 
 
 class MailGroup(NamedTuple):
-    """All that is told of the mails that one sender sent to one recipient under one id."""
+    """All events of the mails from one sender to one recipient under one id."""
 
     universe: str
     recipient: str
@@ -78,17 +78,19 @@ class MailGroup(NamedTuple):
 
 
 def message(events: Collection[Event]) -> Message:
-    """What became of a message of one queue."""
-    told = _in_order({event for event in events if event.event in _STEPS and 0 <= event.at_ms < AT_MS_MAX})
-    last = told[-1] if told else None
+    """Fold the events of a message in one queue."""
+    known_events = _sort_events(
+        {event for event in events if event.event in _EVENT_ORDER and 0 <= event.at_ms < AT_MS_MAX}
+    )
+    last = known_events[-1] if known_events else None
     outcome = "unknown" if last is None else _OUTCOMES[last.event]
-    put_ms = next((event.at_ms for event in told if event.event == "put"), None)
-    leases = {event.attempt: event.at_ms for event in reversed(told) if event.event == "leased"}
-    deliveries = {event.attempt for event in told if event.event in _OF_A_DELIVERY}
-    # A message that was put is delivered for the first time by attempt 1; a dead letter comes with those that it had.
+    put_ms = next((event.at_ms for event in known_events if event.event == "put"), None)
+    leases = {event.attempt: event.at_ms for event in reversed(known_events) if event.event == "leased"}
+    deliveries = {event.attempt for event in known_events if event.event in _DELIVERY_EVENTS}
+    # An enqueued message is first delivered by attempt 1; a dead letter keeps its attempts.
     first = 1 if put_ms is not None else min(leases, key=lambda attempt: attempt or 0, default=None)
     ended_ms = last.at_ms if last is not None and outcome in _ENDED else None
-    names = [event.event for event in told]
+    names = [event.event for event in known_events]
     return Message(
         put_ms=put_ms,
         first_leased_ms=leases.get(first),
@@ -99,77 +101,83 @@ def message(events: Collection[Event]) -> Message:
         redrives=names.count("redriven"),
         outcome=outcome,
         error=last.error if last is not None and outcome == "dead" else None,
-        wait_ms=_between(put_ms, leases.get(1)),
-        service_ms=_between(leases.get(last.attempt), ended_ms) if last is not None and outcome in _SERVED else None,
+        wait_ms=_duration_ms(put_ms, leases.get(1)),
+        service_ms=_duration_ms(leases.get(last.attempt), ended_ms)
+        if last is not None and outcome in _SERVED
+        else None,
     )
 
 
 def mails(events: Collection[Event]) -> list[Mail]:
-    """What became of the mails that one sender sent to one recipient under one id, in order.
+    """Fold the events of the mails from one sender to one recipient under one id, in order.
 
-    That is one mail, as a rule. Once it is gone its id is free, and whoever sends it again sends another one.
+    Usually that is one mail. Once it has ended, its id may be used again.
     """
-    told = {event for event in events if event.event in _MAIL_STEPS and 0 <= event.at_ms < AT_MS_MAX}
-    begins = sorted({event.at_ms for event in told if event.event == "stored"})
-    lives: list[list[Event]] = [[] for _ in begins] or [[]]
-    for event in told:
+    known_events = {event for event in events if event.event in _MAIL_EVENT_ORDER and 0 <= event.at_ms < AT_MS_MAX}
+    begins = sorted({event.at_ms for event in known_events if event.event == "stored"})
+    lifetimes: list[list[Event]] = [[] for _ in begins] or [[]]
+    for event in known_events:
         later = sum(begin <= event.at_ms for begin in begins)
-        lives[max(later, 1) - 1].append(event)
-    return [_mail(life) for life in lives if life]
+        lifetimes[max(later, 1) - 1].append(event)
+    return [_mail(lifetime) for lifetime in lifetimes if lifetime]
 
 
 def message_rows(groups: Sequence[MessageGroup]) -> pa.RecordBatch:
-    """Rows of `messages`."""
-    rows = [_completed(message(group.events), group.known) for group in groups]
+    """One row of `messages` per group."""
+    rows = [_with_stored_error(message(group.events), group.stored_error) for group in groups]
     return _batch(MESSAGES.schema, MessageGroup, groups, Message, rows)
 
 
 def mail_rows(groups: Sequence[MailGroup]) -> pa.RecordBatch:
-    """Rows of `mail`."""
-    lives = [(group, mail) for group in groups for mail in mails(group.events)]
-    return _batch(MAIL.schema, MailGroup, [group for group, _ in lives], Mail, [mail for _, mail in lives])
+    """One or more rows of `mail` per group."""
+    lifetimes = [(group, mail) for group in groups for mail in mails(group.events)]
+    return _batch(MAIL.schema, MailGroup, [group for group, _ in lifetimes], Mail, [mail for _, mail in lifetimes])
 
 
-def _completed(folded: Message, known: str | None) -> Message:
-    return folded._replace(error=folded.error or known) if folded.outcome == "dead" else folded
+def _with_stored_error(folded: Message, stored_error: str | None) -> Message:
+    return folded._replace(error=folded.error or stored_error) if folded.outcome == "dead" else folded
 
 
-def _in_order(events: set[Event]) -> list[Event]:
-    """The events in the order in which they happened; each that belongs to a delivery says to which."""
-    if any(not event.attempt for event in events if event.event in _OF_A_DELIVERY or event.event == "redriven"):
-        return _numbered(events)
-    return sorted(events, key=lambda event: (event.event in _FINAL, event.attempt or 0, *_tie(event)))
+def _sort_events(events: set[Event]) -> list[Event]:
+    """The events in the order in which they happened, each with its delivery."""
+    if any(not event.attempt for event in events if event.event in _DELIVERY_EVENTS or event.event == "redriven"):
+        return _number_deliveries(events)
+    return sorted(events, key=lambda event: (event.event in _FINAL, event.attempt or 0, *_tie_breaker(event)))
 
 
-def _numbered(events: set[Event]) -> list[Event]:
-    """The same for logs that do not name deliveries, by the clock: each lease is the next delivery."""
+def _number_deliveries(events: set[Event]) -> list[Event]:
+    """The same for logs that do not name deliveries, ordered by time: each lease starts the next delivery."""
     ordered, attempt = list[Event](), 0
-    for event in sorted(events, key=lambda event: (event.event in _FINAL, event.at_ms, *_tie(event))):
-        attempt = max(attempt + (event.event == "leased"), event.event in _OF_A_DELIVERY)
+    for event in sorted(events, key=lambda event: (event.event in _FINAL, event.at_ms, *_tie_breaker(event))):
+        attempt = max(attempt + (event.event == "leased"), event.event in _DELIVERY_EVENTS)
         ordered.append(event._replace(attempt=attempt))
     return ordered
 
 
-def _tie(event: Event) -> tuple[Any, ...]:
-    return _STEPS[event.event], event.event, event.at_ms, event.attempt or 0, event.error or ""
+def _tie_breaker(event: Event) -> tuple[Any, ...]:
+    return _EVENT_ORDER[event.event], event.event, event.at_ms, event.attempt or 0, event.error or ""
 
 
 def _mail(events: Collection[Event]) -> Mail:
-    at_ms = {what: min(times) for what in _MAIL_STEPS if (times := [e.at_ms for e in events if e.event == what])}
-    # Whatever comes later in this order can only have happened after what comes before it, whatever was told of that.
-    last = max(at_ms, key=lambda what: _MAIL_STEPS[what])
+    at_ms = {
+        event_name: min(times)
+        for event_name in _MAIL_EVENT_ORDER
+        if (times := [e.at_ms for e in events if e.event == event_name])
+    }
+    # A later step implies that the earlier ones happened, whether they were logged or not.
+    last = max(at_ms, key=lambda event_name: _MAIL_EVENT_ORDER[event_name])
     stored_ms, delivered_ms = at_ms.get("stored"), at_ms.get("delivered")
     return Mail(
         stored_ms=stored_ms,
         delivered_ms=delivered_ms,
         ended_ms=at_ms[last] if last in _MAIL_FINAL else None,
         outcome="waiting" if last == "stored" else last,
-        wait_ms=_between(stored_ms, delivered_ms),
+        wait_ms=_duration_ms(stored_ms, delivered_ms),
     )
 
 
-def _between(begin_ms: int | None, end_ms: int | None) -> int | None:
-    """How long something took; None if nobody knows, or a clock was set back meanwhile."""
+def _duration_ms(begin_ms: int | None, end_ms: int | None) -> int | None:
+    """The duration; None if unknown, or if a clock was set back."""
     return None if begin_ms is None or end_ms is None or end_ms < begin_ms else end_ms - begin_ms
 
 
@@ -180,7 +188,7 @@ def _batch(
     fold: type[NamedTuple],
     folds: Sequence[tuple[Any, ...]],
 ) -> pa.RecordBatch:
-    """Columns in the order of the schema, where a moment that a fold calls `…_ms` is called `…_at`."""
+    """Columns in the order of the schema. A time that a fold names `…_ms` is the column `…_at`."""
     named = dict(zip(group._fields, _columns(groups, group), strict=True))
     named |= zip(fold._fields, _columns(folds, fold), strict=True)
     columns = []
@@ -196,8 +204,8 @@ def _columns(rows: Sequence[tuple[Any, ...]], row: type[NamedTuple]) -> list[Seq
     return list(zip(*rows, strict=True)) if rows else [()] * len(row._fields)
 
 
-# Within one delivery, what happens later has the higher number.
-_STEPS: Final = {
+# Within one delivery, later events have higher numbers.
+_EVENT_ORDER: Final = {
     "put": 0,
     "leased": 1,
     "deferred": 2,
@@ -209,8 +217,8 @@ _STEPS: Final = {
     "outlived": 5,
     "purged": 5,
 }
-_OF_A_DELIVERY: Final = frozenset(("leased", "deferred", "nacked", "expired", "dead-lettered", "acked"))
-_FINAL: Final = frozenset(("acked", "outlived", "purged"))  # No message comes back from these; dead letters may.
+_DELIVERY_EVENTS: Final = frozenset(("leased", "deferred", "nacked", "expired", "dead-lettered", "acked"))
+_FINAL: Final = frozenset(("acked", "outlived", "purged"))  # These are final; a dead letter may be redriven.
 _OUTCOMES: Final = {
     **dict.fromkeys(("put", "deferred", "nacked", "expired", "redriven"), "waiting"),
     "leased": "leased",
@@ -220,6 +228,6 @@ _OUTCOMES: Final = {
     "purged": "purged",
 }
 _ENDED: Final = frozenset(("acked", "dead", "outlived", "purged"))
-_SERVED: Final = frozenset(("acked", "dead"))  # Somebody had it when it ended.
-_MAIL_STEPS: Final = {"rejected": 0, "stored": 1, "delivered": 2, "expired": 3, "confirmed": 4}
+_SERVED: Final = frozenset(("acked", "dead"))  # It was leased when it ended.
+_MAIL_EVENT_ORDER: Final = {"rejected": 0, "stored": 1, "delivered": 2, "expired": 3, "confirmed": 4}
 _MAIL_FINAL: Final = frozenset(("rejected", "expired", "confirmed"))

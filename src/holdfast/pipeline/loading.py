@@ -1,11 +1,11 @@
-"""Bulk loads into queues, mailboxes and inboxes: every row once, whatever is run again. No Spark in it.
+"""Bulk loads into queues, mailboxes and inboxes: every row exactly once, even if a load is repeated. No Spark here.
 
-A load has a name, and a row has a key. In the commit that writes a row, a state document is written that says so:
+A load has a name, and a row has a key. The commit that writes a row also writes a state document:
 
     loads/<load>/<hash of the key>
 
-A row whose document is there was written before, and is passed over. So a load that failed half-way is run again as
-it is, by as many tasks as like, and ends with every row written once. `loads/<load>` says how its last run went.
+A row whose document exists was written before, and is skipped. So a load that failed half-way can simply be repeated,
+by any number of tasks, and ends with every row written once. `loads/<load>` has the counts of the last run.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from holdfast.limits import (
     INBOX_INLINE_BYTES_MAX,
     LOAD_BATCH_BYTES,
     LOAD_BATCH_ROWS,
-    LOAD_LOOKS,
+    LOAD_LOOKUP_THREADS,
     PAYLOAD_INLINE_BYTES_MAX,
 )
 from holdfast.names import UNIVERSE, checked_name
@@ -43,7 +43,7 @@ from holdfast.wire.worlds import PutItem
 
 Row = Mapping[str, Any]
 
-# The columns of each target: those that a row must have, and those that it may have.
+# The columns of each target: required and optional ones.
 COLUMNS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "queues": (
         ("payload",),
@@ -67,17 +67,17 @@ COLUMNS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What is loaded where. `key` is the column that tells rows apart."""
+    """The parameters of a load. `key` is the column that identifies a row."""
 
     name: str
     target: str
     key: str = "key"
-    queue: str | None = None  # For rows that name none.
-    universe: str = UNIVERSE  # For rows that name none.
+    queue: str | None = None  # Default for rows without one.
+    universe: str = UNIVERSE  # Default for rows without one.
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """How many rows were written, and how many had been before."""
+class LoadResult(msgspec.Struct, frozen=True):
+    """The number of rows written, and of rows that were written before."""
 
     written: int = 0
     known: int = 0
@@ -87,12 +87,12 @@ def check_columns(load: Load, columns: Iterable[str]) -> None:
     """Raise unless rows with these columns can be loaded.
 
     Raises:
-        InvalidArgument: a column is missing, or says nothing that a target understands.
-        InvalidName: the load's name is none.
+        InvalidArgument: a column is missing, or unknown to the target.
+        InvalidName: the load's name is invalid.
     """
     checked_name("load", load.name)
     if load.target not in COLUMNS:
-        raise InvalidArgument(f"{load.target!r} takes no rows; load into {', '.join(COLUMNS)}")
+        raise InvalidArgument(f"Cannot load into {load.target!r}; the targets are {', '.join(COLUMNS)}")
     needed, known = COLUMNS[load.target]
     have = set(columns)
     missing = [name for name in (*needed, load.key) if name not in have]
@@ -100,43 +100,43 @@ def check_columns(load: Load, columns: Iterable[str]) -> None:
         missing.append("queue")
     if missing:
         raise InvalidArgument(
-            f"Rows for {load.target} lack {', '.join(missing)}; the key is the column that the option `key` names"
+            f"Rows for {load.target} lack the columns {', '.join(missing)}; the option `key` names the key column"
         )
     unknown = sorted(have - {*needed, *known, load.key})
     if unknown:
-        raise InvalidArgument(f"Rows for {load.target} have no use for {', '.join(unknown)}; drop these columns")
+        raise InvalidArgument(f"Rows for {load.target} have unknown columns {', '.join(unknown)}; drop them")
 
 
-def run(transport: Transport, load: Load, rows: Iterable[Row]) -> Loaded:
+def run(transport: Transport, load: Load, rows: Iterable[Row]) -> LoadResult:
     """Write the rows that were not written before.
 
     Raises:
-        InvalidArgument: a row has no key, or a value that its target does not take.
-        MailboxFull: a mailbox is full. What was written stays written; run the load again when there is room.
+        InvalidArgument: a row has no key, or an invalid value.
+        MailboxFull: a mailbox is full. Rows written so far stay; run the load again when there is space.
     """
     written = known = 0
     for batch in _batches(load, rows):
         fresh = _commit(transport, load, batch)
         written += fresh
         known += len(batch) - fresh
-    return Loaded(written, known)
+    return LoadResult(written, known)
 
 
-def summarise(transport: Transport, load: Load, loaded: Iterable[Loaded]) -> None:
-    """Write down how a run went that is over."""
+def store_summary(transport: Transport, load: Load, loaded: Iterable[LoadResult]) -> None:
+    """Store the counts of a finished run."""
     all = list(loaded)
     counts = {"written": sum(each.written for each in all), "known": sum(each.known for each in all)}
     transport.call(UpdateState(summary_key(load), canonical(counts), universe=load.universe))
 
 
 def summary_key(load: Load) -> str:
-    """Where it is written down how the last run of a load went."""
+    """The state document with the counts of a load's last run."""
     return f"loads/{load.name}"
 
 
 @contextmanager
-def opened(config: Config) -> Iterator[Transport]:
-    """The plane, open to be written to."""
+def open_transport(config: Config) -> Iterator[Transport]:
+    """A transport to the plane, for writing."""
     if config.data.startswith(("http://", "https://")):
         patience = config.patience_seconds
         transport: Transport = RemoteTransport(
@@ -151,11 +151,11 @@ def opened(config: Config) -> Iterator[Transport]:
 
 
 def _batches(load: Load, rows: Iterable[Row]) -> Iterator[dict[tuple[str, str], Row]]:
-    """Rows by their ledger's universe and key, as many together as one commit takes. The first of a key counts."""
+    """Rows by universe and document key, in batches for one commit each. The first row of a key counts."""
     batch: dict[tuple[str, str], Row] = {}
     size = 0
     for row in rows:
-        batch.setdefault(_place(load, row), row)
+        batch.setdefault(_ledger_key(load, row), row)
         size += len(_bytes(row.get("payload", row.get("body")))[0])
         if len(batch) >= LOAD_BATCH_ROWS or size >= LOAD_BATCH_BYTES:
             yield batch
@@ -165,54 +165,54 @@ def _batches(load: Load, rows: Iterable[Row]) -> Iterator[dict[tuple[str, str], 
 
 
 def _commit(transport: Transport, load: Load, batch: dict[tuple[str, str], Row]) -> int:
-    """Write a batch in one commit; how many of its rows are new."""
+    """Write a batch in one commit; returns how many of its rows are new."""
     left = batch
     for _ in range(CONFLICT_RETRIES_MAX):
         if not left:
             return 0
         done: list[Step] = [UpdateState(key, _WRITTEN, if_absent=True, universe=universe) for universe, key in left]
-        steps = _joined(_STEPS[load.target](transport, load, *place, row) for place, row in left.items())
+        steps = _merge_steps(_STEPS[load.target](transport, load, *ledger_key, row) for ledger_key, row in left.items())
         try:
             transport.call(CommitAtomic(done + steps, tier=Tier.CRITICAL))
         except CasMismatch:
-            # Some were written before; which ones is found out only now, because most loads run once.
-            left = _unknown(transport, left)
+            # Some rows were written before. They are looked up only now, because most loads run once.
+            left = _unwritten(transport, left)
         else:
             return len(left)
-    raise Busy(f"Others load {load.name} so fast that this cannot keep up; run it again when they are done")
+    raise Busy(f"Another run of load {load.name} keeps committing first; run it again when that one is done")
 
 
-def _unknown(transport: Transport, batch: dict[tuple[str, str], Row]) -> dict[tuple[str, str], Row]:
-    """The rows that were not written before. Calls of several threads share the way to a server, and its answers."""
-    with ThreadPoolExecutor(LOAD_LOOKS) as pool:
-        found = pool.map(lambda place: transport.call(GetState(place[1], place[0])).state, batch)
-        return {place: batch[place] for place, state in zip(batch, found, strict=True) if state is None}
+def _unwritten(transport: Transport, batch: dict[tuple[str, str], Row]) -> dict[tuple[str, str], Row]:
+    """The rows that were not written before. Threads, because the client batches concurrent calls."""
+    with ThreadPoolExecutor(LOAD_LOOKUP_THREADS) as pool:
+        found = pool.map(lambda ledger_key: transport.call(GetState(ledger_key[1], ledger_key[0])).state, batch)
+        return {ledger_key: batch[ledger_key] for ledger_key, state in zip(batch, found, strict=True) if state is None}
 
 
-def _joined(steps: Iterable[Step]) -> list[Step]:
-    """The same steps, with those that put into one queue, or send from one mailbox, as one."""
+def _merge_steps(steps: Iterable[Step]) -> list[Step]:
+    """The same steps, with those of the same queue, or the same sender, merged."""
     found: dict[tuple[str, ...], Step] = {}
     for n, step in enumerate(steps):
         if isinstance(step, PutMessages):
-            place: tuple[str, ...] = ("queue", step.queue, step.universe)
+            ledger_key: tuple[str, ...] = ("queue", step.queue, step.universe)
         elif isinstance(step, SendMail):
-            place = ("mail", step.sender, step.universe)
+            ledger_key = ("mail", step.sender, step.universe)
         else:
-            place = (str(n),)
-        before = found.get(place)
+            ledger_key = (str(n),)
+        before = found.get(ledger_key)
         if isinstance(before, PutMessages) and isinstance(step, PutMessages):
             before.messages.extend(step.messages)
         elif isinstance(before, SendMail) and isinstance(step, SendMail):
             before.mails.extend(step.mails)
         else:
-            found[place] = step
+            found[ledger_key] = step
     return list(found.values())
 
 
-def _place(load: Load, row: Row) -> tuple[str, str]:
+def _ledger_key(load: Load, row: Row) -> tuple[str, str]:
     key = row.get(load.key)
     if key is None:
-        raise InvalidArgument(f"A row has no {load.key}, which tells it from others; give every row a key")
+        raise InvalidArgument(f"A row has no {load.key!r}, the column that identifies it; give every row a key")
     name = key if isinstance(key, bytes) else str(key).encode()
     universe = checked_name("universe", row.get("universe") or load.universe)
     return universe, f"loads/{load.name}/{hashlib.sha256(name).hexdigest()[:40]}"
@@ -231,14 +231,14 @@ def _message(transport: Transport, load: Load, universe: str, key: str, row: Row
     else:
         message = NewMessage(payload=payload, **options)
     if not isinstance(queue, str):
-        raise InvalidArgument("A row names no queue; fill the column, or name one with the option `queue`")
+        raise InvalidArgument("A row has no queue; fill the column, or set the option `queue`")
     return PutMessages(queue, [message], universe)
 
 
 def _mail(transport: Transport, load: Load, universe: str, key: str, row: Row) -> Step:
     del transport, load
     body, kind = _bytes(row["body"])
-    id = key.rpartition("/")[2]  # So that it is the same mail for whoever reads it, too.
+    id = key.rpartition("/")[2]  # Readers can deduplicate by it, too.
     mail = NewMail(row["recipient"], body, id, row.get("content_type") or kind, row.get("correlation_id"))
     return SendMail(row["sender"], [mail], universe)
 
@@ -255,13 +255,13 @@ def _item(transport: Transport, load: Load, universe: str, key: str, row: Row) -
 
 def _seconds(name: str, value: Any) -> float:
     try:
-        return float(value)  # Spark makes decimals of 1.5.
+        return float(value)  # Spark may pass a Decimal.
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"A row has {value!r} as its {name}; give a number of seconds") from error
+        raise InvalidArgument(f"{name} of a row is {value!r}; use a number of seconds") from error
 
 
 def _bytes(value: Any) -> tuple[bytes, str]:
-    """A value as bytes, and what kind of bytes: bytes as they are, text as the JSON that it is, the rest as JSON."""
+    """A value as bytes and their content type: bytes unchanged, text as JSON text, anything else encoded as JSON."""
     if isinstance(value, bytes | bytearray):
         return bytes(value), "application/octet-stream"
     if isinstance(value, str):
@@ -269,7 +269,9 @@ def _bytes(value: Any) -> tuple[bytes, str]:
     try:
         return orjson.dumps(value), "application/json"
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"A payload of {type(value).__name__} has no JSON form ({error}); encode it") from error
+        raise InvalidArgument(
+            f"A payload of type {type(value).__name__} cannot be encoded as JSON ({error}); encode it first"
+        ) from error
 
 
 _OPTIONS: Final = tuple(name for name in COLUMNS["queues"][1] if name not in ("queue", "universe"))

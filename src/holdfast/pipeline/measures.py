@@ -1,4 +1,4 @@
-"""Measures: how much there is at this moment, in a plane and in a lake. No Spark in it."""
+"""Measures the sizes of a plane and a lake at this time. No Spark here."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -9,49 +9,49 @@ import pyarrow as pa
 
 from holdfast.layers import mailboxes, queues
 from holdfast.layers.mailboxes import Address
-from holdfast.limits import DEAD_LETTERS_MEASURED, ERROR_CHARACTERS_MEASURED, MAIL_BATCH_MAX, SURVEY_MAX
+from holdfast.limits import DEAD_LETTERS_MEASURED, ERROR_CHARACTERS_MEASURED, MAIL_BATCH_MAX, SUMMARY_LIST_MAX
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import ROLLUP_STORAGE, TABLES
 from holdfast.pipeline.views import View
 
 
 class Size(NamedTuple):
-    """How much there is of something in one universe."""
+    """The size of one kind of data in one universe."""
 
     universe: str
     source: str  # plane, or lake
     name: str
     rows: int
-    bytes: int | None  # None: nobody knows without reading all of it.
+    bytes: int | None  # None: unknown without reading all of it.
 
 
-class Measured(msgspec.Struct, frozen=True):
-    """What only the plane knows."""
+class PlaneMeasurements(msgspec.Struct, frozen=True):
+    """Measurements that only the plane can provide."""
 
     backlogs: list[tuple[str, str, int]]  # (universe, queue, messages in it)
-    mailboxes: list[tuple[str, str, int, int | None]]  # (universe, recipient, mails in it, when the oldest came)
-    errors: list[tuple[str, str, str, str]]  # (universe, queue that it died in, id, error) of dead letters
+    mailboxes: list[tuple[str, str, int, int | None]]  # (universe, recipient, mails in it, time of the oldest in ms)
+    errors: list[tuple[str, str, str, str]]  # (universe, original queue, id, error) of dead letters
     sizes: list[Size]
 
 
-def measure(view: View) -> Measured:
-    """Look at every queue, mailbox and world of a plane."""
-    measured = Measured([], [], [], [])
+def measure(view: View) -> PlaneMeasurements:
+    """Measure every queue, mailbox and world of a plane."""
+    measurements = PlaneMeasurements([], [], [], [])
     for universe in view.universes():
-        measured.backlogs.extend(_backlogs(view, universe))
-        measured.mailboxes.extend(_mailboxes(view, universe))
-        measured.sizes.extend(_sizes(view, universe))
+        measurements.backlogs.extend(_backlogs(view, universe))
+        measurements.mailboxes.extend(_mailboxes(view, universe))
+        measurements.sizes.extend(_plane_sizes(view, universe))
         for letter in view.dead_letters(universe):
-            if len(measured.errors) == DEAD_LETTERS_MEASURED:
+            if len(measurements.errors) == DEAD_LETTERS_MEASURED:
                 break
             if letter.last_error is not None and letter.origin is not None:
                 error = letter.last_error[:ERROR_CHARACTERS_MEASURED]
-                measured.errors.append((universe, letter.origin, letter.id, error))
-    return measured
+                measurements.errors.append((universe, letter.origin, letter.id, error))
+    return measurements
 
 
 def lake_sizes(lake: Lake, universes: Sequence[str] | None = None) -> list[Size]:
-    """How much the tables of a lake have, as their commits say."""
+    """The sizes of a lake's tables, from the statistics of their commits."""
     sizes: dict[tuple[str, str], tuple[int, int]] = {}
     for table in TABLES.values():
         for file in lake.table(table).entries():
@@ -69,7 +69,7 @@ def storage_rows(sizes: Sequence[Size], at: datetime) -> pa.Table:
 
 def _backlogs(view: View, universe: str) -> Iterator[tuple[str, str, int]]:
     after = ""
-    while page := view.database.read(queues.survey, universe, after=after, limit=SURVEY_MAX):
+    while page := view.database.read(queues.survey, universe, after=after, limit=SUMMARY_LIST_MAX):
         for stats in page:
             yield universe, stats.queue, stats.ready + stats.delayed + stats.leased + stats.blocked
         after = page[-1].queue
@@ -83,7 +83,7 @@ def _mailboxes(view: View, universe: str) -> Iterator[tuple[str, str, int, int |
         after = page[-1][0]
 
 
-def _sizes(view: View, universe: str) -> Iterator[Size]:
+def _plane_sizes(view: View, universe: str) -> Iterator[Size]:
     worlds = records = segments = cold = blobs = stored = 0
     for world in view.worlds(universe):
         worlds += 1

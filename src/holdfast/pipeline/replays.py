@@ -1,7 +1,7 @@
-"""Replays: the state of a world as the fold of its records. No Spark in it.
+"""Replays: the state of a world as the fold of its records. No Spark here.
 
-A reducer is the one that a world's `restore` takes, `(state, entry) -> state`, named as `module:function` so that it
-can travel. Where none is named, `chain` gives every world a state that has all of its records in it and nothing else.
+A reducer is what a world's `restore` takes, `(state, entry) -> state`, named as `module:function` so that it can be
+sent to executors. The default, `chain`, hashes all records in order.
 """
 
 import hashlib
@@ -21,36 +21,36 @@ Reducer: TypeAlias = Callable[[Any, Entry], Any]
 
 
 def chain(state: bytes | None, entry: Entry) -> bytes:
-    """The SHA-256 of the state so far and the record: two worlds have the same one only if their histories are."""
+    """The SHA-256 of the state so far and the record: equal only for equal histories."""
     record = journal_records.of(Kind[entry.kind.upper()], entry.value)
     return hashlib.sha256((state or b"") + record).digest()
 
 
 def reducer_of(name: str | None) -> Reducer:
-    """The reducer that `module:function` names; None names `chain`.
+    """The reducer named `module:function`; `chain` for None.
 
     Raises:
-        InvalidArgument: there is no such function.
+        InvalidArgument: the function does not exist.
     """
     if name is None:
         return chain
     module, colon, function = name.partition(":")
     try:
         if not colon:
-            raise ImportError("there is no colon")
+            raise ImportError("the colon is missing")
         found = getattr(importlib.import_module(module), function)
-    except Exception as error:  # A module that is imported may raise anything.
+    except Exception as error:  # Importing a module may raise anything.
         raise InvalidArgument(
-            f"{name!r} names no reducer ({error}); write module:function, and put the module where executors find it"
+            f"Cannot load the reducer {name!r} ({error}); use module:function, importable on all executors"
         ) from error
     if not callable(found):
-        raise InvalidArgument(f"{name!r} is no function; a reducer is called with a state and an entry")
+        raise InvalidArgument(f"{name!r} is not callable; a reducer is called with a state and an entry")
     return found  # type: ignore[no-any-return]
 
 
 def replay(journal: Iterable[bytes], reducer: Reducer, state: Any = None, *, height: int = 0) -> Any:
-    """The state that the records lead to, from `state` on; the first of them is at `height`."""
-    if reducer is chain:  # It needs nothing but the bytes, which are canonical already.
+    """Fold the records into `state`; the first of them is at `height`."""
+    if reducer is chain:  # It needs only the bytes, which are canonical already.
         sha256, link = hashlib.sha256, state or b""
         for record in journal:
             link = sha256(link + record).digest()
@@ -62,10 +62,10 @@ def replay(journal: Iterable[bytes], reducer: Reducer, state: Any = None, *, hei
 
 
 def digest(state: Any) -> str:
-    """Names a state: the SHA-256 of its canonical CBOR, which is what snapshots store."""
+    """The SHA-256 of a state's canonical CBOR, which is what snapshots store."""
     return hashlib.sha256(canonical(state)).hexdigest()
 
 
 def state_of(data: bytes) -> Any:
-    """The state that a snapshot stores."""
+    """Decode the state that a snapshot stores."""
     return cbor2.loads(data)

@@ -1,7 +1,7 @@
-"""The tables of the lake. `docs/lake.md` says the same in words, and a test compares the two.
+"""The tables of the lake. `docs/lake.md` documents them, and a test compares the two.
 
-A table's version is written into its metadata. A new column is a new version that readers of the old one understand;
-anything else is a new table.
+A table's version is stored in its metadata. A new column is a new version, which older readers understand; any other
+change needs a new table.
 """
 
 from typing import Final
@@ -13,7 +13,7 @@ _UTC: Final = pa.timestamp("ms", tz="UTC")
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A table: its columns, what its files are sorted by, and the columns that its folders are named after."""
+    """A table: its columns, the sort order of its files, and its partition columns."""
 
     name: str
     version: int
@@ -26,9 +26,9 @@ def _table(name: str, version: int, order: tuple[str, ...], /, **columns: pa.Dat
     return Table(name, version, pa.schema([("universe", pa.string()), *columns.items()]), order)
 
 
-def _percentiles(what: str) -> dict[str, pa.DataType]:
-    """Half of the messages took no longer than `p50`."""
-    return {f"{what}_p{percent}_ms": pa.float64() for percent in (50, 90, 99)}
+def _percentiles(measure: str) -> dict[str, pa.DataType]:
+    """Percentile columns: half of the messages took no longer than `p50`."""
+    return {f"{measure}_p{percent}_ms": pa.float64() for percent in (50, 90, 99)}
 
 
 JOURNAL: Final = _table(
@@ -41,7 +41,7 @@ JOURNAL: Final = _table(
     payload=pa.string(),  # The value as JSON; bytes as {"$bytes": base64}. None where it has no JSON form.
     raw=pa.binary(),  # The record, canonical CBOR.
     hash=pa.string(),  # SHA-256 of `raw`, hex.
-    segment=pa.string(),  # The object it was read from; None: it was hot.
+    segment=pa.string(),  # The segment's object path; None: a hot record.
 )
 
 SEGMENTS: Final = _table(
@@ -50,7 +50,7 @@ SEGMENTS: Final = _table(
     ("world", "start"),
     world=pa.string(),
     start=pa.int64(),
-    end=pa.int64(),  # Included.
+    end=pa.int64(),  # Inclusive.
     object_path=pa.string(),
     checksum=pa.string(),
     size=pa.int64(),
@@ -65,8 +65,8 @@ ACTIVITY: Final = _table(
     ("kind", "file", "n"),
     session=pa.string(),
     kind=pa.string(),
-    file=pa.string(),  # Names the file wherever it is.
-    n=pa.int64(),  # The place in its file.
+    file=pa.string(),  # Identifies the file, rotated or not.
+    n=pa.int64(),  # The line number in its file.
     at=_UTC,
     day=pa.date32(),
     record=pa.string(),  # JSON.
@@ -84,11 +84,11 @@ MESSAGES: Final = _table(
     ended_at=_UTC,
     attempts=pa.int32(),  # Deliveries.
     nacks=pa.int32(),
-    expiries=pa.int32(),  # Leases that ended by themselves.
+    expiries=pa.int32(),  # Leases that expired.
     redrives=pa.int32(),
     outcome=pa.string(),  # acked, dead, outlived, purged, waiting, leased, unknown
-    error=pa.string(),  # The last error of a dead letter that is still there.
-    wait_ms=pa.int64(),  # From put to first lease.
+    error=pa.string(),  # The last error of a dead letter.
+    wait_ms=pa.int64(),  # From enqueue to the first lease.
     service_ms=pa.int64(),  # From the last lease to the end.
 )
 
@@ -138,9 +138,9 @@ QUARANTINE: Final = _table(
     1,
     ("table", "source", "start"),
     table=pa.string(),  # The table that lacks the rows.
-    source=pa.string(),  # A world, or a log file.
-    start=pa.int64(),  # The first height or line that could not be read.
-    end=pa.int64(),  # The last, included.
+    source=pa.string(),  # A world, a log file or an entity.
+    start=pa.int64(),  # The first affected height, line or version.
+    end=pa.int64(),  # The last one, inclusive.
     reason=pa.string(),  # A short code: missing, checksum, malformed, torn, schema, …
     detail=pa.string(),
     seen_at=_UTC,
@@ -152,10 +152,10 @@ UNREACHABLE: Final = _table(
     ("hash",),
     hash=pa.string(),
     size=pa.int64(),
-    place=pa.string(),  # keys: the key space has the bytes; objects: the object store; unrecorded: nothing knows them.
-    since=_UTC,  # The first look that found it unreachable, of those since which it stayed so.
-    modified_at=_UTC,  # When it was stored, if its store tells.
-    reclaimable=pa.bool_(),  # It is old enough that nobody is about to refer to it.
+    place=pa.string(),  # keys: stored inline; objects: in the object store; unrecorded: an object without a record.
+    since=_UTC,  # The first of the consecutive runs that found it unreachable.
+    modified_at=_UTC,  # When it was stored, if the store knows.
+    reclaimable=pa.bool_(),  # Old enough that no reference to it is about to be written.
     seen_at=_UTC,
 )
 
@@ -164,8 +164,8 @@ ROLLUP_QUEUES: Final = _table(
     1,
     ("queue",),
     queue=pa.string(),
-    backlog=pa.int64(),  # In the queue when the plane was looked at, whatever logs tell; None: nobody could look.
-    messages=pa.int64(),  # Of which logs tell, and what became of them:
+    backlog=pa.int64(),  # Messages in the queue when the plane was measured; None: it could not be.
+    messages=pa.int64(),  # Messages in the logs, and their outcomes:
     waiting=pa.int64(),
     leased=pa.int64(),
     acked=pa.int64(),
@@ -173,7 +173,7 @@ ROLLUP_QUEUES: Final = _table(
     outlived=pa.int64(),
     purged=pa.int64(),
     unknown=pa.int64(),
-    retries=pa.int64(),  # Deliveries behind the first.
+    retries=pa.int64(),  # Deliveries after the first.
     redrives=pa.int64(),
     **_percentiles("wait"),
     **_percentiles("service"),
@@ -216,11 +216,11 @@ ROLLUP_MAILBOXES: Final = _table(
     ("recipient",),
     recipient=pa.string(),
     mails=pa.int64(),
-    waiting=pa.int64(),  # Delivered ones too, until they are confirmed.
+    waiting=pa.int64(),  # Including delivered ones that are not confirmed.
     confirmed=pa.int64(),
     expired=pa.int64(),
     rejected=pa.int64(),
-    oldest_at=_UTC,  # Since when the oldest of those that wait has waited.
+    oldest_at=_UTC,  # When the oldest waiting mail was stored.
     **_percentiles("wait"),
 )
 
@@ -242,11 +242,11 @@ ROLLUP_LEASES: Final = _table(
     ("key", "hour"),
     key=pa.string(),
     hour=_UTC,
-    contended=pa.int64(),  # Acquires that did not get the lease at once, and what became of them:
+    contended=pa.int64(),  # Acquires that were not granted at once, and their outcomes:
     granted=pa.int64(),
     refused=pa.int64(),
     gone=pa.int64(),
-    owners=pa.int64(),  # Different ones.
+    owners=pa.int64(),  # Distinct owners.
     **_percentiles("waited"),
     waited_max_ms=pa.int64(),
 )
@@ -255,9 +255,9 @@ ROLLUP_STORAGE: Final = _table(
     "rollup_storage",
     1,
     ("day", "source", "name"),
-    day=pa.date32(),  # When it was measured; the last measurement of a day counts.
+    day=pa.date32(),  # The day of the measurement; the last one of a day is kept.
     source=pa.string(),  # plane, or lake
-    name=pa.string(),  # A table of the lake; worlds, segments or blobs of the plane.
+    name=pa.string(),  # A table of the lake; or worlds, records, segments, blobs of the plane.
     rows=pa.int64(),
     bytes=pa.int64(),
     at=_UTC,

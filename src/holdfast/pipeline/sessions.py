@@ -1,7 +1,7 @@
-"""A Spark to run jobs on: one of our own on this machine, that of a cluster, or one behind Spark Connect.
+"""Spark sessions to run jobs on: a local Spark, a cluster, or Spark Connect.
 
-Where somebody names a master or a remote, or runs us by spark-submit, it is their Spark: only what jobs need in any
-session is set, and it can be set at any time. A Spark of our own starts fast, listens on loopback alone, and is quiet.
+With a given master or remote, or under spark-submit, only the settings that jobs need are changed, and these can be set
+at any time. A local Spark is configured to start fast, to listen on loopback only, and to be quiet.
 """
 
 import os
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 _CONNECT_PORT: Final = 15_002
 _MASTER_PORT: Final = 7_077
-_KNOCK_SECONDS: Final = 10.0
+_CONNECT_SECONDS: Final = 10.0
 LOOPBACK: Final = "127.0.0.1"
-_WARM_SECONDS: Final = 300.0  # How long Java may write at its archive.
-_TAIL_BYTES: Final = 2_000  # What is quoted of what Java said before it ended.
+_EXIT_SECONDS: Final = 300.0  # For Java to exit and write its archive.
+_TAIL_BYTES: Final = 2_000  # How much of Java's output an error quotes.
 
-# What jobs rely on, in any session.
+# Jobs need these in any session.
 _NEEDED: Final = {
-    "spark.sql.python.filterPushdown.enabled": "true",  # Without it every read of our data source fails.
+    "spark.sql.python.filterPushdown.enabled": "true",  # Without it, reads of the holdfast data source fail.
     "spark.sql.session.timeZone": "UTC",
 }
-# Quick to compile and small: jobs spend their time in Python workers.
+# Fast to start and small: jobs spend their time in Python workers.
 _JVM: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 
@@ -48,30 +48,30 @@ def start(
     remote: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> "SparkSession":
-    """The session that is there, or a new one; whoever starts it stops it.
+    """The active session, or a new one. The caller that started it must stop it.
 
-    `conf` is for a new session, and goes before what we would choose.
+    `conf` is for a new session, and overrides the defaults.
 
     Raises:
-        InvalidArgument: a master and a remote are given.
+        InvalidArgument: both a master and a remote are given.
         Unsupported: Spark or Java is not installed.
-        Unreachable: Spark did not start, or the cluster does not answer.
+        Unreachable: Spark did not start, or the cluster is unreachable.
     """
     if master is not None and remote is not None:
-        raise InvalidArgument("A job runs on one Spark: give a master or a remote, not both")
+        raise InvalidArgument("Give a master or a remote, not both")
     session = running()
     if session is None:
-        if _is_ours(master, remote, os.environ):
-            session = _ours(app, conf or {})
+        if _uses_local_spark(master, remote, os.environ):
+            session = _start_local(app, conf or {})
         else:
-            session = _theirs(app, master, remote, conf or {})
+            session = _connect_cluster(app, master, remote, conf or {})
     for name, value in _NEEDED.items():
         session.conf.set(name, value)
     return session
 
 
 def running() -> "SparkSession | None":
-    """The session that is there.
+    """The active session, if there is one.
 
     Raises:
         Unsupported: Spark is not installed.
@@ -83,21 +83,21 @@ def running() -> "SparkSession | None":
     return SparkSession.getActiveSession()
 
 
-def _is_ours(master: str | None, remote: str | None, environment: Mapping[str, str]) -> bool:
+def _uses_local_spark(master: str | None, remote: str | None, environment: Mapping[str, str]) -> bool:
     given = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "MASTER")
     return master is None and remote is None and not any(environment.get(name) for name in given)
 
 
-def _theirs(app: str, master: str | None, remote: str | None, conf: Mapping[str, str]) -> "SparkSession":
+def _connect_cluster(app: str, master: str | None, remote: str | None, conf: Mapping[str, str]) -> "SparkSession":
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(app)
     if remote is not None:
-        _knock(remote, _CONNECT_PORT)
+        _check_listening(remote, _CONNECT_PORT)
         builder = builder.remote(remote)
     elif master is not None:
         if master.startswith("spark://") and "," not in master:
-            _knock(master, _MASTER_PORT)
+            _check_listening(master, _MASTER_PORT)
         builder = builder.master(master).config("spark.ui.showConsoleProgress", "false")
         if master.startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -105,29 +105,29 @@ def _theirs(app: str, master: str | None, remote: str | None, conf: Mapping[str,
         builder = builder.config(name, value)
     try:
         return builder.getOrCreate()
-    except Exception as error:  # Of py4j, gRPC or PySpark, each with a tree of its own.
+    except Exception as error:  # py4j, gRPC and PySpark have unrelated exception types.
         raise Unreachable(
             f"Spark at {remote or master or 'the given master'} cannot be used: {_headline(error)}"
         ) from error
 
 
-def _knock(url: str, port: int) -> None:
-    """See whether somebody listens: Spark itself would try for minutes."""
+def _check_listening(url: str, port: int) -> None:
+    """Raise Unreachable if the port does not accept connections: Spark itself would retry for minutes."""
     try:
-        place = urlsplit(url)
-        socket.create_connection((place.hostname or "", place.port or port), _KNOCK_SECONDS).close()
+        address = urlsplit(url)
+        socket.create_connection((address.hostname or "", address.port or port), _CONNECT_SECONDS).close()
     except (OSError, ValueError) as error:
-        raise Unreachable(f"Nobody answers at {url} ({error}); is Spark running there?") from error
+        raise Unreachable(f"Cannot connect to Spark at {url} ({error}); is it running?") from error
 
 
 def _headline(error: Exception) -> str:
-    """What an error says before it begins to tell where."""
+    """The message of an error, without its stack trace."""
     lines = [line.strip() for line in str(error).splitlines()]
     return " ".join(takewhile(lambda line: not line.startswith(("at ", "JVM stacktrace")), lines))[:_TAIL_BYTES]
 
 
 def warm() -> Path:
-    """Make the next start of a Spark of our own take half of the time: start one, and have Java write down its classes.
+    """Halve the start-up time of a local Spark: start one, and make Java save its loaded classes to an archive.
 
     Raises:
         Unsupported: Spark or Java is not installed.
@@ -139,39 +139,39 @@ def warm() -> Path:
     archive = java_runtime.archive(java, __version__, os.environ)
     with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
         draft = Path(folder) / archive.name
-        spark = _ours("warm", {}, java_runtime.make(java, draft))
-        spark.range(1_000).mapInArrow(_same, "id long").groupBy("id").count().collect()
+        spark = _start_local("warm", {}, java_runtime.create_archive_option(java, draft))
+        spark.range(1_000).mapInArrow(_identity, "id long").groupBy("id").count().collect()
         code = end(spark)
         if code != 0 or not draft.exists():
-            raise Unreachable(f"Java ended with {code} and wrote no archive into {archive.parent}; is there room?")
+            raise Unreachable(f"Java exited with {code} and wrote no archive to {archive.parent}; is the disk full?")
         draft.replace(archive)
     return archive
 
 
 def end(spark: "SparkSession") -> int:
-    """Stop a Spark of our own and wait until its Java has ended, with which exit code.
+    """Stop a local Spark and wait until its Java has exited; returns the exit code.
 
-    Whoever only stops it leaves Java to end some time after this process does.
+    `SparkSession.stop` alone leaves Java running until some time after this process ends.
     """
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
     assert gateway is not None
-    with suppress(Exception):  # One that is gone cannot be stopped, and its Java has ended.
+    with suppress(Exception):  # It may have stopped already.
         spark.stop()
     SparkContext._gateway = SparkContext._jvm = None
     with suppress(Exception):
         gateway.shutdown()
-    gateway.proc.stdin.close()  # Java ends when nobody can tell it anything any more.
-    code: int = gateway.proc.wait(_WARM_SECONDS)
+    gateway.proc.stdin.close()  # Java exits when its standard input is closed.
+    code: int = gateway.proc.wait(_EXIT_SECONDS)
     return code
 
 
-def _same(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+def _identity(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
     return batches
 
 
-def _ours(app: str, conf: Mapping[str, str], *options: str) -> "SparkSession":
+def _start_local(app: str, conf: Mapping[str, str], *options: str) -> "SparkSession":
     from pyspark import SparkConf, SparkContext, __version__
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
@@ -182,32 +182,32 @@ def _ours(app: str, conf: Mapping[str, str], *options: str) -> "SparkSession":
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     if not options and (archive := java_runtime.archive(java, __version__, os.environ)).exists():
-        options = (java_runtime.use(java, archive),)
+        options = (java_runtime.archive_option(java, archive),)
     settings = SparkConf(loadDefaults=False)
-    for name, value in {**_settings(app, *options), **conf}.items():
+    for name, value in {**_local_settings(app, *options), **conf}.items():
         settings.set(name, value)
-    with tempfile.TemporaryFile() as said:
-        quiet = {} if os.environ.get("HOLDFAST_DEBUG") else {"stdout": said, "stderr": said}
+    with tempfile.TemporaryFile() as output:
+        quiet = {} if os.environ.get("HOLDFAST_DEBUG") else {"stdout": output, "stderr": output}
         try:
-            with _killed_if_interrupted():
+            with _kill_java_on_error():
                 gateway = launch_gateway(settings, quiet)  # type: ignore[no-untyped-call]
             return SparkSession(SparkContext(conf=settings, gateway=gateway))
         except Exception as error:
-            raise Unreachable(f"Spark did not start: {_tail(said) or _headline(error)}") from error
+            raise Unreachable(f"Spark did not start: {_output_tail(output) or _headline(error)}") from error
 
 
 @contextmanager
-def _killed_if_interrupted() -> Iterator[None]:
-    """Kill the Java that is starting if we do not get to know it: it would wait for ever to be told something."""
+def _kill_java_on_error() -> Iterator[None]:
+    """Kill the starting Java on an error: it would wait for a connection for ever."""
     java_gateway: Any = import_module("pyspark.java_gateway")
     started: list[subprocess.Popen[bytes]] = []
 
-    def popen(*words: Any, **options: Any) -> "subprocess.Popen[bytes]":
-        # A group of its own: a script starts Java, which starts Java.
-        started.append(subprocess.Popen(*words, process_group=0, **options))
+    def popen(*args: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        # Its own process group: a script starts Java, which starts Java.
+        started.append(subprocess.Popen(*args, process_group=0, **options))
         return started[-1]
 
-    original, java_gateway.Popen = java_gateway.Popen, popen  # Nobody else gets to know the process.
+    original, java_gateway.Popen = java_gateway.Popen, popen  # launch_gateway does not return the process.
     try:
         yield
     except BaseException:
@@ -220,7 +220,7 @@ def _killed_if_interrupted() -> Iterator[None]:
         java_gateway.Popen = original
 
 
-def _settings(app: str, *options: str) -> dict[str, str]:
+def _local_settings(app: str, *options: str) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0))
     logging = Path(__file__).with_name("log4j2.properties").as_uri()
     return {
@@ -236,7 +236,7 @@ def _settings(app: str, *options: str) -> dict[str, str]:
     }
 
 
-def _tail(said: IO[bytes]) -> str:
-    size = said.seek(0, os.SEEK_END)
-    said.seek(max(0, size - _TAIL_BYTES))
-    return said.read().decode(errors="replace").strip()
+def _output_tail(output: IO[bytes]) -> str:
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - _TAIL_BYTES))
+    return output.read().decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""Signatures: an error without what differs from one message to the next, so that errors of one cause are one group.
+"""Signatures: error messages without their variable parts, so that errors of one cause form one group.
 
 KeyError: 'user-4711' in /srv/app/worker.py line 31      KeyError: 'user-<n>' in <path> line <n>
 """
@@ -12,15 +12,17 @@ NO_ERROR: Final = "(no error was told)"
 
 
 def signature(error: str | None) -> str:
-    """What is common to errors like this one."""
-    line = _line(error or "")[:LAST_ERROR_BYTES_MAX]  # Logs may tell more, and what looks for addresses in it is slow.
+    """The error without its variable parts."""
+    line = _message_line(error or "")[
+        :LAST_ERROR_BYTES_MAX
+    ]  # Logs may have longer errors, and the pattern below is slow.
     if not line:
         return NO_ERROR
-    return _WHAT_DIFFERS.sub(_name, line)[:SIGNATURE_CHARACTERS_MAX].rstrip()
+    return _VARIABLE_PARTS.sub(_placeholder, line)[:SIGNATURE_CHARACTERS_MAX].rstrip()
 
 
-def _line(error: str) -> str:
-    """The line that says what is wrong: the last one of a traceback, the first one of anything else."""
+def _message_line(error: str) -> str:
+    """The line with the message: the last one of a traceback, otherwise the first."""
     lines = [" ".join(line.split()) for line in error.splitlines()]
     lines = [line for line in lines if line]
     if not lines:
@@ -28,12 +30,12 @@ def _line(error: str) -> str:
     return lines[-1] if lines[0].startswith("Traceback (most recent call last)") else lines[0]
 
 
-def _name(found: re.Match[str]) -> str:
+def _placeholder(found: re.Match[str]) -> str:
     return f"<{found.lastgroup}>"
 
 
-# What comes first wins. Nothing here matches across a <name>, so a signature is its own signature.
-_WHAT_DIFFERS: Final = re.compile(
+# The first alternative wins. Nothing here matches across a <name>, so a signature is its own signature.
+_VARIABLE_PARTS: Final = re.compile(
     r"""
       (?P<url> \b[A-Za-z][A-Za-z0-9+.-]*://[^\s'"<>()\[\]{},;]+ )
     | (?P<time> (?<![0-9A-Za-z>]) \d{4}-\d\d-\d\d

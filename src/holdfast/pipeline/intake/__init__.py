@@ -1,15 +1,17 @@
-"""What `ingest` does: rows from a view of a plane into the lake, each once.
+"""The parts of the `ingest` job: copy rows from a view of a plane into the lake, each exactly once.
 
-    journals    records of worlds, and a verdict on each segment      executors read, decode and write
-    logs        lines of session logs                                 the same
-    changes     changes of entities                                   the driver itself: the key space has them
-    quarantines what could not be read, as rows with a reason
-    holes       what could not be read and now can
+    journal_ingest   records of worlds, and a check of each segment: the driver's side
+    journal_tasks    the executor's side of the same: read, decode and write
+    log_ingest       lines of session logs
+    entity_ingest    changes of entities; the driver writes them itself, from the key space
+    quarantine       rows for data that could not be read, with a reason
+    repair           retries of quarantined data that may be readable now
 
-How far a world or a file is in the lake is a mark of the table that has its rows (`holdfast.pipeline.lake`). Rows and
-marks are one commit. Whatever happens to a run, the next one begins where the last commit ended.
+The position of a world or a log file in the lake is a watermark of the table with its rows (`holdfast.pipeline.lake`).
+Rows and watermarks are one commit. If a run fails, the next one continues from the last commit.
 
-**A mark may pass damage, and nothing is lost silently.** The rows of `quarantine` are committed before the mark moves,
-and rows that say otherwise are taken away only after it has moved, by the run that moved it. So between two runs that
-read the same thing at once, and see different damage, the one whose marks count is the one whose damage is told.
+**A watermark may move past damage, but nothing is lost silently.** The quarantine rows are committed before the
+watermark moves. Obsolete quarantine rows are deleted after it has moved, by the run that moved it. So if two runs read
+the same data at once and see different damage, the quarantine ends up with the damage seen by the run whose watermarks
+were committed.
 """

@@ -1,55 +1,55 @@
-"""Which records of which worlds come next: batches of a bounded size, each for one commit."""
+"""Plans which records to ingest next: batches of bounded size, each for one commit."""
 
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from holdfast.limits import INGEST_CHUNK_BYTES, INGEST_WORLD_ROWS, INGEST_WORLDS_MAX
-from holdfast.pipeline.intake.journals import Item
-from holdfast.pipeline.intake.quarantines import REWOUND, Quarantined
-from holdfast.pipeline.intake.task_payloads import Courier, Load
-from holdfast.pipeline.journal_chunks import Piece, WorldView
+from holdfast.pipeline.intake.journal_tasks import Item
+from holdfast.pipeline.intake.quarantine import REWOUND, Quarantined
+from holdfast.pipeline.intake.task_payloads import PayloadPacker, TaskPayload
+from holdfast.pipeline.journal_chunks import JournalChunk, WorldView
 from holdfast.pipeline.lake.tables import Move
 from holdfast.pipeline.views import View
 
 JOURNAL = "journal"
 
 
-class Stretch(msgspec.Struct, frozen=True):
-    """Where a world is in the lake, and where it will be."""
+class WorldRange(msgspec.Struct, frozen=True):
+    """The range of a world that a commit ingests: its watermarks before and after."""
 
     universe: str
     world: str
     heights: Move
-    verdicts: Move  # Below which height all segments have one.
-    tip: int | None  # Of the last record that is in the lake; None: the stretch before it in this plan has it.
+    segment_checks: Move  # All segments below this height are checked.
+    fingerprint: int | None  # Fingerprint of the lake's last record; None: an earlier range of this plan has it.
 
 
 class Batch(msgspec.Struct):
-    """What one commit takes in."""
+    """The content of one commit."""
 
     staging: str
-    load: Load
-    stretches: list[Stretch] = []
+    payload: TaskPayload
+    ranges: list[WorldRange] = []
     items: list[Item] = []
-    found: list[Quarantined] = []  # What is known to be wrong without a look into any record.
+    found: list[Quarantined] = []  # Damage that is known without reading a record.
     size: int = 0
 
 
-def journal_mark(universe: str, world: str) -> str:
+def journal_watermark(universe: str, world: str) -> str:
     return f"journal/{universe}/{world}"
 
 
-def tip_mark(universe: str, world: str) -> str:
+def tip_watermark(universe: str, world: str) -> str:
     return f"tip/{universe}/{world}"
 
 
-def segment_mark(universe: str, world: str) -> str:
+def segment_watermark(universe: str, world: str) -> str:
     return f"segments/{universe}/{world}"
 
 
 class Plan:
-    """Goes through the worlds of a view, from where their marks are."""
+    """Plans the worlds of a view, from their watermarks on."""
 
     def __init__(
         self,
@@ -57,131 +57,136 @@ class Plan:
         staging: str,
         *,
         heights: Callable[[str], int],
-        verdicts: Callable[[str], int],
-        suspects: set[tuple[str, str, str]],
-        held: set[tuple[str, str]],
+        segment_checks: Callable[[str], int],
+        rewound_sources: set[tuple[str, str, str]],
+        diverged_worlds: set[tuple[str, str]],
         batch_bytes: int,
-        courier: Courier | None,
+        packer: PayloadPacker | None,
     ) -> None:
-        """`heights` and `verdicts` tell where marks are.
+        """Create a plan; `heights` and `segment_checks` look up watermarks of the tables.
 
-        `suspects` were rewound when they were last seen. `held` have another history, and nothing of them is taken.
+        `rewound_sources` were rewound in an earlier run. `diverged_worlds` have another history than the lake; they
+        are skipped.
         """
         self._view = view
         self._staging = staging
         self._heights = heights
-        self._verdicts = verdicts
-        self._suspects = suspects
-        self._held = held
+        self._check_segments = segment_checks
+        self._rewound_sources = rewound_sources
+        self._diverged_worlds = diverged_worlds
         self._batch_bytes = batch_bytes
-        self._courier = courier
+        self._packer = packer
         self._count = 0
 
     def batches(self) -> Iterator[Batch]:
-        """Each of them is committed, or none of those behind it is."""
-        batch = self._new()
+        """The batches, to be committed in order: if one is not committed, none after it may be."""
+        batch = self._new_batch()
         for universe in self._view.universes():
             for world in self._view.worlds(universe):
-                if (universe, world.name) in self._held:
+                if (universe, world.name) in self._diverged_worlds:
                     continue
-                last: Stretch | None = None
-                is_over = False
-                while not is_over:
-                    last = self._add(batch, world, last)
-                    is_over = last is None or last.heights.target >= world.head
-                    is_full = batch.size >= self._batch_bytes or len(batch.stretches) >= INGEST_WORLDS_MAX
-                    if is_full or not is_over:  # A mark moves once in a commit, so a world goes on in the next one.
-                        yield self._reached(batch)
-                        batch = self._new()
-        if batch.stretches or batch.found:
-            yield self._reached(batch)
+                last: WorldRange | None = None
+                is_done = False
+                while not is_done:
+                    last = self._add_range(batch, world, last)
+                    is_done = last is None or last.heights.target >= world.head
+                    is_full = batch.size >= self._batch_bytes or len(batch.ranges) >= INGEST_WORLDS_MAX
+                    if is_full or not is_done:  # A commit moves a watermark once, so a world continues in the next.
+                        yield self._make_readable(batch)
+                        batch = self._new_batch()
+        if batch.ranges or batch.found:
+            yield self._make_readable(batch)
 
-    def _add(self, batch: Batch, world: WorldView, last: Stretch | None) -> Stretch | None:
-        """Add the next stretch of a world, behind the last one of this plan; None if there is nothing to do."""
+    def _add_range(self, batch: Batch, world: WorldView, last: WorldRange | None) -> WorldRange | None:
+        """Add the next range of a world, after the last one of this plan; None if there is nothing to do."""
         universe, name = world.universe, world.name
         if last is None:
-            start = self._heights(journal_mark(universe, name))
-            verdicted = self._verdicts(segment_mark(universe, name))
-            tip: int | None = self._heights(tip_mark(universe, name)) if start else 0
+            start = self._heights(journal_watermark(universe, name))
+            checked_below = self._check_segments(segment_watermark(universe, name))
+            fingerprint: int | None = self._heights(tip_watermark(universe, name)) if start else 0
         else:
-            start, verdicted, tip = last.heights.target, last.verdicts.target, None
+            start, checked_below, fingerprint = last.heights.target, last.segment_checks.target, None
         if world.head < start:
             batch.found.append(_rewound(world, start))
             return None
-        is_suspect = last is None and (universe, JOURNAL, name) in self._suspects
-        is_judged = all(segment.end < verdicted for segment in world.segments)
-        if start == world.head and is_judged and not is_suspect:
+        was_rewound = last is None and (universe, JOURNAL, name) in self._rewound_sources
+        is_checked = all(segment.end < checked_below for segment in world.segments)
+        if start == world.head and is_checked and not was_rewound:
             return None
-        pieces, before = self._pieces(batch, world, start, look_back=bool(tip) and (start < world.head or is_suspect))
-        end = max(start, pieces[-1].end + 1) if pieces else start
-        only = self._only_verdicts(batch, world, verdicted, start)
-        reached = max((piece.end + 1 for piece in (*pieces, *only) if not piece.hot), default=verdicted)
-        for n, chunk in enumerate(_chunks(pieces) or [[]]):
-            item = Item(universe, name, chunk, verdicted=verdicted)
+        chunks, before = self._range_chunks(
+            batch, world, start, with_preceding=bool(fingerprint) and (start < world.head or was_rewound)
+        )
+        end = max(start, chunks[-1].end + 1) if chunks else start
+        unchecked = self._unchecked_segments(batch, world, checked_below, start)
+        verified = max((chunk.end + 1 for chunk in (*chunks, *unchecked) if not chunk.hot), default=checked_below)
+        for n, group in enumerate(_group_chunks(chunks) or [[]]):
+            item = Item(universe, name, group, checked_below=checked_below)
             if n == 0:
-                item = msgspec.structs.replace(item, verdicts=only, before=before, height=start, tip=tip or 0)
+                item = msgspec.structs.replace(
+                    item, segment_checks=unchecked, before=before, height=start, fingerprint=fingerprint or 0
+                )
             batch.items.append(item)
             batch.size += item.size
-        stretch = Stretch(universe, name, Move(start, end), Move(verdicted, reached), tip)
-        batch.stretches.append(stretch)
-        return stretch
+        world_range = WorldRange(universe, name, Move(start, end), Move(checked_below, verified), fingerprint)
+        batch.ranges.append(world_range)
+        return world_range
 
-    def _located(self, batch: Batch, world: WorldView, start: int) -> list[Piece]:
-        if self._courier is None:
-            return self._view.located(world, start, batch.staging)
-        pieces = self._view.located(world, start, self._courier.staging)
-        return self._courier.carry(pieces, batch.staging, batch.load)
+    def _locate_chunks(self, batch: Batch, world: WorldView, start: int) -> list[JournalChunk]:
+        if self._packer is None:
+            return self._view.locate_chunks(world, start, batch.staging)
+        chunks = self._view.locate_chunks(world, start, self._packer.staging)
+        return self._packer.pack(chunks, batch.staging, batch.payload)
 
-    def _reached(self, batch: Batch) -> Batch:
-        """The batch with the segments of all of its worlds where executors can read them."""
+    def _make_readable(self, batch: Batch) -> Batch:
+        """The batch with all of its segments in stores that executors can read."""
         if self._view.objects_url is not None:
             return batch
-        cold = {piece.path: piece for item in batch.items for piece in item.all_pieces if not piece.hot}
-        staging = batch.staging if self._courier is None else self._courier.staging
-        reached = self._view.reached(cold.values(), staging)
-        if self._courier is not None:  # One at a time, because what it has carried is removed from this machine.
-            courier = self._courier
-            reached = (carried for piece in reached for carried in courier.carry([piece], batch.staging, batch.load))
-        places = {piece.path: piece for piece in reached}
-        batch.items = [item.moved(places) for item in batch.items]
+        cold = {chunk.path: chunk for item in batch.items for chunk in item.all_chunks if not chunk.hot}
+        staging = batch.staging if self._packer is None else self._packer.staging
+        readable = self._view.make_readable(cold.values(), staging)
+        if self._packer is not None:  # One at a time: packing removes the local copy.
+            packer = self._packer
+            readable = (packed for chunk in readable for packed in packer.pack([chunk], batch.staging, batch.payload))
+        locations = {chunk.path: chunk for chunk in readable}
+        batch.items = [item.with_locations(locations) for item in batch.items]
         return batch
 
-    def _new(self) -> Batch:
+    def _new_batch(self) -> Batch:
         self._count += 1
-        return Batch(f"{self._staging}/{self._count}", Load())
+        return Batch(f"{self._staging}/{self._count}", TaskPayload())
 
-    def _pieces(
-        self, batch: Batch, world: WorldView, start: int, *, look_back: bool
-    ) -> tuple[list[Piece], Piece | None]:
-        """The pieces of the next stretch, and the one that holds the record before it."""
-        begin = start - 1 if look_back else start
+    def _range_chunks(
+        self, batch: Batch, world: WorldView, start: int, *, with_preceding: bool
+    ) -> tuple[list[JournalChunk], JournalChunk | None]:
+        """The chunks of the next range, and the one with the record before it."""
+        begin = start - 1 if with_preceding else start
         window = msgspec.structs.replace(world, head=min(world.head, start + INGEST_WORLD_ROWS))
-        pieces = self._located(batch, window, begin)
-        before = pieces[0] if look_back and pieces and pieces[0].path else None
-        # A segment that reaches beyond the window is taken whole: it is read whole, too.
-        wanted = [msgspec.structs.replace(piece, first=max(piece.first, start), last=None) for piece in pieces]
-        return [piece for piece in wanted if piece.end >= start], before
+        chunks = self._locate_chunks(batch, window, begin)
+        before = chunks[0] if with_preceding and chunks and chunks[0].path else None
+        # A segment that extends beyond the window is ingested whole, because it is read whole.
+        wanted = [msgspec.structs.replace(chunk, first=max(chunk.first, start), last=None) for chunk in chunks]
+        return [chunk for chunk in wanted if chunk.end >= start], before
 
-    def _only_verdicts(self, batch: Batch, world: WorldView, verdicted: int, start: int) -> list[Piece]:
-        """Segments without a verdict whose records are in the lake: they came while they were hot."""
-        below = [segment for segment in world.segments if verdicted <= segment.end < start]
-        if not below:
+    def _unchecked_segments(self, batch: Batch, world: WorldView, checked_below: int, start: int) -> list[JournalChunk]:
+        """Unchecked segments whose records are in the lake: they were ingested while they were hot."""
+        child = [segment for segment in world.segments if checked_below <= segment.end < start]
+        if not child:
             return []
-        cut = msgspec.structs.replace(world, head=below[-1].end + 1)
-        pieces = self._located(batch, cut, below[0].start)
-        return [piece for piece in pieces if not piece.hot and piece.end < start]
+        cut = msgspec.structs.replace(world, head=child[-1].end + 1)
+        chunks = self._locate_chunks(batch, cut, child[0].start)
+        return [chunk for chunk in chunks if not chunk.hot and chunk.end < start]
 
 
-def _chunks(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    chunks: list[list[Piece]] = []
+def _group_chunks(chunks: Sequence[JournalChunk]) -> list[list[JournalChunk]]:
+    groups: list[list[JournalChunk]] = []
     size = 0
-    for piece in pieces:
-        if not chunks or size + piece.size > INGEST_CHUNK_BYTES:
-            chunks.append([])
+    for chunk in chunks:
+        if not groups or size + chunk.size > INGEST_CHUNK_BYTES:
+            groups.append([])
             size = 0
-        chunks[-1].append(piece)
-        size += piece.size
-    return chunks
+        groups[-1].append(chunk)
+        size += chunk.size
+    return groups
 
 
 def _rewound(world: WorldView, start: int) -> Quarantined:
@@ -192,5 +197,5 @@ def _rewound(world: WorldView, start: int) -> Quarantined:
         world.head,
         start - 1,
         REWOUND,
-        f"the plane has {world.head} records and the lake {start}: it was restored from an older backup",
+        f"the plane has {world.head} records, the lake {start}: the plane was restored from an older backup",
     )

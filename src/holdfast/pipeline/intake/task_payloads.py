@@ -1,7 +1,7 @@
-"""Hot records on their way to executors, where the lake is in an object store.
+"""Sends hot records to executors, where the lake is in an object store.
 
-A plane has thousands of worlds with a few new records each, and a request to an object store takes as long as reading
-hundreds of them. So what is small travels with its task, and only what is large is put into the store.
+A plane may have thousands of worlds with a few new records each, and an object store request takes as long as reading
+hundreds of records. So small chunks are sent inside the task, and only large ones are written to the store.
 """
 
 from pathlib import Path
@@ -12,47 +12,47 @@ from obstore.store import MemoryStore
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.limits import INGEST_CARRIED_BYTES, INGEST_CARRIED_BYTES_MAX
-from holdfast.pipeline.journal_chunks import Piece, Stores
+from holdfast.pipeline.journal_chunks import JournalChunk, Stores
 
-CARRIED: Final = "carried:"  # The store of what comes with a task.
+INLINE_STORE: Final = "carried:"  # The store URL of chunks inside a task.
 
 
-class Load(msgspec.Struct):
-    """What travels with the tasks of a batch, by its path."""
+class TaskPayload(msgspec.Struct):
+    """The chunks that are sent inside a batch's tasks, by path."""
 
     bodies: dict[str, bytes] = {}
     size: int = 0
 
 
-class Courier:
-    """Takes what a view has staged in a folder of this machine to where executors find it."""
+class PayloadPacker:
+    """Moves chunks that a view staged in a local folder to where executors can read them."""
 
     def __init__(self, stores: Stores, folder: Path) -> None:
         self.staging = f"dir:{folder}"
         self._stores = stores
         self._folder = folder
 
-    def carry(self, pieces: list[Piece], staging: str, load: Load) -> list[Piece]:
-        """The same pieces, with small ones in the load, as long as there is room, and others in `staging`."""
-        carried = [self._place(piece, staging, load) if piece.staged else piece for piece in pieces]
-        for piece in pieces:
-            if piece.staged:
-                (self._folder / piece.path).unlink(missing_ok=True)
-        return carried
+    def pack(self, chunks: list[JournalChunk], staging: str, load: TaskPayload) -> list[JournalChunk]:
+        """The same chunks: small ones in the payload while it has space, others in `staging`."""
+        packed = [self._pack_chunk(chunk, staging, load) if chunk.staged else chunk for chunk in chunks]
+        for chunk in chunks:
+            if chunk.staged:
+                (self._folder / chunk.path).unlink(missing_ok=True)
+        return packed
 
-    def _place(self, piece: Piece, staging: str, load: Load) -> Piece:
-        if piece.path not in load.bodies:
-            data = (self._folder / piece.path).read_bytes()
+    def _pack_chunk(self, chunk: JournalChunk, staging: str, load: TaskPayload) -> JournalChunk:
+        if chunk.path not in load.bodies:
+            data = (self._folder / chunk.path).read_bytes()
             if len(data) > min(INGEST_CARRIED_BYTES, INGEST_CARRIED_BYTES_MAX - load.size):
-                self._stores.staging(staging).put(piece.path, data)
-                return msgspec.structs.replace(piece, store=staging)
-            load.bodies[piece.path] = data
+                self._stores.staging(staging).put(chunk.path, data)
+                return msgspec.structs.replace(chunk, store=staging)
+            load.bodies[chunk.path] = data
             load.size += len(data)
-        return msgspec.structs.replace(piece, store=CARRIED)
+        return msgspec.structs.replace(chunk, store=INLINE_STORE)
 
 
-def unpacked(bodies: dict[str, bytes]) -> ObjectStore:
-    """The store of what came with a task."""
+def inline_store(bodies: dict[str, bytes]) -> ObjectStore:
+    """A store with the chunks that were sent inside a task."""
     store = ObjectStore(MemoryStore())
     for path, data in bodies.items():
         store.put(path, data)

@@ -1,48 +1,77 @@
-"""The jobs: each one is `run(spark, config)`, and tells what it did."""
+"""The jobs: each is a module with `run(spark, config)`, which returns a JobResult."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from threading import Event
+from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 from holdfast.errors import InvalidArgument
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.progress import Tell, watched
+from holdfast.pipeline.progress import ProgressCallback, report_progress
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-# What each does, for the help of commands. The first ones, in this order, are a whole run.
+    from holdfast.pipeline.views import View
+
+# Descriptions, for command-line help. The first five, in this order, are a full run.
 JOBS: Final = {
-    "ingest": "Take what is new in the plane into the lake, each row once.",
-    "audit": "Check every checksum, height, baseline and restore; a verdict for each world.",
-    "reachability": "Find blobs that nothing refers to, and how many bytes they take. Nothing is deleted.",
-    "rollup": "Sum up: latency, throughput, retries, dead letters, mailboxes, locks, storage.",
-    "report": "Write one HTML page with plots over the sums.",
-    "load": "Put rows of a table or file into queues, mailboxes or inboxes.",
-    "vacuum": "Remove files of the lake that no table has, and join small ones.",
+    "ingest": "Copy new data of the plane into the lake, each row exactly once.",
+    "audit": "Check the checksums, heights, baselines and restores of every world.",
+    "reachability": "Find unreferenced blobs and their size. Nothing is deleted.",
+    "rollup": "Aggregate latency, throughput, retries, dead letters, mailboxes, leases and storage.",
+    "report": "Write an HTML report with plots of the aggregates.",
+    "load": "Load rows of a table or file into queues, mailboxes or inboxes.",
+    "vacuum": "Compact small files of the lake, and delete files that no table uses.",
 }
-SPARKLESS: Final = ("report",)
-PLANELESS: Final = ("report", "vacuum")  # The lake has all that they need.
-WHOLE: Final = ("ingest", "audit", "reachability", "rollup", "report")
+JOBS_WITHOUT_SPARK: Final = ("report",)
+JOBS_WITHOUT_PLANE: Final = ("report", "vacuum")  # They read only the lake.
+FULL_RUN: Final = ("ingest", "audit", "reachability", "rollup", "report")
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of all jobs; each job accepts its own."""
+
+    follow: bool  # ingest
+    every_seconds: float
+    stop: Event
+    grace_seconds: float  # reachability
+    now: datetime  # reachability, rollup and report
+    view: "View"  # rollup
+    source: "DataFrame | str"  # load
+    target: str
+    load: str
+    key: str
+    queue: str | None
+    format: str | None
+    staging: str | None
+    keep_hours: int  # vacuum
+    files_min: int
 
 
 def run(
-    name: str, spark: "SparkSession | None", config: Config, *, progress: Tell | None = None, **options: Any
+    name: str,
+    spark: "SparkSession | None",
+    config: Config,
+    *,
+    progress: ProgressCallback | None = None,
+    **options: Unpack[JobOptions],
 ) -> JobResult:
-    """Run a job by its name, and tell of Spark's tasks meanwhile. Those of `SPARKLESS` need no Spark.
+    """Run a job by name, and report its progress. Jobs in `JOBS_WITHOUT_SPARK` need no Spark.
 
     Raises:
         InvalidArgument: there is no such job.
     """
     if name not in JOBS:
-        raise InvalidArgument(f"There is no job {name!r}; there are: {', '.join(JOBS)}")
+        raise InvalidArgument(f"Unknown job {name!r}; the jobs are: {', '.join(JOBS)}")
     job = import_module(f"{__name__}.{name}")
-    with watched(spark, progress):
-        told: JobResult = job.run(spark, config, progress=progress, **options)
-    return told
+    with report_progress(spark, progress):
+        result: JobResult = job.run(spark, config, progress=progress, **options)
+    return result
 
 
-def run_whole(spark: "SparkSession", config: Config, *, progress: Tell | None = None) -> Iterator[JobResult]:
-    """Run ingest, audit, reachability, rollup and report; findings of one do not keep the next from running."""
-    for name in WHOLE:
+def run_all(spark: "SparkSession", config: Config, *, progress: ProgressCallback | None = None) -> Iterator[JobResult]:
+    """Run ingest, audit, reachability, rollup and report; findings of one job do not stop the next."""
+    for name in FULL_RUN:
         yield run(name, spark, config, progress=progress)

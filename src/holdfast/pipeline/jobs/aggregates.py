@@ -1,4 +1,4 @@
-"""Sums over messages, mail and the events of leases, as DataFrames that have the columns of their tables."""
+"""Aggregates over messages, mail and lease events, as DataFrames with the columns of their tables."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
@@ -27,7 +27,7 @@ _BOX: Final = pa.schema(
 
 
 def queues(messages: DataFrame, backlogs: Rows | None) -> DataFrame:
-    """One row a queue: what became of its messages, and how long that took."""
+    """One row per queue: outcomes and latencies of its messages."""
     outcomes = ("waiting", "leased", "acked", "dead", "outlived", "purged", "unknown")
     sums = messages.groupBy("universe", "queue").agg(
         sf.count("*").alias("messages"),
@@ -41,44 +41,46 @@ def queues(messages: DataFrame, backlogs: Rows | None) -> DataFrame:
     )
     known = _frame(messages.sparkSession, _BACKLOG, backlogs or [])
     found = sums.join(known, ["universe", "queue"], "full")
-    return _spread(_spread(found, "wait"), "service").fillna(0, ["messages", *outcomes, "retries", "redrives"])
+    return _expand_percentiles(_expand_percentiles(found, "wait"), "service").fillna(
+        0, ["messages", *outcomes, "retries", "redrives"]
+    )
 
 
 def queue_hours(messages: DataFrame) -> DataFrame:
-    """One row a queue and hour: what was put, begun and ended in it, and how long that took."""
+    """One row per queue and hour: messages enqueued, started and finished, and their latencies."""
 
-    def at(moment: str, **columns: Column) -> DataFrame:
-        hour = sf.date_trunc("hour", moment).alias("hour")
+    def select_at(time_column: str, **columns: Column) -> DataFrame:
+        hour = sf.date_trunc("hour", time_column).alias("hour")
         named = [column.alias(name) for name, column in columns.items()]
-        return messages.where(sf.col(moment).isNotNull()).select("universe", "queue", hour, *named)
+        return messages.where(sf.col(time_column).isNotNull()).select("universe", "queue", hour, *named)
 
-    def is_(outcome: str) -> Column:
+    def has_outcome(outcome: str) -> Column:
         return (sf.col("outcome") == outcome).cast("long")
 
-    begun = at("put_at", put=sf.lit(1))
-    started = at("first_leased_at", started=sf.lit(1), wait_ms=sf.col("wait_ms"))
-    ended = at(
+    enqueued = select_at("put_at", put=sf.lit(1))
+    started = select_at("first_leased_at", started=sf.lit(1), wait_ms=sf.col("wait_ms"))
+    ended = select_at(
         "ended_at",
-        acked=is_("acked"),
-        dead=is_("dead"),
-        outlived=is_("outlived"),
+        acked=has_outcome("acked"),
+        dead=has_outcome("dead"),
+        outlived=has_outcome("outlived"),
         retries=_retries(),
         service_ms=sf.col("service_ms"),
     )
-    parts = begun.unionByName(started, allowMissingColumns=True).unionByName(ended, allowMissingColumns=True)
+    parts = enqueued.unionByName(started, allowMissingColumns=True).unionByName(ended, allowMissingColumns=True)
     counts = ("put", "started", "acked", "dead", "outlived", "retries")
     sums = parts.groupBy("universe", "queue", "hour").agg(
         *(sf.coalesce(sf.sum(name), sf.lit(0)).alias(name) for name in counts),
         sf.percentile("wait_ms", _PERCENTILES).alias("wait"),
         sf.percentile("service_ms", _PERCENTILES).alias("service"),
     )
-    return _spread(_spread(sums, "wait"), "service")
+    return _expand_percentiles(_expand_percentiles(sums, "wait"), "service")
 
 
 def errors(messages: DataFrame) -> DataFrame:
-    """One row a queue and kind of error that dead letters died of."""
+    """One row per queue and kind of error of its dead letters."""
 
-    def signed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def add_signatures(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             found = [signature(error) for error in batch.column("error").to_pylist()]
             yield batch.append_column("signature", pa.array(found, pa.string()))
@@ -86,7 +88,7 @@ def errors(messages: DataFrame) -> DataFrame:
     dead = messages.where(sf.col("outcome") == "dead").select("universe", "queue", "id", "error", "ended_at")
     latest = sf.max(sf.struct("ended_at", "id", "error"))
     return (
-        dead.mapInArrow(signed, f"{_ddl(dead)}, signature string")
+        dead.mapInArrow(add_signatures, f"{_schema_ddl(dead)}, signature string")
         .groupBy("universe", "queue", "signature")
         .agg(
             sf.count("*").alias("letters"),
@@ -99,13 +101,13 @@ def errors(messages: DataFrame) -> DataFrame:
 
 
 def mailboxes(mail: DataFrame, boxes: Rows | None) -> DataFrame:
-    """One row a mailbox. What waits in it now is what the plane says, if it could be looked at."""
-    waits = sf.col("outcome").isin("waiting", "delivered")
+    """One row per mailbox. The number of waiting mails comes from the plane if it was measured, else from the logs."""
+    is_waiting = sf.col("outcome").isin("waiting", "delivered")
     sums = mail.groupBy("universe", "recipient").agg(
         sf.count("*").alias("mails"),
-        sf.count_if(waits).alias("told_waiting"),
+        sf.count_if(is_waiting).alias("told_waiting"),
         *(sf.count_if(sf.col("outcome") == what).alias(what) for what in ("confirmed", "expired", "rejected")),
-        sf.min(sf.when(waits, sf.col("stored_at"))).alias("told_oldest_at"),
+        sf.min(sf.when(is_waiting, sf.col("stored_at"))).alias("told_oldest_at"),
         sf.percentile("wait_ms", _PERCENTILES).alias("wait"),
     )
     counts = ("mails", "confirmed", "expired", "rejected")
@@ -114,28 +116,28 @@ def mailboxes(mail: DataFrame, boxes: Rows | None) -> DataFrame:
     else:
         known = _frame(mail.sparkSession, _BOX, boxes)
         found = sums.join(known, ["universe", "recipient"], "full").fillna(0, [*counts, "waiting"])
-    return _spread(found, "wait")
+    return _expand_percentiles(found, "wait")
 
 
 def talk(mail: DataFrame) -> DataFrame:
-    """One row for each pair of agents of which one has sent mail to the other."""
-    at = sf.coalesce("stored_at", "delivered_at", "ended_at")
+    """One row per pair of sender and recipient."""
+    select_at = sf.coalesce("stored_at", "delivered_at", "ended_at")
     return mail.groupBy("universe", "sender", "recipient").agg(
         sf.count_if(sf.col("outcome") != "rejected").alias("mails"),
         sf.count_if(sf.col("outcome") == "rejected").alias("rejected"),
-        sf.min(at).alias("first_at"),
-        sf.max(at).alias("last_at"),
+        sf.min(select_at).alias("first_at"),
+        sf.max(select_at).alias("last_at"),
     )
 
 
 def lease_contention(activity: DataFrame) -> DataFrame:
-    """One row a lease and hour in which somebody did not get it at once."""
+    """One row per lease and hour in which an acquire had to wait or was refused."""
 
-    def parsed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return map(events.leases, batches)
+    def parse_leases(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return map(events.lease_events, batches)
 
-    told = activity.where(sf.col("kind") == LEASE_KIND).select("universe", "record")
-    found = told.mapInArrow(parsed, from_arrow_schema(events.LEASES))
+    records = activity.where(sf.col("kind") == LEASE_KIND).select("universe", "record")
+    found = records.mapInArrow(parse_leases, from_arrow_schema(events.LEASES))
     hour = sf.date_trunc("hour", sf.timestamp_millis("at_ms")).alias("hour")
     sums = found.groupBy("universe", "key", hour).agg(
         sf.count("*").alias("contended"),
@@ -144,26 +146,25 @@ def lease_contention(activity: DataFrame) -> DataFrame:
         sf.percentile("waited_ms", _PERCENTILES).alias("waited"),
         sf.max("waited_ms").alias("waited_max_ms"),
     )
-    return _spread(sums, "waited")
+    return _expand_percentiles(sums, "waited")
 
 
 def _retries() -> Column:
     return sf.greatest(sf.col("attempts") - 1, sf.lit(0)).cast("long")
 
 
-def _spread(frame: DataFrame, what: str) -> DataFrame:
-    """An array of percentiles as columns."""
-    names = {f"{what}_p{percent}_ms": sf.get(what, n) for n, percent in enumerate((50, 90, 99))}
-    return frame.withColumns(names).drop(what)
+def _expand_percentiles(frame: DataFrame, column: str) -> DataFrame:
+    """Expand an array of percentiles into columns."""
+    names = {f"{column}_p{percent}_ms": sf.get(column, n) for n, percent in enumerate((50, 90, 99))}
+    return frame.withColumns(names).drop(column)
 
 
 def _frame(spark: SparkSession, schema: pa.Schema, rows: Rows) -> DataFrame:
-    """A few rows for Spark. Of Arrow, because plain tuples go through Python workers of another kind, which are slow
-    to start."""
+    """A DataFrame of a few rows, from Arrow: plain tuples need another Python worker, which is slow to start."""
     columns = list(zip(*rows, strict=True)) or [()] * len(schema)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return spark.createDataFrame(pa.Table.from_arrays(arrays, schema=schema))
 
 
-def _ddl(frame: DataFrame) -> str:
+def _schema_ddl(frame: DataFrame) -> str:
     return ", ".join(f"{name} {type}" for name, type in frame.dtypes)

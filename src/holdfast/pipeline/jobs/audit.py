@@ -1,8 +1,8 @@
-"""`audit`: whether every world is what its journal says, and the lake what the plane says; a verdict for each world.
+"""`audit`: check that every world is consistent with its journal, and the lake with the plane.
 
-Worlds go to executors whole, in waves of a bounded size: a fold has one order. What is in the lake was read before the
-plane was, so the lake can only be behind. Nothing is repaired. Of two audits at the same time, the table has the
-verdicts of the one that ended last; each tells its own.
+An executor audits whole worlds, because a fold is sequential; worlds are sent in batches of bounded size. The lake is
+read before the plane, so the lake can only be behind. Nothing is repaired. If two audits run at the same time, the
+table has the rows of the one that ended last; each returns its own findings.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ from holdfast.layers import blobs
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.limits import AUDIT_TASK_BYTES, AUDIT_WORLDS_MAX, FINDINGS_MAX
 from holdfast.pipeline import audit_rules, replays, tasks
-from holdfast.pipeline.audit_rules import Body, Case, Finding, Verdict
+from holdfast.pipeline.audit_rules import AuditInput, AuditResult, Finding, SnapshotBody
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake.plans import journal_mark
-from holdfast.pipeline.intake.quarantines import Quarantine
+from holdfast.pipeline.intake.plans import journal_watermark
+from holdfast.pipeline.intake.quarantine import Quarantine
 from holdfast.pipeline.journal_chunks import Stores, WorldView
-from holdfast.pipeline.lake import Lake, LakeTable, Writer, attempts, reading, staging
-from holdfast.pipeline.lake.locations import Place
+from holdfast.pipeline.lake import Lake, LakeTable, Writer, reading, retries, staging
+from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.schemas import JOURNAL, WORLD_STATE
 from holdfast.pipeline.views import View, open_view
 
@@ -38,34 +38,34 @@ def run(
     *,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> JobResult:
-    """Judge every world. `ok` says that nothing is wrong with any of them; findings say where and what.
+    """Audit every world. `ok` means that there are no findings.
 
     Raises:
-        InvalidArgument: there is no such reducer.
-        TransactionConflict: others always wrote the table at the same moment.
+        InvalidArgument: the reducer does not exist.
+        TransactionConflict: other runs committed the table first, too often.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     replays.reducer_of(config.reducer)
     lake = Lake(config.lake, config.storage)
     table = lake.table(WORLD_STATE)
-    history = _History(spark, lake, config)
-    writer = Writer(WORLD_STATE, table.place, is_sorted=False)
+    lake_journal = _LakeJournal(spark, lake, config)
+    writer = Writer(WORLD_STATE, table.location, is_sorted=False)
     counts = {"worlds": 0, "records": 0, "snapshots": 0}
     notes: list[str] = []
     findings: list[dict[str, Any]] = []
     wrong = 0
-    with open_view(config) as view, staging.staged(lake.place) as staged:
-        waves = _waves(view, staged.store_url, history, AUDIT_TASK_BYTES * tasks.parallelism(spark))
-        for wave in waves:
-            judged = list(_judged(spark, config, view, wave.cases, history))
-            staging.clear(staged.below(wave.folder))
-            writer.write(_rows(judged))
-            for each in judged:
+    with open_view(config) as view, staging.temporary_folder(lake.location) as staged:
+        batches = _batches(view, staged.store_url, lake_journal, AUDIT_TASK_BYTES * tasks.parallelism(spark))
+        for audit_batch in batches:
+            results = list(_audit_batch(spark, config, view, audit_batch.audit_inputs, lake_journal))
+            staging.clear(staged.child(audit_batch.folder))
+            writer.write(_rows(results))
+            for each in results:
                 counts["worlds"] += 1
                 counts["records"] += each.records
                 counts["snapshots"] += each.snapshots
                 wrong += bool(each.findings)
-                findings += [_told(each, finding) for finding in each.findings]
+                findings += [_finding_row(each, finding) for finding in each.findings]
             del findings[FINDINGS_MAX:]
             if progress is not None:
                 progress("worlds", counts["worlds"], counts["worlds"])
@@ -75,204 +75,228 @@ def run(
         table.refresh()
         table.overwrite(files, universes=config.universes or None)
 
-    attempts.until_committed(f"the table {WORLD_STATE.name}", put)
+    retries.retry_until_committed(f"the table {WORLD_STATE.name}", put)
     if wrong:
-        notes.append(f"{wrong} of {counts['worlds']} worlds are not what they should be")
+        notes.append(f"{wrong} of {counts['worlds']} worlds have findings")
     if config.reducer is None:
-        notes.append("Without a reducer, what snapshots hold was not compared with what the records lead to")
+        notes.append("Without a reducer, snapshots were not compared with the fold of their records")
     rows = {**counts, WORLD_STATE.name: sum(file.rows for file in files)}
     return JobResult(
-        job="audit", ok=not wrong, rows=rows, seconds=time.monotonic() - begun, findings=findings, notes=notes
+        job="audit", ok=not wrong, rows=rows, seconds=time.monotonic() - started, findings=findings, notes=notes
     )
 
 
-class _Kept(msgspec.Struct):
-    """What the lake has of a world."""
+class _LakeSummary(msgspec.Struct):
+    """A summary of a world's rows in the lake."""
 
     rows: int = 0
-    total: int = 0  # The sum of `place_value`.
+    total: int = 0  # The sum of `record_checksum`.
     highest: int = -1
-    damaged: int = 0  # Rows whose hash is not that of their record.
+    damaged: int = 0  # Rows whose `hash` does not match their record.
 
 
-class _History:
-    """What the lake has, at the moment when it was looked at."""
+class _LakeJournal:
+    """The journal table of the lake, as of the start of the audit."""
 
     def __init__(self, spark: SparkSession, lake: Lake, config: Config) -> None:
         journal = lake.table(JOURNAL)
-        self.is_there = journal.exists
-        self._marks = journal.marks()
-        self._holes: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        self._kept: dict[tuple[str, str], _Kept] = {}
-        if not self.is_there:
+        self.exists = journal.exists
+        self._watermarks = journal.watermarks()
+        self._gaps: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        self._summaries: dict[tuple[str, str], _LakeSummary] = {}
+        if not self.exists:
             return
-        for hole in Quarantine(lake).rows():
-            if hole.table == JOURNAL.name:
-                self._holes.setdefault((hole.universe, hole.source), []).append((hole.start, hole.end))
-        for seen in _seen(spark, journal, config.universes):
-            kept = self._kept.setdefault((seen.universe, seen.world), _Kept())
-            kept.rows += seen.rows
-            kept.total += int(seen.total)
-            kept.highest = max(kept.highest, seen.highest)
-            kept.damaged += seen.damaged
+        for gap in Quarantine(lake).rows():
+            if gap.table == JOURNAL.name:
+                self._gaps.setdefault((gap.universe, gap.source), []).append((gap.start, gap.end))
+        for part in _summarize_lake(spark, journal, config.universes):
+            summary = self._summaries.setdefault((part.universe, part.world), _LakeSummary())
+            summary.rows += part.rows
+            summary.total += int(part.total)
+            summary.highest = max(summary.highest, part.highest)
+            summary.damaged += part.damaged
 
     def expected(self, universe: str, world: str) -> tuple[int, list[tuple[int, int]]]:
-        """Up to which height the lake has a world's records, and which of them it lacks."""
-        return self._marks.get(journal_mark(universe, world), 0), self._holes.get((universe, world), [])
+        """The height below which the lake has a world's records, and the ranges it lacks."""
+        return self._watermarks.get(journal_watermark(universe, world), 0), self._gaps.get((universe, world), [])
 
-    def compare(self, case: Case, verdict: Verdict) -> Iterator[Finding]:
-        """Whether the lake has what the plane has."""
-        kept = self._kept.get((case.universe, case.world), _Kept())
-        if kept.damaged:
-            yield Finding(0, "lake", f"{kept.damaged} rows of the lake have another hash than their record")
-        if kept.highest >= case.head:
-            yield Finding(case.head, "lake", f"the lake has records up to {kept.highest}, beyond the head {case.head}")
+    def compare(self, audit_input: AuditInput, verdict: AuditResult) -> Iterator[Finding]:
+        """The differences between the lake and the plane."""
+        summary = self._summaries.get((audit_input.universe, audit_input.world), _LakeSummary())
+        if summary.damaged:
+            yield Finding(0, "lake", f"{summary.damaged} rows of the lake do not match their hash")
+        if summary.highest >= audit_input.head:
+            yield Finding(
+                audit_input.head,
+                "lake",
+                f"the lake has records up to {summary.highest}, above the head {audit_input.head}",
+            )
         elif any(finding.reason in _UNREADABLE for finding in verdict.findings):
-            return  # The plane itself cannot say what the lake should have.
-        elif (kept.rows, kept.total) != (verdict.lake_count, int(verdict.lake_sum)):
-            said = f"the lake has {kept.rows} records below {case.lake_next}, and the plane has {verdict.lake_count}"
-            yield Finding(0, "lake", said if kept.rows != verdict.lake_count else "the lake has other records")
+            return  # Without the plane's records there is nothing to compare with.
+        elif (summary.rows, summary.total) != (verdict.lake_count, int(verdict.lake_sum)):
+            message = (
+                f"the lake has {summary.rows} records below {audit_input.lake_next}, the plane {verdict.lake_count}"
+            )
+            yield Finding(
+                0,
+                "lake",
+                message if summary.rows != verdict.lake_count else "the lake's records differ from the plane's",
+            )
 
 
-class _Look(msgspec.Struct, frozen=True):
-    """Files of the journal, by path and universe."""
+class _ScanTask(msgspec.Struct, frozen=True):
+    """The input of one scan task: journal files, by path and universe."""
 
-    place: Place
+    location: Location
     files: list[tuple[str, str]]
 
 
-class _Seen(msgspec.Struct, frozen=True):
-    """What some files have of a world."""
+class _WorldSummary(msgspec.Struct, frozen=True):
+    """A summary of a world's rows in some files."""
 
     universe: str
     world: str
     rows: int
-    total: str  # JSON and msgpack end at 64 bits.
+    total: str  # A string: JSON and msgpack integers end at 64 bits.
     highest: int
     damaged: int
 
 
-def _seen(spark: SparkSession, journal: LakeTable, universes: Sequence[str]) -> Iterator[_Seen]:
+def _summarize_lake(spark: SparkSession, journal: LakeTable, universes: Sequence[str]) -> Iterator[_WorldSummary]:
     files = [file for file in journal.entries() if not universes or file.universe in universes]
     groups = tasks.balanced([file.size for file in files], tasks.parallelism(spark))
-    looks = [_Look(journal.place, [(files[n].path, files[n].universe) for n in group]) for group in groups]
-    for answer in tasks.answers(spark, _look, [msgspec.msgpack.encode(look) for look in looks]):
-        yield from msgspec.msgpack.decode(answer, type=list[_Seen])
+    scans = [_ScanTask(journal.location, [(files[n].path, files[n].universe) for n in group]) for group in groups]
+    for result in tasks.execute(spark, _scan_files, [msgspec.msgpack.encode(scan) for scan in scans]):
+        yield from msgspec.msgpack.decode(result, type=list[_WorldSummary])
 
 
-def _look(task: bytes) -> bytes:
-    """Sum up what files have, and whether it is what it was: what an executor does."""
-    given = msgspec.msgpack.decode(task, type=_Look)
-    found: dict[tuple[str, str], _Kept] = {}
-    for path, universe in given.files:
-        for batch in reading.batches_of(JOURNAL, given.place, path, universe, _LOOKED_AT):
+def _scan_files(task: bytes) -> bytes:
+    """Summarise files, and compare their rows with their hashes; runs on an executor."""
+    task_input = msgspec.msgpack.decode(task, type=_ScanTask)
+    found: dict[tuple[str, str], _LakeSummary] = {}
+    for path, universe in task_input.files:
+        for batch in reading.batches_of(JOURNAL, task_input.location, path, universe, _SCANNED_COLUMNS):
             for world, height, raw, hash in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                if (kept := found.get((universe, world))) is None:
-                    kept = found[universe, world] = _Kept()
+                if (summary := found.get((universe, world))) is None:
+                    summary = found[universe, world] = _LakeSummary()
                 digest = hashlib.sha256(raw).hexdigest()
-                kept.rows += 1
-                kept.total += audit_rules.place_value(height, digest)
-                kept.highest = max(kept.highest, height)
-                kept.damaged += digest != hash
+                summary.rows += 1
+                summary.total += audit_rules.record_checksum(height, digest)
+                summary.highest = max(summary.highest, height)
+                summary.damaged += digest != hash
     return msgspec.msgpack.encode(
-        [_Seen(*key, kept.rows, str(kept.total), kept.highest, kept.damaged) for key, kept in found.items()]
+        [
+            _WorldSummary(*key, summary.rows, str(summary.total), summary.highest, summary.damaged)
+            for key, summary in found.items()
+        ]
     )
 
 
-class _Wave(msgspec.Struct):
-    """Worlds that are judged at the same time."""
+class _Batch(msgspec.Struct):
+    """Worlds that are audited at the same time."""
 
-    folder: str  # Below the staging place.
-    cases: list[Case]
+    folder: str  # Below the staging location.
+    audit_inputs: list[AuditInput]
     size: int = 0
 
 
 class _Task(msgspec.Struct, frozen=True):
     storage: dict[str, str]
     reducer: str | None
-    cases: list[Case]
+    audit_inputs: list[AuditInput]
 
 
-def _waves(view: View, url: str, history: _History, wave_bytes: int) -> Iterator[_Wave]:
+def _batches(view: View, url: str, lake_journal: _LakeJournal, batch_bytes: int) -> Iterator[_Batch]:
     count = 0
-    wave = _Wave(f"wave-{count}", [])
+    audit_batch = _Batch(f"batch-{count}", [])
     for universe in view.universes():
         for world in view.worlds(universe):
-            case = _case(view, world, f"{url}/{wave.folder}", history)
-            wave.cases.append(case)
-            wave.size += case.size
-            if wave.size >= wave_bytes or len(wave.cases) >= AUDIT_WORLDS_MAX:
-                yield _reached(view, wave, url)
+            audit_input = _audit_input(view, world, f"{url}/{audit_batch.folder}", lake_journal)
+            audit_batch.audit_inputs.append(audit_input)
+            audit_batch.size += audit_input.size
+            if audit_batch.size >= batch_bytes or len(audit_batch.audit_inputs) >= AUDIT_WORLDS_MAX:
+                yield _make_readable(view, audit_batch, url)
                 count += 1
-                wave = _Wave(f"wave-{count}", [])
-    if wave.cases:
-        yield _reached(view, wave, url)
+                audit_batch = _Batch(f"batch-{count}", [])
+    if audit_batch.audit_inputs:
+        yield _make_readable(view, audit_batch, url)
 
 
-def _reached(view: View, wave: _Wave, url: str) -> _Wave:
-    """The wave with the segments of all of its worlds where executors can read them."""
-    pieces = view.reached((piece for case in wave.cases for piece in case.pieces), f"{url}/{wave.folder}")
-    cases = [msgspec.structs.replace(case, pieces=list(islice(pieces, len(case.pieces)))) for case in wave.cases]
-    return _Wave(wave.folder, cases, wave.size)
+def _make_readable(view: View, audit_batch: _Batch, url: str) -> _Batch:
+    """The batch with all of its segments in stores that executors can read."""
+    chunks = view.make_readable(
+        (chunk for audit_input in audit_batch.audit_inputs for chunk in audit_input.chunks),
+        f"{url}/{audit_batch.folder}",
+    )
+    audit_inputs = [
+        msgspec.structs.replace(audit_input, chunks=list(islice(chunks, len(audit_input.chunks))))
+        for audit_input in audit_batch.audit_inputs
+    ]
+    return _Batch(audit_batch.folder, audit_inputs, audit_batch.size)
 
 
-def _case(view: View, world: WorldView, url: str, history: _History) -> Case:
-    lake_next, lacks = history.expected(world.universe, world.name)
-    return Case(
+def _audit_input(view: View, world: WorldView, url: str, lake_journal: _LakeJournal) -> AuditInput:
+    lake_next, gaps = lake_journal.expected(world.universe, world.name)
+    return AuditInput(
         world.universe,
         world.name,
         world.head,
         world.baseline,
-        [_body(view, world.universe, record, url) for record in world.snapshots],
-        view.located(world, 0, url),
+        [_snapshot_body(view, world.universe, record, url) for record in world.snapshots],
+        view.locate_chunks(world, 0, url),
         min(lake_next, world.head),
-        lacks,
+        gaps,
     )
 
 
-def _body(view: View, universe: str, record: SnapshotRecord, url: str) -> Body:
-    """Where executors find the bytes of a snapshot. Large ones are staged if they cannot reach the object store."""
+def _snapshot_body(view: View, universe: str, record: SnapshotRecord, url: str) -> SnapshotBody:
+    """The location of a snapshot's bytes. Large ones are staged if executors cannot reach the object store."""
     digest = blobs.digest_of(record.snapshot_ref)
     blob = view.database.read(blobs.find, universe, digest)
     if blob is None:
-        return Body(record)
+        return SnapshotBody(record)
     if blob.inline is not None:
-        return Body(record, blob.size, blob.inline)
+        return SnapshotBody(record, blob.size, blob.inline)
     path = blobs.object_path(universe, digest)
     if view.objects_url is not None:
-        return Body(record, blob.size, None, view.objects_url, path)
+        return SnapshotBody(record, blob.size, None, view.objects_url, path)
     try:
         view.stores.staging(url).put(path, view.blob(universe, record.snapshot_ref))
     except MissingObject:
-        return Body(record, blob.size)
+        return SnapshotBody(record, blob.size)
     except HashMismatch:
-        return Body(record, blob.size, b"")
-    return Body(record, blob.size, None, url, path, staged=True)
+        return SnapshotBody(record, blob.size, b"")
+    return SnapshotBody(record, blob.size, None, url, path, staged=True)
 
 
-def _judged(spark: SparkSession, config: Config, view: View, cases: list[Case], history: _History) -> Iterator[Verdict]:
-    groups = tasks.balanced([case.size for case in cases], tasks.parallelism(spark))
+def _audit_batch(
+    spark: SparkSession, config: Config, view: View, audit_inputs: list[AuditInput], lake_journal: _LakeJournal
+) -> Iterator[AuditResult]:
+    groups = tasks.balanced([audit_input.size for audit_input in audit_inputs], tasks.parallelism(spark))
     work = [
-        msgspec.msgpack.encode(_Task(config.storage, config.reducer, [cases[n] for n in group])) for group in groups
+        msgspec.msgpack.encode(_Task(config.storage, config.reducer, [audit_inputs[n] for n in group]))
+        for group in groups
     ]
-    by_world = {(case.universe, case.world): case for case in cases}
-    for answer in tasks.answers(spark, _judge, work):
-        for verdict in msgspec.msgpack.decode(answer, type=list[Verdict]):
-            case = by_world[verdict.universe, verdict.world]
-            found = [*verdict.findings, *(history.compare(case, verdict) if history.is_there else ())]
-            if found and view.world(case.universe, case.world) is None:
-                continue  # It was deleted meanwhile, and its records with it.
+    by_world = {(audit_input.universe, audit_input.world): audit_input for audit_input in audit_inputs}
+    for result in tasks.execute(spark, _execute, work):
+        for verdict in msgspec.msgpack.decode(result, type=list[AuditResult]):
+            audit_input = by_world[verdict.universe, verdict.world]
+            found = [*verdict.findings, *(lake_journal.compare(audit_input, verdict) if lake_journal.exists else ())]
+            if found and view.world(audit_input.universe, audit_input.world) is None:
+                continue  # The world was deleted during the audit.
             yield msgspec.structs.replace(verdict, findings=found)
 
 
-def _judge(task: bytes) -> bytes:
-    """What an executor does."""
-    given = msgspec.msgpack.decode(task, type=_Task)
-    stores = Stores(given.storage)
-    return msgspec.msgpack.encode([audit_rules.judge(case, stores, given.reducer) for case in given.cases])
+def _execute(task: bytes) -> bytes:
+    """Audit the worlds of an encoded task; runs on an executor."""
+    task_input = msgspec.msgpack.decode(task, type=_Task)
+    stores = Stores(task_input.storage)
+    return msgspec.msgpack.encode(
+        [audit_rules.audit_world(audit_input, stores, task_input.reducer) for audit_input in task_input.audit_inputs]
+    )
 
 
-def _rows(judged: Iterable[Verdict]) -> pa.RecordBatch:
+def _rows(results: Iterable[AuditResult]) -> pa.RecordBatch:
     now = datetime.now(UTC)
     rows = [
         {
@@ -285,7 +309,7 @@ def _rows(judged: Iterable[Verdict]) -> pa.RecordBatch:
             "reason": _reason(each.findings[0]) if each.findings else None,
             "at": now,
         }
-        for each in judged
+        for each in results
     ]
     return pa.RecordBatch.from_pylist(rows, WORLD_STATE.schema)
 
@@ -294,10 +318,10 @@ def _reason(finding: Finding) -> str:
     return f"{finding.reason} at {finding.height}: {finding.detail}"
 
 
-def _told(verdict: Verdict, finding: Finding) -> dict[str, Any]:
+def _finding_row(verdict: AuditResult, finding: Finding) -> dict[str, Any]:
     named = {"universe": verdict.universe, "world": verdict.world, "verdict": verdict.verdict}
     return {**named, **msgspec.structs.asdict(finding)}
 
 
-_LOOKED_AT: Final = ("world", "height", "raw", "hash")
+_SCANNED_COLUMNS: Final = ("world", "height", "raw", "hash")
 _UNREADABLE: Final = frozenset(("missing", "checksum", "malformed", "schema"))

@@ -1,7 +1,7 @@
-"""`ingest`: what is new in a plane goes into the lake, each row once.
+"""`ingest`: copy new data of a plane into the lake, each row exactly once.
 
-It fills journal, segments, activity, entity_changes and quarantine, and begins where the last commit ended, whatever
-became of the run that made it. `follow` does so again and again.
+It fills journal, segments, activity, entity_changes and quarantine, and continues from the last commit, even if that
+run was killed. With `follow` it repeats.
 """
 
 import logging
@@ -19,20 +19,20 @@ import msgspec
 from holdfast.errors import HoldfastError, Retry
 from holdfast.limits import (
     FINDINGS_MAX,
-    INGEST_ALONE_BYTES,
+    INGEST_COMPACT_FILES,
     INGEST_FOLLOW_SECONDS,
-    INGEST_HEAL_SECONDS,
-    INGEST_TIDY_FILES,
+    INGEST_INLINE_BYTES_MAX,
+    INGEST_REPAIR_SECONDS,
 )
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake import changes, histories, logs, repair
-from holdfast.pipeline.intake.quarantines import Quarantined
-from holdfast.pipeline.intake.runs import Run
-from holdfast.pipeline.intake.task_payloads import Courier
+from holdfast.pipeline.intake import entity_ingest, journal_ingest, log_ingest, repair
+from holdfast.pipeline.intake.ingest_run import Run
+from holdfast.pipeline.intake.quarantine import Quarantined
+from holdfast.pipeline.intake.task_payloads import PayloadPacker
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake, compaction, staging
-from holdfast.pipeline.lake.locations import Place
-from holdfast.pipeline.progress import Tell
+from holdfast.pipeline.lake.locations import Location
+from holdfast.pipeline.progress import ProgressCallback
 from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, SEGMENTS
 from holdfast.pipeline.views import View, open_view
 
@@ -46,63 +46,70 @@ def run(
     spark: "SparkSession | None",
     config: Config,
     *,
-    progress: Tell | None = None,
+    progress: ProgressCallback | None = None,
     follow: bool = False,
     every_seconds: float = INGEST_FOLLOW_SECONDS,
     stop: threading.Event | None = None,
 ) -> JobResult:
-    """Take in what is new; with `follow`, until `stop` is set or somebody interrupts.
+    """Ingest new data; with `follow`, repeat until `stop` is set or the process is interrupted.
 
-    `ok` says that nothing is quarantined. Without Spark everything is done in this process.
+    `ok` means that the quarantine is empty. Without Spark, everything runs in this process.
 
     Raises:
-        SchemaMismatch: a newer Holdfast has written the lake.
-        TransactionConflict: other runs were always faster.
+        SchemaMismatch: a newer Holdfast wrote the lake.
+        TransactionConflict: other runs committed first, too often.
         HoldfastError: the plane or the lake cannot be reached.
     """
-    begun = time.monotonic()
-    told = _once(spark, config, progress, is_healing=True)
+    started = time.monotonic()
+    result = _ingest_once(spark, config, progress, with_repair=True)
     if follow:
         with suppress(KeyboardInterrupt):
-            for more in _follow(spark, config, progress, every_seconds, stop or threading.Event()):
-                told = _sum(told, more)
-    return msgspec.structs.replace(told, seconds=time.monotonic() - begun)
+            for update in _follow_plane(spark, config, progress, every_seconds, stop or threading.Event()):
+                result = _combine(result, update)
+    return msgspec.structs.replace(result, seconds=time.monotonic() - started)
 
 
-def _follow(
-    spark: "SparkSession | None", config: Config, progress: Tell | None, every_seconds: float, stop: threading.Event
+def _follow_plane(
+    spark: "SparkSession | None",
+    config: Config,
+    progress: ProgressCallback | None,
+    every_seconds: float,
+    stop: threading.Event,
 ) -> Iterator[JobResult]:
-    healed = time.monotonic()
+    repaired_at = time.monotonic()
     while not stop.wait(every_seconds):
-        is_healing = time.monotonic() - healed >= INGEST_HEAL_SECONDS
+        with_repair = time.monotonic() - repaired_at >= INGEST_REPAIR_SECONDS
         try:
-            yield _once(spark, config, progress, is_healing=is_healing, alone_bytes=INGEST_ALONE_BYTES)
-            if is_healing:
-                tidy(spark, config)
-                healed = time.monotonic()
+            yield _ingest_once(spark, config, progress, with_repair=with_repair, inline_bytes=INGEST_INLINE_BYTES_MAX)
+            if with_repair:
+                compact_tables(spark, config)
+                repaired_at = time.monotonic()
         except HoldfastError as error:
             if error.retry is Retry.NEVER:
                 raise
-            # The plane is being restarted, or a store is away for a moment.
-            _log.warning("This round took in nothing more, and the next one tries again: %s", error)
+            # The plane is restarting, or a store is temporarily unreachable.
+            _log.warning("Ingest failed and will be retried: %s", error)
 
 
-def take_in(
+def ingest_view(
     spark: "SparkSession | None",
     config: Config,
     view: View,
     *,
-    progress: Tell | None = None,
-    is_healing: bool = True,
-    alone_bytes: int = 0,
+    progress: ProgressCallback | None = None,
+    with_repair: bool = True,
+    inline_bytes: int = 0,
 ) -> JobResult:
-    """Take in what a view has; without Spark, and where there are fewer than so many bytes, in this process."""
-    begun = time.monotonic()
-    with staging.staged(Lake(config.lake, config.storage).place) as staged, _courier(config, staged) as courier:
-        work = [Run(spark, config, view, staged, progress, courier=courier, alone_bytes=alone_bytes) for _ in range(2)]
-        if is_healing:
-            repair.fill(work[0])
-        _take_in_all(*work)
+    """Ingest a view; without Spark, or for batches of fewer than `inline_bytes`, in this process."""
+    started = time.monotonic()
+    with (
+        staging.temporary_folder(Lake(config.lake, config.storage).location) as staged,
+        _packer(config, staged) as packer,
+    ):
+        work = [Run(spark, config, view, staged, progress, packer=packer, inline_bytes=inline_bytes) for _ in range(2)]
+        if with_repair:
+            repair.repair_all(work[0])
+        _ingest_concurrently(*work)
         work[0].quarantine.refresh()
         found = work[0].quarantine.rows()
     rows = {name: sum(each.rows[name] for each in work) for name in work[0].rows}
@@ -111,62 +118,62 @@ def take_in(
         job="ingest",
         ok=not found,
         rows=rows,
-        seconds=time.monotonic() - begun,
+        seconds=time.monotonic() - started,
         findings=[_finding(row) for row in found[:FINDINGS_MAX]],
-        notes=[f"{len(found)} stretches are quarantined"] if found else [],
+        notes=[f"{len(found)} ranges are quarantined"] if found else [],
     )
 
 
-def tidy(spark: "SparkSession | None", config: Config) -> None:
-    """Compact what many small commits have left, once there is enough of it. Old files stay until `vacuum`."""
+def compact_tables(spark: "SparkSession | None", config: Config) -> None:
+    """Compact tables with many small files. The old files stay until `vacuum`."""
     lake = Lake(config.lake, config.storage)
     for table in (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES):
-        compaction.compact(spark, lake.table(table), files_min=INGEST_TIDY_FILES)
+        compaction.compact(spark, lake.table(table), files_min=INGEST_COMPACT_FILES)
 
 
-def _take_in_all(worlds: Run, rest: Run) -> None:
-    """Records of worlds, and everything else. Executors work on both at once; each has its own tables and marks."""
+def _ingest_concurrently(worlds: Run, rest: Run) -> None:
+    """Ingest worlds and everything else concurrently; each has its own tables and watermarks."""
     if worlds.spark is None:
-        histories.take_in(worlds)
-        _take_in_rest(rest)
+        journal_ingest.ingest_journals(worlds)
+        _ingest_logs_and_entities(rest)
         return
     with ThreadPoolExecutor(1, "holdfast-ingest") as run_in_thread:
-        beside = run_in_thread.submit(_take_in_rest, rest)
-        histories.take_in(worlds)
-        beside.result()
+        logs_and_entities = run_in_thread.submit(_ingest_logs_and_entities, rest)
+        journal_ingest.ingest_journals(worlds)
+        logs_and_entities.result()
 
 
 @contextmanager
-def _courier(config: Config, staged: Place) -> Iterator[Courier | None]:
-    """Nobody is needed where executors read the very folder that a view stages in."""
+def _packer(config: Config, staged: Location) -> Iterator[PayloadPacker | None]:
+    """A packer for hot records; None if executors read the local folder that the view stages in."""
     if staged.is_local:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="holdfast-ingest-") as folder:
-        yield Courier(Stores(config.storage), Path(folder))
+        yield PayloadPacker(Stores(config.storage), Path(folder))
 
 
-def _take_in_rest(run: Run) -> None:
+def _ingest_logs_and_entities(run: Run) -> None:
     run.quarantine.refresh()
-    logs.take_in(run)
-    changes.take_in(run)
+    log_ingest.ingest_logs(run)
+    entity_ingest.ingest_changes(run)
 
 
-def _once(
+def _ingest_once(
     spark: "SparkSession | None",
     config: Config,
-    progress: Tell | None,
+    progress: ProgressCallback | None,
     *,
-    is_healing: bool,
-    alone_bytes: int = 0,
+    with_repair: bool,
+    inline_bytes: int = 0,
 ) -> JobResult:
     with open_view(config) as view:
-        return take_in(spark, config, view, progress=progress, is_healing=is_healing, alone_bytes=alone_bytes)
+        return ingest_view(spark, config, view, progress=progress, with_repair=with_repair, inline_bytes=inline_bytes)
 
 
-def _sum(before: JobResult, told: JobResult) -> JobResult:
-    rows = {name: before.rows[name] + count for name, count in told.rows.items()}
-    return msgspec.structs.replace(told, rows={**rows, QUARANTINE.name: told.rows[QUARANTINE.name]})
+def _combine(before: JobResult, result: JobResult) -> JobResult:
+    rows = {name: before.rows[name] + count for name, count in result.rows.items()}
+    return msgspec.structs.replace(result, rows={**rows, QUARANTINE.name: result.rows[QUARANTINE.name]})
 
 
 def _finding(row: Quarantined) -> dict[str, object]:

@@ -1,14 +1,13 @@
-"""`reachability`: blobs that nothing refers to, and how many bytes they take. It marks, and deletes nothing.
+"""`reachability`: find unreferenced blobs and their size. It deletes nothing.
 
     key space ─┐
-    segments  ─┼──► hashes of blobs ──► marked ──► and what their bytes name, until nothing new is found
+    segments  ─┼──► hashes of blobs ──► marked ──► and the hashes in their bytes, until nothing new is found
     logs      ─┘
 
-Whatever looks like the name of a blob counts as a reference, wherever it stands: callers keep names in entries, states
-and messages of their own. Names inside of what is sealed or compressed are not seen, so what this job tells is where to
-look, and not what to delete. A blob that is young is told and does not count as reclaimable: whoever stored it may be
-about to refer to it. Where damage hides references, nothing of its universe counts.
-"""
+Anything that looks like a blob's hash counts as a reference, wherever it is: callers keep hashes in their own entries,
+states and messages. Hashes inside encrypted or compressed data are not seen, so the result shows where to look, and not
+what to delete. A young blob is listed but not counted as reclaimable: a reference to it may be about to be written.
+If damage hides references, nothing in its universe counts as reclaimable."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,14 +23,14 @@ from holdfast.kv import Subspace, prefix_range
 from holdfast.layers import blobs
 from holdfast.limits import BLOB_GRACE_SECONDS, SCAN_TASK_BYTES
 from holdfast.pipeline import blob_references, tasks
-from holdfast.pipeline.blob_references import Found, Search, Source, Wanted
+from holdfast.pipeline.blob_references import HashIndex, Search, SearchResult, Source
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.lake import Lake, attempts, staging
-from holdfast.pipeline.lake.locations import Place
+from holdfast.pipeline.lake import Lake, retries, staging
+from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.schemas import UNREACHABLE
 from holdfast.pipeline.views import View, open_view
 from holdfast.pipeline.views.rows import BlobRow, hashes_in
-from holdfast.runtime.maintenance.scan import walk
+from holdfast.runtime.maintenance.scan import scan_range
 
 
 def run(
@@ -42,12 +41,12 @@ def run(
     grace_seconds: float = BLOB_GRACE_SECONDS,
     now: datetime | None = None,
 ) -> JobResult:
-    """Find the blobs of each universe that nothing refers to. `ok` says that everything could be searched.
+    """Find the unreferenced blobs of each universe. `ok` means that everything could be searched.
 
     Raises:
-        TransactionConflict: others always wrote the table at the same moment.
+        TransactionConflict: other runs committed the table first, too often.
     """
-    begun, now = time.monotonic(), now or datetime.now(UTC)
+    started, now = time.monotonic(), now or datetime.now(UTC)
     lake = Lake(config.lake, config.storage)
     table = lake.table(UNREACHABLE)
     before = {
@@ -59,15 +58,17 @@ def run(
     batches: list[pa.RecordBatch] = []
     findings: list[dict[str, Any]] = []
     notes: list[str] = []
-    with open_view(config) as view, staging.staged(lake.place) as staged:
+    with open_view(config) as view, staging.temporary_folder(lake.location) as staged:
         for n, universe in enumerate(view.universes()):
-            mark = _Mark(spark, config, view, universe, staged.below(f"universe-{n}"))
-            mark.run()
-            findings += [{"universe": universe, "reason": "missing", "detail": what} for what in mark.missing]
-            found = list(_unreachable(view, universe, mark))
-            rows = _rows(found, before, now, timedelta(seconds=grace_seconds), is_certain=not mark.missing)
+            marker = _BlobMarker(spark, config, view, universe, staged.child(f"universe-{n}"))
+            marker.run()
+            findings += [
+                {"universe": universe, "reason": "missing", "detail": description} for description in marker.missing
+            ]
+            found = list(_unreachable(view, universe, marker))
+            rows = _rows(found, before, now, timedelta(seconds=grace_seconds), is_certain=not marker.missing)
             batches.append(pa.RecordBatch.from_pylist(rows, UNREACHABLE.schema))
-            notes.append(_count(counts, universe, mark, rows))
+            notes.append(_add_counts(counts, universe, marker, rows))
             if progress is not None:
                 progress("universes", n + 1, n + 1)
 
@@ -75,19 +76,19 @@ def run(
         table.refresh()
         table.overwrite(batches, universes=config.universes or None)
 
-    attempts.until_committed(f"the table {UNREACHABLE.name}", put)
+    retries.retry_until_committed(f"the table {UNREACHABLE.name}", put)
     counts[UNREACHABLE.name] = sum(batch.num_rows for batch in batches)
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     return JobResult(job="reachability", ok=not findings, rows=counts, seconds=seconds, findings=findings, notes=notes)
 
 
-class _Mark:
-    """The blobs of one universe, and which of them something refers to. About 200 bytes of memory for each."""
+class _BlobMarker:
+    """The blobs of one universe, and which of them are referenced. Takes about 200 bytes of memory per blob."""
 
-    def __init__(self, spark: SparkSession, config: Config, view: View, universe: str, staged: Place) -> None:
+    def __init__(self, spark: SparkSession, config: Config, view: View, universe: str, staged: Location) -> None:
         self.blobs = {blob.hash: blob for blob in view.blobs(universe)}
         self.marked: set[str] = set()
-        self.missing: list[str] = []  # What could not be searched.
+        self.missing: list[str] = []  # Sources that could not be searched.
         self._spark = spark
         self._storage = config.storage
         self._view = view
@@ -95,37 +96,39 @@ class _Mark:
         self._staged = staged
 
     def run(self) -> None:
-        """Mark everything that can be reached."""
+        """Mark every blob that can be reached."""
         if not self.blobs:
             return
-        Wanted.of(self.blobs).save(self._view.stores.staging(self._staged.store_url), _WANTED)
+        HashIndex.of(self.blobs).save(self._view.stores.staging(self._staged.store_url), _INDEX_PATH)
         new = self._add(reference.hash for reference in self._view.references(self._universe))
-        new |= self._add(_elsewhere(self._view))
-        new |= self._search(self._histories())
-        while new:  # Blobs may name others.
+        new |= self._add(_hashes_outside_universes(self._view))
+        new |= self._search(self._journal_and_log_sources())
+        while new:  # Blobs may refer to other blobs.
             small = [hash for hash in new if self.blobs[hash].inline]
             large = [self.blobs[hash] for hash in new if not self.blobs[hash].inline]
             new = self._add(found for hash in small for found in hashes_in(self._inline(hash)))
-            new |= self._search(self._bodies(large))
+            new |= self._search(self._blob_sources(large))
         staging.clear(self._staged)
 
     def _add(self, hashes: Iterable[str]) -> set[str]:
-        """Mark those that are blobs; which of them were not marked before."""
+        """Mark those hashes that are blobs; returns the newly marked ones."""
         new = {hash for hash in hashes if hash in self.blobs and hash not in self.marked}
         self.marked |= new
         return new
 
     def _search(self, sources: Iterator[Source]) -> set[str]:
-        """Have executors search the sources, a bounded number of bytes at a time."""
+        """Search the sources on executors, a bounded number of bytes at a time; returns the newly marked blobs."""
         new: set[str] = set()
-        for wave in _waves(sources, SCAN_TASK_BYTES * tasks.parallelism(self._spark)):
+        for wave in _batches(sources, SCAN_TASK_BYTES * tasks.parallelism(self._spark)):
             groups = tasks.balanced([source.size for source in wave], tasks.parallelism(self._spark))
             work = [
-                msgspec.msgpack.encode(Search(self._storage, self._staged.store_url, _WANTED, [wave[n] for n in group]))
+                msgspec.msgpack.encode(
+                    Search(self._storage, self._staged.store_url, _INDEX_PATH, [wave[n] for n in group])
+                )
                 for group in groups
             ]
-            for answer in tasks.answers(self._spark, blob_references.search_encoded, work):
-                found = msgspec.msgpack.decode(answer, type=Found)
+            for result in tasks.execute(self._spark, blob_references.search_encoded, work):
+                found = msgspec.msgpack.decode(result, type=SearchResult)
                 new |= self._add(found.hashes)
                 self.missing += found.missing
         return new
@@ -134,79 +137,79 @@ class _Mark:
         blob = self._view.database.read(blobs.find, self._universe, bytes.fromhex(hash))
         return b"" if blob is None or blob.inline is None else blob.inline
 
-    def _histories(self) -> Iterator[Source]:
-        """Segments of journals and files of session logs. Hot records are in the key space."""
+    def _journal_and_log_sources(self) -> Iterator[Source]:
+        """Journal segments and session log files. Hot records are in the key space."""
         view = self._view
-        yield from self._segments()
+        yield from self._segment_sources()
         for file in view.logs(self._universe):
             try:
-                piece = view.log_piece(file, self._staged.store_url)
+                chunk = view.log_chunk(file, self._staged.store_url)
             except MissingObject:
                 self.missing.append(f"the session log {file.name}")
                 continue
-            yield Source(f"the session log {file.name}", piece.store, piece.path, file.size, piece.staged)
+            yield Source(f"the session log {file.name}", chunk.store, chunk.path, file.size, chunk.staged)
 
-    def _segments(self) -> Iterator[Source]:
+    def _segment_sources(self) -> Iterator[Source]:
         view, staged = self._view, self._staged.store_url
         worlds = view.worlds(self._universe)
         if view.objects_url is not None:
             for each in (segment for world in worlds for segment in world.segments):
                 yield Source(f"the segment {each.object_path}", view.objects_url, each.object_path, each.size, False)
             return
-        cold = (piece for world in worlds for piece in view.located(world, 0, staged) if not piece.hot)
-        for piece in view.reached(cold, staged):
-            yield Source(f"the segment {piece.path}", piece.store, piece.path, piece.size, piece.staged)
+        cold = (chunk for world in worlds for chunk in view.locate_chunks(world, 0, staged) if not chunk.hot)
+        for chunk in view.make_readable(cold, staged):
+            yield Source(f"the segment {chunk.path}", chunk.store, chunk.path, chunk.size, chunk.staged)
 
-    def _bodies(self, large: list[BlobRow]) -> Iterator[Source]:
+    def _blob_sources(self, large: list[BlobRow]) -> Iterator[Source]:
         for blob in large:
             path = blobs.object_path(self._universe, bytes.fromhex(blob.hash))
-            what, url = f"the blob {blob.hash}", self._view.objects_url
+            description, url = f"the blob {blob.hash}", self._view.objects_url
             is_staged = url is None
             if url is None:
                 url = self._staged.store_url
                 try:
                     self._view.stores.staging(url).put(path, self._view.blob(self._universe, blob.hash))
                 except MissingObject:
-                    self.missing.append(what)
+                    self.missing.append(description)
                     continue
-            yield Source(what, url, path, blob.size, is_staged)
+            yield Source(description, url, path, blob.size, is_staged)
 
 
-def _elsewhere(view: View) -> Iterator[str]:
-    """What looks like a hash in pairs that belong to no universe: callers write what they want there."""
+def _hashes_outside_universes(view: View) -> Iterator[str]:
+    """Possible hashes in key-value pairs outside of all universes: callers may write anything there."""
     begin, end = Subspace("u").range()
     first, last = prefix_range(b"")
     for low, high in ((first, begin), (end, last)):
-        for _, value in walk(view.database, low, high):
+        for _, value in scan_range(view.database, low, high):
             yield from hashes_in(value)
 
 
-def _waves(sources: Iterator[Source], wave_bytes: int) -> Iterator[list[Source]]:
+def _batches(sources: Iterator[Source], batch_bytes: int) -> Iterator[list[Source]]:
     wave: list[Source] = []
     size = 0
     for source in sources:
         wave.append(source)
         size += source.size
-        if size >= wave_bytes or len(wave) >= _WAVE_SOURCES:
+        if size >= batch_bytes or len(wave) >= _BATCH_SOURCES:
             yield wave
             wave, size = [], 0
     if wave:
         yield wave
 
 
-def _unreachable(view: View, universe: str, mark: _Mark) -> Iterator[dict[str, Any]]:
-    """What nothing refers to, recorded or not; with the moment at which it was stored, where its store tells."""
+def _unreachable(view: View, universe: str, marker: _BlobMarker) -> Iterator[dict[str, Any]]:
+    """Unreferenced blobs and unrecorded objects, with the time they were stored, if the store knows it."""
     modified: dict[str, datetime] = {}
     folder = blobs.object_path(universe, b"").rstrip("/")
     for meta, at_ms in view.objects.times(folder) if view.objects is not None else ():
         hash, at = meta.path.rpartition("/")[2], datetime.fromtimestamp(at_ms / 1_000, UTC)
-        if hash in mark.blobs:
-            if hash not in mark.marked:
+        if hash in marker.blobs:
+            if hash not in marker.marked:
                 modified[hash] = at
         else:
             yield {"universe": universe, "hash": hash, "size": meta.size, "place": "unrecorded", "modified_at": at}
-    for hash, blob in mark.blobs.items():
-        if hash not in mark.marked:
+    for hash, blob in marker.blobs.items():
+        if hash not in marker.marked:
             place = "keys" if blob.inline else "objects"
             at_or_none = modified.get(hash)
             yield {"universe": universe, "hash": hash, "size": blob.size, "place": place, "modified_at": at_or_none}
@@ -228,13 +231,13 @@ def _rows(
     return rows
 
 
-def _count(counts: dict[str, int], universe: str, mark: _Mark, rows: list[dict[str, Any]]) -> str:
-    """Add what was found in a universe; the same for people."""
+def _add_counts(counts: dict[str, int], universe: str, marker: _BlobMarker, rows: list[dict[str, Any]]) -> str:
+    """Add the counts of a universe; returns them as a sentence."""
     reclaimable = [row["size"] for row in rows if row["reclaimable"]]
-    size = sum(blob.size for blob in mark.blobs.values())
+    size = sum(blob.size for blob in marker.blobs.values())
     lost = sum(row["size"] for row in rows)
     for name, number in (
-        ("blobs", len(mark.blobs)),
+        ("blobs", len(marker.blobs)),
         ("bytes", size),
         ("unreachable", len(rows)),
         ("unreachable_bytes", lost),
@@ -242,9 +245,9 @@ def _count(counts: dict[str, int], universe: str, mark: _Mark, rows: list[dict[s
         ("reclaimable_bytes", sum(reclaimable)),
     ):
         counts[name] += number
-    said = f"{universe}: nothing refers to {len(rows):,} of {len(mark.blobs):,} blobs ({lost:,} of {size:,} bytes)"
-    return f"{said}; {sum(reclaimable):,} bytes are old enough to be reclaimed"
+    summary = f"{universe}: {len(rows):,} of {len(marker.blobs):,} blobs are unreferenced ({lost:,} of {size:,} bytes)"
+    return f"{summary}; {sum(reclaimable):,} bytes are reclaimable"
 
 
-_WANTED: Final = "wanted"
-_WAVE_SOURCES: Final = 10_000
+_INDEX_PATH: Final = "wanted"
+_BATCH_SOURCES: Final = 10_000

@@ -1,10 +1,10 @@
-"""`report`: one HTML page over the sums of the lake, which needs nothing but a browser.
+"""`report`: write an HTML page with the aggregates of the lake. The page loads nothing else.
 
     <lake>/reports/20261115T120500Z.html     this report
     <lake>/reports/latest.html               the same
     <lake>/reports/latest.json               its totals, for programs
 
-Each file is there whole or not at all. There is nothing in it for executors to do: sums are small.
+Files are replaced atomically. The job needs no executors: aggregates are small.
 """
 
 import os
@@ -20,8 +20,8 @@ import msgspec
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.lake.locations import Place
-from holdfast.pipeline.reports.facts import gather
+from holdfast.pipeline.lake.locations import Location
+from holdfast.pipeline.reports.facts import collect
 from holdfast.pipeline.reports.page import page
 
 if TYPE_CHECKING:
@@ -38,31 +38,31 @@ def run(
     progress: Callable[[str, int, int], None] | None = None,
     now: datetime | None = None,
 ) -> JobResult:
-    """Write a report of what `rollup`, `audit` and `reachability` found when they ran last."""
+    """Write a report of the latest results of `rollup`, `audit` and `reachability`."""
     del spark
-    begun, now = time.monotonic(), now or datetime.now(UTC)
+    started, now = time.monotonic(), now or datetime.now(UTC)
     lake = Lake(config.lake, config.storage)
-    facts = gather(lake, made_at=now, universes=config.universes)
+    facts = collect(lake, made_at=now, universes=config.universes)
     name = f"{now:%Y%m%dT%H%M%SZ}.html"
     data = page(facts).encode()
     totals = {"made_at": now, "report": name, "totals": facts.totals}
-    place = lake.place.below(FOLDER)
+    location = lake.location.child(FOLDER)
     written = {name: data, "latest.html": data, "latest.json": msgspec.json.format(msgspec.json.encode(totals)) + b"\n"}
     for n, (path, body) in enumerate(written.items(), 1):
-        write(place, path, body)
+        write(location, path, body)
         if progress is not None:
             progress("files", n, len(written))
     rows = {name: total for name, total in facts.totals.items() if total is not None}
-    notes = [f"{place.url}/{name}"]
-    return JobResult(job="report", ok=True, rows=rows, seconds=time.monotonic() - begun, notes=notes)
+    notes = [f"{location.url}/{name}"]
+    return JobResult(job="report", ok=True, rows=rows, seconds=time.monotonic() - started, notes=notes)
 
 
-def write(place: Place, path: str, data: bytes) -> None:
-    """Put a file into a place; whoever reads it meanwhile gets the old one or the new one, whole."""
-    if not place.is_local:
-        Stores(place.storage)(place.url).put(path, data, content_type=_TYPES[Path(path).suffix])
+def write(location: Location, path: str, data: bytes) -> None:
+    """Write a file atomically: a reader gets the old version or the new one."""
+    if not location.is_local:
+        Stores(location.storage)(location.url).put(path, data, content_type=_TYPES[Path(path).suffix])
         return
-    folder = Path(place.url)
+    folder = Path(location.url)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor, staged = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
     try:
@@ -73,4 +73,4 @@ def write(place: Place, path: str, data: bytes) -> None:
     except BaseException:
         Path(staged).unlink(missing_ok=True)
         raise
-    place.sync(path)
+    location.sync(path)

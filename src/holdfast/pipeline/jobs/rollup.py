@@ -1,14 +1,14 @@
-"""`rollup`: what became of every message and mail, and sums over that: how fast, how often, how much, who with whom.
+"""`rollup`: the outcome of every message and mail, and aggregates over them.
 
     activity ──► messages, mail ──► rollup_queues, rollup_queue_hours, rollup_errors, rollup_mailboxes, rollup_talk
         └──────────────────────────► rollup_leases              plane, lake ──► rollup_storage
 
-A table is made anew, a universe at a time, from what lies below it, so a run that was killed, or ran twice, leaves
-nothing wrong. The commit that puts it in place says what it was made of (the mark `made/<universe>`): what would be
-made of the same is left as it is. Only rollup_storage remembers: a run replaces what was measured on its own day.
+A table is rebuilt from its source one universe at a time, so a run that was killed, or ran twice, leaves nothing wrong.
+The commit stores a digest of its inputs (the watermark `made/<universe>`); a universe whose inputs have not changed is
+skipped. Only rollup_storage accumulates: a run replaces the rows of its own day.
 
-Of two runs at the same time, the one that comes second at a table looks at everything again. It looks at the tables
-that it makes before it looks at what it makes them of, so nothing that is newer is ever replaced by what is older.
+If two runs build a table at the same time, the second to commit starts over. A run reads its target tables before their
+sources, so newer data is never replaced by older.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ from holdfast.limits import ROLLUP_BUCKET_EVENTS
 from holdfast.pipeline import events, lifecycles, measures, tasks
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import aggregates
-from holdfast.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, attempts
+from holdfast.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, retries
 from holdfast.pipeline.lake import files as lake_files
-from holdfast.pipeline.measures import Measured
-from holdfast.pipeline.progress import Tell
+from holdfast.pipeline.measures import PlaneMeasurements
+from holdfast.pipeline.progress import ProgressCallback
 from holdfast.pipeline.schemas import (
     ACTIVITY,
     MAIL,
@@ -52,230 +52,250 @@ from holdfast.pipeline.schemas import (
 from holdfast.pipeline.views import View, open_view
 from holdfast.runtime.activity.events import LOG_KIND, MAIL_KIND
 
-# Those above are made of those below.
+# Ordered so that a table comes before its sources.
 _TABLES: Final = (*reversed(ROLLUPS), MAIL, MESSAGES)
-_HAND: Final = pa.schema([("bucket", pa.int32()), ("hand", pa.binary())])
-_MARK_DIGITS: Final = 15  # Of a hash in hexadecimal: a mark is a number of 63 bits.
+_PAYLOAD_SCHEMA: Final = pa.schema([("bucket", pa.int32()), ("payload", pa.binary())])
+_DIGEST_DIGITS: Final = 15  # Hexadecimal digits of a hash: a watermark is a 63-bit number.
 
 
 def run(
     spark: SparkSession,
     config: Config,
     *,
-    progress: Tell | None = None,
+    progress: ProgressCallback | None = None,
     view: View | None = None,
     now: datetime | None = None,
 ) -> JobResult:
-    """Bring `messages`, `mail` and all sums to what the lake and the plane have.
+    """Bring `messages`, `mail` and all aggregates up to date with the lake and the plane.
 
-    A plane that cannot be looked at is left out, with a note.
+    If the plane cannot be read, its measurements are left out, with a note.
 
     Raises:
-        TransactionConflict: other runs were always faster.
+        TransactionConflict: other runs committed first, too often.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     at = now or datetime.now(UTC)
-    work = attempts.until_committed("the roll-ups", lambda: _Work(spark, config, progress, view).finish(at))
-    return JobResult(job="rollup", ok=True, rows=work.rows, seconds=time.monotonic() - begun, notes=work.notes)
+    rollup = retries.retry_until_committed("the roll-ups", lambda: _Rollup(spark, config, progress, view).build(at))
+    return JobResult(job="rollup", ok=True, rows=rollup.rows, seconds=time.monotonic() - started, notes=rollup.notes)
 
 
-_Rows: TypeAlias = Sequence[tuple[Any, ...]]  # What the plane knows; each begins with its universe.
+_Measurements: TypeAlias = Sequence[tuple[Any, ...]]  # Measurements of the plane; the first value is the universe.
 
 
-class _Given(NamedTuple):
-    """What a table is made of, for some universes."""
+class _Input(NamedTuple):
+    """The input of a table for some universes."""
 
     rows: DataFrame
-    rows_max: int  # How many they are at most.
-    known: _Rows | None
+    rows_max: int  # An upper bound of their number.
+    measurements: _Measurements | None
     target: LakeTable
 
 
 class _Step(NamedTuple):
-    """How a table is made of another one."""
+    """How a table is built from another one."""
 
     table: Table
     source: Table
-    make: Callable[[_Given], list[AddedFile]]
-    known: _Rows | None = None  # What it needs of the plane besides, if that could be looked at.
+    build: Callable[[_Input], list[AddedFile]]
+    measurements: _Measurements | None = None  # Measurements it also needs; None: the plane could not be read.
 
 
-class _Work:
-    """One look at the lake and at the plane, and what is made of it."""
+class _Rollup:
+    """One attempt: a snapshot of the lake and the plane, and the tables built from it."""
 
-    def __init__(self, spark: SparkSession, config: Config, progress: Tell | None, view: View | None) -> None:
+    def __init__(
+        self, spark: SparkSession, config: Config, progress: ProgressCallback | None, view: View | None
+    ) -> None:
         self.notes: list[str] = []
         self._spark = spark
         self._progress = progress
         self._lake = Lake(config.lake, config.storage)
         self._universes = config.universes or None
         self._tables = {table.name: self._lake.table(table) for table in _TABLES}
-        self._measured = self._look(config, view)
+        self._plane = self._measure_plane(config, view)
         self._tables[ACTIVITY.name] = self._lake.table(ACTIVITY)
         self._done = 0
 
     @property
     def rows(self) -> dict[str, int]:
-        """How many rows the tables have."""
+        """The number of rows by table."""
         return {table.name: sum(file.rows for file in self._entries(table)) for table in reversed(_TABLES)}
 
-    def finish(self, now: datetime) -> "_Work":
-        """Make everything that is not there yet.
+    def build(self, now: datetime) -> "_Rollup":
+        """Build every table that is out of date.
 
         Raises:
-            TransactionConflict: somebody else has made one of the tables meanwhile.
+            TransactionConflict: another run committed one of the tables first.
         """
-        plane = self._measured
+        plane = self._plane
         errors, backlogs, boxes = (None,) * 3 if plane is None else (plane.errors, plane.backlogs, plane.mailboxes)
-        self._make(
-            _Step(MESSAGES, ACTIVITY, _fold_messages, errors),
-            _Step(MAIL, ACTIVITY, _fold_mail),
-            _Step(ROLLUP_LEASES, ACTIVITY, _sum(lambda given: aggregates.lease_contention(given.rows))),
+        self._build_all(
+            _Step(MESSAGES, ACTIVITY, _build_messages, errors),
+            _Step(MAIL, ACTIVITY, _build_mail),
+            _Step(ROLLUP_LEASES, ACTIVITY, _aggregate(lambda inputs: aggregates.lease_contention(inputs.rows))),
         )
-        self._make(
-            _Step(ROLLUP_QUEUES, MESSAGES, _sum(lambda given: aggregates.queues(given.rows, given.known)), backlogs),
-            _Step(ROLLUP_QUEUE_HOURS, MESSAGES, _sum(lambda given: aggregates.queue_hours(given.rows))),
-            _Step(ROLLUP_ERRORS, MESSAGES, _sum(lambda given: aggregates.errors(given.rows))),
-            _Step(ROLLUP_MAILBOXES, MAIL, _sum(lambda given: aggregates.mailboxes(given.rows, given.known)), boxes),
-            _Step(ROLLUP_TALK, MAIL, _sum(lambda given: aggregates.talk(given.rows))),
+        self._build_all(
+            _Step(
+                ROLLUP_QUEUES,
+                MESSAGES,
+                _aggregate(lambda inputs: aggregates.queues(inputs.rows, inputs.measurements)),
+                backlogs,
+            ),
+            _Step(ROLLUP_QUEUE_HOURS, MESSAGES, _aggregate(lambda inputs: aggregates.queue_hours(inputs.rows))),
+            _Step(ROLLUP_ERRORS, MESSAGES, _aggregate(lambda inputs: aggregates.errors(inputs.rows))),
+            _Step(
+                ROLLUP_MAILBOXES,
+                MAIL,
+                _aggregate(lambda inputs: aggregates.mailboxes(inputs.rows, inputs.measurements)),
+                boxes,
+            ),
+            _Step(ROLLUP_TALK, MAIL, _aggregate(lambda inputs: aggregates.talk(inputs.rows))),
         )
-        self._keep_storage(now)
+        self._write_storage(now)
         return self
 
-    def _make(self, *steps: _Step) -> None:
-        """Make tables that do not depend on each other. Most of what Spark does for a small one, one core does."""
+    def _build_all(self, *steps: _Step) -> None:
+        """Build independent tables concurrently: most of Spark's work for a small table runs on one core."""
         with ThreadPoolExecutor(len(steps), "holdfast-rollup") as pool:
-            for made in [pool.submit(self._make_one, step) for step in steps]:
-                self._tell(made.result())
+            for built in [pool.submit(self._build, step) for step in steps]:
+                self._report_progress(built.result())
 
-    def _make_one(self, step: _Step) -> Table:
+    def _build(self, step: _Step) -> Table:
         target, source = self._tables[step.table.name], self._tables[step.source.name]
-        moves = self._moves(step)
+        moves = self._stale_universes(step)
         if moves:
             stale = sorted(moves)
-            given = _Given(
+            inputs = _Input(
                 source.read(self._spark, universes=stale),
                 sum(file.rows for file in source.entries() if file.universe in stale),
-                None if step.known is None else [row for row in step.known if row[0] in moves],
+                None if step.measurements is None else [row for row in step.measurements if row[0] in moves],
                 target,
             )
             old = [file for file in target.entries() if file.universe in moves]
-            target.replace(old, step.make(given), {_mark(universe): move for universe, move in moves.items()})
+            target.replace(old, step.build(inputs), {_watermark(universe): move for universe, move in moves.items()})
         return step.table
 
-    def _moves(self, step: _Step) -> dict[str, Move]:
-        """The universes for which the table is not what it would be made of now, and what to note when it is."""
+    def _stale_universes(self, step: _Step) -> dict[str, Move]:
+        """The universes whose inputs have changed, with the move of their watermark."""
         paths: dict[str, list[str]] = {file.universe: [] for file in self._entries(step.table)}
         for file in self._entries(step.source):
             paths.setdefault(file.universe, []).append(file.path)
-        known: dict[str, list[tuple[Any, ...]]] = {}
-        for row in step.known or ():
-            known.setdefault(row[0], []).append(row)
-        marks = self._tables[step.table.name].marks()
+        by_universe: dict[str, list[tuple[Any, ...]]] = {}
+        for row in step.measurements or ():
+            by_universe.setdefault(row[0], []).append(row)
+        watermarks = self._tables[step.table.name].watermarks()
         moves = {}
-        for universe in {*paths, *known}:
-            said = None if step.known is None else known.get(universe, [])
-            made_of = _digest(step.table, sorted(paths.get(universe, [])), said)
-            if marks.get(_mark(universe)) != made_of:
-                moves[universe] = Move(marks.get(_mark(universe), 0), made_of)
+        for universe in {*paths, *by_universe}:
+            measurements = None if step.measurements is None else by_universe.get(universe, [])
+            digest = _digest(step.table, sorted(paths.get(universe, [])), measurements)
+            if watermarks.get(_watermark(universe)) != digest:
+                moves[universe] = Move(watermarks.get(_watermark(universe), 0), digest)
         return moves
 
-    def _keep_storage(self, now: datetime) -> None:
-        """Put today's sizes beside those of other days."""
+    def _write_storage(self, now: datetime) -> None:
+        """Replace today's sizes in `rollup_storage`."""
         table = self._tables[ROLLUP_STORAGE.name]
         sizes = measures.lake_sizes(self._lake, self._universes)
-        if self._measured is not None:
-            sizes += self._measured.sizes
+        if self._plane is not None:
+            sizes += self._plane.sizes
         is_kept = pc.field("day") != now.date()
         if self._universes is not None:
             is_kept |= ~pc.field("universe").isin(self._universes)
         rows = pa.concat_tables([table.rows().filter(is_kept), measures.storage_rows(sizes, now)])
-        table.overwrite(lake_files.write(ROLLUP_STORAGE, table.place, lake_files.in_order(ROLLUP_STORAGE, rows)))
-        self._tell(ROLLUP_STORAGE)
+        table.overwrite(
+            lake_files.write(ROLLUP_STORAGE, table.location, lake_files.sorted_batches(ROLLUP_STORAGE, rows))
+        )
+        self._report_progress(ROLLUP_STORAGE)
 
     def _entries(self, table: Table) -> list[LakeFile]:
         found = self._tables[table.name].entries()
         return [file for file in found if self._universes is None or file.universe in self._universes]
 
-    def _look(self, config: Config, view: View | None) -> Measured | None:
+    def _measure_plane(self, config: Config, view: View | None) -> PlaneMeasurements | None:
         try:
             if view is not None:
                 return measures.measure(view)
             with open_view(config) as opened:
                 return measures.measure(opened)
         except HoldfastError as error:
-            self.notes.append(f"The plane could not be looked at, so backlogs and its sizes are missing: {error}")
+            self.notes.append(f"The plane could not be read, so backlogs and sizes are missing: {error}")
             return None
 
-    def _tell(self, table: Table) -> None:
+    def _report_progress(self, table: Table) -> None:
         self._done += 1
         if self._progress is not None:
             self._progress(f"rollup {table.name}", self._done, len(_TABLES))
 
 
-def _sum(sums_of: Callable[[_Given], DataFrame]) -> Callable[[_Given], list[AddedFile]]:
-    return lambda given: given.target.write(sums_of(given).coalesce(1))
+def _aggregate(aggregate: Callable[[_Input], DataFrame]) -> Callable[[_Input], list[AddedFile]]:
+    return lambda inputs: inputs.target.write(aggregate(inputs).coalesce(1))
 
 
-def _fold_messages(given: _Given) -> list[AddedFile]:
-    buckets = _buckets(given)
-    dealt = _dealt(given, LOG_KIND, partial(events.deal_messages, buckets=buckets))
-    if given.known:
-        errors = pa.Table.from_batches([_batch(events.deal_errors(given.known, buckets))])
-        dealt = dealt.union(given.rows.sparkSession.createDataFrame(errors))
-    return _folded(given, dealt, buckets, lambda hands: map(lifecycles.message_rows, events.gather_messages(hands)))
-
-
-def _fold_mail(given: _Given) -> list[AddedFile]:
-    buckets = _buckets(given)
-    dealt = _dealt(given, MAIL_KIND, partial(events.deal_mails, buckets=buckets))
-    return _folded(given, dealt, buckets, lambda hands: map(lifecycles.mail_rows, events.gather_mails(hands)))
-
-
-def _buckets(given: _Given) -> int:
-    """So many that each is small, and all cores end at the same time."""
-    cores = tasks.parallelism(given.rows.sparkSession)
-    return cores * max(1, -(-given.rows_max // (ROLLUP_BUCKET_EVENTS * cores)))
-
-
-def _dealt(given: _Given, kind: str, deal: Callable[[pa.RecordBatch], events.Hands]) -> DataFrame:
-    """What is told in records of this kind, as few large rows: a row that Spark handles costs more than an event."""
-
-    def each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return (_batch(deal(batch)) for batch in batches)
-
-    return (
-        given.rows.where(sf.col("kind") == kind)
-        .select("universe", "record")
-        .mapInArrow(each, "bucket int, hand binary")
+def _build_messages(inputs: _Input) -> list[AddedFile]:
+    buckets = _buckets(inputs)
+    bucketed = _bucket_events(inputs, LOG_KIND, partial(events.bucket_messages, buckets=buckets))
+    if inputs.measurements:
+        errors = pa.Table.from_batches([_payload_batch(events.bucket_errors(inputs.measurements, buckets))])
+        bucketed = bucketed.union(inputs.rows.sparkSession.createDataFrame(errors))
+    return _fold_buckets(
+        inputs, bucketed, buckets, lambda payloads: map(lifecycles.message_rows, events.group_messages(payloads))
     )
 
 
-def _batch(hands: events.Hands) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"bucket": bucket, "hand": hand} for bucket, hand in hands], _HAND)
+def _build_mail(inputs: _Input) -> list[AddedFile]:
+    buckets = _buckets(inputs)
+    bucketed = _bucket_events(inputs, MAIL_KIND, partial(events.bucket_mails, buckets=buckets))
+    return _fold_buckets(
+        inputs, bucketed, buckets, lambda payloads: map(lifecycles.mail_rows, events.group_mails(payloads))
+    )
 
 
-def _folded(
-    given: _Given, dealt: DataFrame, buckets: int, fold: Callable[[Iterator[bytes]], Iterator[pa.RecordBatch]]
+def _buckets(inputs: _Input) -> int:
+    """A number of buckets that keeps each of them small and all cores equally busy."""
+    cores = tasks.parallelism(inputs.rows.sparkSession)
+    return cores * max(1, -(-inputs.rows_max // (ROLLUP_BUCKET_EVENTS * cores)))
+
+
+def _bucket_events(inputs: _Input, kind: str, bucket_batch: Callable[[pa.RecordBatch], events.Buckets]) -> DataFrame:
+    """The events of this kind as few large rows: a row costs Spark more than an event does."""
+
+    def process_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (_payload_batch(bucket_batch(batch)) for batch in batches)
+
+    return (
+        inputs.rows.where(sf.col("kind") == kind)
+        .select("universe", "record")
+        .mapInArrow(process_batches, "bucket int, payload binary")
+    )
+
+
+def _payload_batch(payloads: events.Buckets) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [{"bucket": bucket, "payload": payload} for bucket, payload in payloads], _PAYLOAD_SCHEMA
+    )
+
+
+def _fold_buckets(
+    inputs: _Input, bucketed: DataFrame, buckets: int, fold: Callable[[Iterator[bytes]], Iterator[pa.RecordBatch]]
 ) -> list[AddedFile]:
-    """Have executors fold what is in each bucket into rows, and write them."""
-    table, place = given.target.table, given.target.place
+    """Fold the events of each bucket into rows on executors, and write them."""
+    table, location = inputs.target.table, inputs.target.location
 
-    def each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        hands = (hand for batch in batches for hand in batch.column("hand").to_pylist())
-        written = lake_files.write(table, place, fold(hands), is_sorted=False)
+    def process_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        payloads = (payload for batch in batches for payload in batch.column("payload").to_pylist())
+        written = lake_files.write(table, location, fold(payloads), is_sorted=False)
         yield pa.RecordBatch.from_pydict({"files": [msgspec.msgpack.encode(written)]})
 
-    answers = dealt.repartitionById(buckets, "bucket").mapInArrow(each, "files binary").collect()
+    results = bucketed.repartitionById(buckets, "bucket").mapInArrow(process_batches, "files binary").collect()
     decode = msgspec.msgpack.Decoder(list[AddedFile]).decode
-    return [file for row in answers for file in decode(bytes(row["files"]))]
+    return [file for row in results for file in decode(bytes(row["files"]))]
 
 
-def _digest(table: Table, paths: list[str], known: list[tuple[Any, ...]] | None) -> int:
-    """A number for what a table is made of: its rules, files that never change, and what the plane knows."""
-    told = msgspec.msgpack.encode([holdfast.__version__, table.version, paths, known])
-    return int(hashlib.sha256(told).hexdigest()[:_MARK_DIGITS], 16)
+def _digest(table: Table, paths: list[str], measurements: list[tuple[Any, ...]] | None) -> int:
+    """A digest of a table's inputs: its version, source files (which never change) and measurements."""
+    encoded = msgspec.msgpack.encode([holdfast.__version__, table.version, paths, measurements])
+    return int(hashlib.sha256(encoded).hexdigest()[:_DIGEST_DIGITS], 16)
 
 
-def _mark(universe: str) -> str:
+def _watermark(universe: str) -> str:
     return f"made/{universe}"

@@ -1,4 +1,4 @@
-"""`vacuum`: small files of the lake are compacted, and what no table needs any more is removed."""
+"""`vacuum`: compact small files of the lake, and delete files that are no longer used."""
 
 import time
 from typing import TYPE_CHECKING
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from holdfast.limits import LAKE_FILES_MIN, LAKE_KEEP_HOURS
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.lake import Lake, compaction, staging
-from holdfast.pipeline.progress import Tell
+from holdfast.pipeline.progress import ProgressCallback
 from holdfast.pipeline.schemas import TABLES
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ def run(
     spark: "SparkSession | None",
     config: Config,
     *,
-    progress: Tell | None = None,
+    progress: ProgressCallback | None = None,
     keep_hours: int = LAKE_KEEP_HOURS,
     files_min: int = LAKE_FILES_MIN,
 ) -> JobResult:
-    """Compact and clean every table. It changes no row, and may run beside everything else."""
-    begun = time.monotonic()
+    """Compact and clean every table. It changes no row, and may run concurrently with everything else."""
+    started = time.monotonic()
     lake = Lake(config.lake, config.storage)
     removed: dict[str, int] = {}
     notes: list[str] = []
@@ -34,9 +34,9 @@ def run(
         if old:
             notes.append(f"{table.name}: {old} small files became {new}")
         removed[table.name] = len(compaction.vacuum(found, keep_hours=keep_hours))
-    stale = staging.sweep(lake.place, keep_hours=keep_hours)
+    stale = staging.delete_stale(lake.location, keep_hours=keep_hours)
     if stale:
-        notes.append(f"{stale} folders that runs had left behind were removed")
+        notes.append(f"{stale} stale staging folders were removed")
     if progress is not None:
         progress("vacuum", len(TABLES), len(TABLES))
-    return JobResult(job="vacuum", ok=True, rows=removed, seconds=time.monotonic() - begun, notes=notes)
+    return JobResult(job="vacuum", ok=True, rows=removed, seconds=time.monotonic() - started, notes=notes)

@@ -1,6 +1,6 @@
-"""Small files become few large ones, sorted anew; what no table needs any more goes.
+"""Merges small files into few large ones, and deletes files that are no longer used.
 
-A compaction changes no row: readers of the old files go on with them, and appends do not conflict with it.
+A compaction changes no row: readers keep reading the old files, and appends do not conflict with it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from holdfast.limits import LAKE_FILE_BYTES, LAKE_FILES_MIN, LAKE_KEEP_HOURS, LA
 from holdfast.pipeline import tasks
 from holdfast.pipeline.lake import files, reading
 from holdfast.pipeline.lake.files import AddedFile
-from holdfast.pipeline.lake.locations import Place
+from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.lake.tables import LakeFile, LakeTable
 from holdfast.pipeline.schemas import TABLES
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 class _Task(msgspec.Struct, frozen=True):
     table: str
-    place: Place
+    location: Location
     universe: str
     paths: list[str]
 
 
 def compact(spark: "SparkSession | None", table: LakeTable, *, files_min: int = LAKE_FILES_MIN) -> tuple[int, int]:
-    """Make fewer files of small ones: how many went, and how many came. Somebody else's compaction counts as none."""
+    """Merge small files; returns the number of old and new ones. (0, 0) if another compaction committed first."""
     bins = list(_bins(table.entries(), files_min))
     work = [
-        msgspec.msgpack.encode(_Task(table.table.name, table.place, bin[0].universe, [file.path for file in bin]))
+        msgspec.msgpack.encode(_Task(table.table.name, table.location, bin[0].universe, [file.path for file in bin]))
         for bin in bins
     ]
     new: list[AddedFile] = []
-    for answer in tasks.answers(spark, _merge, work):
-        new += msgspec.msgpack.decode(answer, type=list[AddedFile])
+    for result in tasks.execute(spark, _merge, work):
+        new += msgspec.msgpack.decode(result, type=list[AddedFile])
     old = [file for bin in bins for file in bin]
     try:
         table.replace(old, new, is_same_data=True)
@@ -48,19 +48,19 @@ def compact(spark: "SparkSession | None", table: LakeTable, *, files_min: int = 
 
 
 def vacuum(table: LakeTable, *, keep_hours: int = LAKE_KEEP_HOURS) -> list[str]:
-    """Remove files that are older and that no table needs: orphans, and those that were compacted or overwritten.
+    """Delete files older than `keep_hours` that the table does not use: orphans, and files that were replaced.
 
-    With fewer hours than a run or a reader may take, their files go too: it is for whoever knows that there are none.
+    Fewer hours than a run or a reader takes would delete their files too; use that only if none is running.
     """
     if not table.exists:
         return []
-    gone: list[str] = table.delta().vacuum(keep_hours, dry_run=False, enforce_retention_duration=False, full=True)
+    deleted: list[str] = table.delta().vacuum(keep_hours, dry_run=False, enforce_retention_duration=False, full=True)
     table.refresh()
-    return gone
+    return deleted
 
 
 def _bins(entries: Sequence[LakeFile], files_min: int) -> Iterator[list[LakeFile]]:
-    """Small files of one universe that are worth becoming one, those with near values together."""
+    """Groups of small files of one universe that are worth merging, in the order of their paths."""
     by_universe: dict[str, list[LakeFile]] = {}
     for file in entries:
         if file.size < LAKE_SMALL_FILE_BYTES:
@@ -80,8 +80,10 @@ def _bins(entries: Sequence[LakeFile], files_min: int) -> Iterator[list[LakeFile
 
 
 def _merge(task: bytes) -> bytes:
-    """One new file out of the old ones: what an executor does."""
-    given = msgspec.msgpack.decode(task, type=_Task)
-    table = TABLES[given.table]
-    rows = pa.concat_tables(reading.rows(table, given.place, path, given.universe) for path in given.paths)
-    return msgspec.msgpack.encode(files.write(table, given.place, files.in_order(table, rows)))
+    """Merge the files of an encoded task; runs on an executor."""
+    task_input = msgspec.msgpack.decode(task, type=_Task)
+    table = TABLES[task_input.table]
+    rows = pa.concat_tables(
+        reading.rows(table, task_input.location, path, task_input.universe) for path in task_input.paths
+    )
+    return msgspec.msgpack.encode(files.write(table, task_input.location, files.sorted_batches(table, rows)))

@@ -1,6 +1,6 @@
-"""Parquet files of a table, as executors write them: one for each universe, sorted, with what a commit needs to know.
+"""Writes Parquet files of a table: one for each universe, sorted, with the statistics that a commit needs.
 
-The columns that folders are named after are not in the files. Times are microseconds, as Delta wants them.
+Partition columns are not in the files. Timestamps are microseconds, as Delta requires.
 """
 
 import io
@@ -17,45 +17,48 @@ import pyarrow.parquet as pq
 
 from holdfast.limits import LAKE_ROW_GROUP_BYTES, LAKE_ROW_GROUP_ROWS, LAKE_WRITERS_MAX
 from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake.locations import Place
+from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.schemas import Table
 
 _UNIVERSE: Final = "universe"
-_PLAIN: Final = frozenset({"raw", "hash", "payload", "record", "state", "fields", "digest", "id"})  # All different.
+_FOLDER_CHARACTERS: Final = 200  # A folder name has at most 255 bytes; the Delta log has the universe itself.
+_NO_DICTIONARY: Final = frozenset(
+    {"raw", "hash", "payload", "record", "state", "fields", "digest", "id"}
+)  # High cardinality.
 
 
 class AddedFile(msgspec.Struct, frozen=True):
-    """A file that was written and belongs to no table yet."""
+    """A written file that is not committed yet."""
 
     path: str  # Below the table's folder.
     size: int
     universe: str
     rows: int
-    stats: str  # JSON, in Delta's words.
+    stats: str  # JSON, in Delta's format.
 
 
 class Writer:
-    """Writes rows of a table into new files; `close` tells which.
+    """Writes rows of a table into new files; `close` returns them.
 
-    Rows come sorted by the table's order, or `is_sorted` is false and each row group is sorted by itself.
+    Rows must be sorted by the table's order; with `is_sorted=False`, each row group is sorted when it is written.
     """
 
-    def __init__(self, table: Table, place: Place, *, is_sorted: bool = True) -> None:
+    def __init__(self, table: Table, location: Location, *, is_sorted: bool = True) -> None:
         self._table = table
-        self._place = place
+        self._location = location
         self._is_sorted = is_sorted
         self._open: dict[str, _File] = {}
         self._done: list[AddedFile] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take rows, of one universe or of several."""
+        """Add rows of one or more universes."""
         for universe, rows in _by_universe(batch):
             file = self._open.pop(universe, None) or self._new(universe)
-            self._open[universe] = file  # The one that was used last stands last.
+            self._open[universe] = file  # Keeps the most recently used one last.
             file.add(rows)
 
     def close(self) -> list[AddedFile]:
-        """Finish all files. They are durable, and belong to the table as soon as they are committed."""
+        """Close all files. They are durable, and become part of the table when they are committed."""
         while self._open:
             self._finish(next(iter(self._open)))
         return self._done
@@ -63,32 +66,36 @@ class Writer:
     def _new(self, universe: str) -> "_File":
         if len(self._open) >= LAKE_WRITERS_MAX:
             self._finish(next(iter(self._open)))
-        return _File(self._table, self._place, universe, is_sorted=self._is_sorted)
+        return _File(self._table, self._location, universe, is_sorted=self._is_sorted)
 
     def _finish(self, universe: str) -> None:
         self._done.append(self._open.pop(universe).close())
 
 
-def write(table: Table, place: Place, batches: Iterable[pa.RecordBatch], *, is_sorted: bool = True) -> list[AddedFile]:
-    """Write rows into new files of a table, which are still to be committed."""
-    writer = Writer(table, place, is_sorted=is_sorted)
+def write(
+    table: Table, location: Location, batches: Iterable[pa.RecordBatch], *, is_sorted: bool = True
+) -> list[AddedFile]:
+    """Write rows into new files of a table, without committing them."""
+    writer = Writer(table, location, is_sorted=is_sorted)
     for batch in batches:
         writer.write(batch)
     return writer.close()
 
 
-def in_order(table: Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """The rows of a small table, sorted as its files are."""
+def sorted_batches(table: Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """The rows of a small table, sorted as in its files."""
     keys = [(name, "ascending") for name in (_UNIVERSE, *table.order)]
     yield from rows.cast(table.schema).sort_by(keys).to_batches(max_chunksize=LAKE_ROW_GROUP_ROWS)
 
 
 def stored_schema(table: Table) -> pa.Schema:
-    """The columns as they are in files."""
-    return pa.schema([(field.name, _stored(field.type)) for field in table.schema if field.name not in table.folders])
+    """The schema of the files."""
+    return pa.schema(
+        [(field.name, _stored_type(field.type)) for field in table.schema if field.name not in table.folders]
+    )
 
 
-def _stored(type: pa.DataType) -> pa.DataType:
+def _stored_type(type: pa.DataType) -> pa.DataType:
     return pa.timestamp("us", tz=type.tz) if pa.types.is_timestamp(type) else type
 
 
@@ -100,66 +107,66 @@ def _by_universe(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
 
 
 class _File:
-    """One file that is being written, with a row group of it in memory."""
+    """A file being written, with one row group buffered in memory."""
 
-    def __init__(self, table: Table, place: Place, universe: str, *, is_sorted: bool) -> None:
+    def __init__(self, table: Table, location: Location, universe: str, *, is_sorted: bool) -> None:
         self._table = table
-        self._place = place
+        self._location = location
         self._universe = universe
         self._is_sorted = is_sorted
         self._schema = stored_schema(table)
-        self._path = f"{_UNIVERSE}={universe}/{uuid.uuid4().hex}.parquet"
+        self._path = f"{_UNIVERSE}={universe[:_FOLDER_CHARACTERS]}/{uuid.uuid4().hex}.parquet"
         self._stats = _Stats(table)
-        self._waiting: list[pa.RecordBatch] = []
+        self._buffered: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
         self._sink = self._new_sink()
         self._writer = pq.ParquetWriter(
             self._sink,
             self._schema,
             compression="zstd",
-            use_dictionary=[name for name in self._schema.names if name not in _PLAIN],
+            use_dictionary=[name for name in self._schema.names if name not in _NO_DICTIONARY],
             write_statistics=self._stats.columns,
             sorting_columns=pq.SortingColumn.from_ordering(self._schema, [(name, "ascending") for name in table.order]),
         )
 
     def add(self, batch: pa.RecordBatch) -> None:
-        self._waiting.append(batch.select(self._schema.names))
+        self._buffered.append(batch.select(self._schema.names))
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
         if self._rows >= LAKE_ROW_GROUP_ROWS or self._bytes >= LAKE_ROW_GROUP_BYTES:
-            self._write()
+            self._write_row_group()
 
     def close(self) -> AddedFile:
-        self._write()
+        self._write_row_group()
         self._writer.close()
         if isinstance(self._sink, io.BytesIO):
             size = self._sink.tell()
-            Stores(self._place.storage)(self._place.url).put(self._path, self._sink.getvalue())
+            Stores(self._location.storage)(self._location.url).put(self._path, self._sink.getvalue())
         else:
             size = self._sink.stat().st_size
-            self._place.sync(self._path)
+            self._location.sync(self._path)
         return AddedFile(self._path, size, self._universe, self._stats.rows, self._stats.json())
 
     def _new_sink(self) -> io.BytesIO | Path:
-        if not self._place.is_local:
+        if not self._location.is_local:
             return io.BytesIO()
-        target = Path(self._place.url, self._path)
+        target = Path(self._location.url, self._path)
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
 
-    def _write(self) -> None:
-        if not self._waiting:
+    def _write_row_group(self) -> None:
+        if not self._buffered:
             return
-        rows = pa.Table.from_batches(self._waiting).cast(self._schema)
+        rows = pa.Table.from_batches(self._buffered).cast(self._schema)
         if not self._is_sorted:
             rows = rows.sort_by([(name, "ascending") for name in self._table.order])
         self._stats.add(rows)
         self._writer.write_table(rows, row_group_size=LAKE_ROW_GROUP_ROWS)
-        self._waiting, self._rows, self._bytes = [], 0, 0
+        self._buffered, self._rows, self._bytes = [], 0, 0
 
 
 class _Stats:
-    """What readers may know of a file before they open it."""
+    """Statistics of a file, which let readers skip it."""
 
     def __init__(self, table: Table) -> None:
         times = [field.name for field in table.schema if pa.types.is_temporal(field.type)]
@@ -180,16 +187,16 @@ class _Stats:
                 self._high[name] = max(self._high.get(name, found["max"]), found["max"])
 
     def json(self) -> str:
-        told = {
+        statistics = {
             "numRecords": self.rows,
-            "minValues": {name: _told(value) for name, value in self._low.items()},
-            "maxValues": {name: _told(value) for name, value in self._high.items()},
+            "minValues": {name: _json_value(value) for name, value in self._low.items()},
+            "maxValues": {name: _json_value(value) for name, value in self._high.items()},
             "nullCount": self._nulls,
         }
-        return msgspec.json.encode(told).decode()
+        return msgspec.json.encode(statistics).decode()
 
 
-def _told(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1_000:03}Z"
     return value.isoformat() if isinstance(value, date) else value

@@ -1,6 +1,6 @@
-"""Tables of the lake as DataFrames, and DataFrames as files of a table.
+"""Reads tables of the lake as DataFrames, and writes DataFrames as files of a table.
 
-Spark reads local files itself. It has no way to s3:// without jars, so there executors read through our own stores.
+Spark reads local files itself. It needs extra jars for s3://, so executors read object stores through obstore.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from holdfast.pipeline.lake import reading
 from holdfast.pipeline.lake.files import AddedFile, Writer
-from holdfast.pipeline.lake.locations import Place
+from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.schemas import Table
 
 if TYPE_CHECKING:
@@ -19,37 +19,37 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def read(spark: "SparkSession", table: Table, place: Place, files: Sequence[tuple[str, str]]) -> "DataFrame":
-    """The rows of (path, universe) files."""
+def read(spark: "SparkSession", table: Table, location: Location, files: Sequence[tuple[str, str]]) -> "DataFrame":
+    """A DataFrame of the rows of these (path, universe) files."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = spark_schema(table)
     if not files:
         return spark.createDataFrame(table.schema.empty_table(), schema)
-    if place.is_local:
-        paths = [f"{place.url}/{path}" for path, _ in files]
-        return spark.read.schema(schema).option("basePath", place.url).parquet(*paths)
+    if location.is_local:
+        paths = [f"{location.url}/{path}" for path, _ in files]
+        return spark.read.schema(schema).option("basePath", location.url).parquet(*paths)
 
-    shown = to_arrow_schema(schema, timezone="UTC")  # Spark knows times to the microsecond and no others.
+    shown = to_arrow_schema(schema, timezone="UTC")  # Spark has microsecond timestamps only.
 
     def each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for path, universe in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
-                for found in reading.batches_of(table, place, path, universe):
+                for found in reading.batches_of(table, location, path, universe):
                     yield found.cast(shown)
 
     names = spark.createDataFrame(pa.table([*zip(*files, strict=True)], ["path", "universe"]))
     return names.repartition(len(files)).mapInArrow(each, schema)
 
 
-def write(frame: "DataFrame", table: Table, place: Place) -> list[AddedFile]:
-    """Have executors write the rows of a DataFrame into new files of a table, which are still to be committed.
+def write(frame: "DataFrame", table: Table, location: Location) -> list[AddedFile]:
+    """Write the rows of a DataFrame into new files of a table, on executors, without committing them.
 
-    It has the table's columns. A partition makes one file for each universe, so it has few partitions.
+    The DataFrame has the table's columns. Each partition writes one file per universe, so use few partitions.
     """
 
     def each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        writer = Writer(table, place, is_sorted=False)
+        writer = Writer(table, location, is_sorted=False)
         for batch in batches:
             writer.write(batch.cast(table.schema))
         yield pa.RecordBatch.from_pydict({"files": [msgspec.msgpack.encode(writer.close())]})
@@ -59,7 +59,7 @@ def write(frame: "DataFrame", table: Table, place: Place) -> list[AddedFile]:
 
 
 def spark_schema(table: Table) -> "StructType":
-    """The columns in Spark's words."""
+    """The columns as a Spark schema."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(table.schema)

@@ -1,4 +1,4 @@
-"""Where a lake is: a local folder, or an object store. The same words open Delta tables and single files."""
+"""The location of a lake: a local folder or an object store. It opens both Delta tables and single files."""
 
 import os
 from pathlib import Path
@@ -11,8 +11,8 @@ from holdfast.names import folder_at
 from holdfast.pipeline.journal_chunks import Stores
 
 
-class Place(msgspec.Struct, frozen=True):
-    """A folder of the lake. It travels to executors."""
+class Location(msgspec.Struct, frozen=True):
+    """A folder of the lake. It is sent to executors."""
 
     url: str  # A path, or s3://bucket/prefix
     storage: dict[str, str] = {}
@@ -23,17 +23,17 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def store_url(self) -> str:
-        """The same place for `Stores`."""
+        """The same location as a URL for `Stores`."""
         return f"dir:{self.url}" if self.is_local else self.url
 
-    def below(self, name: str) -> "Place":
-        return Place(f"{self.url}/{name}", self.storage)
+    def child(self, name: str) -> "Location":
+        return Location(f"{self.url}/{name}", self.storage)
 
     def read(self, path: str) -> pa.Buffer:
-        """All bytes of a file; a local one is mapped, not copied.
+        """The bytes of a file; a local one is memory-mapped.
 
         Raises:
-            ObjectNotFound: it is not there.
+            ObjectNotFound: the file does not exist.
         """
         if not self.is_local:
             return pa.py_buffer(Stores(self.storage)(self.url).get(path))
@@ -41,10 +41,12 @@ class Place(msgspec.Struct, frozen=True):
             with pa.memory_map(f"{self.url}/{path}") as file:
                 return file.read_buffer()
         except FileNotFoundError as error:
-            raise ObjectNotFound(f"{self.url}/{path} is not there; was the lake vacuumed too early?") from error
+            raise ObjectNotFound(
+                f"{self.url}/{path} does not exist; was the lake vacuumed with too few --keep-hours?"
+            ) from error
 
     def sync(self, path: str) -> None:
-        """Have a local file, and that it is there, survive a loss of power. Object stores do so by themselves."""
+        """Sync a local file and its folder entry to disk. Object stores are durable without it."""
         if self.is_local:
             for target in (Path(self.url, path), Path(self.url, path).parent):
                 descriptor = os.open(target, os.O_RDONLY)
@@ -54,17 +56,17 @@ class Place(msgspec.Struct, frozen=True):
                     os.close(descriptor)
 
 
-def place(url: str, storage: dict[str, str]) -> Place:
-    """The place that a Config names.
+def parse_location(url: str, storage: dict[str, str]) -> Location:
+    """The location that a Config names.
 
     Raises:
         InvalidUrl: it is neither a folder nor an object store.
     """
     scheme, separator, rest = url.partition("://")
     if separator and scheme in ("s3", "az", "gs") and rest:
-        return Place(url.rstrip("/"), dict(storage))
+        return Location(url.rstrip("/"), dict(storage))
     if separator and scheme == "file":
-        return Place(str(Path(rest).absolute()))
+        return Location(str(Path(rest).absolute()))
     if not separator and url:
-        return Place(str(folder_at(url).absolute()))
-    raise InvalidUrl(f"{url!r} is no place for a lake; give a folder, s3://bucket/prefix, az://… or gs://…")
+        return Location(str(folder_at(url).absolute()))
+    raise InvalidUrl(f"{url!r} cannot be a lake; use a folder, s3://bucket/prefix, az://… or gs://…")

@@ -1,4 +1,4 @@
-"""Rows of the lake's files as Arrow tables and batches. No Spark in it."""
+"""Reads the lake's files as Arrow tables and batches. No Spark here."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,44 +7,44 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.limits import ROWS_BATCH
-from holdfast.pipeline.lake.locations import Place
+from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.schemas import Table
 
 
 def rows(
     table: Table,
-    place: Place,
+    location: Location,
     path: str,
     universe: str,
     *,
     columns: Sequence[str] | None = None,
     where: pc.Expression | None = None,
 ) -> pa.Table:
-    """Rows of one file; a column that the file is too old to have is null."""
+    """The rows of one file; columns that an older file lacks are null."""
     schema = _schema(table, columns)
-    source = pa.BufferReader(place.read(path))
-    there = set(pq.read_schema(source).names)
+    source = pa.BufferReader(location.read(path))
+    present = set(pq.read_schema(source).names)
     source.seek(0)
-    found = pq.read_table(source, columns=[name for name in schema.names if name in there], filters=where)
-    return _completed(found, schema, universe)
+    found = pq.read_table(source, columns=[name for name in schema.names if name in present], filters=where)
+    return _complete(found, schema, universe)
 
 
 def batches_of(
-    table: Table, place: Place, path: str, universe: str, columns: Sequence[str] | None = None
+    table: Table, location: Location, path: str, universe: str, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one file, a bounded number at a time."""
+    """The rows of one file, in batches of bounded size."""
     schema = _schema(table, columns)
-    file = pq.ParquetFile(pa.BufferReader(place.read(path)))
-    there = [name for name in schema.names if name in file.schema_arrow.names]
-    for batch in file.iter_batches(batch_size=ROWS_BATCH, columns=there):
-        yield from _completed(pa.Table.from_batches([batch]), schema, universe).to_batches()
+    file = pq.ParquetFile(pa.BufferReader(location.read(path)))
+    present = [name for name in schema.names if name in file.schema_arrow.names]
+    for batch in file.iter_batches(batch_size=ROWS_BATCH, columns=present):
+        yield from _complete(pa.Table.from_batches([batch]), schema, universe).to_batches()
 
 
 def _schema(table: Table, columns: Sequence[str] | None) -> pa.Schema:
     return table.schema if columns is None else pa.schema([table.schema.field(name) for name in columns])
 
 
-def _completed(found: pa.Table, schema: pa.Schema, universe: str) -> pa.Table:
+def _complete(found: pa.Table, schema: pa.Schema, universe: str) -> pa.Table:
     columns = []
     for field in schema:
         if field.name in found.column_names:

@@ -1,8 +1,8 @@
-"""Where hot records wait for executors: a folder of the lake for each run, named after when it began.
+"""Staging folders in the lake for data that executors read: one for each run, named after its start time.
 
     <lake>/_staging/20261115T112300-5f3a…/hot/<sha256>.log
 
-A run removes its own in the end. What killed ones left is removed by `sweep`, by the time in its name.
+A run removes its own folder at the end. `delete_stale` removes those of killed runs, by the time in their name.
 """
 
 import shutil
@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake.locations import Place
+from holdfast.pipeline.lake.locations import Location
 
 FOLDER: Final = "_staging"
 _FORMAT: Final = "%Y%m%dT%H%M%S"
 
 
 @contextmanager
-def staged(place: Place) -> Iterator[Place]:
-    """A place of its own for a run, which is gone when it ends."""
-    folder = place.below(f"{FOLDER}/{datetime.now(UTC).strftime(_FORMAT)}-{uuid.uuid4().hex[:12]}")
+def temporary_folder(location: Location) -> Iterator[Location]:
+    """A new staging folder for a run, removed when the run ends."""
+    folder = location.child(f"{FOLDER}/{datetime.now(UTC).strftime(_FORMAT)}-{uuid.uuid4().hex[:12]}")
     try:
         yield folder
     finally:
         clear(folder)
 
 
-def clear(folder: Place) -> None:
+def clear(folder: Location) -> None:
     """Remove everything in a folder."""
     if folder.is_local:
         shutil.rmtree(folder.url, ignore_errors=True)
@@ -41,27 +41,27 @@ def clear(folder: Place) -> None:
             store.delete(meta.path)
 
 
-def sweep(place: Place, *, keep_hours: int) -> int:
-    """Remove what runs that began longer ago have left; how many of them."""
+def delete_stale(location: Location, *, keep_hours: int) -> int:
+    """Remove the folders of runs that began more than `keep_hours` ago; returns their number."""
     before = datetime.now(UTC) - timedelta(hours=keep_hours)
-    stale = [run for run in _runs(place) if _begun(run) < before]
+    stale = [run for run in _runs(location) if _start_time(run) < before]
     for run in stale:
-        clear(place.below(f"{FOLDER}/{run}"))
+        clear(location.child(f"{FOLDER}/{run}"))
     return len(stale)
 
 
-def _runs(place: Place) -> set[str]:
-    if place.is_local:
-        folder = Path(place.url, FOLDER)
+def _runs(location: Location) -> set[str]:
+    if location.is_local:
+        folder = Path(location.url, FOLDER)
         return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    store, after, found = Stores(place.storage)(place.url), None, set[str]()
+    store, after, found = Stores(location.storage)(location.url), None, set[str]()
     while page := store.list(FOLDER, after=after):
         found |= {meta.path.split("/")[1] for meta in page}
         after = page[-1].path
     return found
 
 
-def _begun(run: str) -> datetime:
+def _start_time(run: str) -> datetime:
     with suppress(ValueError):
         return datetime.strptime(run.partition("-")[0], _FORMAT).replace(tzinfo=UTC)
-    return datetime.now(UTC)  # Nothing that a run has made; it is left alone.
+    return datetime.now(UTC)  # Not a run's folder; keep it.

@@ -1,7 +1,7 @@
 """Tables of the lake, and their commits.
 
-A `LakeTable` is one moment of a table until it is refreshed. A commit may move marks: for each it says from where to
-where, and it fails as a whole, with nothing written, unless every one of them is still where the commit found it.
+A `LakeTable` is a snapshot of a table until it is refreshed. A commit may move watermarks, each from an expected value
+to a new one. It fails as a whole, with nothing written, unless every watermark still has its expected value.
 
     table = lake.table(JOURNAL)
     table.mark("journal/main/ada")                                               512
@@ -25,14 +25,15 @@ from deltalake.transaction import AddAction, RemoveAction
 from holdfast.errors import Backend, PathUnusable, SchemaMismatch, TransactionConflict
 from holdfast.pipeline.lake import files, frames, reading
 from holdfast.pipeline.lake.files import AddedFile
-from holdfast.pipeline.lake.locations import Place, place
-from holdfast.pipeline.lake.watermarks import Marks
+from holdfast.pipeline.lake.locations import Location, parse_location
+from holdfast.pipeline.lake.watermarks import Watermarks
 from holdfast.pipeline.schemas import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-REWRITES: Final = "rewrites"  # delta-rs lets two commits remove one file, so every commit that removes moves this mark.
+# delta-rs lets two commits remove the same file, so every commit that removes files moves this watermark.
+REWRITES: Final = "rewrites"
 _VERSION: Final = "holdfast.schema"
 _CONFIGURATION: Final = {
     "delta.checkpointInterval": "50",
@@ -42,14 +43,14 @@ _CONFIGURATION: Final = {
 
 
 class Move(NamedTuple):
-    """Where a mark is, and where it goes."""
+    """The expected value of a watermark, and its new one."""
 
     origin: int
     target: int
 
 
 class LakeFile(msgspec.Struct, frozen=True):
-    """A file of a table, and between which values its columns are."""
+    """A file of a table, with the minimum and maximum of its columns."""
 
     path: str
     size: int
@@ -59,33 +60,33 @@ class LakeFile(msgspec.Struct, frozen=True):
     high: dict[str, Any]
 
     def may_hold(self, **values: Any) -> bool:
-        """Whether a row with these values could be in it."""
+        """Whether the file may contain a row with these values."""
         return all(name not in self.low or self.low[name] <= value <= self.high[name] for name, value in values.items())
 
 
 class Lake:
-    """A place with tables."""
+    """A location with tables."""
 
     def __init__(self, url: str, storage: Mapping[str, str] | None = None) -> None:
-        self.place = place(url, dict(storage or {}))
+        self.location = parse_location(url, dict(storage or {}))
 
     def table(self, table: Table) -> "LakeTable":
-        """The table as it is now, whether it was made yet or not.
+        """A snapshot of the table, which need not exist yet.
 
         Raises:
-            SchemaMismatch: a newer Holdfast has written it.
+            SchemaMismatch: a newer Holdfast wrote it.
         """
-        return LakeTable(table, self.place.below(table.name))
+        return LakeTable(table, self.location.child(table.name))
 
 
 class LakeTable:
-    """One moment of a table."""
+    """A snapshot of a table."""
 
-    def __init__(self, table: Table, place: Place) -> None:
+    def __init__(self, table: Table, location: Location) -> None:
         self.table = table
-        self.place = place
+        self.location = location
         self._delta: DeltaTable | None = None
-        self._marks = Marks(place)
+        self._watermarks = Watermarks(location)
         self.refresh()
 
     @property
@@ -93,62 +94,62 @@ class LakeTable:
         return self._delta is not None
 
     def refresh(self) -> None:
-        """Look again: what others have committed is there, too."""
-        with _translated(self.place):
+        """Move the snapshot to the latest commit."""
+        with _translate_errors(self.location):
             if self._delta is not None:
                 self._delta.update_incremental()
             else:
                 try:
-                    self._delta = DeltaTable(self.place.url, storage_options=self.place.storage)
+                    self._delta = DeltaTable(self.location.url, storage_options=self.location.storage)
                 except TableNotFoundError:
                     return
         self._check_version(self._delta)
 
-    def mark(self, name: str) -> int:
-        """How far somebody came; 0 if they never did anything."""
-        return self.marks().get(name, 0)
+    def watermark(self, name: str) -> int:
+        """The value of a watermark; 0 if it was never set."""
+        return self.watermarks().get(name, 0)
 
-    def marks(self) -> Mapping[str, int]:
-        """How far everybody came."""
-        return self._marks.at(self._delta.version()) if self._delta is not None else {}
+    def watermarks(self) -> Mapping[str, int]:
+        """All watermarks by name."""
+        return self._watermarks.at(self._delta.version()) if self._delta is not None else {}
 
     def files(self) -> list[str]:
         """The paths or URLs of all files."""
-        return [f"{self.place.url}/{file.path}" for file in self.entries()]
+        return [f"{self.location.url}/{file.path}" for file in self.entries()]
 
     def entries(self) -> list[LakeFile]:
-        """All files, with what is known of them."""
+        """All files, with their statistics."""
         if self._delta is None:
             return []
         rows = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
-        return [_entry(row) for row in rows]
+        return [_lake_file(row) for row in rows]
 
     def count(self) -> int:
-        """How many rows there are, as their commits say."""
+        """The number of rows, from the commits' statistics."""
         return sum(file.rows for file in self.entries())
 
     def append(self, files: Sequence[AddedFile], moves: Mapping[str, Move] | None = None) -> None:
-        """Commit files that were written, together with how far their writer came.
+        """Commit written files, together with the moves of watermarks.
 
         Raises:
-            TransactionConflict: somebody has moved one of the marks; nothing was committed. Refresh, and plan again.
+            TransactionConflict: a watermark has another value by now; nothing was committed. Refresh, and plan again.
         """
         self.replace([], files, moves)
 
     def append_rows(self, rows: pa.Table, moves: Mapping[str, Move] | None = None) -> None:
-        """Write a few rows and commit them; without rows, only the marks."""
-        self.append(files.write(self.table, self.place, files.in_order(self.table, rows)), moves)
+        """Write a few rows and commit them; without rows, only the watermarks."""
+        self.append(files.write(self.table, self.location, files.sorted_batches(self.table, rows)), moves)
 
     def overwrite(
         self, source: Iterable[pa.RecordBatch] | Sequence[AddedFile], *, universes: Sequence[str] | None = None
     ) -> None:
-        """Put rows, or files that were written already, in the place of everything; or of what these universes have.
+        """Replace all rows, or those of `universes`, by batches or by written files.
 
         Raises:
-            TransactionConflict: somebody else has overwritten or compacted it meanwhile; nothing was committed.
+            TransactionConflict: another run has overwritten or compacted the table; nothing was committed.
         """
-        mark, added = self.mark(REWRITES), list[AddedFile]()
-        writer = files.Writer(self.table, self.place, is_sorted=False)
+        watermark, added = self.watermark(REWRITES), list[AddedFile]()
+        writer = files.Writer(self.table, self.location, is_sorted=False)
         for item in source:
             if isinstance(item, AddedFile):
                 added.append(item)
@@ -157,8 +158,8 @@ class LakeTable:
         old = [file for file in self.entries() if universes is None or file.universe in universes]
         new = [*added, *writer.close()]
         if old or new:
-            # Even where there is nothing to remove: of two that come first, one comes second.
-            self.replace(old, new, {REWRITES: Move(mark, mark + 1)})
+            # Even with nothing to remove: the first two overwrites of a table conflict, too.
+            self.replace(old, new, {REWRITES: Move(watermark, watermark + 1)})
 
     def replace(
         self,
@@ -168,22 +169,22 @@ class LakeTable:
         *,
         is_same_data: bool = False,
     ) -> None:
-        """Put new files in the place of old ones, in one commit. `is_same_data`: the rows are the same.
+        """Replace old files by new ones in one commit. `is_same_data`: the rows are the same.
 
         Raises:
-            TransactionConflict: a mark has moved, or somebody else has replaced files; nothing was committed.
+            TransactionConflict: a watermark has moved, or another run has replaced files; nothing was committed.
         """
         moves = dict(moves or {})
         if old:
-            moves.setdefault(REWRITES, Move(self.mark(REWRITES), self.mark(REWRITES) + 1))
+            moves.setdefault(REWRITES, Move(self.watermark(REWRITES), self.watermark(REWRITES) + 1))
         if not (old or new or moves):
             return
-        delta, marks = self._made(), self.marks()
+        delta, watermarks = self._ensure_created(), self.watermarks()
         for name, move in moves.items():
-            if marks.get(name, 0) != move.origin:
+            if watermarks.get(name, 0) != move.origin:
                 raise TransactionConflict(
-                    f"{name} of the table {self.table.name} is at {marks.get(name, 0)} and not at {move.origin} any "
-                    "more: another run was faster; plan again"
+                    f"{name} of table {self.table.name} is at {watermarks.get(name, 0)}, not {move.origin}: another "
+                    "run committed first; plan again"
                 )
         now_ms = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
@@ -195,7 +196,7 @@ class LakeTable:
         ]
         transactions = [Transaction(name, move.target, now_ms) for name, move in moves.items()]
         before = delta.version()
-        with _translated(self.place):
+        with _translate_errors(self.location):
             delta.create_write_transaction(
                 actions,
                 "append",
@@ -205,7 +206,7 @@ class LakeTable:
             )
             delta.update_incremental()
         for version in range(before + 1, delta.version() + 1):
-            self.place.sync(f"_delta_log/{version:020}.json")
+            self.location.sync(f"_delta_log/{version:020}.json")
 
     def scan(
         self,
@@ -215,7 +216,7 @@ class LakeTable:
         universe: str | None = None,
         **values: Any,
     ) -> Iterator[pa.Table]:
-        """Rows of one file after the other, without Spark; files that cannot hold the `values` are not read."""
+        """The rows, one file at a time, without Spark; files that cannot contain the `values` are skipped."""
         for file in self.entries():
             if universe in (None, file.universe) and file.may_hold(**values):
                 yield self.rows_of(file, columns, where)
@@ -224,50 +225,50 @@ class LakeTable:
         self, file: LakeFile, columns: Sequence[str] | None = None, where: pc.Expression | None = None
     ) -> pa.Table:
         """The rows of one file."""
-        return reading.rows(self.table, self.place, file.path, file.universe, columns=columns, where=where)
+        return reading.rows(self.table, self.location, file.path, file.universe, columns=columns, where=where)
 
     def rows(self, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pa.Table:
-        """All rows in memory: for small tables, and for tests."""
+        """All rows in memory: for small tables and tests."""
         nothing = self.table.schema.empty_table()
         return pa.concat_tables([nothing.select(columns or nothing.column_names), *self.scan(columns, where)])
 
     def read(self, spark: "SparkSession", *, universes: Sequence[str] | None = None) -> "DataFrame":
-        """The table as it is at this moment, as a DataFrame; an empty one if it was never written."""
+        """This snapshot of the table as a DataFrame; empty if the table does not exist."""
         chosen = [file for file in self.entries() if universes is None or file.universe in universes]
-        return frames.read(spark, self.table, self.place, [(file.path, file.universe) for file in chosen])
+        return frames.read(spark, self.table, self.location, [(file.path, file.universe) for file in chosen])
 
     def write(self, frame: "DataFrame") -> list[AddedFile]:
-        """Have executors write the rows of a DataFrame; `append` or `overwrite` then commits the files."""
-        return frames.write(frame, self.table, self.place)
+        """Write the rows of a DataFrame on executors; `append` or `overwrite` then commits the files."""
+        return frames.write(frame, self.table, self.location)
 
     def delta(self) -> DeltaTable:
-        """The table of delta-rs, which is made if it was not there."""
-        return self._made()
+        """The delta-rs table, created if it does not exist."""
+        return self._ensure_created()
 
-    def _made(self) -> DeltaTable:
+    def _ensure_created(self) -> DeltaTable:
         if self._delta is None:
-            refused: Exception | None = None
+            failure: Exception | None = None
             try:
-                self._make()
+                self._create()
             except (Backend, TransactionConflict, TableNotFoundError) as error:
-                refused = error  # Somebody else may have made it.
+                failure = error  # Another run may have created it.
             self.refresh()
             if self._delta is None:
                 raise PathUnusable(
-                    f"No lake can be made at {self.place.url} ({refused}); make it writable, or choose another place"
-                ) from refused
+                    f"Cannot create a table at {self.location.url} ({failure}); make it writable, or use another folder"
+                ) from failure
         self._upgrade(self._delta)
         return self._delta
 
-    def _make(self) -> None:
-        with _translated(self.place):
+    def _create(self) -> None:
+        with _translate_errors(self.location):
             DeltaTable.create(
-                self.place.url,
+                self.location.url,
                 self.table.schema,
                 partition_by=list(self.table.folders),
                 name=self.table.name,
                 configuration={**_CONFIGURATION, _VERSION: str(self.table.version)},
-                storage_options=self.place.storage,
+                storage_options=self.location.storage,
                 raise_if_key_not_exists=False,
             )
 
@@ -275,18 +276,18 @@ class LakeTable:
         version = _version(delta)
         if version > self.table.version:
             raise SchemaMismatch(
-                f"The table {self.table.name} in {self.place.url} has version {version} and this Holdfast knows "
+                f"The table {self.table.name} in {self.location.url} has version {version}, this Holdfast supports "
                 f"{self.table.version}; upgrade Holdfast"
             )
 
     def _upgrade(self, delta: DeltaTable) -> None:
-        """Add the columns that newer versions of the table have."""
+        """Add the columns that the table lacks in this version."""
         if _version(delta) == self.table.version:
             return
-        there = {field.name for field in delta.schema().fields}
+        existing = {field.name for field in delta.schema().fields}
         wanted = DeltaSchema.from_arrow(self.table.schema).fields
-        missing: list[Field] = [field for field in wanted if field.name not in there]
-        with _translated(self.place):
+        missing: list[Field] = [field for field in wanted if field.name not in existing]
+        with _translate_errors(self.location):
             if missing:
                 delta.alter.add_columns(missing)
             delta.alter.set_table_properties({_VERSION: str(self.table.version)}, raise_if_not_exists=False)
@@ -297,7 +298,7 @@ def _version(delta: DeltaTable) -> int:
     return int(delta.metadata().configuration.get(_VERSION, "1"))
 
 
-def _entry(row: dict[str, Any]) -> LakeFile:
+def _lake_file(row: dict[str, Any]) -> LakeFile:
     low = {name[4:]: value for name, value in row.items() if name.startswith("min.") and value is not None}
     high = {name[4:]: value for name, value in row.items() if name.startswith("max.") and value is not None}
     return LakeFile(
@@ -306,13 +307,13 @@ def _entry(row: dict[str, Any]) -> LakeFile:
 
 
 @contextmanager
-def _translated(place: Place) -> Iterator[None]:
-    """What delta-rs raises, in our words."""
+def _translate_errors(location: Location) -> Iterator[None]:
+    """Translate delta-rs errors into Holdfast errors."""
     try:
         yield
     except CommitFailedError as error:
-        raise TransactionConflict(f"Another commit to {place.url} was faster; plan again ({error})") from error
+        raise TransactionConflict(f"Another run committed to {location.url} first; plan again ({error})") from error
     except (OSError, DeltaError) as error:
         if isinstance(error, TableNotFoundError):
             raise
-        raise Backend(f"The lake at {place.url} failed: {error}") from error
+        raise Backend(f"The lake at {location.url} failed: {error}") from error

@@ -1,7 +1,8 @@
-"""The report: one page that needs nothing but a browser.
+"""The report: one self-contained HTML page.
 
-facts.py     what the sums of the lake say, as few numbers as a page shows
-plots.py     lines, bars and grids as SVG; their colours come from the page, so they are right by day and by night
-words.py     numbers, bytes, durations and moments as people read them
-page.py      the page
+facts.py         the numbers of the page, read from the aggregates of the lake
+plots.py         lines, bars and grids as SVG; colours come from the page's CSS, for light and dark mode
+formatting.py    numbers, bytes, durations and times as text
+components.py    HTML building blocks: tables and figures
+page.py          the page
 """

@@ -1,4 +1,4 @@
-"""What a report tells: as few numbers as a page shows, out of the sums of the lake. No Spark in it."""
+"""The numbers of a report, read from the aggregates of the lake. No Spark here."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -29,7 +29,7 @@ HOUR = timedelta(hours=1)
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """Rows of every hour from the first to the last; where nothing happened, an empty one."""
+    """One row for every hour from the first to the last; an empty row where there is no data."""
 
     name: str
     hours: list[datetime]
@@ -37,7 +37,7 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is on the page. Lists have the most telling rows first, and not all of them."""
+    """Everything on the page. Lists have the most important rows first, and are limited."""
 
     lake: str
     made_at: datetime
@@ -55,15 +55,15 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     unreachable: list[Row]
 
 
-def gather(lake: Lake, *, made_at: datetime, universes: Sequence[str] = ()) -> Facts:
-    """Read what `rollup`, `audit` and `reachability` have written; what was never written is empty."""
+def collect(lake: Lake, *, made_at: datetime, universes: Sequence[str] = ()) -> Facts:
+    """Read the results of `rollup`, `audit` and `reachability`; tables that do not exist are empty."""
 
     def read(table: Table, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pa.Table:
         rows = lake.table(table).rows(columns, where)
         return rows.filter(pc.field("universe").isin(universes)) if universes else rows
 
     queues = read(ROLLUP_QUEUES)
-    hours = _lately(read(ROLLUP_QUEUE_HOURS), made_at)
+    hours = _recent_hours(read(ROLLUP_QUEUE_HOURS), made_at)
     states = read(WORLD_STATE, ["universe", "world", "height", "verdict", "reason"])
     quarantined = read(QUARANTINE)
     mailboxes, talk, errors = read(ROLLUP_MAILBOXES), read(ROLLUP_TALK), read(ROLLUP_ERRORS)
@@ -71,7 +71,7 @@ def gather(lake: Lake, *, made_at: datetime, universes: Sequence[str] = ()) -> F
     storage, unreachable = read(ROLLUP_STORAGE), _unreachable(read(UNREACHABLE))
     busiest = _top(queues, "messages")
     return Facts(
-        lake=lake.place.url,
+        lake=lake.location.url,
         made_at=made_at,
         totals={
             **{name: _sum(queues, name) or 0 for name in ("messages", "acked", "dead", "retries", "redrives")},
@@ -91,7 +91,9 @@ def gather(lake: Lake, *, made_at: datetime, universes: Sequence[str] = ()) -> F
         quarantined=_top(quarantined, "seen_at"),
         queues=busiest,
         throughput=_timeline("all queues", hours.to_pylist()),
-        latencies=[_of_queue(hours, row) for row in busiest[:REPORT_QUEUES_PLOTTED] if row["wait_p50_ms"] is not None],
+        latencies=[
+            _queue_timeline(hours, row) for row in busiest[:REPORT_QUEUES_PLOTTED] if row["wait_p50_ms"] is not None
+        ],
         errors=_top(errors, "letters"),
         mailboxes=_top(mailboxes, "waiting"),
         talk=_top(talk, "mails", limit=REPORT_GRID * REPORT_GRID),
@@ -101,17 +103,17 @@ def gather(lake: Lake, *, made_at: datetime, universes: Sequence[str] = ()) -> F
     )
 
 
-def _lately(hours: pa.Table, now: datetime) -> pa.Table:
-    """The last days of which anything is known: a page has no room for more.
+def _recent_hours(hours: pa.Table, now: datetime) -> pa.Table:
+    """The last days with data, as many as a page can show.
 
-    Anybody may log an event of the year 9999, which would leave room for nothing else.
+    Hours in the future are dropped: any client can log an event of the year 9999.
     """
-    moment = hours.schema.field("hour").type
-    hours = hours.filter(pc.field("hour") <= pa.scalar(now.replace(microsecond=0), moment))
+    timestamp = hours.schema.field("hour").type
+    hours = hours.filter(pc.field("hour") <= pa.scalar(now.replace(microsecond=0), timestamp))
     latest = pc.max(hours.column("hour")).as_py()
     if latest is None:
         return hours
-    return hours.filter(pc.field("hour") >= pa.scalar(latest - timedelta(days=REPORT_DAYS) + HOUR, moment))
+    return hours.filter(pc.field("hour") >= pa.scalar(latest - timedelta(days=REPORT_DAYS) + HOUR, timestamp))
 
 
 def _top(rows: pa.Table, column: str, *, limit: int = REPORT_ROWS, is_ascending: bool = False) -> list[Row]:
@@ -121,7 +123,7 @@ def _top(rows: pa.Table, column: str, *, limit: int = REPORT_ROWS, is_ascending:
     return found
 
 
-def _of_queue(hours: pa.Table, queue: Row) -> Timeline:
+def _queue_timeline(hours: pa.Table, queue: Row) -> Timeline:
     chosen = hours.filter((pc.field("universe") == queue["universe"]) & (pc.field("queue") == queue["queue"]))
     return _timeline(f"{queue['queue']} of {queue['universe']}", chosen.to_pylist())
 
@@ -132,7 +134,7 @@ def _timeline(name: str, rows: Iterable[Row]) -> Timeline:
         sums = by_hour.setdefault(row["hour"], dict.fromkeys(("put", "acked", "dead", "retries"), 0))
         for count in ("put", "acked", "dead", "retries"):
             sums[count] += row[count]
-        # Percentiles cannot be summed up: only the timeline of a single queue has them.
+        # Percentiles cannot be added: only the timeline of a single queue has them.
         sums.update({column: value for column, value in row.items() if column.endswith("_ms")})
     if not by_hour:
         return Timeline(name, [], [])
@@ -142,7 +144,7 @@ def _timeline(name: str, rows: Iterable[Row]) -> Timeline:
 
 
 def _leases(rows: pa.Table) -> list[Row]:
-    """Leases over all hours, those that were waited for most often first."""
+    """Leases summed over all hours, the most contended first."""
     sums: dict[tuple[str, str], Row] = {}
     for row in rows.to_pylist():
         key = (row["universe"], row["key"])
@@ -157,7 +159,7 @@ def _leases(rows: pa.Table) -> list[Row]:
 
 
 def _unreachable(rows: pa.Table) -> list[Row]:
-    """Blobs that nothing refers to, by universe, the most bytes first."""
+    """Unreferenced blobs by universe, the most bytes first."""
     sums: dict[str, Row] = {}
     for row in rows.select(["universe", "size", "reclaimable"]).to_pylist():
         known = sums.setdefault(
@@ -185,6 +187,6 @@ def _lake_bytes(storage: pa.Table) -> int:
 
 
 def _sum(rows: pa.Table, column: str) -> int | None:
-    """None if there is nothing to be summed up."""
+    """The sum of a column; None if it has no values."""
     found: int | None = pc.sum(rows.column(column)).as_py()
     return found

@@ -1,4 +1,4 @@
-"""The page: facts as HTML that loads nothing from anywhere. Whatever comes from the lake is escaped."""
+"""The report page as self-contained HTML. All values from the lake are escaped."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from holdfast.limits import REPORT_GRID, REPORT_ROWS
 from holdfast.pipeline.reports import formatting, plots
+from holdfast.pipeline.reports.components import Column, figure, introduction, placeholder, plot_with_table, table
 from holdfast.pipeline.reports.facts import Facts, Row, Timeline
 from holdfast.pipeline.reports.plots import Bar, Series
-from holdfast.pipeline.reports.sheets import Column, about, beside, figure, nothing, table
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -35,7 +35,7 @@ def page(facts: Facts) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Holdfast report, {formatting.moment(facts.made_at)}</title><style>{_style()}</style></head><body>"
+        f"<title>Holdfast report, {formatting.timestamp(facts.made_at)}</title><style>{_style()}</style></head><body>"
         '<a class="skip" href="#content">Skip to the content</a>'
         f'<header><h1>Holdfast report</h1><p class="meta">Made {_time(facts.made_at)} from the lake '
         f"<code>{escape(facts.lake)}</code></p>"
@@ -56,20 +56,20 @@ def _cards(facts: Facts) -> str:
         (
             "Dead letters",
             formatting.number(totals["dead"]),
-            f"{formatting.share(totals['dead'] or 0, ended)} of what ended",
+            f"{formatting.share(totals['dead'] or 0, ended)} of finished messages",
         ),
         (
             "Retries",
             formatting.number(totals["retries"]),
-            f"{formatting.number(totals['redrives'])} put back from dead letters",
+            f"{formatting.number(totals['redrives'])} dead letters redriven",
         ),
-        ("Mails", formatting.number(totals["mails"]), f"{formatting.number(totals['mails_waiting'])} wait"),
-        ("Worlds", formatting.number(totals["worlds"]), "all are well" if not wrong else f"{wrong:,} are not well"),
-        ("The lake", formatting.size(totals["lake_bytes"]), f"{formatting.number(totals['quarantined'])} quarantined"),
-        ("Reclaimable", formatting.size(totals["reclaimable_bytes"]), "in blobs that nothing refers to"),
+        ("Mails", formatting.number(totals["mails"]), f"{formatting.number(totals['mails_waiting'])} waiting"),
+        ("Worlds", formatting.number(totals["worlds"]), "no findings" if not wrong else f"{wrong:,} with findings"),
+        ("Lake", formatting.size(totals["lake_bytes"]), f"{formatting.number(totals['quarantined'])} quarantined"),
+        ("Reclaimable", formatting.size(totals["reclaimable_bytes"]), "in unreferenced blobs"),
     ]
     if not totals["worlds"]:
-        cards[5] = ("Worlds", formatting.number(0), "none was audited")
+        cards[5] = ("Worlds", formatting.number(0), "not audited yet")
     return '<dl class="cards">{}</dl>'.format(
         "".join(
             f'<div class="card"><dt>{name}</dt><dd>{value}<small>{note}</small></dd></div>'
@@ -82,29 +82,29 @@ def _health(facts: Facts) -> str:
     totals = facts.totals
     wrong = (totals["worlds"] or 0) - (totals["worlds_ok"] or 0)
     if not totals["worlds"] and not totals["quarantined"]:
-        return nothing("No world has been audited yet; run: holdfast pipeline audit")
+        return placeholder("No world has been audited yet; run: holdfast pipeline audit")
     if not wrong and not totals["quarantined"]:
-        verdict = f'<p class="verdict good">All {formatting.number(totals["worlds"])} worlds are well</p>'
+        verdict = f'<p class="verdict good">All {formatting.number(totals["worlds"])} worlds passed the audit</p>'
     else:
-        said = [f"{wrong:,} of {totals['worlds']:,} worlds are not well"] if wrong else []
-        said += [f"{totals['quarantined']:,} stretches could not be read"] if totals["quarantined"] else []
-        verdict = f'<p class="verdict bad">{" · ".join(said)}</p>'
-    intro = about(
-        "Checksums, heights, snapshots and restores of every world, and what could not be read on the way in."
+        message = [f"{wrong:,} of {totals['worlds']:,} worlds have findings"] if wrong else []
+        message += [f"{totals['quarantined']:,} ranges could not be read"] if totals["quarantined"] else []
+        verdict = f'<p class="verdict bad">{" · ".join(message)}</p>'
+    intro = introduction(
+        "Audit results of every world (checksums, heights, snapshots, restores), and data that ingest could not read."
     )
     worlds = table(
-        "Worlds that are not what their journal says",
+        "Worlds with findings",
         facts.wrong_worlds,
         [
             Column("World", lambda row: row["world"], "text"),
             Column("Universe", lambda row: row["universe"], "text"),
             Column("Verdict", lambda row: row["verdict"], "text"),
             Column("Readable up to", lambda row: formatting.number(row["height"])),
-            Column("What is wrong", lambda row: row["reason"] or "", "code"),
+            Column("Finding", lambda row: row["reason"] or "", "code"),
         ],
     )
     quarantined = table(
-        "What could not be read",
+        "Quarantined ranges",
         facts.quarantined,
         [
             Column("Source", lambda row: row["source"], "text"),
@@ -122,20 +122,20 @@ def _queues(facts: Facts) -> str:
     counts = {name: [float(row.get(name, 0)) for row in timeline.rows] for name in ("put", "acked", "dead", "retries")}
     totals = {name: formatting.number(sum(values)) for name, values in counts.items()}
     done = plots.lines(
-        "Messages an hour",
-        f"All queues, {_span(timeline)}: {totals['put']} were put, {totals['acked']} acknowledged.",
+        "Messages per hour",
+        f"All queues, {_span(timeline)}: {totals['put']} enqueued, {totals['acked']} acknowledged.",
         timeline.hours,
-        [Series("put", counts["put"], 1), Series("acknowledged", counts["acked"], 3)],
+        [Series("enqueued", counts["put"], 1), Series("acknowledged", counts["acked"], 3)],
     )
     failed = plots.lines(
-        "Failures an hour",
-        f"All queues, {_span(timeline)}: {totals['dead']} died, {totals['retries']} were delivered again.",
+        "Failures per hour",
+        f"All queues, {_span(timeline)}: {totals['dead']} dead-lettered, {totals['retries']} redelivered.",
         timeline.hours,
-        [Series("died", counts["dead"], 4), Series("delivered again", counts["retries"], 2)],
+        [Series("dead-lettered", counts["dead"], 4), Series("redelivered", counts["retries"], 2)],
     )
     flow = (
-        f'<div class="beside pair"><div><h3>Messages an hour</h3>{figure(done)}</div>'
-        f"<div><h3>Failures an hour</h3>{figure(failed)}</div></div>"
+        f'<div class="beside pair"><div><h3>Messages per hour</h3>{figure(done)}</div>'
+        f"<div><h3>Failures per hour</h3>{figure(failed)}</div></div>"
     )
     rows = table(
         "Queues with the most messages",
@@ -143,8 +143,8 @@ def _queues(facts: Facts) -> str:
         [
             Column("Queue", lambda row: _named(facts, row, "queue"), "text"),
             Column("Messages", lambda row: formatting.number(row["messages"])),
-            Column("Now in it", lambda row: formatting.number(row["backlog"])),
-            Column("Died", lambda row: formatting.number(row["dead"])),
+            Column("Backlog", lambda row: formatting.number(row["backlog"])),
+            Column("Dead letters", lambda row: formatting.number(row["dead"])),
             Column("Retries", lambda row: formatting.number(row["retries"])),
             Column("Wait p50", lambda row: formatting.duration(row["wait_p50_ms"])),
             Column("p99", lambda row: formatting.duration(row["wait_p99_ms"])),
@@ -152,8 +152,8 @@ def _queues(facts: Facts) -> str:
             Column("p99", lambda row: formatting.duration(row["service_p99_ms"])),
         ],
     )
-    intro = about(
-        "Wait is from put to the first delivery, service from the last delivery to the end. "
+    intro = introduction(
+        "Wait is the time from enqueue to the first delivery, service from the last delivery to the end. "
         "Half of the messages took no longer than p50, all but one in a hundred no longer than p99."
     )
     latencies = "".join(_latency(timeline) for timeline in facts.latencies)
@@ -166,7 +166,7 @@ def _latency(timeline: Timeline) -> str:
 
     worst = max((value for value in values("wait_p99_ms") if value is not None), default=None)
     plot = plots.lines(
-        f"How long messages of {timeline.name} take",
+        f"Latency of {timeline.name}",
         f"Wait and service by hour, {_span(timeline)}. The highest p99 of the wait is {formatting.duration(worst)}.",
         timeline.hours,
         [
@@ -183,47 +183,49 @@ def _latency(timeline: Timeline) -> str:
 
 def _dead_letters(facts: Facts) -> str:
     if not facts.errors:
-        return nothing("There are no dead letters.")
+        return placeholder("There are no dead letters.")
     total = sum(row["letters"] for row in facts.errors)
     plot = plots.bars(
         "Dead letters by error",
-        f"{formatting.number(total)} dead letters of the most frequent {len(facts.errors)} kinds of errors.",
+        f"{formatting.number(total)} dead letters with the {len(facts.errors)} most frequent errors.",
         [
             Bar(f"{_named(facts, row, 'queue')}: {row['signature']}", row["letters"], row["example"] or "")
             for row in facts.errors
         ],
     )
     rows = table(
-        "The same, with the last one of each",
+        "Latest error of each kind",
         facts.errors,
         [
             Column("Queue", lambda row: _named(facts, row, "queue"), "text"),
             Column("Letters", lambda row: formatting.number(row["letters"])),
-            Column("Last", lambda row: formatting.lately(row["last_at"])),
-            Column("Last error", lambda row: formatting.cut(row["example"] or "", 160), "code"),
+            Column("Last", lambda row: formatting.short_timestamp(row["last_at"])),
+            Column("Last error", lambda row: formatting.shorten(row["example"] or "", 160), "code"),
         ],
     )
-    intro = about("Errors that differ only in numbers, ids, addresses and paths are counted as one.")
-    return intro + beside("What they died of", plot, rows)
+    intro = introduction("Errors that differ only in numbers, ids, addresses and paths are grouped.")
+    return intro + plot_with_table("Dead letters by error", plot, rows)
 
 
 def _mail(facts: Facts) -> str:
     if not facts.mailboxes and not facts.talk:
-        return nothing("There was no mail.")
-    intro = about("Who writes to whom, and how long mail waits for its reader. What expired or was refused is lost.")
+        return placeholder("There was no mail.")
+    intro = introduction(
+        "Mail traffic between agents, and how long mail waits to be read. Expired and rejected mail is lost."
+    )
     boxes = sorted(facts.mailboxes, key=lambda row: row["oldest_at"] or facts.made_at)
     ages = plots.bars(
-        "How old the oldest mail is that waits",
-        f"The {len([row for row in boxes if row['oldest_at']])} mailboxes in which the most mail waits.",
+        "Age of the oldest waiting mail",
+        f"The {len([row for row in boxes if row['oldest_at']])} mailboxes with the most waiting mail.",
         [Bar(row["recipient"], _age_ms(row, facts.made_at)) for row in boxes if row["oldest_at"]],
-        say=formatting.duration,
+        format=formatting.duration,
     )
     rows = table(
-        "Mailboxes in which the most mail waits",
+        "Mailboxes with the most waiting mail",
         facts.mailboxes,
         [
             Column("Mailbox", lambda row: row["recipient"], "text"),
-            Column("Waits", lambda row: formatting.number(row["waiting"])),
+            Column("Waiting", lambda row: formatting.number(row["waiting"])),
             Column(
                 "Oldest", lambda row: formatting.duration(_age_ms(row, facts.made_at) if row["oldest_at"] else None)
             ),
@@ -233,16 +235,20 @@ def _mail(facts: Facts) -> str:
         ],
     )
     pairs = table(
-        "Pairs that exchange the most mail",
+        "Pairs with the most mail",
         facts.talk[:REPORT_ROWS],
         [
             Column("From", lambda row: row["sender"], "text"),
             Column("To", lambda row: row["recipient"], "text"),
             Column("Mails", lambda row: formatting.number(row["mails"])),
-            Column("Refused", lambda row: formatting.number(row["rejected"])),
+            Column("Rejected", lambda row: formatting.number(row["rejected"])),
         ],
     )
-    return intro + beside("Who talks to whom", _talk(facts.talk), pairs) + beside("What waits", ages, rows)
+    return (
+        intro
+        + plot_with_table("Mail by sender and recipient", _talk(facts.talk), pairs)
+        + plot_with_table("Waiting mail", ages, rows)
+    )
 
 
 def _talk(talk: Sequence[Row]) -> str:
@@ -253,11 +259,13 @@ def _talk(talk: Sequence[Row]) -> str:
         for row in talk
         if row["mails"] and row["sender"] in senders and row["recipient"] in recipients
     }
-    most = max(talk, key=lambda row: row["mails"], default=None)
-    said = f" The most go from {most['sender']} to {most['recipient']}: {most['mails']:,}." if most else ""
+    maximum = max(talk, key=lambda row: row["mails"], default=None)
+    message = (
+        f" The most are from {maximum['sender']} to {maximum['recipient']}: {maximum['mails']:,}." if maximum else ""
+    )
     return plots.grid(
-        "Who talks to whom",
-        f"Mails from {len(senders)} senders, one a row, to {len(recipients)} recipients, one a column.{said}",
+        "Mail by sender and recipient",
+        f"Mails from {len(senders)} senders (rows) to {len(recipients)} recipients (columns).{message}",
         senders,
         recipients,
         cells,
@@ -266,32 +274,32 @@ def _talk(talk: Sequence[Row]) -> str:
 
 def _leases(facts: Facts) -> str:
     if not facts.leases:
-        return nothing("Nobody had to wait for a lease, or was refused one.")
-    intro = about("Who had to wait for a lease, or was refused. Leases that nobody had to wait for are not here.")
+        return placeholder("No lease was contended.")
+    intro = introduction("Leases that an acquire had to wait for, or was refused. Uncontended leases are not listed.")
     plot = plots.bars(
-        "Leases that were not free",
-        f"The {len(facts.leases)} leases that were most often held by somebody else.",
+        "Contended leases",
+        f"The {len(facts.leases)} most contended leases.",
         [Bar(_named(facts, row, "key"), row["contended"]) for row in facts.leases],
     )
     rows = table(
-        "The same, and how it ended",
+        "Outcomes of contended acquires",
         facts.leases,
         [
             Column("Lease", lambda row: _named(facts, row, "key"), "text"),
-            Column("Not free", lambda row: formatting.number(row["contended"])),
+            Column("Contended", lambda row: formatting.number(row["contended"])),
             Column("Granted", lambda row: formatting.number(row["granted"])),
             Column("Refused", lambda row: formatting.number(row["refused"])),
-            Column("Gave up", lambda row: formatting.number(row["gone"])),
-            Column("Longest", lambda row: formatting.duration(row["waited_max_ms"])),
+            Column("Abandoned", lambda row: formatting.number(row["gone"])),
+            Column("Longest wait", lambda row: formatting.duration(row["waited_max_ms"])),
         ],
     )
-    return intro + beside("Leases that were not free", plot, rows)
+    return intro + plot_with_table("Contended leases", plot, rows)
 
 
 def _storage(facts: Facts) -> str:
-    intro = about("How much the lake and the plane hold, measured by every rollup.")
+    intro = introduction("Sizes of the lake and the plane, measured by every rollup.")
     days = sorted({row["day"] for row in facts.storage})
-    moments = [datetime(day.year, day.month, day.day, tzinfo=facts.made_at.tzinfo) for day in days]
+    times = [datetime(day.year, day.month, day.day, tzinfo=facts.made_at.tzinfo) for day in days]
     sizes: dict[str, dict[Any, int]] = {}
     for row in facts.storage:
         if row["bytes"] is not None:
@@ -302,7 +310,7 @@ def _storage(facts: Facts) -> str:
     plot = plots.lines(
         "Bytes by day",
         f"The {len(largest)} largest parts, on {len(days)} days.",
-        moments,
+        times,
         [Series(name, [sizes[name].get(day) for day in days]) for name in largest],
         unit="bytes",
     )
@@ -311,14 +319,14 @@ def _storage(facts: Facts) -> str:
         f"On {days[-1]}" if days else "Sizes",
         sorted(latest, key=lambda row: -(row["bytes"] or 0))[:REPORT_ROWS],
         [
-            Column("What", lambda row: f"{row['source']}: {row['name']}", "text"),
+            Column("Data", lambda row: f"{row['source']}: {row['name']}", "text"),
             Column("Universe", lambda row: row["universe"], "text"),
             Column("Rows", lambda row: formatting.number(row["rows"])),
             Column("Bytes", lambda row: formatting.size(row["bytes"])),
         ],
     )
     blobs = table(
-        "Blobs that nothing refers to",
+        "Unreferenced blobs",
         facts.unreachable,
         [
             Column("Universe", lambda row: row["universe"], "text"),
@@ -327,11 +335,11 @@ def _storage(facts: Facts) -> str:
             Column("Reclaimable", lambda row: formatting.size(row["reclaimable_bytes"])),
         ],
     )
-    return intro + beside("Bytes by day", plot, rows) + (blobs if facts.unreachable else "")
+    return intro + plot_with_table("Bytes by day", plot, rows) + (blobs if facts.unreachable else "")
 
 
 def _named(facts: Facts, row: Row, column: str) -> str:
-    """A name, with its universe where there are several."""
+    """A name, with its universe if there are several."""
     has_several = len({each["universe"] for each in (*facts.queues, *facts.storage, *facts.leases)}) > 1
     return f"{row[column]} of {row['universe']}" if has_several else str(row[column])
 
@@ -351,11 +359,11 @@ def _age_ms(row: Row, now: datetime) -> float:
 def _span(timeline: Timeline) -> str:
     if not timeline.hours:
         return "at no time"
-    return f"from {formatting.moment(timeline.hours[0])} to {formatting.moment(timeline.hours[-1])}"
+    return f"from {formatting.timestamp(timeline.hours[0])} to {formatting.timestamp(timeline.hours[-1])}"
 
 
 def _time(at: datetime) -> str:
-    return f'<time datetime="{at.isoformat(timespec="seconds")}">{formatting.moment(at)}</time>'
+    return f'<time datetime="{at.isoformat(timespec="seconds")}">{formatting.timestamp(at)}</time>'
 
 
 def _id(name: str) -> str:

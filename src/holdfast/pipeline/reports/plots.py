@@ -1,7 +1,7 @@
-"""Plots as SVG. Whatever is written in one may come from users, and is escaped.
+"""Plots as SVG. All text is escaped, since it may come from users.
 
-Colours are classes of the page (`c1` … `c5`); lines differ in their dashes too, for whoever cannot tell the colours
-apart or prints the page. Every plot has a title and a description that say in words what it shows.
+Colours are CSS classes of the page (`c1` … `c5`). Lines also differ in their dashes, for print and for colour-blind
+readers. Every plot has a title and a description in words.
 """
 
 import hashlib
@@ -13,18 +13,18 @@ from typing import Final, NamedTuple
 
 from holdfast.pipeline.reports import formatting
 
-_WIDTH: Final = 480  # A phone shows it a little smaller, a desk a little larger.
+_WIDTH: Final = 480  # Scaled down on phones, up on desktops.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 30
 _DASHES: Final = ("", "6 4", "2 3", "10 4 2 4", "1 5")
-_POINTS_MARKED: Final = 60  # More points than these are a line, and no dots.
+_POINTS_MARKED: Final = 60  # Longer series have no dots.
 
 
 class Series(NamedTuple):
-    """A line: a value for each moment, or None."""
+    """A line: a value, or None, for each time."""
 
     name: str
     values: Sequence[float | None]
-    color: int = 0  # 1 to 5; 0: by its place.
+    color: int = 0  # 1 to 5; 0: by its position.
 
 
 class Bar(NamedTuple):
@@ -36,26 +36,26 @@ class Bar(NamedTuple):
 def lines(
     title: str,
     description: str,
-    moments: Sequence[datetime],
+    times: Sequence[datetime],
     series: Sequence[Series],
     *,
     unit: str = "count",
     height: int = 210,
 ) -> str:
-    """Values over time, with a legend. The unit is count, bytes or ms; milliseconds have a logarithmic scale."""
+    """Values over time, with a legend. The unit is count, bytes or ms; ms uses a logarithmic scale."""
     values = [value for each in series for value in each.values if value is not None]
-    if not moments or not values:
-        return _nothing(title)
+    if not times or not values:
+        return _placeholder(title)
     scale = _SCALES[unit](values, height)
-    xs = _places(moments)
-    parts = [*_value_axis(scale), *_time_axis(moments, height)]
+    xs = _x_positions(times)
+    parts = [*_value_axis(scale), *_time_axis(times, height)]
     for n, each in enumerate(series):
         color = f"c{each.color or n % 5 + 1}"
-        for run in _runs(xs, each.values):
+        for run in _segments(xs, each.values):
             points = " ".join(f"{x:.1f},{scale.at(value):.1f}" for x, value in run)
             parts.append(f'<polyline class="line {color}" points="{points}"{_dash(n)}/>')
-        if len(moments) <= _POINTS_MARKED:
-            parts += _dots(zip(xs, moments, each.values, strict=True), each, scale, color)
+        if len(times) <= _POINTS_MARKED:
+            parts += _dots(zip(xs, times, each.values, strict=True), each, scale, color)
     legend = "".join(
         f'<li><svg class="swatch" viewBox="0 0 28 8" aria-hidden="true"><line class="line c{each.color or n % 5 + 1}" '
         f'x1="0" y1="4" x2="28" y2="4"{_dash(n)}/></svg>{escape(each.name)}</li>'
@@ -64,20 +64,22 @@ def lines(
     return _svg(title, description, height, parts) + f'<ul class="legend">{legend}</ul>'
 
 
-def bars(title: str, description: str, rows: Sequence[Bar], *, say: Callable[[float], str] = formatting.number) -> str:
-    """Amounts that are compared with each other, the largest first."""
+def bars(
+    title: str, description: str, rows: Sequence[Bar], *, format: Callable[[float], str] = formatting.number
+) -> str:
+    """Horizontal bars, in the given order."""
     if not rows or max(row.value for row in rows) <= 0:
-        return _nothing(title)
-    most, pitch = max(row.value for row in rows), 38
+        return _placeholder(title)
+    maximum, pitch = max(row.value for row in rows), 38
     parts = []
     for n, row in enumerate(rows):
         y = n * pitch
-        width = max(row.value / most * (_WIDTH - 80), 2)
+        width = max(row.value / maximum * (_WIDTH - 80), 2)
         parts.append(
-            f"<g><title>{escape(row.hint or row.label)}: {escape(say(row.value))}</title>"
-            f'<text class="label" x="0" y="{y + 13}">{escape(formatting.cut(row.label, 62))}</text>'
+            f"<g><title>{escape(row.hint or row.label)}: {escape(format(row.value))}</title>"
+            f'<text class="label" x="0" y="{y + 13}">{escape(formatting.shorten(row.label, 62))}</text>'
             f'<rect class="bar c1" x="0" y="{y + 18}" width="{width:.1f}" height="12" rx="2"/>'
-            f'<text class="value" x="{width + 6:.1f}" y="{y + 28}">{escape(say(row.value))}</text></g>'
+            f'<text class="value" x="{width + 6:.1f}" y="{y + 28}">{escape(format(row.value))}</text></g>'
         )
     return _svg(title, description, len(rows) * pitch, parts)
 
@@ -85,30 +87,30 @@ def bars(title: str, description: str, rows: Sequence[Bar], *, say: Callable[[fl
 def grid(
     title: str, description: str, rows: Sequence[str], columns: Sequence[str], cells: dict[tuple[int, int], float]
 ) -> str:
-    """How much there is between each of the rows and each of the columns."""
+    """A heat map of rows and columns."""
     if not cells:
-        return _nothing(title)
-    left, top, most = 128, 92, max(cells.values())
+        return _placeholder(title)
+    left, top, maximum = 128, 92, max(cells.values())
     side = min((_WIDTH - left - 40) / len(columns), 44)
     parts = []
     for n, name in enumerate(columns):
         x = left + (n + 0.5) * side
         parts.append(
             f'<text class="label crowded" transform="translate({x:.1f} {top - 8}) rotate(-45)">'
-            f"<title>{escape(name)}</title>{escape(formatting.cut(name, 16))}</text>"
+            f"<title>{escape(name)}</title>{escape(formatting.shorten(name, 16))}</text>"
         )
     for m, name in enumerate(rows):
         y = top + m * side
         parts.append(
             f'<text class="label crowded end" x="{left - 8}" y="{y + side / 2 + 4:.1f}">'
-            f"<title>{escape(name)}</title>{escape(formatting.cut(name, 18))}</text>"
+            f"<title>{escape(name)}</title>{escape(formatting.shorten(name, 18))}</text>"
         )
         for n, other in enumerate(columns):
             value = cells.get((m, n), 0)
             x = left + n * side
             hint = f"{name} to {other}: {formatting.number(value)}"
             shade = (
-                f'class="cell c1" fill-opacity="{0.15 + 0.85 * math.sqrt(value / most):.2f}"'
+                f'class="cell c1" fill-opacity="{0.15 + 0.85 * math.sqrt(value / maximum):.2f}"'
                 if value
                 else 'class="cell none"'
             )
@@ -120,41 +122,41 @@ def grid(
 
 
 class _Counts:
-    """From nothing to a bit more than the most, in whole numbers."""
+    """A linear scale from 0 to the maximum, rounded up, with whole-number ticks."""
 
-    say = staticmethod(formatting.short)
+    format = staticmethod(formatting.short)
 
     def __init__(self, values: Sequence[float], height: int) -> None:
         self._height = height
-        most = max(*values, 1)
-        step = self._step(most / 4)
-        self._most = math.ceil(most / step - 1e-9) * step
+        maximum = max(*values, 1)
+        step = self._step(maximum / 4)
+        self._most = math.ceil(maximum / step - 1e-9) * step
         self.ticks = [n * step for n in range(round(self._most / step) + 1)]
 
     def at(self, value: float) -> float:
-        """How far down the plot a value is."""
+        """The y coordinate of a value."""
         return self._height - _BOTTOM - self._part(value) * (self._height - _TOP - _BOTTOM)
 
     def _part(self, value: float) -> float:
         return value / self._most
 
     def _step(self, rough: float) -> float:
-        return max(_nice(rough), 1)
+        return max(_round_step(rough), 1)
 
 
 class _Bytes(_Counts):
-    """The same, by powers of two, which are round in KiB, MiB and GiB."""
+    """The same with power-of-two ticks, which are round in KiB, MiB and GiB."""
 
-    say = staticmethod(formatting.size)
+    format = staticmethod(formatting.size)
 
     def _step(self, rough: float) -> float:
         return 2.0 ** math.ceil(math.log2(rough) - 1e-9)
 
 
 class _Milliseconds(_Counts):
-    """Logarithmic, because latencies differ by more than could be told apart otherwise."""
+    """A logarithmic scale: latencies span orders of magnitude."""
 
-    say = staticmethod(formatting.duration)
+    format = staticmethod(formatting.duration)
 
     def __init__(self, values: Sequence[float], height: int) -> None:
         self._height = height
@@ -181,20 +183,20 @@ def _dash(n: int) -> str:
     return f' stroke-dasharray="{_DASHES[n % 5]}"' if _DASHES[n % 5] else ""
 
 
-def _nothing(title: str) -> str:
+def _placeholder(title: str) -> str:
     return f'<p class="nothing">{escape(title)}: nothing to show yet.</p>'
 
 
-def _places(moments: Sequence[datetime]) -> list[float]:
-    first, span = moments[0], (moments[-1] - moments[0]).total_seconds()
-    room = _WIDTH - _LEFT - _RIGHT
+def _x_positions(times: Sequence[datetime]) -> list[float]:
+    first, span = times[0], (times[-1] - times[0]).total_seconds()
+    plot_width = _WIDTH - _LEFT - _RIGHT
     if not span:
-        return [_LEFT + room / 2] * len(moments)
-    return [_LEFT + (moment - first).total_seconds() / span * room for moment in moments]
+        return [_LEFT + plot_width / 2] * len(times)
+    return [_LEFT + (timestamp - first).total_seconds() / span * plot_width for timestamp in times]
 
 
-def _runs(xs: Sequence[float], values: Sequence[float | None]) -> Iterator[list[tuple[float, float]]]:
-    """Points that follow each other without a gap, two at least."""
+def _segments(xs: Sequence[float], values: Sequence[float | None]) -> Iterator[list[tuple[float, float]]]:
+    """Series of at least two points without a gap."""
     run: list[tuple[float, float]] = []
     for x, value in zip(xs, values, strict=True):
         if value is not None:
@@ -213,9 +215,9 @@ def _dots(
     scale: "_Counts",
     color: str,
 ) -> Iterator[str]:
-    for x, moment, value in points:
+    for x, timestamp, value in points:
         if value is not None:
-            hint = f"{series.name}, {formatting.moment(moment)}: {scale.say(value)}"
+            hint = f"{series.name}, {formatting.timestamp(timestamp)}: {scale.format(value)}"
             yield (
                 f'<circle class="dot {color}" cx="{x:.1f}" cy="{scale.at(value):.1f}" r="3">'
                 f"<title>{escape(hint)}</title></circle>"
@@ -226,11 +228,11 @@ def _value_axis(scale: "_Counts") -> Iterator[str]:
     for tick in scale.ticks:
         y = scale.at(tick)
         yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text class="tick end" x="{_LEFT - 8}" y="{y + 4:.1f}">{escape(scale.say(tick))}</text>'
+        yield f'<text class="tick end" x="{_LEFT - 8}" y="{y + 4:.1f}">{escape(scale.format(tick))}</text>'
 
 
-def _time_axis(moments: Sequence[datetime], height: int) -> Iterator[str]:
-    first, last = moments[0], moments[-1]
+def _time_axis(times: Sequence[datetime], height: int) -> Iterator[str]:
+    first, last = times[0], times[-1]
     span = last - first
     steps = [timedelta(hours=hours) for hours in (1, 2, 3, 6, 12)]
     steps += [timedelta(days=days) for days in (1, 2, 7, 14, 30, 90, 365)]
@@ -241,15 +243,17 @@ def _time_axis(moments: Sequence[datetime], height: int) -> Iterator[str]:
         midnight = first.replace(hour=0, minute=0, second=0, microsecond=0)
         ticks = [midnight + n * step for n in range(1 + math.ceil((last - midnight) / step))]
         ticks = [tick for tick in ticks if first <= tick <= last]
-    at = dict(zip(ticks, _places([first, *ticks, last])[1:-1] if span else _places(ticks), strict=True))
+    at = dict(zip(ticks, _x_positions([first, *ticks, last])[1:-1] if span else _x_positions(ticks), strict=True))
     for tick, x in at.items():
         is_hour = step < timedelta(days=1) and tick.hour
-        said = formatting.lately(tick) if not span else f"{tick:%H:%M}" if is_hour else f"{tick.day} {tick:%b}"
+        message = (
+            formatting.short_timestamp(tick) if not span else f"{tick:%H:%M}" if is_hour else f"{tick.day} {tick:%b}"
+        )
         anchor = " end" if x > _WIDTH - 40 else ""
-        yield f'<text class="tick middle{anchor}" x="{x:.1f}" y="{height - 8}">{said}</text>'
+        yield f'<text class="tick middle{anchor}" x="{x:.1f}" y="{height - 8}">{message}</text>'
 
 
-def _nice(rough: float) -> float:
+def _round_step(rough: float) -> float:
     """1, 2 or 5 times a power of ten, and at least `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))

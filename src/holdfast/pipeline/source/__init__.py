@@ -4,8 +4,8 @@ spark.read.format("holdfast").option("url", "http://127.0.0.1:9440").option("tab
 spark.readStream.format("holdfast").options(url="dir:./data", table="activity").load()
 frame.write.format("holdfast").options(url="http://…", table="queues", queue="jobs", load="2026-11-15", key="id")…
 
-What an option means is said in `docs/spark-source.md`. Whoever has Holdfast installed need not register anything:
-`pyspark_holdfast` is found by its name.
+`docs/spark-source.md` documents the options. The source needs no registration: Spark finds `pyspark_holdfast` by its
+name.
 """
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
@@ -13,10 +13,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.errors import InvalidArgument
-from holdfast.pipeline.source.options import READ, check_table, options_of
+from holdfast.pipeline.source.options import READABLE_TABLES, check_table, parse_options
 from holdfast.pipeline.source.readers import BatchReader, StreamReader
 from holdfast.pipeline.source.tables import SCHEMAS
-from holdfast.pipeline.source.writers import BatchWriter, StreamWriter, load_of
+from holdfast.pipeline.source.writers import BatchWriter, StreamWriter, parse_load
 
 __all__ = ["HoldfastSource"]
 
@@ -29,32 +29,34 @@ class HoldfastSource(DataSource):
         return "holdfast"
 
     def schema(self) -> StructType:
-        options = options_of(self.options)
-        check_table(options, READ, what_for="read")
+        options = parse_options(self.options)
+        check_table(options, READABLE_TABLES, operation="read")
         return from_arrow_schema(SCHEMAS[options.table])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         del schema
-        options = options_of(self.options)
-        check_table(options, READ, what_for="read")  # Whoever gives a schema has not asked for ours.
+        options = parse_options(self.options)
+        check_table(
+            options, READABLE_TABLES, operation="read"
+        )  # With a user-given schema, Spark does not call `schema`.
         return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         del schema
-        return StreamReader(options_of(self.options))
+        return StreamReader(parse_options(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        options = options_of(self.options)
+        options = parse_options(self.options)
         check_append(overwrite)
-        return BatchWriter(options, load_of(options, schema.names))
+        return BatchWriter(options, parse_load(options, schema.names))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
-        options = options_of(self.options)
+        options = parse_options(self.options)
         check_append(overwrite)
-        return StreamWriter(options, load_of(options, schema.names))
+        return StreamWriter(options, parse_load(options, schema.names))
 
 
 def check_append(overwrite: bool) -> None:
-    """Raise InvalidArgument if a write would have to remove what is there."""
+    """Raise InvalidArgument if a write would have to remove existing data."""
     if overwrite:
-        raise InvalidArgument('Messages are added to those that are there; write with mode("append")')
+        raise InvalidArgument('Overwriting is not supported; write with mode("append")')

@@ -1,6 +1,6 @@
-"""Filters that a query has, applied where they save the most: to what is planned, and to each batch that is read.
+"""Filter pushdown: applies a query's filters to the plan, and to each batch that is read.
 
-A filter on one of these columns is kept to the letter, so that Spark need not look again; others are left to Spark.
+Filters on these columns are applied exactly, so Spark need not apply them again; all others are left to Spark.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,16 +30,16 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """Comparisons that all hold."""
+    """A conjunction of comparisons."""
 
     each: tuple[Condition, ...] = ()
 
     def allow(self, **known: Any) -> bool:
-        """Whether something of which these columns are known could hold rows that are wanted."""
+        """Whether data with these column values may contain wanted rows."""
         return all(_holds(condition, known[condition.column]) for condition in self.each if condition.column in known)
 
     def bounds(self, column: str) -> tuple[int | None, int | None]:
-        """The lowest and the highest whole number that a column may have, both included; None where nothing is said."""
+        """The lowest and the highest integer that a column may have, inclusive; None where unbounded."""
         low: list[int] = []
         high: list[int] = []
         for condition in self.each:
@@ -56,7 +56,7 @@ class Conditions(msgspec.Struct, frozen=True):
         return max(low, default=None), min(high, default=None)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that are wanted."""
+        """The rows that satisfy all conditions."""
         for condition in self.each:
             if not batch.num_rows:
                 break
@@ -65,7 +65,7 @@ class Conditions(msgspec.Struct, frozen=True):
 
 
 def split(table: str, filters: Sequence[Any]) -> tuple[Conditions, list[Any]]:
-    """What of a query's filters is kept here, and what is left to Spark."""
+    """The filters that are applied here, and those left to Spark."""
     kept: list[Condition] = []
     left: list[Any] = []
     for each in filters:
@@ -91,7 +91,7 @@ def _condition(filter: Any) -> Condition | None:
 
 
 def _comparable(value: Any) -> Any:
-    """A moment without a zone is one of UTC, which is the zone of every session that reads this."""
+    """A datetime without a zone is UTC, the session time zone of every job."""
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
 
 
@@ -117,7 +117,7 @@ def _holds(condition: Condition, known: Any) -> bool:
 
 def _mask(condition: Condition, column: pa.Array) -> pa.Array:
     if pa.types.is_timestamp(column.type):
-        column = column.cast(_MOMENT)  # As Spark would compare it: a value that is cut to the column is another one.
+        column = column.cast(_TIMESTAMP)  # Like Spark: truncating the value to the column's precision would change it.
     match condition.operator:
         case "present":
             return pc.is_valid(column)
@@ -128,7 +128,7 @@ def _mask(condition: Condition, column: pa.Array) -> pa.Array:
     return _COMPARE[condition.operator](column, pa.scalar(condition.value, column.type))
 
 
-_MOMENT: Final = pa.timestamp("us", tz="UTC")
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _OPERATORS: Final[Mapping[str, str]] = {
     "EqualTo": "=",
     "In": "in",

@@ -1,4 +1,4 @@
-"""Offsets of streams as a checkpoint gives them back. It is a file that anybody can edit, and disks lose bytes."""
+"""Validates stream offsets from a checkpoint, which is a file that may be edited or damaged."""
 
 import json
 from typing import Any, Final
@@ -8,36 +8,40 @@ from holdfast.names import checked_name
 
 Offset = dict[str, int]
 
-_PLACE_MAX: Final = (1 << 63) - 1  # What a column of heights, or of bytes, holds.
+_POSITION_MAX: Final = (1 << 63) - 1  # The range of an int64 column.
 _SHOWN_CHARACTERS: Final = 80
 
 
-def checked(table: str, given: object) -> Offset:
-    """The offset that a checkpoint has, if it can be one of this table.
+def check_offset(table: str, given: object) -> Offset:
+    """The offset of a checkpoint, if it is valid for this table.
 
     Raises:
-        Corrupt: it cannot.
+        Corrupt: it is not.
     """
     if not isinstance(given, dict):
-        raise _unusable(f"an offset is an object, not {_shown(given)}")
-    for key, place in given.items():
+        raise _unusable_checkpoint(f"an offset must be an object, not {_abbreviate(given)}")
+    for key, position in given.items():
         if not _is_key(table, key):
-            raise _unusable(f"{_shown(key)} is none of the names that table {table} has")
-        if type(place) is not int or not 0 <= place <= _PLACE_MAX:  # JSON's true is an int, too.
-            raise _unusable(f"{_shown(key)} is at {_shown(place)}, and not at a number from 0 on")
+            raise _unusable_checkpoint(f"{_abbreviate(key)} is not a valid key for table {table}")
+        if type(position) is not int or not 0 <= position <= _POSITION_MAX:  # bool is a subclass of int.
+            raise _unusable_checkpoint(
+                f"{_abbreviate(key)} is at {_abbreviate(position)}, which is not a number from 0 on"
+            )
     return given
 
 
 def check_order(start: Offset, end: Offset) -> None:
-    """Raise Corrupt unless a batch ends behind its start: in everything that it starts from, as offsets never go back.
+    """Raise Corrupt if a batch ends before its start in any key: offsets never decrease.
 
-    What the end does not have would be read a second time, from its beginning on.
+    A key that is missing from the end would be read again from its beginning.
     """
-    for key, place in start.items():
+    for key, position in start.items():
         if key not in end:
-            raise _unusable(f"a batch starts with {_shown(key)} at {place} and ends without it")
-        if end[key] < place:
-            raise _unusable(f"a batch starts with {_shown(key)} at {place} and ends before, at {end[key]}")
+            raise _unusable_checkpoint(f"a batch starts with {_abbreviate(key)} at {position} and ends without it")
+        if end[key] < position:
+            raise _unusable_checkpoint(
+                f"a batch starts with {_abbreviate(key)} at {position} and ends earlier, at {end[key]}"
+            )
 
 
 def _is_key(table: str, key: str) -> bool:
@@ -49,13 +53,13 @@ def _is_key(table: str, key: str) -> bool:
         return False
 
 
-def _shown(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
-def _unusable(what: str) -> Corrupt:
+def _unusable_checkpoint(reason: str) -> Corrupt:
     return Corrupt(
-        f"The checkpoint of the stream was edited or is damaged, or belongs to another query: {what}. Put back a copy "
-        "of the checkpoint, or begin with a new checkpointLocation; then the stream begins at its startingOffsets"
+        f"The checkpoint of the stream was edited or is damaged, or belongs to another query: {reason}. Restore a copy "
+        "of the checkpoint, or start with a new checkpointLocation; the stream then starts at its startingOffsets"
     )

@@ -1,4 +1,4 @@
-"""What the options of a read or a write say."""
+"""Parses the options of a read or a write."""
 
 import os
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from holdfast.limits import SOURCE_PARTITION_ROWS
 from holdfast.names import checked_name, folder_at
 from holdfast.pipeline.config import Config
 
-READ: Final = ("journal", "activity", "segments", "queues", "mail", "entities")
-STREAMED: Final = ("journal", "activity")
-WRITTEN: Final = ("queues", "mail", "inboxes")
-KNOWN: Final = (
+READABLE_TABLES: Final = ("journal", "activity", "segments", "queues", "mail", "entities")
+STREAMABLE_TABLES: Final = ("journal", "activity")
+WRITABLE_TABLES: Final = ("queues", "mail", "inboxes")
+OPTION_NAMES: Final = (
     "url",
     "table",
     "token",
@@ -33,11 +33,15 @@ KNOWN: Final = (
     "key",
     "queue",
 )
-SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname")  # What Spark says of `load(path)`, and of streams.
+SPARK_OPTIONS: Final = (
+    "path",
+    "checkpointlocation",
+    "queryname",
+)  # Spark itself sets these, for `load(path)` and streams.
 
 
 class Options(msgspec.Struct, frozen=True):
-    """The options, checked. It travels, so it holds nothing but words and numbers."""
+    """The validated options. They are sent to executors, so they are plain values only."""
 
     config: Config
     table: str
@@ -52,21 +56,21 @@ class Options(msgspec.Struct, frozen=True):
     queue: str | None
 
 
-def options_of(given: Mapping[str, str]) -> Options:
-    """What was given, with defaults for the rest.
+def parse_options(given: Mapping[str, str]) -> Options:
+    """The validated options, with defaults.
 
     Raises:
-        InvalidArgument: an option is missing, unknown, or says nothing that is understood.
-        InvalidName: the universe is none.
+        InvalidArgument: an option is missing, unknown or invalid.
+        InvalidName: the universe is not a valid name.
     """
     found = {name.lower(): value for name, value in given.items()}
     storage = {name.removeprefix("storage."): value for name, value in found.items() if name.startswith("storage.")}
     for name in found:
-        if name not in (*KNOWN, *SPARKS_OWN) and not name.startswith("storage."):
-            raise InvalidArgument(f"There is no option {name!r}; use {', '.join(KNOWN)} or storage.NAME")
+        if name not in (*OPTION_NAMES, *SPARK_OPTIONS) and not name.startswith("storage."):
+            raise InvalidArgument(f"Unknown option {name!r}; use {', '.join(OPTION_NAMES)} or storage.NAME")
     url = found.get("url") or found.get("path") or os.environ.get("HOLDFAST_URL")
     if not url:
-        raise InvalidArgument('Say which plane with option("url", "http://HOST:PORT"), dir:PATH or postgresql://…')
+        raise InvalidArgument('No plane is given; use option("url", "http://HOST:PORT"), dir:PATH or postgresql://…')
     universe = checked_name("universe", found["universe"]) if found.get("universe") else None
     config = Config(
         data=url,
@@ -82,7 +86,7 @@ def options_of(given: Mapping[str, str]) -> Options:
     )
     return Options(
         config,
-        _one_of(found, "table", (*READ, "inboxes"), "journal"),
+        _one_of(found, "table", (*READABLE_TABLES, "inboxes"), "journal"),
         _staging(found.get("staging"), url),
         _one_of(found, "damage", ("fail", "skip"), "fail") == "skip",
         _number(found, "rowsperpartition") or SOURCE_PARTITION_ROWS,
@@ -95,16 +99,16 @@ def options_of(given: Mapping[str, str]) -> Options:
     )
 
 
-def check_table(options: Options, allowed: tuple[str, ...], *, what_for: str) -> None:
-    """Raise InvalidArgument unless the table is one of those."""
+def check_table(options: Options, allowed: tuple[str, ...], *, operation: str) -> None:
+    """Raise InvalidArgument unless the table is allowed."""
     if options.table not in allowed:
-        raise InvalidArgument(f'The table {options.table} cannot be {what_for}; use option("table", …) with {allowed}')
+        raise InvalidArgument(f'The table {options.table} cannot be {operation}; use option("table", …) with {allowed}')
 
 
 def _staging(given: str | None, url: str) -> str:
-    """Where to put what executors read: if nothing is said, beside the data, or in this user's cache.
+    """The staging store: by default beside the data directory, or in the user's cache.
 
-    It is a folder of our own in any case, because what has become old in it is removed.
+    Always a dedicated folder, because old files in it are deleted.
     """
     if given:
         return f"{given.rstrip('/')}/holdfast-staged"
@@ -126,5 +130,5 @@ def _number(found: Mapping[str, str], name: str) -> int | None:
     if value is None:
         return None
     if not value.isdecimal() or int(value) < 1:
-        raise InvalidArgument(f"The option {name} is {value!r}; give a number from 1 on")
+        raise InvalidArgument(f"The option {name} is {value!r}; use a number from 1 on")
     return int(value)

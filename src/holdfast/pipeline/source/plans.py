@@ -1,7 +1,7 @@
-"""Plans of reads: what each executor is to read. No Spark in it.
+"""Plans reads: what each partition reads. No Spark here.
 
-journal     pieces: cold segments where they are, hot tails staged; as many to a partition as make a good load
-activity    files of session logs, each from an offset on
+journal     chunks: cold segments where they are, hot records staged; packed into partitions of about equal size
+activity    session log files, each from an offset on
 the others  rows of the key space, staged as Arrow files
 """
 
@@ -19,8 +19,8 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.errors import Corrupt, MissingObject, ObjectNotFound
 from holdfast.limits import SOURCE_FILE_BYTES, SOURCE_STAGED_SECONDS
 from holdfast.pipeline.codec import Damaged, journal_rows
-from holdfast.pipeline.journal_chunks import Piece, Stores, not_staged
-from holdfast.pipeline.logs import DamagedLines, LogPiece, Reached, activity_rows
+from holdfast.pipeline.journal_chunks import JournalChunk, Stores, staged_object_missing
+from holdfast.pipeline.logs import DamagedLines, LogChunk, ReadPosition, activity_rows
 from holdfast.pipeline.source import tables
 from holdfast.pipeline.source.filters import Conditions
 from holdfast.pipeline.source.options import Options
@@ -30,90 +30,93 @@ from holdfast.runtime.activity.format import LogFile
 Part = TypeVar("Part")
 
 
-class Pieces(msgspec.Struct, frozen=True, tag=True):
-    """Pieces of journals."""
+class JournalPartition(msgspec.Struct, frozen=True, tag=True):
+    """Chunks of journals."""
 
-    pieces: list[Piece]
-
-
-class Logs(msgspec.Struct, frozen=True, tag=True):
-    """Files of session logs."""
-
-    pieces: list[LogPiece]
+    chunks: list[JournalChunk]
 
 
-class Staged(msgspec.Struct, frozen=True, tag=True):
+class LogPartition(msgspec.Struct, frozen=True, tag=True):
+    """Chunks of session log files."""
+
+    chunks: list[LogChunk]
+
+
+class StagedPartition(msgspec.Struct, frozen=True, tag=True):
     """Rows in an Arrow file."""
 
     store: str
     path: str
 
 
-Share = Pieces | Logs | Staged  # What one executor reads.
+Partition = JournalPartition | LogPartition | StagedPartition  # What one task reads.
 
 
-def shares(view: View, options: Options, conditions: Conditions) -> list[Share]:
-    """Everything that a batch read of a table takes."""
-    sweep(options.staging)
+def plan_partitions(view: View, options: Options, conditions: Conditions) -> list[Partition]:
+    """The partitions of a batch read."""
+    delete_stale(options.staging)
     universes = [universe for universe in view.universes() if conditions.allow(universe=universe)]
     if options.table == "journal":
-        located = (piece for universe in universes for piece in _journal(view, universe, options, conditions))
-        return _of_pieces(view, located, options)
+        located = (chunk for universe in universes for chunk in _matching_chunks(view, universe, options, conditions))
+        return _journal_partitions(view, located, options)
     if options.table == "activity":
         files = (
-            _log(view, file, options)
+            _log_chunk(view, file, options)
             for universe in universes
             for file in view.logs(universe)
             if conditions.allow(universe=universe, session=file.session, kind=file.kind, file=file.id)
         )
-        return [Logs(part) for part in packed(files, lambda piece: piece.size - piece.start, SOURCE_FILE_BYTES)]
+        return [
+            LogPartition(part)
+            for part in pack_by_weight(files, lambda chunk: chunk.size - chunk.start, SOURCE_FILE_BYTES)
+        ]
     store = view.stores.staging(options.staging)
     found_rows = (batch for universe in universes for batch in tables.batches(view, options.table, universe))
     wanted = (batch for batch in map(conditions.apply, found_rows) if batch.num_rows)
     return [_stage(store, options.staging, batch) for batch in wanted]
 
 
-def read(share: Share, options: Options, conditions: Conditions) -> Iterator[pa.RecordBatch]:
-    """The rows of a share; on an executor.
+def read(partition: Partition, options: Options, conditions: Conditions) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition; runs on an executor.
 
     Raises:
-        Corrupt: something of it is damaged, unless damage is to be passed over.
+        Corrupt: some of it is damaged, and the option `damage` is not `skip`.
     """
     stores = Stores(options.config.storage)
-    for batch in _batches(share, stores, skips_damage=options.skips_damage):
+    for batch in _batches(partition, stores, skips_damage=options.skips_damage):
         wanted = conditions.apply(batch)
         if wanted.num_rows:
             yield wanted
 
 
-def packed(parts: Iterable[Part], weight: Callable[[Part], int], target: int) -> Iterator[list[Part]]:
-    """The parts in order, as many together as weigh about `target`."""
+def pack_by_weight(parts: Iterable[Part], weight: Callable[[Part], int], target: int) -> Iterator[list[Part]]:
+    """The items in order, grouped to a total weight of about `target`."""
     load: list[Part] = []
-    weighs = 0
+    total = 0
     for part in parts:
         load.append(part)
-        weighs += weight(part)
-        if weighs >= target:
+        total += weight(part)
+        if total >= target:
             yield load
-            load, weighs = [], 0
+            load, total = [], 0
     if load:
         yield load
 
 
-def sweep(staging: str) -> None:
-    """Remove what earlier reads have staged in a local folder and nobody can be reading any more."""
+def delete_stale(staging: str) -> None:
+    """Delete old staged files in a local folder that no read uses any more."""
     folder = Path(staging.removeprefix("dir:"))
     if not staging.startswith("dir:") or not folder.is_dir():
         return
-    before = time.time() - SOURCE_STAGED_SECONDS
+    cutoff = time.time() - SOURCE_STAGED_SECONDS
     for file in folder.rglob("*"):
         with suppress(FileNotFoundError):
-            if file.is_file() and file.stat().st_mtime < before:
+            if file.is_file() and file.stat().st_mtime < cutoff:
                 file.unlink()
 
 
 def heads(view: View) -> dict[str, int]:
-    """How far every journal has come, by universe and world."""
+    """The head of every journal, by universe and world."""
     return {
         f"{universe}/{name}": view.head(universe, name)
         for universe in view.universes()
@@ -121,122 +124,130 @@ def heads(view: View) -> dict[str, int]:
     }
 
 
-def ends(view: View) -> dict[str, int]:
-    """How far every session log has come, in bytes up to its last whole line, by universe and file."""
+def log_ends(view: View) -> dict[str, int]:
+    """The end of the last complete line of every session log in bytes, by universe and file."""
     return {
         f"{universe}/{file.id}": view.log_end(file) for universe in view.universes() for file in view.logs(universe)
     }
 
 
-def onward(options: Options, start: dict[str, int], found: dict[str, int]) -> dict[str, int]:
-    """Where a stream that has read up to `start` goes: an offset never goes back, and what was deleted stays.
+def advance_offset(options: Options, start: dict[str, int], found: dict[str, int]) -> dict[str, int]:
+    """The next offset of a stream that has read up to `start`: offsets never decrease, and keys of deleted data stay.
 
     Raises:
-        Corrupt: a journal ends before what was read of it, so other records will get the same heights.
+        Corrupt: a journal is shorter than what was read of it, so new records will reuse heights.
     """
-    for key, place in found.items():
-        # The journal of a deleted world ends at 0. A session log loses bad lines at its end when it is rotated.
-        if options.table == "journal" and 0 < place < start.get(key, 0) and not options.skips_damage:
+    for key, position in found.items():
+        # A deleted world's journal ends at 0. Rotation may cut bad lines off the end of a session log.
+        if options.table == "journal" and 0 < position < start.get(key, 0) and not options.skips_damage:
             raise Corrupt(
-                f"The stream has read {key} up to {start[key]}, and it ends at {place}: the plane was restored from an "
-                'older backup. Begin without the checkpoint, or give option("damage", "skip") to pass over new records '
-                "below"
+                f"The stream has read {key} up to {start[key]}, but it ends at {position}: the plane was restored from "
+                'an older backup. Start without the checkpoint, or set option("damage", "skip") to skip new records '
+                "below that height"
             )
-    return {**start, **{key: max(place, start.get(key, 0)) for key, place in found.items()}}
+    return {**start, **{key: max(position, start.get(key, 0)) for key, position in found.items()}}
 
 
-def between(view: View, options: Options, start: dict[str, int], end: dict[str, int]) -> list[Share]:
-    """What came between two offsets of a stream. The same two give the same rows, whatever was added since."""
-    sweep(options.staging)
+def partitions_between(view: View, options: Options, start: dict[str, int], end: dict[str, int]) -> list[Partition]:
+    """The partitions between two offsets of a stream. Equal offsets give equal rows, even if more was appended."""
+    delete_stale(options.staging)
     grown = {key: (start.get(key, 0), until) for key, until in end.items() if until > start.get(key, 0)}
     if options.table == "journal":
-        located = (piece for key, span in grown.items() for piece in _span(view, key, span, options))
-        return _of_pieces(view, located, options)
+        located = (chunk for key, span in grown.items() for chunk in _chunks_between(view, key, span, options))
+        return _journal_partitions(view, located, options)
     files = (
-        msgspec.structs.replace(_log(view, file, options, start=span[0]), size=span[1])
+        msgspec.structs.replace(_log_chunk(view, file, options, start=span[0]), size=span[1])
         for universe in sorted({key.partition("/")[0] for key in grown})
         for file in view.logs(universe)
         if (span := grown.get(f"{universe}/{file.id}")) is not None
     )
-    return [Logs(part) for part in packed(files, lambda piece: piece.size - piece.start, SOURCE_FILE_BYTES)]
+    return [
+        LogPartition(part) for part in pack_by_weight(files, lambda chunk: chunk.size - chunk.start, SOURCE_FILE_BYTES)
+    ]
 
 
-def limited(start: dict[str, int], end: dict[str, int], rows: int) -> dict[str, int]:
-    """An offset between the two that is at most `rows` behind `start`; whoever is furthest behind goes first."""
-    left, reached = rows, dict(start)
+def limit_offset(start: dict[str, int], end: dict[str, int], rows: int) -> dict[str, int]:
+    """An offset at most `rows` after `start`, and not after `end`; the keys with the most unread rows go first."""
+    left, offset = rows, dict(start)
     for key in sorted(end, key=lambda key: start.get(key, 0) - end[key]):
         step = min(max(end[key] - start.get(key, 0), 0), left)
         if step:
-            reached[key] = start.get(key, 0) + step
+            offset[key] = start.get(key, 0) + step
             left -= step
-    return reached
+    return offset
 
 
-def _of_pieces(view: View, located: Iterable[Piece], options: Options) -> list[Share]:
-    found = view.reached(located, options.staging)
-    return [Pieces(part) for part in packed(found, lambda piece: piece.rows, options.partition_rows)]
+def _journal_partitions(view: View, located: Iterable[JournalChunk], options: Options) -> list[Partition]:
+    found = view.make_readable(located, options.staging)
+    return [JournalPartition(part) for part in pack_by_weight(found, lambda chunk: chunk.rows, options.partition_rows)]
 
 
-def _journal(view: View, universe: str, options: Options, conditions: Conditions) -> Iterator[Piece]:
+def _matching_chunks(view: View, universe: str, options: Options, conditions: Conditions) -> Iterator[JournalChunk]:
     low, high = conditions.bounds("height")
     for name in view.world_names(universe):
         if conditions.allow(world=name) and (world := view.world(universe, name)) is not None:
             head = world.head if high is None else min(world.head, high + 1)
-            yield from view.located(msgspec.structs.replace(world, head=head), max(low or 0, 0), options.staging)
+            yield from view.locate_chunks(msgspec.structs.replace(world, head=head), max(low or 0, 0), options.staging)
 
 
-def _span(view: View, key: str, span: tuple[int, int], options: Options) -> Iterator[Piece]:
+def _chunks_between(view: View, key: str, span: tuple[int, int], options: Options) -> Iterator[JournalChunk]:
     universe, _, name = key.partition("/")
     world = view.world(universe, name)
-    if world is not None:  # Else it was deleted since, and has no history any more.
-        yield from view.located(msgspec.structs.replace(world, head=span[1]), span[0], options.staging)
+    if world is not None:  # None: deleted since; it has no journal any more.
+        yield from view.locate_chunks(msgspec.structs.replace(world, head=span[1]), span[0], options.staging)
 
 
-def _log(view: View, file: LogFile, options: Options, *, start: int = 0) -> LogPiece:
+def _log_chunk(view: View, file: LogFile, options: Options, *, start: int = 0) -> LogChunk:
     try:
-        return view.log_piece(file, options.staging, start=start)
+        return view.log_chunk(file, options.staging, start=start)
     except MissingObject:
-        # It stays missing, in no store: whoever reads it tells of damage, or passes it over.
-        return LogPiece(file.universe, file.session, file.kind, file.id, "", file.path, start, file.size)
+        # In no store: reading it reports the damage, or skips it.
+        return LogChunk(file.universe, file.session, file.kind, file.id, "", file.path, start, file.size)
 
 
-def _stage(store: ObjectStore, url: str, batch: pa.RecordBatch) -> Staged:
+def _stage(store: ObjectStore, url: str, batch: pa.RecordBatch) -> StagedPartition:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as file:
         file.write_batch(batch)
     data = sink.getvalue().to_pybytes()
     path = f"rows/{hashlib.sha256(data).hexdigest()}.arrow"
     store.put(path, data)
-    return Staged(url, path)
+    return StagedPartition(url, path)
 
 
-def _batches(share: Share, stores: Stores, *, skips_damage: bool) -> Iterator[pa.RecordBatch]:
-    if isinstance(share, Staged):
+def _batches(partition: Partition, stores: Stores, *, skips_damage: bool) -> Iterator[pa.RecordBatch]:
+    if isinstance(partition, StagedPartition):
         try:
-            data = stores(share.store).get(share.path)
+            data = stores(partition.store).get(partition.path)
         except ObjectNotFound as error:
-            raise not_staged(share.path, share.store) from error
+            raise staged_object_missing(partition.path, partition.store) from error
         with pa.ipc.open_file(data) as file:
             yield from (file.get_batch(n) for n in range(file.num_record_batches))
         return
-    rows = journal_rows(share.pieces, stores) if isinstance(share, Pieces) else activity_rows(share.pieces, stores)
+    rows = (
+        journal_rows(partition.chunks, stores)
+        if isinstance(partition, JournalPartition)
+        else activity_rows(partition.chunks, stores)
+    )
     for found in rows:
         if isinstance(found, pa.RecordBatch):
             yield found
-        elif not skips_damage and not _is_fine(found):
-            raise Corrupt(_told(found))
+        elif not skips_damage and not _is_harmless(found):
+            raise Corrupt(_damage_message(found))
 
 
-def _is_fine(found: Damaged | DamagedLines | Reached) -> bool:
-    """A torn line is about to be written, or never was: it hides nothing that anybody was promised."""
-    return isinstance(found, Reached) or (isinstance(found, DamagedLines) and found.reason == "torn")
+def _is_harmless(found: Damaged | DamagedLines | ReadPosition) -> bool:
+    """Whether damage can be ignored: a torn line is still being written, or was never acknowledged."""
+    return isinstance(found, ReadPosition) or (isinstance(found, DamagedLines) and found.reason == "torn")
 
 
-def _told(found: Damaged | DamagedLines | Reached) -> str:
+def _damage_message(found: Damaged | DamagedLines | ReadPosition) -> str:
     if isinstance(found, Damaged):
-        what = f"World {found.world} of {found.universe}, heights {found.start} to {found.end}: {found.detail}"
+        description = f"World {found.world} of {found.universe}, heights {found.start} to {found.end}: {found.detail}"
     elif isinstance(found, DamagedLines):
-        what = f"Session log {found.file} of {found.universe}, lines {found.start} to {found.end}: {found.detail}"
+        description = (
+            f"Session log {found.file} of {found.universe}, lines {found.start} to {found.end}: {found.detail}"
+        )
     else:
-        what = ""
-    return f'{what}. To read the rest, give option("damage", "skip")'
+        description = ""
+    return f'{description}. To read the rest, set option("damage", "skip")'

@@ -1,4 +1,4 @@
-"""Reads of the data source, in one go and as a stream. Plans are made on the driver, rows on executors."""
+"""Batch and stream readers of the data source. Plans are made on the driver, rows are read on executors."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,13 +10,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from holdfast.pipeline.source import filters, offsets, plans
 from holdfast.pipeline.source.filters import Conditions
 from holdfast.pipeline.source.offsets import Offset
-from holdfast.pipeline.source.options import STREAMED, Options, check_table
+from holdfast.pipeline.source.options import STREAMABLE_TABLES, Options, check_table
 from holdfast.pipeline.source.tables import SCHEMAS
 from holdfast.pipeline.views import open_view
 
 
 class BatchReader(DataSourceReader):
-    """Reads a table as it is at one moment: the one in which the query is planned."""
+    """Reads a table as of the time when the query is planned."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -28,70 +28,77 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         with open_view(self._options.config) as view:
-            return [InputPartition(share) for share in plans.shares(view, self._options, self._conditions)]
+            return [
+                InputPartition(partition) for partition in plans.plan_partitions(view, self._options, self._conditions)
+            ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Without a plan there is still one partition, which holds nothing.
+        # An empty plan still has one partition, with no value.
         return iter(()) if partition.value is None else _read(partition.value, self._options, self._conditions)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a journal, or session logs, as they grow.
+    """Reads journals or session logs incrementally.
 
-    The offset of journals is {universe/world: height}, that of session logs {universe/file: bytes}. Nothing below an
-    offset ever changes, so a query that starts again from its checkpoint gets the same rows again, and no others.
+    The offset of journals is {universe/world: height}, that of session logs {universe/file: bytes}. Data below an
+    offset never changes, so a query that restarts from its checkpoint gets the same rows again.
 
-    Spark writes down where a batch ends, and not where the first one begins: it asks again for that, also after a
-    crash. A query that begins with what is new has nothing in its first batch, so that where it began is written down.
+    Spark's checkpoint has the end of each batch, but not the start of the first one: Spark asks for that again after a
+    crash. So a query that starts at the latest offset has an empty first batch, which puts its start into the
+    checkpoint.
     """
 
     def __init__(self, options: Options) -> None:
-        check_table(options, STREAMED, what_for="read as a stream")
+        check_table(options, STREAMABLE_TABLES, operation="read as a stream")
         self._options = options
-        self._until: Offset | None = None  # Where a query ends that takes what is there and no more.
-        self._first: Offset | None = None  # Where this query begins, if it has no checkpoint.
-        self._is_begun = not options.is_latest  # Whether where it begins is written down, or can be said again.
+        self._available_end: Offset | None = None  # The end of an available-now query.
+        self._initial: Offset | None = None  # The start of this query, if it has no checkpoint.
+        self._is_start_saved = not options.is_latest  # The start is in the checkpoint, or can be computed again.
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._until = self._now()
+        self._available_end = self._latest()
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        if self._first is None:
-            self._first = self._now() if self._options.is_latest else {}
-        return self._first
+        if self._initial is None:
+            self._initial = self._latest() if self._options.is_latest else {}
+        return self._initial
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        start = offsets.checked(self._options.table, start)
-        if not self._is_begun:
-            self._is_begun = True
-            if start == self._first:
+        start = offsets.check_offset(self._options.table, start)
+        if not self._is_start_saved:
+            self._is_start_saved = True
+            if start == self._initial:
                 return start
-        now = plans.onward(self._options, start, self._now() if self._until is None else self._until)
-        return plans.limited(start, now, limit.max_rows) if isinstance(limit, ReadMaxRows) else now
+        now = plans.advance_offset(
+            self._options, start, self._latest() if self._available_end is None else self._available_end
+        )
+        return plans.limit_offset(start, now, limit.max_rows) if isinstance(limit, ReadMaxRows) else now
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         rows = self._options.batch_rows
-        # Offsets of session logs count bytes, and cannot be cut between lines without reading them.
+        # Offsets of session logs count bytes, so they cannot be limited to rows without reading the files.
         return ReadMaxRows(rows) if rows is not None and self._options.table == "journal" else ReadAllAvailable()
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        start, end = (offsets.checked(self._options.table, each) for each in (start, end))
+        start, end = (offsets.check_offset(self._options.table, each) for each in (start, end))
         if start == end:
             return []
-        if start != self._first:  # What is new has moved on if the first batch is run again after a crash.
+        if start != self._initial:  # After a crash, the first batch may restart at a later "latest".
             offsets.check_order(start, end)
         with open_view(self._options.config) as view:
-            return [InputPartition(share) for share in plans.between(view, self._options, start, end)]
+            return [
+                InputPartition(partition) for partition in plans.partitions_between(view, self._options, start, end)
+            ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition.value, self._options, Conditions())
 
-    def _now(self) -> Offset:
+    def _latest(self) -> Offset:
         with open_view(self._options.config) as view:
-            return plans.heads(view) if self._options.table == "journal" else plans.ends(view)
+            return plans.heads(view) if self._options.table == "journal" else plans.log_ends(view)
 
 
-def _read(share: plans.Share, options: Options, conditions: Conditions) -> Iterator[pa.RecordBatch]:
-    """The rows of a share in Spark's own types, which know no milliseconds."""
-    shown = to_arrow_schema(from_arrow_schema(SCHEMAS[options.table]), timezone="UTC")
-    return (batch.cast(shown) for batch in plans.read(share, options, conditions))
+def _read(partition: plans.Partition, options: Options, conditions: Conditions) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition in Spark's types, whose timestamps are microseconds."""
+    spark_types = to_arrow_schema(from_arrow_schema(SCHEMAS[options.table]), timezone="UTC")
+    return (batch.cast(spark_types) for batch in plans.read(partition, options, conditions))

@@ -1,4 +1,4 @@
-"""The tables that the data source shows, and the rows of those that the key space holds."""
+"""The tables of the data source, and the rows of those that are in the key space."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -23,7 +23,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             ("universe", pa.string()),
             ("world", pa.string()),
             ("start", pa.int64()),
-            ("end", pa.int64()),  # Included.
+            ("end", pa.int64()),  # Inclusive.
             ("object_path", pa.string()),
             ("checksum", pa.string()),
             ("size", pa.int64()),
@@ -38,7 +38,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             ("priority", pa.int32()),
             ("group", pa.string()),
             ("created_at", _UTC),
-            ("due_at", _UTC),  # When its lease or its delay ends.
+            ("due_at", _UTC),  # The end of its lease or delay.
             ("expires_at", _UTC),
             ("attempts", pa.int32()),
             ("failures", pa.int32()),
@@ -46,11 +46,11 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             ("correlation_id", pa.string()),
             ("content_type", pa.string()),
             ("attributes", _STRINGS),
-            ("payload", pa.binary()),  # None: the blob has it.
+            ("payload", pa.binary()),  # None: in the blob.
             ("blob", pa.string()),
             ("size", pa.int64()),
             ("last_error", pa.string()),
-            ("origin", pa.string()),  # The queue that a dead letter died in.
+            ("origin", pa.string()),  # The original queue of a dead letter.
             ("died_at", _UTC),
         ]
     ),
@@ -85,7 +85,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
 
 
 def batches(view: View, table: str, universe: str) -> Iterator[pa.RecordBatch]:
-    """The rows of a table that the key space itself holds."""
+    """The rows of a table in the key space."""
     schema = SCHEMAS[table]
     for page in _pages(_ROWS[table](view, universe)):
         columns = [pa.array(column, field.type) for column, field in zip(zip(*page, strict=True), schema, strict=True)]
@@ -93,7 +93,7 @@ def batches(view: View, table: str, universe: str) -> Iterator[pa.RecordBatch]:
 
 
 def _pages(rows: Iterator[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
-    """As many rows together as one batch takes, which bodies of mail and fields of entities may fill soon."""
+    """Rows in pages of bounded count and bytes: mail bodies and entity fields may be large."""
     page: list[tuple[Any, ...]] = []
     size = 0
     for row in rows:

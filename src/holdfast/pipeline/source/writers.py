@@ -1,7 +1,7 @@
-"""Writes of the data source: rows of a DataFrame into queues, mailboxes and inboxes, each once.
+"""Batch and stream writers of the data source: rows into queues, mailboxes and inboxes, each exactly once.
 
-Executors write to a server or a PostgreSQL themselves. A data directory belongs to one process: there they stage their
-rows, and the driver writes what all of them have staged.
+Executors write to a server or to PostgreSQL directly. A data directory belongs to one process, so executors stage their
+rows, and the driver writes all of them.
 """
 
 from collections.abc import Iterator
@@ -16,29 +16,29 @@ from holdfast.errors import InvalidArgument, ObjectNotFound
 from holdfast.limits import SOURCE_FILE_BYTES
 from holdfast.names import UNIVERSE
 from holdfast.pipeline import loading
-from holdfast.pipeline.journal_chunks import Stores, not_staged
-from holdfast.pipeline.loading import Load, Loaded
-from holdfast.pipeline.source.options import WRITTEN, Options, check_table
-from holdfast.pipeline.source.plans import packed, sweep
+from holdfast.pipeline.journal_chunks import Stores, staged_object_missing
+from holdfast.pipeline.loading import Load, LoadResult
+from holdfast.pipeline.source.options import WRITABLE_TABLES, Options, check_table
+from holdfast.pipeline.source.plans import delete_stale, pack_by_weight
 
 
 @dataclass
-class Wrote(WriterCommitMessage):
-    """What one task did: the rows that it wrote, or where it has staged them."""
+class WriteResult(WriterCommitMessage):
+    """The result of one task: the rows it wrote, or the files it staged."""
 
-    loaded: Loaded
+    loaded: LoadResult
     staged: tuple[str, ...] = ()
 
 
-def load_of(options: Options, columns: list[str]) -> Load:
-    """What a write is to do.
+def parse_load(options: Options, columns: list[str]) -> Load:
+    """The parameters of a write.
 
     Raises:
-        InvalidArgument: it has no name, or its columns do not fit.
+        InvalidArgument: the load has no name, or the columns do not fit.
     """
-    check_table(options, WRITTEN, what_for="written to")
+    check_table(options, WRITABLE_TABLES, operation="written to")
     if options.load is None:
-        raise InvalidArgument('Name the load with option("load", …): under one name every key is written once')
+        raise InvalidArgument('Name the load with option("load", …): within one load, every key is written once')
     load = Load(options.load, options.table, options.key, options.queue, options.universe or UNIVERSE)
     loading.check_columns(load, columns)
     return load
@@ -51,7 +51,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._options = options
         self._load = load
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Wrote:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteResult:
         return _write(self._options, self._load, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -62,13 +62,13 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes a stream, batch by batch. A batch that is run again writes nothing again."""
+    """Writes a stream, batch by batch. A repeated batch writes nothing new."""
 
     def __init__(self, options: Options, load: Load) -> None:
         self._options = options
         self._load = load
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Wrote:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteResult:
         return _write(self._options, self._load, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -80,28 +80,28 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _discard(self._options, messages)
 
 
-def _write(options: Options, load: Load, batches: Iterator[pa.RecordBatch]) -> Wrote:
+def _write(options: Options, load: Load, batches: Iterator[pa.RecordBatch]) -> WriteResult:
     if options.config.data.startswith("dir:"):
-        return Wrote(Loaded(), tuple(_stage(options, batches)))
-    with loading.opened(options.config) as transport:
-        return Wrote(loading.run(transport, load, _rows(batches)))
+        return WriteResult(LoadResult(), tuple(_stage(options, batches)))
+    with loading.open_transport(options.config) as transport:
+        return WriteResult(loading.run(transport, load, _rows(batches)))
 
 
 def _commit(options: Options, load: Load, messages: list[WriterCommitMessage | None]) -> None:
     store = Stores(options.config.storage)(options.staging)
-    loaded = [each.loaded for each in messages if isinstance(each, Wrote)]
-    with loading.opened(options.config) as transport:
+    loaded = [each.loaded for each in messages if isinstance(each, WriteResult)]
+    with loading.open_transport(options.config) as transport:
         for path in _staged(messages):
             try:
                 data = store.get(path)
             except ObjectNotFound as error:
-                raise not_staged(path, options.staging) from error
+                raise staged_object_missing(path, options.staging) from error
             with pa.ipc.open_file(data) as file:
                 batches = (file.get_batch(n) for n in range(file.num_record_batches))
                 loaded.append(loading.run(transport, load, _rows(batches)))
-        loading.summarise(transport, load, loaded)
+        loading.store_summary(transport, load, loaded)
     _discard(options, messages)
-    sweep(options.staging)  # Tasks that failed have left rows that nobody knows of.
+    delete_stale(options.staging)  # Failed tasks may have left staged rows.
 
 
 def _discard(options: Options, messages: list[WriterCommitMessage | None]) -> None:
@@ -113,10 +113,10 @@ def _discard(options: Options, messages: list[WriterCommitMessage | None]) -> No
 
 def _stage(options: Options, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
     store = Stores(options.config.storage).staging(options.staging)
-    for some in packed(batches, lambda batch: batch.nbytes, SOURCE_FILE_BYTES):
+    for group in pack_by_weight(batches, lambda batch: batch.nbytes, SOURCE_FILE_BYTES):
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, some[0].schema) as file:
-            for batch in some:
+        with pa.ipc.new_file(sink, group[0].schema) as file:
+            for batch in group:
                 file.write_batch(batch)
         path = f"load/{uuid4().hex}.arrow"
         store.put(path, sink.getvalue().to_pybytes())
@@ -124,7 +124,7 @@ def _stage(options: Options, batches: Iterator[pa.RecordBatch]) -> Iterator[str]
 
 
 def _staged(messages: list[WriterCommitMessage | None]) -> list[str]:
-    return [path for each in messages if isinstance(each, Wrote) for path in each.staged]
+    return [path for each in messages if isinstance(each, WriteResult) for path in each.staged]
 
 
 def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[loading.Row]:

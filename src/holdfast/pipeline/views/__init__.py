@@ -1,8 +1,8 @@
-"""One moment of a plane, to be read by jobs; nobody writes to it.
+"""Read-only snapshots of a plane, for jobs.
 
-dir:PATH            a checkpoint of the key space (hard links), made while nobody has the directory open
-http(s)://…         the files of an online backup, which the server makes while it goes on
-postgresql://…      read transactions: each world at one moment
+dir:PATH            a checkpoint of the key space (hard links), taken while no process has the directory open
+http(s)://…         the files of an online backup, which the server takes while it runs
+postgresql://…      read transactions: each world is consistent
 
 with open_view(config) as view:
     for world in view.worlds("main"):
@@ -12,25 +12,25 @@ with open_view(config) as view:
 from holdfast.errors import InvalidUrl
 from holdfast.layers.migrations import check_complete
 from holdfast.pipeline.config import Config
-from holdfast.pipeline.journal_chunks import Piece, WorldView
-from holdfast.pipeline.views import directories, postgres, servers
+from holdfast.pipeline.journal_chunks import JournalChunk, WorldView
+from holdfast.pipeline.views import directory, postgres, server
 from holdfast.pipeline.views.view import View
 from holdfast.tiers import Tier
 
-__all__ = ["Piece", "View", "WorldView", "open_view"]
+__all__ = ["JournalChunk", "View", "WorldView", "open_view"]
 
 
 def open_view(config: Config) -> View:
-    """The plane at `config.data` as it is now. Close it: it holds on to disk, and to a checkpoint of a server.
+    """A snapshot of the plane at `config.data`. Close it: it uses disk space, and a server's checkpoint.
 
     Raises:
-        InvalidUrl: the data are no plane's.
-        NotFound: there is no data directory.
-        DirectoryInUse: a process has the directory open, and only that one can read it.
-        MigrationUnfinished: not all of a plane is there yet.
-        Unreachable: the server, or PostgreSQL, does not answer.
+        InvalidUrl: the URL does not name a plane.
+        NotFound: the data directory does not exist.
+        DirectoryInUse: another process has the directory open.
+        MigrationUnfinished: the plane is the target of a migration that has not finished.
+        Unreachable: the server or PostgreSQL cannot be reached.
     """
-    view = _opened(config)
+    view = _open(config)
     try:
         view.database.read(check_complete, tier=Tier.IMPORTANT)
     except BaseException:
@@ -39,15 +39,15 @@ def open_view(config: Config) -> View:
     return view
 
 
-def _opened(config: Config) -> View:
+def _open(config: Config) -> View:
     scheme, _, rest = config.data.partition(":")
     if scheme == "dir" and rest:
-        return directories.open_directory(config)
+        return directory.open_directory(config)
     if scheme in ("http", "https") and rest.startswith("//"):
-        return servers.open_server(config)
+        return server.open_server(config)
     if scheme in ("postgresql", "postgres") and rest.startswith("//"):
         return postgres.open_postgres(config)
     raise InvalidUrl(
-        f"{config.data.rpartition('@')[2]!r} is no plane; "  # What is in front may be a password.
-        "give dir:PATH, postgresql://user@host/database or http://HOST:PORT"
+        f"{config.data.rpartition('@')[2]!r} is not the URL of a plane; "  # Before the @ there may be a password.
+        "use dir:PATH, postgresql://user@host/database or http://HOST:PORT"
     )

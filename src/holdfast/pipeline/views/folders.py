@@ -1,4 +1,4 @@
-"""Temporary folders of views: each is locked by its process, so that what a dead one left is known, and goes."""
+"""Temporary folders of views. Each is locked by its process, so that those of dead processes can be deleted."""
 
 import fcntl
 import os
@@ -11,30 +11,30 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.errors import Busy, PathUnusable
-from holdfast.limits import VIEW_TURN_SECONDS_MAX
+from holdfast.limits import VIEW_LOCK_WAIT_SECONDS_MAX
 
 PREFIX: Final = ".view-"
 _LOCK: Final = "lock"
-_TURN: Final = ".views"
-_LOOK_SECONDS: Final = 0.01
+_SHARED_LOCK: Final = ".views"
+_POLL_SECONDS: Final = 0.01
 
 
 @contextmanager
 def temporary(parent: Path) -> Iterator[Path]:
-    """A new folder in `parent` that is removed in the end; those that dead processes left are removed now.
+    """A new folder in `parent`, deleted at the end; also deletes those of dead processes.
 
     Raises:
-        PathUnusable: `parent` cannot be written.
+        PathUnusable: `parent` is not writable.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        sweep(parent)
+        delete_stale(parent)
         folder = parent / f"{PREFIX}{uuid.uuid4().hex[:16]}"
         folder.mkdir(mode=0o700)
-        descriptor = _locked(folder)
+        descriptor = _create_lock(folder)
     except OSError as error:
         raise PathUnusable(
-            f"{parent} cannot hold a view of the plane ({error.strerror}); make room, or let it be written"
+            f"{parent} cannot hold a view of the plane ({error.strerror}); free disk space, or make it writable"
         ) from error
     try:
         yield folder
@@ -44,25 +44,25 @@ def temporary(parent: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def turn(parent: Path) -> Iterator[None]:
-    """Have a turn at `parent` among all views, of other processes too.
+def exclusive(parent: Path) -> Iterator[None]:
+    """Hold the lock that views of `parent` share, across processes.
 
     Raises:
-        Busy: others have taken it for too long.
+        Busy: other views hold it for too long.
     """
-    descriptor = os.open(parent / _TURN, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(parent / _SHARED_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        until = time.monotonic() + VIEW_TURN_SECONDS_MAX
-        while not _has(descriptor):
+        until = time.monotonic() + VIEW_LOCK_WAIT_SECONDS_MAX
+        while not _try_lock(descriptor):
             if time.monotonic() > until:
-                raise Busy(f"Other views of {parent} are being opened for too long; try again")
-            time.sleep(_LOOK_SECONDS)
+                raise Busy(f"Timed out waiting for other views of {parent} to open; try again")
+            time.sleep(_POLL_SECONDS)
         yield
     finally:
         os.close(descriptor)
 
 
-def _has(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -70,13 +70,13 @@ def _has(descriptor: int) -> bool:
     return True
 
 
-def sweep(parent: Path) -> None:
-    """Remove the folders that nobody has locked."""
+def delete_stale(parent: Path) -> None:
+    """Delete the folders that no process has locked."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # It is gone, somebody has it, or it is another user's.
+        with suppress(OSError):  # It is deleted, locked, or another user's.
             if not (folder / _LOCK).exists():
-                # It is being made by somebody, or was by somebody who died right then.
-                if folder.stat().st_mtime < time.time() - VIEW_TURN_SECONDS_MAX:
+                # It is being created, or its creator died before it took the lock.
+                if folder.stat().st_mtime < time.time() - VIEW_LOCK_WAIT_SECONDS_MAX:
                     shutil.rmtree(folder, ignore_errors=True)
                 continue
             descriptor = os.open(folder / _LOCK, os.O_RDWR)
@@ -87,8 +87,8 @@ def sweep(parent: Path) -> None:
                 os.close(descriptor)
 
 
-def _locked(folder: Path) -> int:
-    """The lock of a new folder; it gets its name when it is held, so that nobody sees it free."""
+def _create_lock(folder: Path) -> int:
+    """Create the lock of a new folder; it is renamed once it is held, so that it is never seen unlocked."""
     descriptor = os.open(folder / f"{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.rename(folder / f"{_LOCK}.new", folder / _LOCK)

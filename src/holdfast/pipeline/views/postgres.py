@@ -1,6 +1,6 @@
-"""A view of a PostgreSQL that goes on: every read is a snapshot of its own, so each world is of one moment.
+"""A view of a live PostgreSQL: every read has its own snapshot, so each world is consistent.
 
-Worlds that are told later may be of a later moment. Nothing depends on their being of the same one.
+Worlds that are read later may be newer. No job depends on a snapshot across worlds.
 """
 
 import os
@@ -18,7 +18,7 @@ def open_postgres(config: Config) -> View:
     """A view of the PostgreSQL at a `postgresql:` URL.
 
     Raises:
-        Unreachable: it does not answer.
+        Unreachable: PostgreSQL cannot be reached.
         NotFound: there is no plane in this database.
         Unsupported: the driver is not installed.
     """
@@ -35,14 +35,14 @@ def open_postgres(config: Config) -> View:
             objects_url=config.objects,
             logs=_logs(config.activity),
             stores=stores,
-            place=config.objects or "",
+            store_id=config.objects or "",
             universes=config.universes,
             resources=resources.pop_all(),
         )
 
 
 def _logs(activity: str | None) -> Path:
-    """Where nodes of this machine keep session logs, if nothing else is said."""
+    """The default folder of this machine's session logs, unless one is given."""
     if activity is not None:
         return folder_at(activity)
     return folder_at(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "holdfast" / "activity"

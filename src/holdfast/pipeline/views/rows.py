@@ -1,7 +1,7 @@
-"""What a plane holds at the moment, thing by thing: messages, mail, entities, blobs, and what names a blob.
+"""Iterates over a plane's messages, mail, entities, blobs and references to blobs.
 
-Each function walks over one universe in bounded memory. In a PostgreSQL that others write to, a message that moves
-meanwhile may be seen in both of its places, or in neither; a checkpoint stands still.
+Each function reads one universe in bounded memory. In a live PostgreSQL, a message that changes state meanwhile may be
+seen twice, or not at all; a checkpoint does not change.
 """
 
 import string
@@ -14,13 +14,13 @@ from holdfast.kv import Database, Subspace, Transaction
 from holdfast.layers import entities
 from holdfast.layers.blobs import Blob
 from holdfast.layers.entities import Entity, EntityKey
-from holdfast.layers.mailboxes import keys as mailrooms
+from holdfast.layers.mailboxes import keys as mailbox_keys
 from holdfast.layers.mailboxes.keys import Address
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues import schedules_of
-from holdfast.layers.queues.keys import QueueKey, StoredMessage, text_of
+from holdfast.layers.queues.keys import QueueKey, StoredMessage, format_id
 from holdfast.limits import PAGE_ITEMS
-from holdfast.runtime.maintenance.scan import names, walk
+from holdfast.runtime.maintenance.scan import names, scan_range
 from holdfast.wire.entities import Fields
 from holdfast.wire.queues import Schedule
 
@@ -28,7 +28,7 @@ HASH_CHARACTERS: Final = 64
 
 
 class MessageRow(msgspec.Struct, frozen=True):
-    """A message that is in a queue."""
+    """A message in a queue."""
 
     universe: str
     queue: str
@@ -37,24 +37,24 @@ class MessageRow(msgspec.Struct, frozen=True):
     priority: int
     group: str | None
     created_ms: int
-    due_ms: int  # When its lease or its delay ends; 0: neither.
-    ttl_at_ms: int  # 0: it has no end.
+    due_ms: int  # The end of its lease or delay; 0: none.
+    ttl_at_ms: int  # 0: none.
     attempts: int
     failures: int
     max_attempts: int
     correlation_id: str
     content_type: str
     attributes: dict[str, str]
-    payload: bytes | None  # None: the blob has it.
+    payload: bytes | None  # None: in the blob.
     blob: str | None
     size: int
     last_error: str | None
-    origin: str | None  # The queue that a dead letter died in.
+    origin: str | None  # The original queue of a dead letter.
     died_ms: int
 
 
 class MailRow(msgspec.Struct, frozen=True):
-    """A mail that waits, or was delivered and is not confirmed."""
+    """A mail that is waiting, or delivered and not confirmed."""
 
     universe: str
     recipient: str
@@ -70,7 +70,7 @@ class MailRow(msgspec.Struct, frozen=True):
 
 
 class EntityRow(msgspec.Struct, frozen=True):
-    """An entity as it is. A deleted one has no fields, and keeps its version."""
+    """The current state of an entity. A deleted one has no fields, and keeps its version."""
 
     universe: str
     kind: str
@@ -83,7 +83,7 @@ class EntityRow(msgspec.Struct, frozen=True):
 
 
 class ChangeRow(msgspec.Struct, frozen=True):
-    """What one version of an entity changed."""
+    """The change of one version of an entity."""
 
     universe: str
     kind: str
@@ -97,20 +97,20 @@ class ChangeRow(msgspec.Struct, frozen=True):
 
 
 class BlobRow(msgspec.Struct, frozen=True):
-    """A blob that is recorded."""
+    """A recorded blob."""
 
     universe: str
     hash: str
     size: int
-    inline: bool  # The key space has its bytes, not the object store.
+    inline: bool  # The bytes are in the key space, not in the object store.
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """Something that names a blob, or has text in it that could be the name of one."""
+    """A reference to a blob, or text that looks like one."""
 
     universe: str
     hash: str
-    place: str  # The kind of thing, such as `q` for queues and `w` for worlds.
+    area: str  # The part of the key space, such as `q` for queues and `w` for worlds.
 
 
 def messages(database: Database, universe: str) -> Iterator[MessageRow]:
@@ -118,13 +118,13 @@ def messages(database: Database, universe: str) -> Iterator[MessageRow]:
     for name in names(database, queue_keys.queues(universe)):
         queue = QueueKey(universe, name)
         keys = queue_keys.keys_of(queue)
-        places = (
+        ranges = (
             (keys.ready_range(), "ready"),
             ((keys.parked, keys.parked + b"\xff" * (queue_keys.ID_BYTES + 1)), "parked"),
             (keys.waiting.range(), "blocked"),
         )
-        for (begin, end), state in places:
-            for _, value in walk(database, begin, end):
+        for (begin, end), state in ranges:
+            for _, value in scan_range(database, begin, end):
                 message = queue_keys.decode(value)
                 if message.has_body:
                     message.payload = database.read(_get, keys.body_key(message.id))
@@ -132,7 +132,7 @@ def messages(database: Database, universe: str) -> Iterator[MessageRow]:
 
 
 def dead_letters(database: Database, universe: str) -> Iterator[MessageRow]:
-    """Every message that died and is still there, with the error that it died of."""
+    """Every dead letter, with its last error."""
     return (message for message in messages(database, universe) if message.origin is not None)
 
 
@@ -144,14 +144,14 @@ def schedules(database: Database, universe: str) -> Iterator[tuple[str, Schedule
 
 
 def mails(database: Database, universe: str) -> Iterator[MailRow]:
-    """Every mail of every mailbox, in the order in which each box has them."""
+    """Every mail of every mailbox, in mailbox order."""
     for agent in names(database, Subspace("u", universe, "mail")):
         address = Address(universe, agent)
-        keys = mailrooms.keys_of(address)
-        box = database.read(mailrooms.box_of, keys)
-        for key, value in walk(database, *keys.mails_from(box.first)):
-            sequence = int.from_bytes(key[-mailrooms.SEQUENCE_BYTES :], "big")
-            mail = mailrooms.decode_mail(value)
+        keys = mailbox_keys.keys_of(address)
+        box = database.read(mailbox_keys.box_of, keys)
+        for key, value in scan_range(database, *keys.mails_from(box.first)):
+            sequence = int.from_bytes(key[-mailbox_keys.SEQUENCE_BYTES :], "big")
+            mail = mailbox_keys.decode_mail(value)
             yield MailRow(
                 universe,
                 str(address),
@@ -171,7 +171,7 @@ def all_entities(database: Database, universe: str) -> Iterator[EntityRow]:
     """Every entity, deleted ones too."""
     for kind in names(database, Subspace("u", universe, "entities")):
         keys = Subspace("u", universe, "entities", kind)
-        for key, value in walk(database, *keys.range()):
+        for key, value in scan_range(database, *keys.range()):
             entity = _decode_entity(value)
             yield EntityRow(
                 universe,
@@ -186,7 +186,7 @@ def all_entities(database: Database, universe: str) -> Iterator[EntityRow]:
 
 
 def entity_changes(database: Database, universe: str) -> Iterator[ChangeRow]:
-    """Every change of every entity that its history still has, entity by entity, in the order of versions."""
+    """Every change in every entity's history, by entity and version."""
     for entity in all_entities(database, universe):
         key, after = EntityKey(universe, entity.kind, entity.id), 0
         while page := database.read(entities.history, key, after=after, limit=PAGE_ITEMS):
@@ -206,30 +206,30 @@ def entity_changes(database: Database, universe: str) -> Iterator[ChangeRow]:
 
 
 def blobs(database: Database, universe: str) -> Iterator[BlobRow]:
-    """Every blob that is recorded."""
+    """Every recorded blob."""
     keys = Subspace("u", universe, "cas")
-    for key, value in walk(database, *keys.range()):
+    for key, value in scan_range(database, *keys.range()):
         blob = _decode_blob(value)
         yield BlobRow(universe, keys.unpack(key)[0].hex(), blob.size, blob.inline is not None)
 
 
 def references(database: Database, universe: str) -> Iterator[Reference]:
-    """Whatever in the key space names a blob.
+    """Every reference to a blob in the key space.
 
-    A hash is looked for in every value, because callers keep theirs anywhere. Blobs that name other blobs are not among
-    these, nor are records in segments; `hashes_in` looks into their bytes.
+    Every value is searched, because callers may keep hashes anywhere. References in segments and in blobs are not
+    included; `hashes_in` finds those in their bytes.
     """
     everything = Subspace("u", universe)
-    for place in names(database, everything):
-        if place == "cas":
+    for area in names(database, everything):
+        if area == "cas":
             continue
-        for _, value in walk(database, *everything.range(place)):
+        for _, value in scan_range(database, *everything.range(area)):
             for hash in hashes_in(value):
-                yield Reference(universe, hash, place)
+                yield Reference(universe, hash, area)
 
 
 def hashes_in(data: bytes) -> set[str]:
-    """Everything in these bytes that could be the name of a blob: 64 hexadecimal digits, wherever they begin."""
+    """All possible blob hashes in these bytes: 64 hexadecimal digits, at any offset."""
     found: set[str] = set()
     for digits in digit_runs(data):
         run = digits.decode().lower()
@@ -238,8 +238,8 @@ def hashes_in(data: bytes) -> set[str]:
 
 
 def digit_runs(data: bytes) -> Iterator[bytes]:
-    """Hexadecimal digits that stand together, where they are enough for a hash."""
-    # Ten times as fast as a regular expression, which would look at every byte by itself.
+    """The runs of hexadecimal digits that are long enough for a hash."""
+    # Ten times as fast as a regular expression.
     digits = data.translate(_DIGITS)
     begin = digits.find(_RUN)
     while begin >= 0:
@@ -259,7 +259,7 @@ def _message(queue: QueueKey, message: StoredMessage, state: str) -> MessageRow:
     return MessageRow(
         queue.universe,
         queue.name,
-        text_of(message.id),
+        format_id(message.id),
         state,
         message.priority,
         message.group,

@@ -1,4 +1,4 @@
-"""What a view tells, wherever its key space came from."""
+"""A view of a plane, independent of where its key space came from."""
 
 import hashlib
 import heapq
@@ -27,14 +27,14 @@ from holdfast.layers import blobs, journals, snapshots, worlds
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import PIECE_ENTRIES, PIECE_PAGE
+from holdfast.limits import CHUNK_ENTRIES, CHUNK_PAGE
 from holdfast.names import checked_name
-from holdfast.pipeline.journal_chunks import Piece, Stores, WorldView
-from holdfast.pipeline.logs import LogPiece
+from holdfast.pipeline.journal_chunks import JournalChunk, Stores, WorldView
+from holdfast.pipeline.logs import LogChunk
 from holdfast.pipeline.views import manifests, rows
+from holdfast.pipeline.views.chunk_stager import ChunkStager
 from holdfast.pipeline.views.manifests import Manifests
 from holdfast.pipeline.views.rows import BlobRow, ChangeRow, EntityRow, MailRow, MessageRow, Reference
-from holdfast.pipeline.views.stages import Stage
 from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity import rotation
 from holdfast.runtime.activity.format import LogFile
@@ -42,11 +42,11 @@ from holdfast.runtime.maintenance import scan
 
 Result = TypeVar("Result")
 
-_GONE = (WorldState.DELETING, WorldState.DELETED)
+_DELETED_STATES = (WorldState.DELETING, WorldState.DELETED)
 
 
 class View:
-    """One moment of a plane."""
+    """A read-only snapshot of a plane."""
 
     def __init__(
         self,
@@ -56,150 +56,152 @@ class View:
         objects_url: str | None,
         logs: Path | None,
         stores: Stores,
-        place: str,
+        store_id: str,
         universes: tuple[str, ...] = (),
         resources: ExitStack | None = None,
     ) -> None:
-        """`logs` is the folder of session logs that are not in the object store; `resources` go when it is closed.
+        """Create a view; `logs` is the folder of local session logs, and `resources` are released when it is closed.
 
-        `place` tells the object store from others.
+        `store_id` identifies the object store across views.
         """
         self.database = database
         self.objects = objects
-        self.objects_url = objects_url  # None: executors cannot reach the objects, so what they need is staged.
+        self.objects_url = objects_url  # None: executors cannot reach the object store, so objects are staged.
         self.stores = stores
         self._logs = logs
-        self._place = place
+        self._store_id = store_id
         self._universes = universes
         self._resources = resources or ExitStack()
 
     def universes(self) -> Iterator[str]:
-        """The names of all universes, or of those that were asked for. Some may have nothing but session logs."""
+        """The names of all universes, or of the selected ones. Some may have session logs only."""
         every = heapq.merge(scan.universes(self.database), self._local_universes(), self._rotated_universes())
         for name, _ in itertools.groupby(every):
             if not self._universes or name in self._universes:
                 yield name
 
     def worlds(self, universe: str) -> Iterator[WorldView]:
-        """Every world that has a history, in the order of their names; those that were deleted have none."""
+        """Every world that has a journal, by name; deleted ones have none."""
         for name in self.world_names(universe):
             found = self.world(universe, name)
             if found is not None:
                 yield found
 
     def world_names(self, universe: str) -> Iterator[str]:
-        """The names of all worlds in order, of deleted ones too."""
+        """The sorted names of all worlds, including deleted ones."""
         return scan.names(self.database, Subspace("u", universe, "w"))
 
     def head(self, universe: str, name: str) -> int:
-        """How many records a world has."""
+        """The number of records of a world."""
         return self.database.read(journals.head, World(universe, name))
 
     def world(self, universe: str, name: str) -> WorldView | None:
-        """One world, or None if it is not there or has no history any more."""
+        """One world; None if it does not exist or was deleted."""
         return self.database.read(_world, World(universe, name))
 
-    def pieces(self, world: WorldView, start: int, staging: str) -> list[Piece]:
-        """The records from `start` up to the head, in order and without a gap, as what executors can read.
+    def chunks(self, world: WorldView, start: int, staging: str) -> list[JournalChunk]:
+        """The records from `start` up to the head as chunks that executors can read, in order and without a gap.
 
-        Cold segments are read where they are. Hot records are staged below the store `staging`, and segments too where
-        executors cannot reach the object store. Heights that nothing holds are a piece without a path.
+        Cold segments are read in place. Hot records are staged in the store `staging`, and segments too if executors
+        cannot reach the object store. Missing records are a chunk without a path.
         """
-        return list(self.reached(self.located(world, start, staging), staging))
+        return list(self.make_readable(self.locate_chunks(world, start, staging), staging))
 
-    def located(self, world: WorldView, start: int, staging: str) -> list[Piece]:
-        """What `pieces` gives, with segments where they are, whether executors can reach that or not."""
-        where, found, height = World(world.universe, world.name), list[Piece](), start
-        stage = Stage(self.stores.staging(staging), staging)
+    def locate_chunks(self, world: WorldView, start: int, staging: str) -> list[JournalChunk]:
+        """Like `chunks`, but segments are not staged, whether executors can reach them or not."""
+        where, found, height = World(world.universe, world.name), list[JournalChunk](), start
+        stage = ChunkStager(self.stores.staging(staging), staging)
         while height < world.head:
-            # What is hot and what is cold is looked at in one transaction: a compaction may go on behind it.
-            cold, hot, until = self.database.read(_next, where, height, world.head, min(PIECE_PAGE, PIECE_ENTRIES))
+            # Hot and cold records are read in one transaction: a compaction may run at the same time.
+            cold, hot, until = self.database.read(
+                _next_records, where, height, world.head, min(CHUNK_PAGE, CHUNK_ENTRIES)
+            )
             if hot:
                 found += stage.add(world, height, hot)
             else:
-                found += stage.rest(world)
-                found += [self._cold(world, segment, height) for segment in cold]
+                found += stage.flush(world)
+                found += [self._cold_chunk(world, segment, height) for segment in cold]
                 if not cold:
-                    found.append(_missing(world, height, until - 1))
+                    found.append(_missing_chunk(world, height, until - 1))
             height = until
-        found += stage.rest(world)
+        found += stage.flush(world)
         return found
 
-    def reached(self, pieces: Iterable[Piece], staging: str) -> Iterator[Piece]:
-        """The same pieces in order, as what executors can read.
+    def make_readable(self, chunks: Iterable[JournalChunk], staging: str) -> Iterator[JournalChunk]:
+        """The same chunks in order, staged if executors cannot reach the object store.
 
-        Give it those of many worlds: segments that have to be staged are on their way several at a time.
+        Pass the chunks of many worlds at once: several are copied concurrently.
         """
         if self.objects_url is not None:
-            return iter(pieces)
-        return Stage(self.stores.staging(staging), staging).copies(pieces, self._object)
+            return iter(chunks)
+        return ChunkStager(self.stores.staging(staging), staging).copy_cold(chunks, self._read_object)
 
     def blob(self, universe: str, hash: str) -> bytes:
-        """The bytes of a blob, checked.
+        """The bytes of a blob, verified.
 
         Raises:
-            BlobNotFound: nothing is known of it.
-            MissingObject: it is known, and its bytes are not in the object store.
-            HashMismatch: they are other bytes.
+            BlobNotFound: the blob is not recorded.
+            MissingObject: it is recorded, but its object is missing.
+            HashMismatch: its bytes do not match the hash.
         """
         digest = blobs.digest_of(hash)
         blob = self.database.read(blobs.find, universe, digest)
         if blob is None:
             raise BlobNotFound(f"There is no blob {hash} in {universe}")
-        data = blob.inline if blob.inline is not None else self._object(blobs.object_path(universe, digest))
+        data = blob.inline if blob.inline is not None else self._read_object(blobs.object_path(universe, digest))
         if hashlib.sha256(data).digest() != digest:
-            raise HashMismatch(f"Blob {hash} has other bytes than its name says; restore it from a backup")
+            raise HashMismatch(f"Blob {hash} does not match its hash; restore it from a backup")
         return data
 
     def logs(self, universe: str) -> Iterator[LogFile]:
-        """The files of session logs, in order, each as long as it is now."""
-        rotated = None if self.objects is None else Manifests(self.objects, self._place)
-        return rotation.files_in_order(self._logs or _NOWHERE, rotated, universe)
+        """The session log files in order, each with its current size."""
+        rotated = None if self.objects is None else Manifests(self.objects, self._store_id)
+        return rotation.files_in_order(self._logs or _NO_FOLDER, rotated, universe)
 
     def log_body(self, file: LogFile) -> bytes:
-        """The bytes of a file; at most as many as it had when it was listed.
+        """The bytes of a file, up to the size it had when it was listed.
 
         Raises:
             MissingObject: it is not there any more.
         """
         if file.is_rotated:
-            return self._object(file.path)
+            return self._read_object(file.path)
         try:
             with Path(file.path).open("rb") as stream:
                 return stream.read(file.size)
         except FileNotFoundError as error:
-            raise MissingObject(f"{file.path} is not there any more; look for the file again") from error
+            raise MissingObject(f"{file.path} does not exist any more; list the files again") from error
 
-    def log_piece(self, file: LogFile, staging: str, *, start: int = 0, n: int = 0) -> LogPiece:
-        """The lines of a file from the offset `start` on, as what an executor can read.
+    def log_chunk(self, file: LogFile, staging: str, *, start: int = 0, n: int = 0) -> LogChunk:
+        """The lines of a file from the offset `start` on, as a chunk that executors can read.
 
-        A file in the object store is read where it is. Others are staged below the store `staging`.
+        A file in the object store is read in place. Others are staged in the store `staging`.
 
         Raises:
-            MissingObject: it is not there any more, not even in the object store.
+            MissingObject: it does not exist any more, not even in the object store.
         """
         labels = (file.universe, file.session, file.kind, file.id)
         if file.is_rotated and self.objects_url is not None:
-            return LogPiece(*labels, self.objects_url, file.path, start, file.size, 0, n)
+            return LogChunk(*labels, self.objects_url, file.path, start, file.size, 0, n)
         try:
             data = self.log_body(file)[start:]
         except MissingObject:
             rotated = None if file.is_rotated else self._rotated_since(file)
             if rotated is None:
                 raise
-            return self.log_piece(rotated, staging, start=start, n=n)
+            return self.log_chunk(rotated, staging, start=start, n=n)
         path = f"logs/{hashlib.sha256(data).hexdigest()}{log_format.SUFFIX}"
         self.stores.staging(staging).put(path, data)
-        return LogPiece(*labels, staging, path, start, start + len(data), start, n, staged=True)
+        return LogChunk(*labels, staging, path, start, start + len(data), start, n, staged=True)
 
     def log_end(self, file: LogFile) -> int:
-        """Behind the last whole line of a file; a line that is not whole may be about to be written."""
+        """The offset after the last complete line of a file; the rest may still be being written."""
         if file.is_rotated:
             return file.size
         with suppress(FileNotFoundError), Path(file.path).open("rb") as stream:
             end = file.size
             while end:
-                begin = max(end - _LOOK_BYTES, 0)
+                begin = max(end - _BLOCK_BYTES, 0)
                 stream.seek(begin)
                 found = stream.read(end - begin).rfind(b"\n")
                 if found >= 0:
@@ -208,35 +210,35 @@ class View:
         return 0
 
     def messages(self, universe: str) -> Iterator[MessageRow]:
-        """Every message that is in a queue, dead letters too."""
+        """Every message in a queue, including dead letters."""
         return rows.messages(self.database, universe)
 
     def dead_letters(self, universe: str) -> Iterator[MessageRow]:
-        """Every dead letter that is still there, with the error that it died of."""
+        """Every dead letter, with its last error."""
         return rows.dead_letters(self.database, universe)
 
     def mails(self, universe: str) -> Iterator[MailRow]:
-        """Every mail that is not confirmed."""
+        """Every unconfirmed mail."""
         return rows.mails(self.database, universe)
 
     def entities(self, universe: str) -> Iterator[EntityRow]:
-        """Every entity, deleted ones too."""
+        """Every entity, including deleted ones."""
         return rows.all_entities(self.database, universe)
 
     def entity_changes(self, universe: str) -> Iterator[ChangeRow]:
-        """Every change of every entity that its history still has."""
+        """Every change in every entity's history."""
         return rows.entity_changes(self.database, universe)
 
     def blobs(self, universe: str) -> Iterator[BlobRow]:
-        """Every blob that is recorded."""
+        """Every recorded blob."""
         return rows.blobs(self.database, universe)
 
     def references(self, universe: str) -> Iterator[Reference]:
-        """Whatever in the key space names a blob. Segments and the bytes of blobs may name more: see `hashes_in`."""
+        """Every reference to a blob in the key space. Segments and blobs may contain more: see `hashes_in`."""
         return rows.references(self.database, universe)
 
     def close(self) -> None:
-        """Let go of everything. Closing twice is fine."""
+        """Release all resources. Closing twice is fine."""
         self._resources.close()
 
     def __enter__(self) -> Self:
@@ -256,23 +258,23 @@ class View:
         after = None
         while self.objects is not None and (page := self.objects.list(manifests.FOLDER, after=after, limit=1)):
             found.append(page[0].path.split("/")[1])
-            after = f"{manifests.FOLDER}/{found[-1]}/~"  # Names of files begin with a year, and so come before it.
-        return sorted(filter(_is_name, found))  # Paths of `main-2/` come before those of `main/`; names do not.
+            after = f"{manifests.FOLDER}/{found[-1]}/~"  # File names begin with a year, so they sort before "~".
+        return sorted(filter(_is_name, found))  # Paths sort `main-2/` before `main/`; names do not.
 
     def _rotated_since(self, file: LogFile) -> LogFile | None:
-        """A file that was rotated since it was listed, as it is now."""
+        """The rotated version of a file that was listed before its rotation."""
         return next((each for each in self.logs(file.universe) if each.id == file.id and each.is_rotated), None)
 
-    def _object(self, path: str) -> bytes:
+    def _read_object(self, path: str) -> bytes:
         if self.objects is None:
-            raise InvalidArgument(f"{path} is in an object store that was not named; name it (--objects s3://…)")
+            raise InvalidArgument(f"{path} is in an object store that is not configured; set --objects s3://…")
         try:
             return self.objects.get(path)
         except ObjectNotFound as error:
             raise MissingObject(f"{path} is not in the object store; restore it from a backup") from error
 
-    def _cold(self, world: WorldView, segment: SegmentRecord, height: int) -> Piece:
-        return Piece(
+    def _cold_chunk(self, world: WorldView, segment: SegmentRecord, height: int) -> JournalChunk:
+        return JournalChunk(
             world.universe,
             world.name,
             segment.start,
@@ -293,8 +295,8 @@ def _world(tx: Transaction, world: World) -> WorldView | None:
     except WorldNotFound:
         return None
     except msgspec.MsgspecError:
-        state = "unknown"  # A newer version may know more states; what it has written can still be read.
-    if state in _GONE:
+        state = "unknown"  # A newer version may have more states; the data is still readable.
+    if state in _DELETED_STATES:
         return None
     try:
         baseline = snapshots.baseline(tx, world)
@@ -306,14 +308,14 @@ def _world(tx: Transaction, world: World) -> WorldView | None:
         journals.head(tx, world),
         journals.first_hot(tx, world),
         baseline,
-        list(_understood(tx, *worlds.subspace(world).range("snapshot"), _decode_snapshot)),
-        list(_understood(tx, *_segments_of(world).range(), _decode_segment)),
+        list(_decodable(tx, *worlds.subspace(world).range("snapshot"), _decode_snapshot)),
+        list(_decodable(tx, *_segments_of(world).range(), _decode_segment)),
         state,
     )
 
 
-def _understood(tx: Transaction, begin: bytes, end: bytes, decode: Callable[[bytes], Result]) -> Iterator[Result]:
-    """The records of a range, without those that are of no kind that this version knows."""
+def _decodable(tx: Transaction, begin: bytes, end: bytes, decode: Callable[[bytes], Result]) -> Iterator[Result]:
+    """The decodable records of a range; those of unknown newer kinds are skipped."""
     for page in pages(tx, begin, end):
         for _, value in page:
             with suppress(msgspec.MsgspecError):
@@ -324,33 +326,33 @@ def _segments_of(world: World) -> Subspace:
     return Subspace("u", world.universe, "segments", world.name)
 
 
-def _next(
+def _next_records(
     tx: Transaction, world: World, height: int, head: int, limit: int
 ) -> tuple[list[SegmentRecord], list[bytes], int]:
-    """What holds the records from `height` on, segments or hot records, and the height behind them.
+    """The segments or the hot records from `height` on, and the height after them.
 
-    If neither does, the first height behind it that something could hold.
+    If there are neither, the next height that may exist.
     """
     index = _segments_of(world)
-    behind = _understood(tx, index.key(height), index.range()[1], _decode_segment)
-    cold = [each for each in itertools.islice(behind, limit) if each.start < head]
-    reached = height
+    later = _decodable(tx, index.key(height), index.range()[1], _decode_segment)
+    cold = [each for each in itertools.islice(later, limit) if each.start < head]
+    covered = height
     for n, segment in enumerate(cold):
-        if segment.start > reached:
+        if segment.start > covered:
             if n:
-                return cold[:n], [], reached
+                return cold[:n], [], covered
             break
-        reached = segment.end + 1
+        covered = segment.end + 1
     else:
         if cold:
-            return cold, [], reached
+            return cold, [], covered
     until = cold[0].start if cold else head
     first, hot = journals.next_run(tx, world, height, until, limit)
     return ([], [], first) if first > height else ([], hot, height + len(hot))
 
 
-def _missing(world: WorldView, start: int, end: int) -> Piece:
-    return Piece(world.universe, world.name, start, end, "", "", "", 0, hot=True, first=start)
+def _missing_chunk(world: WorldView, start: int, end: int) -> JournalChunk:
+    return JournalChunk(world.universe, world.name, start, end, "", "", "", 0, hot=True, first=start)
 
 
 def _is_name(text: str) -> bool:
@@ -360,7 +362,7 @@ def _is_name(text: str) -> bool:
         return False
 
 
-_NOWHERE = Path("/nonexistent")
-_LOOK_BYTES = 65_536
+_NO_FOLDER = Path("/nonexistent")
+_BLOCK_BYTES = 65_536
 _decode_snapshot = msgspec.msgpack.Decoder(SnapshotRecord).decode
 _decode_segment = msgspec.msgpack.Decoder(SegmentRecord).decode

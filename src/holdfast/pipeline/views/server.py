@@ -1,11 +1,11 @@
-"""A view of a server that goes on: the files of an online backup, opened here.
+"""A view of a running server: the files of an online backup, opened locally.
 
-    CACHE/<server>/tables/            tables of its key space, for the next view: they never change
-    CACHE/<server>/.view-<id>/kv/     the key space at one moment, from links to these
+    CACHE/<server>/tables/            SST files of its key space, cached for the next view: they never change
+    CACHE/<server>/.view-<id>/kv/     the snapshot of the key space: links to these
     CACHE/<server>/.view-<id>/activity/
 
-Objects come from the store that the config names. If it names none, the server sends them: whatever executors need is
-staged for them, and the rest is asked for when it is read.
+Objects come from the store in the config. Without one, the server sends them: data for executors is staged, and the
+rest is fetched when it is read.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from holdfast.backends.objects import ObjectMeta, ObjectStore, check_path
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import Busy, HoldfastError, NotFound, ObjectNotFound, SchemaMismatch, Unreachable, Unsupported
 from holdfast.handles.sync.backups import Backups
-from holdfast.limits import OBJECT_LIST_MAX, VIEW_TURN_SECONDS_MAX
+from holdfast.limits import OBJECT_LIST_MAX, VIEW_LOCK_WAIT_SECONDS_MAX
 from holdfast.names import folder_at
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.journal_chunks import Stores
@@ -36,20 +36,20 @@ from holdfast.pipeline.views.view import View
 from holdfast.plane.formats import FORMAT
 from holdfast.wire.backups import BackupBegun, BackupFile
 
-_LOOK_SECONDS: Final = 0.2
-_TAIL_BYTES: Final = 4_096  # The end of a table has the ids of the database and the process that wrote it.
+_POLL_SECONDS: Final = 0.2
+_TAIL_BYTES: Final = 4_096  # The end of an SST file has the ids of the database and process that wrote it.
 
 
 def open_server(config: Config) -> View:
     """A view of the server at a URL.
 
     Raises:
-        Unreachable: it does not answer.
+        Unreachable: the server cannot be reached.
         PathUnusable: the certificates cannot be used.
         NotAllowed: the token does not allow backups of all universes.
-        Unsupported: its data are not in a directory.
-        Busy: others make views and backups of it, and go on for too long.
-        SchemaMismatch: it is of a newer Holdfast.
+        Unsupported: its data is not in a directory.
+        Busy: other views and backups of it are in progress for too long.
+        SchemaMismatch: the server has a newer data format.
     """
     stores = Stores(config.storage)
     with ExitStack() as resources:
@@ -61,11 +61,11 @@ def open_server(config: Config) -> View:
         resources.callback(_end, plane.backups, begun.id)
         if begun.data_format != FORMAT:
             raise SchemaMismatch(
-                f"The server's data have format {begun.data_format} and this version knows {FORMAT}; upgrade Holdfast"
+                f"The server's data have format {begun.data_format}, this version supports {FORMAT}; upgrade Holdfast"
             )
         cache = _cache(config.data)
         folder = resources.enter_context(folders.temporary(cache))
-        manifests = _fetch(plane.backups, begun.id, folder, cache / "tables", with_logs=config.objects is None)
+        manifests = _download(plane.backups, begun.id, folder, cache / "tables", with_logs=config.objects is None)
         database = resources.enter_context(RocksDatabase(folder / "kv"))
         objects = stores(config.objects) if config.objects else BackupObjects(plane.backups, begun.id, manifests)
         return View(
@@ -74,17 +74,17 @@ def open_server(config: Config) -> View:
             objects_url=config.objects,
             logs=folder / "activity",
             stores=stores,
-            place=config.objects or config.data,
+            store_id=config.objects or config.data,
             universes=config.universes,
             resources=resources.pop_all(),
         )
 
 
 class BackupObjects(ObjectStore):
-    """The objects that belong to a backup, as the server sends them. There is nothing to write to."""
+    """The objects of a backup, fetched from the server. Read-only."""
 
     def __init__(self, backups: Backups, id: str, manifests: list[ObjectMeta]) -> None:
-        """`manifests` are those of its session logs; nothing else is ever listed."""
+        """Create the store; `manifests` are those of its session logs, the only objects that are listed."""
         super().__init__(MemoryStore())
         self._backups = backups
         self._id = id
@@ -109,32 +109,32 @@ class BackupObjects(ObjectStore):
         return [meta for meta in self._manifests[begin:] if meta.path.startswith(wanted)][:limit]
 
     def _check_checkpoint(self) -> None:
-        """Raise Unreachable if the server has removed the checkpoint: then nothing is missing, but nothing is sent."""
+        """Raise Unreachable if the server removed the checkpoint: then objects are not missing, but unreadable."""
         try:
             b"".join(self._backups.open(self._id, "keyspace/CURRENT", length=1))
         except NotFound as error:
-            raise Unreachable("The server has removed the checkpoint that is being read; run the job again") from error
+            raise Unreachable("The server has removed the checkpoint of this view; run the job again") from error
 
 
 def _begin(backups: Backups) -> BackupBegun:
-    """A checkpoint. A server has a few at a time; those of other views are mostly gone in a moment."""
-    until = time.monotonic() + VIEW_TURN_SECONDS_MAX
+    """Begin a backup. A server allows a few at a time, and those of other views are mostly short."""
+    until = time.monotonic() + VIEW_LOCK_WAIT_SECONDS_MAX
     while True:
         try:
             return backups.begin()
         except Unsupported as error:
             raise Unsupported(
-                "The server's data are in a PostgreSQL; give its URL instead (--data postgresql://user@host/database), "
+                "The server's data is in PostgreSQL; use its URL instead (--data postgresql://user@host/database), "
                 "and the object store with --objects"
             ) from error
         except Busy:
             if time.monotonic() >= until:
                 raise
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
 
 def _end(backups: Backups, id: str) -> None:
-    with suppress(HoldfastError):  # The server removes it by itself after a while.
+    with suppress(HoldfastError):  # It expires on the server.
         backups.end(id)
 
 
@@ -145,24 +145,24 @@ def _cache(url: str) -> Path:
     return views / hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
-def _fetch(backups: Backups, id: str, folder: Path, tables: Path, *, with_logs: bool) -> list[ObjectMeta]:
-    """Bring the key space and local session logs into `folder`; the manifests of the session logs in the store."""
+def _download(backups: Backups, id: str, folder: Path, tables: Path, *, with_logs: bool) -> list[ObjectMeta]:
+    """Fetch the key space and local session logs into `folder`; returns the manifests of rotated session logs."""
     (folder / "kv").mkdir()
     tables.mkdir(exist_ok=True)
     manifests: list[ObjectMeta] = []
     named: set[str] = set()
     for file in backups.files(id):
-        part, _, rest = check_path(file.path).partition("/")  # It may be no server of ours that says so.
+        part, _, rest = check_path(file.path).partition("/")  # Never trust paths from the network.
         if part == "objects":
             if rest.startswith(f"{FOLDER}/"):
                 manifests.append(ObjectMeta(rest, file.size, ""))
             elif not with_logs:
-                break  # What belongs to the backup alone comes first, and the rest is read where it is.
+                break  # Files of the backup come first; objects are read from their store.
         elif part == "activity":
             _save(backups, id, file, folder / file.path)
         elif rest.endswith(".sst"):
             named.add(rest)
-            _bring_table(backups, id, file, tables / rest, folder / "kv" / rest)
+            _place_table(backups, id, file, tables / rest, folder / "kv" / rest)
         elif rest != "LOCK":
             _save(backups, id, file, folder / "kv" / rest)
     for known in tables.iterdir():
@@ -171,34 +171,34 @@ def _fetch(backups: Backups, id: str, folder: Path, tables: Path, *, with_logs: 
     return manifests
 
 
-def _bring_table(backups: Backups, id: str, file: BackupFile, cached: Path, place: Path) -> None:
-    """Put a table into its place: a link to what an earlier view brought, if it is the same."""
-    with suppress(FileNotFoundError):  # Another view may remove it meanwhile.
-        if cached.stat().st_size == file.size and _tail(cached) == _tail_of(backups, id, file):
-            _link(cached, place)
+def _place_table(backups: Backups, id: str, file: BackupFile, cached: Path, path: Path) -> None:
+    """Put an SST file into the view: a link to the cached one, if that is the same file."""
+    with suppress(FileNotFoundError):  # Another view may delete it.
+        if cached.stat().st_size == file.size and _file_tail(cached) == _remote_tail(backups, id, file):
+            _link(cached, path)
             return
-    _save(backups, id, file, place)
+    _save(backups, id, file, path)
     draft = cached.with_name(f"{cached.name}.{uuid.uuid4().hex}")
-    with suppress(FileNotFoundError):  # Another view removes what it does not know, and this may be among it.
-        _link(place, draft)
+    with suppress(FileNotFoundError):  # Another view may delete the draft as unknown.
+        _link(path, draft)
         draft.replace(cached)
 
 
-def _save(backups: Backups, id: str, file: BackupFile, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with place.open("xb") as target:
+def _save(backups: Backups, id: str, file: BackupFile, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as target:
         size = sum(target.write(chunk) for chunk in backups.open(id, file.path, length=file.size))
     if size != file.size:
-        raise Unreachable(f"{file.path} came with {size} of {file.size} bytes; try again")
+        raise Unreachable(f"{file.path} was truncated: {size} of {file.size} bytes; try again")
 
 
-def _tail(path: Path) -> bytes:
+def _file_tail(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
         return file.read()
 
 
-def _tail_of(backups: Backups, id: str, file: BackupFile) -> bytes:
+def _remote_tail(backups: Backups, id: str, file: BackupFile) -> bytes:
     start = max(file.size - _TAIL_BYTES, 0)
     return b"".join(backups.open(id, file.path, start=start, length=file.size - start))
 

@@ -1,7 +1,7 @@
-"""A view of a data directory that nobody has open: opened for a moment, to make a checkpoint, and free again.
+"""A view of a data directory that is not in use: opened briefly to take a checkpoint, then closed again.
 
-DATA/.view-<id>/kv/         the key space at one moment, from hard links; only this process opens it
-DATA/.view-<id>/activity/   session logs that are not in the object store: hard links too
+DATA/.view-<id>/kv/         the checkpoint of the key space, hard links; only this process opens it
+DATA/.view-<id>/activity/   session logs that are not rotated: hard links too
 """
 
 import time
@@ -11,7 +11,7 @@ from typing import Final
 
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import DirectoryInUse
-from holdfast.limits import VIEW_PATIENCE_SECONDS
+from holdfast.limits import VIEW_RETRY_SECONDS
 from holdfast.names import folder_at
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.journal_chunks import Stores
@@ -20,17 +20,17 @@ from holdfast.pipeline.views.view import View
 from holdfast.plane.formats import check_marker
 from holdfast.runtime.maintenance.checkpoints import link_all
 
-_LOOK_SECONDS: Final = 0.05
+_POLL_SECONDS: Final = 0.05
 
 
 def open_directory(config: Config) -> View:
     """A view of the directory of a `dir:` URL.
 
     Raises:
-        NotFound: it is no data directory.
-        DirectoryInUse: a process has it open.
+        NotFound: it is not a data directory.
+        DirectoryInUse: another process has it open.
         SchemaMismatch: a newer Holdfast wrote it.
-        DamagedDatabase: what it holds is damaged.
+        DamagedDatabase: the database is damaged.
     """
     path = folder_at(config.data).absolute()
     check_marker(path)
@@ -48,26 +48,26 @@ def open_directory(config: Config) -> View:
             objects_url=url,
             logs=folder / "activity",
             stores=stores,
-            place=url,
+            store_id=url,
             universes=config.universes,
             resources=resources.pop_all(),
         )
 
 
 def _checkpoint(path: Path, target: Path) -> None:
-    """Open the key space for as long as a checkpoint takes, one view at a time."""
-    until = time.monotonic() + VIEW_PATIENCE_SECONDS
-    with folders.turn(path):
+    """Take a checkpoint of the key space; one view at a time opens it."""
+    until = time.monotonic() + VIEW_RETRY_SECONDS
+    with folders.exclusive(path):
         while True:
             try:
                 with RocksDatabase(path / "kv") as database:
                     database.checkpoint(target)
                 return
             except DirectoryInUse as error:
-                # Commands hold a directory for moments; a server does not let go of it.
+                # Commands release the directory quickly; a server does not.
                 if time.monotonic() > until:
                     raise DirectoryInUse(
-                        f"{path} is open in another process, most likely a server; give its URL instead "
+                        f"{path} is open in another process, most likely a server; use its URL instead "
                         "(--data http://HOST:PORT), or close it"
                     ) from error
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""Commits that lose to others are tried again, with a rest in between."""
+"""Retries of commits that conflict, with back-off."""
 
 import random
 import time
@@ -11,20 +11,22 @@ from holdfast.limits import LAKE_ATTEMPTS, LAKE_PAUSE_MS_MAX
 T = TypeVar("T")
 
 
-def until_committed(what: str, work: Callable[[], T]) -> T:
-    """Do the work, which looks at the lake anew each time, until nobody else is faster.
+def retry_until_committed(subject: str, work: Callable[[], T]) -> T:
+    """Do the work, which reads the lake anew each time, until it commits without a conflict.
 
     Raises:
-        TransactionConflict: others always were.
+        TransactionConflict: every attempt conflicted.
     """
     for attempt in range(LAKE_ATTEMPTS):
         try:
             return work()
         except TransactionConflict:
             pause(attempt)
-    raise TransactionConflict(f"Other runs wrote {what} {LAKE_ATTEMPTS} times in a row; wait until they have ended")
+    raise TransactionConflict(
+        f"Other runs committed {subject} first, {LAKE_ATTEMPTS} times in a row; wait until they end"
+    )
 
 
 def pause(attempt: int) -> None:
-    """Rest a little before another attempt; nobody knows how long the others will."""
+    """Sleep before another attempt: exponential back-off with full jitter."""
     time.sleep(random.random() * min(10 << min(attempt, 10), LAKE_PAUSE_MS_MAX) / 1_000)

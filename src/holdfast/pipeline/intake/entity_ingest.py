@@ -1,0 +1,130 @@
+"""Ingests entity changes into `entity_changes`. The driver writes them: only it reads the key space.
+
+    watermark entity/<universe>/<kind>/<id>   the last ingested version
+
+A plane keeps only the latest versions of an entity (ENTITY_HISTORY_VERSIONS). Versions that were dropped before they
+were ingested become a row of the quarantine.
+"""
+
+from collections.abc import Iterator
+
+import cbor2
+import msgspec
+import pyarrow as pa
+
+from holdfast.layers import entities
+from holdfast.layers.entities import EntityKey
+from holdfast.limits import INGEST_CHANGES, PAGE_ITEMS
+from holdfast.pipeline import codec
+from holdfast.pipeline.intake.ingest_run import Run
+from holdfast.pipeline.intake.quarantine import REWOUND, Quarantined, Scope
+from holdfast.pipeline.lake import LakeTable, Move, files
+from holdfast.pipeline.schemas import ENTITY_CHANGES
+from holdfast.pipeline.views.rows import EntityRow
+from holdfast.wire.entities import Change, Fields
+
+
+class Batch(msgspec.Struct):
+    """The content of one commit."""
+
+    rows: list[dict[str, object]] = []
+    moves: dict[str, Move] = {}
+    found: list[Quarantined] = []
+    scopes: list[Scope] = []
+
+
+def ingest_changes(run: Run) -> None:
+    """Ingest all entity changes that the view has and the lake does not."""
+    run.retry_until_done("entity changes", lambda: _ingest_new(run))
+
+
+def watermark(universe: str, kind: str, id: str) -> str:
+    return f"entity/{universe}/{kind}/{id}"
+
+
+def _ingest_new(run: Run) -> None:
+    table = run.table(ENTITY_CHANGES)
+    for batch in _batches(run, table):
+        run.quarantine.add(batch.found)
+        if batch.moves:
+            _commit(table, batch)
+            run.record_commit(ENTITY_CHANGES, len(batch.rows))
+        run.quarantine.resolve(batch.scopes, batch.found)
+
+
+def _commit(table: LakeTable, batch: Batch) -> None:
+    rows = pa.Table.from_pylist(batch.rows, ENTITY_CHANGES.schema)
+    table.append(files.write(ENTITY_CHANGES, table.location, files.sorted_batches(ENTITY_CHANGES, rows)), batch.moves)
+
+
+def _batches(run: Run, table: LakeTable) -> Iterator[Batch]:
+    rewound_sources = run.quarantine.rewound()
+    batch = Batch()
+    for universe in run.view.universes():
+        for entity in run.view.entities(universe):
+            ingested = table.watermark(watermark(universe, entity.kind, entity.id))
+            was_rewound = (universe, ENTITY_CHANGES.name, f"{entity.kind}/{entity.id}") in rewound_sources
+            if entity.version != ingested or was_rewound:
+                _add(run, batch, entity, ingested)
+            if len(batch.rows) >= INGEST_CHANGES:
+                yield batch
+                batch = Batch()
+    yield batch
+
+
+def _add(run: Run, batch: Batch, entity: EntityRow, ingested: int) -> None:
+    source = f"{entity.kind}/{entity.id}"
+    batch.scopes.append(Scope(entity.universe, ENTITY_CHANGES.name, source, ingested + 1))
+    if entity.version < ingested:
+        detail = (
+            f"the plane has version {entity.version}, the lake {ingested}: the plane was restored from an older backup"
+        )
+        batch.found.append(
+            Quarantined(entity.universe, ENTITY_CHANGES.name, source, entity.version + 1, ingested, REWOUND, detail)
+        )
+        return
+    if entity.version == ingested:
+        return
+    next_version = ingested + 1
+    for change in _history(run, entity, ingested):
+        if change.version > next_version:
+            batch.found.append(_dropped_versions(entity, source, next_version, change.version - 1))
+        batch.rows.append(_row(entity, change))
+        next_version = change.version + 1
+    if next_version <= entity.version:
+        batch.found.append(_dropped_versions(entity, source, next_version, entity.version))
+    batch.moves[watermark(entity.universe, entity.kind, entity.id)] = Move(ingested, entity.version)
+
+
+def _history(run: Run, entity: EntityRow, ingested: int) -> Iterator[Change]:
+    """The changes after version `ingested`, up to the entity's version in the view."""
+    key = EntityKey(entity.universe, entity.kind, entity.id)
+    while page := run.view.database.read(entities.history, key, after=ingested, limit=PAGE_ITEMS):
+        for change in page:
+            if change.version > entity.version:  # PostgreSQL may have newer ones; the next run ingests them.
+                return
+            yield change
+        ingested = page[-1].version
+
+
+def _dropped_versions(entity: EntityRow, source: str, start: int, end: int) -> Quarantined:
+    detail = "the entity's history no longer has these versions; ingest more often"
+    return Quarantined(entity.universe, ENTITY_CHANGES.name, source, start, end, "missing", detail)
+
+
+def _row(entity: EntityRow, change: Change) -> dict[str, object]:
+    return {
+        "universe": entity.universe,
+        "kind": entity.kind,
+        "id": entity.id,
+        "version": change.version,
+        "at": change.at_ms,
+        "durability": change.durability.value,
+        "fields": _json(change.fields),
+        "removed": list(change.removed),
+        "deleted": change.deleted,
+    }
+
+
+def _json(fields: Fields) -> str | None:
+    return codec.payload_of({name: cbor2.loads(value) for name, value in fields.items()})
