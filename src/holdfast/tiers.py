@@ -114,7 +114,9 @@ def _tiers_of(table: object, name: str) -> dict[str, Tier]:
     tiers: dict[str, Tier] = {}
     for key, value in table.items():
         if not isinstance(value, str) or value.lower() not in list(Tier):
-            raise InvalidArgument(f'{name} has the tier {value!r} for {key}; use "critical", "important", "best_effort"')
+            raise InvalidArgument(
+                f'{name} has the tier {value!r} for {key}; use "critical", "important", "best_effort"'
+            )
         if name == "fields" and key.count(".") < 1:
             raise InvalidArgument(f'{key!r} is not a field; write "kind.field", or use a pattern')
         tiers[key] = Tier(value.lower())

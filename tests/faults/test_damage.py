@@ -174,11 +174,11 @@ def test_a_critical_read_makes_what_it_read_durable(tmp_path: Path) -> None:
     live = tmp_path / "live"
     with RocksDatabase(live) as database:
         database.transact(put_numbers, range(1), tier=Tier.IMPORTANT)
-        assert database.unsynced
+        assert database.has_unsynced
         assert database.read(lambda tx: tx.get(b"key 000000"), tier=Tier.IMPORTANT) is not None
-        assert database.unsynced
+        assert database.has_unsynced
         assert database.read(lambda tx: tx.get(b"key 000000")) is not None
-        assert not database.unsynced
+        assert not database.has_unsynced
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -198,7 +198,7 @@ def test_an_error_makes_what_it_read_durable(tmp_path: Path, asynchronous: bool,
                     asyncio.run(call(refuse, tier=tier))
                 else:
                     (database.read if reading else database.transact)(refuse, tier=tier)
-            assert database.unsynced is unsynced
+            assert database.has_unsynced is unsynced
 
 
 def test_important_writes_are_synced_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_important_writes_are_synced_in_time(tmp_path: Path, monkeypatch: pytest
     with RocksDatabase(tmp_path / "kv") as database:
         for step in range(3):
             database.transact(put_numbers, range(step, step + 1), tier=Tier.IMPORTANT)
-            while database.unsynced:  # Ends with the background sync.
+            while database.has_unsynced:  # Ends with the background sync.
                 pass
 
 

@@ -12,8 +12,8 @@ import pytest
 import holdfast
 from holdfast import Plane, Tier, limits
 from holdfast.errors import Busy
-from holdfast.runtime.repeat_detector import RepeatDetector
 from holdfast.runtime.activity import events
+from holdfast.runtime.repeat_detector import RepeatDetector
 
 
 @pytest.fixture(params=["memory", "dir"])

@@ -50,7 +50,7 @@ def test_single_events_of_many_callers_share_their_syncs(tmp_path: Path) -> None
             await asyncio.gather(*(append(world) for world in worlds))
 
         asyncio.run(append_all())
-        assert not database.unsynced
+        assert not database.has_unsynced
         assert 4 <= len(syncs) < 64  # For 1,024 commits.
 
 

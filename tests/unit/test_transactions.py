@@ -61,7 +61,9 @@ def test_a_scan_reads_one_more_pair_per_own_write_in_its_range(tx: Transaction, 
     assert pairs.scans == [(b"a", b"z", 5)]
 
 
-@pytest.mark.parametrize(("reverse", "found", "begins"), [(False, b"abgh", [b"a", b"g"]), (True, b"hgba", [b"g", b"a"])])
+@pytest.mark.parametrize(
+    ("reverse", "found", "begins"), [(False, b"abgh", [b"a", b"g"]), (True, b"hgba", [b"g", b"a"])]
+)
 def test_a_scan_never_reads_what_it_has_cleared(
     tx: Transaction, pairs: RecordingPairs, reverse: bool, found: bytes, begins: list[bytes]
 ) -> None:

@@ -11,9 +11,7 @@ from holdfast.errors import HoldfastError
 from holdfast.kv.transactions import Transaction
 from holdfast.limits import TRANSACTION_BYTES_MAX
 
-BATCH_WRITE_BYTES_MAX = (
-    TRANSACTION_BYTES_MAX // 4
-)  # A batch that wrote more ends; the rest runs in the next.
+BATCH_WRITE_BYTES_MAX = TRANSACTION_BYTES_MAX // 4  # A batch that wrote more ends; the rest runs in the next.
 
 # A function and its request. A pair avoids the extra call of a `partial`.
 BatchedCall = tuple[Callable[[Transaction, Any], Any], Any]
@@ -33,7 +31,7 @@ def run_batch(
     An error that `catch` does not cover propagates and ends the transaction. A function may run twice, so it must do
     nothing but read and write its transaction.
     """
-    if not tx.wrote and not tx.events:
+    if not tx.has_writes and not tx.events:
         outcomes = _run_shared(tx, calls, catch, should_stop)
         if outcomes is not None:
             return outcomes
@@ -72,7 +70,9 @@ def _run_shared(
     return outcomes
 
 
-def _run_nested(tx: Transaction, calls: Sequence[BatchedCall], catch: ErrorType, should_stop: StopCondition) -> list[Any]:
+def _run_nested(
+    tx: Transaction, calls: Sequence[BatchedCall], catch: ErrorType, should_stop: StopCondition
+) -> list[Any]:
     outcomes: list[Any] = []
     for run, request in calls:
         try:

@@ -19,9 +19,9 @@ from holdfast import limits
 from holdfast.errors import InvalidKey
 from holdfast.kv.transactions import Pair, Transaction
 
-Element = (
-    Any  # bytes | str | int | bool | None | uuid.UUID | tuple[Element, ...]; mypy has no recursive alias for this.
-)
+# bytes | str | int | bool | None | uuid.UUID | tuple[Element, ...]. As a union, callers would have to narrow every
+# unpacked element.
+Element = Any
 
 _NONE: Final = 0x00
 _BYTES: Final = 0x01
@@ -100,9 +100,7 @@ class Subspace:
             InvalidKey: `key` is outside this subspace.
         """
         if not key.startswith(self.prefix):
-            raise InvalidKey(
-                f"{key!r} is outside the subspace {self.prefix!r}; unpack it with its own subspace"
-            )
+            raise InvalidKey(f"{key!r} is outside the subspace {self.prefix!r}; unpack it with its own subspace")
         return unpack(key[len(self.prefix) :])
 
     def __contains__(self, key: bytes) -> bool:
@@ -186,7 +184,7 @@ def _decode(key: bytes, position: int, depth: int) -> tuple[Element, int]:
         try:
             return body.decode(), position
         except UnicodeDecodeError:
-            raise _not_packed(key) from None
+            raise _not_packed_error(key) from None
     if _SHORTEST_NEGATIVE <= code <= _LONGEST_POSITIVE:
         return _decode_integer(key, position, code - _ZERO)
     if code == _UUID and position + 16 <= len(key):
@@ -197,7 +195,7 @@ def _decode(key: bytes, position: int, depth: int) -> tuple[Element, int]:
         return code == _TRUE, position
     if code == _TUPLE and depth < limits.TUPLE_DEPTH_MAX:
         return _decode_tuple(key, position, depth)
-    raise _not_packed(key)
+    raise _not_packed_error(key)
 
 
 def _decode_escaped(key: bytes, position: int) -> tuple[bytes, int]:
@@ -205,7 +203,7 @@ def _decode_escaped(key: bytes, position: int) -> tuple[bytes, int]:
     while end >= 0 and key[end + 1 : end + 2] == b"\xff":
         end = key.find(b"\x00", end + 2)
     if end < 0:
-        raise _not_packed(key)
+        raise _not_packed_error(key)
     return key[position:end].replace(b"\x00\xff", b"\x00"), end + 1
 
 
@@ -213,12 +211,12 @@ def _decode_integer(key: bytes, position: int, signed_length: int) -> tuple[int,
     length = abs(signed_length)
     end = position + length
     if end > len(key):
-        raise _not_packed(key)
+        raise _not_packed_error(key)
     number = int.from_bytes(key[position:end], "big")
     if signed_length < 0:
         number -= (1 << 8 * length) - 1
     if (number.bit_length() + 7) // 8 != length:
-        raise _not_packed(key)  # Not the shortest form: two keys for one tuple would not compare as equal.
+        raise _not_packed_error(key)  # Not the shortest form: two keys for one tuple would not compare as equal.
     return number, end
 
 
@@ -233,8 +231,8 @@ def _decode_tuple(key: bytes, position: int, depth: int) -> tuple[tuple[Element,
             position += 2
         else:
             return tuple(elements), position + 1
-    raise _not_packed(key)
+    raise _not_packed_error(key)
 
 
-def _not_packed(key: bytes) -> InvalidKey:
+def _not_packed_error(key: bytes) -> InvalidKey:
     return InvalidKey(f"{key!r} was not made by pack; it belongs to another program or is damaged")

@@ -42,9 +42,7 @@ class SerialDatabase(Database):
         self._watches = Watches()
         self._write_lock = threading.Lock()
         self._running_thread = 0  # The thread that holds the write lock and runs its work.
-        self._woke_waiter = (
-            False  # Whether the last commit woke a waiter on its own loop, which may share its sync.
-        )
+        self._woke_waiter = False  # Whether the last commit woke a waiter on its own loop, which may share its sync.
         self._closed = False
         invalidate_in_children(self)
 
@@ -132,17 +130,17 @@ class SerialDatabase(Database):
 
     def watch(self, prefix: bytes) -> Watch:
         if self._closed:
-            raise _closed()
+            raise _closed_error()
         return self._watches.open(prefix)
 
     def subscribe(self, on_commit: OnCommit) -> Callable[[], None]:
         if self._closed:
-            raise _closed()
+            raise _closed_error()
         return self._watches.subscribe(on_commit)
 
     def sync(self) -> None:
         if self._closed:
-            raise _closed()
+            raise _closed_error()
         self._wait_durable(self._last_commit(), Tier.CRITICAL)
 
     def close(self) -> None:
@@ -170,11 +168,11 @@ class SerialDatabase(Database):
         """Run `work`, commit its writes, and release the write lock that the caller acquired."""
         try:
             if self._closed:
-                raise _closed()
+                raise _closed_error()
             self._running_thread = threading.get_ident()
             tx = Transaction(self._current, clock=self._clock, ids=self._ids)
             result = run(tx, work, args, kwargs)
-            if tx.wrote:
+            if tx.has_writes:
                 self._commit(tx)
                 self._woke_waiter = bool(self._watches.count) and self._watches.notify(tx.writes, tx.cleared)
             return result, self._last_commit()
@@ -197,7 +195,7 @@ class SerialDatabase(Database):
 
     def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
         if self._closed:
-            raise _closed()
+            raise _closed_error()
         if self._running_thread == threading.get_ident():
             raise nested_transaction_error()
         tx = Transaction(self._snapshot(), clock=self._clock, ids=self._ids, writable=False)
@@ -205,5 +203,5 @@ class SerialDatabase(Database):
         return run(tx, work, args, kwargs), commit
 
 
-def _closed() -> Closed:
+def _closed_error() -> Closed:
     return Closed("The database was closed, or this process was forked after it was opened; open it again")

@@ -65,9 +65,9 @@ class Transaction:
     def get(self, key: bytes) -> bytes | None:
         """The value of `key`, or None."""
         if key.__class__ is not bytes:
-            raise _not_bytes("A key", key)
+            raise _not_bytes_error("A key", key)
         if not self._open:
-            raise _ended()
+            raise _ended_error()
         writes = self.writes
         if key in writes:
             return writes[key]
@@ -95,7 +95,7 @@ class Transaction:
             self._raise_invalid_write(key, value)
         size += self.size_bytes + length + WRITE_COST_BYTES
         if size > TRANSACTION_BYTES_MAX:
-            raise _too_large()
+            raise _too_large_error()
         self.size_bytes = size
         self.writes[key] = value
 
@@ -105,7 +105,7 @@ class Transaction:
             self._raise_invalid_write(key, b"")
         size = self.size_bytes + len(key) + WRITE_COST_BYTES
         if size > TRANSACTION_BYTES_MAX:
-            raise _too_large()
+            raise _too_large_error()
         self.size_bytes = size
         self.writes[key] = None
 
@@ -118,7 +118,7 @@ class Transaction:
             return
         size = self.size_bytes + len(begin) + len(end) + WRITE_COST_BYTES
         if size > TRANSACTION_BYTES_MAX:
-            raise _too_large()
+            raise _too_large_error()
         self.size_bytes = size
         self._drop_writes(begin, end)
         self.cleared += ((begin, end),)
@@ -128,7 +128,7 @@ class Transaction:
         """Milliseconds since the Unix epoch, the same throughout this transaction."""
         if self._now_ms is None:
             if not self._open:
-                raise _ended()
+                raise _ended_error()
             self._now_ms = self._clock.now_ms()
         return self._now_ms
 
@@ -139,19 +139,19 @@ class Transaction:
     def new_id(self) -> uuid.UUID:
         """A fresh UUIDv7, larger than every earlier one of this process."""
         if not self._open:
-            raise _ended()
+            raise _ended_error()
         return self._ids.new_id(self.now_ms)
 
     def new_id_bytes(self) -> bytes:
         """`new_id` as 16 bytes, at half the cost."""
         if not self._open:
-            raise _ended()
+            raise _ended_error()
         return self._ids.new_number(self.now_ms).to_bytes(16, "big")
 
     def new_numbers(self, count: int) -> list[int]:
         """`count` fresh UUIDv7s as integers, each larger than the one before it."""
         if not self._open:
-            raise _ended()
+            raise _ended_error()
         return self._ids.new_numbers(self.now_ms, count)
 
     # What a backend needs to commit.
@@ -161,7 +161,7 @@ class Transaction:
         self._open = self._writable = False
 
     @property
-    def wrote(self) -> bool:
+    def has_writes(self) -> bool:
         """Whether there is anything to commit."""
         return bool(self.writes or self.cleared)
 
@@ -226,22 +226,22 @@ class Transaction:
 
     def _check_range(self, begin: bytes, end: bytes) -> None:
         if begin.__class__ is not bytes or end.__class__ is not bytes:
-            raise _not_bytes("A range's bound", end if begin.__class__ is bytes else begin)
+            raise _not_bytes_error("A range's bound", end if begin.__class__ is bytes else begin)
         if begin > end:
             raise InvalidArgument(
                 "The range ends before it begins; swap the bounds, or pass reverse=True to scan backwards"
             )
         if not self._open:
-            raise _ended()
+            raise _ended_error()
 
     def _raise_invalid_write(self, key: bytes, value: bytes) -> NoReturn:
         """Raise the error for a rejected write."""
         if not self._open:
-            raise _ended()
+            raise _ended_error()
         if not self._writable:
             raise ReadOnlyTransaction("This is a read snapshot; write inside transact instead")
         if key.__class__ is not bytes:
-            raise _not_bytes("A key", key)
+            raise _not_bytes_error("A key", key)
         if not key:
             raise InvalidKey("A key must not be empty; put it below a subspace")
         if len(key) > KEY_BYTES_MAX:
@@ -265,15 +265,15 @@ class _NestedView:
         return self._tx.now_ms
 
 
-def _not_bytes(subject: str, value: object) -> InvalidKey:
+def _not_bytes_error(subject: str, value: object) -> InvalidKey:
     return InvalidKey(f"{subject} must be bytes, not {type(value).__name__}; encode it with kv.pack")
 
 
-def _ended() -> TransactionEnded:
+def _ended_error() -> TransactionEnded:
     return TransactionEnded("The transaction has ended; use it only inside the function that transact runs")
 
 
-def _too_large() -> TransactionTooLarge:
+def _too_large_error() -> TransactionTooLarge:
     return TransactionTooLarge(
         f"The transaction writes more than {TRANSACTION_BYTES_MAX} bytes, counting {WRITE_COST_BYTES} extra bytes for "
         "each write; split it into several"

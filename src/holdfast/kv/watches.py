@@ -21,9 +21,7 @@ from holdfast.errors import Busy, Closed, InvalidKey
 _log = logging.getLogger("holdfast.watches")
 
 Range = tuple[bytes, bytes]
-OnCommit = Callable[
-    [Collection[bytes], Collection[Range]], None
-]  # Receives the keys and ranges that may have changed.
+OnCommit = Callable[[Collection[bytes], Collection[Range]], None]  # Receives the keys and ranges that may have changed.
 
 _EVERYTHING: Final = (b"", b"\xff" * (limits.KEY_BYTES_MAX + 1))
 

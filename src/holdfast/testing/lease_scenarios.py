@@ -192,7 +192,9 @@ def _check_entities(simulation: Simulation) -> None:
     for operation in simulation.history.operations:
         if operation.kind in ("swap", "put"):
             _check_committed(operation, committed)
-        is_durable_write = operation.kind == "put" or (operation.kind == "swap" and operation.argument[1] is Tier.CRITICAL)
+        is_durable_write = operation.kind == "put" or (
+            operation.kind == "swap" and operation.argument[1] is Tier.CRITICAL
+        )
         if operation.outcome is Outcome.OK and (is_durable_write or operation.kind == "read"):
             version = operation.result if is_durable_write else operation.result[0]
             name = operation.argument[0] if is_durable_write else operation.result[1]

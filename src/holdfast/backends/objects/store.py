@@ -102,7 +102,7 @@ class ObjectStore:
                 raise object_error(ObjectExists, path)
         with body.raise_stream_error(), translate_errors(path, writes=True):
             stored = obstore.put(self._store, path, body.read(rest), **self._upload(create_only))
-        return _stored(path, body.size, stored)
+        return _stored_meta(path, body.size, stored)
 
     async def write_async(self, path: str, chunks: AsyncIterable[bytes], *, create_only: bool = False) -> ObjectMeta:
         check_path(path)
@@ -118,7 +118,7 @@ class ObjectStore:
                 raise object_error(ObjectExists, path)
         with body.raise_stream_error(), translate_errors(path, writes=True):
             stored = await obstore.put_async(self._store, path, body.read_async(rest), **self._upload(create_only))
-        return _stored(path, body.size, stored)
+        return _stored_meta(path, body.size, stored)
 
     def get(self, path: str) -> bytes:
         """All bytes of the object, in memory at once; `open` reads a large one in parts."""
@@ -218,12 +218,12 @@ class ObjectStore:
         attributes: Attributes | None = None if content_type is None else {"Content-Type": content_type}
         with translate_errors(check_path(path), writes=True):
             stored = obstore.put(self._store, path, data, mode=mode, attributes=attributes, **_IN_PARTS)
-            return _stored(path, size, stored)
+            return _stored_meta(path, size, stored)
 
     async def _put_async(self, path: str, data: bytes, mode: "PutMode") -> ObjectMeta:
         size = len(check_bytes(data))
         with translate_errors(check_path(path), writes=True):
-            return _stored(path, size, await obstore.put_async(self._store, path, data, mode=mode, **_IN_PARTS))
+            return _stored_meta(path, size, await obstore.put_async(self._store, path, data, mode=mode, **_IN_PARTS))
 
     def _upload(self, create_only: bool) -> dict[str, Any]:
         # obstore buffers a create-only body in memory, where a memory store has it anyway.
@@ -276,7 +276,7 @@ def _meta(stored: "StoredMeta") -> ObjectMeta:
     return ObjectMeta(stored["path"], stored["size"], stored["e_tag"] or "")
 
 
-def _stored(path: str, size: int, result: "PutResult") -> ObjectMeta:
+def _stored_meta(path: str, size: int, result: "PutResult") -> ObjectMeta:
     return ObjectMeta(path, size, result["e_tag"] or "")
 
 

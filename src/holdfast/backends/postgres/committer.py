@@ -167,7 +167,7 @@ class Committer:
         return retry_transaction(self._jitter, partial(self._run_once, group))
 
     def _run_once(self, group: list[Job]) -> list[Job]:
-        session = self._connected()
+        session = self._open_session()
         try:
             return self._attempt(session, group)
         finally:
@@ -187,8 +187,8 @@ class Committer:
         self._watches.notify(batch_tx.writes, batch_tx.cleared)
         return group[ran:]
 
-    def _connected(self) -> Session:
-        if self._session is None or not self._session.usable:
+    def _open_session(self) -> Session:
+        if self._session is None or not self._session.is_usable:
             if self._session is not None:
                 self._session.close()
                 self._session = None

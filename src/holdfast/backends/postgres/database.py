@@ -154,7 +154,7 @@ class PostgresDatabase(Database):
                 session.commit(tx)
         finally:
             session.rollback()
-            if session.usable:
+            if session.is_usable:
                 self._idle_readers.append(session)
             else:
                 session.close()

@@ -149,9 +149,8 @@ class Session:
         return self._now_ms
 
     def get(self, key: bytes) -> bytes | None:
-        if (
-            key in self._values_read
-        ):  # A transaction sees one snapshot, and the jobs of a group often read the same keys.
+        # A transaction sees one snapshot, and the jobs of a group often read the same keys.
+        if key in self._values_read:
             return self._values_read[key]
         self._begin()
         found = self._run(b"get", [key])
@@ -172,7 +171,7 @@ class Session:
         """
         if self.failure is not None:
             raise self.failure
-        if not tx.wrote:
+        if not tx.has_writes:
             self._finish_reading()
             return
         if tx.cleared:
@@ -190,7 +189,7 @@ class Session:
         self._open = False
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether the connection seems usable, without a round trip."""
         if self._pq.status != pq.ConnStatus.OK:
             return False

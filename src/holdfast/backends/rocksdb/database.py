@@ -87,7 +87,7 @@ class RocksDatabase(SerialDatabase):
         self._log.on_sync = on_sync
 
     @property
-    def unsynced(self) -> bool:
+    def has_unsynced(self) -> bool:
         """Whether a power loss could still revert a commit."""
         return self._last_commit() > self._log.durable
 

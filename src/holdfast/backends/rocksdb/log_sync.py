@@ -65,9 +65,8 @@ class LogSync:
         if gate is not None:
             try:
                 woken = gate.acquire(timeout=limits.SYNC_WAIT_SECONDS_MAX)
-            except (
-                BaseException
-            ):  # Interrupted by a signal. If the lead was just passed to this thread, it must still sync.
+            except BaseException:
+                # Interrupted by a signal. If the lead was just passed to this thread, it must still sync.
                 if not self._leave_queue(commit, gate) and commit > self.durable and self._failure is None:
                     self._lead()
                 raise
@@ -201,12 +200,12 @@ class LoopSync:
         self._batching.record_batch(len(callers))
         if len(callers) <= limits.INLINE_SYNC_WAITERS_MAX and not self._thread_batches:
             started = time.perf_counter()
-            failure = _failure(log, commit)
+            failure = _try_wait(log, commit)
             self._record_duration(time.perf_counter() - started)
             self._finish(callers, failure)
         else:
             self._thread_batches = max(self._thread_batches - 1, 0)
-            self._submit(lambda: self._finish_threadsafe(callers, _failure(log, commit)))
+            self._submit(lambda: self._finish_threadsafe(callers, _try_wait(log, commit)))
 
     def _record_duration(self, seconds: float) -> None:
         if seconds >= limits.INLINE_SYNC_SECONDS_MAX:
@@ -285,9 +284,9 @@ class Syncer:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not self._jobs and not self._stopping and not self._overdue():
+                while not self._jobs and not self._stopping and not self._is_overdue():
                     self._wake.wait(None if self._due is None else max(0.0, self._due - time.monotonic()))
-                if self._overdue():
+                if self._is_overdue():
                     self._due = None
                     job = self._sync_overdue
                 elif self._jobs:
@@ -300,13 +299,13 @@ class Syncer:
                 _log.exception("unexpected error in the syncer thread; continuing")
 
     def _sync_overdue(self) -> None:
-        _failure(self._log, self._last_commit())  # The log keeps a failure, and the next commit raises it.
+        _try_wait(self._log, self._last_commit())  # The log keeps a failure, and the next commit raises it.
 
-    def _overdue(self) -> bool:
+    def _is_overdue(self) -> bool:
         return self._due is not None and self._due <= time.monotonic()
 
 
-def _failure(log: LogSync, commit: int) -> Exception | None:
+def _try_wait(log: LogSync, commit: int) -> Exception | None:
     """Wait for `commit`. Returns the error, of any type, for the callers that wait."""
     try:
         log.wait(commit)

@@ -33,7 +33,7 @@ class CurrentPairs:
         try:
             return self._get(key)
         except Exception as error:
-            raise _failure(error, self._path) from error
+            raise _read_error(error, self._path) from error
 
     def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
         # The bound keeps the iterator from scanning deleted keys beyond the range.
@@ -42,7 +42,7 @@ class CurrentPairs:
         try:
             return _scan(self._iterate(options), begin, end, limit, reverse)
         except Exception as error:
-            raise _failure(error, self._path) from error
+            raise _read_error(error, self._path) from error
 
 
 class CachedPairs:
@@ -159,7 +159,7 @@ class PinnedPairs:
         try:
             self._iterator = rocks.iter()
         except Exception as error:
-            raise _failure(error, path) from error
+            raise _read_error(error, path) from error
 
     def get(self, key: bytes) -> bytes | None:
         found = self.scan(key, key + b"\x00", 1, reverse=False)
@@ -169,7 +169,7 @@ class PinnedPairs:
         try:
             return _scan(self._iterator, begin, end, limit, reverse)
         except Exception as error:
-            raise _failure(error, self._path) from error
+            raise _read_error(error, self._path) from error
 
 
 def _scan(iterator: RdictIter, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
@@ -196,7 +196,7 @@ def _scan(iterator: RdictIter, begin: bytes, end: bytes, limit: int, reverse: bo
     return found
 
 
-def _failure(error: Exception, path: Path) -> HoldfastError:
+def _read_error(error: Exception, path: Path) -> HoldfastError:
     if isinstance(error, DbClosedError):
         return Closed("The database was closed; open it again")
     return translate_error(error, path)

@@ -206,7 +206,7 @@ def check_a_conflict_while_draining_loses_nothing(database: Database) -> None:
         raises(CursorAdvanced, lambda: inboxes.commit_cursor(tx, world, expected=None, new=3))
         raises(InvalidArgument, lambda: inboxes.commit_cursor(tx, world, expected=1, new=0))
         raises(InvalidArgument, lambda: inboxes.drain(tx, world, limit=0))
-        assert not tx.wrote
+        assert not tx.has_writes
 
     raises(HeadAdvanced, lambda: database.transact(drain_and_append))
     database.transact(continue_after_refusals)
