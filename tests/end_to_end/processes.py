@@ -1,4 +1,4 @@
-"""The server that people run, on a free port of the loopback address, in a process of its own."""
+"""The production server (`holdfast serve`) in its own process, on a free loopback port."""
 
 import http.client
 import json
@@ -40,7 +40,7 @@ for name, value in given.items():
     setattr(BoundedHttp, name, value)
 sys.exit(run(Bounded.load(json.loads(sys.argv[1]))))
 """
-SECONDS_MAX = 60.0  # Far more than anything here takes; whoever waits for a condition must end some day.
+SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.
 
 
 class Server:
@@ -54,16 +54,16 @@ class Server:
         process: dict[str, Any] | None = None,
         **flags: Any,
     ) -> None:
-        """`flags` are those of `holdfast serve`. For bounds that it has no flags for, there are `limits`, of the HTTP
-        door, and `process`: attributes of its connections, and `files_max`."""
+        """`flags` are those of `holdfast serve`. Bounds without flags: `limits` are HttpLimits, and `process` has
+        attributes of BoundedHttp, and `files_max`."""
         self.data = f"dir:{folder / 'data'}"
         self._log = folder / "server.log"
         self._log_read = 0
-        given = {"data": self.data, "transport": 0, "log_format": "json", **flags}
+        settings = {"data": self.data, "port": 0, "log_format": "json", **flags}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-c", CHILD, json.dumps(given)]
+                [sys.executable, "-W", "error", "-c", CHILD, json.dumps(settings)]
                 + [json.dumps(each or {}) for each in (limits, process)],
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -77,17 +77,17 @@ class Server:
 
     @property
     def address(self) -> tuple[str, int]:
-        host, _, transport = self.url.rpartition("//")[2].rpartition(":")
-        return host, int(transport)
+        host, _, port = self.url.rpartition("//")[2].rpartition(":")
+        return host, int(port)
 
     @property
     def resident_bytes(self) -> int:
-        """The memory that the server has now."""
+        """The current memory of the server."""
         return self._status("VmRSS")
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that the server has had since `forget_peak`, or since it began."""
+        """The peak memory of the server since `forget_peak`, or since its start."""
         return self._status("VmHWM")
 
     def forget_peak(self) -> None:
@@ -98,16 +98,16 @@ class Server:
         return next(int(line.split()[1]) * 1_024 for line in lines if line.startswith(name))
 
     def log(self) -> str:
-        """What it has logged since `forget_log`."""
+        """The log since `forget_log`."""
         return self._log.read_bytes()[self._log_read :].decode()
 
     def forget_log(self) -> None:
         self._log_read = self._log.stat().st_size
 
-    def said(self, *words: str) -> bool:
-        """Whether one line of the log has all of these words, now or in a moment."""
-        until = time.monotonic() + SECONDS_MAX
-        while time.monotonic() < until:
+    def logged(self, *words: str) -> bool:
+        """Whether a log line with all of these words appears before the deadline."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while time.monotonic() < deadline:
             if any(all(word in line for word in words) for line in self.log().splitlines()):
                 return True
             time.sleep(0.02)
@@ -132,9 +132,9 @@ class Server:
 
     @contextmanager
     def unfinished_upload(self) -> Iterator[Callable[[], int]]:
-        """A blob of which only a half has arrived; call it to send the rest and hear the status.
+        """Half of a blob upload; call the result to send the rest and get the status.
 
-        Meanwhile the server has something under way: one that is told to stop does not.
+        Until then a request is in flight, so a server that is stopped keeps draining.
         """
         connection = http.client.HTTPConnection(*self.address, timeout=SECONDS_MAX)
         connection.putrequest("POST", "/v1/blobs")
@@ -154,7 +154,7 @@ class Server:
             connection.close()
 
     def status_of_stream(self, token: str | None = None) -> int:
-        """What the server says to whoever wants a stream: 101 is welcome."""
+        """The HTTP status of the handshake of a stream; 101 is success."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             with connect_stream(self.url.replace("http", "ws", 1) + "/v1/stream", additional_headers=headers):
@@ -163,9 +163,9 @@ class Server:
             return error.response.status_code
 
     def stop(self, *, times: int = 1) -> int:
-        """Signal it; its exit code, unless it does not end."""
+        """Send SIGTERM; return the exit code."""
         for number in range(times):
-            assert number == 0 or self.said("stopping: calls under way"), "it has not heard the first one"
+            assert number == 0 or self.logged("stopping: waiting"), "the first signal was not handled"
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(SECONDS_MAX)
 

@@ -1,10 +1,9 @@
-"""A small client of the relay, written from docs/relay.md alone: nothing of Holdfast is imported."""
+"""A small relay client that follows docs/relay.md and imports nothing of Holdfast."""
 
 import asyncio
 import base64
 import json
 import uuid
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -31,7 +30,7 @@ def to_sign(host: str, nonce: bytes, protocol: str = PROTOCOL) -> bytes:
 
 
 class Refused(Exception):
-    """The server did not let the agent in."""
+    """The server refused to authenticate the agent."""
 
     def __init__(self, frame: dict[str, Any] | None, code: int | None) -> None:
         super().__init__(f"{frame} {code}")
@@ -41,7 +40,7 @@ class Refused(Exception):
 
 
 class Agent:
-    """One connection of an agent. `auto` confirms every mail as it comes."""
+    """One connection of an agent. `auto` confirms every mail on receipt."""
 
     def __init__(
         self,
@@ -60,9 +59,9 @@ class Agent:
         self.address = address
         self.key = key or Ed25519PrivateKey.generate()
         self.mails: list[dict[str, Any]] = []
-        self.confirms: list[dict[str, Any]] = []  # What became of this agent's own mails.
-        self.frames: list[dict[str, Any]] = []  # Everything, in order.
-        self.sent: dict[str, dict[str, Any]] = {}  # What a send was answered with, by message id.
+        self.confirms: list[dict[str, Any]] = []  # Delivery confirmations of this agent's own mails.
+        self.frames: list[dict[str, Any]] = []  # All received frames, in order.
+        self.sent: dict[str, dict[str, Any]] = {}  # Answers to sends, by message id.
         self.closed: tuple[int, str] | None = None
         self.auto = auto
         self._url = url.replace("http", "ws", 1) + "/v1/relay" + ("?format=msgpack" if format == "msgpack" else "")
@@ -72,7 +71,7 @@ class Agent:
         self._receipts_after = receipts_after
         self._reads = reads
         self._options = options
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._reading: asyncio.Task[None] | None = None
         self._socket: ClientConnection | None = None
 
@@ -85,7 +84,7 @@ class Agent:
         await self.close()
 
     async def open(self) -> dict[str, Any]:
-        """Connect; the challenge."""
+        """Connect; return the challenge."""
         self._socket = await connect(self._url, compression=None, proxy=None, ping_interval=None, **self._options)
         [self.challenge] = await self._receive()
         assert self.challenge["type"] == "challenge", self.challenge
@@ -93,7 +92,7 @@ class Agent:
         return self.challenge
 
     async def authenticate(self, **changes: Any) -> None:
-        """Answer the challenge, with some parts of the answer changed."""
+        """Answer the challenge, with `changes` to the frame."""
         frame: dict[str, Any] = {"type": "authenticate", "address": self.address}
         if self._receipts_after is not None:
             frame["receipts_after"] = self._receipts_after
@@ -103,7 +102,7 @@ class Agent:
             host = self._host or self.challenge["host"]
             frame["public_key"] = self._bytes(self.key.public_key().public_bytes_raw())
             frame["signature"] = self._bytes(self.key.sign(to_sign(host, self._nonce())))
-        await self.say({**frame, **changes})
+        await self.send_frames({**frame, **changes})
         frames: list[dict[str, Any]] = []
         try:
             frames = await self._receive()
@@ -117,13 +116,13 @@ class Agent:
             frames += await self._receive()
         self.pending = frames[1]["pending_count"]
         assert frames[1]["type"] == "queue_status", frames
-        mails = self._took(frames[2:])  # Which may have come with the welcome.
+        mails = self._process(frames[2:])  # Mails may arrive with the welcome.
         if self.auto and mails:
             await self.confirm(*mails)
         if self._reads:
-            self.read_on()
+            self.start_reading()
 
-    def read_on(self) -> None:
+    def start_reading(self) -> None:
         self._reading = asyncio.create_task(self._read())
 
     async def close(self) -> None:
@@ -133,26 +132,26 @@ class Agent:
             await asyncio.wait({self._reading}, timeout=SECONDS_MAX)
             self._reading.cancel()
 
-    def drop(self) -> None:
-        """Be gone without a word."""
+    def abort(self) -> None:
+        """Lose the connection without a close frame."""
         assert self._socket is not None
         self._socket.transport.abort()
 
-    async def say(self, *frames: dict[str, Any]) -> None:
+    async def send_frames(self, *frames: dict[str, Any]) -> None:
         assert self._socket is not None
         message = frames[0] if len(frames) == 1 else list(frames)
         data = json.dumps(message) if self._format == "json" else msgspec.msgpack.encode(message)
         await self._socket.send(data)
 
     async def send(self, to: str, body: bytes = b"", **options: Any) -> dict[str, Any]:
-        """Send a mail; what it was answered with."""
+        """Send a mail; return its answer."""
         id = await self.post(to, body, **options)
         return await self.answer(id)
 
     async def post(self, to: str, body: bytes = b"", **options: Any) -> str:
-        """Send a mail without waiting for its answer; its id."""
+        """Send a mail without waiting for its answer; return its id."""
         frame = self.mail(to, body, **options)
-        await self.say(frame)
+        await self.send_frames(frame)
         return str(frame["message_id"])
 
     def mail(self, to: str, body: bytes = b"", **options: Any) -> dict[str, Any]:
@@ -163,20 +162,20 @@ class Agent:
         return self.sent[id]
 
     async def confirm(self, *mails: dict[str, Any]) -> None:
-        await self.say({"type": "confirm", "message_ids": [mail["message_id"] for mail in mails]})
+        await self.send_frames({"type": "confirm", "message_ids": [mail["message_id"] for mail in mails]})
 
     async def get(self, count: int) -> list[dict[str, Any]]:
-        """The first `count` mails of this connection, once they are there."""
+        """The first `count` mails of this connection; waits for them."""
         await self.until(lambda: len(self.mails) >= count)
         return self.mails[:count]
 
     async def until(self, condition: Callable[[], Any]) -> None:
         try:
-            async with asyncio.timeout(SECONDS_MAX), self._news:
-                await self._news.wait_for(lambda: condition() or self.closed is not None)
+            async with asyncio.timeout(SECONDS_MAX), self._changed:
+                await self._changed.wait_for(lambda: condition() or self.closed is not None)
         except TimeoutError:
-            raise AssertionError(f"it never came true; the last frames: {self.frames[-5:]}") from None
-        assert condition(), f"closed before it came true: {self.closed}"
+            raise AssertionError(f"the condition never became true; the last frames: {self.frames[-5:]}") from None
+        assert condition(), f"closed before the condition became true: {self.closed}"
 
     async def until_closed(self) -> tuple[int, str]:
         await self.until(lambda: self.closed is not None)
@@ -208,18 +207,18 @@ class Agent:
         try:
             async for data in self._socket:
                 found = json.loads(data) if isinstance(data, str) else msgspec.msgpack.decode(data)
-                mails = self._took(found if isinstance(found, list) else [found])
+                mails = self._process(found if isinstance(found, list) else [found])
                 if self.auto and mails:
                     await self.confirm(*mails)
-                async with self._news:
-                    self._news.notify_all()
+                async with self._changed:
+                    self._changed.notify_all()
         except websockets.ConnectionClosed:
             pass
         self.closed = (self._socket.close_code or 1006, self._socket.close_reason or "")
-        async with self._news:
-            self._news.notify_all()
+        async with self._changed:
+            self._changed.notify_all()
 
-    def _took(self, frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _process(self, frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
         self.frames += frames
         mails = [frame for frame in frames if frame["type"] == "mail"]
         self.mails += mails
@@ -228,8 +227,5 @@ class Agent:
             if frame["type"] in ("sent", "error", "rate_limited") and frame.get("message_id"):
                 self.sent[frame["message_id"]] = frame
             elif frame["type"] == "ping":
-                asyncio.get_running_loop().create_task(self.say({"type": "pong"}))
+                asyncio.get_running_loop().create_task(self.send_frames({"type": "pong"}))
         return mails
-
-
-Frames = deque[dict[str, Any]]

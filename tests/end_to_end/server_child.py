@@ -11,38 +11,40 @@ import msgspec
 import uvicorn
 
 from holdfast.errors import NotAllowed
-from holdfast.limits import UNREAD_SECONDS_MAX
+from holdfast.limits import SLOW_PEER_SECONDS_MAX
 from holdfast.plane import Options, open_plane_async
 from holdfast.server.app import make_app
-from holdfast.server.authorization import Guard
-from holdfast.server.doors import Doors
+from holdfast.server.authorization import Authorizer
+from holdfast.server.context import ServerContext
 from holdfast.server.http.limits import HttpLimits
 from holdfast.server.sockets import BoundedSocket
 from holdfast.wire.pairs import GetPair
 from holdfast.wire.requests import Request
 
 
-class Keys:
-    """Two tokens: `all` may do everything, `reader` may only look."""
+class TwoTokens:
+    """Two tokens: `all` may do everything, `reader` may only read."""
 
-    def admit(self, headers: Mapping[str, str], client: str) -> Guard:
+    def authenticate(self, headers: Mapping[str, str], client: str) -> Authorizer:
         token = headers.get("authorization", "").removeprefix("Bearer ")
         if token not in ("all", "reader"):
-            raise NotAllowed("Nobody is known by this token")
+            raise NotAllowed("The token is unknown")
         return Holder(token)
 
 
-class Holder:
+class Holder(Authorizer):
+    name = ""
+
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def allow(self, request: Request[Any]) -> None:
+    def authorize(self, request: Request[Any]) -> None:
         if self.name == "reader" and not type(request).__name__.startswith(("Get", "List", "Read", "Describe", "Find")):
-            raise NotAllowed("This token may only look")
+            raise NotAllowed("This token may only read")
 
 
-class Broken:
-    """A port that fails in a way that nobody foresaw."""
+class FailingTransport:
+    """A transport that raises an unexpected error for the key `boom`."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
@@ -50,24 +52,24 @@ class Broken:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    async def call(self, request: Request[Any], once: Any = None) -> Any:
+    async def call(self, request: Request[Any], call: Any = None) -> Any:
         if isinstance(request, GetPair) and request.key == b"boom":
             raise RuntimeError("secret: /etc/passwd")
-        return await self._transport.call(request, once)
+        return await self._transport.call(request, call)
 
 
 async def main(url: str, options: dict[str, Any]) -> None:
     transport = await open_plane_async(url, Options())
     socket_class = type(
-        "Socket", (BoundedSocket,), {"unread_seconds": options.pop("unread_seconds", UNREAD_SECONDS_MAX)}
+        "Socket", (BoundedSocket,), {"unread_seconds": options.pop("unread_seconds", SLOW_PEER_SECONDS_MAX)}
     )
-    doors = Doors(Broken(transport), Keys() if options.pop("tokens", False) else None)
-    app = make_app(doors, msgspec.convert(options, HttpLimits))
+    context = ServerContext(FailingTransport(transport), TwoTokens() if options.pop("tokens", False) else None)
+    app = make_app(context, msgspec.convert(options, HttpLimits))
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", ws=socket_class, timeout_graceful_shutdown=2
     )
     server = uvicorn.Server(config)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, doors.streams.drain)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, context.streams.drain)
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(128)

@@ -1,4 +1,4 @@
-"""A real server in a process of its own, and the standard library's client to talk to it."""
+"""A real server in its own process, with an HTTP client from the standard library."""
 
 import http.client
 import json
@@ -17,7 +17,7 @@ CHILD = Path(__file__).with_name("server_child.py")
 
 
 class Answer:
-    """What a server answered."""
+    """An HTTP response."""
 
     def __init__(self, response: http.client.HTTPResponse, body: bytes) -> None:
         self.status = response.status
@@ -29,7 +29,7 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """The code of the problem that this is."""
+        """The code of a problem response; checks its form."""
         assert self.headers["content-type"] == "application/problem+json", (self.status, self.body[:500])
         problem = self.json()
         assert problem["status"] == self.status
@@ -45,7 +45,7 @@ class Answer:
 
 
 class Server:
-    """A server that runs."""
+    """A running server."""
 
     def __init__(self, process: "subprocess.Popen[str]", port: int) -> None:
         self.process = process
@@ -57,14 +57,14 @@ class Server:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        """The answer to one request; a body that is no bytes goes as JSON. Underscores in header names are dashes."""
-        said = {name.replace("_", "-"): value for name, value in headers.items()}
+        """Send one request; a body that is not bytes is sent as JSON. Underscores in header names become dashes."""
+        sent_headers = {name.replace("_", "-"): value for name, value in headers.items()}
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
-            said.setdefault("content-type", "application/json")
+            sent_headers.setdefault("content-type", "application/json")
         connection = self.connect()
         try:
-            connection.request(method, path, body, said)
+            connection.request(method, path, body, sent_headers)
             response = connection.getresponse()
             return Answer(response, response.read())
         finally:
@@ -77,16 +77,16 @@ class Server:
         return self.ask("GET", path, **headers)
 
     def raw(self, timeout: float = 30.0) -> socket.socket:
-        """A bare connection."""
+        """A TCP connection."""
         return socket.create_connection(("127.0.0.1", self.port), timeout)
 
     def peak_bytes(self) -> int:
-        """The most memory that the server has had."""
+        """The peak memory of the server."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return next(int(line.split()[1]) * 1_024 for line in status.splitlines() if line.startswith("VmHWM"))
 
     def read_bytes(self) -> int:
-        """How many bytes the server has read, of files and connections."""
+        """How many bytes the server has read from files and connections."""
         counts = Path(f"/proc/{self.process.pid}/io").read_text()
         return next(int(line.split()[1]) for line in counts.splitlines() if line.startswith("rchar"))
 

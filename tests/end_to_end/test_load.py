@@ -1,7 +1,7 @@
-"""One server and many callers: everybody gets what is theirs, and the server's memory has a bound.
+"""One server and many callers: all calls are answered correctly, and the server's memory is bounded.
 
-The suite runs a small version of each; `make nightly` the whole one. What was measured is printed, and only memory and
-correctness are asserted: how long it takes is the machine's business.
+The suite runs a small version of each test, `make nightly` the full one. Durations are printed; only memory and
+correctness are asserted.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from holdfast.wire.queues import PeekMessages
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
-DEADLINE_SECONDS = 300.0  # Far more than anything here takes; whoever waits for a condition must end some day.
+DEADLINE_SECONDS = 300.0  # Bounds every wait; far longer than any step takes.
 MIB = 1 << 20
-FILES_BESIDE = 512
+OTHER_FILES = 512
 
 
 def versions(suite: Any, nightly: Any) -> list[Any]:
@@ -51,39 +51,40 @@ def server(tmp_path: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def files() -> Iterator[Callable[[int], None]]:
-    """Lets this process open so many files, if it may."""
+    """Raises the limit of open files, or skips the test."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
-    def allow(needed: int) -> None:
+    def raise_limit(needed: int) -> None:
         if hard != resource.RLIM_INFINITY and hard < needed:
             pytest.skip(f"{needed} open files are needed and {hard} allowed: raise ulimit -n")
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
 
-    yield allow
+    yield raise_limit
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class Measured:
-    """Prints what was measured, with how long it took."""
+    """Prints durations and the server's memory."""
 
-    def __init__(self, server: Any, what: str) -> None:
+    def __init__(self, server: Any, subject: str) -> None:
         self._server = server
-        self._what = what
+        self._subject = subject
         self.idle = server.resident_bytes
         server.forget_peak()
         self._started = time.monotonic()
 
-    def tell(self, step: str) -> None:
+    def report(self, step: str) -> None:
         now = time.monotonic()
         print(
-            f"{self._what}: {step} in {now - self._started:.1f} s; server {self._server.resident_bytes / MIB:.0f} MiB, "
-            f"at most {self._server.peak_bytes / MIB:.0f} MiB, idle it had {self.idle / MIB:.0f} MiB"
+            f"{self._subject}: {step} in {now - self._started:.1f} s; "
+            f"server {self._server.resident_bytes / MIB:.0f} MiB, "
+            f"peak {self._server.peak_bytes / MIB:.0f} MiB, idle {self.idle / MIB:.0f} MiB"
         )
         self._started = now
 
     @property
     def grown(self) -> int:
-        """By how much the server's memory grew at most."""
+        """The growth of the server's peak memory."""
         return int(self._server.peak_bytes) - int(self.idle)
 
 
@@ -91,10 +92,10 @@ class Measured:
 
 
 @pytest.mark.parametrize("subscribers", versions(100, 1_000))
-async def test_every_subscriber_of_a_stream_gets_its_messages(
+async def test_every_stream_subscriber_gets_its_messages(
     server: Any, files: Callable[[int], None], subscribers: int
 ) -> None:
-    files(subscribers + FILES_BESIDE)
+    files(subscribers + OTHER_FILES)
     messages = 5
     measured = Measured(server, f"{subscribers} streams")
     got: dict[int, list[Any]] = {number: [] for number in range(subscribers)}
@@ -117,18 +118,18 @@ async def test_every_subscriber_of_a_stream_gets_its_messages(
         async with holdfast.connect_async(server.url) as plane:
             while await waiting(server) < subscribers:
                 await asyncio.sleep(0.05)
-            measured.tell("all wait")
-            for turn in range(messages):
+            measured.report("all are waiting")
+            for round_ in range(messages):
                 await asyncio.gather(
-                    *(plane.queue(f"mine-{number}").put([number, turn]) for number in range(subscribers))
+                    *(plane.queue(f"mine-{number}").put([number, round_]) for number in range(subscribers))
                 )
-    measured.tell(f"{subscribers * messages} messages delivered and acknowledged")
-    assert got == {number: [[number, turn] for turn in range(messages)] for number in range(subscribers)}
+    measured.report(f"{subscribers * messages} messages delivered and acknowledged")
+    assert got == {number: [[number, round_] for round_ in range(messages)] for number in range(subscribers)}
     assert measured.grown < 64 * MIB + subscribers * 102_400
 
 
 async def waiting(server: Any) -> float:
-    """How many calls wait for something to come."""
+    """How many calls wait for messages or locks."""
     text = (await asyncio.to_thread(server.get, "/metrics"))[2].decode()
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("holdfast_calls_waiting"))
 
@@ -151,10 +152,10 @@ async def subscription(server: Any, queue: str, n: int) -> AsyncIterator[asyncio
 
 
 @pytest.mark.parametrize("subscribers", versions(100, 1_000))
-async def test_every_subscriber_over_http_gets_its_messages(
+async def test_every_http_subscriber_gets_its_messages(
     server: Any, files: Callable[[int], None], subscribers: int
 ) -> None:
-    files(subscribers + FILES_BESIDE)
+    files(subscribers + OTHER_FILES)
     messages = 5
     measured = Measured(server, f"{subscribers} subscriptions")
     got: dict[int, list[Any]] = {}
@@ -167,7 +168,7 @@ async def test_every_subscriber_over_http_gets_its_messages(
                 all_ready.set()
             found: list[Any] = []
             while len(found) < messages:
-                line = await reader.readline()  # Chunks have lines of their own, with their lengths.
+                line = await reader.readline()  # Chunked encoding adds lines with lengths.
                 if line.startswith(b"{"):
                     event = json.loads(line)
                     assert event["event"] in ("heartbeat", "message")
@@ -179,22 +180,22 @@ async def test_every_subscriber_over_http_gets_its_messages(
         for number in range(subscribers):
             running.create_task(subscribe(number))
         await all_ready.wait()
-        measured.tell("all are there")
+        measured.report("all are connected")
         async with holdfast.connect_async(server.url) as plane:
-            for turn in range(messages):
+            for round_ in range(messages):
                 await asyncio.gather(
-                    *(plane.queue(f"mine-{number}").put([number, turn]) for number in range(subscribers))
+                    *(plane.queue(f"mine-{number}").put([number, round_]) for number in range(subscribers))
                 )
-    measured.tell(f"{subscribers * messages} messages delivered")
-    assert got == {number: [[number, turn] for turn in range(messages)] for number in range(subscribers)}
+    measured.report(f"{subscribers * messages} messages delivered")
+    assert got == {number: [[number, round_] for round_ in range(messages)] for number in range(subscribers)}
     assert measured.grown < 64 * MIB + subscribers * 102_400
 
 
-# Connections that do nothing.
+# Idle connections.
 
 
 class Idle(asyncio.Protocol):
-    """A stream that says hello, and then nothing but that it is there."""
+    """A stream that sends a hello, and then answers only pings."""
 
     def __init__(self, session: str) -> None:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -222,12 +223,12 @@ class Idle(asyncio.Protocol):
             assert head.startswith(b"HTTP/1.1 101"), head
             self._upgraded = True
             self._send(0x82, encode(Hello(PROTOCOL, self._session)))
-        while len(self._data) >= 2 and len(self._data) >= 2 + self._data[1]:  # All that comes is short.
-            kind, payload = self._data[0] & 15, self._data[2 : 2 + self._data[1]]
+        while len(self._data) >= 2 and len(self._data) >= 2 + self._data[1]:  # All frames are short.
+            opcode, payload = self._data[0] & 15, self._data[2 : 2 + self._data[1]]
             self._data = self._data[2 + len(payload) :]
-            if kind == 2 and not self.ready.done():
+            if opcode == 2 and not self.ready.done():
                 self.ready.set_result(None)
-            elif kind == 9:
+            elif opcode == 9:
                 self.pings += 1
                 self._send(0x8A, payload)
 
@@ -237,12 +238,12 @@ class Idle(asyncio.Protocol):
             self.ready.set_exception(exc or ConnectionError("the server closed the connection"))
 
     def _send(self, head: int, payload: bytes) -> None:
-        self.transport.write(bytes([head, 0x80 | len(payload)]) + bytes(4) + payload)  # Masked by zeros.
+        self.transport.write(bytes([head, 0x80 | len(payload)]) + bytes(4) + payload)  # The mask is zero.
 
 
 @pytest.mark.parametrize("connections", versions(500, 10_000))
-async def test_idle_streams_cost_little(server: Any, files: Callable[[int], None], connections: int) -> None:
-    files(connections + FILES_BESIDE)
+async def test_memory_of_idle_streams_is_small(server: Any, files: Callable[[int], None], connections: int) -> None:
+    files(connections + OTHER_FILES)
     host, port = server.address
     measured = Measured(server, f"{connections} idle streams")
     loop = asyncio.get_running_loop()
@@ -251,7 +252,7 @@ async def test_idle_streams_cost_little(server: Any, files: Callable[[int], None
         for begin in range(0, connections, 100):
             made = await asyncio.gather(
                 *(
-                    # Of one address there are fewer ports than of a few.
+                    # Several source addresses have more ports than one.
                     loop.create_connection(
                         lambda number=number: Idle(f"idle-{number}"),
                         host,
@@ -263,31 +264,31 @@ async def test_idle_streams_cost_little(server: Any, files: Callable[[int], None
             )
             idle += [protocol for _, protocol in made]
             await asyncio.gather(*(protocol.ready for _, protocol in made))
-        measured.tell("connected")
+        measured.report("connected")
         while connections >= 10_000 and min(protocol.pings for protocol in idle) < 2:
             await asyncio.sleep(0.5)
-        measured.tell("and are there still")
+        measured.report("still connected after pings")
         assert not [protocol for protocol in idle if protocol.lost]
         assert f"holdfast_open_streams {connections}.0".encode() in server.get("/metrics")[2]
         async with holdfast.connect_async(server.url) as plane:
             await asyncio.gather(*(plane.queue("jobs").put(number) for number in range(1_000)))
-            measured.tell("1000 messages put by another one")
+            measured.report("1000 messages put by another client")
             assert len(await plane.queue("jobs").receive_many(200)) == 200
         assert server.get("/readyz")[0] == 200
-        print(f"{measured.grown / connections / 1_024:.1f} KiB a stream")
+        print(f"{measured.grown / connections / 1_024:.1f} KiB per stream")
         assert server.peak_bytes < measured.idle + (1_024 * MIB - measured.idle) * connections / 10_000 + 16 * MIB
         for protocol in idle:
             protocol.transport.close()
         while b"holdfast_open_streams 0.0" not in (await asyncio.to_thread(server.get, "/metrics"))[2]:
             await asyncio.sleep(0.05)
-    measured.tell("all gone")
+    measured.report("all closed")
 
 
-# Callers that do not read.
+# Clients that do not read.
 
 
-def deaf_stream(server: Any, number: int) -> socket.socket:
-    """Asks a stream for a lot, and reads nothing."""
+def stalled_stream(server: Any, number: int) -> socket.socket:
+    """Sends many calls over a stream, and reads nothing."""
     connection = socket.create_connection(server.address, SECONDS_MAX)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     key = base64.b64encode(os.urandom(16)).decode()
@@ -298,7 +299,7 @@ def deaf_stream(server: Any, number: int) -> socket.socket:
     assert b" 101 " in connection.recv(4_096)
     connection.settimeout(0.05)
     with suppress(OSError):
-        for data in (encode(Hello(PROTOCOL, f"deaf-{number}")), *peeks()):
+        for data in (encode(Hello(PROTOCOL, f"stalled-{number}")), *peeks()):
             connection.sendall(b"\x82\xfe" + struct.pack(">H", len(data)) + bytes(4) + data)
     return connection
 
@@ -308,8 +309,8 @@ def peeks() -> Iterator[bytes]:
         yield encode([Call(first + number, PeekMessages("big", 100)) for number in range(64)])
 
 
-def deaf_http(server: Any, request: str) -> socket.socket:
-    """Asks for something large over HTTP, again and again, and reads nothing."""
+def stalled_http(server: Any, request: str) -> socket.socket:
+    """Requests something large over HTTP repeatedly, and reads nothing."""
     connection = socket.create_connection(server.address, SECONDS_MAX)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     connection.settimeout(0.05)
@@ -319,41 +320,44 @@ def deaf_http(server: Any, request: str) -> socket.socket:
     return connection
 
 
-@pytest.mark.parametrize("deaf", versions(12, 120))
-def test_callers_that_do_not_read_are_noticed_by_nobody(server: Any, files: Callable[[int], None], deaf: int) -> None:
-    files(deaf + FILES_BESIDE)
+@pytest.mark.parametrize("stalled", versions(12, 120))
+def test_clients_that_do_not_read_do_not_affect_others(server: Any, files: Callable[[int], None], stalled: int) -> None:
+    files(stalled + OTHER_FILES)
     with server.plane() as plane, ExitStack() as held:
         plane.queue("big").put_many([os.urandom(10_000) for _ in range(100)])
         blob = plane.blobs.write(os.urandom(MIB) for _ in range(32))
-        body, kind = json.dumps({"queue": "big", "owner": "deaf", "credit": 64}), "Content-Type: application/json\r\n"
-        asked = [
+        body = json.dumps({"queue": "big", "owner": "stalled", "credit": 64})
+        headers = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        requests = [
             f"GET /v1/blobs/{blob} HTTP/1.1\r\nHost: localhost\r\n\r\n",
             "GET /v1/queues/big/peek?limit=100 HTTP/1.1\r\nHost: localhost\r\n\r\n",
-            f"POST /v1/queue/subscribe HTTP/1.1\r\nHost: localhost\r\n{kind}Content-Length: {len(body)}\r\n\r\n{body}",
+            f"POST /v1/queue/subscribe HTTP/1.1\r\n{headers}\r\n{body}",
         ]
         plane.queue("jobs").put("warm")
         server.get("/v1/queues/big/peek?limit=100")
-        measured = Measured(server, f"{deaf} callers that do not read")
-        for number in range(deaf):
-            what = number % (len(asked) + 1)
-            held.enter_context(deaf_http(server, asked[what]) if what < len(asked) else deaf_stream(server, number))
-        measured.tell("all are there")
+        measured = Measured(server, f"{stalled} clients that do not read")
+        for number in range(stalled):
+            kind = number % (len(requests) + 1)
+            held.enter_context(
+                stalled_http(server, requests[kind]) if kind < len(requests) else stalled_stream(server, number)
+            )
+        measured.report("all are connected")
         for number in range(200):
             plane.queue("jobs").put(number)
         with plane.queue("jobs").receive() as message:
             assert message.json() == "warm"
         assert plane.queue("jobs").stats().ready == 200
         assert server.get("/readyz")[0] == 200
-        measured.tell("200 messages put by another one")
-        assert measured.grown < 64 * MIB + deaf * 2 * MIB
-    measured.tell("all gone")
+        measured.report("200 messages put by another client")
+        assert measured.grown < 64 * MIB + stalled * 2 * MIB
+    measured.report("all closed")
 
 
-# A blob that is larger than the memory that it may take.
+# Large blobs.
 
 
 def pieces(size: int, digest: Any) -> Iterator[bytes]:
-    """So many bytes that cannot be made smaller, a piece at a time."""
+    """`size` incompressible bytes, one piece at a time."""
     block = os.urandom(MIB)
     for number in range(size // MIB):
         piece = number.to_bytes(8, "big") + block[8:]
@@ -362,24 +366,24 @@ def pieces(size: int, digest: Any) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("mebibytes", versions(128, 1_024))
-def test_a_blob_goes_through_in_little_memory(server: Any, mebibytes: int) -> None:
+def test_large_blob_needs_little_memory(server: Any, mebibytes: int) -> None:
     size = mebibytes * MIB
     with server.plane() as plane:
-        plane.blobs.write([os.urandom(MIB) for _ in range(2)])  # What is used later in any case, is.
-        for door in ("HTTP", "the sync handle"):
-            wanted, found = hashlib.sha256(), hashlib.sha256()
-            measured = Measured(server, f"{mebibytes} MiB over {door}")
-            if door == "HTTP":
-                name = put_over_http(server, pieces(size, wanted))
+        plane.blobs.write([os.urandom(MIB) for _ in range(2)])  # Warm-up.
+        for interface in ("HTTP", "the sync handle"):
+            expected, found = hashlib.sha256(), hashlib.sha256()
+            measured = Measured(server, f"{mebibytes} MiB over {interface}")
+            if interface == "HTTP":
+                name = put_over_http(server, pieces(size, expected))
             else:
-                name = plane.blobs.write(pieces(size, wanted))
-            measured.tell("up")
-            assert name == wanted.hexdigest()
-            for piece in get_over_http(server, name) if door == "HTTP" else plane.blobs.open(name):
+                name = plane.blobs.write(pieces(size, expected))
+            measured.report("uploaded")
+            assert name == expected.hexdigest()
+            for piece in get_over_http(server, name) if interface == "HTTP" else plane.blobs.open(name):
                 found.update(piece)
-            measured.tell("down")
+            measured.report("downloaded")
             assert found.hexdigest() == name
-            print(f"grown by {measured.grown / MIB:.1f} MiB")
+            print(f"peak memory grew by {measured.grown / MIB:.1f} MiB")
             assert measured.grown < 64 * MIB
 
 

@@ -1,4 +1,4 @@
-"""A server that runs is backed up and looked at over the network, while others write to it."""
+"""Backups and checks of a running server over the network, while clients write to it."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ def server(tmp_path: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def hf(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
-    """Runs a command line against the server."""
+    """Runs CLI commands against the server."""
     for name in list(os.environ):
         if name.startswith("HOLDFAST_"):
             monkeypatch.delenv(name)
@@ -54,7 +54,7 @@ def hf(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
 
 
 def fill(server: Any) -> None:
-    """Something of everything."""
+    """Write data of every kind."""
     with server.plane() as plane:
         world = plane.world("ada")
         world.create()
@@ -68,11 +68,11 @@ def fill(server: Any) -> None:
         plane.state("k").update({"n": 1})
 
 
-def left(tmp_path: Path) -> list[Path]:
+def checkpoints(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "data").glob(".checkpoint-*"))
 
 
-def test_a_server_is_backed_up_while_others_write_to_it(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_server_is_backed_up_while_clients_write(server: Any, hf: Hf, tmp_path: Path) -> None:
     fill(server)
     stop, acknowledged = threading.Event(), [0]
 
@@ -96,7 +96,7 @@ def test_a_server_is_backed_up_while_others_write_to_it(server: Any, hf: Hf, tmp
         stop.set()
         writer.join()
     assert made["version"] == holdfast.__version__
-    assert left(tmp_path) == []
+    assert checkpoints(tmp_path) == []
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
     assert json.loads(hf("doctor", str(tmp_path / "again"), "--deep", "--json").stdout)["sound"]
     with holdfast.open(f"dir:{tmp_path / 'again'}") as plane:
@@ -104,7 +104,7 @@ def test_a_server_is_backed_up_while_others_write_to_it(server: Any, hf: Hf, tmp
         assert numbers == list(range(len(numbers)))
         assert before <= len(numbers) <= after + 1
         blob = plane.state("last").get().value
-        assert blob == hashlib.sha256(b"%d " % numbers[-1] * 20_000).hexdigest()  # One commit, both or neither.
+        assert blob == hashlib.sha256(b"%d " % numbers[-1] * 20_000).hexdigest()  # Both are written in one commit.
         assert plane.blobs.get(blob) == b"%d " % numbers[-1] * 20_000
         assert plane.world("ada").read(0, limit=200)[-1].height == plane.world("ada").head() - 1
         assert plane.blobs.get(hashlib.sha256(LARGE).hexdigest()) == LARGE
@@ -112,7 +112,7 @@ def test_a_server_is_backed_up_while_others_write_to_it(server: Any, hf: Hf, tmp
         assert [json.loads(each.record)["a"] for each in plane.activity.read(session="s").records] == [1]
 
 
-def test_a_backup_whose_connection_breaks_goes_on(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_backup_resumes_after_lost_connections(server: Any, hf: Hf, tmp_path: Path) -> None:
     with server.plane() as plane:
         body = os.urandom(9_000_000)
         hash = plane.blobs.put(body)
@@ -125,31 +125,31 @@ def test_a_backup_whose_connection_breaks_goes_on(server: Any, hf: Hf, tmp_path:
         assert plane.blobs.get(hash) == body
 
 
-def test_a_backup_that_was_interrupted_goes_on_with_its_moment(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_interrupted_backup_resumes_with_its_checkpoint(server: Any, hf: Hf, tmp_path: Path) -> None:
     fill(server)
     body = tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()
     body.write_bytes(LARGE[::-1])
     assert "is damaged" in hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED).stderr
-    assert len(left(tmp_path)) == 1
+    assert len(checkpoints(tmp_path)) == 1
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=4)
     body.write_bytes(LARGE)
-    hf("queue", "put", "later", "x")  # After the moment that the backup is of.
+    hf("queue", "put", "later", "x")  # After the checkpoint.
     hf("backup", str(tmp_path / "backup"))
-    assert left(tmp_path) == []
+    assert checkpoints(tmp_path) == []
     hf("backup", str(tmp_path / "backup"), code=5)
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
     with holdfast.open(f"dir:{tmp_path / 'again'}") as plane:
         assert plane.queues() == ["jobs"]
 
 
-def test_a_backup_whose_checkpoint_is_gone_begins_again(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_backup_restarts_if_its_checkpoint_was_removed(server: Any, hf: Hf, tmp_path: Path) -> None:
     fill(server)
     body = tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()
     body.write_bytes(LARGE[::-1])
     hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED)
     body.write_bytes(LARGE)
     with server.plane() as plane:
-        assert plane.backups.end(left(tmp_path)[0].name.removeprefix(".checkpoint-"))
+        assert plane.backups.end(checkpoints(tmp_path)[0].name.removeprefix(".checkpoint-"))
     hf("queue", "put", "later", "x")
     hf("backup", str(tmp_path / "backup"))
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
@@ -157,15 +157,15 @@ def test_a_backup_whose_checkpoint_is_gone_begins_again(server: Any, hf: Hf, tmp
         assert plane.queues() == ["jobs", "later"]
 
 
-def test_an_object_that_is_gone_for_good_is_no_whole_backup(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_backup_fails_if_an_object_is_missing(server: Any, hf: Hf, tmp_path: Path) -> None:
     fill(server)
     (tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()).unlink()
-    assert "no whole backup" in hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED).stderr
-    assert left(tmp_path) == []
+    assert "the backup is incomplete" in hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED).stderr
+    assert checkpoints(tmp_path) == []
     assert not (tmp_path / "backup" / "backup.json").exists()
 
 
-def test_a_world_that_is_deleted_meanwhile_does_not_stop_a_backup(
+def test_backup_continues_if_a_world_is_deleted_meanwhile(
     server: Any, hf: Hf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(server)
@@ -173,45 +173,45 @@ def test_a_world_that_is_deleted_meanwhile_does_not_stop_a_backup(
 
     copy_files = server_backup._copy_files
 
-    def deleting(plane: Any, *rest: Any) -> Any:
+    def delete_world_first(plane: Any, *rest: Any) -> Any:
         monkeypatch.setattr(server_backup, "_copy_files", copy_files)
         plane.world("ada").archive()
         plane.world("ada").delete()
         return copy_files(plane, *rest)
 
-    monkeypatch.setattr(server_backup, "_copy_files", deleting)
+    monkeypatch.setattr(server_backup, "_copy_files", delete_world_first)
     hf("backup", str(tmp_path / "backup"))
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
     assert json.loads(hf("doctor", str(tmp_path / "again"), "--deep", "--json").stdout)["sound"]
 
 
-def test_a_backup_survives_the_end_of_its_server(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_checkpoint_survives_the_crash_of_its_server(server: Any, hf: Hf, tmp_path: Path) -> None:
     fill(server)
     with server.plane() as plane:
-        begun = plane.backups.begin()
-        files = [file.path for file in plane.backups.files(begun.id) if "activity" not in file.path]
+        checkpoint = plane.backups.begin()
+        files = [file.path for file in plane.backups.files(checkpoint.id) if "activity" not in file.path]
     server.process.send_signal(signal.SIGKILL)
     server.process.wait()
     again = Server(tmp_path)
     try:
         with again.plane() as plane:
-            found = [file.path for file in plane.backups.files(begun.id) if "activity" not in file.path]
+            found = [file.path for file in plane.backups.files(checkpoint.id) if "activity" not in file.path]
             assert found == files
     finally:
         again.kill()
 
 
-def test_where_a_backup_goes_is_checked(hf: Hf, tmp_path: Path) -> None:
+def test_backup_target_is_checked(hf: Hf, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("x")
     hf("backup", str(tmp_path / "full"), code=5)
-    (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "started.json").write_text('{"source": "http://other:1", "checkpoint": "{}", "at": ""}')
-    assert "http://other:1" in hf("backup", str(tmp_path / "begun"), code=5).stderr
-    assert left(tmp_path) == []
+    (tmp_path / "started").mkdir()
+    (tmp_path / "started" / "started.json").write_text('{"source": "http://other:1", "checkpoint": "{}", "at": ""}')
+    assert "http://other:1" in hf("backup", str(tmp_path / "started"), code=5).stderr
+    assert checkpoints(tmp_path) == []
 
 
-def test_a_token_must_be_for_backups_of_everything(tmp_path: Path) -> None:
+def test_backups_need_a_token_for_every_universe(tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
         make = plane.tokens.create
         saver = make("saver", universes="*", verbs="backup:*").token
@@ -220,22 +220,22 @@ def test_a_token_must_be_for_backups_of_everything(tmp_path: Path) -> None:
     server = Server(tmp_path, tokens=True)
     try:
         with server.plane(saver) as plane:
-            begun = plane.backups.begin()
-            assert list(plane.backups.files(begun.id))
+            checkpoint = plane.backups.begin()
+            assert list(plane.backups.files(checkpoint.id))
             with pytest.raises(NotAllowed, match="doctor:run"):
                 plane.backups.examine()
         with server.plane(doctor) as plane:
             assert list(plane.backups.examine())
-            for refused in (plane.backups.begin, lambda: plane.backups.files(begun.id)):
+            for refused in (plane.backups.begin, lambda: plane.backups.files(checkpoint.id)):
                 with pytest.raises(NotAllowed):
                     refused()
         with server.plane(tenant) as plane:
             for refused in (
                 plane.backups.begin,
                 plane.backups.examine,
-                lambda: plane.backups.files(begun.id),
-                lambda: plane.backups.open(begun.id, "keyspace/CURRENT"),
-                lambda: plane.backups.end(begun.id),
+                lambda: plane.backups.files(checkpoint.id),
+                lambda: plane.backups.open(checkpoint.id, "keyspace/CURRENT"),
+                lambda: plane.backups.end(checkpoint.id),
             ):
                 with pytest.raises(NotAllowed, match="is not for every universe"):
                     refused()
@@ -243,7 +243,7 @@ def test_a_token_must_be_for_backups_of_everything(tmp_path: Path) -> None:
         server.kill()
 
 
-def test_the_doctor_asks_a_server_for_its_own_checks(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_doctor_runs_the_checks_of_the_server(server: Any, hf: Hf, tmp_path: Path) -> None:
     fill(server)
     report = json.loads(hf("doctor", "--deep", "--json").stdout)
     assert report["sound"]
@@ -255,13 +255,13 @@ def test_the_doctor_asks_a_server_for_its_own_checks(server: Any, hf: Hf, tmp_pa
     body.write_bytes(LARGE[::-1])
     report = json.loads(hf("doctor", "--json", code=exit_codes.DAMAGED).stdout)
     assert [each["what"] for each in report["findings"]] == ["its content does not match its hash"]
-    logged = hf("doctor", code=exit_codes.DAMAGED).stdout
-    assert "✗ blobs" in logged
-    assert "✓ messages: 5 checked" in logged
-    assert left(tmp_path) == []
+    output = hf("doctor", code=exit_codes.DAMAGED).stdout
+    assert "✗ blobs" in output
+    assert "✓ messages: 5 checked" in output
+    assert checkpoints(tmp_path) == []
 
 
-def test_a_server_without_a_directory_says_so(tmp_path: Path) -> None:
+def test_backup_and_doctor_refuse_a_server_without_a_directory(tmp_path: Path) -> None:
     server = Server(tmp_path, data="memory:")
     try:
         for words in (["backup", str(tmp_path / "b")], ["doctor"]):
@@ -272,7 +272,7 @@ def test_a_server_without_a_directory_says_so(tmp_path: Path) -> None:
         server.kill()
 
 
-def test_an_interrupt_leaves_a_backup_that_goes_on(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_interrupted_backup_command_can_be_repeated(server: Any, hf: Hf, tmp_path: Path) -> None:
     with server.plane() as plane:
         plane.blobs.write(os.urandom(1_000_000) for _ in range(60))
     words = [sys.executable, "-m", "holdfast.cli", "--url", server.url, "backup", str(tmp_path / "backup")]
@@ -281,8 +281,8 @@ def test_an_interrupt_leaves_a_backup_that_goes_on(server: Any, hf: Hf, tmp_path
         time.sleep(0.005)
     backup.send_signal(signal.SIGINT)
     backup.wait(60)
-    if backup.returncode != 0:  # It may have been too fast.
-        assert len(left(tmp_path)) == 1
+    if backup.returncode != 0:  # It may have finished before the signal.
+        assert len(checkpoints(tmp_path)) == 1
         hf("backup", str(tmp_path / "backup"))
-    assert left(tmp_path) == []
+    assert checkpoints(tmp_path) == []
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))

@@ -1,4 +1,4 @@
-"""The relay, as a process of its own, through real sockets, with a client that was written from its document alone."""
+"""The relay of a real server, with a client that follows only its documentation."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ Server = runpy.run_path(str(HERE / "processes.py"))["Server"]  # Test files cann
 serving = runpy.run_path(str(HERE / "serving.py"))["serving"]
 _client = runpy.run_path(str(HERE / "relay_client.py"))
 Agent, Refused, base64url, to_sign = (_client[name] for name in ("Agent", "Refused", "base64url", "to_sign"))
-SECONDS_MAX = 60.0  # Far more than anything here takes.
+SECONDS_MAX = 60.0  # Bounds every wait.
 
 Start = Callable[..., Any]
 
@@ -36,17 +36,17 @@ Start = Callable[..., Any]
 def start(tmp_path: Path) -> Iterator[Start]:
     with ExitStack() as running:
 
-        def one(**flags: Any) -> Any:
+        def start_one(**flags: Any) -> Any:
             server = Server(tmp_path, **flags)
             running.callback(server.kill)
             return server
 
-        yield one
+        yield start_one
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A server that tests share, each with agents of its own."""
+    """A server that tests share; each test has its own universe."""
     server = Server(tmp_path_factory.mktemp("relay"))
     yield server
     server.kill()
@@ -54,20 +54,20 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 async def join(shared: Any, request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., Any]]:
-    """Connects agents of the test's own universe."""
+    """Connects agents of the test's universe."""
     universe = f"u{abs(hash(request.node.name))}"
     async with AsyncExitStack() as connected:
 
-        async def one(name: str, **options: Any) -> Any:
+        async def join_one(name: str, **options: Any) -> Any:
             return await connected.enter_async_context(Agent(shared.url, f"{name}@{universe}", **options))
 
-        one.universe = universe  # type: ignore[attr-defined]
-        yield one
+        join_one.universe = universe  # type: ignore[attr-defined]
+        yield join_one
 
 
 @pytest.fixture
 def plane(shared: Any, join: Any) -> Iterator[Plane]:
-    """The same universe, for those who come by the stream."""
+    """The same universe, over the stream."""
     with holdfast.connect(shared.url, universe=join.universe) as plane:
         yield plane
 
@@ -85,13 +85,13 @@ def store(plane: Plane, count: int, *, to: str = "bob", sender: str = "ada", siz
         assert not [sent for sent in plane.mailbox(sender).send_many(mails) if sent.code]
 
 
-# Who is there.
+# Authentication.
 
 
-async def test_an_agent_proves_itself_by_its_key(start: Start) -> None:
+async def test_agent_authenticates_with_its_key(start: Start) -> None:
     server = start()
     key = Ed25519PrivateKey.generate()
-    async with Agent(server.url, "Ada", key=key) as ada:
+    async with Agent(server.url, "ada", key=key) as ada:
         assert ada.challenge["host"] == server.url.removeprefix("http://")
         assert ada.welcome == {**ada.welcome, "address": "ada@main", "receipts_seen": -1}
         assert ada.pending == 0
@@ -105,7 +105,7 @@ async def test_an_agent_proves_itself_by_its_key(start: Start) -> None:
         async with Agent(server.url, "ada"):
             pass
     assert (refused.value.error, refused.value.close) == ("not_allowed", 4003)
-    assert server.said('"reason":"relay"', '"asked":"ada@main"')
+    assert server.logged('"reason":"relay"', '"asked":"ada@main"')
     assert b'holdfast_rejects_total{reason="relay"} 1.0' in server.get("/metrics")[2]
 
 
@@ -113,7 +113,7 @@ async def test_an_agent_proves_itself_by_its_key(start: Start) -> None:
     "wrong",
     ["another host", "another protocol", "another nonce", "another key", "no signature", "a short key", "no proof"],
 )
-async def test_what_proves_nothing_is_refused(shared: Any, join: Any, wrong: str) -> None:
+async def test_invalid_proof_is_refused(shared: Any, join: Any, wrong: str) -> None:
     agent = Agent(shared.url, f"ada@{join.universe}")
     challenge = await agent.open()
     host, nonce = challenge["host"], agent._nonce()
@@ -128,12 +128,12 @@ async def test_what_proves_nothing_is_refused(shared: Any, join: Any, wrong: str
     }
     with pytest.raises(Refused) as refused:
         await agent.authenticate(**changes[wrong])
-    wanted = ("invalid_argument", 1002) if wrong == "no proof" else ("not_allowed", 4003)
-    assert (refused.value.error, refused.value.close) == wanted
-    assert "prove" in refused.value.detail.lower()
+    expected = ("invalid_argument", 1002) if wrong == "no proof" else ("not_allowed", 4003)
+    assert (refused.value.error, refused.value.close) == expected
+    assert "sign" in refused.value.detail.lower()
 
 
-async def test_an_answer_is_good_for_one_challenge(shared: Any, join: Any) -> None:
+async def test_signature_is_valid_for_one_challenge_only(shared: Any, join: Any) -> None:
     first = Agent(shared.url, f"ada@{join.universe}")
     await first.open()
     signature = base64url(first.key.sign(to_sign(first.challenge["host"], first._nonce())))
@@ -146,7 +146,7 @@ async def test_an_answer_is_good_for_one_challenge(shared: Any, join: Any) -> No
         await second.authenticate(signature=signature)
 
 
-async def test_whoever_answers_late_or_not_is_closed(start: Start) -> None:
+async def test_late_authentication_closes_the_connection(start: Start) -> None:
     server = start(relay_authenticate_seconds=0.3)
     agent = Agent(server.url, "ada")
     await agent.open()
@@ -174,7 +174,7 @@ async def test_whoever_answers_late_or_not_is_closed(start: Start) -> None:
     ],
     ids=lambda data: repr(data[:30]),
 )
-async def test_nothing_comes_before_the_answer(shared: Any, first: Any) -> None:
+async def test_first_frame_must_authenticate(shared: Any, first: Any) -> None:
     agent = Agent(shared.url, "ada")
     await agent.open()
     await agent._socket.send(first)
@@ -187,18 +187,18 @@ async def test_nothing_comes_before_the_answer(shared: Any, first: Any) -> None:
     await agent.close()
 
 
-async def test_the_host_is_not_for_the_caller_to_choose(start: Start, tmp_path: Path) -> None:
-    """Whoever stands between an agent and its server could otherwise pass on what the agent signed for them."""
+async def test_host_header_of_the_caller_is_not_trusted(start: Start, tmp_path: Path) -> None:
+    """Otherwise a machine in the middle could pass on the signature that the agent made for it."""
     server = start()
     host, port = server.address
-    for asked in ("127.0.0.1:1", "evil.example", f"10.0.0.1:{port}"):
+    for host_header in ("127.0.0.1:1", "evil.example", f"10.0.0.1:{port}"):
         try:
             async with connect(
-                f"ws://{host}:{port}/v1/relay", additional_headers={"Host": asked}, proxy=None
+                f"ws://{host}:{port}/v1/relay", additional_headers={"Host": host_header}, proxy=None
             ) as socket:
                 assert json.loads(await socket.recv())["host"] == f"{host}:{port}"
         except (websockets.InvalidStatus, websockets.InvalidMessage):
-            pass  # A server without tokens does not even answer to a name.
+            pass  # A server without tokens refuses host names.
     async with connect(f"ws://localhost:{port}/v1/relay", proxy=None) as socket:
         assert json.loads(await socket.recv())["host"] == f"localhost:{port}"
     server.stop()
@@ -210,13 +210,13 @@ async def test_the_host_is_not_for_the_caller_to_choose(start: Start, tmp_path: 
             pass
 
 
-async def test_a_page_of_another_site_does_not_come_in(shared: Any) -> None:
+async def test_web_page_of_another_site_is_refused(shared: Any) -> None:
     with pytest.raises(websockets.InvalidStatus) as refused:
         await connect(shared.url.replace("http", "ws") + "/v1/relay", origin="https://evil.example", proxy=None)
     assert refused.value.response.status_code == 403
 
 
-async def test_an_agent_that_nobody_knows_is_refused_where_registration_is_closed(start: Start) -> None:
+async def test_unknown_agent_is_refused_if_registration_is_closed(start: Start) -> None:
     server = start(relay_registration="closed")
     key = Ed25519PrivateKey.generate()
     with pytest.raises(Refused) as refused:
@@ -229,7 +229,7 @@ async def test_an_agent_that_nobody_knows_is_refused_where_registration_is_close
         pass
 
 
-async def test_tokens_stand_for_agents_of_their_universe(start: Start, tmp_path: Path) -> None:
+async def test_token_authenticates_agents_of_its_universe(start: Start, tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
         make = plane.tokens.create
         admin = make("admin", universes="*", verbs="*").token
@@ -251,13 +251,13 @@ async def test_tokens_stand_for_agents_of_their_universe(start: Start, tmp_path:
         assert (await ada.until_closed())[0] == 4003
         assert bob.closed is None
     async with Agent(server.url, "carol", token=slow) as carol:
-        assert "busy" in [answer.get("code") for answer in await hundred_at_once(carol)]  # It has one call a second.
+        assert "busy" in [answer.get("code") for answer in await send_hundred(carol)]  # One call per second.
     for address, token in (("ada", other), ("ada@other", reader), ("ada", mail), ("ada", "nonsense")):
         with pytest.raises(Refused) as closed:
             async with Agent(server.url, address, token=token):
                 pass
         assert (closed.value.error, closed.value.close) == ("not_allowed", 4003)
-    with pytest.raises(Refused):  # Where there are tokens nobody registers themselves,
+    with pytest.raises(Refused):  # With tokens on, registration is closed,
         async with Agent(server.url, "eve"):
             pass
     key = Ed25519PrivateKey.generate()
@@ -268,7 +268,7 @@ async def test_tokens_stand_for_agents_of_their_universe(start: Start, tmp_path:
     assert not [token for token in (mail, reader, other) if token.rpartition("_")[2] in server.log()]
 
 
-async def test_a_server_without_tokens_takes_none(shared: Any) -> None:
+async def test_server_without_tokens_refuses_a_token(shared: Any) -> None:
     with pytest.raises(Refused) as refused:
         async with Agent(shared.url, "ada", token="hft_x"):
             pass
@@ -278,11 +278,11 @@ async def test_a_server_without_tokens_takes_none(shared: Any) -> None:
 # Mail.
 
 
-async def test_mail_goes_from_agent_to_agent(join: Any, shared: Any) -> None:
+async def test_mail_is_delivered_and_confirmed(join: Any, shared: Any) -> None:
     ada, bob = await join("ada"), await join("bob", format="msgpack")
     body = bytes(range(256))
     await ada.send("bob", b"first")
-    await bob.confirm(*await bob.get(1))  # So that bob is seen to be there.
+    await bob.confirm(*await bob.get(1))  # So that bob counts as connected.
     await ada.until(lambda: ada.confirms)
     sent = await ada.send("bob", body, message_id="m-1", content_type="text/plain", correlation_id="c-1")
     assert sent == {"type": "sent", "message_id": "m-1", "durability": "critical", "duplicate": False}
@@ -310,13 +310,13 @@ async def test_mail_goes_from_agent_to_agent(join: Any, shared: Any) -> None:
         "was_stored": False,
         "confirmed_ms": ada.confirms[1]["confirmed_ms"],
     }
-    back = await bob.send(f"ada@{join.universe}", body, **{"from": "bob"})
-    assert back["type"] == "sent"
+    reply = await bob.send(f"ada@{join.universe}", body, **{"from": "bob"})
+    assert reply["type"] == "sent"
     [mail] = await ada.get(1)
     assert (ada.body(mail), mail["from"]) == (body, f"bob@{join.universe}")
 
 
-async def test_stored_mail_is_announced_and_comes_first(join: Any, plane: Plane) -> None:
+async def test_stored_mail_is_announced_and_delivered_first(join: Any, plane: Plane) -> None:
     store(plane, 130)
     bob = await join("bob")
     assert bob.pending == 130
@@ -331,12 +331,12 @@ async def test_stored_mail_is_announced_and_comes_first(join: Any, plane: Plane)
     await until(lambda: plane.mailbox("bob").count() == 0)
 
 
-async def test_senders_that_race_the_switch_to_live(join: Any, plane: Plane) -> None:
-    """Lessons 20 to 22: nothing is lost, stranded, doubled or overtaken, by whatever door it came."""
+async def test_mail_keeps_its_order_while_delivery_switches_from_stored_to_live(join: Any, plane: Plane) -> None:
+    """Mails of relay and stream senders are delivered once and in order."""
     store(plane, 300)
     senders = [await join(f"racer-{number}") for number in range(3)]
 
-    is_live = threading.Event()  # Until then everybody goes on, however fast they are.
+    is_live = threading.Event()  # Senders continue until then.
 
     async def race(sender: Any) -> int:
         for number in count():
@@ -371,7 +371,7 @@ async def test_senders_that_race_the_switch_to_live(join: Any, plane: Plane) -> 
         assert [each["message_id"] for each in sender.confirms] == list(sender.sent)
 
 
-async def test_a_connection_that_drops_in_the_middle_of_a_flush_goes_on_where_it_was(join: Any, plane: Plane) -> None:
+async def test_delivery_resumes_after_a_lost_connection(join: Any, plane: Plane) -> None:
     store(plane, 500)
     seen: list[str] = []
     for _ in range(4):
@@ -382,25 +382,25 @@ async def test_a_connection_that_drops_in_the_middle_of_a_flush_goes_on_where_it
         seen += [mail["message_id"] for mail in batch]
         left = 500 - len(seen)
         await until(lambda left=left: plane.mailbox("bob").count() == left)
-        bob.drop()
+        bob.abort()
     bob = await join("bob", auto=True, key=Ed25519PrivateKey.from_private_bytes(bytes(32)))
     await bob.get(500 - len(seen))
     assert seen + [mail["message_id"] for mail in bob.mails] == [f"ada-{number}" for number in range(500)]
     await until(lambda: plane.mailbox("bob").count() == 0)
 
 
-async def test_a_confirmation_may_come_by_the_next_connection(join: Any, plane: Plane) -> None:
+async def test_mail_may_be_confirmed_over_the_next_connection(join: Any, plane: Plane) -> None:
     store(plane, 3)
     first = await join("bob")
     mails = await first.get(3)
-    first.drop()
+    first.abort()
     second = await join("bob", key=first.key)
     await second.confirm(*mails)
     await until(lambda: plane.mailbox("bob").count() == 0)
     assert plane.mailbox("ada").receipts()[-1].was_stored
 
 
-async def test_the_last_connection_has_the_mailbox(join: Any, plane: Plane) -> None:
+async def test_new_connection_replaces_the_old_one(join: Any, plane: Plane) -> None:
     store(plane, 3)
     old = await join("bob")
     await old.get(3)
@@ -415,20 +415,20 @@ async def test_the_last_connection_has_the_mailbox(join: Any, plane: Plane) -> N
     assert len(old.mails) == 3
 
 
-async def test_a_reader_of_the_python_client_takes_over_and_is_taken_over(join: Any, plane: Plane) -> None:
+async def test_python_reader_and_relay_agent_replace_each_other(join: Any, plane: Plane) -> None:
     bob = await join("bob")
     store(plane, 2)
     await bob.get(2)
-    taking = asyncio.create_task(
+    reading = asyncio.create_task(
         asyncio.to_thread(lambda: [m.id for m in plane.mailbox("bob").subscribe(wait_seconds=0)])
     )
     assert (await bob.until_closed())[0] == 4001
-    assert await taking == ["ada-0", "ada-1"]
+    assert await reading == ["ada-0", "ada-1"]
     again = await join("bob", key=bob.key)
     assert again.pending == 0
 
 
-async def test_a_sender_that_is_away_hears_later(join: Any, plane: Plane) -> None:
+async def test_disconnected_sender_gets_its_confirmations_later(join: Any, plane: Plane) -> None:
     ada = await join("ada")
     sent = [await ada.send("bob", b"x", message_id=f"m-{number}") for number in range(3)]
     await ada.close()
@@ -440,7 +440,7 @@ async def test_a_sender_that_is_away_hears_later(join: Any, plane: Plane) -> Non
     assert [(each["message_id"], each["was_stored"]) for each in ada.confirms] == [
         (s["message_id"], True) for s in sent
     ]
-    await ada.say({"type": "receipts_seen", "sequence": ada.confirms[1]["sequence"]})
+    await ada.send_frames({"type": "receipts_seen", "sequence": ada.confirms[1]["sequence"]})
     await ada.close()
     again = await join("ada", key=ada.key)
     assert again.welcome["receipts_seen"] == ada.confirms[1]["sequence"]
@@ -454,7 +454,7 @@ async def test_a_sender_that_is_away_hears_later(join: Any, plane: Plane) -> Non
 # Refusals.
 
 
-async def test_refusals_say_which_mail_they_are_about(join: Any, plane: Plane) -> None:
+async def test_refusals_name_their_mail(join: Any, plane: Plane) -> None:
     plane._transport.call(SetMailPolicy(MailPolicy(pending_max=2), join.universe))
     plane.mailbox("eve").block("ada")
     ada = await join("ada")
@@ -466,13 +466,12 @@ async def test_refusals_say_which_mail_they_are_about(join: Any, plane: Plane) -
     assert (await ada.send("bob@other", b"x"))["code"] == "invalid_name"
     wrong = await ada.send("bob", b"x", surprise=True)
     assert (wrong["code"], "surprise" in wrong["detail"]) == ("invalid_frame", True)
-    await ada.say({"type": "fly"})
+    await ada.send_frames({"type": "fly"})
     await ada.until(lambda: [frame.get("code") for frame in ada.frames].count("invalid_frame") == 2)
     assert ada.closed is None
 
 
-async def test_an_envelope_that_is_too_large_is_refused_by_name(join: Any, plane: Plane) -> None:
-    """Lesson 24: it vanished without a word."""
+async def test_too_large_mail_is_refused(join: Any, plane: Plane) -> None:
     ada = await join("ada")
     assert (await ada.send("bob", bytes(MAIL_BYTES_MAX)))["type"] == "sent"
     refused = await ada.send("bob", bytes(MAIL_BYTES_MAX + 1))
@@ -485,7 +484,7 @@ async def test_an_envelope_that_is_too_large_is_refused_by_name(join: Any, plane
     assert plane.mailbox("bob").count() == 1
 
 
-async def test_messages_that_are_none_end_the_connection(join: Any) -> None:
+async def test_invalid_messages_close_the_connection(join: Any) -> None:
     for wrong in (
         "no json",
         "[" * 100_000,
@@ -498,25 +497,25 @@ async def test_messages_that_are_none_end_the_connection(join: Any) -> None:
         assert ada.frames[-1]["type"] == "error"
 
 
-async def test_text_that_is_no_text_ends_the_connection(join: Any) -> None:
+async def test_invalid_utf_8_closes_the_connection(join: Any) -> None:
     ada = await join("ada")
     await ada._socket.send(b"\xff\xfe", text=True)
     assert (await ada.until_closed())[0] == 1007
 
 
-async def test_any_server_of_asgi_will_do() -> None:
-    """Where the relay does not have its sockets to itself, it does with what the interface has."""
+async def test_relay_works_with_any_asgi_server() -> None:
+    """Without BoundedSocket, the relay uses ASGI messages only."""
     with serving("memory:") as server:
         keys = {name: Ed25519PrivateKey.generate() for name in ("ada", "bob")}
         for name, key in keys.items():
-            shown = base64.b64encode(key.public_key().public_bytes_raw()).decode()
-            assert server.ask("PUT", f"/v1/agents/{name}", {"public_key": shown}).status == 200
+            public_key = base64.b64encode(key.public_key().public_bytes_raw()).decode()
+            assert server.ask("PUT", f"/v1/agents/{name}", {"public_key": public_key}).status == 200
         async with (
             Agent(server.url, "ada", key=keys["ada"]) as ada,
             Agent(server.url, "bob", key=keys["bob"], auto=True) as bob,
         ):
             frames = [ada.mail("bob", b"%d" % number) for number in range(300)]
-            await ada.say(*frames)
+            await ada.send_frames(*frames)
             await bob.get(300)
             assert bob.bodies() == [b"%d" % number for number in range(300)]
             await ada.until(lambda: len(ada.confirms) == 300)
@@ -524,43 +523,43 @@ async def test_any_server_of_asgi_will_do() -> None:
             assert (await ada.until_closed())[0] == 1002
 
 
-async def test_many_frames_may_come_in_one_message(join: Any, plane: Plane) -> None:
+async def test_one_message_may_have_many_frames(join: Any, plane: Plane) -> None:
     ada = await join("ada")
     frames = [ada.mail("bob", b"%d" % number) for number in range(600)]
-    await ada.say(*frames, {"type": "ping"})
+    await ada.send_frames(*frames, {"type": "ping"})
     await ada.until(lambda: len(ada.sent) == 600 and {"type": "pong"} in ada.frames)
     assert {answer["type"] for answer in ada.sent.values()} == {"sent"}
     assert [mail.id for mail in plane.mailbox("bob").read(limit=256)] == [f["message_id"] for f in frames[:256]]
 
 
-async def test_a_sender_that_is_too_fast_is_slowed_down(start: Start) -> None:
+async def test_sender_above_its_rate_is_limited(start: Start) -> None:
     server = start(relay_rate_per_second=5, relay_burst=10)
     async with Agent(server.url, "ada") as ada, Agent(server.url, "eve") as eve:
-        types = [answer["type"] for answer in await hundred_at_once(ada)]
+        types = [answer["type"] for answer in await send_hundred(ada)]
         assert types[:10] == ["sent"] * 10
         assert "rate_limited" in types
         assert all(0 < answer["retry_after_ms"] <= 200 for answer in ada.frames if answer["type"] == "rate_limited")
         assert (await eve.send("bob", b"x"))["type"] == "sent"
         await ada.close()
-        async with Agent(server.url, "ada", key=ada.key) as again:  # A new connection is no new sender.
-            answers = await hundred_at_once(again)
+        async with Agent(server.url, "ada", key=ada.key) as again:  # The rate is per sender.
+            answers = await send_hundred(again)
             assert "rate_limited" in [answer["type"] for answer in answers]
             await asyncio.sleep(answers[-1].get("retry_after_ms", 0) / 1_000)
             while (await again.send("bob", b"x"))["type"] != "sent":
                 await asyncio.sleep(0.05)
 
 
-async def hundred_at_once(agent: Any) -> list[Any]:
-    """Answers to a hundred mails of one message, which come to a rate however slow the machine is."""
+async def send_hundred(agent: Any) -> list[Any]:
+    """The answers to a hundred mails in one message, which exceed the rate on any machine."""
     frames = [agent.mail("bob", b"x") for _ in range(100)]
-    await agent.say(*frames)
+    await agent.send_frames(*frames)
     return [await agent.answer(frame["message_id"]) for frame in frames]
 
 
-# Those who do not read.
+# Slow readers.
 
 
-async def test_an_agent_that_does_not_read_costs_the_others_nothing(start: Start) -> None:
+async def test_agent_that_does_not_read_does_not_delay_others(start: Start) -> None:
     server = start()
     with server.plane() as plane:
         store(plane, 1_000, size=20_000)
@@ -577,14 +576,14 @@ async def test_an_agent_that_does_not_read_costs_the_others_nothing(start: Start
             assert server.resident_bytes - before < 64 * 1_048_576
             assert plane.mailbox("bob").count() == 1_000
             bob.auto = True
-            bob.read_on()
+            bob.start_reading()
             await bob.confirm(*bob.mails)
             await bob.get(1_000)
             assert [mail["sequence"] for mail in bob.mails] == list(range(1_000))
             await until(lambda: plane.mailbox("bob").count() == 0)
 
 
-async def test_hundreds_of_agents_cost_no_thread_each(start: Start) -> None:
+async def test_agents_need_no_thread_each(start: Start) -> None:
     server = start()
     threads = Path(f"/proc/{server.process.pid}/task")
     async with AsyncExitStack() as connected:
@@ -604,12 +603,12 @@ async def test_hundreds_of_agents_cost_no_thread_each(start: Start) -> None:
 # Stopping.
 
 
-async def test_a_server_that_stops_says_so_and_keeps_what_it_acknowledged(start: Start, tmp_path: Path) -> None:
+async def test_stopping_server_announces_draining_and_keeps_acknowledged_mail(start: Start, tmp_path: Path) -> None:
     server = start(drain_seconds=SECONDS_MAX)
     async with Agent(server.url, "ada") as ada, Agent(server.url, "bob") as bob:
         await ada.send("bob", b"1")
         [mail] = await bob.get(1)
-        with server.unfinished_upload() as finish:  # So that it does not end before it was heard.
+        with server.unfinished_upload() as finish:  # Keeps the server draining.
             server.process.send_signal(signal.SIGTERM)
             await bob.until(lambda: {"type": "draining"} in bob.frames)
             refused = await ada.send("bob", b"2")
@@ -630,12 +629,12 @@ async def test_a_server_that_stops_says_so_and_keeps_what_it_acknowledged(start:
 # JSON-RPC.
 
 
-async def test_agents_push_by_json_rpc_too(join: Any) -> None:
+async def test_agent_pushes_by_json_rpc(join: Any) -> None:
     ada, bob = await join("ada"), await join("bob", auto=True)
     push = {"topic": "t", "content_type": "text/plain", "payload_base64": base64url(b"pushed"), "to": "bob"}
     for number in range(2):
         params = {**push, "idempotency_key": "same"}
-        await ada.say(
+        await ada.send_frames(
             {"type": "rpc", "body": {"jsonrpc": "2.0", "id": number, "method": "agent.data.push", "params": params}}
         )
     await ada.until(lambda: sum(frame["type"] == "rpc" for frame in ada.frames) == 2)
@@ -645,7 +644,7 @@ async def test_agents_push_by_json_rpc_too(join: Any) -> None:
     assert mail["from"] == f"ada@{join.universe}"
 
 
-async def test_whoever_may_not_send_is_answered_all_the_same(start: Start, tmp_path: Path) -> None:
+async def test_json_rpc_of_a_token_without_send_permission_is_answered(start: Start, tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
         reader = plane.tokens.create(
             "reader", universes="main", verbs="mail:join,mail:leave,mail:read,mail:confirm,mail:receipts"
@@ -654,14 +653,16 @@ async def test_whoever_may_not_send_is_answered_all_the_same(start: Start, tmp_p
     push = {"topic": "t", "content_type": "text/plain", "payload_base64": "", "idempotency_key": "k", "to": "ada"}
     async with Agent(server.url, "bob", token=reader) as bob:
         for id, method, params in (("p", "agent.ping", {}), ("d", "agent.data.push", push)):
-            await bob.say({"type": "rpc", "body": {"jsonrpc": "2.0", "id": id, "method": method, "params": params}})
+            await bob.send_frames(
+                {"type": "rpc", "body": {"jsonrpc": "2.0", "id": id, "method": method, "params": params}}
+            )
         await bob.until(lambda: sum(frame["type"] == "rpc" for frame in bob.frames) == 2)
         ping, refused = (frame["body"] for frame in bob.frames if frame["type"] == "rpc")
     assert "result" in ping
     assert refused["error"]["code"] == -32004
 
 
-async def test_the_metrics_know_the_relay(shared: Any, join: Any) -> None:
+async def test_metrics_include_the_relay(shared: Any, join: Any) -> None:
     await join("ada")
     text = shared.get("/metrics")[2].decode()
     assert 'holdfast_requests_total{code="ok",op="mail.join"}' in text

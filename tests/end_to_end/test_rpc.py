@@ -1,4 +1,4 @@
-"""JSON-RPC against the server that people run: pushes over HTTP, who they are from, and what outlives the server."""
+"""JSON-RPC over HTTP against a real server: pushes, senders, limits and restarts."""
 
 import json
 import runpy
@@ -38,10 +38,10 @@ def push(key: str, id: Any = 1, **more: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": id, "method": "agent.data.push", "params": params | more}
 
 
-def ask(server: Any, given: Any, *, token: str | None = None) -> Any:
-    status, _, body = server.get("/v1/rpc", body=json.dumps(given).encode(), token=token)
-    assert status == 200, body
-    return json.loads(body)
+def call(server: Any, body: Any, *, token: str | None = None) -> Any:
+    status, _, response = server.get("/v1/rpc", body=json.dumps(body).encode(), token=token)
+    assert status == 200, response
+    return json.loads(response)
 
 
 def keys_in(plane: holdfast.Plane, agent: str) -> list[str]:
@@ -55,31 +55,31 @@ def keys_in(plane: holdfast.Plane, agent: str) -> list[str]:
 def until(reached: Any) -> None:
     deadline = time.monotonic() + SECONDS_MAX
     while not reached():
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, "the condition never became true"
         time.sleep(0.01)
 
 
-def test_a_push_is_in_the_mailbox_soon_and_at_once_if_that_is_asked_for(server: Any) -> None:
-    answer = ask(server, push("1", durability="synced", **{"from": "ada"}))
+def test_push_is_stored_soon_and_before_the_answer_if_synced(server: Any) -> None:
+    answer = call(server, push("1", durability="synced", **{"from": "ada"}))
     assert answer["result"]["durability"] == "synced"
     with server.plane() as plane:
         (mail,) = plane.mailbox("bob").read(limit=10)
         assert (mail.id, mail.sender, mail.json()["topic"]) == (answer["result"]["id"], "ada@main", "t")
-        assert ask(server, push("2", to="eve"))["result"]["durability"] == "accepted"
+        assert call(server, push("2", to="eve"))["result"]["durability"] == "accepted"
         until(lambda: keys_in(plane, "eve") == ["2"])
 
 
-def test_http_says_little_and_json_rpc_the_rest(server: Any) -> None:
-    note = push("1")
-    del note["id"]
-    status, headers, body = server.get("/v1/rpc", body=json.dumps(note).encode())
+def test_json_rpc_errors_are_http_200(server: Any) -> None:
+    notification = push("1")
+    del notification["id"]
+    status, headers, body = server.get("/v1/rpc", body=json.dumps(notification).encode())
     assert (status, body) == (204, b"")
     assert "x-correlation-id" in headers
     calls = [{"jsonrpc": "2.0", "id": id, "method": method} for id, method in ((1, "agent.ping"), (2, "agent.pong"))]
-    answers = ask(server, calls)
+    answers = call(server, calls)
     assert [answer["id"] for answer in answers] == [1, 2]
     assert answers[1]["error"]["message"] == "ERR_METHOD_NOT_FOUND"
-    assert ask(server, "nothing")["error"]["code"] == -32600
+    assert call(server, "nothing")["error"]["code"] == -32600
     status, _, body = server.get("/v1/rpc", body=b"{")
     assert (status, json.loads(body)["error"]["code"]) == (200, -32700)
     status, _, body = server.get("/v1/rpc", body=b" " * 300_000)
@@ -91,28 +91,28 @@ def test_http_says_little_and_json_rpc_the_rest(server: Any) -> None:
     connection.close()
 
 
-def test_a_large_payload_arrives_as_a_blob(server: Any) -> None:
+def test_large_payload_is_stored_as_a_blob(server: Any) -> None:
     payload = bytes(range(256)) * 512
     text = urlsafe_b64encode(payload).decode().rstrip("=")
-    assert "result" in ask(server, push("1", payload_base64=text, durability="synced"))
+    assert "result" in call(server, push("1", payload_base64=text, durability="synced"))
     with server.plane() as plane:
         pushed = plane.mailbox("bob").read(limit=1)[0].json()
         assert plane.blobs.get(pushed["blob"]) == payload
 
 
-def test_a_peer_is_limited_and_told_when_to_come_again(tmp_path: Path) -> None:
+def test_peer_above_its_rate_gets_a_retry_after(tmp_path: Path) -> None:
     server = Server(tmp_path, ingress_pushes_per_minute=2, ingress_agent="bob")
     try:
-        assert [("error" in ask(server, push(key, **{"from": "ada"}))) for key in "123"] == [False, False, True]
+        assert [("error" in call(server, push(key, **{"from": "ada"}))) for key in "123"] == [False, False, True]
         data = json.dumps(push("3", **{"from": "ada"})).encode()
         status, headers, body = server.get("/v1/rpc", body=data)
         assert (status, headers["retry-after"], json.loads(body)["error"]["code"]) == (200, "1", -32006)
-        assert "result" in ask(server, push("3", **{"from": "eve"}))
+        assert "result" in call(server, push("3", **{"from": "eve"}))
     finally:
         server.kill()
 
 
-def test_a_token_pushes_by_its_name(tmp_path: Path) -> None:
+def test_token_pushes_by_its_name(tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
         ada = plane.tokens.create("ada", universes=["main"], verbs=["mail:*"]).token
         eve = plane.tokens.create("eve", universes=["main"], verbs=["queue:*"]).token
@@ -120,20 +120,20 @@ def test_a_token_pushes_by_its_name(tmp_path: Path) -> None:
     try:
         status, _, body = server.get("/v1/rpc", body=json.dumps(push("1")).encode())
         assert (status, json.loads(body)["code"]) == (401, "not_allowed")
-        assert "result" in ask(server, push("1", durability="synced"), token=ada)
-        assert ask(server, push("2", **{"from": "eve"}), token=ada)["error"]["message"] == "ERR_PEER_ID_MISMATCH"
-        assert ask(server, push("2", to="bob@beta"), token=ada)["error"]["message"] == "ERR_METHOD_NOT_ALLOWED"
-        assert ask(server, push("2"), token=eve)["error"]["message"] == "ERR_METHOD_NOT_ALLOWED"
-        assert "result" in ask(server, {"jsonrpc": "2.0", "id": 1, "method": "agent.ping"}, token=eve)
+        assert "result" in call(server, push("1", durability="synced"), token=ada)
+        assert call(server, push("2", **{"from": "eve"}), token=ada)["error"]["message"] == "ERR_PEER_ID_MISMATCH"
+        assert call(server, push("2", to="bob@beta"), token=ada)["error"]["message"] == "ERR_METHOD_NOT_ALLOWED"
+        assert call(server, push("2"), token=eve)["error"]["message"] == "ERR_METHOD_NOT_ALLOWED"
+        assert "result" in call(server, {"jsonrpc": "2.0", "id": 1, "method": "agent.ping"}, token=eve)
         with server.plane(token=ada) as plane:
             assert [mail.sender for mail in plane.mailbox("bob").read(limit=10)] == ["ada@main"]
     finally:
         server.kill()
 
 
-def test_a_server_that_stops_stores_what_it_accepted_and_knows_its_keys_again(tmp_path: Path) -> None:
+def test_accepted_pushes_and_their_keys_survive_a_restart(tmp_path: Path) -> None:
     server = Server(tmp_path, **UNLIMITED)
-    answers = ask(server, [push(str(key), key) for key in range(50)])
+    answers = call(server, [push(str(key), key) for key in range(50)])
     assert all(answer["result"]["accepted"] for answer in answers)
     code = server.stop()
     assert code == 0, server.log()
@@ -143,15 +143,15 @@ def test_a_server_that_stops_stores_what_it_accepted_and_knows_its_keys_again(tm
         with server.plane() as plane:
             assert keys_in(plane, "bob") == [str(key) for key in range(50)]
             plane.mailbox("bob").confirm([mail.id for mail in plane.mailbox("bob").read(limit=100)])
-            answer = ask(server, push("7"))["result"]
+            answer = call(server, push("7"))["result"]
             assert (answer["deduped"], answer["durability"]) == (True, "synced")
             assert plane.mailbox("bob").count() == 0
     finally:
         server.kill()
 
 
-def test_a_burst_of_20000_pushes_at_high_parallelism(server: Any) -> None:
-    """16 connections push 10,000 keys twice each, in batches. No key is there twice, and nobody waits for ever."""
+def test_burst_of_20000_parallel_pushes_is_deduplicated(server: Any) -> None:
+    """16 connections push 10,000 keys twice each, in batches. Each key is stored once."""
     answers: Counter[str] = Counter()
     lock = threading.Lock()
 
@@ -168,11 +168,11 @@ def test_a_burst_of_20000_pushes_at_high_parallelism(server: Any) -> None:
                 if "error" in answer:
                     assert answer["error"]["message"] == "ERR_BUSY", answer
                     keys.append(answer["id"])
-                    said = "busy"
+                    outcome = "busy"
                 else:
-                    said = "deduped" if answer["result"]["deduped"] else "accepted"
+                    outcome = "deduped" if answer["result"]["deduped"] else "accepted"
                 with lock:
-                    answers[said] += 1
+                    answers[outcome] += 1
         connection.close()
 
     with server.plane() as plane:

@@ -1,4 +1,4 @@
-"""A server as a process of its own: how it starts, whom it lets in, what it says, and how it stops."""
+"""The server process: start, tokens, TLS, limits and shutdown."""
 
 import asyncio
 import http.client
@@ -41,6 +41,7 @@ from holdfast.server.serving import serve
 from holdfast.server.settings import Settings
 from holdfast.server.streams import Streams
 from holdfast.wire.frames import PROTOCOL, Hello, encode
+from holdfast.wire.websocket_frames import ShortFrameReader
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
@@ -50,18 +51,18 @@ Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
 def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     with ExitStack() as running:
 
-        def one(**flags: Any) -> Any:
+        def start_one(**flags: Any) -> Any:
             server = Server(tmp_path, **flags)
             running.callback(server.kill)
             return server
 
-        yield one
+        yield start_one
 
 
-# Starting, and what it says.
+# Start.
 
 
-def test_a_server_says_where_it_is_and_how_it_is(start: Callable[..., Any]) -> None:
+def test_server_prints_its_url_and_reports_health_and_metrics(start: Callable[..., Any]) -> None:
     server = start()
     assert server.line == f"Holdfast is ready at {server.url}\n"
     assert server.get("/healthz")[::2] == (200, b'{"status":"alive"}')
@@ -85,47 +86,50 @@ def test_a_server_says_where_it_is_and_how_it_is(start: Callable[..., Any]) -> N
     assert server.stop() == 0
     assert server.process.stdout is not None
     assert server.process.stdout.read() == ""
-    assert server.said('"message":"stopped"')
+    assert server.logged('"message":"stopped"')
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_an_address_that_others_reach_is_refused_before_anything_is_opened(host: str, tmp_path: Path) -> None:
+async def test_public_address_without_tokens_or_tls_is_refused_before_opening_data(host: str, tmp_path: Path) -> None:
     for flags, word in (({}, "tokens are on"), ({"tokens": True}, "--insecure")):
         with pytest.raises(InvalidArgument, match=word):
             await serve(Settings(data=f"dir:{tmp_path / 'data'}", host=host, port=0, **flags))
     assert not (tmp_path / "data").exists()
 
 
-async def test_what_cannot_be_had_is_said_before_anything_is_opened(tmp_path: Path) -> None:
+async def test_used_port_or_missing_certificate_is_reported_before_opening_data(tmp_path: Path) -> None:
     data = f"dir:{tmp_path / 'data'}"
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InvalidArgument, match="choose another --port"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(InvalidArgument, match=r"Port \d+ of 127.0.0.1 is already in use; choose another --port"),
+    ):
         await serve(Settings(data=data, port=taken.getsockname()[1]))
     with pytest.raises(PathUnusable, match="PEM"):
         await serve(Settings(data=data, port=0, tls_cert=str(tmp_path / "no"), tls_key=str(tmp_path / "no")))
     assert not (tmp_path / "data").exists()
 
 
-# Stopping.
+# Shutdown.
 
 
 def until_draining(server: Any) -> None:
-    until = time.monotonic() + SECONDS_MAX
+    deadline = time.monotonic() + SECONDS_MAX
     while server.get("/readyz")[0] == 200:
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def connect(plane: Plane) -> None:
-    """An impatient client does not wait for a server that is slow to let it in; its connection, once made, stays."""
-    until = time.monotonic() + SECONDS_MAX
-    while time.monotonic() < until:
+    """Connect a client with little patience; its connection then stays open."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while time.monotonic() < deadline:
         with suppress(Unreachable):
             plane.queue("jobs").stats()
             return
-    pytest.fail("it was never let in")
+    pytest.fail("the client could not connect")
 
 
-def test_a_server_that_stops_answers_what_is_under_way_and_begins_nothing_new(start: Callable[..., Any]) -> None:
+def test_stopping_server_answers_calls_in_flight_and_starts_no_new_ones(start: Callable[..., Any]) -> None:
     server = start(drain_seconds=10 * SECONDS_MAX)
     with server.unfinished_upload() as finish, server.plane(patience_seconds=0.2) as plane:
         connect(plane)
@@ -143,23 +147,23 @@ def test_a_server_that_stops_answers_what_is_under_way_and_begins_nothing_new(st
         assert server.process.wait(SECONDS_MAX) == 0
 
 
-def test_a_second_signal_ends_it_at_once(start: Callable[..., Any]) -> None:
-    server = start(drain_seconds=10 * SECONDS_MAX)  # For longer than anybody here waits for its end.
+def test_second_signal_stops_the_server_at_once(start: Callable[..., Any]) -> None:
+    server = start(drain_seconds=10 * SECONDS_MAX)  # Longer than the test waits.
     with server.unfinished_upload():
         assert server.stop(times=2) == 0
-    assert server.said("stopping at once")
+    assert server.logged("stopping at once")
     assert "Traceback" not in server.log()
 
 
-def test_what_does_not_finish_in_time_is_cut_off(start: Callable[..., Any]) -> None:
+def test_calls_that_exceed_the_drain_time_are_dropped(start: Callable[..., Any]) -> None:
     server = start(drain_seconds=0.5)
     with server.unfinished_upload():
         assert server.stop() == 0
-    assert server.said("still under way")
+    assert server.logged("still in flight")
     assert "Traceback" not in server.log()
 
 
-def test_whoever_only_waits_holds_nobody_up(start: Callable[..., Any]) -> None:
+def test_waiting_consumers_do_not_delay_shutdown(start: Callable[..., Any]) -> None:
     server = start(drain_seconds=10 * SECONDS_MAX)
     with server.plane(patience_seconds=0.1) as plane:
         outcomes: list[Any] = []
@@ -180,7 +184,7 @@ def test_whoever_only_waits_holds_nobody_up(start: Callable[..., Any]) -> None:
         assert isinstance(outcomes[0], HoldfastError)
 
 
-def test_nothing_that_was_acknowledged_is_lost_by_stopping_under_load(start: Callable[..., Any]) -> None:
+def test_shutdown_under_load_loses_no_acknowledged_message(start: Callable[..., Any]) -> None:
     server = start()
     acknowledged: list[str] = []
 
@@ -213,7 +217,7 @@ def test_nothing_that_was_acknowledged_is_lost_by_stopping_under_load(start: Cal
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> dict[str, str]:
-    """Tokens made straight in the data directory, before any server has it open."""
+    """Tokens, created in the data directory before the server starts."""
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
         make = plane.tokens.create
         return {
@@ -226,7 +230,7 @@ def tokens(tmp_path: Path) -> dict[str, str]:
         }
 
 
-def test_only_tokens_come_in(start: Callable[..., Any], tokens: dict[str, str]) -> None:
+def test_calls_without_a_valid_token_are_refused(start: Callable[..., Any], tokens: dict[str, str]) -> None:
     server = start(tokens=True)
     wrong = tokens["worker"][:-1] + ("0" if tokens["worker"][-1] != "0" else "1")
     for token in (None, wrong, "nonsense"):
@@ -234,7 +238,7 @@ def test_only_tokens_come_in(start: Callable[..., Any], tokens: dict[str, str]) 
         assert server.get("/v1/queue/stats", token=token, body=b'{"queue":"jobs"}')[0] in (401, 403)
         with server.plane(token) as plane, pytest.raises(NotAllowed):
             plane.queue("jobs").put(b"1")
-    assert server.said("refused", '"reason":"token"', "127.0.0.1")
+    assert server.logged("refused", '"reason":"token"', "127.0.0.1")
     with server.plane(tokens["worker"]) as plane:
         plane.queue("jobs").put(b"1")
         with plane.queue("jobs").receive() as message:
@@ -245,7 +249,7 @@ def test_only_tokens_come_in(start: Callable[..., Any], tokens: dict[str, str]) 
     assert not [token for token in tokens.values() if token.rpartition("_")[2] in server.log()]
 
 
-def test_a_token_does_what_it_is_for_and_nothing_else(start: Callable[..., Any], tokens: dict[str, str]) -> None:
+def test_token_is_limited_in_verbs_universes_rate_and_size(start: Callable[..., Any], tokens: dict[str, str]) -> None:
     server = start(tokens=True)
     with server.plane(tokens["worker"]) as plane:
         for refused in (lambda: plane.lease("k").acquire(), plane.tokens.page, lambda: plane.pairs.get(b"a")):
@@ -255,11 +259,11 @@ def test_a_token_does_what_it_is_for_and_nothing_else(start: Callable[..., Any],
             plane.atomic().put(plane.queue("jobs"), b"1").append(plane.world("w"), [1], expected_head=0).commit()
     with server.plane(tokens["worker"], "beta") as plane, pytest.raises(NotAllowed, match="is not for beta"):
         plane.queue("jobs").put(b"1")
-    assert server.said('"code":"not_allowed"', "beta", '"asked":"queue:put"')
-    elsewhere = server.get("/v1/queue/stats?universe=beta", token=tokens["worker"], body=b'{"queue":"jobs"}')
-    assert elsewhere[0] == 403
-    with server.plane(tokens["slow"]) as plane, pytest.raises(Busy, match="calls a second"):
-        for _ in range(100):  # However slow this is: not a hundred seconds for a hundred calls.
+    assert server.logged('"code":"not_allowed"', "beta", '"asked":"queue:put"')
+    other_universe = server.get("/v1/queue/stats?universe=beta", token=tokens["worker"], body=b'{"queue":"jobs"}')
+    assert other_universe[0] == 403
+    with server.plane(tokens["slow"]) as plane, pytest.raises(Busy, match="calls per second"):
+        for _ in range(100):  # A hundred calls take less than a hundred seconds on any machine.
             plane.queue("jobs").put(b"1")
     with server.plane(tokens["small"]) as plane:
         plane.queue("jobs").put(b"1")
@@ -269,27 +273,27 @@ def test_a_token_does_what_it_is_for_and_nothing_else(start: Callable[..., Any],
         assert plane.queue("jobs").stats().put_total == 0
 
 
-def test_a_token_that_ends_is_refused_at_once(start: Callable[..., Any], tokens: dict[str, str]) -> None:
+def test_revoked_and_expired_tokens_are_refused_at_once(start: Callable[..., Any], tokens: dict[str, str]) -> None:
     server = start(tokens=True)
     with server.plane(tokens["admin"]) as admin, server.plane(tokens["worker"]) as worker:
         worker.queue("jobs").put(b"1")
         assert admin.tokens.revoke(tokens["worker"]) is True
-        with pytest.raises((NotAllowed, CommitUnknown)):  # Unknown if it was on its way when the connection was cut.
+        with pytest.raises((NotAllowed, CommitUnknown)):  # Unknown if the call was in flight.
             worker.queue("jobs").put(b"2")
         with pytest.raises(NotAllowed):
             worker.queue("jobs").put(b"3")
         assert server.status_of_stream(tokens["worker"]) == 403
         assert admin.queue("jobs").stats().put_total == 1
         made = admin.tokens.create("next", universes="main", verbs="queue:put")
-        assert server.status_of_stream(made.token) == 101  # It is as quickly known as it is forgotten.
+        assert server.status_of_stream(made.token) == 101  # A new token works at once.
     while server.status_of_stream(tokens["brief"]) == 101:
         time.sleep(0.05)
     assert server.status_of_stream(tokens["brief"]) == 403
-    assert server.said("was revoked", '"token"')
-    assert server.said("has expired", '"token"')
+    assert server.logged("was revoked", '"token"')
+    assert server.logged("has expired", '"token"')
 
 
-def test_whoever_waits_with_a_token_that_was_revoked_gets_nothing(
+def test_waiting_consumer_with_a_revoked_token_gets_no_message(
     start: Callable[..., Any], tokens: dict[str, str]
 ) -> None:
     server = start(tokens=True)
@@ -318,8 +322,8 @@ def test_whoever_waits_with_a_token_that_was_revoked_gets_nothing(
 
 
 def certificates(folder: Path) -> dict[str, str]:
-    """An authority, and certificates of it for a server and for a client."""
-    x509 = pytest.importorskip("cryptography.x509", reason="certificates are made by cryptography")
+    """A certificate authority, and certificates for a server and a client."""
+    x509 = pytest.importorskip("cryptography.x509", reason="cryptography makes the certificates")
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -360,7 +364,7 @@ def certificates(folder: Path) -> dict[str, str]:
     return paths
 
 
-def test_a_server_speaks_tls(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_server_uses_tls(start: Callable[..., Any], tmp_path: Path) -> None:
     pem = certificates(tmp_path)
     server = start(tls_cert=pem["server_cert"], tls_key=pem["server_key"])
     assert server.url.startswith("https://")
@@ -368,7 +372,7 @@ def test_a_server_speaks_tls(start: Callable[..., Any], tmp_path: Path) -> None:
     assert server.get("/readyz", tls=trusting)[0] == 200
     with server.plane(tls=trusting) as plane:
         jobs, payloads = plane.queue("jobs"), [bytes([number]) * 200_000 for number in range(3)]
-        jobs.put_many(payloads)  # Longer together than what a client reads at a time.
+        jobs.put_many(payloads)  # Longer in total than one read of a client.
         assert [message.payload for message in jobs.receive_many(3, extend_for_seconds=0)] == payloads
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
         server.get("/healthz", tls=ssl.create_default_context())
@@ -379,19 +383,19 @@ def test_a_server_speaks_tls(start: Callable[..., Any], tmp_path: Path) -> None:
     plain.close()
 
 
-def test_a_server_may_ask_for_certificates_too(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_server_can_require_client_certificates(start: Callable[..., Any], tmp_path: Path) -> None:
     pem = certificates(tmp_path)
     server = start(tls_cert=pem["server_cert"], tls_key=pem["server_key"], tls_client_ca=pem["ca_cert"])
-    nobody, known = (ssl.create_default_context(cafile=pem["ca_cert"]) for _ in range(2))
-    known.load_cert_chain(pem["client_cert"], pem["client_key"])
-    assert server.get("/healthz", tls=known)[0] == 200
-    with server.plane(tls=known) as plane:
+    without_certificate, with_certificate = (ssl.create_default_context(cafile=pem["ca_cert"]) for _ in range(2))
+    with_certificate.load_cert_chain(pem["client_cert"], pem["client_key"])
+    assert server.get("/healthz", tls=with_certificate)[0] == 200
+    with server.plane(tls=with_certificate) as plane:
         plane.queue("jobs").put(b"1")
     with pytest.raises((urllib.error.URLError, OSError, http.client.HTTPException)):
-        server.get("/healthz", tls=nobody)
+        server.get("/healthz", tls=without_certificate)
 
 
-# What nobody should send.
+# Invalid input.
 
 
 def raw(server: Any, data: bytes) -> bytes:
@@ -405,7 +409,7 @@ def raw(server: Any, data: bytes) -> bytes:
         return answer
 
 
-def test_heads_have_a_size_and_a_time(start: Callable[..., Any]) -> None:
+def test_request_heads_are_bounded_in_size_and_time(start: Callable[..., Any]) -> None:
     server = start(header_bytes_max=4_096, header_seconds=2.0)
     get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     assert raw(server, get + b"\r\n").startswith(b"HTTP/1.1 200")
@@ -427,11 +431,11 @@ def test_heads_have_a_size_and_a_time(start: Callable[..., Any]) -> None:
     head, _, body = raw(server, get + b"X-A: " + b"a" * 5_000 + b"\r\n\r\n").partition(b"\r\n\r\n")
     id = json.loads(body)["correlation_id"]
     assert f"x-correlation-id: {id}".encode() in head
-    assert server.said("refused: request_head_too_large", f'"correlation_id":"{id}"')
+    assert server.logged("refused: request_head_too_large", f'"correlation_id":"{id}"')
     assert server.get("/readyz")[0] == 200
 
 
-def test_frames_have_a_size(start: Callable[..., Any]) -> None:
+def test_frame_size_is_bounded(start: Callable[..., Any]) -> None:
     server = start()
     url = server.url.replace("http", "ws", 1) + "/v1/stream"
     for size in (FRAME_BYTES_MAX + 1, FRAME_BYTES_MAX * 2):
@@ -441,25 +445,25 @@ def test_frames_have_a_size(start: Callable[..., Any]) -> None:
             with pytest.raises(websockets.ConnectionClosed):
                 stream.send(b"\x90" * size)
                 stream.recv()
-            # Of a frame that is much too large the rest is not read, and the reason may be lost on the way.
+            # The rest of a much larger frame is not read, and the close frame may be lost.
             assert stream.close_code in ((1009,) if size == FRAME_BYTES_MAX + 1 else (1009, 1006))
     assert server.get("/readyz")[0] == 200
 
 
-def test_a_web_page_does_not_reach_a_server_without_tokens(start: Callable[..., Any]) -> None:
+def test_web_page_cannot_call_a_server_without_tokens(start: Callable[..., Any]) -> None:
     server = start()
     url = server.url.replace("http", "ws", 1) + "/v1/stream"
     with pytest.raises(websockets.InvalidStatus, match="403"), connect_stream(url, origin="https://evil.example"):
         pass
-    # A page may have its own name point here; then it is of the same site, but under that name.
+    # DNS rebinding: the page's own host name points to this server.
     key = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
     upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\n" + key
     names = b"Host: evil.example\r\nOrigin: http://evil.example\r\n"
     assert raw(server, b"GET /v1/stream HTTP/1.1\r\n" + names + upgrade + b"\r\n").startswith(b"HTTP/1.1 403")
-    assert server.said("refused", "evil.example")
+    assert server.logged("refused", "evil.example")
 
 
-def test_a_server_can_be_served_in_somebody_elses_event_loop(tmp_path: Path) -> None:
+def test_server_runs_in_an_existing_event_loop(tmp_path: Path) -> None:
     urls: list[str] = []
 
     def ready(url: str) -> None:
@@ -470,8 +474,32 @@ def test_a_server_can_be_served_in_somebody_elses_event_loop(tmp_path: Path) -> 
     assert urls[0].startswith("http://127.0.0.1:")
 
 
+@pytest.mark.parametrize("is_enabled", [True, False], ids=["fast path", "websockets only"])
+def test_stream_works_with_and_without_the_fast_path_for_short_frames(
+    is_enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ShortFrameReader, "is_enabled", is_enabled)
+    payloads = [*range(20), "x" * 100_000]
+    received: list[Any] = []
+
+    async def put_and_receive() -> None:
+        urls: asyncio.Queue[str] = asyncio.Queue()
+        settings = Settings(data="memory:", port=0, drain_seconds=1)
+        serving = asyncio.create_task(serve(settings, ready=urls.put_nowait))
+        async with holdfast.connect_async(await urls.get()) as plane:
+            for payload in payloads:
+                await plane.queue("jobs").put(payload)
+            messages = await plane.queue("jobs").receive_many(len(payloads), extend_for_seconds=0)
+            received.extend(message.json() for message in messages)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await serving
+
+    asyncio.run(asyncio.wait_for(put_and_receive(), SECONDS_MAX))
+    assert received == payloads
+
+
 @pytest.mark.parametrize("part", ["streams", "relay"])
-def test_a_server_stops_when_asked_once_although_draining_fails(
+def test_one_signal_stops_the_server_although_draining_fails(
     part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(self: Any) -> None:
@@ -482,4 +510,4 @@ def test_a_server_stops_when_asked_once_although_draining_fails(
         Settings(data="memory:", port=0, drain_seconds=1), ready=lambda url: os.kill(os.getpid(), signal.SIGTERM)
     )
     asyncio.run(asyncio.wait_for(serving, SECONDS_MAX))
-    assert "draining failed" in caplog.text
+    assert "unexpected error while draining" in caplog.text

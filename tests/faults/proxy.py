@@ -1,6 +1,6 @@
-"""A TCP proxy that does what networks do: it delays, cuts in the middle of a frame, swallows, and refuses.
+"""A TCP proxy that injects network faults: delays, cuts in the middle of a frame, lost data, and refusals.
 
-What it does to a connection is drawn from a seed. Connections that are delayed overtake each other.
+Faults are drawn from a random seed. Delayed connections overtake each other.
 """
 
 import asyncio
@@ -14,19 +14,19 @@ _CHUNK_BYTES = 65_536
 
 
 class Proxy:
-    """Stands before a port of the loopback address, on a thread of its own. Change its attributes at any time."""
+    """Proxies a loopback port, in its own thread. Its attributes can be changed at any time."""
 
     def __init__(self, target: int, seed: int = 0) -> None:
         self.target = target
-        self.delay_seconds = 0.0  # Every piece waits for up to this.
-        self.bytes_max = 0  # A connection is cut after up to so many bytes, in the middle of whatever it is. 0: never.
-        self.swallows = False  # New connections are accepted, and nothing comes out at the other end.
-        self.mutes = False  # Everything goes there, and nothing comes back.
+        self.delay_seconds = 0.0  # The longest delay of each chunk.
+        self.bytes_max = 0  # A connection is cut after up to this many bytes. 0: never.
+        self.swallows = False  # New connections are accepted, and their data is dropped.
+        self.mutes = False  # Requests are passed on, and responses are dropped.
         self.refuses = False  # New connections are closed at once.
         self.accepted = 0
         self.cuts = 0
         self.port = 0
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -37,7 +37,7 @@ class Proxy:
         return f"http://127.0.0.1:{self.port}"
 
     def cut_all(self) -> None:
-        """Cut every connection that there is, and mute none that comes after them."""
+        """Cut all open connections; later ones are not muted."""
         self._loop.call_soon_threadsafe(self._cut_all)
 
     def __enter__(self) -> Self:
@@ -52,7 +52,7 @@ class Proxy:
 
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
-        server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._forward, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stopping.wait()
@@ -67,32 +67,35 @@ class Proxy:
         self.cuts += bool(self._writers)
         for writer in self._writers:
             writer.transport.abort()
-        self.mutes = False  # Not before: an answer that is still on its way would get through.
+        self.mutes = False  # Only now, so that no response in flight gets through.
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         if self.refuses:
             writer.transport.abort()
             return
-        with suppress(OSError, asyncio.CancelledError), self._kept(writer):
+        with suppress(OSError, asyncio.CancelledError), self._registered(writer):
             if self.swallows:
                 while await reader.read(_CHUNK_BYTES):
                     pass
                 return
-            there, back = await asyncio.open_connection("127.0.0.1", self.target)
-            with self._kept(back):
-                left = [self._chance.randrange(1, self.bytes_max) if self.bytes_max else 0]
-                pumps = self._pump(reader, back, left), self._pump(there, writer, left, is_answer=True)
+            target_reader, target_writer = await asyncio.open_connection("127.0.0.1", self.target)
+            with self._registered(target_writer):
+                left = [self._rng.randrange(1, self.bytes_max) if self.bytes_max else 0]
+                pumps = (
+                    self._pump(reader, target_writer, left),
+                    self._pump(target_reader, writer, left, is_response=True),
+                )
                 await asyncio.gather(*pumps)
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int], *, is_answer: bool = False
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int], *, is_response: bool = False
     ) -> None:
         while data := await reader.read(_CHUNK_BYTES):
-            if self.mutes and is_answer:
+            if self.mutes and is_response:
                 continue
             if self.delay_seconds:
-                await asyncio.sleep(self._chance.random() * self.delay_seconds)
+                await asyncio.sleep(self._rng.random() * self.delay_seconds)
             if left[0]:
                 data, left[0] = data[: left[0]], max(left[0] - len(data), 0)
                 if not left[0]:
@@ -106,7 +109,7 @@ class Proxy:
         writer.close()
 
     @contextmanager
-    def _kept(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+    def _registered(self, writer: asyncio.StreamWriter) -> Iterator[None]:
         self._writers.add(writer)
         try:
             yield

@@ -76,7 +76,7 @@ class Lasting:
         self._unsent: dict[str, tuple[str, bytes]] = {}
         self._stopping = False
         self._agent: Any = None
-        self._running = asyncio.create_task(self._run())
+        self._batch_loop = asyncio.create_task(self._run())
 
     async def send(self, to: str, body: bytes, id: str) -> None:
         """Return once the server has acknowledged it."""
@@ -92,7 +92,7 @@ class Lasting:
         self._stopping = True
         if self._agent is not None:
             await self._agent.close()
-        await asyncio.wait_for(self._running, DEADLINE_SECONDS)
+        await asyncio.wait_for(self._batch_loop, DEADLINE_SECONDS)
 
     @property
     def ids(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Servers that are killed, networks that cut, callers that misbehave: what was acknowledged is there, once."""
+"""Killed servers, cut connections and misbehaving clients: acknowledged work is stored exactly once."""
 
 import asyncio
 import base64
@@ -33,34 +33,34 @@ serving = runpy.run_path(str(HERE.parent / "end_to_end" / "serving.py"))[
     "serving"
 ]  # Test files cannot import each other.
 Proxy = runpy.run_path(str(HERE / "proxy.py"))["Proxy"]
-WAIT = ReceiveMessages("line", "deaf", wait_seconds=600)
-DEADLINE_SECONDS = 60.0  # Far more than anything here takes; whoever waits for a condition must end some day.
+WAIT = ReceiveMessages("waiting", "stalled", wait_seconds=600)
+DEADLINE_SECONDS = 60.0  # Bounds every wait; far longer than any step takes.
 SEED = int(os.environ.get("HOLDFAST_SEED", random.SystemRandom().randrange(1 << 32)))
 
 
 @pytest.fixture(autouse=True)
 def seed() -> int:
-    """What chance is drawn from; HOLDFAST_SEED repeats a run."""
+    """The seed of the random numbers; HOLDFAST_SEED repeats a run."""
     print(f"HOLDFAST_SEED={SEED}")
     return SEED
 
 
-def until(condition: Callable[[], Any], what: str) -> None:
+def until(condition: Callable[[], Any], description: str) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, f"{what} never came true"
+        assert time.monotonic() < deadline, f"never happened: {description}"
         time.sleep(0.01)
 
 
-# Load, and what became of it.
+# Load.
 
 
 class Load:
-    """Callers that put, append and count, and workers that handle; all through one address."""
+    """Callers that put, append and count, and workers that handle messages, all through one address."""
 
     def __init__(self, url: str, *, putters: int = 6, puts: int = 60) -> None:
         self.expected = putters * puts
-        self.handled: dict[int, set[str]] = defaultdict(set)  # By what was put: the ids of the messages that had it.
+        self.handled: dict[int, set[str]] = defaultdict(set)  # By payload: the ids of its messages.
         self.appended = 0
         self.counted = 0
         self._puts = puts
@@ -82,11 +82,11 @@ class Load:
         return len(self.handled)
 
     def finish(self) -> None:
-        """Wait for everybody, and compare what is there with what was acknowledged."""
+        """Wait for all callers, and compare the stored data with what was acknowledged."""
         try:
             for putting in self._putting:
                 putting.result(DEADLINE_SECONDS)
-            until(lambda: len(self.handled) == self.expected, "that every message was handled")
+            until(lambda: len(self.handled) == self.expected, "every message was handled")
             self._stopping.set()
             for other in self._others:
                 other.result(DEADLINE_SECONDS)
@@ -113,14 +113,14 @@ class Load:
         self.handled[message.json()].add(message.id)
 
     def _append(self) -> None:
-        """Each append names the head that it expects: one that happened twice, or not at all, stops the next one."""
+        """Each append names its expected head: one that happened twice, or not at all, makes the next one fail."""
         ada, head = self._callers.world("ada"), self._head
         while not self._stopping.is_set():
             head = ada.append([self.appended], expected_head=head) + 1
             self.appended += 1
 
     def _count(self) -> None:
-        """Whoever is told that nobody knows looks, as the error says."""
+        """After CommitUnknown, read the counter to find out whether the update was committed."""
         entities = self._callers.entities
         while not self._stopping.is_set():
             try:
@@ -132,15 +132,15 @@ class Load:
             self.counted += 1
 
 
-def test_a_server_that_is_killed_under_load_loses_and_doubles_nothing(tmp_path: Path, seed: int) -> None:
-    chance = random.Random(seed)
+def test_killed_server_loses_and_duplicates_nothing(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
     with ExitStack() as running:
         server = running.enter_context(serving(f"dir:{tmp_path}"))
-        proxy = running.enter_context(Proxy(server.port, seed))  # So that the next server has the same address.
+        proxy = running.enter_context(Proxy(server.port, seed))  # Gives all servers the same address.
         load = Load(proxy.url)
         for kill in range(3):
-            goal = load.progress + chance.randrange(20, 80)
-            until(lambda goal=goal: load.progress >= min(goal, load.expected), f"progress before kill {kill}")
+            target = load.progress + rng.randrange(20, 80)
+            until(lambda target=target: load.progress >= min(target, load.expected), f"progress before kill {kill}")
             server.process.kill()
             server.process.wait()
             server = running.enter_context(serving(f"dir:{tmp_path}"))
@@ -148,19 +148,19 @@ def test_a_server_that_is_killed_under_load_loses_and_doubles_nothing(tmp_path: 
         load.finish()
 
 
-def test_connections_that_are_cut_and_delayed_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
+def test_cut_and_delayed_connections_lose_and_duplicate_nothing(tmp_path: Path, seed: int) -> None:
     with serving(f"dir:{tmp_path}") as server, Proxy(server.port, seed) as proxy:
         proxy.bytes_max = 40_000
         proxy.delay_seconds = 0.004
         load = Load(proxy.url, puts=40)
-        until(lambda: proxy.cuts >= 15, "that connections were cut")
+        until(lambda: proxy.cuts >= 15, "connections were cut")
         proxy.bytes_max = 0
         load.finish()
         print(f"{proxy.cuts} of {proxy.accepted} connections were cut")
 
 
-def test_a_connection_that_falls_silent_is_given_up() -> None:
-    """A network that swallows everything says nothing: neither side is told."""
+def test_silent_connection_is_replaced() -> None:
+    """The network drops all packets without an error on either side."""
     with (
         serving("memory:") as server,
         Proxy(server.port) as proxy,
@@ -170,11 +170,11 @@ def test_a_connection_that_falls_silent_is_given_up() -> None:
         plane.queue("jobs").put("a")
         proxy.swallows = True
         proxy.cut_all()
-        until(lambda: proxy.accepted > 1, "that the client came back")
+        until(lambda: proxy.accepted > 1, "the client connected again")
         put = threads.submit(plane.queue("jobs").put, "b")
         time.sleep(0.1)
         assert not put.done()
-        proxy.swallows = False  # Connections that are silent already stay so.
+        proxy.swallows = False  # Connections that are already silent stay silent.
         put.result(DEADLINE_SECONDS)
         assert plane.queue("jobs").stats().ready == 2
 
@@ -182,28 +182,28 @@ def test_a_connection_that_falls_silent_is_given_up() -> None:
 # Several servers.
 
 
-def test_what_a_killed_server_had_leased_another_one_delivers(postgres_url: str) -> None:
+def test_messages_leased_through_a_killed_server_are_redelivered_by_another(postgres_url: str) -> None:
     with (
         serving(postgres_url) as one,
         serving(postgres_url) as other,
-        holdfast.connect(one.url) as here,
-        holdfast.connect(other.url) as there,
+        holdfast.connect(one.url) as first,
+        holdfast.connect(other.url) as second,
     ):
-        here.queue("jobs").put_many(range(8))
-        held = sorted(message.json() for message in here.queue("jobs").receive_many(4, visibility_seconds=10.0))
-        left = sorted(message.json() for message in there.queue("jobs").receive_many(10, extend_for_seconds=0))
-        assert sorted(held + left) == list(range(8))
-        one.process.kill()  # With it goes whoever could have extended those leases.
+        first.queue("jobs").put_many(range(8))
+        leased = sorted(message.json() for message in first.queue("jobs").receive_many(4, visibility_seconds=10.0))
+        rest = sorted(message.json() for message in second.queue("jobs").receive_many(10, extend_for_seconds=0))
+        assert sorted(leased + rest) == list(range(8))
+        one.process.kill()  # Now the leases cannot be extended.
         again: list[Any] = []
-        until(lambda: again.extend(there.queue("jobs").receive_many(wait_seconds=1.0)) or len(again) >= 4, "all four")
-        assert sorted(message.json() for message in again) == held
+        until(lambda: again.extend(second.queue("jobs").receive_many(wait_seconds=1.0)) or len(again) >= 4, "all four")
+        assert sorted(message.json() for message in again) == leased
         assert all(message.fence > 1 for message in again)
         for message in again:
             message.ack()
 
 
-def test_a_put_that_two_servers_hear_of_happens_once(postgres_url: str, seed: int) -> None:
-    """The client is cut off one server while its puts are under way there, and repeats them at the other."""
+def test_put_that_reaches_two_servers_happens_once(postgres_url: str, seed: int) -> None:
+    """The client loses its connection to one server while puts are in flight, and repeats them at the other."""
     with (
         serving(postgres_url) as one,
         serving(postgres_url) as other,
@@ -212,19 +212,19 @@ def test_a_put_that_two_servers_hear_of_happens_once(postgres_url: str, seed: in
         ThreadPoolExecutor(8) as threads,
     ):
         puts = [threads.submit(plane.queue("jobs").put, number) for number in range(400)]
-        for turn in range(20):
-            proxy.target = (one, other)[turn % 2].port
+        for attempt in range(20):
+            proxy.target = (one, other)[attempt % 2].port
             proxy.cut_all()
             time.sleep(0.02)
         ids = {put.result(DEADLINE_SECONDS).id for put in puts}
         assert (len(ids), plane.queue("jobs").stats().ready) == (400, 400)
 
 
-# Callers that do not behave.
+# Misbehaving clients.
 
 
-class Raw:
-    """A stream without a client: sends what it is told to, and reads only when it is told to."""
+class RawStream:
+    """A stream without a client: sends raw frames, and reads nothing by itself."""
 
     def __init__(self, port: int, session: str) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), DEADLINE_SECONDS)
@@ -245,7 +245,7 @@ class Raw:
             head = b"\x82\xfe" + struct.pack(">H", length)
         else:
             head = b"\x82\xff" + struct.pack(">Q", length)
-        self.socket.sendall(head + bytes(4) + data)  # Masked by zeros.
+        self.socket.sendall(head + bytes(4) + data)  # The mask is zero.
 
 
 def resident_bytes(server: Any) -> int:
@@ -254,10 +254,10 @@ def resident_bytes(server: Any) -> int:
 
 
 @contextmanager
-def deaf_consumer(server: Any, plane: Plane, *, calls: int, waiting: int = 0) -> Iterator[Raw]:
-    """Somebody who asks for a lot and reads nothing. Everything that is asked for has 2 MB."""
+def stalled_consumer(server: Any, plane: Plane, *, calls: int, waiting: int = 0) -> Iterator[RawStream]:
+    """A client that sends many calls and reads nothing. Each answer has 2 MB."""
     plane.queue("big").put_many([os.urandom(8_000) for _ in range(256)])
-    raw = Raw(server.port, "deaf")
+    raw = RawStream(server.port, "stalled")
     raw.socket.settimeout(1.0)
     with raw.socket:
         raw.send(encode([Call(-1 - number, WAIT) for number in range(waiting)]))
@@ -267,9 +267,9 @@ def deaf_consumer(server: Any, plane: Plane, *, calls: int, waiting: int = 0) ->
         yield raw
 
 
-def test_a_consumer_that_stops_reading_is_noticed_by_nobody() -> None:
+def test_client_that_stops_reading_does_not_affect_others() -> None:
     with serving("memory:") as server, holdfast.connect(server.url, patience_seconds=DEADLINE_SECONDS) as plane:
-        with deaf_consumer(server, plane, calls=2_048):
+        with stalled_consumer(server, plane, calls=2_048):
             for number in range(100):
                 plane.queue("jobs").put(number)
             assert plane.queue("jobs").stats().ready == 100
@@ -277,29 +277,27 @@ def test_a_consumer_that_stops_reading_is_noticed_by_nobody() -> None:
 
 
 @pytest.mark.parametrize("backend", ["memory", "postgres"])
-def test_a_consumer_that_stops_reading_does_not_make_the_server_grow(
-    backend: str, request: pytest.FixtureRequest
-) -> None:
-    """Neither where reads are done at once, nor where many can be under way."""
+def test_client_that_stops_reading_does_not_grow_the_server(backend: str, request: pytest.FixtureRequest) -> None:
+    """With reads that finish at once (memory) and with many reads in flight (PostgreSQL)."""
     url = "memory:" if backend == "memory" else request.getfixturevalue("postgres_url")
     with serving(url) as server, holdfast.connect(server.url) as plane:
         plane.queue("big").stats()
         before = resident_bytes(server)
-        with deaf_consumer(server, plane, calls=1_024):
+        with stalled_consumer(server, plane, calls=1_024):
             for number in range(100):
                 plane.queue("jobs").put(number)
             assert resident_bytes(server) - before < 160 << 20
 
 
-def test_a_consumer_that_never_reads_again_is_cut_and_leaves_the_line() -> None:
+def test_client_that_never_reads_again_is_disconnected_and_stops_waiting() -> None:
     with serving("memory:", unread_seconds=0.5) as server, holdfast.connect(server.url) as plane:
-        with deaf_consumer(server, plane, calls=1_024, waiting=8) as raw:
+        with stalled_consumer(server, plane, calls=1_024, waiting=8) as raw:
             poll = select.poll()
             poll.register(raw.socket, select.POLLHUP)
-            until(lambda: poll.poll(0), "that it was cut")
-            until(lambda: plane.queue("line").stats().waiting_consumers == 0, "that it left the line")
-        plane.queue("line").put("for somebody who reads")
-        assert plane.queue("line").receive(wait_seconds=DEADLINE_SECONDS) is not None
+            until(lambda: poll.poll(0), "it was disconnected")
+            until(lambda: plane.queue("waiting").stats().waiting_consumers == 0, "it stopped waiting")
+        plane.queue("waiting").put("for another consumer")
+        assert plane.queue("waiting").receive(wait_seconds=DEADLINE_SECONDS) is not None
 
 
 def good_frame() -> bytes:
@@ -307,16 +305,16 @@ def good_frame() -> bytes:
     return encode([Call(number, put, f"key-{number}") for number, put in enumerate(puts)])
 
 
-def frames(chance: random.Random) -> Iterator[tuple[str, bytes | str]]:
-    """Everything that a frame can be but should not."""
+def frames(rng: random.Random) -> Iterator[tuple[str, bytes | str]]:
+    """Invalid frames of many kinds."""
     good = good_frame()
     for _ in range(60):
-        yield "random bytes", chance.randbytes(chance.randrange(1, 300))
+        yield "random bytes", rng.randbytes(rng.randrange(1, 300))
     for _ in range(60):
-        yield "cut short", good[: chance.randrange(1, len(good))]
+        yield "cut short", good[: rng.randrange(1, len(good))]
     for _ in range(80):
-        place = chance.randrange(len(good))
-        yield "one byte changed", good[:place] + bytes([chance.randrange(256)]) + good[place + 1 :]
+        position = rng.randrange(len(good))
+        yield "one byte changed", good[:position] + bytes([rng.randrange(256)]) + good[position + 1 :]
     for head in (b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"):
         yield "a huge length", head + b"\xff\xff\xff\xff"
         yield "a huge length inside", b"\x91\x94\x00" + head + b"\xff\xff\xff\xff"
@@ -338,22 +336,22 @@ def frames(chance: random.Random) -> Iterator[tuple[str, bytes | str]]:
     yield "text", "hello"
 
 
-MAY_BE_RIGHT = ("one byte changed", "random bytes")
+MAY_BE_VALID = ("one byte changed", "random bytes")
 
 
-def test_fuzzed_frames_end_the_connection_and_nothing_else(seed: int) -> None:
-    chance = random.Random(seed)
+def test_fuzzed_frames_close_only_their_connection(seed: int) -> None:
+    rng = random.Random(seed)
     with serving("memory:") as server, holdfast.connect(server.url) as plane:
         url = server.url.replace("http", "ws") + "/v1/stream"
         codes: dict[str, set[int]] = defaultdict(set)
-        for kind, data in frames(chance):
+        for kind, data in frames(rng):
             with connect(url, compression=None, proxy=None, max_size=None) as stream:
                 stream.send(encode(Hello(PROTOCOL, "fuzz")))
                 stream.recv(DEADLINE_SECONDS)
                 try:
                     stream.send(data)
-                    # What was changed may have been a payload, and chance may have made a frame.
-                    stream.recv(0.1 if kind in MAY_BE_RIGHT else DEADLINE_SECONDS)
+                    # The changed byte may be part of a payload, and random bytes may be a valid frame.
+                    stream.recv(0.1 if kind in MAY_BE_VALID else DEADLINE_SECONDS)
                     codes[kind].add(0)
                 except TimeoutError:
                     codes[kind].add(0)
@@ -364,14 +362,14 @@ def test_fuzzed_frames_end_the_connection_and_nothing_else(seed: int) -> None:
         assert server.process.poll() is None
         for kind, found in codes.items():
             assert found <= {0, 1002, 1007, 1009}, (kind, found)
-            assert kind in MAY_BE_RIGHT or 0 not in found, kind
+            assert kind in MAY_BE_VALID or 0 not in found, kind
 
 
-def test_fuzzed_hellos_end_the_connection_and_nothing_else(seed: int) -> None:
-    chance = random.Random(seed)
+def test_fuzzed_hellos_close_only_their_connection(seed: int) -> None:
+    rng = random.Random(seed)
     with serving("memory:") as server, holdfast.connect(server.url) as plane:
         url = server.url.replace("http", "ws") + "/v1/stream"
-        wrong: list[bytes | str] = [chance.randbytes(chance.randrange(1, 100)) for _ in range(30)]
+        wrong: list[bytes | str] = [rng.randbytes(rng.randrange(1, 100)) for _ in range(30)]
         wrong += [b"", "text", encode(Hello(PROTOCOL + 1, "a")), encode(Hello(PROTOCOL, "")), good_frame()]
         wrong += [encode(Hello(PROTOCOL, "a" * 65)), b"\x91" * 100_000, bytes(FRAME_BYTES_MAX + 1)]
         for data in wrong:
@@ -383,8 +381,8 @@ def test_fuzzed_hellos_end_the_connection_and_nothing_else(seed: int) -> None:
         assert plane.worlds() == []
 
 
-async def test_clients_that_come_and_go_leave_nothing_behind() -> None:
-    """Sessions are taken over, connections end in the middle of calls; the line of a queue is empty in the end."""
+async def test_disconnected_clients_leave_no_waiting_consumers() -> None:
+    """Sessions are replaced and connections close during calls; finally no consumer waits."""
     with serving("memory:") as server, Proxy(server.port, SEED) as proxy:
         async with holdfast.connect_async(server.url) as watching:
             for _ in range(10):

@@ -15,7 +15,7 @@ from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 from holdfast.server.sockets import BoundedSocket
-from holdfast.wire.websocket_frames import ShortMessages, framed, masked
+from holdfast.wire.websocket_frames import ShortFrameReader, server_frame, client_frame
 
 REQUEST = (
     b"GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -60,15 +60,12 @@ class Socket(BoundedSocket):
         self.loop: Any = SimpleNamespace(call_later=lambda *_: None)
         self.logger = logging.getLogger("nobody")
         self.messages: list[str | bytes] = []
-        self.taker = self.messages.append
+        self.on_message = self.messages.append
         self.read_here = 0
-        self._alone = alone
+        self.is_enabled = not alone  # type: ignore[misc]
 
-    def _may_take(self, protocol: Protocol) -> bool:
-        return not self._alone and super()._may_take(protocol)
-
-    def _take(self, protocol: Protocol, data: bytes) -> int:
-        read = super()._take(protocol, data)
+    def _read_frames(self, protocol: Protocol, data: bytes) -> int:
+        read = super()._read_frames(protocol, data)
         self.read_here += read
         return read
 
@@ -151,7 +148,7 @@ def test_short_messages_are_read_here(size: int) -> None:
         socket.data_received(data[at : at + size])
     assert socket.messages == [*map(str, range(20)), b"y" * 300]
     assert socket.conn.reader.buffer == b""
-    assert socket._begun == b""
+    assert socket._partial == b""
     assert socket.read_here >= len(data)
 
 
@@ -170,9 +167,9 @@ def test_a_message_whose_taker_is_gone_is_left_to_websockets() -> None:
 
     def take(message: str | bytes) -> None:
         socket.messages.append(message)
-        socket.taker = None
+        socket.on_message = None
 
-    socket.taker = take
+    socket.on_message = take
     socket.data_received(first + second[:3])
     socket.data_received(second[3:])
     assert socket.messages == ["first"]
@@ -182,7 +179,7 @@ def test_a_message_whose_taker_is_gone_is_left_to_websockets() -> None:
 # The client's.
 
 
-class Reader(ShortMessages):
+class Reader(ShortFrameReader):
     """The end of a client, without a network."""
 
     def __init__(self, *, alone: bool) -> None:
@@ -196,10 +193,10 @@ class Reader(ShortMessages):
         assert len(self.protocol.events_received()) == 1
         self.messages: list[bytes] = []
         self.others: list[Frame] = []
-        self.taker = None if alone else self.messages.append
+        self.on_message = None if alone else self.messages.append
 
     def read(self, data: bytes) -> None:
-        rest = self.take_short(self.protocol, data)
+        rest = self.read_short(self.protocol, data)
         if rest:
             self.protocol.receive_data(rest)
         for event in self.protocol.events_received():
@@ -218,7 +215,7 @@ def sent(opcode: Opcode, data: bytes, *, fin: bool = True) -> Wire:
 @given(
     st.lists(
         st.one_of(
-            payloads.map(lambda data: Wire(framed(data))),
+            payloads.map(lambda data: Wire(server_frame(data))),
             st.builds(sent, st.sampled_from([Opcode.TEXT, Opcode.PING, Opcode.PONG]), st.just(b"x")),
             payloads.map(
                 lambda data: Wire(sent(Opcode.BINARY, b"begins", fin=False) + sent(Opcode.CONT, data, fin=True))
@@ -249,6 +246,6 @@ def test_a_client_reads_what_websockets_reads(frames: list[bytes], last: bytes, 
 @given(payloads)
 def test_what_a_client_writes_is_what_websockets_reads(data: bytes) -> None:
     server = Socket(alone=True)
-    server.data_received(masked(data) + masked(data))
+    server.data_received(client_frame(data) + client_frame(data))
     assert server.messages == [data, data]
-    assert len(data) < 100 or masked(data) != masked(data), "with another mask each time"
+    assert len(data) < 100 or client_frame(data) != client_frame(data), "with another mask each time"

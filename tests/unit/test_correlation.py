@@ -1,4 +1,4 @@
-"""Whatever a server logs for a request says which one it was, and so does what the caller gets."""
+"""Correlation ids: every log line and response of a request carries one."""
 
 import asyncio
 import logging
@@ -13,7 +13,8 @@ from holdfast.errors import NotAllowed
 from holdfast.plane.embedded import AsyncEmbeddedTransport
 from holdfast.plane.services import Services
 from holdfast.server.app import make_app
-from holdfast.server.doors import Doors
+from holdfast.server.authorization import Authorizer
+from holdfast.server.context import ServerContext
 from holdfast.server.health import Health
 from holdfast.server.logs import correlation_id
 from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
@@ -27,8 +28,8 @@ from holdfast.wire.states import GetState
 LOG = logging.getLogger("holdfast.test")
 
 
-class Talkative:
-    """A port that says something about every call, on the event loop and on a thread, and breaks where it is told."""
+class LoggingTransport:
+    """Logs every call, on the event loop and in a thread; fails for the key `boom`."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
@@ -36,16 +37,16 @@ class Talkative:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    async def call(self, request: Request[Any], once: Any = None) -> Any:
+    async def call(self, request: Request[Any], call: Any = None) -> Any:
         LOG.info("on the loop")
         await asyncio.to_thread(LOG.info, "on a thread")
         if getattr(request, "key", "") == "boom":
             raise RuntimeError("on purpose")
-        return await self._transport.call(request, once)
+        return await self._transport.call(request, call)
 
 
 class Collector(logging.Handler):
-    """What was logged, each line with the id that it had when it was."""
+    """Log lines with their correlation ids."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,32 +70,32 @@ def logged() -> Iterator[Collector]:
     root.setLevel(before)
 
 
-class Refusing:
-    """Admits everybody, and lets nobody log a session."""
+class Refusing(Authorizer):
+    """Accepts every caller but one, and refuses ReceiveMessages."""
 
-    name = "somebody"
+    name = "caller"
 
-    def admit(self, headers: Any, client: str) -> Any:
-        if headers.get("authorization") == "nobody":
+    def authenticate(self, headers: Any, client: str) -> Any:
+        if headers.get("authorization") == "refused":
             LOG.warning("refused")
             raise NotAllowed("not you")
         return self
 
-    def allow(self, request: Request[Any]) -> None:
+    def authorize(self, request: Request[Any]) -> None:
         if isinstance(request, ReceiveMessages):
             LOG.warning("refused")
             raise NotAllowed("not this")
 
 
 @pytest.fixture
-async def doors() -> AsyncIterator[Doors]:
+async def context() -> AsyncIterator[ServerContext]:
     transport = AsyncEmbeddedTransport(Services(MemoryDatabase()))
-    yield Doors(MeasuredTransport(Talkative(transport), Metrics()), Refusing())
+    yield ServerContext(MeasuredTransport(LoggingTransport(transport), Metrics()), Refusing())
     await transport.close()
 
 
-async def ask(app: Any, path: str, **headers: str) -> tuple[int, dict[str, str], dict[str, Any]]:
-    """The answer of an ASGI app to a GET."""
+async def get(app: Any, path: str, **headers: str) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """The response of an ASGI app to a GET."""
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -103,8 +104,8 @@ async def ask(app: Any, path: str, **headers: str) -> tuple[int, dict[str, str],
     async def send(message: Any) -> None:
         sent.append(message)
 
-    said = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "path": path, "method": "GET", "headers": said, "query_string": b"", "client": ("::1", 1)}
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "path": path, "method": "GET", "headers": pairs, "query_string": b"", "client": ("::1", 1)}
     await app(scope, receive, send)
     found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], found, msgspec.json.decode(b"".join(each.get("body", b"") for each in sent[1:]))
@@ -117,18 +118,18 @@ async def ask(app: Any, path: str, **headers: str) -> tuple[int, dict[str, str],
         ("/v1/state/boom", {}, (500, 4)),
         ("/v1/queues", {}, (200, 2)),
         ("/v1/nowhere", {}, (404, 1)),
-        ("/v1/queues", {"authorization": "nobody"}, (401, 2)),
+        ("/v1/queues", {"authorization": "refused"}, (401, 2)),
         ("/v1/queues", {"origin": "http://evil.example"}, (403, 1)),
     ],
 )
-async def test_every_line_of_a_request_has_its_id(
-    doors: Doors, logged: Collector, path: str, headers: dict[str, str], expected: tuple[int, int]
+async def test_log_lines_and_response_of_a_request_have_its_id(
+    context: ServerContext, logged: Collector, path: str, headers: dict[str, str], expected: tuple[int, int]
 ) -> None:
     status, lines = expected
-    app = make_app(doors)
+    app = make_app(context)
     for given in ("mine-7", ""):
         logged.lines.clear()
-        found, answered, body = await ask(app, path, x_correlation_id=given, **headers)
+        found, answered, body = await get(app, path, x_correlation_id=given, **headers)
         assert found == status
         id = answered["x-correlation-id"]
         assert id == given or (not given and len(id) == 32)
@@ -139,27 +140,27 @@ async def test_every_line_of_a_request_has_its_id(
     assert correlation_id.get() is None
 
 
-async def test_requests_at_the_same_time_do_not_mix_their_ids(doors: Doors, logged: Collector) -> None:
-    app = make_app(doors)
-    await asyncio.gather(*(ask(app, f"/v1/state/k{n}", x_correlation_id=f"id-{n}") for n in range(20)))
+async def test_concurrent_requests_keep_their_ids_apart(context: ServerContext, logged: Collector) -> None:
+    app = make_app(context)
+    await asyncio.gather(*(get(app, f"/v1/state/k{n}", x_correlation_id=f"id-{n}") for n in range(20)))
     assert sorted(id or "" for message, id in logged.lines if message == "on the loop") == sorted(
         f"id-{n}" for n in range(20)
     )
 
 
 class Connection:
-    """The other end of a stream, without a network."""
+    """The client of a stream, without a network."""
 
-    def __init__(self, doors: Doors, **headers: str) -> None:
+    def __init__(self, context: ServerContext, **headers: str) -> None:
         self.sent: asyncio.Queue[Any] = asyncio.Queue()
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
         self._inbox.put_nowait({"type": "websocket.connect"})
-        said = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        scope = {"type": "websocket", "path": "/v1/stream", "headers": said, "query_string": b"", "subprotocols": []}
-        self.serving = asyncio.create_task(make_app(doors)(scope, self._inbox.get, self.sent.put))
+        pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "websocket", "path": "/v1/stream", "headers": pairs, "query_string": b"", "subprotocols": []}
+        self.serving = asyncio.create_task(make_app(context)(scope, self._inbox.get, self.sent.put))
 
-    async def greet(self) -> str:
-        """Say hello; what the server calls the connection."""
+    async def handshake(self) -> str:
+        """Send hello; return the correlation id of the connection."""
         accepted = await self.sent.get()
         self.send(Hello(PROTOCOL, "me"))
         assert decode_hello((await self.sent.get())["bytes"]).session == "me"
@@ -180,9 +181,9 @@ class Connection:
         await self.serving
 
 
-async def test_calls_of_a_stream_have_ids_too(doors: Doors, logged: Collector) -> None:
-    connection = Connection(doors, x_correlation_id="c-1")
-    assert await connection.greet() == "c-1"
+async def test_batches_of_a_stream_have_ids(context: ServerContext, logged: Collector) -> None:
+    connection = Connection(context, x_correlation_id="c-1")
+    assert await connection.handshake() == "c-1"
     connection.send([Call(7, GetState("no key!")), Call(8, GetState("k"))])
     problems = await connection.problems(2)
     assert problems[7] is not None
@@ -202,9 +203,9 @@ async def test_calls_of_a_stream_have_ids_too(doors: Doors, logged: Collector) -
     await connection.close()
 
 
-async def test_what_a_call_by_itself_logs_has_its_number(doors: Doors, logged: Collector) -> None:
-    connection = Connection(doors)
-    id = await connection.greet()
+async def test_single_call_of_a_stream_logs_its_number(context: ServerContext, logged: Collector) -> None:
+    connection = Connection(context)
+    id = await connection.handshake()
     assert len(id) == 32
     connection.send([Call(3, AcquireLease("k", "ada")), Call(4, AcquireLease("boom", "ada"))])
     problems = await connection.problems(2)
@@ -212,37 +213,37 @@ async def test_what_a_call_by_itself_logs_has_its_number(doors: Doors, logged: C
     assert problems[4] is not None
     assert problems[4].correlation_id == f"{id}/4"
     assert logged.ids() == {f"{id}/3", f"{id}/4"}
-    [failed] = [line for line in logged.lines if "failed" in line[0]]
-    assert failed[1] == f"{id}/4"
+    [error] = [line for line in logged.lines if "unexpected error" in line[0]]
+    assert error[1] == f"{id}/4"
     await connection.close()
 
 
-async def test_whoever_is_not_let_in_is_named_in_the_log(doors: Doors, logged: Collector) -> None:
-    connection = Connection(doors, x_correlation_id="c-2", authorization="nobody")
+async def test_refused_stream_is_logged_with_its_id(context: ServerContext, logged: Collector) -> None:
+    connection = Connection(context, x_correlation_id="c-2", authorization="refused")
     assert (await connection.sent.get())["type"] == "websocket.close"
     await connection.serving
     assert logged.lines == [("refused", "c-2")]
 
 
-async def test_who_comes_too_late_is_told_an_id(doors: Doors) -> None:
-    health = Health(doors.transport)
-    asked = asyncio.Event()
+async def test_request_refused_by_draining_has_its_id(context: ServerContext) -> None:
+    health = Health(context.transport)
+    started = asyncio.Event()
 
     async def never(scope: Any, receive: Any, send: Any) -> None:
-        asked.set()
+        started.set()
         await asyncio.Event().wait()
 
-    answering = asyncio.create_task(ask(health.gate(never), "/v1/state/k", x_correlation_id="late"))
-    await asked.wait()
+    answering = asyncio.create_task(get(health.wrap(never), "/v1/state/k", x_correlation_id="late"))
+    await started.wait()
     health.draining = True
     answering.cancel()
     status, headers, body = await answering
     assert (status, headers["x-correlation-id"], body["correlation_id"]) == (503, "late", "late")
 
 
-async def test_who_may_not_read_metrics_is_told_an_id(doors: Doors) -> None:
-    app = make_app(doors)
-    app.router.routes[:0] = [metrics_route(Metrics(), doors.transport, doors.guards)]
-    status, headers, body = await ask(app, "/metrics", x_correlation_id="m-1", authorization="nobody")
+async def test_refused_metrics_request_has_its_id(context: ServerContext) -> None:
+    app = make_app(context)
+    app.router.routes[:0] = [metrics_route(Metrics(), context.transport, context.authenticator)]
+    status, headers, body = await get(app, "/metrics", x_correlation_id="m-1", authorization="refused")
     assert (status, body["code"]) == (403, "not_allowed")
     assert (headers["x-correlation-id"], body["correlation_id"]) == ("m-1", "m-1")

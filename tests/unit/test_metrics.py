@@ -1,4 +1,4 @@
-"""What a server tells of itself: metrics, health, logs and spans."""
+"""Metrics, health, logs and spans of a server."""
 
 import asyncio
 import io
@@ -28,7 +28,7 @@ from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.plane.embedded import AsyncEmbeddedTransport
 from holdfast.plane.services import Services
 from holdfast.server import logs, tracing
-from holdfast.server.authorization import Open
+from holdfast.server.authorization import NoAuthentication
 from holdfast.server.health import Health
 from holdfast.server.histograms import Histogram
 from holdfast.server.ingress_metrics import IngressMetrics
@@ -49,7 +49,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 class Server:
-    """A plane in memory, measured."""
+    """A measured plane in memory."""
 
     def __init__(self, queues_max: int = 100, clock: ManualClock | None = None) -> None:
         self.transport = AsyncEmbeddedTransport(
@@ -60,7 +60,7 @@ class Server:
         self.plane = AsyncPlane(self.measured)
 
     async def samples(self) -> dict[str, float]:
-        self.metrics._queues_at = self.metrics._lag_at = float("-inf")  # Whoever moves on in no time wants to see it.
+        self.metrics._queues_at = self.metrics._lag_at = float("-inf")  # Force a fresh read.
         text = (await self.metrics.body(self.transport)).decode()
         return {
             sample.name + "".join(f" {name}={value}" for name, value in sorted(sample.labels.items())): sample.value
@@ -90,7 +90,7 @@ async def test_calls_are_counted_by_operation_and_outcome(server: Server) -> Non
     assert samples["holdfast_calls_in_flight"] == 0
 
 
-async def test_calls_of_one_group_are_counted_one_by_one(server: Server) -> None:
+async def test_calls_of_a_batch_are_counted_singly(server: Server) -> None:
     calls = [Call(0, PUT), Call(1, PUT), Call(2, AckMessages("jobs", [])), Call(3, GetState("a"))]
     outcomes = await server.measured.call_batch(calls)
     assert isinstance(outcomes[2], HoldfastError)
@@ -105,17 +105,17 @@ async def test_calls_of_one_group_are_counted_one_by_one(server: Server) -> None
     assert samples["holdfast_commit_group_size_bucket le=2.0"] == 0
 
 
-async def test_nobody_waits_for_an_answer_until_it_is_counted_and_told_of(server: Server) -> None:
-    told: list[Any] = []
-    server.transport.services.publish = told.extend  # type: ignore[method-assign]
+async def test_answers_do_not_wait_for_counting_and_publishing(server: Server) -> None:
+    published: list[Any] = []
+    server.transport.services.publish = published.extend  # type: ignore[method-assign]
     await server.measured.call_batch([Call(0, PUT)])
-    assert (server.metrics.requests["queues.put", "ok"], len(told)) == (0, 0)
+    assert (server.metrics.requests["queues.put", "ok"], len(published)) == (0, 0)
     await asyncio.sleep(0)
-    assert (server.metrics.requests["queues.put", "ok"], len(told)) == (1, 1)
+    assert (server.metrics.requests["queues.put", "ok"], len(published)) == (1, 1)
 
 
-async def test_what_the_answers_of_a_group_tell_is_counted_too(server: Server) -> None:
-    lost = MessageLease("01" * 16, "nobody's", 1)
+async def test_outcomes_in_the_answers_of_a_batch_are_counted(server: Server) -> None:
+    lost = MessageLease("01" * 16, "unknown", 1)
     calls = [PUT, AckMessages("jobs", [lost, lost]), PUT, AckMessages("jobs", [lost]), GetState("no key!")]
     await server.measured.call_batch([Call(number, request) for number, request in enumerate(calls)])
     samples = await server.samples()
@@ -125,8 +125,8 @@ async def test_what_the_answers_of_a_group_tell_is_counted_too(server: Server) -
     assert samples["holdfast_requests_total code=invalid_name op=states.get"] == 1
 
 
-async def test_writes_that_a_lease_did_not_entitle_to_are_counted(server: Server) -> None:
-    lost = MessageLease("01" * 16, "nobody's", 1)
+async def test_fenced_writes_are_counted(server: Server) -> None:
+    lost = MessageLease("01" * 16, "unknown", 1)
     await server.measured.call(AckMessages("jobs", [lost, lost]))
     lease = await server.plane.lease("k").acquire("ada")
     await server.plane.lease("k").acquire("ada")
@@ -156,7 +156,7 @@ async def test_a_call_that_waits_is_in_flight_and_waiting(server: Server) -> Non
     assert samples["holdfast_requests_total code=cancelled op=queues.receive"] == 1
 
 
-async def test_queues_are_told_of_by_state(server: Server) -> None:
+async def test_queue_depth_is_reported_by_state(server: Server) -> None:
     queue = server.plane.queue("jobs")
     for _ in range(3):
         await queue.put(b"1")
@@ -176,7 +176,7 @@ async def test_queues_are_told_of_by_state(server: Server) -> None:
 STATES = ("ready", "delayed", "leased", "dead")
 
 
-async def test_how_long_messages_wait_for_their_first_delivery_is_told() -> None:
+async def test_dwell_time_until_the_first_delivery_is_measured() -> None:
     clock = ManualClock()
     server = Server(queues_max=2, clock=clock)
     jobs, at = server.plane.queue("jobs"), "queue=jobs universe=main"
@@ -184,7 +184,7 @@ async def test_how_long_messages_wait_for_their_first_delivery_is_told() -> None
     clock.advance_ms(2_000)
     message = await jobs.receive(visibility_seconds=7, extend_for_seconds=0)
     clock.advance_ms(1_000)
-    await server.measured.call(ReceiveMessages("JOBS", "ada", universe="MAIN"))
+    await server.measured.call(ReceiveMessages("jobs", "ada"))
     await message.nack()
     for _ in range(2):
         message = await jobs.receive(extend_for_seconds=0)
@@ -201,7 +201,7 @@ async def test_how_long_messages_wait_for_their_first_delivery_is_told() -> None
     await server.transport.close()
 
 
-async def test_only_so_many_queues_have_a_histogram() -> None:
+async def test_number_of_dwell_histograms_is_bounded() -> None:
     server = Server(queues_max=2)
     for name in ("a", "b", "c", "d"):
         await server.plane.queue(name).put(b"1")
@@ -212,7 +212,7 @@ async def test_only_so_many_queues_have_a_histogram() -> None:
     await server.transport.close()
 
 
-async def test_journals_that_nobody_compacts_are_told_of() -> None:
+async def test_compaction_lag_of_journals_is_measured() -> None:
     server = Server()
     for name, universe in (("ada", "main"), ("bob", "beta"), ("gone", "main")):
         world = AsyncPlane(server.measured, universe).world(name)
@@ -233,23 +233,23 @@ async def test_journals_that_nobody_compacts_are_told_of() -> None:
     await server.transport.close()
 
 
-async def test_worlds_are_looked_at_more_rarely(server: Server) -> None:
+async def test_worlds_are_read_less_often_than_queues(server: Server) -> None:
     await server.metrics.body(server.transport)
-    looked_at = server.metrics._lag_at
+    read_at = server.metrics._lag_at
     server.metrics._queues_at = float("-inf")
     await server.metrics.body(server.transport)
-    assert server.metrics._lag_at == looked_at
+    assert server.metrics._lag_at == read_at
 
 
 async def test_every_metric_is_documented(server: Server) -> None:
     document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     collectors = (server.metrics, IngressMetrics(server.transport.ingress))
-    told = {family.name: family.type for collector in collectors for family in collector.collect()}
+    collected = {family.name: family.type for collector in collectors for family in collector.collect()}
     listed = dict(re.findall(r"^\| `(holdfast_\w+)` \| (\w+)", document, re.MULTILINE))
-    assert listed == {f"{name}_total" if kind == "counter" else name: kind for name, kind in told.items()}
+    assert listed == {f"{name}_total" if kind == "counter" else name: kind for name, kind in collected.items()}
 
 
-async def test_only_so_many_queues_are_told_of() -> None:
+async def test_number_of_measured_queues_is_bounded() -> None:
     server = Server(queues_max=3)
     for number in range(5):
         await server.plane.queue(f"q{number}").put(b"1")
@@ -264,16 +264,14 @@ async def test_only_so_many_queues_are_told_of() -> None:
     await server.transport.close()
 
 
-async def test_depths_are_read_at_most_once_a_second(server: Server) -> None:
+async def test_queue_depths_are_read_at_most_once_per_second(server: Server) -> None:
     await server.plane.queue("jobs").put(b"1")
     assert b'queue="jobs"' in await server.metrics.body(server.transport)
     await server.plane.queue("mail").put(b"1")
     assert b'queue="mail"' not in await server.metrics.body(server.transport)
 
 
-async def test_whoever_goes_away_while_depths_are_read_takes_none_with_them(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cancelled_scrape_keeps_the_previous_depths(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     await server.plane.queue("jobs").put(b"x")
     await server.samples()
     with monkeypatch.context() as slow:
@@ -287,7 +285,7 @@ async def test_whoever_goes_away_while_depths_are_read_takes_none_with_them(
     assert [stats.queue for _, stats in server.metrics._queues] == ["jobs"]
 
 
-async def test_metrics_are_told_although_the_key_space_is_gone(
+async def test_metrics_are_reported_although_the_key_space_is_closed(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.transport.services.database.close()
@@ -295,9 +293,9 @@ async def test_metrics_are_told_although_the_key_space_is_gone(
     assert "cannot be read" in caplog.text
 
 
-async def test_everything_else_of_a_server_is_told_too(server: Server) -> None:
-    server.metrics.rejected("token")
-    server.metrics.synced(0.002)
+async def test_rejects_streams_syncs_and_process_are_reported(server: Server) -> None:
+    server.metrics.count_reject("token")
+    server.metrics.observe_sync(0.002)
     samples = await server.samples()
     assert samples["holdfast_rejects_total reason=token"] == 1
     assert samples["holdfast_open_streams"] == 7
@@ -313,7 +311,7 @@ async def test_no_label_names_a_message_or_a_key(server: Server) -> None:
     assert not [word for word in ("very-secret", "key-of-mine", "owner-of-mine") if word in text]
 
 
-def test_a_histogram_counts_what_is_at_most_each_bound() -> None:
+def test_histogram_buckets_include_their_upper_bound() -> None:
     histogram = Histogram((1, 2, 4))
     for value, times in ((1, 1), (1.5, 1), (4, 2), (9, 1)):
         histogram.observe(value, times)
@@ -321,9 +319,11 @@ def test_a_histogram_counts_what_is_at_most_each_bound() -> None:
     assert histogram.sum == 1 + 1.5 + 8 + 9
 
 
-async def test_a_fault_of_ours_is_logged_and_not_shown(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_error_is_logged_and_not_sent_to_the_caller(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
-        raise ZeroDivisionError("the secret of our fault")
+        raise ZeroDivisionError("the secret details")
 
     server.transport.call = broken  # type: ignore[method-assign]
     server.transport.services.database.transact_async = broken  # type: ignore[method-assign]
@@ -332,21 +332,21 @@ async def test_a_fault_of_ours_is_logged_and_not_shown(server: Server, caplog: p
     [outcome] = await server.measured.call_batch([Call(0, PUT)])
     assert "secret" not in f"{raised.value} {outcome}"
     assert len(caplog.records) == 2
-    assert "the secret of our fault" in caplog.text
+    assert "the secret details" in caplog.text
     await asyncio.sleep(0)
     assert server.metrics.requests["queues.put", "error"] == 2
 
 
-async def test_a_measured_port_is_the_port_in_everything_else(server: Server) -> None:
+async def test_measured_transport_has_the_services_of_its_transport(server: Server) -> None:
     assert server.measured.services is server.transport.services
     assert (await server.plane.blobs.put(b"x" * 1_000)) is not None
     assert await server.measured.transact(lambda tx: tx.get(b"a"), tier=PUT.tier) is None
 
 
-# Doors.
+# Endpoints.
 
 
-async def ask(app: Any, path: str, kind: str = "http") -> tuple[int, dict[str, str], bytes]:
+async def get(app: Any, path: str, kind: str = "http") -> tuple[int, dict[str, str], bytes]:
     """The answer of an ASGI app to a GET."""
     sent: list[Any] = []
 
@@ -369,71 +369,71 @@ async def ask(app: Any, path: str, kind: str = "http") -> tuple[int, dict[str, s
     return sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent[1:])
 
 
-async def test_a_server_is_ready_while_the_key_space_answers(server: Server) -> None:
+async def test_server_is_ready_while_the_key_space_answers(server: Server) -> None:
     health = Health(server.transport)
     app = Starlette(routes=health.routes())
-    assert (await ask(app, "/readyz"))[0] == 200
+    assert (await get(app, "/readyz"))[0] == 200
     server.transport.services.database.close()
-    status, headers, body = await ask(app, "/readyz")
+    status, headers, body = await get(app, "/readyz")
     assert (status, headers["retry-after"]) == (503, "2")
     assert b"closed" in body
-    assert (await ask(app, "/healthz"))[0] == 200
+    assert (await get(app, "/healthz"))[0] == 200
 
 
-async def test_a_server_that_drains_is_alive_but_not_ready(server: Server) -> None:
+async def test_draining_server_is_alive_but_not_ready(server: Server) -> None:
     health = Health(server.transport)
-    app = health.gate(Starlette(routes=health.routes()))
+    app = health.wrap(Starlette(routes=health.routes()))
     health.draining = True
-    assert (await ask(app, "/healthz"))[0] == 200
-    status, _, body = await ask(app, "/readyz")
+    assert (await get(app, "/healthz"))[0] == 200
+    status, _, body = await get(app, "/readyz")
     assert (status, b"shutting down" in body) == (503, True)
-    status, headers, _ = await ask(app, "/v1/stream", "websocket")
+    status, headers, _ = await get(app, "/v1/stream", "websocket")
     assert (status, headers["retry-after"]) == (503, "2")
 
 
-async def test_requests_are_under_way_until_answered_unless_they_only_wait(server: Server) -> None:
+async def test_requests_are_in_flight_until_answered_unless_they_wait_for_messages(server: Server) -> None:
     health = Health(server.transport)
-    begun, go = asyncio.Event(), asyncio.Event()
+    started, proceed = asyncio.Event(), asyncio.Event()
 
     async def slow(request: HttpRequest) -> PlainTextResponse:
-        begun.set()
-        await go.wait()
+        started.set()
+        await proceed.wait()
         return PlainTextResponse("done")
 
     async def long_poll(request: HttpRequest) -> PlainTextResponse:
-        begun.set()
+        started.set()
         await server.measured.call(ReceiveMessages("jobs", "ada", wait_seconds=60))
         return PlainTextResponse("done")
 
-    app = health.gate(Starlette(routes=[Route("/slow", slow), Route("/poll", long_poll)]))
-    answering = asyncio.create_task(ask(app, "/slow"))
-    await begun.wait()
-    assert health.under_way == 1
-    go.set()
+    app = health.wrap(Starlette(routes=[Route("/slow", slow), Route("/poll", long_poll)]))
+    answering = asyncio.create_task(get(app, "/slow"))
+    await started.wait()
+    assert health.in_flight == 1
+    proceed.set()
     assert (await answering)[2] == b"done"
-    assert health.under_way == 0
-    begun.clear()
-    polling = asyncio.create_task(ask(app, "/poll"))
-    await begun.wait()
-    await until(lambda: health.under_way == 0)
+    assert health.in_flight == 0
+    started.clear()
+    polling = asyncio.create_task(get(app, "/poll"))
+    await started.wait()
+    await until(lambda: health.in_flight == 0)
     await server.transport.call(PUT)
     await polling
 
 
-async def test_metrics_are_for_whoever_may_read_them(server: Server) -> None:
-    app = Starlette(routes=[metrics_route(server.metrics, server.transport, Open())])
-    status, headers, body = await ask(app, "/metrics")
+async def test_metrics_need_permission(server: Server) -> None:
+    app = Starlette(routes=[metrics_route(server.metrics, server.transport, NoAuthentication())])
+    status, headers, body = await get(app, "/metrics")
     assert (status, headers["content-type"].split(";")[0]) == (200, "text/plain")
     assert b"holdfast_open_streams 7.0" in body
 
     def refuse(*_: Any) -> Any:
         raise NotAllowed("not you")
 
-    app = Starlette(routes=[metrics_route(server.metrics, server.transport, SimpleNamespace(admit=refuse))])
-    assert (await ask(app, "/metrics"))[0] == 403
-    with_guard = SimpleNamespace(admit=lambda *_: SimpleNamespace(permit=refuse))
-    app = Starlette(routes=[metrics_route(server.metrics, server.transport, with_guard)])  # type: ignore[arg-type]
-    assert (await ask(app, "/metrics"))[0] == 403
+    app = Starlette(routes=[metrics_route(server.metrics, server.transport, SimpleNamespace(authenticate=refuse))])
+    assert (await get(app, "/metrics"))[0] == 403
+    without_permission = SimpleNamespace(authenticate=lambda *_: SimpleNamespace(authorize_verb=refuse))
+    app = Starlette(routes=[metrics_route(server.metrics, server.transport, without_permission)])  # type: ignore[arg-type]
+    assert (await get(app, "/metrics"))[0] == 403
 
 
 # Logs.
@@ -441,17 +441,17 @@ async def test_metrics_are_for_whoever_may_read_them(server: Server) -> None:
 
 @pytest.fixture
 def lines() -> Iterator[Any]:
-    """Configures logs to go to memory, and puts everything back."""
+    """Configures logging to memory, and restores it afterwards."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     quiet = {name: logging.getLogger(name).level for name in logs._QUIET}
 
-    def begin(format: str, level: str = "info") -> io.StringIO:
+    def start(format: str, level: str = "info") -> io.StringIO:
         stream = io.StringIO()
         logs.configure(format, level, stream)
         return stream
 
-    yield begin
+    yield start
     for handler in list(root.handlers):
         root.removeHandler(handler)
     for handler in handlers:
@@ -465,11 +465,11 @@ SECRET = "hft_" + "0" * 32 + "_" + "5ec4e7" * 8
 log = logging.getLogger("holdfast.test")
 
 
-def test_a_line_of_json_has_everything_that_is_known(lines: Any) -> None:
+def test_json_line_has_all_fields(lines: Any) -> None:
     stream = lines("json")
-    with logs.correlated("c-1"):
+    with logs.correlation_scope("c-1"):
         log.warning("refused: %s", "why", extra={"token": "t", "count": 3})
-    log.debug("not said")
+    log.debug("not logged")
     [line] = map(msgspec.json.decode, stream.getvalue().splitlines())
     assert line.pop("at").endswith("Z")
     assert line == {
@@ -482,7 +482,7 @@ def test_a_line_of_json_has_everything_that_is_known(lines: Any) -> None:
     }
 
 
-def test_a_line_of_text_cannot_be_broken_by_what_is_in_it(lines: Any) -> None:
+def test_text_line_escapes_line_breaks(lines: Any) -> None:
     stream = lines("text")
     log.error("one\nline\r", extra={"client": "a\nb"})
     [line] = stream.getvalue().splitlines()
@@ -490,43 +490,43 @@ def test_a_line_of_text_cannot_be_broken_by_what_is_in_it(lines: Any) -> None:
 
 
 @pytest.mark.parametrize("format", ["json", "text"])
-def test_no_line_has_a_secret(lines: Any, format: str) -> None:
+def test_secrets_are_redacted(lines: Any, format: str) -> None:
     stream = lines(format)
     url = "postgresql://ada:hunter22@db/x"
     log.error("%s and Authorization: Bearer %s", SECRET, "other-s3cret", extra={"headers": {"a": SECRET}, "data": url})
-    with logs.correlated(SECRET):
+    with logs.correlation_scope(SECRET):
         try:
             raise ValueError(SECRET)
         except ValueError:
             log.exception("it failed")
-    said = stream.getvalue()
-    assert "it failed" in said
-    assert "ValueError" in said
-    assert not [secret for secret in ("5ec4e7", "other-s3cret", "hunter22") if secret in said]
-    assert "hft_" + "0" * 32 in said  # Whose it was helps, and is no secret.
+    logged = stream.getvalue()
+    assert "it failed" in logged
+    assert "ValueError" in logged
+    assert not [secret for secret in ("5ec4e7", "other-s3cret", "hunter22") if secret in logged]
+    assert "hft_" + "0" * 32 in logged  # The id of the token is not secret.
 
 
-def test_what_carries_messages_is_silent_even_when_everything_is_logged(lines: Any) -> None:
+def test_libraries_that_log_payloads_are_silent_at_debug_level(lines: Any) -> None:
     stream = lines("text", "debug")
     log.debug("ours")
-    logging.getLogger("uvicorn.error").debug("a frame with everybody's messages")
+    logging.getLogger("uvicorn.error").debug("a frame with messages")
     assert "ours" in stream.getvalue()
     assert "messages" not in stream.getvalue()
 
 
-def test_a_flood_of_lines_is_counted_instead(lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_limited_lines_are_counted(lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 10.0
     monkeypatch.setattr("holdfast.server.logs.monotonic", lambda: now)
     stream = lines("json")
     flooded = logging.getLogger("holdfast.test.flood")
-    flooded.addFilter(logs.Sparing(per_second=3))
+    flooded.addFilter(logs.RateLimitFilter(per_second=3))
     for _ in range(10):
         flooded.warning("again")
     now += 1
     flooded.warning("later")
-    said = [msgspec.json.decode(line) for line in stream.getvalue().splitlines()]
-    assert [line["message"] for line in said] == ["again"] * 3 + ["later"]
-    assert said[-1]["kept_back"] == 7
+    logged = [msgspec.json.decode(line) for line in stream.getvalue().splitlines()]
+    assert [line["message"] for line in logged] == ["again"] * 3 + ["later"]
+    assert logged[-1]["kept_back"] == 7
 
 
 # Spans.
@@ -547,17 +547,17 @@ def test_a_flood_of_lines_is_counted_instead(lines: Any, monkeypatch: pytest.Mon
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_spans_have_the_names_of_messaging(request_: Any, name: str, attributes: dict[str, Any]) -> None:
-    found, told = tracing.names_of(request_)
-    assert found == name
-    assert attributes.items() <= told.items()
+def test_spans_follow_the_messaging_conventions(request_: Any, name: str, attributes: dict[str, Any]) -> None:
+    found_name, found_attributes = tracing.names_of(request_)
+    assert found_name == name
+    assert attributes.items() <= found_attributes.items()
 
 
-async def test_calls_are_spans_if_there_is_somebody_to_tell(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_are_spans_if_a_provider_is_configured(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     memory, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(memory))
     monkeypatch.setattr(tracing.trace, "get_tracer_provider", lambda: provider)
-    monkeypatch.setattr(tracing, "_is_set_up", tracing._is_set_up.__wrapped__)
+    monkeypatch.setattr(tracing, "_has_provider", tracing._has_provider.__wrapped__)
     await server.measured.call(PUT)
     await server.measured.call_batch([Call(0, PUT)])
     await server.measured.call_batch([Call(0, PUT), Call(1, PUT)])
@@ -569,14 +569,14 @@ async def test_calls_are_spans_if_there_is_somebody_to_tell(server: Server, monk
     assert spans[-1].attributes["error.type"] == "invalid_name"
 
 
-def test_without_opentelemetry_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_is_off_without_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "trace", None)
     assert not tracing.is_on()
     with tracing.caused_by({"traceparent": "00-1-2-01"}), tracing.span(PUT), pytest.raises(Closed):
         raise Closed("as always")
 
 
-async def test_metrics_are_told_although_a_queue_is_damaged(
+async def test_metrics_are_reported_although_queues_cannot_be_read(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(*_: Any) -> None:

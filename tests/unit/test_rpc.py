@@ -1,4 +1,4 @@
-"""JSON-RPC: what is answered to whom, by which code, and what is not answered."""
+"""JSON-RPC requests, their responses and error codes."""
 
 import json
 from base64 import urlsafe_b64encode
@@ -14,7 +14,7 @@ from holdfast.errors import Busy, NotAllowed
 from holdfast.limits import RPC_BATCH_MAX, RPC_BYTES_MAX
 from holdfast.plane.embedded import AsyncEmbeddedTransport
 from holdfast.plane.open import Options, open_plane_async
-from holdfast.server.authorization import Anybody
+from holdfast.server.authorization import AllowAll, Authorizer
 from holdfast.server.ingress_metrics import IngressMetrics
 from holdfast.server.rpc import Caller, Rpc, caller_of, encode
 from holdfast.wire.mail import BlockSender, CountMail, MailPolicy, ReadMail, SetMailPolicy
@@ -23,8 +23,8 @@ from holdfast.wire.rpc import RpcCode
 ADA = "ada@main"
 
 
-class Guard:
-    """Somebody who showed a token."""
+class TokenHolder(Authorizer):
+    """The authorizer of a caller with the token `ada`."""
 
     name = "0123"
     holder = "ada"
@@ -32,10 +32,10 @@ class Guard:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
-    def allow(self, request: Any) -> None:
-        self.asked.append(request)
+    def authorize(self, request: Any) -> None:
+        self.requests.append(request)
         if self.error is not None:
             raise self.error
 
@@ -67,17 +67,17 @@ def push(key: str = "k", **more: Any) -> dict[str, Any]:
     return call("agent.data.push", {name: value for name, value in (params | more).items() if value is not None})
 
 
-async def ask(rpc: Rpc, given: Any, caller: Caller | None = None) -> Any:
-    data = given if isinstance(given, bytes) else json.dumps(given).encode()
+async def respond(rpc: Rpc, body: Any, caller: Caller | None = None) -> Any:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
     if caller is None:
         answer = await rpc.answer(ADA, data)
         return None if answer is None else json.loads(answer)
-    replied = await rpc.respond(caller, data)
-    return None if replied is None else json.loads(encode(replied))
+    response = await rpc.respond(caller, data)
+    return None if response is None else json.loads(encode(response))
 
 
 def code_of(answer: Any, id: Any = 1) -> RpcCode:
-    """The code of a failure, whose form is the contract's."""
+    """The code of a failure; checks the form of the response."""
     assert (answer["jsonrpc"], answer["id"]) == ("2.0", id)
     assert set(answer) == {"jsonrpc", "id", "error"}
     error = answer["error"]
@@ -90,14 +90,14 @@ def code_of(answer: Any, id: Any = 1) -> RpcCode:
 # The frames.
 
 
-async def test_a_ping_is_answered(rpc: Rpc) -> None:
-    answer = await ask(rpc, call(id="x"))
+async def test_ping_is_answered(rpc: Rpc) -> None:
+    answer = await respond(rpc, call(id="x"))
     assert (answer["jsonrpc"], answer["id"], answer["result"]["ok"]) == ("2.0", "x", True)
     assert answer["result"]["ts"].endswith("Z")
 
 
-async def test_capabilities_say_what_there_is(rpc: Rpc) -> None:
-    result = (await ask(rpc, call("agent.capabilities.get", {})))["result"]
+async def test_capabilities_list_methods_and_limits(rpc: Rpc) -> None:
+    result = (await respond(rpc, call("agent.capabilities.get", {})))["result"]
     assert result["allowed_methods"] == ["agent.ping", "agent.capabilities.get", "agent.data.push"]
     assert result["capabilities"] == ["data.push.v1"]
     assert (result["protocol_min"], result["protocol_max"]) == (1, 1)
@@ -110,12 +110,12 @@ async def test_capabilities_say_what_there_is(rpc: Rpc) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"jsonrpc": "2.0", "method": "foobar, "params": "bar", "baz]', b"\xff"])
-async def test_what_is_not_json_is_a_parse_error(rpc: Rpc, data: bytes) -> None:
-    assert code_of(await ask(rpc, data), None) == -32700
+async def test_invalid_json_is_a_parse_error(rpc: Rpc, data: bytes) -> None:
+    assert code_of(await respond(rpc, data), None) == -32700
 
 
 @pytest.mark.parametrize(
-    ("given", "id"),
+    ("body", "id"),
     [
         (1, None),
         ("text", None),
@@ -132,52 +132,52 @@ async def test_what_is_not_json_is_a_parse_error(rpc: Rpc, data: bytes) -> None:
         ([], None),
     ],
 )
-async def test_what_is_no_call_is_an_invalid_request(rpc: Rpc, given: Any, id: Any) -> None:
-    assert code_of(await ask(rpc, given), id) == -32600
+async def test_malformed_call_is_an_invalid_request(rpc: Rpc, body: Any, id: Any) -> None:
+    assert code_of(await respond(rpc, body), id) == -32600
 
 
 @pytest.mark.parametrize("id", [1, 0, -7, 1.5, "x", "", None])
-async def test_an_id_comes_back_as_it_was_sent(rpc: Rpc, id: Any) -> None:
-    assert (await ask(rpc, call(id=id)))["id"] == id
+async def test_id_is_returned_unchanged(rpc: Rpc, id: Any) -> None:
+    assert (await respond(rpc, call(id=id)))["id"] == id
 
 
-async def test_an_unknown_method_is_not_found(rpc: Rpc) -> None:
-    assert code_of(await ask(rpc, call("agent.nothing"))) == -32601
+async def test_unknown_method_is_not_found(rpc: Rpc) -> None:
+    assert code_of(await respond(rpc, call("agent.nothing"))) == -32601
 
 
-async def test_a_notification_is_carried_out_and_not_answered(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
-    asked = push()
-    del asked["id"]
-    assert await ask(rpc, asked) is None
+async def test_notification_is_executed_and_not_answered(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
+    notification = push()
+    del notification["id"]
+    assert await respond(rpc, notification) is None
     assert (await transport.call(CountMail("bob"))).pending == 1
     for refused in (call("agent.nothing"), call("agent.data.push", {})):
         del refused["id"]
-        assert await ask(rpc, refused) is None
+        assert await respond(rpc, refused) is None
 
 
-async def test_a_batch_is_answered_in_order_without_its_notifications(rpc: Rpc) -> None:
-    note = call()
-    del note["id"]
-    answers = await ask(rpc, [call(id=1), note, 1, call("agent.nothing", id=2), push(to="eve") | {"id": 3}])
+async def test_batch_is_answered_in_order_without_its_notifications(rpc: Rpc) -> None:
+    notification = call()
+    del notification["id"]
+    answers = await respond(rpc, [call(id=1), notification, 1, call("agent.nothing", id=2), push(to="eve") | {"id": 3}])
     assert [answer["id"] for answer in answers] == [1, None, 2, 3]
     assert [answer.get("error", {}).get("code") for answer in answers] == [None, -32600, -32601, None]
-    assert await ask(rpc, [note, note]) is None
+    assert await respond(rpc, [notification, notification]) is None
 
 
-async def test_a_batch_is_bounded(rpc: Rpc) -> None:
-    assert len(await ask(rpc, [call(id=number) for number in range(RPC_BATCH_MAX)])) == RPC_BATCH_MAX
-    answer = await ask(rpc, [call(id=number) for number in range(RPC_BATCH_MAX + 1)])
+async def test_batch_size_is_bounded(rpc: Rpc) -> None:
+    assert len(await respond(rpc, [call(id=number) for number in range(RPC_BATCH_MAX)])) == RPC_BATCH_MAX
+    answer = await respond(rpc, [call(id=number) for number in range(RPC_BATCH_MAX + 1)])
     assert code_of(answer, None) == -32600
 
 
-async def test_a_frame_is_bounded(rpc: Rpc) -> None:
+async def test_request_size_is_bounded(rpc: Rpc) -> None:
     padded = json.dumps(call()).encode()
-    assert (await ask(rpc, padded.ljust(RPC_BYTES_MAX)))["result"]["ok"]
-    assert code_of(await ask(rpc, padded.ljust(RPC_BYTES_MAX + 1)), None) == -32005
+    assert (await respond(rpc, padded.ljust(RPC_BYTES_MAX)))["result"]["ok"]
+    assert code_of(await respond(rpc, padded.ljust(RPC_BYTES_MAX + 1)), None) == -32005
 
 
-async def test_a_fault_of_ours_tells_nothing_about_it(caplog: pytest.LogCaptureFixture) -> None:
-    answer = await ask(Rpc(SimpleNamespace()), call("agent.capabilities.get"))
+async def test_unexpected_error_has_no_details(caplog: pytest.LogCaptureFixture) -> None:
+    answer = await respond(Rpc(SimpleNamespace()), call("agent.capabilities.get"))
     assert code_of(answer) == -32603
     assert "SimpleNamespace" not in answer["error"]["data"]["details"]
     assert "SimpleNamespace" in caplog.text
@@ -186,14 +186,14 @@ async def test_a_fault_of_ours_tells_nothing_about_it(caplog: pytest.LogCaptureF
 # Pushes.
 
 
-async def test_a_push_arrives_and_says_which_promise_holds(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
-    result = (await ask(rpc, push(durability=None)))["result"]
+async def test_push_is_stored_and_reports_its_durability(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
+    result = (await respond(rpc, push(durability=None)))["result"]
     assert {name: result[name] for name in ("accepted", "deduped", "durability")} == {
         "accepted": True,
         "deduped": False,
         "durability": "accepted",
     }
-    result = (await ask(rpc, push()))["result"]
+    result = (await respond(rpc, push()))["result"]
     assert (result["accepted"], result["deduped"], result["durability"]) == (True, True, "synced")
     (mail,) = (await transport.call(ReadMail("bob"))).mails
     assert (mail.id, mail.sender) == (result["id"], ADA)
@@ -216,97 +216,98 @@ async def test_a_push_arrives_and_says_which_promise_holds(rpc: Rpc, transport: 
         {"to": "bob@elsewhere"},
     ],
 )
-async def test_wrong_parameters_are_named(rpc: Rpc, change: dict[str, Any]) -> None:
-    assert code_of(await ask(rpc, push(**change))) == -32602
+async def test_invalid_parameters_are_refused(rpc: Rpc, change: dict[str, Any]) -> None:
+    assert code_of(await respond(rpc, push(**change))) == -32602
 
 
 @pytest.mark.parametrize("params", [None, [], [1]])
-async def test_parameters_are_an_object(rpc: Rpc, params: Any) -> None:
-    assert code_of(await ask(rpc, call("agent.data.push", params))) == -32602
+async def test_parameters_must_be_an_object(rpc: Rpc, params: Any) -> None:
+    assert code_of(await respond(rpc, call("agent.data.push", params))) == -32602
 
 
-async def test_a_recipient_is_named_by_the_call_or_by_the_settings(transport: AsyncEmbeddedTransport) -> None:
-    answer = await ask(Rpc(transport), push())
+async def test_recipient_comes_from_the_call_or_the_settings(transport: AsyncEmbeddedTransport) -> None:
+    answer = await respond(Rpc(transport), push())
     assert code_of(answer) == -32602
     assert "ingress_agent" in answer["error"]["data"]["details"]
-    assert "result" in await ask(Rpc(transport), push(to="eve@main"))
+    assert "result" in await respond(Rpc(transport), push(to="eve@main"))
     assert (await transport.call(CountMail("eve"))).pending == 1
 
 
-async def test_a_payload_that_is_too_large_has_its_own_code(rpc: Rpc) -> None:
+async def test_too_large_payload_has_its_own_code(rpc: Rpc) -> None:
     large = urlsafe_b64encode(b"x" * 131_073).decode().rstrip("=")
-    answer = await ask(rpc, push(payload_base64=large))
+    answer = await respond(rpc, push(payload_base64=large))
     assert (code_of(answer), answer["error"]["data"]["code"]) == (-32005, "payload_too_large")
 
 
-async def test_a_full_mailbox_is_busy(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
+async def test_full_mailbox_is_busy(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
     await transport.call(SetMailPolicy(MailPolicy(pending_max=1)))
-    await ask(rpc, push("1"))
-    answer = await ask(rpc, push("2"))
+    await respond(rpc, push("1"))
+    answer = await respond(rpc, push("2"))
     assert code_of(answer) == -32010
     assert answer["error"]["data"]["code"] == "queue_full"
     assert answer["error"]["data"]["retry_after_seconds"] == 1
 
 
-async def test_a_sender_that_is_blocked_is_unauthorized(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
+async def test_blocked_sender_is_unauthorized(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
     await transport.call(BlockSender("bob", "ada"))
-    assert code_of(await ask(rpc, push())) == -32001
+    assert code_of(await respond(rpc, push())) == -32001
 
 
-async def test_a_closed_ingress_is_busy(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
+async def test_closed_ingress_is_busy(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
     await transport.ingress.close()
-    assert code_of(await ask(rpc, push())) == -32010
+    assert code_of(await respond(rpc, push())) == -32010
 
 
 async def test_too_many_pushes_are_rate_limited() -> None:
     transport = await open_plane_async("memory:", Options(pushes_per_minute=2))
     rpc = Rpc(transport, agent="bob")
-    codes = [code_of(answer) for key in "abc" if "error" in (answer := await ask(rpc, push(key)))]
+    codes = [code_of(answer) for key in "abc" if "error" in (answer := await respond(rpc, push(key)))]
     assert codes == [-32006]
     await transport.close()
 
 
-# Who it is from.
+# The sender.
 
 
-async def test_the_sender_is_the_authenticated_one(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
-    """Lesson 22: the sender's address was not checked."""
-    assert "result" in await ask(rpc, push("1"))
-    assert "result" in await ask(rpc, push("2", **{"from": "ADA"}))
-    assert "result" in await ask(rpc, push("3", **{"from": "ada@main"}))
-    assert code_of(await ask(rpc, push("4", **{"from": "eve"}))) == -32002
+async def test_sender_is_the_authenticated_caller(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
+    assert "result" in await respond(rpc, push("1"))
+    assert "result" in await respond(rpc, push("2", **{"from": "ada"}))
+    assert "result" in await respond(rpc, push("3", **{"from": "ada@main"}))
+    assert code_of(await respond(rpc, push("4", **{"from": "eve"}))) == -32002
     assert {mail.sender for mail in (await transport.call(ReadMail("bob"))).mails} == {ADA}
 
 
-async def test_a_token_pushes_by_its_name_where_it_may_send_mail(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
-    guard = Guard()
-    assert "result" in await ask(rpc, push(to="bob@beta"), caller_of(guard, "main"))
-    assert (guard.asked[0].sender, guard.asked[0].universe) == ("ada", "beta")
+async def test_token_pushes_by_its_name_in_universes_where_it_may_send_mail(
+    rpc: Rpc, transport: AsyncEmbeddedTransport
+) -> None:
+    authorizer = TokenHolder()
+    assert "result" in await respond(rpc, push(to="bob@beta"), caller_of(authorizer, "main"))
+    assert (authorizer.requests[0].sender, authorizer.requests[0].universe) == ("ada", "beta")
     (mail,) = (await transport.call(ReadMail("bob", universe="beta"))).mails
     assert mail.sender == "ada@beta"
-    answer = await ask(rpc, push(**{"from": "eve"}), caller_of(guard, "main"))
+    answer = await respond(rpc, push(**{"from": "eve"}), caller_of(authorizer, "main"))
     assert code_of(answer) == -32002
 
 
-async def test_a_token_that_may_not_send_mail_may_not_push(rpc: Rpc) -> None:
-    refused = caller_of(Guard(NotAllowed("not for you")), "main")
-    assert code_of(await ask(rpc, push(), refused)) == -32004
-    assert "result" in await ask(rpc, call(), refused)
+async def test_token_that_may_not_send_mail_may_not_push(rpc: Rpc) -> None:
+    refused = caller_of(TokenHolder(NotAllowed("not for you")), "main")
+    assert code_of(await respond(rpc, push(), refused)) == -32004
+    assert "result" in await respond(rpc, call(), refused)
 
 
-async def test_a_token_that_calls_too_often_is_rate_limited(rpc: Rpc) -> None:
-    answer = await ask(rpc, push(), caller_of(Guard(Busy("slow down")), "main"))
+async def test_token_above_its_rate_is_rate_limited(rpc: Rpc) -> None:
+    answer = await respond(rpc, push(), caller_of(TokenHolder(Busy("slow down")), "main"))
     assert code_of(answer) == -32006
 
 
-async def test_where_nobody_is_authenticated_a_call_is_believed(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
-    loopback = caller_of(Anybody(), "main")
-    await ask(rpc, push("1", **{"from": "eve"}), loopback)
-    await ask(rpc, push("2"), loopback)
+async def test_sender_is_trusted_without_authentication(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
+    loopback = caller_of(AllowAll(), "main")
+    await respond(rpc, push("1", **{"from": "eve"}), loopback)
+    await respond(rpc, push("2"), loopback)
     assert [mail.sender for mail in (await transport.call(ReadMail("bob"))).mails] == ["eve@main", "anybody@main"]
 
 
-async def test_an_agent_of_the_relay_stays_in_its_universe(rpc: Rpc) -> None:
+async def test_relay_agent_cannot_push_to_another_universe(rpc: Rpc) -> None:
     answer = await rpc.answer("ada@beta", json.dumps(push(to="bob@main")).encode())
     assert answer is not None
     assert code_of(json.loads(answer)) == -32602
@@ -318,14 +319,13 @@ async def test_an_agent_of_the_relay_stays_in_its_universe(rpc: Rpc) -> None:
 # Metrics.
 
 
-async def test_the_ingress_tells_of_itself(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
-    """Lesson 6: the metrics were planned and never built."""
+async def test_ingress_metrics_are_collected(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:
     registry = CollectorRegistry()
     registry.register(IngressMetrics(transport.ingress))
-    await ask(rpc, [push("1"), push("2")])
-    await ask(rpc, push("2"))
-    await ask(rpc, push("3", durability=None))
-    await ask(rpc, push("3", topic=""))
+    await respond(rpc, [push("1"), push("2")])
+    await respond(rpc, push("2"))
+    await respond(rpc, push("3", durability=None))
+    await respond(rpc, push("3", topic=""))
     text = generate_latest(registry).decode()
     for line in (
         "holdfast_ingress_depth 1.0",

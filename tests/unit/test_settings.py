@@ -1,4 +1,4 @@
-"""Settings: a file, then the environment, then flags; whoever errs is told where."""
+"""Settings from a file, the environment and flags; errors name their source."""
 
 from pathlib import Path
 from typing import Any
@@ -21,32 +21,32 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "holdfast.toml"
 
 
-def test_without_a_word_a_server_is_on_loopback() -> None:
+def test_default_server_listens_on_loopback() -> None:
     assert load() == Settings()
     assert (load().host, load().port, load().tokens, load().drain_seconds) == ("127.0.0.1", 9440, False, 10.0)
 
 
-def test_the_environment_comes_before_the_file_and_flags_before_both(file: Path) -> None:
+def test_environment_overrides_the_file_and_flags_override_both(file: Path) -> None:
     file.write_text('port = 1\nhost = "::1"\ndrain_seconds = 1\n')
     environment = {"HOLDFAST_PORT": "2", "HOLDFAST_HOST": "127.0.0.2"}
     settings = load({"port": 3}, environment, file)
     assert (settings.port, settings.host, settings.drain_seconds) == (3, "127.0.0.2", 1.0)
 
 
-def test_a_flag_that_was_not_given_decides_nothing() -> None:
+def test_missing_flag_overrides_nothing() -> None:
     assert load({"port": None}, {"HOLDFAST_PORT": "2"}).port == 2
 
 
-def test_a_variable_that_is_empty_was_not_given() -> None:
+def test_empty_variable_is_ignored() -> None:
     assert load(environment={"HOLDFAST_PORT": ""}).port == 9440
 
 
-def test_the_environment_may_name_the_file(file: Path) -> None:
+def test_environment_may_name_the_file(file: Path) -> None:
     file.write_text("port = 5")
     assert load(environment={"HOLDFAST_CONFIG": str(file)}).port == 5
 
 
-def test_tables_are_only_another_way_to_write_keys(file: Path) -> None:
+def test_tables_are_prefixes_of_keys(file: Path) -> None:
     file.write_text('[tls]\ncert = "a"\nkey = "b"\n[queue]\nmax-consumers = 7\n')
     settings = load(file=file)
     assert (settings.tls_cert, settings.tls_key, settings.queue_max_consumers) == ("a", "b", 7)
@@ -56,12 +56,12 @@ def test_tables_are_only_another_way_to_write_keys(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "value"), [("on", True), ("YES", True), ("1", True), ("off", False), ("false", False)]
 )
-def test_switches_are_on_and_off(text: str, value: bool) -> None:
+def test_booleans_are_parsed(text: str, value: bool) -> None:
     assert load(environment={"HOLDFAST_TOKENS": text}).tokens is value
     assert load({"tokens": text}).tokens is value
 
 
-def test_flags_may_be_written_as_on_the_command_line() -> None:
+def test_flags_may_have_dashes() -> None:
     assert load({"--drain-seconds": "3"}).drain_seconds == 3.0
 
 
@@ -73,7 +73,7 @@ def test_flags_may_be_written_as_on_the_command_line() -> None:
         ({}, {"HOLDFAST_QUEUE_MAX_CONSUMER": "1"}, "", ["did you mean queue_max_consumers"]),
         ({}, {}, "tokns = true", ["tokns", "holdfast.toml", "did you mean tokens"]),
         ({}, {}, "[tls]\ncrt = 'a'", ["tls_crt", "did you mean tls_cert"]),
-        ({"port": "many"}, {}, "", ["port is 'many'", "the flags (--port)", "int"]),
+        ({"port": "many"}, {}, "", ["port='many'", "the flags (--port)", "int"]),
         ({"port": 70_000}, {}, "", ["the flags (--port)", "65535"]),
         ({}, {"HOLDFAST_PORT": "-1"}, "", ["HOLDFAST_PORT", ">= 0"]),
         ({}, {}, 'port = "9440"', ["holdfast.toml", "int"]),
@@ -81,15 +81,15 @@ def test_flags_may_be_written_as_on_the_command_line() -> None:
         ({"drain_seconds": "nan"}, {}, "", ["drain_seconds", "--drain-seconds"]),
         ({"drain_seconds": float("inf")}, {}, "", ["drain_seconds"]),
         ({"queue_poll_interval_seconds": 0}, {}, "", ["> 0"]),
-        ({"tokens": "perhaps"}, {}, "", ["tokens is 'perhaps'"]),
+        ({"tokens": "perhaps"}, {}, "", ["tokens='perhaps'"]),
         ({"tls_cert": "a"}, {}, "", ["tls_key"]),
         ({"tls_client_ca": "a"}, {}, "", ["tls_cert"]),
         ({"host": ""}, {}, "", ["host is empty"]),
-        ({}, {}, "port =", ["not TOML"]),
+        ({}, {}, "port =", ["not valid TOML"]),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_an_error_says_where_it_comes_from(
+def test_error_names_the_source_of_its_value(
     file: Path, flags: dict[str, Any], environment: dict[str, str], text: str, words: list[str]
 ) -> None:
     file.write_text(text)
@@ -102,16 +102,16 @@ def test_an_error_says_where_it_comes_from(
 @pytest.mark.parametrize(
     "variable", ["HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_QUEUE_MESSAGE_ID", "HOLDFAST_FENCE", "HOLDFAST_LEASE_ID"]
 )
-def test_what_clients_read_and_commands_export_is_left_alone(variable: str) -> None:
+def test_variables_of_clients_and_commands_are_ignored(variable: str) -> None:
     assert load(environment={variable: "x"}) == Settings()
 
 
-def test_a_file_that_is_not_there_is_an_error(file: Path) -> None:
+def test_missing_file_is_an_error(file: Path) -> None:
     with pytest.raises(PathUnusable, match=r"holdfast\.toml"):
         load(file=file)
 
 
-def test_the_plane_is_opened_as_the_settings_say() -> None:
+def test_settings_become_options_of_the_plane() -> None:
     settings = load(
         {
             "objects": "memory:",
@@ -124,11 +124,11 @@ def test_the_plane_is_opened_as_the_settings_say() -> None:
     )
     options = settings.options
     assert (options.objects, options.compact_every_seconds) == ("memory:", 5.0)
-    assert options.waits is not None
-    assert (options.waits.consumers_max, options.waits.poll_seconds) == (9, 1.0)
-    assert (options.waits.poll_jitter_seconds, options.waits.resilient_poll_seconds) == (0.0, 60.0)
+    assert options.consumers is not None
+    assert (options.consumers.consumers_max, options.consumers.poll_seconds) == (9, 1.0)
+    assert (options.consumers.poll_jitter_seconds, options.consumers.resilient_poll_seconds) == (0.0, 60.0)
 
 
 @pytest.mark.parametrize("field", msgspec.structs.fields(Settings), ids=lambda field: field.name)
-def test_every_setting_has_a_default_that_it_accepts(field: Any) -> None:
+def test_default_of_every_setting_is_valid(field: Any) -> None:
     assert msgspec.convert(field.default, field.type) == field.default

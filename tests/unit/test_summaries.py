@@ -1,4 +1,4 @@
-"""Lists that tell something of each thing in them, and a look for damage in a world."""
+"""Summary lists, and integrity checks of worlds."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ import holdfast
 from holdfast import Plane, Tier
 from holdfast.errors import InvalidArgument, InvalidName, WorldNotFound
 from holdfast.handles.sync.plane import Plane as Handle
-from holdfast.limits import SURVEY_MAX
+from holdfast.limits import SUMMARY_LIST_MAX
 from holdfast.plane.embedded import EmbeddedTransport
 from holdfast.plane.services import Services
 from holdfast.tiers import TierPolicy
@@ -27,7 +27,7 @@ def plane(database: Any) -> Iterator[Plane]:
         yield opened
 
 
-def test_universes_are_those_with_anything_in_them(plane: Plane) -> None:
+def test_universes_are_those_with_data(plane: Plane) -> None:
     assert plane.universes() == []
     for name in ("b", "a", "a-1"):
         Handle(plane._transport, name).queue("jobs").put(b"x")
@@ -35,7 +35,7 @@ def test_universes_are_those_with_anything_in_them(plane: Plane) -> None:
     assert plane.universes(after="a", limit=1) == ["a-1"]
 
 
-def test_a_survey_of_queues_says_of_each_what_its_stats_do(plane: Plane) -> None:
+def test_queue_survey_has_the_stats_of_each_queue(plane: Plane) -> None:
     for name in ("mail", "jobs", "bills"):
         plane.queue(name).put(b"x")
     plane.queue("jobs").put(b"y", delay_seconds=60)
@@ -49,7 +49,7 @@ def test_a_survey_of_queues_says_of_each_what_its_stats_do(plane: Plane) -> None
     assert [each.queue for each in plane.survey_queues(after=first.next).queues] == ["mail"]
 
 
-def test_a_survey_of_worlds_says_where_their_records_are(tmp_path: Path) -> None:
+def test_world_survey_counts_hot_and_cold_records(tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path}") as plane:
         _world(plane, records=40, baseline=30, entries=10)
         plane.world("fork").create()
@@ -65,7 +65,7 @@ def test_a_survey_of_worlds_says_where_their_records_are(tmp_path: Path) -> None
         assert plane.survey_worlds(limit=1).next == "ada"
 
 
-def test_kinds_of_entities_have_the_tiers_of_their_fields(plane: Plane) -> None:
+def test_entity_kinds_list_the_tiers_of_their_fields(plane: Plane) -> None:
     plane.entities.write("order", "1", {"total": 5, "note": "n", "trace_id": "t"})
     plane.entities.write("agent", "ada", {"name": "Ada"})
     agent, order = plane.entities.kinds()
@@ -74,12 +74,12 @@ def test_kinds_of_entities_have_the_tiers_of_their_fields(plane: Plane) -> None:
     assert [each.kind for each in plane.entities.kinds(after="agent")] == ["order"]
 
 
-def test_what_is_named_by_the_policy_is_told_though_no_entity_has_it(plane: Plane) -> None:
+def test_entity_kinds_list_policy_fields_that_no_entity_has(plane: Plane) -> None:
     plane.entities.write("order", "1", {"note": "n"})
     assert plane.entities.kinds()[0].tiers["total"] is Tier.CRITICAL
 
 
-def test_mailboxes_say_since_when_mail_waits_and_whether_anybody_reads(plane: Plane) -> None:
+def test_mailboxes_list_the_oldest_mail_and_whether_an_agent_reads(plane: Plane) -> None:
     plane.mailbox("ada").send("bob", b"hello")
     ada, bob = plane.mailboxes()
     assert (ada.pending, ada.oldest_ms, ada.joined) == (0, None, False)
@@ -87,7 +87,7 @@ def test_mailboxes_say_since_when_mail_waits_and_whether_anybody_reads(plane: Pl
     assert bob.oldest_ms == plane.mailbox("bob").stats().oldest_ms
 
 
-def test_whoever_waits_for_a_lease_is_in_the_list(plane: Plane) -> None:
+def test_lease_waiters_are_listed(plane: Plane) -> None:
     held = plane.lease("orders/1").acquire("ada", ttl_seconds=600)
     assert plane.waits().lines == []
     waiting = threading.Thread(target=lambda: plane.lease("orders/1").acquire("bob", wait_seconds=600).release())
@@ -103,26 +103,26 @@ def test_whoever_waits_for_a_lease_is_in_the_list(plane: Plane) -> None:
     assert plane.waits().lines == []
 
 
-def test_locks_of_this_process_are_in_the_list(plane: Plane) -> None:
+def test_locks_of_this_process_are_listed(plane: Plane) -> None:
     with plane.locks.acquire(["entity_type", "task"]):
-        places = plane.waits().locks
-    assert places[-1].path == ["entity_type", "task"]
-    assert places[-1].held_seconds is not None
-    assert places[-1].waiting_seconds is None
+        locks = plane.waits().locks
+    assert locks[-1].path == ["entity_type", "task"]
+    assert locks[-1].held_seconds is not None
+    assert locks[-1].waiting_seconds is None
     assert plane.waits().locks == []
 
 
-def test_to_look_for_locks_makes_no_table_of_them(plane: Plane) -> None:
+def test_listing_locks_creates_no_lock_table(plane: Plane) -> None:
     transport: Any = plane._transport
     for number in range(3):
-        assert Handle(transport, f"nobody-{number}").waits().locks == []
+        assert Handle(transport, f"other-{number}").waits().locks == []
     assert transport.services._locks == {}
     with plane.locks.acquire(["entity_type", "task"]):
-        assert Handle(transport, "nobody-0").waits().locks == []
+        assert Handle(transport, "other-0").waits().locks == []
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "call",
     [
         lambda plane, limit: plane.survey_queues(limit=limit),
         lambda plane, limit: plane.survey_worlds(limit=limit),
@@ -130,23 +130,23 @@ def test_to_look_for_locks_makes_no_table_of_them(plane: Plane) -> None:
         lambda plane, limit: plane.waits(limit=limit),
     ],
 )
-@pytest.mark.parametrize("limit", [0, -1, SURVEY_MAX + 1])
-def test_a_page_has_a_bound(ask: Callable[[Plane, int], Any], limit: int) -> None:
-    with holdfast.open("memory:") as plane, pytest.raises(InvalidArgument, match=str(SURVEY_MAX)):
-        ask(plane, limit)
+@pytest.mark.parametrize("limit", [0, -1, SUMMARY_LIST_MAX + 1])
+def test_page_size_is_bounded(call: Callable[[Plane, int], Any], limit: int) -> None:
+    with holdfast.open("memory:") as plane, pytest.raises(InvalidArgument, match=str(SUMMARY_LIST_MAX)):
+        call(plane, limit)
 
 
-def test_what_is_no_name_is_refused() -> None:
+def test_invalid_name_is_refused() -> None:
     with holdfast.open("memory:") as plane:
-        for ask in (plane.survey_queues, plane.survey_worlds, plane.entities.kinds, plane.universes):
+        for call in (plane.survey_queues, plane.survey_worlds, plane.entities.kinds, plane.universes):
             with pytest.raises(InvalidName):
-                ask(after="a b")
+                call(after="a b")
 
 
 # Checks.
 
 
-def test_a_world_without_damage_has_everything_looked_at(tmp_path: Path) -> None:
+def test_check_reads_all_of_an_intact_world(tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path}") as plane:
         _world(plane, records=40, baseline=30, entries=10)
         found = plane.world("ada").check()
@@ -155,7 +155,7 @@ def test_a_world_without_damage_has_everything_looked_at(tmp_path: Path) -> None
         assert plane.world("new").check().records == 0
 
 
-def test_a_segment_that_was_changed_is_found_although_it_was_read_before(tmp_path: Path) -> None:
+def test_check_finds_a_changed_segment_although_it_was_read_before(tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path}") as plane:
         _world(plane, records=40, baseline=30, entries=10)
         assert len(plane.world("ada").read(0)) == 42
@@ -166,7 +166,7 @@ def test_a_segment_that_was_changed_is_found_although_it_was_read_before(tmp_pat
         assert "10-19.log" in found.fault
 
 
-def test_a_snapshot_whose_bytes_are_gone_is_found(tmp_path: Path) -> None:
+def test_check_finds_a_snapshot_without_its_blob(tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path}") as plane:
         world = plane.world("ada")
         world.create()
@@ -179,7 +179,7 @@ def test_a_snapshot_whose_bytes_are_gone_is_found(tmp_path: Path) -> None:
         assert snapshot.snapshot_ref in found.fault
 
 
-def test_a_record_that_was_changed_is_found(plane: Plane) -> None:
+def test_check_finds_a_changed_record(plane: Plane) -> None:
     world = plane.world("ada")
     world.create()
     world.append([1, 2], expected_head=0)
@@ -189,9 +189,9 @@ def test_a_record_that_was_changed_is_found(plane: Plane) -> None:
     assert "Record 1" in fault
 
 
-def test_a_world_that_nobody_made_is_not_looked_at(plane: Plane) -> None:
+def test_check_of_an_unknown_world_fails(plane: Plane) -> None:
     with pytest.raises(WorldNotFound):
-        plane.world("nobody").check()
+        plane.world("unknown").check()
 
 
 def _hot_key(tx: Any, height: int) -> bytes:
@@ -200,7 +200,7 @@ def _hot_key(tx: Any, height: int) -> bytes:
 
 
 def _world(plane: Plane, *, records: int, baseline: int, entries: int) -> None:
-    """`records` entries, a snapshot and a baseline among them, and what lies below in segments."""
+    """A world of `records` entries with a baseline; the entries below it are compacted into segments."""
     world = plane.world("ada")
     world.create()
     world.append(list(range(records)), expected_head=0)
@@ -211,7 +211,7 @@ def _world(plane: Plane, *, records: int, baseline: int, entries: int) -> None:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
+    deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         time.sleep(0.01)

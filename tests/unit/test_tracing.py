@@ -1,4 +1,4 @@
-"""Spans of a server are children of those of its callers."""
+"""A server's spans are children of its callers' spans."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from holdfast.plane.embedded import AsyncEmbeddedTransport
 from holdfast.plane.services import Services
 from holdfast.server import tracing
 from holdfast.server.app import make_app
-from holdfast.server.doors import Doors
+from holdfast.server.context import ServerContext
 from holdfast.server.metrics import MeasuredTransport, Metrics
 from holdfast.wire.queues import ListQueues
 
@@ -26,11 +26,11 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 @pytest.fixture
 async def app() -> AsyncIterator[Any]:
     transport = AsyncEmbeddedTransport(Services(MemoryDatabase()))
-    yield make_app(Doors(MeasuredTransport(transport, Metrics())))
+    yield make_app(ServerContext(MeasuredTransport(transport, Metrics())))
     await transport.close()
 
 
-async def ask(app: Any, method: str, path: str, body: bytes = b"", **headers: str) -> int:
+async def send_request(app: Any, method: str, path: str, body: bytes = b"", **headers: str) -> int:
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -39,14 +39,21 @@ async def ask(app: Any, method: str, path: str, body: bytes = b"", **headers: st
     async def send(message: Any) -> None:
         sent.append(message)
 
-    said = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "path": path, "method": method, "headers": said, "query_string": b"", "client": ("::1", 1)}
+    header_pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {
+        "type": "http",
+        "path": path,
+        "method": method,
+        "headers": header_pairs,
+        "query_string": b"",
+        "client": ("::1", 1),
+    }
     await app(scope, receive, send)
     return int(sent[0]["status"])
 
 
 class Telemetry:
-    """Stands in for OpenTelemetry: the current span is a word, and a span remembers which one was current."""
+    """Stands in for OpenTelemetry: the current span is a string, and each span records its parent."""
 
     SpanKind = SimpleNamespace(SERVER="server")
 
@@ -54,7 +61,7 @@ class Telemetry:
         self.current: ContextVar[str | None] = ContextVar("current", default=None)
         self.spans: list[tuple[str, str | None]] = []
         patch.setattr(tracing, "trace", self)
-        patch.setattr(tracing, "_is_set_up", lambda second: True)
+        patch.setattr(tracing, "_has_provider", lambda second: True)
         patch.setattr(tracing, "propagate", self)
         patch.setattr(tracing, "context", SimpleNamespace(attach=self.current.set, detach=self.current.reset))
 
@@ -74,14 +81,14 @@ class Telemetry:
             self.current.reset(token)
 
 
-async def test_a_callers_span_is_the_parent_of_ours(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_span_of_a_request_is_a_child_of_the_callers_span(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     telemetry = Telemetry(monkeypatch)
-    assert await ask(app, "GET", "/v1/queues", traceparent=PARENT) == 200
-    assert await ask(app, "GET", "/v1/queues") == 200
+    assert await send_request(app, "GET", "/v1/queues", traceparent=PARENT) == 200
+    assert await send_request(app, "GET", "/v1/queues") == 200
     put = {"body": b'{"queue": "jobs", "payload": 1}', "content_type": "application/json"}
-    assert await ask(app, "POST", "/v1/queue/enqueue", traceparent=PARENT, idempotency_key="k", **put) == 200
-    assert await ask(app, "GET", "/v1/state/no%20key!", traceparent=PARENT) == 400
-    assert await ask(app, "POST", "/v1/blobs", b"bytes", traceparent=PARENT) == 201
+    assert await send_request(app, "POST", "/v1/queue/enqueue", traceparent=PARENT, idempotency_key="k", **put) == 200
+    assert await send_request(app, "GET", "/v1/state/no%20key!", traceparent=PARENT) == 400
+    assert await send_request(app, "POST", "/v1/blobs", b"bytes", traceparent=PARENT) == 201
     assert telemetry.spans == [
         ("queues.list", PARENT),
         ("queues.list", None),
@@ -92,49 +99,49 @@ async def test_a_callers_span_is_the_parent_of_ours(app: Any, monkeypatch: pytes
     assert telemetry.current.get() is None
 
 
-async def test_opentelemetry_itself_agrees(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_opentelemetry_records_the_same_parents(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     memory, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(memory))
     monkeypatch.setattr(tracing.trace, "get_tracer_provider", lambda: provider)
-    monkeypatch.setattr(tracing, "_is_set_up", tracing._is_set_up.__wrapped__)
+    monkeypatch.setattr(tracing, "_has_provider", tracing._has_provider.__wrapped__)
     assert tracing.is_on()
-    await ask(app, "GET", "/v1/queues", traceparent=PARENT)
-    await ask(app, "GET", "/v1/queues", traceparent="00-nonsense")
+    await send_request(app, "GET", "/v1/queues", traceparent=PARENT)
+    await send_request(app, "GET", "/v1/queues", traceparent="00-nonsense")
     first, second = memory.get_finished_spans()
     assert (f"{first.context.trace_id:032x}", f"{first.parent.span_id:016x}") == tuple(PARENT.split("-")[1:3])
     assert second.parent is None
 
 
-def test_the_api_package_alone_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_package_without_provider_creates_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not tracing.is_on()
-    monkeypatch.setattr(tracing.trace, "get_tracer", None)  # It is not asked for.
+    monkeypatch.setattr(tracing.trace, "get_tracer", None)  # Must not be called.
     with tracing.span(ListQueues()), tracing.caused_by({"traceparent": PARENT}):
         assert not tracing.trace.get_current_span().get_span_context().is_valid
 
 
-@pytest.mark.parametrize("moment", ["beginning", "ending", "an error"])
-async def test_what_is_committed_is_no_failure_because_its_span_cannot_be_told_of(
-    app: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
+@pytest.mark.parametrize("failing_at", ["start", "end", "error"])
+async def test_failing_telemetry_does_not_fail_a_request(
+    app: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing_at: str
 ) -> None:
     telemetry = Telemetry(monkeypatch)
-    told = telemetry.start_as_current_span
-    monkeypatch.setattr(tracing._log, "filters", [])  # It would say so once a second.
+    start_span = telemetry.start_as_current_span
+    monkeypatch.setattr(tracing._log, "filters", [])  # Without the rate limit.
 
     def fail(*_: Any) -> None:
         raise ConnectionError("no collector")
 
     @contextmanager
     def start(name: str, **options: Any) -> Iterator[Any]:
-        if moment == "beginning":
+        if failing_at == "start":
             fail()
-        with told(name, **options):
+        with start_span(name, **options):
             yield SimpleNamespace(set_attribute=fail)
-        if moment == "ending":
+        if failing_at == "end":
             fail()
 
     monkeypatch.setattr(telemetry, "start_as_current_span", start)
     put = {"body": b'{"queue": "jobs", "payload": 1}', "content_type": "application/json"}
-    assert await ask(app, "POST", "/v1/queue/enqueue", **put) == 200
-    assert await ask(app, "GET", "/v1/state/no%20key!") == 400
+    assert await send_request(app, "POST", "/v1/queue/enqueue", **put) == 200
+    assert await send_request(app, "GET", "/v1/state/no%20key!") == 400
     assert "no collector" in caplog.text
     assert telemetry.current.get() is None

@@ -1,4 +1,4 @@
-"""Connections whose other end is slow, deaf or gone: which of them are given up, and when. Time is moved by hand."""
+"""Connections with slow, stalled or lost peers: which are closed, and when. Timers fire by hand."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,11 +12,11 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from holdfast.client.websocket import Socket
 from holdfast.server.sockets import BoundedSocket
 
-# The server's.
+# The server's socket.
 
 
 class Transport:
-    """Has a number of bytes that were not taken."""
+    """A transport with a settable number of unread bytes."""
 
     def __init__(self) -> None:
         self.unread = 0
@@ -42,21 +42,21 @@ class Transport:
 
 
 class Timers:
-    """An event loop whose time is moved by hand, one timer after the other."""
+    """An event loop whose timers fire by hand, one after the other."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[SimpleNamespace, Callable[[], None]]] = []
+        self.pending: list[tuple[SimpleNamespace, Callable[[], None]]] = []
 
     def call_later(self, seconds: float, work: Callable[..., None], *args: Any) -> Any:
         handle = SimpleNamespace(cancelled=False)
         handle.cancel = lambda: setattr(handle, "cancelled", True)
-        self.waiting.append((handle, lambda: work(*args)))
+        self.pending.append((handle, lambda: work(*args)))
         return handle
 
-    def pass_by(self) -> bool:
-        """Let the next timer go off; whether there was one."""
-        while self.waiting:
-            handle, work = self.waiting.pop(0)
+    def fire_next(self) -> bool:
+        """Fire the next timer; return whether there was one."""
+        while self.pending:
+            handle, work = self.pending.pop(0)
             if not handle.cancelled:
                 work()
                 return True
@@ -77,7 +77,7 @@ class Server:
             "pong_timer": None,
             "pending_ping_payload": b"ping",
             "logger": SimpleNamespace(level=100),
-            "conn": SimpleNamespace(fail=lambda *why: None, data_to_send=lambda: [b"close"]),
+            "conn": SimpleNamespace(fail=lambda *reason: None, data_to_send=lambda: [b"close"]),
         }.items():
             setattr(self.socket, name, value)
         self.socket.writable.set()
@@ -90,48 +90,46 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return Server(monkeypatch)
 
 
-def test_who_takes_nothing_is_cut(server: Server) -> None:
+def test_peer_that_reads_nothing_is_disconnected(server: Server) -> None:
     server.transport.unread = 100_000
     server.socket.pause_writing()
-    assert server.timers.pass_by()
+    assert server.timers.fire_next()
     assert server.transport.aborted
-    assert not server.timers.pass_by()
+    assert not server.timers.fire_next()
 
 
-def test_who_is_slow_is_not_cut(server: Server) -> None:
+def test_slow_peer_stays_connected(server: Server) -> None:
     server.transport.unread = 100_000
     server.socket.pause_writing()
     for _ in range(50):
         server.transport.unread -= 1_000
-        server.timers.pass_by()
+        server.timers.fire_next()
     assert not server.transport.aborted
     server.socket.resume_writing()
-    assert not server.timers.pass_by()
+    assert not server.timers.fire_next()
 
 
-def test_a_connection_that_is_closed_is_cut_if_the_rest_is_not_taken(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_connection_is_aborted_if_the_rest_is_not_read(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(socket: Any) -> None:
         socket.transport.close()
 
     monkeypatch.setattr(WebSocketsSansIOProtocol, "run_asgi", nothing)
     server.transport.unread = 10
     asyncio.run(server.socket.run_asgi())
-    server.socket.resume_writing()  # A little was taken, and the connection is closing all the same.
-    assert server.timers.pass_by()
+    server.socket.resume_writing()  # A little was read, and the connection is still closing.
+    assert server.timers.fire_next()
     assert server.transport.aborted
 
 
-def test_who_does_not_answer_a_ping_is_gone(server: Server) -> None:
+def test_peer_without_pong_is_disconnected(server: Server) -> None:
     server.transport.unread = 10
     server.socket.keepalive_timeout()
     assert (server.transport.aborted, server.pings) == (True, 0)
 
 
-@pytest.mark.parametrize("because", ["nothing is read from it", "much is to be taken before the ping"])
-def test_who_cannot_be_heard_is_asked_again(server: Server, because: str) -> None:
-    if because == "nothing is read from it":
+@pytest.mark.parametrize("reason", ["reading is paused", "writing is paused"])
+def test_ping_is_repeated_while_the_pong_cannot_arrive(server: Server, reason: str) -> None:
+    if reason == "reading is paused":
         server.socket.read_paused = True
     else:
         server.transport.unread = 100_000
@@ -140,26 +138,26 @@ def test_who_cannot_be_heard_is_asked_again(server: Server, because: str) -> Non
     assert (server.transport.aborted, server.transport.closing, server.pings) == (False, False, 1)
 
 
-# The client's.
+# The client's socket.
 
 
-class Quiet(Socket):
-    """A connection without a network, of which it is known how often it has asked, and whether it was given up."""
+class FakeSocket(Socket):
+    """A connection without a network that counts its pings and records whether it failed."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.ping_interval = self.ping_timeout = 0.001
-        self.asked = 0
+        self.pings = 0
         self.failed = asyncio.Event()
         self.protocol: Any = SimpleNamespace(
-            fail=lambda *why: self.failed.set(),
+            fail=lambda *reason: self.failed.set(),
             receive_data=lambda data: None,
             events_received=list,
             close_expected=bool,
         )
 
     async def ping(self, data: Any = None, ack_on_close: bool = False) -> Any:
-        self.asked += 1
+        self.pings += 1
 
     def send_data(self) -> None:
         pass
@@ -169,19 +167,19 @@ class Quiet(Socket):
         yield
 
 
-async def test_a_server_from_which_nothing_comes_is_given_up() -> None:
-    quiet = Quiet()
-    keeping = asyncio.create_task(quiet.keepalive())
-    await asyncio.wait_for(quiet.failed.wait(), 30)
-    keeping.cancel()
+async def test_silent_server_is_disconnected() -> None:
+    socket = FakeSocket()
+    keepalive = asyncio.create_task(socket.keepalive())
+    await asyncio.wait_for(socket.failed.wait(), 30)
+    keepalive.cancel()
 
 
-async def test_a_server_from_which_anything_comes_is_not() -> None:
-    quiet = Quiet()
-    quiet.ping_timeout = 0.05
-    keeping = asyncio.create_task(quiet.keepalive())
-    while quiet.asked < 3 and not quiet.failed.is_set():
-        quiet.data_received(b"a part of a long answer, and no pong")
+async def test_server_that_sends_anything_stays_connected() -> None:
+    socket = FakeSocket()
+    socket.ping_timeout = 0.05
+    keepalive = asyncio.create_task(socket.keepalive())
+    while socket.pings < 3 and not socket.failed.is_set():
+        socket.data_received(b"a part of a long answer, and no pong")
         await asyncio.sleep(0.001)
-    assert not quiet.failed.is_set()
-    keeping.cancel()
+    assert not socket.failed.is_set()
+    keepalive.cancel()

@@ -1,4 +1,4 @@
-"""What comes in on a connection is taken in order, held back where there is no room, and never held for ever."""
+"""Messages are handled in order and paused at capacity; a failure aborts the connection."""
 
 import asyncio
 import logging
@@ -6,93 +6,93 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.websocket_reader import Hearing
+from holdfast.server.websocket_reader import WebsocketReader
 
 
 class Socket:
-    """As much of a socket as an ear needs."""
+    """Stands in for BoundedSocket."""
 
     def __init__(self) -> None:
-        self.taker: Any = None
+        self.on_message: Any = None
         self.queue: asyncio.Queue[Any] = asyncio.Queue()
-        self.is_held = self.is_aborted = False
+        self.is_paused = self.is_aborted = False
 
-    def hold(self) -> None:
-        self.is_held = True
+    def pause_receiving(self) -> None:
+        self.is_paused = True
 
-    def go_on(self) -> None:
-        self.is_held = False
+    def resume_receiving(self) -> None:
+        self.is_paused = False
 
     def abort(self) -> None:
         self.is_aborted = True
 
 
-class Hearer:
-    """Has room for so many messages until somebody makes more."""
+class Receiver:
+    """Handles messages up to a capacity, which tests can raise."""
 
-    is_gone = False
+    is_closed = False
 
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.taken: list[str | bytes] = []
-        self.more = asyncio.Event()
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.handled: list[str | bytes] = []
+        self.raised = asyncio.Event()
 
     @property
     def is_full(self) -> bool:
-        return len(self.taken) >= self.room
+        return len(self.handled) >= self.capacity
 
-    def take(self, message: str | bytes) -> None:
+    def handle(self, message: str | bytes) -> None:
         if message == "bad":
-            raise RuntimeError("nobody thought of this")
-        self.taken.append(message)
+            raise RuntimeError("unexpected")
+        self.handled.append(message)
 
-    async def wait_for_room(self) -> None:
-        await self.more.wait()
-        self.more.clear()
-
-
-def listening(room: int) -> tuple[Socket, Hearer]:
-    socket, hearer = Socket(), Hearer(room)
-    Hearing(socket, hearer, hearer.take).begin()  # type: ignore[arg-type]
-    return socket, hearer
+    async def wait_for_capacity(self) -> None:
+        await self.raised.wait()
+        self.raised.clear()
 
 
-async def test_what_there_is_no_room_for_waits_and_is_taken_in_order() -> None:
-    socket, hearer = listening(room=2)
+def make_reader(capacity: int) -> tuple[Socket, Receiver]:
+    socket, receiver = Socket(), Receiver(capacity)
+    WebsocketReader(socket, receiver, receiver.handle).start()  # type: ignore[arg-type]
+    return socket, receiver
+
+
+async def test_messages_above_capacity_are_queued_in_order() -> None:
+    socket, receiver = make_reader(capacity=2)
     for message in "abcd":
-        socket.taker(message)
-    assert (hearer.taken, socket.is_held) == (["a", "b"], True)
-    hearer.room = 10
-    hearer.more.set()
-    while socket.is_held:
+        socket.on_message(message)
+    assert (receiver.handled, socket.is_paused) == (["a", "b"], True)
+    receiver.capacity = 10
+    receiver.raised.set()
+    while socket.is_paused:
         await asyncio.sleep(0)
-    assert hearer.taken == ["a", "b", "c", "d"]
-    socket.taker("e")
-    assert hearer.taken[-1] == "e"
+    assert receiver.handled == ["a", "b", "c", "d"]
+    socket.on_message("e")
+    assert receiver.handled[-1] == "e"
 
 
-async def test_a_connection_whose_messages_cannot_be_taken_is_cut_and_not_held_for_ever(
+async def test_connection_is_aborted_if_a_queued_message_fails(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    socket, hearer = listening(room=1)
+    socket, receiver = make_reader(capacity=1)
     with caplog.at_level(logging.ERROR):
-        socket.taker("a")
-        socket.taker("bad")
-        hearer.room = 10
-        hearer.more.set()
+        socket.on_message("a")
+        socket.on_message("bad")
+        receiver.capacity = 10
+        receiver.raised.set()
         while not socket.is_aborted:
             await asyncio.sleep(0)
-    assert "in a way that nobody thought of" in caplog.text
-    assert hearer.taken == ["a"]
+    assert "unexpected error" in caplog.text
+    assert receiver.handled == ["a"]
 
 
-async def test_whoever_is_gone_is_given_nothing_more() -> None:
-    socket, hearer = listening(room=1)
-    socket.taker("a")
-    socket.taker("b")
-    hearer.is_gone = True
-    hearer.more.set()
-    while hearer.more.is_set():
+async def test_closed_receiver_gets_no_more_messages() -> None:
+    socket, receiver = make_reader(capacity=1)
+    socket.on_message("a")
+    socket.on_message("b")
+    receiver.is_closed = True
+    receiver.raised.set()
+    while receiver.raised.is_set():
         await asyncio.sleep(0)
-    socket.taker("c")
-    assert hearer.taken == ["a"]
+    socket.on_message("c")
+    assert receiver.handled == ["a"]

@@ -267,9 +267,10 @@ class MeasuredTransport:
         self._metrics = metrics
         self.services = transport.services
         self.ingress = transport.ingress
+        self.lease_renewer = transport.services.lease_renewer
 
-    async def call(self, request: Request[Answer], once: KeyedCall | None = None) -> Answer:
-        answer: Answer = await self._measured(request, self._transport.call, request, once)
+    async def call(self, request: Request[Answer], call: KeyedCall | None = None) -> Answer:
+        answer: Answer = await self._measured(request, self._transport.call, request, call)
         return answer
 
     async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:
