@@ -254,7 +254,7 @@ def export_under_appends(folder: Path) -> None:
         compactor.join()
         p99 = [times[len(times) * 99 // 100] * 1e3 for times in (quiet, busy)]
         echo(
-            f"Append p99 {p99[0]:.2f} ms alone, {p99[1]:.2f} ms beside an export of {len(cold.segments(limit=1_000))} "
+            f"Append p99 {p99[0]:.2f} ms, and {p99[1]:.2f} ms during an export of {len(cold.segments(limit=1_000))} "
             f"segments, {len(busy)} appends ({p99[1] / p99[0]:.1f} times)."
         )
 
