@@ -5,7 +5,7 @@ import msgspec
 from holdfast.errors import InvalidValue
 from holdfast.names import UNIVERSE
 from holdfast.tiers import Tier
-from holdfast.wire.requests import Committed, Operation, Request
+from holdfast.wire.requests import Committed, Operation, Request, Route
 
 
 class LoggedRecord(msgspec.Struct, frozen=True):
@@ -44,6 +44,8 @@ class LogFiles(msgspec.Struct, frozen=True):
 class LogRecords(Request[Committed], frozen=True, tag="activity.log"):
     """Add records, each one JSON object, to the log of a session. Always BEST_EFFORT; `tier` is ignored."""
 
+    operation = Operation(http=(Route("POST", "/v1/activity", "Append records to the log of a session.", status=202),))
+
     session: str
     records: list[bytes]
     kind: str = "activity"
@@ -60,7 +62,9 @@ class LogRecords(Request[Committed], frozen=True, tag="activity.log"):
 class ReadLog(Request[LoggedRecords], frozen=True, tag="activity.read"):
     """Records of a session or kind, or all, in the order of their files; `after` is the `next` of the previous page."""
 
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True, http=(Route("GET", "/v1/activity", "Read the records of a session, of a kind, or all."),)
+    )
 
     session: str | None = None
     kind: str | None = None
@@ -70,7 +74,7 @@ class ReadLog(Request[LoggedRecords], frozen=True, tag="activity.read"):
 
 
 class ListLogs(Request[LogFiles], frozen=True, tag="activity.files"):
-    operation = Operation(reads=True)
+    operation = Operation(reads=True, http=(Route("GET", "/v1/activity/files", "List the log files."),))
 
     universe: str = UNIVERSE
 
@@ -78,7 +82,10 @@ class ListLogs(Request[LogFiles], frozen=True, tag="activity.files"):
 class EndSession(Request[Committed], frozen=True, tag="activity.end"):
     """Write out, close and rotate the logs of a session."""
 
-    operation = Operation(repeatable="a closed file stays closed")
+    operation = Operation(
+        repeatable="a closed file stays closed",
+        http=(Route("POST", "/v1/activity/end", "Close the logs of a session."),),
+    )
 
     session: str
     kind: str | None = None

@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.names import UNIVERSE
-from holdfast.wire.requests import Operation, Request
+from holdfast.wire.requests import Operation, Request, Route
 
 
 class Agent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -30,6 +30,8 @@ class FoundAgent(msgspec.Struct, frozen=True):
 class RegisterAgent(Request[Agent], frozen=True, tag="agents.register"):
     """Register an agent. A registered key is kept unless `replace` is set."""
 
+    operation = Operation(http=(Route("PUT", "/v1/agents/{name}", "Register an agent."),))
+
     name: str
     public_key: bytes | None = None
     world: str | None = None
@@ -38,14 +40,17 @@ class RegisterAgent(Request[Agent], frozen=True, tag="agents.register"):
 
 
 class GetAgent(Request[FoundAgent], frozen=True, tag="agents.get"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True,
+        http=(Route("GET", "/v1/agents/{name}", "Read the key of an agent, and the world that receives its mail."),),
+    )
 
     name: str
     universe: str = UNIVERSE
 
 
 class ListAgents(Request[AgentsPage], frozen=True, tag="agents.list"):
-    operation = Operation(reads=True)
+    operation = Operation(reads=True, http=(Route("GET", "/v1/agents", "List the registered agents."),))
 
     after: str = ""
     limit: int = 100

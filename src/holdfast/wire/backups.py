@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.wire.health_checks import Seen
 from holdfast.wire.problems import Problem
-from holdfast.wire.requests import Operation, Request
+from holdfast.wire.requests import Operation, Request, Route
 
 
 class BackupBegun(msgspec.Struct, frozen=True):
@@ -48,7 +48,10 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 class BeginBackup(Request[BackupBegun], frozen=True, tag="backups.begin"):
     """Create a checkpoint."""
 
-    operation = Operation(repeatable="a checkpoint that is not used is removed after an hour")
+    operation = Operation(
+        repeatable="a checkpoint that is not used is removed after an hour",
+        http=(Route("POST", "/v1/backups", "Create a checkpoint of all data, for a backup.", status=201),),
+    )
 
 
 class ListBackup(Request[Line], frozen=True, tag="backups.files"):
@@ -73,6 +76,9 @@ class OpenBackup(Request[BackupFile], frozen=True, tag="backups.open"):
 class EndBackup(Request[BackupEnded], frozen=True, tag="backups.end"):
     """Remove a checkpoint. Ending it twice is fine."""
 
-    operation = Operation(repeatable="an ended backup stays ended; only the answer differs")
+    operation = Operation(
+        repeatable="an ended backup stays ended; only the answer differs",
+        http=(Route("DELETE", "/v1/backups/{id}", "Remove a checkpoint."),),
+    )
 
     id: str

@@ -21,9 +21,7 @@ def canonical(value: Any) -> bytes:
     try:
         encoded: bytes = cbor2.dumps(value, canonical=True)
     except (cbor2.CBOREncodeError, TypeError, ValueError, RecursionError) as error:
-        raise InvalidValue(
-            f"This value cannot be CBOR ({error}); use text, numbers, bytes, lists and maps"
-        ) from error
+        raise InvalidValue(f"This value cannot be CBOR ({error}); use text, numbers, bytes, lists and maps") from error
     return encoded
 
 

@@ -5,7 +5,7 @@ import msgspec
 from holdfast.names import UNIVERSE
 from holdfast.tiers import Tier
 from holdfast.wire.canonical import check_canonical
-from holdfast.wire.requests import Operation, Request
+from holdfast.wire.requests import Operation, Request, Route
 
 Fields = dict[str, bytes]  # Each value as canonical CBOR.
 
@@ -100,7 +100,10 @@ class GetEntity(Request[FoundEntity], frozen=True, tag="entities.get"):
 
 
 class ScanEntities(Request[Entities], frozen=True, tag="entities.scan"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True,
+        http=(Route("GET", "/v1/entities/{kind}", "List the entities of a kind, in the order of their ids."),),
+    )
 
     kind: str
     after: str = ""
@@ -109,7 +112,10 @@ class ScanEntities(Request[Entities], frozen=True, tag="entities.scan"):
 
 
 class ListKinds(Request[EntityKinds], frozen=True, tag="entities.kinds"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True,
+        http=(Route("GET", "/v1/surveys/kinds", "List the kinds of entities, with the tiers of their fields."),),
+    )
 
     after: str = ""
     limit: int = 100
@@ -119,7 +125,9 @@ class ListKinds(Request[EntityKinds], frozen=True, tag="entities.kinds"):
 class ReadChanges(Request[Changes], frozen=True, tag="entities.history"):
     """Changes after the version `after`; only the latest ones are kept."""
 
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True, http=(Route("GET", "/v1/entities/{kind}/{id}/history", "Read the latest changes of an entity."),)
+    )
 
     kind: str
     id: str
@@ -134,7 +142,9 @@ class WriteEntities(Request[Written], frozen=True, tag="entities.write"):
     BEST_EFFORT fields go to the session log once the others are committed. `tier` is not looked at: the policy decides.
     """
 
-    operation = Operation(atomic=True)
+    operation = Operation(
+        atomic=True, http=(Route("POST", "/v1/entities/transaction", "Change several entities in one commit."),)
+    )
 
     writes: list[EntityWrite]
     seen: list[SeenEntity] = msgspec.field(default_factory=list)

@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.limits import LEASE_TTL_SECONDS
 from holdfast.names import UNIVERSE
-from holdfast.wire.requests import Committed, Operation, Request
+from holdfast.wire.requests import Committed, Operation, Request, Route
 
 _FENCE = {"fence": "fencing_token"}
 
@@ -80,6 +80,8 @@ class Released(msgspec.Struct, frozen=True):
 class AcquireLease(Request[Granted], frozen=True, tag="leases.acquire"):
     """Grant `key` to `owner`, waiting up to `wait_seconds`."""
 
+    operation = Operation(http=(Route("POST", "/v1/lock/acquire", "Acquire a lease, optionally waiting in line."),))
+
     key: str
     owner: str
     ttl_seconds: float = LEASE_TTL_SECONDS
@@ -104,7 +106,10 @@ class ReleaseLease(Request[Released], frozen=True, tag="leases.release"):
 
 
 class DescribeLease(Request[Described], frozen=True, tag="leases.describe"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True,
+        http=(Route("POST", "/v1/lock/describe", "Describe a lease: its holder, and the number of waiters."),),
+    )
 
     key: str
     universe: str = UNIVERSE
@@ -113,7 +118,7 @@ class DescribeLease(Request[Described], frozen=True, tag="leases.describe"):
 class ListLeases(Request[Leases], frozen=True, tag="leases.list"):
     """Of the next `limit` keys, those whose leases are held."""
 
-    operation = Operation(reads=True)
+    operation = Operation(reads=True, http=(Route("GET", "/v1/locks", "List the leases that are held."),))
 
     after: str = ""
     limit: int = 100
@@ -123,7 +128,10 @@ class ListLeases(Request[Leases], frozen=True, tag="leases.list"):
 class ListWaits(Request[Waits], frozen=True, tag="leases.waits"):
     """The callers that wait for leases and locks in the answering process."""
 
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True,
+        http=(Route("GET", "/v1/surveys/waits", "List the callers that wait for leases and locks at this server."),),
+    )
 
     limit: int = 100
     universe: str = UNIVERSE

@@ -7,7 +7,7 @@ import msgspec
 from holdfast.limits import MAIL_TTL_SECONDS, MAILBOX_MAILS_MAX
 from holdfast.names import UNIVERSE
 from holdfast.tiers import Tier
-from holdfast.wire.requests import Committed, Operation, Request
+from holdfast.wire.requests import Committed, Operation, Request, Route
 
 BYTES = "application/octet-stream"
 
@@ -137,7 +137,9 @@ class Confirmed(msgspec.Struct, frozen=True):
 class SendMail(Request[SentMails], frozen=True, tag="mail.send"):
     """Store mails of `sender`. A refused mail does not affect the others."""
 
-    operation = Operation(atomic=True)
+    operation = Operation(
+        atomic=True, http=(Route("POST", "/v1/mail/send", "Send mails of one sender; each has a result of its own."),)
+    )
 
     sender: str
     mails: list[NewMail]
@@ -147,6 +149,8 @@ class SendMail(Request[SentMails], frozen=True, tag="mail.send"):
 class JoinMailbox(Request[Joined], frozen=True, tag="mail.join"):
     """Become the mailbox's only reader, as `session`; an earlier reader is refused from now on."""
 
+    operation = Operation(http=(Route("POST", "/v1/mailboxes/{agent}/join", "Become the only reader of the mailbox."),))
+
     agent: str
     session: str
     universe: str = UNIVERSE
@@ -154,6 +158,8 @@ class JoinMailbox(Request[Joined], frozen=True, tag="mail.join"):
 
 class LeaveMailbox(Request[Committed], frozen=True, tag="mail.leave"):
     """Stop being the mailbox's reader; no effect if another session has replaced this one."""
+
+    operation = Operation(http=(Route("POST", "/v1/mailboxes/{agent}/leave", "Stop being the reader of the mailbox."),))
 
     agent: str
     session: str
@@ -166,7 +172,12 @@ class ReadMail(Request[Mails], frozen=True, tag="mail.read"):
     Reading removes nothing. With `session`, it fails once another session reads the mailbox.
     """
 
-    operation = Operation(repeatable="reading removes nothing, and the sender gets one delivery receipt")
+    operation = Operation(
+        repeatable="reading removes nothing, and the sender gets one delivery receipt",
+        http=(
+            Route("GET", "/v1/mailboxes/{agent}/mail", "Read the mails after the sequence number `after`, in order."),
+        ),
+    )
 
     agent: str
     after: int = -1
@@ -181,7 +192,16 @@ class ReadMail(Request[Mails], frozen=True, tag="mail.read"):
 class ConfirmMail(Request[Confirmed], frozen=True, tag="mail.confirm"):
     """Confirm mails: they are removed, and their senders get receipts."""
 
-    operation = Operation(atomic=True)
+    operation = Operation(
+        atomic=True,
+        http=(
+            Route(
+                "POST",
+                "/v1/mailboxes/{agent}/confirm",
+                "Confirm the delivery of mails: remove them and send delivery receipts.",
+            ),
+        ),
+    )
 
     agent: str
     ids: list[str]
@@ -189,7 +209,16 @@ class ConfirmMail(Request[Confirmed], frozen=True, tag="mail.confirm"):
 
 
 class CountMail(Request[MailCount], frozen=True, tag="mail.count"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True,
+        http=(
+            Route(
+                "GET",
+                "/v1/mailboxes/{agent}",
+                "Describe a mailbox: the number of waiting mails, the age of the oldest, and its reader.",
+            ),
+        ),
+    )
 
     agent: str
     universe: str = UNIVERSE
@@ -198,7 +227,14 @@ class CountMail(Request[MailCount], frozen=True, tag="mail.count"):
 class ReadReceipts(Request[MailReceipts], frozen=True, tag="mail.receipts"):
     """At most `limit` receipts for mail that `agent` has sent, after `after`; waits up to `wait_seconds`."""
 
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True,
+        http=(
+            Route(
+                "GET", "/v1/mailboxes/{agent}/receipts", "Read the delivery receipts of mail that the agent has sent."
+            ),
+        ),
+    )
 
     agent: str
     after: int = -1
@@ -210,6 +246,10 @@ class ReadReceipts(Request[MailReceipts], frozen=True, tag="mail.receipts"):
 class SeeReceipts(Request[Committed], frozen=True, tag="mail.see"):
     """Mark receipts up to `sequence` as seen; `JoinMailbox` returns it."""
 
+    operation = Operation(
+        http=(Route("POST", "/v1/mailboxes/{agent}/receipts", "Mark receipts as seen up to a sequence number."),)
+    )
+
     agent: str
     sequence: int
     universe: str = UNIVERSE
@@ -218,6 +258,8 @@ class SeeReceipts(Request[Committed], frozen=True, tag="mail.see"):
 class BlockSender(Request[Committed], frozen=True, tag="mail.block"):
     """Refuse mail from `sender` to `agent`, or accept it again with `blocked=False`."""
 
+    operation = Operation(http=(Route("POST", "/v1/mailboxes/{agent}/blocks", "Block or unblock a sender."),))
+
     agent: str
     sender: str
     blocked: bool = True
@@ -225,7 +267,7 @@ class BlockSender(Request[Committed], frozen=True, tag="mail.block"):
 
 
 class ListBlocks(Request[Addresses], frozen=True, tag="mail.blocks"):
-    operation = Operation(reads=True)
+    operation = Operation(reads=True, http=(Route("GET", "/v1/mailboxes/{agent}/blocks", "List the blocked senders."),))
 
     agent: str
     after: str = ""
@@ -234,7 +276,10 @@ class ListBlocks(Request[Addresses], frozen=True, tag="mail.blocks"):
 
 
 class ListMailboxes(Request[Mailboxes], frozen=True, tag="mail.list"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True,
+        http=(Route("GET", "/v1/mailboxes", "List the mailboxes, with the number of waiting mails in each."),),
+    )
 
     after: str = ""
     limit: int = 100
@@ -242,11 +287,22 @@ class ListMailboxes(Request[Mailboxes], frozen=True, tag="mail.list"):
 
 
 class GetMailPolicy(Request[MailPolicy], frozen=True, tag="mail.policy"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True,
+        http=(
+            Route(
+                "GET",
+                "/v1/mail/policy",
+                "Read the mail policy: the capacity of mailboxes, and how long they keep mail.",
+            ),
+        ),
+    )
 
     universe: str = UNIVERSE
 
 
 class SetMailPolicy(Request[MailPolicy], frozen=True, tag="mail.set_policy"):
+    operation = Operation(http=(Route("PUT", "/v1/mail/policy", "Set the mail policy."),))
+
     policy: MailPolicy
     universe: str = UNIVERSE

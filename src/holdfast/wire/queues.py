@@ -5,7 +5,7 @@ import msgspec
 from holdfast.names import UNIVERSE
 from holdfast.tiers import Tier
 from holdfast.wire.leases import LeaseProof
-from holdfast.wire.requests import Operation, Request
+from holdfast.wire.requests import Operation, Request, Route
 
 _FENCE = {"fence": "fencing_token"}
 
@@ -252,7 +252,9 @@ class CheckMessages(Request[Outcomes], frozen=True, tag="queues.check"):
 class PeekMessages(Request[Deliveries], frozen=True, tag="queues.peek"):
     """Read the ready messages, in delivery order, without consuming them."""
 
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True, http=(Route("GET", "/v1/queues/{queue}/peek", "Read ready messages without leasing them."),)
+    )
 
     queue: str
     limit: int = 10
@@ -260,14 +262,16 @@ class PeekMessages(Request[Deliveries], frozen=True, tag="queues.peek"):
 
 
 class GetQueueStats(Request[QueueStats], frozen=True, tag="queues.stats"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True, http=(Route("GET", "/v1/queues/{queue}", "Read the number of messages in each state."),)
+    )
 
     queue: str
     universe: str = UNIVERSE
 
 
 class ListQueues(Request[QueueNames], frozen=True, tag="queues.list"):
-    operation = Operation(reads=True)
+    operation = Operation(reads=True, http=(Route("GET", "/v1/queues", "List the names of queues, in order."),))
 
     after: str = ""
     limit: int = 100
@@ -277,7 +281,7 @@ class ListQueues(Request[QueueNames], frozen=True, tag="queues.list"):
 class SurveyQueues(Request[QueueSurvey], frozen=True, tag="queues.survey"):
     """The statistics of each queue after `after`."""
 
-    operation = Operation(reads=True)
+    operation = Operation(reads=True, http=(Route("GET", "/v1/surveys/queues", "Summarize each queue."),))
 
     after: str = ""
     limit: int = 100
@@ -287,12 +291,20 @@ class SurveyQueues(Request[QueueSurvey], frozen=True, tag="queues.survey"):
 class PurgeQueue(Request[Moved], frozen=True, tag="queues.purge"):
     """Remove every message that is not leased."""
 
+    operation = Operation(http=(Route("POST", "/v1/queues/{queue}/purge", "Remove all messages that are not leased."),))
+
     queue: str
     universe: str = UNIVERSE
 
 
 class RedriveMessages(Request[Moved], frozen=True, tag="queues.redrive"):
     """Put dead letters of `queue` back into it, the given ones or all."""
+
+    operation = Operation(
+        http=(
+            Route("POST", "/v1/queues/{queue}/redrive", "Move dead letters back to the queue, all or the given ones."),
+        )
+    )
 
     queue: str
     ids: list[str] | None = None
@@ -301,7 +313,7 @@ class RedriveMessages(Request[Moved], frozen=True, tag="queues.redrive"):
 
 
 class GetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.get"):
-    operation = Operation(reads=True)
+    operation = Operation(reads=True, http=(Route("GET", "/v1/queues/{queue}/policy", "Read the policy of a queue."),))
 
     queue: str
     universe: str = UNIVERSE
@@ -316,12 +328,29 @@ class SetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.set")
 class PauseQueue(Request[QueuePolicy], frozen=True, tag="queues.pause"):
     """Deliver nothing until the queue is resumed; puts are still accepted."""
 
+    operation = Operation(
+        http=(
+            Route("POST", "/v1/queues/{queue}/pause", "Pause deliveries of a queue.", fixed={"paused": True}),
+            Route("POST", "/v1/queues/{queue}/resume", "Resume deliveries of a queue.", fixed={"paused": False}),
+        )
+    )
+
     queue: str
     paused: bool = True
     universe: str = UNIVERSE
 
 
 class SetSchedule(Request[Schedule], frozen=True, tag="queues.schedules.set"):
+    operation = Operation(
+        http=(
+            Route(
+                "PUT",
+                "/v1/queues/{queue}/schedules/{name}",
+                "Create or replace a schedule, which enqueues a message by a cron expression.",
+            ),
+        )
+    )
+
     queue: str
     name: str
     cron: str
@@ -331,13 +360,17 @@ class SetSchedule(Request[Schedule], frozen=True, tag="queues.schedules.set"):
 
 
 class RemoveSchedule(Request[Moved], frozen=True, tag="queues.schedules.remove"):
+    operation = Operation(http=(Route("DELETE", "/v1/queues/{queue}/schedules/{name}", "Remove a schedule."),))
+
     queue: str
     name: str
     universe: str = UNIVERSE
 
 
 class ListSchedules(Request[Schedules], frozen=True, tag="queues.schedules.list"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True, http=(Route("GET", "/v1/queues/{queue}/schedules", "List the schedules of a queue."),)
+    )
 
     queue: str
     universe: str = UNIVERSE

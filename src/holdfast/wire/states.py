@@ -5,7 +5,7 @@ import msgspec
 from holdfast.names import UNIVERSE
 from holdfast.wire.canonical import check_canonical
 from holdfast.wire.leases import LeaseProof
-from holdfast.wire.requests import Operation, Request
+from holdfast.wire.requests import Operation, Request, Route
 
 
 class StateDocument(msgspec.Struct, frozen=True):
@@ -38,7 +38,9 @@ class RemovedState(msgspec.Struct, frozen=True):
 
 
 class GetState(Request[FoundState], frozen=True, tag="states.get"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True, http=(Route("POST", "/v1/state/get", "Read the state document of a key, with its ETag."),)
+    )
 
     key: str
     universe: str = UNIVERSE
@@ -47,7 +49,9 @@ class GetState(Request[FoundState], frozen=True, tag="states.get"):
 class UpdateState(Request[UpdatedState], frozen=True, tag="states.update"):
     """Write a document. `if_match`: its current ETag ("*": any); `if_absent`: it must not exist."""
 
-    operation = Operation(atomic=True)
+    operation = Operation(
+        atomic=True, http=(Route("POST", "/v1/state/update", "Write a state document, guarded by a lease or an ETag."),)
+    )
 
     key: str
     value: bytes
@@ -62,7 +66,7 @@ class UpdateState(Request[UpdatedState], frozen=True, tag="states.update"):
 
 
 class RemoveState(Request[RemovedState], frozen=True, tag="states.remove"):
-    operation = Operation(atomic=True)
+    operation = Operation(atomic=True, http=(Route("POST", "/v1/state/remove", "Remove a state document."),))
 
     key: str
     lease: LeaseProof | None = None

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.wire.requests import Operation, Request
+from holdfast.wire.requests import Operation, Request, Route
 
 
 class UniverseNames(msgspec.Struct, frozen=True):
@@ -14,7 +14,7 @@ class UniverseNames(msgspec.Struct, frozen=True):
 class ListUniverses(Request[UniverseNames], frozen=True, tag="universes.list"):
     """The universes that contain data."""
 
-    operation = Operation(reads=True)
+    operation = Operation(reads=True, http=(Route("GET", "/v1/universes", "List the universes that hold any data."),))
 
     after: str = ""
     limit: int = 100

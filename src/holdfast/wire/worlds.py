@@ -6,7 +6,7 @@ from holdfast.limits import SEGMENT_ENTRIES, SEGMENT_MARGIN
 from holdfast.names import UNIVERSE
 from holdfast.wire.canonical import check_canonical
 from holdfast.wire.inboxes import InboxItem
-from holdfast.wire.requests import Operation, Request
+from holdfast.wire.requests import Operation, Request, Route
 
 
 class Described(msgspec.Struct, frozen=True):
@@ -121,20 +121,29 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 class CreateWorld(Request[Described], frozen=True, tag="worlds.create"):
+    operation = Operation(
+        http=(
+            Route("POST", "/v1/worlds", "Create a world.", status=201),
+            Route("PUT", "/v1/worlds/{world}", "Create a world with this name.", status=201),
+        )
+    )
+
     world: str
     universe: str = UNIVERSE
     manifest_hash: str | None = None
 
 
 class DescribeWorld(Request[Described], frozen=True, tag="worlds.describe"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True, http=(Route("GET", "/v1/worlds/{world}", "Describe a world: its state, age and journal head."),)
+    )
 
     world: str
     universe: str = UNIVERSE
 
 
 class ListWorlds(Request[Names], frozen=True, tag="worlds.list"):
-    operation = Operation(reads=True)
+    operation = Operation(reads=True, http=(Route("GET", "/v1/worlds", "List the names of worlds, in order."),))
 
     after: str = ""
     limit: int = 100
@@ -144,7 +153,7 @@ class ListWorlds(Request[Names], frozen=True, tag="worlds.list"):
 class SurveyWorlds(Request[WorldSurvey], frozen=True, tag="worlds.survey"):
     """The state of each world after `after`."""
 
-    operation = Operation(reads=True)
+    operation = Operation(reads=True, http=(Route("GET", "/v1/surveys/worlds", "Summarize each world."),))
 
     after: str = ""
     limit: int = 100
@@ -154,7 +163,17 @@ class SurveyWorlds(Request[WorldSurvey], frozen=True, tag="worlds.survey"):
 class AppendEntries(Request[Height], frozen=True, tag="worlds.append"):
     """Append values, each canonical CBOR; answered with the height of the first."""
 
-    operation = Operation(atomic=True)
+    operation = Operation(
+        atomic=True,
+        http=(
+            Route(
+                "POST",
+                "/v1/worlds/{world}/entries",
+                "Append values to the journal if its head is `expected_head`.",
+                status=201,
+            ),
+        ),
+    )
 
     world: str
     entries: list[bytes]
@@ -167,7 +186,12 @@ class AppendEntries(Request[Height], frozen=True, tag="worlds.append"):
 
 
 class ReadJournal(Request[Records], frozen=True, tag="worlds.read"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True,
+        http=(
+            Route("GET", "/v1/worlds/{world}/entries", "Read journal records from `start` on.", defaults={"start": 0}),
+        ),
+    )
 
     world: str
     start: int
@@ -176,13 +200,19 @@ class ReadJournal(Request[Records], frozen=True, tag="worlds.read"):
 
 
 class DrainInbox(Request[Drained], frozen=True, tag="worlds.drain"):
+    operation = Operation(
+        http=(Route("POST", "/v1/worlds/{world}/drain", "Move the next inbox items into the journal."),)
+    )
+
     world: str
     limit: int = 256
     universe: str = UNIVERSE
 
 
 class PutItem(Request[Sequence], frozen=True, tag="worlds.inbox.put"):
-    operation = Operation(atomic=True)
+    operation = Operation(
+        atomic=True, http=(Route("POST", "/v1/worlds/{world}/inbox", "Put an item into the inbox.", status=201),)
+    )
 
     world: str
     item: InboxItem
@@ -190,7 +220,10 @@ class PutItem(Request[Sequence], frozen=True, tag="worlds.inbox.put"):
 
 
 class ReadInbox(Request[Items], frozen=True, tag="worlds.inbox.read"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True,
+        http=(Route("GET", "/v1/worlds/{world}/inbox", "Read inbox items after the sequence number `after`."),),
+    )
 
     world: str
     after: int | None = None
@@ -199,7 +232,10 @@ class ReadInbox(Request[Items], frozen=True, tag="worlds.inbox.read"):
 
 
 class GetCursor(Request[Sequence], frozen=True, tag="worlds.inbox.cursor"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True,
+        http=(Route("GET", "/v1/worlds/{world}/inbox/cursor", "Read the sequence number of the last drained item."),),
+    )
 
     world: str
     universe: str = UNIVERSE
@@ -207,6 +243,10 @@ class GetCursor(Request[Sequence], frozen=True, tag="worlds.inbox.cursor"):
 
 class SetManifest(Request[Height], frozen=True, tag="worlds.manifest"):
     """Record that another manifest defines the world from here on; the answer is the height of the record."""
+
+    operation = Operation(
+        http=(Route("POST", "/v1/worlds/{world}/manifest", "Set the manifest that defines the world.", status=201),)
+    )
 
     world: str
     manifest_hash: str
@@ -216,6 +256,12 @@ class SetManifest(Request[Height], frozen=True, tag="worlds.manifest"):
 
 class CommitSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.commit"):
     """Store a snapshot that has applied every record below `height`; `promote` makes it the baseline."""
+
+    operation = Operation(
+        http=(
+            Route("POST", "/v1/worlds/{world}/snapshots", "Store a snapshot; `data` is the state as JSON.", status=201),
+        )
+    )
 
     world: str
     data: bytes
@@ -228,14 +274,26 @@ class CommitSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.commi
 
 
 class GetBaseline(Request[Snapshot], frozen=True, tag="worlds.baseline"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True,
+        http=(
+            Route(
+                "GET",
+                "/v1/worlds/{world}/baseline",
+                "Read the baseline, which is the snapshot that a restore starts from.",
+            ),
+        ),
+    )
 
     world: str
     universe: str = UNIVERSE
 
 
 class ListSnapshots(Request[Snapshots], frozen=True, tag="worlds.snapshots.list"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True,
+        http=(Route("GET", "/v1/worlds/{world}/snapshots", "List the snapshots, in the order of their heights."),),
+    )
 
     world: str
     start: int = 0
@@ -246,7 +304,10 @@ class ListSnapshots(Request[Snapshots], frozen=True, tag="worlds.snapshots.list"
 class CompactWorld(Request[Compacted], frozen=True, tag="worlds.compact"):
     """Move records more than `margin` below the baseline into segments of `entries` records."""
 
-    operation = Operation(repeatable="entries that were moved are not moved again; only the answer differs")
+    operation = Operation(
+        repeatable="entries that were moved are not moved again; only the answer differs",
+        http=(Route("POST", "/v1/worlds/{world}/compact", "Move old records below the baseline into segments."),),
+    )
 
     world: str
     entries: int = SEGMENT_ENTRIES
@@ -255,7 +316,9 @@ class CompactWorld(Request[Compacted], frozen=True, tag="worlds.compact"):
 
 
 class ListSegments(Request[Segments], frozen=True, tag="worlds.segments"):
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True, http=(Route("GET", "/v1/worlds/{world}/segments", "List the cold segments of the journal."),)
+    )
 
     world: str
     after: int = -1
@@ -269,7 +332,16 @@ class CheckWorld(Request[Checked], frozen=True, tag="worlds.check"):
     Whether a snapshot agrees with the records cannot be checked without the reducer.
     """
 
-    operation = Operation(reads=True)
+    operation = Operation(
+        reads=True,
+        http=(
+            Route(
+                "GET",
+                "/v1/worlds/{world}/check",
+                "Check for damage from `start` on, one segment or `limit` records at a time.",
+            ),
+        ),
+    )
 
     world: str
     start: int = 0
@@ -280,6 +352,21 @@ class CheckWorld(Request[Checked], frozen=True, tag="worlds.check"):
 class ChangeWorld(Request[Described], frozen=True, tag="worlds.change"):
     """Pause, resume or archive a world: `state` is paused, active or archived."""
 
+    operation = Operation(
+        http=(
+            Route(
+                "POST",
+                "/v1/worlds/{world}/pause",
+                "Pause a world: reject appends and drains.",
+                fixed={"state": "paused"},
+            ),
+            Route("POST", "/v1/worlds/{world}/resume", "Resume a paused world.", fixed={"state": "active"}),
+            Route(
+                "POST", "/v1/worlds/{world}/archive", "Archive a world: reject all writes.", fixed={"state": "archived"}
+            ),
+        )
+    )
+
     world: str
     state: str
     universe: str = UNIVERSE
@@ -288,7 +375,10 @@ class ChangeWorld(Request[Described], frozen=True, tag="worlds.change"):
 class DeleteWorld(Request[Described], frozen=True, tag="worlds.delete"):
     """Delete an archived world. Its name stays reserved."""
 
-    operation = Operation(repeatable="a deleted world stays deleted, and its name stays reserved")
+    operation = Operation(
+        repeatable="a deleted world stays deleted, and its name stays reserved",
+        http=(Route("DELETE", "/v1/worlds/{world}", "Delete an archived world. Its name cannot be used again."),),
+    )
 
     world: str
     universe: str = UNIVERSE
@@ -296,6 +386,12 @@ class DeleteWorld(Request[Described], frozen=True, tag="worlds.delete"):
 
 class ForkWorld(Request[Described], frozen=True, tag="worlds.fork"):
     """Create a world with the records of this one below `height`."""
+
+    operation = Operation(
+        http=(
+            Route("POST", "/v1/worlds/{world}/fork", "Create a new world with the records below `height`.", status=201),
+        )
+    )
 
     world: str
     target: str

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 from starlette.responses import Response, StreamingResponse
 
-from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, operation
+from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter
 from holdfast.server.http.problems import HttpError
 from holdfast.server.http.request_context import RequestContext
-from holdfast.wire.backups import BeginBackup, EndBackup, Line, ListBackup, OpenBackup
+from holdfast.wire.backups import Line, ListBackup, OpenBackup
 from holdfast.wire.health_checks import RunCheckups
 from holdfast.wire.requests import Request
 
@@ -64,10 +64,6 @@ def _number(context: RequestContext, name: str) -> int | None:
 _ID: Final = Parameter("id", "path", required=True, description="The id of the backup.")
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    operation(
-        "POST", "/v1/backups", BeginBackup, "Create a checkpoint of all data, for a backup.", tag="backups", status=201
-    ),
-    operation("DELETE", "/v1/backups/{id}", EndBackup, "Remove a checkpoint.", tag="backups"),
     Endpoint(
         method="GET",
         path="/v1/backups/{id}/files",

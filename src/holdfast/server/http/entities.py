@@ -24,10 +24,7 @@ from holdfast.wire.entities import (
     EntityRecord,
     FoundEntity,
     GetEntity,
-    ListKinds,
     PutEntity,
-    ReadChanges,
-    ScanEntities,
     WriteEntities,
     Written,
 )
@@ -100,23 +97,6 @@ def _expect(given: dict[str, Any], version: int | None) -> None:
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     operation(
         "GET",
-        "/v1/surveys/kinds",
-        ListKinds,
-        "List the kinds of entities, with the tiers of their fields.",
-        tag="entities",
-    ),
-    operation(
-        "POST", "/v1/entities/transaction", WriteEntities, "Change several entities in one commit.", tag="entities"
-    ),
-    operation(
-        "GET",
-        "/v1/entities/{kind}",
-        ScanEntities,
-        "List the entities of a kind, in the order of their ids.",
-        tag="entities",
-    ),
-    operation(
-        "GET",
         _PATH,
         GetEntity,
         "Read an entity.",
@@ -159,5 +139,4 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         prepare=_delete,
         render=_written,
     ),
-    operation("GET", _PATH + "/history", ReadChanges, "Read the latest changes of an entity.", tag="entities"),
 )

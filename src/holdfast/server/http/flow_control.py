@@ -11,13 +11,14 @@ from typing import Any
 
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.queues import AckMessages, ExtendMessages, MessageLease, NackMessages, Outcomes, RejectMessages
+from holdfast.wire.requests import Request
 
 
 class CreditWindow:
     """The unsettled messages of one subscription."""
 
     def __init__(self, flow_control: "FlowControl", credit: int) -> None:
-        self._credits = flow_control
+        self._flow_control = flow_control
         self._credit = credit
         self._expires_ms: dict[str, int] = {}
         self._changed = asyncio.Event()
@@ -32,12 +33,12 @@ class CreditWindow:
     def hold(self, lease_id: str, expires_ms: int) -> None:
         """Record that a message was delivered, or that its lease was extended."""
         self._expires_ms[lease_id] = expires_ms
-        self._credits.windows[lease_id] = self
+        self._flow_control.windows[lease_id] = self
 
     def settle(self, lease_id: str) -> None:
         """Record that the consumer no longer holds a message."""
         self._expires_ms.pop(lease_id, None)
-        self._credits.windows.pop(lease_id, None)
+        self._flow_control.windows.pop(lease_id, None)
         self._changed.set()
 
     async def wait(self, seconds: float) -> None:
@@ -53,7 +54,7 @@ class CreditWindow:
     def close(self) -> None:
         """Stop tracking; the consumer holds its messages until their leases expire."""
         for lease_id in self._expires_ms:
-            self._credits.windows.pop(lease_id, None)
+            self._flow_control.windows.pop(lease_id, None)
         self._expires_ms.clear()
 
 
@@ -67,7 +68,7 @@ class FlowControl:
         """A window of `credit` messages."""
         return CreditWindow(self, credit)
 
-    def observe(self, request: Any, answer: Any) -> None:
+    def observe(self, request: Request[Any], answer: Any) -> None:
         """Update the windows after a request that may have settled messages or extended leases."""
         if not self.windows:
             return

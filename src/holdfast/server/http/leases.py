@@ -7,13 +7,9 @@ from holdfast.server.http.endpoints import Endpoint, operation
 from holdfast.server.http.request_context import RequestContext
 from holdfast.tiers import Tier
 from holdfast.wire.leases import (
-    AcquireLease,
     CheckLease,
-    DescribeLease,
     KeepLease,
     LeaseProof,
-    ListLeases,
-    ListWaits,
     ReleaseLease,
 )
 
@@ -40,7 +36,6 @@ class KeepBody(ProofBody, frozen=True, kw_only=True):
 
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    operation("POST", "/v1/lock/acquire", AcquireLease, "Acquire a lease, optionally waiting in line.", tag="leases"),
     operation(
         "POST",
         "/v1/lock/keepalive",
@@ -67,20 +62,5 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         tag="leases",
         prepare=_nest_lease,
         body_type=ProofBody,
-    ),
-    operation(
-        "POST",
-        "/v1/lock/describe",
-        DescribeLease,
-        "Describe a lease: its holder, and the number of waiters.",
-        tag="leases",
-    ),
-    operation("GET", "/v1/locks", ListLeases, "List the leases that are held.", tag="leases"),
-    operation(
-        "GET",
-        "/v1/surveys/waits",
-        ListWaits,
-        "List the callers that wait for leases and locks at this server.",
-        tag="leases",
     ),
 )

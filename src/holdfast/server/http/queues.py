@@ -11,18 +11,9 @@ from holdfast.server.http.request_context import RequestContext
 from holdfast.wire.queues import (
     Deliveries,
     GetQueuePolicy,
-    GetQueueStats,
-    ListQueues,
-    ListSchedules,
-    PauseQueue,
     PeekMessages,
-    PurgeQueue,
     QueuePolicy,
-    RedriveMessages,
-    RemoveSchedule,
     SetQueuePolicy,
-    SetSchedule,
-    SurveyQueues,
 )
 
 _QUEUE: Final = "/v1/queues/{queue}"
@@ -51,20 +42,9 @@ async def _dead_letters(context: RequestContext) -> Response:
 
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    _operation("GET", "/v1/surveys/queues", SurveyQueues, "Summarize each queue."),
-    _operation("GET", "/v1/queues", ListQueues, "List the names of queues, in order."),
-    _operation("GET", _QUEUE, GetQueueStats, "Read the number of messages in each state."),
-    _operation("GET", _QUEUE + "/policy", GetQueuePolicy, "Read the policy of a queue."),
     _operation(
         "PUT", _QUEUE + "/policy", SetQueuePolicy, "Set the policy of a queue.", prepare=_policy, body_type=QueuePolicy
     ),
-    _operation("POST", _QUEUE + "/pause", PauseQueue, "Pause deliveries of a queue.", fixed={"paused": True}),
-    _operation("POST", _QUEUE + "/resume", PauseQueue, "Resume deliveries of a queue.", fixed={"paused": False}),
-    _operation("POST", _QUEUE + "/purge", PurgeQueue, "Remove all messages that are not leased."),
-    _operation(
-        "POST", _QUEUE + "/redrive", RedriveMessages, "Move dead letters back to the queue, all or the given ones."
-    ),
-    _operation("GET", _QUEUE + "/peek", PeekMessages, "Read ready messages without leasing them."),
     Endpoint(
         method="GET",
         path=_QUEUE + "/dead-letters",
@@ -78,12 +58,4 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         ),
         response_types={JSON: Deliveries},
     ),
-    _operation("GET", _QUEUE + "/schedules", ListSchedules, "List the schedules of a queue."),
-    _operation(
-        "PUT",
-        _QUEUE + "/schedules/{name}",
-        SetSchedule,
-        "Create or replace a schedule, which enqueues a message by a cron expression.",
-    ),
-    _operation("DELETE", _QUEUE + "/schedules/{name}", RemoveSchedule, "Remove a schedule."),
 )

@@ -1,38 +1,70 @@
-"""All endpoints of a server, in the order in which the router matches their paths."""
+"""All endpoints of a server: those that request classes declare, and those that need HTTP-specific handling."""
 
 from typing import Final
 
 from holdfast.server.http import (
-    activity,
     backups,
     blobs,
     calls,
     entities,
     json_rpc,
     leases,
-    mail,
     messages,
     queues,
     states,
     stats,
     subscriptions,
-    worlds,
 )
-from holdfast.server.http.endpoints import Endpoint
+from holdfast.server.http.endpoints import Endpoint, operation
+from holdfast.wire.catalog import REQUESTS
 
-ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    *calls.ENDPOINTS,
-    *messages.ENDPOINTS,
-    *subscriptions.ENDPOINTS,
-    *stats.ENDPOINTS,
-    *queues.ENDPOINTS,
-    *leases.ENDPOINTS,
-    *states.ENDPOINTS,
-    *entities.ENDPOINTS,
-    *worlds.ENDPOINTS,
-    *mail.ENDPOINTS,
-    *json_rpc.ENDPOINTS,
-    *activity.ENDPOINTS,
-    *blobs.ENDPOINTS,
-    *backups.ENDPOINTS,
+# Declared endpoints come first: their fixed paths take precedence over those that end in a path parameter.
+_DECLARED: Final = tuple(
+    operation(
+        route.method,
+        route.path,
+        kind,
+        route.summary,
+        tag=str(kind.__struct_config__.tag).partition(".")[0],
+        fixed=route.fixed,
+        defaults=route.defaults,
+        status=route.status,
+    )
+    for kind in REQUESTS
+    for route in kind.operation.http
+)
+_TAGS: Final = (
+    "calls",
+    "messages",
+    "queues",
+    "leases",
+    "states",
+    "entities",
+    "worlds",
+    "universes",
+    "mail",
+    "agents",
+    "activity",
+    "blobs",
+    "backups",
+)
+
+ENDPOINTS: Final[tuple[Endpoint, ...]] = tuple(
+    sorted(
+        (
+            *_DECLARED,
+            *calls.ENDPOINTS,
+            *messages.ENDPOINTS,
+            *subscriptions.ENDPOINTS,
+            *stats.ENDPOINTS,
+            *queues.ENDPOINTS,
+            *leases.ENDPOINTS,
+            *states.ENDPOINTS,
+            *entities.ENDPOINTS,
+            *json_rpc.ENDPOINTS,
+            *blobs.ENDPOINTS,
+            *backups.ENDPOINTS,
+        ),
+        key=lambda endpoint: _TAGS.index(endpoint.tag) if endpoint.tag in _TAGS else len(_TAGS),
+    )
 )

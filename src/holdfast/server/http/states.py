@@ -81,11 +81,6 @@ async def _put(context: RequestContext) -> Response:
 
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    operation("POST", "/v1/state/get", GetState, "Read the state document of a key, with its ETag.", tag="states"),
-    operation(
-        "POST", "/v1/state/update", UpdateState, "Write a state document, guarded by a lease or an ETag.", tag="states"
-    ),
-    operation("POST", "/v1/state/remove", RemoveState, "Remove a state document.", tag="states"),
     operation(
         "GET",
         _PATH,
