@@ -272,27 +272,27 @@ def test_a_crash_at_any_step_of_rotation_is_finished_by_the_next_opening(tmp_pat
     final = objects_of(store)
     assert len(final) == 6
     assert len(counting.points) == 18
-    for strike_at in range(len(counting.points)):
-        folder, store = start(str(strike_at))
+    for fail_at in range(len(counting.points)):
+        folder, store = start(str(fail_at))
         with pytest.raises(Crash):
-            rotate_all(folder, faulty_objects(store, ChosenFault(strike_at)))
+            rotate_all(folder, faulty_objects(store, ChosenFault(fail_at)))
         reader = ActivityLog(folder, store, start_flusher=False)
-        reader._rotation._has_looked = True  # A process that reads before anybody has rotated what the dead one left.
+        reader._rotation._has_scanned = True  # A process that reads before anybody has rotated what the dead one left.
         assert sorted(values(everything(reader)), key=lambda value: value["number"]) == wanted
         log = ActivityLog(folder, store, start_flusher=False)
         assert sorted(values(everything(log)), key=lambda value: value["number"]) == wanted
-        assert objects_of(store) == final, counting.points[strike_at]
+        assert objects_of(store) == final, counting.points[fail_at]
         assert list(folder.glob("main/*")) == []
         log.close()
 
 
 @pytest.mark.parametrize("error", [lambda: Unreachable("down"), lambda: CommitUnknown("lost")])
 def test_a_failure_at_any_step_of_rotation_is_repeated_by_the_next(tmp_path: Path, error: Any) -> None:
-    for strike_at in range(18):
-        folder = tmp_path / str(strike_at) / "activity"
+    for fail_at in range(18):
+        folder = tmp_path / str(fail_at) / "activity"
         wanted = prepared(folder)
-        store = open_objects(f"dir:{tmp_path / str(strike_at) / 'objects'}")
-        log = ActivityLog(folder, faulty_objects(store, ChosenFault(strike_at, error)), start_flusher=False)
+        store = open_objects(f"dir:{tmp_path / str(fail_at) / 'objects'}")
+        log = ActivityLog(folder, faulty_objects(store, ChosenFault(fail_at, error)), start_flusher=False)
         log.flush()
         assert list(folder.glob("main/*"))
         log.flush()

@@ -108,7 +108,7 @@ async def test_a_burst_of_20000_pushes_stores_every_key_once(backend: str, tmp_p
     assert answers["accepted"] == answers["deduped"] == 10_000
     assert set(firsts.values()) == {1}
     assert stored(database) == Counter(map(str, range(10_000)))
-    assert not ingress.tallies.lost
+    assert not ingress.counters.lost
     database.close()
 
 
@@ -153,11 +153,11 @@ async def test_a_full_queue_is_busy_and_never_blocks() -> None:
     # What the writer has in its hands has made room for others. It may have been given up meanwhile, as slow as we are.
     assert answers["accepted"] >= INGRESS_QUEUE_MAX
     assert answers["busy"] > 0
-    assert answers["busy"] == ingress.tallies.rejects["busy"]
+    assert answers["busy"] == ingress.counters.rejects["busy"]
     heart.cancel()
     stuck.let_go.set()
     await ingress.close()
-    assert stored(inner).total() + ingress.tallies.lost.total() == answers["accepted"]
+    assert stored(inner).total() + ingress.counters.lost.total() == answers["accepted"]
     assert set(stored(inner).values()) == {1}
     inner.close()
 
@@ -193,7 +193,7 @@ async def test_a_failing_writer_loses_only_what_the_contract_says(seed: int) -> 
     missing = [key for key in accepted if not there[key]]
     assert missing
     # An answer that was lost counts as lost, though its commit is there.
-    assert len(missing) <= ingress.tallies.lost.total() <= len(accepted)
+    assert len(missing) <= ingress.counters.lost.total() <= len(accepted)
 
     async def insist(key: str) -> Pushed:
         while True:
@@ -212,7 +212,7 @@ async def test_a_failing_writer_loses_only_what_the_contract_says(seed: int) -> 
 CHILD = """
 import asyncio, sys
 from holdfast.plane.open import Options, open_plane_async
-from holdfast.plane.pushes import push
+from holdfast.plane.ingress import push
 from holdfast.wire.mail import MailPolicy, SetMailPolicy
 from holdfast.wire.ingress import NewPush
 

@@ -194,6 +194,6 @@ async def test_pushes_beside_threads_that_work_on_inboxes_outboxes_and_contacts(
     for name in names:
         sent = did[f"send {names[(names.index(name) + 1) % 3]}"]
         assert database.read(mailboxes.count, Address("main", name))[0].count == 200 + sent
-    assert not transport.ingress.tallies.lost
+    assert not transport.ingress.counters.lost
     assert resources.holders() == []
     await transport.close()

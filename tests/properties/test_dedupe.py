@@ -1,4 +1,4 @@
-"""Whatever is reserved, stored, lost and forgotten, dedupe is what an ordered dictionary says."""
+"""Deduplication matches a model that is an ordered dictionary."""
 
 from collections import OrderedDict
 
@@ -15,23 +15,23 @@ keys = st.sampled_from([number.to_bytes(16, "big") for number in range(8)])
 
 
 class Keys(RuleBasedStateMachine):
-    """The model: which keys are remembered, in order, since when, and whether what they stand for is stored."""
+    """The model: kept keys in order, with their times and whether their push is stored."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
-        self.real = Dedupe(self.clock, seconds=TTL_MS / 1_000, most=MOST)
+        self.real = Dedupe(self.clock, seconds=TTL_MS / 1_000, keys_max=MOST)
         self.model: OrderedDict[bytes, tuple[int, bool, Reservation]] = OrderedDict()
-        self.pending: list[Reservation] = []  # Also those whose key was forgotten since.
+        self.pending: list[Reservation] = []  # Including those whose key was evicted since.
 
-    def remembers(self, key: bytes) -> bool:
+    def keeps(self, key: bytes) -> bool:
         return key in self.model and self.clock.now_ms() - self.model[key][0] < TTL_MS
 
     @rule(key=keys)
     def push(self, key: bytes) -> None:
-        """A key that is remembered is a duplicate; any other is reserved. No key is ever reserved twice at a time."""
+        """A kept key is a duplicate; any other is reserved. No key is reserved twice at a time."""
         found = self.real.find(key)
-        assert (found is not None) == self.remembers(key)
+        assert (found is not None) == self.keeps(key)
         if found is not None:
             assert found is self.model[key][2]
             return
@@ -64,17 +64,17 @@ class Keys(RuleBasedStateMachine):
     @rule()
     def prune(self) -> None:
         self.real.prune()
-        for key in [key for key in self.model if not self.remembers(key)]:
+        for key in [key for key in self.model if not self.keeps(key)]:
             del self.model[key]
 
     @rule()
     def restart(self) -> None:
-        """What was stored is remembered, as far as it was written down; what was pending is gone with the process."""
+        """Saved keys of stored pushes are kept; pending ones are lost with the process."""
         written = self.real.stored()
         assert written == [(key, at_ms) for key, (at_ms, stored, _) in self.model.items() if stored]
-        self.real = Dedupe(self.clock, seconds=TTL_MS / 1_000, most=MOST)
+        self.real = Dedupe(self.clock, seconds=TTL_MS / 1_000, keys_max=MOST)
         self.real.restore(written)
-        self.model = OrderedDict((key, at) for key, at in self.model.items() if at[1] and self.remembers(key))
+        self.model = OrderedDict((key, at) for key, at in self.model.items() if at[1] and self.keeps(key))
         for key, (at_ms, _, _) in self.model.items():
             found = self.real.find(key)
             assert found is not None
@@ -83,12 +83,12 @@ class Keys(RuleBasedStateMachine):
         self.pending = []
 
     @invariant()
-    def they_agree(self) -> None:
+    def dedupe_equals_the_model(self) -> None:
         assert list(self.real._known) == list(self.model)
         assert len(self.real) <= MOST
         for number in range(8):
             key = number.to_bytes(16, "big")
-            assert (self.real.find(key) is not None) == self.remembers(key)
+            assert (self.real.find(key) is not None) == self.keeps(key)
 
 
 TestKeys = Keys.TestCase

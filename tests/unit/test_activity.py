@@ -146,10 +146,11 @@ def test_encoded_records_are_accepted_all_or_none(log: ActivityLog) -> None:
     assert values(log.read("main")) == [{"a": 1}, {"a": 2}]
 
 
-def test_names_are_checked_and_lower_cased(log: ActivityLog, folder: Path) -> None:
-    assert log.session("Main", "S", "K") is log.session("main", "s", "k")
-    log.log("MAIN", "Abc", {}, kind="K")
-    assert [each.session for each in log.read("Main", session="ABC", kind="k")] == ["abc"]
+def test_names_are_checked_and_keep_their_case(log: ActivityLog, folder: Path) -> None:
+    assert log.session("main", "S", "K") is not log.session("main", "s", "k")
+    log.log("main", "Abc:1@x", {}, kind="K+=")
+    assert [each.session for each in log.read("main", session="Abc:1@x", kind="K+=")] == ["Abc:1@x"]
+    assert log.read("main", session="abc:1@x", kind="K+=") == []
     for names in (("..", "s"), ("a/b", "s"), ("main", ""), ("main", "a b")):
         with pytest.raises(InvalidName):
             log.log(*names, {})
@@ -317,7 +318,7 @@ def test_an_ended_session_is_rotated_and_may_begin_again(log: ActivityLog, folde
 def test_one_kind_of_a_session_may_end_alone(log: ActivityLog, folder: Path) -> None:
     for session, kind in (("s", "a"), ("s", "b"), ("t", "a")):
         log.log("main", session, {}, kind=kind)
-    log.end_session("main", "S", "A")
+    log.end_session("main", "s", "a")
     assert local(folder) == []  # Nobody has written the others yet.
     log.flush()
     assert local(folder) == [f"{START}_s_b.jsonl", f"{START}_t_a.jsonl"]

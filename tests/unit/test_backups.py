@@ -16,7 +16,7 @@ from holdfast.errors import Busy, InvalidArgument, NotFound, Unreachable, Unsupp
 from holdfast.handles.sync.backups import _lines
 from holdfast.kv import Subspace
 from holdfast.limits import CHECKPOINT_IDLE_SECONDS, CHECKPOINTS_MAX
-from holdfast.runtime.maintenance.checkpoints import Lines
+from holdfast.runtime.maintenance.checkpoints import LineStream
 from holdfast.runtime.maintenance.scan import names, universes
 from holdfast.wire.backups import Line
 
@@ -99,7 +99,7 @@ def test_logs_that_are_moved_away_while_they_are_copied_are_in_the_backup(plane:
 
 def test_only_so_many_are_kept_and_the_idle_ones_go(plane: Plane, tmp_path: Path) -> None:
     ids = [plane.backups.begin().id for _ in range(CHECKPOINTS_MAX)]
-    with pytest.raises(Busy, match="under way"):
+    with pytest.raises(Busy, match="in progress"):
         plane.backups.begin()
     list(plane.backups.examine())  # Looking is not kept from it, and leaves nothing.
     assert len(checkpoints(tmp_path)) == CHECKPOINTS_MAX
@@ -133,7 +133,7 @@ def test_what_is_no_backup_is_not_found(plane: Plane, id: str) -> None:
     if id == "0" * 16:
         assert plane.backups.end(id) is False
     else:
-        with pytest.raises(NotFound, match="is no backup"):
+        with pytest.raises(NotFound, match="is not a backup id"):
             plane.backups.end(id)
 
 
@@ -142,7 +142,7 @@ def test_nothing_but_the_files_of_a_backup_is_handed_out(plane: Plane, path: str
     begun = plane.backups.begin()
     with pytest.raises((InvalidArgument, NotFound)):
         list(plane.backups.open(begun.id, path))
-    with pytest.raises(NotFound, match="not there"):
+    with pytest.raises(NotFound, match="does not exist"):
         plane.backups.open(begun.id, "keyspace/none")
 
 
@@ -201,12 +201,12 @@ def test_damage_is_found(plane: Plane, tmp_path: Path) -> None:
     for segment in (tmp_path / "data" / "objects" / "segments").rglob("*.log"):
         segment.unlink()
     found = [each.finding for each in plane.backups.examine() if each.finding is not None]
-    assert [each.what for each in found if each.where.startswith("blob")] == ["its bytes have another hash"]
+    assert [each.what for each in found if each.where.startswith("blob")] == ["its content does not match its hash"]
     assert len([each for each in found if "is not in the object store" in each.what]) == 5
 
 
 def test_a_world_that_is_deleted_meanwhile_is_no_damage(plane: Plane) -> None:
-    seen = plane._transport.backups._checkpoints.examined(deep=False)
+    seen = plane._transport.backups._checkpoints.run_checks(deep=False)
     lines = seen._lines
     assert next(line for line in lines if line.seen is not None and line.seen.name == "blobs").seen is not None
     plane.world("ada").archive()
@@ -215,7 +215,7 @@ def test_a_world_that_is_deleted_meanwhile_is_no_damage(plane: Plane) -> None:
 
 
 def test_whoever_stops_looking_leaves_nothing(plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.runtime.maintenance.checkpoints.LINES_MAX", 1)
+    monkeypatch.setattr("holdfast.runtime.maintenance.checkpoints.STREAMED_LINES_MAX", 1)
     looking = plane.backups.examine()
     next(looking)
     assert len(checkpoints(tmp_path)) == 1
@@ -236,7 +236,7 @@ def test_a_list_that_is_being_made_is_let_go_when_it_is_done() -> None:
         finally:
             ended.set()
 
-    lines = Lines(making())  # type: ignore[arg-type]
+    lines = LineStream(making())  # type: ignore[arg-type]
     thread = threading.Thread(target=lines.page)
     thread.start()
     assert begun.wait(60)

@@ -178,8 +178,8 @@ def free(table: LockTable, path: list[str], mode: str = "X") -> bool:
 def assert_empty(table: LockTable) -> None:
     """Nothing is held or waited for, and nothing is remembered about names and owners that were."""
     assert table.holders() == []
-    book = table._book
-    assert not any((book.held, book.lines, book.owners, book.served, book.unaware, book.waiting, table._leaving))
+    registry = table._registry
+    assert not any((registry.held, registry.lines, registry.owners, registry.completed, registry.unnoticed, registry.waiting, table._pending_releases))
 
 
 # Who may hold what together.
@@ -245,7 +245,7 @@ def test_threads_and_tasks_of_one_process_exclude_each_other(table: LockTable, n
         until(lambda: any(each.done() for each in holds))
         (first,) = (each for each in holds if each.done())
         holds.remove(first)
-        assert table.line(row(1)) == 6 - number
+        assert table.line_length(row(1)) == 6 - number
         done(first).release()
     assert_empty(table)
 
@@ -315,13 +315,13 @@ def test_rows_of_one_type_are_taken_in_ascending_order(table: LockTable, ada: Ac
 @pytest.mark.parametrize(
     ("held", "wanted", "advice"),
     [
-        (row(2), row(1), "Take them together with acquire_all, or take record_id task/1 first"),
-        (row(2, "note"), row(1), r"or take the intent \(IX\) on entity_type task first"),
-        (row(2), row(9, "note"), r"or take the intent \(IX\) on entity_type note first"),
-        (row(2), NOTES, "or take entity_type note first"),
-        (TASKS, NOTES, "entity_type note comes before entity_type task, which is held already"),
-        (row(2), TASKS, "Take it with mode X at first"),
-        (row(2), DATABASE, "database is held with mode IX"),
+        (row(2), row(1), "Acquire both with acquire_all, or acquire record_id task/1 first"),
+        (row(2, "note"), row(1), r"or acquire the intent \(IX\) on entity_type task first"),
+        (row(2), row(9, "note"), r"or acquire the intent \(IX\) on entity_type note first"),
+        (row(2), NOTES, "or acquire entity_type note first"),
+        (TASKS, NOTES, "entity_type note comes before entity_type task in lock order"),
+        (row(2), TASKS, "Acquire it in mode X at first"),
+        (row(2), DATABASE, "database is held in mode IX"),
     ],
 )
 def test_asking_against_the_order_is_refused_and_nothing_is_taken(
@@ -344,7 +344,7 @@ def test_asking_against_the_order_is_refused_at_once_even_if_others_have_it(
     done(ada.acquire(row(2)))
     with pytest.raises(LockOrderViolation):
         done(ada.acquire(row(1)))
-    assert table.line(row(1)) == 1
+    assert table.line_length(row(1)) == 1
     assert table.stats()["record_id"].waits == 0
 
 
@@ -409,9 +409,9 @@ def test_several_are_taken_all_or_none(table: LockTable, ada: Actor, bob: Actor)
 def test_a_claim_goes_on_from_one_line_to_the_next(table: LockTable, ada: Actor, bob: Actor, cyd: Actor) -> None:
     first, second = done(ada.acquire(row(1))), done(cyd.acquire(row(2)))
     both = bob.acquire_all([row(1), row(2)])
-    until(lambda: table.line(row(1)) == 2)
+    until(lambda: table.line_length(row(1)) == 2)
     first.release()
-    until(lambda: table.line(row(2)) == 2)
+    until(lambda: table.line_length(row(2)) == 2)
     assert not both.done()
     second.release()
     done(both).release()
@@ -440,7 +440,7 @@ def test_what_a_held_mode_covers_is_taken_again_and_an_upgrade_is_refused(
         second.release()
         assert_empty(table)
     else:
-        with pytest.raises(LockOrderViolation, match=f"held with mode {held}.*Take it with mode .* at first"):
+        with pytest.raises(LockOrderViolation, match=f"held in mode {held}.*Acquire it in mode .* at first"):
             done(ada.acquire(TASKS, wanted))
 
 
@@ -450,7 +450,7 @@ def test_what_a_held_mode_covers_is_taken_again_and_an_upgrade_is_refused(
 def test_the_refusal_of_an_upgrade_names_the_weakest_mode_that_would_do(
     table: LockTable, held: str, wanted: str, advice: str
 ) -> None:
-    with table.acquire(TASKS, held), pytest.raises(LockOrderViolation, match=f"with mode {advice} at first"):
+    with table.acquire(TASKS, held), pytest.raises(LockOrderViolation, match=f"in mode {advice} at first"):
         table.acquire(TASKS, wanted)
 
 
@@ -481,7 +481,7 @@ def test_a_newcomer_does_not_overtake_even_if_it_could_share(
     reader = done(ada.acquire(row(1), "S"))
     writer = bob.acquire(row(1), "X")
     until_waiting(table, 1)
-    with pytest.raises(LockTimeout, match="with 1 in line"):
+    with pytest.raises(LockTimeout, match="1 requests wait for it"):
         done(cyd.acquire(row(1), "S", timeout_seconds=0))
     newcomer = cyd.acquire(row(1), "S")
     until_waiting(table, 2)
@@ -547,7 +547,7 @@ async def test_what_was_taken_last_is_released_first(table: LockTable) -> None:
 
 def test_a_timeout_names_who_is_in_the_way(table: LockTable, ada: Actor, bob: Actor) -> None:
     done(ada.acquire(row(1)))
-    with pytest.raises(LockTimeout, match=r"record_id task/1 is held by (thread|task) ada\S* \(X\), with 1 in line"):
+    with pytest.raises(LockTimeout, match=r"record_id task/1 was .* held by (thread|task) ada\S* \(X\), and 1 requests wait"):
         done(bob.acquire(row(1), timeout_seconds=0.01))
     assert table.stats()["record_id"].timeouts == 1
 
@@ -583,7 +583,7 @@ def test_a_wait_without_a_timeout_has_the_bound_of_its_level(
     for name in ("LOCK_WAIT_SECONDS", "LOCK_BULK_WAIT_SECONDS"):
         monkeypatch.setattr(limits, name, 0.01 if name == limit else SECONDS_MAX)
     done(ada.acquire(path))
-    with pytest.raises(LockTimeout, match=r"after 0\.01 s"):
+    with pytest.raises(LockTimeout, match=r"within 0\.01 s"):
         done(bob.acquire(path, timeout_seconds=None))
 
 
@@ -601,7 +601,7 @@ def test_more_than_may_wait_are_refused(new_actor: Callable[[str], Actor], table
     held = done(new_actor("ada").acquire(row(1)))
     waiting = new_actor("bob").acquire(row(1))
     until_waiting(table, 1)
-    with pytest.raises(Busy, match="1 wait for locks already") as refused:
+    with pytest.raises(Busy, match="1 lock requests are already waiting") as refused:
         done(new_actor("cyd").acquire_all([row(0), row(1)]))
     assert not isinstance(refused.value, LockTimeout)
     assert free(table, row(0))
@@ -818,14 +818,14 @@ def test_a_release_in_the_midst_of_an_acquisition_wakes_those_who_wait_for_it(
     held = table.acquire(row(1))
     waiting = ada.acquire(row(1))
     until_waiting(table, 1)
-    advance = table._book.advance
+    advance = table._registry.advance
 
     def finalize_and_advance(claim: Any, **options: Any) -> bool:
         held.release()
         return advance(claim, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(table._book, "advance", finalize_and_advance)
+        patch.setattr(table._registry, "advance", finalize_and_advance)
         other = table.acquire(row(2))
     done(waiting)
     other.release()
@@ -837,12 +837,12 @@ def test_a_release_that_met_a_taken_mutex_is_carried_out_by_whoever_has_it(table
     until_waiting(table, 1)
     taken, go_on = threading.Event(), threading.Event()
 
-    def look(book: object) -> None:
+    def inspect(registry: object) -> None:
         taken.set()
         assert go_on.wait(SECONDS_MAX)
 
     with ThreadPoolExecutor(1) as reader:
-        looking = reader.submit(table._look, look)
+        looking = reader.submit(table._inspect, inspect)
         assert taken.wait(SECONDS_MAX)
         held.release()
         assert not waiting.done()
@@ -944,9 +944,9 @@ def test_the_console_sees_who_holds_and_who_waits(table: LockTable, ada: Actor, 
     assert holder.held_seconds >= 0
     assert waiter.waiting_seconds is not None
     assert waiter.waiting_seconds >= 0
-    assert table.line(row(1)) == 2
-    assert table.line(TASKS) == 2
-    assert table.line(row(2)) == 0
+    assert table.line_length(row(1)) == 2
+    assert table.line_length(TASKS) == 2
+    assert table.line_length(row(2)) == 0
     held.release()
     done(waiting)
 
@@ -986,7 +986,7 @@ def test_a_forked_child_starts_with_an_empty_table(table: LockTable) -> None:
 
         with table._mutex:  # As if another thread had been inside at that moment.
             assert in_child(work) == 0
-        assert table.line(row(1)) == 2
+        assert table.line_length(row(1)) == 2
         mine.release()
         theirs.release()
         waiting.result().release()
@@ -1001,11 +1001,11 @@ def test_a_coroutine_that_waited_in_the_parent_leaves_the_child_alone(table: Loc
         def work() -> None:
             with table.acquire(row(1)):
                 waiter.close()
-                assert table.line(row(1)) == 1
+                assert table.line_length(row(1)) == 1
             assert_empty(table)
 
         assert in_child(work) == 0
-        assert table.line(row(1)) == 2
+        assert table.line_length(row(1)) == 2
         waiter.close()
 
     with ThreadPoolExecutor(1) as ada, ada.submit(table.acquire, row(1)).result():
@@ -1028,13 +1028,13 @@ def test_a_coroutine_that_waited_in_the_parent_leaves_the_child_alone(table: Loc
         (["entity_type"], "a name without a slash"),
         (["entity_type", ""], "a name without a slash"),
         (["entity_type", "task/1"], "a name without a slash"),
-        (["database", "main"], "no name"),
+        (["database", "main"], "without a name"),
         (["record_id", "task/" + "x" * limits.LOCK_NAME_CHARACTERS_MAX], f"{limits.LOCK_NAME_CHARACTERS_MAX}"),
-        (["record_id", 7], "text"),
-        ([7, "task/1"], "text"),
-        (["record_id", None], "text"),
-        (["record_id", b"task/1"], "text"),
-        ([["record_id"], "task/1"], "text"),
+        (["record_id", 7], "strings"),
+        ([7, "task/1"], "strings"),
+        (["record_id", None], "strings"),
+        (["record_id", b"task/1"], "strings"),
+        ([["record_id"], "task/1"], "strings"),
         ([], "0 parts"),
         (["record_id", "task/1", "x"], "3 parts"),
         ("record_id", "a list of a level and a name"),

@@ -215,7 +215,7 @@ def test_a_key_space_that_is_away_is_asked_again_the_next_time(
     monkeypatch.setattr(day.database, "read", read)
     with caplog.at_level(logging.WARNING, "holdfast.mail"):
         day.start()
-    assert "will be in 300 s: away" in caplog.text
+    assert "retrying in 300 s: away" in caplog.text
     monkeypatch.undo()
     day.advance(300_000)
     assert day.count() == 0

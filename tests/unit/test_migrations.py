@@ -192,7 +192,7 @@ def test_directories_and_databases_move_among_themselves(
     moved = postgres_server.replace("/postgres?", f"/moved_{os.getpid()}?")
     try:
         told = hf("migrate", postgres_url, moved, "--objects", f"dir:{tmp_path / 'shared'}").stdout
-        assert "ranges of keys are equal" in told
+        assert "key ranges are equal" in told
         with PostgresDatabase(moved) as database, RocksReader(tmp_path / "data" / "kv") as first:
             assert pairs(database) == pairs(first)
     finally:
@@ -283,7 +283,7 @@ def test_a_half_migrated_plane_cannot_be_opened(
 def test_a_migration_that_is_done_is_done_once(hf: Hf, source: str, tmp_path: Path) -> None:
     words = ("migrate", source, f"dir:{tmp_path / 'new'}", "--json")
     first = hf(*words).stdout
-    assert "before, and compared at" in hf(*words[:-1]).stdout
+    assert "and compared at" in hf(*words[:-1]).stdout
     with holdfast.open(f"dir:{tmp_path / 'new'}") as plane:
         plane.pairs.put(b"raw", b"since")
     assert hf(*words).stdout == first
@@ -461,7 +461,7 @@ def test_a_store_that_loses_an_object_is_found(missing: bool, monkeypatch: pytes
     ("words", "code", "says"),
     [
         (("data", "data"), 2, "the same plane"),
-        (("data", "data/inside"), 2, "lies inside"),
+        (("data", "data/inside"), 2, "is inside"),
         (("none", "new"), 4, "no data directory"),
         (("http://127.0.0.1:1", "new"), 9, "stop it and name its data"),
         (("data", "http://127.0.0.1:1"), 9, "stop it and name its data"),

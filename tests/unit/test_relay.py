@@ -26,7 +26,7 @@ from holdfast.limits import (
 from holdfast.plane import Options, open_plane_async
 from holdfast.plane.batching import call_batch
 from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.runtime.rate_limits import Rates
+from holdfast.runtime.rate_limits import RateLimiter
 from holdfast.runtime.relay import hub as relay_hub
 from holdfast.runtime.relay.commit_listener import CommitListener
 from holdfast.runtime.relay.hub import RelayHub
@@ -136,7 +136,7 @@ class Agent:
         if reads:
             self.reading.set()
         self._hub = hub
-        self._options = {"allow": lambda request: None, **options}
+        self._options = {"authorize": lambda request: None, **options}
 
     async def __aenter__(self) -> "Agent":
         self.session = await self._hub.join("main", self.name, **self._options)
@@ -157,7 +157,7 @@ class Agent:
             await self.reading.wait()
             self.frames += frames
             self.batches.append(frames)
-            self.session.written(size)
+            self.session.on_written(size)
 
     def all(self, kind: type[Any]) -> list[Any]:
         return [frame for frame in self.frames if isinstance(frame, kind)]
@@ -176,11 +176,11 @@ class Agent:
 
     def send(self, to: str, body: bytes = b"x", id: str | None = None, **options: Any) -> str:
         id = id or f"{self.name}-{len(self.frames)}-{id_of()}"
-        self.session.take([Send(id, to, Body(body), **options)])
+        self.session.receive([Send(id, to, Body(body), **options)])
         return id
 
     def confirm(self, *mails: Mail) -> None:
-        self.session.take([Confirm([mail.message_id for mail in mails])])
+        self.session.receive([Confirm([mail.message_id for mail in mails])])
 
     async def answer(self, id: str) -> Any:
         def found() -> list[Any]:
@@ -292,7 +292,7 @@ async def test_more_sends_than_one_batch_takes_are_all_answered(
 ) -> None:
     async with Agent(hub, "ada") as ada:
         ids = [id_of() for _ in range(MAIL_BATCH_MAX + 50)]
-        ada.session.take([Send(id, "bob", Body(b"x")) for id in ids])
+        ada.session.receive([Send(id, "bob", Body(b"x")) for id in ids])
         await until(lambda: len(ada.all(Sent)) == len(ids))
         assert [sent.message_id for sent in ada.all(Sent)] == ids
         assert await pending(transport) == len(ids)
@@ -301,7 +301,7 @@ async def test_more_sends_than_one_batch_takes_are_all_answered(
 async def test_a_round_takes_a_bounded_number_of_one_agents_confirms(hub: RelayHub, commits: Commits) -> None:
     async with Agent(hub, "bob") as bob:
         ids = [f"x{number}" for number in range(MAIL_BATCH_MAX)]
-        bob.session.take([Confirm(ids)] * 20)
+        bob.session.receive([Confirm(ids)] * 20)
         await until(lambda: commits.count(ConfirmMail) == RELAY_CONFIRMS_MAX // MAIL_BATCH_MAX)
         assert max(sum(isinstance(each, ConfirmMail) for each in round) for round in commits.rounds) == 1
         assert {error.code for error in bob.all(Error)} == {"busy"}
@@ -409,7 +409,7 @@ async def test_confirms_that_come_late_or_twice_or_for_nothing_do_no_harm(
     async with Agent(hub, "bob") as bob, Agent(hub, "ada") as ada:
         bob.confirm(*first)
         await until(lambda: len(ada.all(DeliveryConfirm)) == 3)
-        bob.session.take([Confirm([first[0].message_id, "never-was"])])
+        bob.session.receive([Confirm([first[0].message_id, "never-was"])])
         bob.confirm(*first)
         assert await pending(transport) == 0
         await quiet()
@@ -425,7 +425,7 @@ async def test_a_confirmation_that_fails_is_made_good(
         await bob.get(2)
         commits.failing = Unreachable("gone")
         bob.confirm(*bob.mails)
-        await until(lambda: bob.session.rests_until_ms)
+        await until(lambda: bob.session.retry_at_ms)
         commits.failing = None
         await quiet()
         assert await pending(transport) == 2
@@ -467,11 +467,11 @@ async def test_mail_for_a_slow_reader_stays_stored_and_nobody_else_notices(
 async def test_an_agent_that_does_not_hear_its_answers_is_not_heard(hub: RelayHub) -> None:
     async with Agent(hub, "ada", reads=False) as ada:
         for _ in range(100):
-            ada.session.take([Send("no id\n", "bob") for _ in range(20)])
+            ada.session.receive([Send("no id\n", "bob") for _ in range(20)])
             if ada.session.is_full:
                 break
         assert ada.session.is_full
-        waiting = asyncio.create_task(ada.session.room())
+        waiting = asyncio.create_task(ada.session.wait_for_capacity())
         await quiet()
         assert not waiting.done()
         ada.reading.set()
@@ -485,8 +485,8 @@ async def test_an_agent_waits_while_what_it_sends_is_not_stored(hub: RelayHub, c
         commits.held.append(gate)
         ada.send("bob")
         await until(lambda: not commits.held)
-        ada.session.take([Send(id_of(), "bob") for _ in range(RELAY_SENDS_MAX)])
-        waiting = asyncio.create_task(ada.session.room())
+        ada.session.receive([Send(id_of(), "bob") for _ in range(RELAY_SENDS_MAX)])
+        waiting = asyncio.create_task(ada.session.wait_for_capacity())
         await quiet()
         assert not waiting.done()
         gate.set()
@@ -532,7 +532,7 @@ async def test_a_slow_session_is_replaced_too(transport: AsyncEmbeddedTransport,
     await store(transport, 200, body=b"x" * 10_000)
     async with Agent(hub, "bob", reads=False) as bob:
         await quiet()
-        assert not bob.session.is_open
+        assert not bob.session.accepts_mail
         await transport.call(JoinMailbox("bob", "somebody-else"))
         await until(lambda: bob.session.ended)
 
@@ -604,7 +604,7 @@ async def test_any_frame_is_a_sign_of_life(hub: RelayHub, clock: ManualClock, si
             clock.advance_ms(round(RELAY_PING_SECONDS * 1_000))
             hub.tick()
             clock.advance_ms(round(RELAY_PONG_SECONDS * 1_000) - 1)
-            bob.session.take([sign])
+            bob.session.receive([sign])
             hub.tick()
         await until(lambda: len(bob.all(Ping)) == 3)
         assert bob.session.ended is None
@@ -625,11 +625,11 @@ async def test_refusals_reach_the_sender_and_disturb_nobody(transport: AsyncEmbe
             Send("elsewhere", "bob@other", Body(b"x")),
             Send("forged", "bob", Body(b"x"), sender="eve"),
             Send("own", "bob", Body(b"x"), sender="ada@main"),
-            Send("short", "bob", Body(b"x"), sender="ADA"),
+            Send("short", "bob", Body(b"x"), sender="ada"),
             Send("", "bob", Body(b"x")),
             Send("good-2", "bob", Body(b"x")),
         ]
-        ada.session.take(frames)
+        ada.session.receive(frames)
         await until(lambda: len(ada.all(Sent | Error)) == len(frames))  # type: ignore[arg-type]
         errors = {error.message_id: (error.code, error.retry) for error in ada.all(Error)}
         assert errors == {
@@ -668,7 +668,7 @@ async def test_what_cannot_be_stored_is_said_of_every_mail(hub: RelayHub, commit
         await quiet()
         commits.failing = Unreachable("gone")
         ids = [id_of() for _ in range(3)]
-        ada.session.take([Send(id, "bob") for id in ids])
+        ada.session.receive([Send(id, "bob") for id in ids])
         await until(lambda: len(ada.all(Error)) == 3)
         assert [(error.message_id, error.code) for error in ada.all(Error)] == [(id, "unreachable") for id in ids]
 
@@ -680,7 +680,7 @@ async def test_a_mailbox_that_cannot_be_read_is_read_later(
         await quiet()
         commits.failing = Unreachable("gone")
         await store(transport, 1)
-        await until(lambda: bob.session.rests_until_ms)
+        await until(lambda: bob.session.retry_at_ms)
         commits.failing = None
         await quiet()
         assert not bob.mails
@@ -709,20 +709,20 @@ async def test_a_round_that_fails_in_a_way_that_nobody_thought_of_is_answered(
 
 
 async def test_whoever_may_not_is_told_so(hub: RelayHub) -> None:
-    def allow(request: Request[Any]) -> None:
+    def authorize(request: Request[Any]) -> None:
         if isinstance(request, SendMail | ConfirmMail):
             raise NotAllowed("you may only read")
 
-    async with Agent(hub, "ada", allow=allow) as ada:
+    async with Agent(hub, "ada", authorize=authorize) as ada:
         answer = await ada.answer(ada.send("bob"))
         assert answer.code == "not_allowed"
-        ada.session.take([Confirm(["x"])])
+        ada.session.receive([Confirm(["x"])])
         await until(lambda: len(ada.all(Error)) == 2)
 
 
 async def test_a_session_does_not_become_another(hub: RelayHub) -> None:
     async with Agent(hub, "ada") as ada:
-        ada.session.take([Authenticate("eve")])
+        ada.session.receive([Authenticate("eve")])
         await until(lambda: ada.all(Error))
         assert ada.all(Error)[0].code == "invalid_argument"
 
@@ -732,7 +732,7 @@ async def test_confirms_of_no_ids_are_refused_by_themselves(transport: AsyncEmbe
     async with Agent(hub, "bob") as bob:
         await bob.get(1)
         many = [f"x{number}" for number in range(MAIL_BATCH_MAX + 1)]
-        bob.session.take([Confirm(["bad\n"]), Confirm(many), Confirm([bob.mails[0].message_id])])
+        bob.session.receive([Confirm(["bad\n"]), Confirm(many), Confirm([bob.mails[0].message_id])])
         await until(lambda: len(bob.all(Error)) == 2)
         await until(lambda: not bob.session.in_flight)
         assert await pending(transport) == 0
@@ -771,8 +771,8 @@ async def test_a_sender_that_was_away_hears_what_became_of_its_mail(
         await until(lambda: len(ada.all(DeliveryConfirm)) == 3)
         told = ada.all(DeliveryConfirm)
         assert [(each.message_id, each.to, each.was_stored) for each in told] == [(id, "bob@main", True) for id in ids]
-        ada.session.take([ReceiptsSeen(told[1].sequence)])
-        await until(lambda: ada.session.seen is None)
+        ada.session.receive([ReceiptsSeen(told[1].sequence)])
+        await until(lambda: ada.session.unsaved_receipts_seen is None)
         await quiet()
     async with Agent(hub, "ada") as ada:
         assert ada.all(Welcome)[0].receipts_seen == told[1].sequence
@@ -791,7 +791,7 @@ async def test_a_place_in_the_receipts_that_never_was_is_an_error_and_no_end(hub
         ada.send("ada")
         ada.confirm(*await ada.get(1))
         await until(lambda: ada.all(DeliveryConfirm))
-        ada.session.take([ReceiptsSeen(1_000)])
+        ada.session.receive([ReceiptsSeen(1_000)])
         await until(lambda: len(ada.all(Error)) == 2)
 
 
@@ -817,7 +817,7 @@ async def test_more_receipts_than_one_read_takes(hub: RelayHub) -> None:
     async with Agent(hub, "bob") as bob:
         async with Agent(hub, "ada") as ada:
             for first in range(0, 200, 20):
-                ada.session.take([Send(id_of(), "bob") for _ in range(20)])
+                ada.session.receive([Send(id_of(), "bob") for _ in range(20)])
                 await bob.get(first + 20)
                 bob.confirm(*bob.mails[first:])
             await until(lambda: not bob.session.in_flight)
@@ -844,25 +844,25 @@ async def test_a_sender_that_is_too_fast_is_told_when_to_come_again(
 
 
 def test_a_bucket_fills_up_to_its_burst(clock: ManualClock) -> None:
-    rates = Rates(10.0, 5, callers_max=100, clock=clock)
-    assert [rates.wait_ms("a") for _ in range(6)] == [0] * 5 + [100]
+    rate_limiter = RateLimiter(10.0, 5, callers_max=100, clock=clock)
+    assert [rate_limiter.wait_ms("a") for _ in range(6)] == [0] * 5 + [100]
     clock.advance_ms(100)
-    assert [rates.wait_ms("a") for _ in range(2)] == [0, 100]
+    assert [rate_limiter.wait_ms("a") for _ in range(2)] == [0, 100]
     clock.advance_ms(60_000)
-    assert [rates.wait_ms("a") for _ in range(6)] == [0] * 5 + [100]
-    assert [Rates(0.0, 1, callers_max=1, clock=clock).wait_ms("a") for _ in range(100)] == [0] * 100
+    assert [rate_limiter.wait_ms("a") for _ in range(6)] == [0] * 5 + [100]
+    assert [RateLimiter(0.0, 1, callers_max=1, clock=clock).wait_ms("a") for _ in range(100)] == [0] * 100
 
 
 def test_the_table_of_senders_is_pruned_and_bounded(clock: ManualClock) -> None:
     """Lesson 4: memory grew with every peer ever seen."""
-    rates = Rates(10.0, 5, callers_max=1_000, clock=clock)
+    rate_limiter = RateLimiter(10.0, 5, callers_max=1_000, clock=clock)
     for number in range(5_000):
-        assert rates.wait_ms(number) == 0
-    assert len(rates) <= 1_000
+        assert rate_limiter.wait_ms(number) == 0
+    assert len(rate_limiter) <= 1_000
     clock.advance_ms(1_000)
     for _ in range(600):
-        rates.wait_ms("a")
-    assert len(rates) == 1, "whoever is quiet is forgotten"
+        rate_limiter.wait_ms("a")
+    assert len(rate_limiter) == 1, "whoever is quiet is forgotten"
 
 
 # Ears.
@@ -882,9 +882,9 @@ async def ears(hub: RelayHub, request: pytest.FixtureRequest) -> tuple[CommitLis
         lambda session: tell(session, "look"),
     )
     for agent in ("bob", "bobby"):
-        ears.listen_for(Session(hub, Address("main", agent), "s", lambda request: None))
+        ears.add_session(Session(hub, Address("main", agent), "s", lambda request: None))
     for number in range(request.param):
-        ears.listen_for(Session(hub, Address(f"main-{number}", "bob"), "s", lambda request: None))
+        ears.add_session(Session(hub, Address(f"main-{number}", "bob"), "s", lambda request: None))
     return ears, told
 
 
@@ -893,40 +893,40 @@ def notified(key: bytes) -> tuple[bytes, bytes]:
 
 
 async def test_keys_say_whom_they_concern_and_how_far(ears: tuple[CommitListener, list[Any]]) -> None:
-    hearing, told = ears
+    subscribing, told = ears
     bob, bobby, eve = (keys_of(Address("main", agent)) for agent in ("bob", "bobby", "eve"))
     elsewhere = keys_of(Address("other", "bob"))
-    hearing.hear([bob.mail_key(7), bobby.receipt_key(3), eve.mail_key(1), bob.box, bob.id_key("12345678m")], ())
-    hearing.hear([bob.reader, elsewhere.mail_key(9), elsewhere.reader, b"m", b""], ())
+    subscribing.on_commit([bob.mail_key(7), bobby.receipt_key(3), eve.mail_key(1), bob.box, bob.id_key("12345678m")], ())
+    subscribing.on_commit([bob.reader, elsewhere.mail_key(9), elsewhere.reader, b"m", b""], ())
     assert told == [("bob", "mail", 7), ("bobby", "receipt", 3), ("bob", "look")]
     told.clear()
     keys = [bob.mail_key(7), bobby.receipt_key(3), eve.mail_key(1), bob.box, bob.outgoing, bob.id_key("x"), bob.reader]
-    hearing.hear((), [notified(key) for key in keys])
+    subscribing.on_commit((), [notified(key) for key in keys])
     assert told == [("bob", "mail", 7), ("bobby", "receipt", 3), ("bob", "look")]
 
 
 async def test_keys_that_were_cut_short_concern_everybody_whom_they_may(ears: tuple[CommitListener, list[Any]]) -> None:
-    hearing, told = ears
+    subscribing, told = ears
     bob = keys_of(Address("main", "bob"))
     key = bob.mail_key(7)
     for length in range(1, len(key) + 1):
         told.clear()
-        hearing.hear((), [notified(key[:length])])
+        subscribing.on_commit((), [notified(key[:length])])
         assert ("bob", "mail", 7) in told or ("bob", "look") in told, length
         assert length < len(bob.prefix) or not [each for each in told if each[0] == "bobby"]
     told.clear()
-    hearing.hear((), [(b"", b"\xff" * 100)])
+    subscribing.on_commit((), [(b"", b"\xff" * 100)])
     assert sorted(told) == [("bob", "look"), ("bobby", "look")]
     told.clear()
-    hearing.hear((), [(b"\x02u\x00\x02other", b"\x02u\x00\x02other\xff"), notified(b"\x02q\x00")])
+    subscribing.on_commit((), [(b"\x02u\x00\x02other", b"\x02u\x00\x02other\xff"), notified(b"\x02q\x00")])
     assert told == []
 
 
 async def test_those_who_left_are_not_told(hub: RelayHub, ears: tuple[CommitListener, list[Any]]) -> None:
-    hearing, told = ears
+    subscribing, told = ears
     room = keys_of(Address("main", "bob"))
-    hearing.ignore(Session(hub, Address("main", "bob"), "s", lambda request: None))
-    hearing.hear([room.mail_key(1), room.receipt_key(1), room.reader], [notified(room.prefix)])
+    subscribing.remove_session(Session(hub, Address("main", "bob"), "s", lambda request: None))
+    subscribing.on_commit([room.mail_key(1), room.receipt_key(1), room.reader], [notified(room.prefix)])
     assert told == []
 
 
@@ -986,7 +986,7 @@ class Failing:
         return self._work(*args, **kwargs)
 
 
-@pytest.mark.parametrize("step", ["_gather", "_wrote", "_read"])
+@pytest.mark.parametrize("step", ["_fill_batch", "_on_write_done", "_on_mail_read"])
 async def test_mail_goes_on_when_a_step_of_a_round_fails(
     hub: RelayHub, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -1007,7 +1007,7 @@ async def test_mail_goes_on_when_a_step_of_a_round_fails(
             await last.__aexit__()
 
 
-@pytest.mark.parametrize("method", ["writes", "flush", "sent"])
+@pytest.mark.parametrize("method", ["next_writes", "flush", "on_sent"])
 async def test_a_session_that_fails_is_ended_and_the_others_of_its_round_go_on(
     hub: RelayHub, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -1038,7 +1038,7 @@ async def test_a_session_that_cannot_read_keeps_nobody_behind_it_from_reading(
             return work(session, *args)
 
         monkeypatch.setattr(relay_hub, name, reads)
-        bob.session.must_look = bob.session.receipts_behind = True
+        bob.session.must_recheck = bob.session.may_have_receipts = True
         ada.send("cyd", b"x")
         hub.wake(bob.session)
         await cyd.get(1)
@@ -1050,9 +1050,9 @@ async def test_a_join_that_fails_in_a_way_that_nobody_thought_of_is_told_and_the
     hub: RelayHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Agent(hub, "ada") as ada:
-        assert hub._ears is not None
-        monkeypatch.setattr(hub._ears, "listen_for", Failing(hub._ears.listen_for))
-        with pytest.raises(HoldfastError, match="its log says how"):
+        assert hub._commit_listener is not None
+        monkeypatch.setattr(hub._commit_listener, "add_session", Failing(hub._commit_listener.add_session))
+        with pytest.raises(HoldfastError, match="see its log"):
             async with asyncio.timeout(DEADLINE_SECONDS):
                 await hub.join("main", "bob", None)
         assert Address("main", "bob") not in hub.sessions

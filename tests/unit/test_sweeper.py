@@ -49,7 +49,7 @@ class WatchedDatabase(MemoryDatabase):
         self.error: Exception | None = None
 
     def transact(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if work is queues.process_due_and_collect:
+        if work is queues.sweep_and_collect_events:
             if self.error is not None:
                 raise self.error
             self.attended.append(args[0])
@@ -100,9 +100,9 @@ class Day:
             self.bed.notify()
         return self.until_asleep()
 
-    def expect(self, queue: QueueKey, in_seconds: float) -> None:
+    def schedule(self, queue: QueueKey, in_seconds: float) -> None:
         assert self.sweeper is not None
-        self.sweeper.expect(queue, self.clock.now_ms() + round(in_seconds * 1_000))
+        self.sweeper.schedule(queue, self.clock.now_ms() + round(in_seconds * 1_000))
 
     def put(self, queue: QueueKey, payload: bytes = b"", **options: Any) -> None:
         self.database.transact(queues.put, queue, [NewMessage(payload, **options)])
@@ -171,10 +171,10 @@ def test_an_earlier_moment_wakes_it_and_a_later_one_does_not(day: Day) -> None:
     day.put(JOBS, delay_seconds=20)
     assert day.start() == 20
     day.put(MAIL, delay_seconds=30)
-    day.expect(MAIL, 30)
+    day.schedule(MAIL, 30)
     assert day.bed.asleep.empty()
     day.put(JOBS, delay_seconds=2)
-    day.expect(JOBS, 2)
+    day.schedule(JOBS, 2)
     assert day.until_asleep() == 2
     assert day.advance(2) == 18
     assert day.database.attended == [JOBS]
@@ -188,8 +188,8 @@ def test_a_moment_that_was_told_twice_is_attended_to_once(day: Day) -> None:
     day.start()
     day.put(JOBS, delay_seconds=2)
     for _ in range(3):
-        day.expect(JOBS, 2)
-    day.expect(JOBS, 3)
+        day.schedule(JOBS, 2)
+    day.schedule(JOBS, 3)
     day.until_asleep()
     day.advance(2)
     day.advance(1)
@@ -200,16 +200,16 @@ def test_a_moment_for_nothing_does_no_harm(day: Day) -> None:
     """What was due may be gone by then."""
     day.put(JOBS)
     day.start()
-    day.expect(JOBS, 2)
+    day.schedule(JOBS, 2)
     day.until_asleep()
     day.advance(2)
     assert day.database.attended == []
-    day.expect(JOBS, (NEVER_MS - day.clock.now_ms()) / 1_000)
+    day.schedule(JOBS, (NEVER_MS - day.clock.now_ms()) / 1_000)
     assert day.bed.asleep.empty()
 
 
 def test_more_than_one_transaction_can_attend_to_is_attended_to(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.layers.queues.expiry.DUE_BATCH", 3)
+    monkeypatch.setattr("holdfast.layers.queues.expiry.DUE_BATCH_MAX", 3)
     for _ in range(10):
         day.put(JOBS, delay_seconds=5)
     day.start()
@@ -219,8 +219,8 @@ def test_more_than_one_transaction_can_attend_to_is_attended_to(day: Day, monkey
 
 
 def test_a_queue_that_has_very_much_due_does_not_hold_up_the_others(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.layers.queues.expiry.DUE_BATCH", 1)
-    monkeypatch.setattr(sweeper_module, "_ROUNDS_MAX", 2)
+    monkeypatch.setattr("holdfast.layers.queues.expiry.DUE_BATCH_MAX", 1)
+    monkeypatch.setattr(sweeper_module, "_TRANSACTIONS_MAX", 2)
     for _ in range(6):
         day.put(JOBS, delay_seconds=4)
     day.put(MAIL, delay_seconds=4.5)
@@ -308,12 +308,12 @@ def test_it_stops_out_of_its_sleep(day: Day) -> None:
     day.sweeper.stop()
     assert not is_running()
     day.sweeper.stop()
-    day.expect(JOBS, 0)
+    day.schedule(JOBS, 0)
     assert day.database.attended == []
 
 
 def test_it_stops_between_two_transactions_of_one_queue(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.layers.queues.expiry.DUE_BATCH", 1)
+    monkeypatch.setattr("holdfast.layers.queues.expiry.DUE_BATCH_MAX", 1)
     for _ in range(50):
         day.put(JOBS, delay_seconds=5)
     day.start()
@@ -356,7 +356,7 @@ def test_where_nobody_else_writes_it_looks_at_all_queues_once(day: Day) -> None:
     day.start(shared=False)
     for _ in range(5):
         day.put(JOBS, delay_seconds=1)
-        day.expect(JOBS, 1)
+        day.schedule(JOBS, 1)
         day.until_asleep()
         day.advance(3_600)
     assert day.database.looks == 1
@@ -424,7 +424,7 @@ def test_a_queue_that_is_damaged_keeps_none_of_the_others_from_being_swept(
     monkeypatch.setattr(queues, "due_in", read)
     assert day.start() == 1, "it is tried again soon"
     assert day.database.attended == [MAIL]
-    assert "main/jobs could not be swept" in caplog.text
+    assert "unexpected error while sweeping queue main/jobs" in caplog.text
     assert day.advance(1) == 1
     is_damaged = False
     day.advance(1)

@@ -1,1 +1,4 @@
-"""What waits, ticks, holds memory or does I/O, above the layers. Written for asyncio; `sync/` is generated."""
+"""Everything above the layers that waits, runs in the background, holds state in memory or does I/O.
+
+Written for asyncio; the synchronous versions in `sync/` are generated.
+"""

@@ -1,9 +1,10 @@
-"""Blob bodies: in the key space if they are small, in the object store above that.
+"""Blob bodies: small ones in the key space, larger ones in the object store.
 
     put     hash the bytes ──► body to the object store, if it is large ──► record it
 
-A crash in between leaves a body that nobody has recorded; storing the same bytes again goes on from there. The hash is
-computed here, never taken from a caller. What was recorded and cannot be read back whole is Corrupt, never healed.
+A crash in between leaves a body without a record; storing the same bytes again completes it. The hash is always
+computed here, never accepted from a caller. A recorded blob that cannot be read back completely raises Corrupt; nothing
+is repaired.
 """
 
 import hashlib
@@ -46,12 +47,12 @@ class AsyncBlobStore:
             Unsupported: it is too large for the key space, and the plane has no object store.
         """
         if not isinstance(data, bytes):
-            raise InvalidValue(f"A blob is bytes, not {type(data).__name__}; encode it first")
+            raise InvalidValue(f"A blob must be bytes, not {type(data).__name__}; encode it first")
         digest = hashlib.sha256(data).digest()
         if len(data) <= limits.BLOB_INLINE_BYTES_MAX:
             await self._database.transact_async(blobs.record, universe, digest, Blob(len(data), data))
         elif await self._database.read_async(blobs.find, universe, digest) is None:
-            # Over what a crash may have left there: the same bytes, or fewer of them.
+            # Overwrites what a crash may have left: the same bytes, or a prefix of them.
             await self._store().put_async(blobs.object_path(universe, digest), data)
             await self._database.transact_async(blobs.record, universe, digest, Blob(len(data)))
         return Stored(digest.hex(), len(data))
@@ -62,7 +63,7 @@ class AsyncBlobStore:
             sha, size = hashlib.sha256(), 0
             async for chunk in chunks:
                 if not isinstance(chunk, bytes):
-                    raise InvalidValue(f"A blob is streamed in bytes, not {type(chunk).__name__}; encode it first")
+                    raise InvalidValue(f"A blob stream must yield bytes, not {type(chunk).__name__}; encode it first")
                 sha.update(chunk)
                 size += len(chunk)
                 spool.write(chunk)
@@ -71,16 +72,16 @@ class AsyncBlobStore:
                 return await self.put(universe, spool.read())
             digest = sha.digest()
             if await self._database.read_async(blobs.find, universe, digest) is None:
-                await self._store().write_async(blobs.object_path(universe, digest), _pieces(spool))
+                await self._store().write_async(blobs.object_path(universe, digest), _chunks(spool))
                 await self._database.transact_async(blobs.record, universe, digest, Blob(size))
             return Stored(digest.hex(), size)
 
     async def get(self, universe: str, hash: str) -> Body:
-        """The bytes of a blob, in memory at once.
+        """All bytes of a blob, in memory.
 
         Raises:
-            BlobNotFound: nobody stored it.
-            Corrupt: it was stored and cannot be read back whole.
+            BlobNotFound: it is not stored.
+            Corrupt: it is stored and cannot be read back completely.
         """
         digest, blob = await self._find(universe, hash)
         if blob.inline is not None:
@@ -94,27 +95,27 @@ class AsyncBlobStore:
         return Body(data)
 
     async def open(self, universe: str, hash: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        """The bytes of a blob in pieces; a mismatch is raised after the last of them, instead of an end.
+        """The bytes of a blob in chunks; a hash mismatch is raised after the last chunk.
 
-        Of a large blob only the part that is asked for is read. A part has no hash to be compared with: it is raised if
-        fewer bytes come than the blob should have there, and no more.
+        Only the requested range of a large blob is read. A range has no hash to verify: an error is raised only if it
+        has fewer bytes than it should.
         """
         if start < 0 or (length is not None and length < 0):
-            raise InvalidArgument(f"A part of {length} bytes from {start} on is none; choose 0 or more for both")
+            raise InvalidArgument(f"Invalid range: {length} bytes from offset {start}; both must be at least 0")
         digest, blob = await self._find(universe, hash)
         start = min(start, blob.size)
         end = blob.size if length is None else min(start + length, blob.size)
         if blob.inline is not None:
             self._check(hash, digest, blob, blob.inline)
-            return _once(blob.inline[start:end])
+            return _single_chunk(blob.inline[start:end])
         path = blobs.object_path(universe, digest)
         try:
             if (start, end) == (0, blob.size):
-                return self._checked(await self._store().open_async(path), hash, digest, blob)
+                return self._verified(await self._store().open_async(path), hash, digest, blob)
             parts = await self._store().open_async(path, start, end - start)
         except ObjectNotFound as error:
             raise _missing(hash) from error
-        return _counted(parts, hash, blob, end - start)
+        return _length_checked(parts, hash, blob, end - start)
 
     async def _find(self, universe: str, hash: str) -> tuple[bytes, Blob]:
         digest = blobs.digest_of(hash)
@@ -124,23 +125,25 @@ class AsyncBlobStore:
         return digest, blob
 
     def _check(self, hash: str, digest: bytes, blob: Blob, data: bytes) -> None:
-        """Raise unless these are the bytes of the blob."""
+        """Raise unless `data` is the content of the blob."""
         _check_size(hash, blob, len(data))
-        if self._is_due() and hashlib.sha256(data).digest() != digest:
+        if self._should_verify() and hashlib.sha256(data).digest() != digest:
             raise _mismatch(hash)
 
-    async def _checked(self, parts: AsyncIterator[bytes], hash: str, digest: bytes, blob: Blob) -> AsyncIterator[bytes]:
-        sha, size, due = hashlib.sha256(), 0, self._is_due()
+    async def _verified(
+        self, parts: AsyncIterator[bytes], hash: str, digest: bytes, blob: Blob
+    ) -> AsyncIterator[bytes]:
+        sha, size, verify = hashlib.sha256(), 0, self._should_verify()
         async for part in parts:
             size += len(part)
-            if due:
+            if verify:
                 sha.update(part)
             yield part
         _check_size(hash, blob, size)
-        if due and sha.digest() != digest:
+        if verify and sha.digest() != digest:
             raise _mismatch(hash)
 
-    def _is_due(self) -> bool:
+    def _should_verify(self) -> bool:
         if self._verify is Verify.SAMPLED:
             return self._sample.random() < limits.BLOB_VERIFY_SAMPLE
         return self._verify is Verify.ALWAYS
@@ -149,36 +152,36 @@ class AsyncBlobStore:
         if self._objects is None:
             raise Unsupported(
                 f"A blob of over {limits.BLOB_INLINE_BYTES_MAX} bytes needs an object store that all nodes reach; "
-                "name one with holdfast.open(url, objects=...)"
+                "configure one with holdfast.open(url, objects=...)"
             )
         return self._objects
 
 
-async def _once(data: bytes) -> AsyncIterator[bytes]:
+async def _single_chunk(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-async def _counted(parts: AsyncIterator[bytes], hash: str, blob: Blob, expected: int) -> AsyncIterator[bytes]:
+async def _length_checked(parts: AsyncIterator[bytes], hash: str, blob: Blob, expected: int) -> AsyncIterator[bytes]:
     size = 0
     async for part in parts:
         size += len(part)
         yield part
     if size != expected:
-        raise SizeMismatch(f"Blob {hash} is shorter than the {blob.size} bytes it was stored with; restore it")
+        raise SizeMismatch(f"Blob {hash} is shorter than its recorded {blob.size} bytes; restore it from a backup")
 
 
-async def _pieces(file: IO[bytes]) -> AsyncIterator[bytes]:
-    while piece := file.read(limits.BLOB_PART_BYTES):
-        yield piece
+async def _chunks(file: IO[bytes]) -> AsyncIterator[bytes]:
+    while chunk := file.read(limits.BLOB_PART_BYTES):
+        yield chunk
 
 
 def _check_size(hash: str, blob: Blob, size: int) -> None:
     if size != blob.size:
-        raise SizeMismatch(f"Blob {hash} has {size} bytes and was stored with {blob.size}; restore it from a backup")
+        raise SizeMismatch(f"Blob {hash} has {size} bytes, but {blob.size} were recorded; restore it from a backup")
 
 
 def _mismatch(hash: str) -> HashMismatch:
-    return HashMismatch(f"The bytes of blob {hash} have another hash; restore it from a backup")
+    return HashMismatch(f"Blob {hash} does not match its hash; restore it from a backup")
 
 
 def _missing(hash: str) -> MissingObject:

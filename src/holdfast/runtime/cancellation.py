@@ -1,4 +1,4 @@
-"""Work that takes effect although whoever wanted it has gone: finish it, then take it back."""
+"""Work that may commit after its caller was cancelled: it is finished, then undone."""
 
 import asyncio
 import logging
@@ -12,36 +12,36 @@ from holdfast.runtime.eager_tasks import EagerCoroutine
 _log = logging.getLogger("holdfast.cancelled")
 Result = TypeVar("Result")
 
-_taking_back: set[asyncio.Task[None]] = set()  # An event loop keeps only weak references to its tasks.
+_undo_tasks: set[asyncio.Task[None]] = set()  # An event loop keeps only weak references to its tasks.
 
 
 async def finish_or_undo_async(work: Coroutine[Any, Any, Result], undo: Callable[[Result], object]) -> Result:
-    """The result of `work`. If the caller is cancelled meanwhile, `undo(result)` takes it back on another thread."""
-    begun = EagerCoroutine(work)
-    if begun.is_done:
-        return begun.result
-    task = asyncio.get_running_loop().create_task(begun.rest)
+    """The result of `work`. If the caller is cancelled meanwhile, `undo(result)` runs in a thread."""
+    started = EagerCoroutine(work)
+    if started.is_done:
+        return started.result
+    task = asyncio.get_running_loop().create_task(started.remainder)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        taking_back = asyncio.get_running_loop().create_task(_take_back(task, undo))
-        _taking_back.add(taking_back)
-        taking_back.add_done_callback(_taking_back.discard)
-        with suppress(asyncio.CancelledError):  # Whoever is in so much of a hurry need not wait for it.
-            await asyncio.shield(taking_back)
+        undoing = asyncio.get_running_loop().create_task(_undo_when_done(task, undo))
+        _undo_tasks.add(undoing)
+        undoing.add_done_callback(_undo_tasks.discard)
+        with suppress(asyncio.CancelledError):  # A second cancellation does not wait for the undo.
+            await asyncio.shield(undoing)
         raise
 
 
 def finish_or_undo(result: Result, undo: Callable[[Result], object]) -> Result:
-    """A thread cannot be cancelled: it is finished."""
+    """The synchronous version: a thread cannot be cancelled, so there is nothing to undo."""
     del undo
     return result
 
 
-async def _take_back(task: "asyncio.Task[Result]", undo: Callable[[Result], object]) -> None:
+async def _undo_when_done(task: "asyncio.Task[Result]", undo: Callable[[Result], object]) -> None:
     try:
         await asyncio.to_thread(undo, await task)
     except HoldfastError:
-        pass  # Then there is nothing to take back, or no way to; its lease ends by itself.
-    except Exception:  # Whoever was cancelled hears of that alone.
-        _log.exception("what was done for somebody who has gone could not be taken back")
+        pass  # There is nothing to undo, or no way to do it; the lease expires.
+    except Exception:  # The caller only sees its own cancellation.
+        _log.exception("unexpected error while undoing the work of a cancelled caller")

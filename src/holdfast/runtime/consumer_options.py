@@ -1,4 +1,4 @@
-"""How long consumers may wait, how many of them, and how often they look by themselves."""
+"""Limits on waiting consumers, and how often they poll."""
 
 import os
 from random import Random
@@ -9,12 +9,12 @@ from holdfast.errors import InvalidArgument
 
 
 class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The knobs of the dispatcher."""
+    """Options of the dispatcher."""
 
-    consumers_max: int = 0  # 0: 64 for each processor, at least 128 and at most 4,096.
-    poll_seconds: float = 3.0  # How often a queue is looked at where no notification comes.
-    poll_jitter_seconds: float = 0.5  # Spreads the looks of several nodes.
-    resilient_poll_seconds: float = 300.0  # How often it is looked at although notifications come. 0: never.
+    consumers_max: int = 0  # Consumers that may wait at once. 0: 64 per CPU, at least 128 and at most 4,096.
+    poll_seconds: float = 3.0  # Poll interval where commits of other processes are not notified.
+    poll_jitter_seconds: float = 0.5  # Random addition that spreads the polls of several nodes.
+    resilient_poll_seconds: float = 300.0  # Poll interval beside notifications, in case one is lost. 0: never.
 
     def __post_init__(self) -> None:
         if not self.consumers_max:
@@ -24,10 +24,13 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
             or self.poll_seconds <= 0
             or min(self.poll_jitter_seconds, self.resilient_poll_seconds) < 0
         ):
-            raise InvalidArgument("Consumers and poll intervals are positive, and the jitter is not negative")
+            raise InvalidArgument(
+                "consumers_max and poll_seconds must be positive; "
+                "poll_jitter_seconds and resilient_poll_seconds must be at least 0"
+            )
 
-    def look_again_ms(self, jitter: Random) -> int:
-        """When to look at a queue although nothing told to."""
+    def resilient_poll_ms(self, jitter: Random) -> int:
+        """The time until the next poll that does not depend on a notification."""
         if not self.resilient_poll_seconds:
             return 1 << 40
         return round((self.resilient_poll_seconds + jitter.random() * self.poll_jitter_seconds) * 1_000)

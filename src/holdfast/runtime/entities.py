@@ -1,12 +1,12 @@
-"""Tiered writes of entities: each field as its tier asks, all durable ones in one commit.
+"""Tiered writes of entities: each field is stored by its tier, all durable fields in one commit.
 
     CRITICAL      the entity's row is locked in this process, then one synced commit
-    IMPORTANT     no lock; one commit that is synced within 5 s, checked against the versions that were seen
-    BEST_EFFORT   a record in the session log, after the commit of the others
+    IMPORTANT     no lock; one commit that is synced within 5 s, checked against the expected versions
+    BEST_EFFORT   a record in the session log, after the commit of the other fields
 
-A commit that touches a CRITICAL field carries the IMPORTANT ones with it, at the stronger promise. Rows are locked so
-that writers of one process wait for each other instead of failing; that versions are right is the transaction's
-business, between processes too.
+A commit with a CRITICAL field includes the IMPORTANT fields, with the stronger durability. Rows are locked so that
+writers of one process wait for each other instead of failing with a conflict. The transaction checks versions, also
+between processes; correctness does not depend on the locks.
 """
 
 import logging
@@ -18,10 +18,10 @@ import msgspec
 from holdfast.errors import HoldfastError
 from holdfast.kv import Database, Transaction
 from holdfast.layers import entities, field_tiers
-from holdfast.layers.field_tiers import CriticalFieldRemoved, Part
-from holdfast.layers.idempotency import KeyedCall, recall, remember
+from holdfast.layers.field_tiers import CriticalFieldRemoved, TieredWrite
+from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
 from holdfast.names import checked_name
-from holdfast.runtime.activity.format import encoded
+from holdfast.runtime.activity.format import encode_record
 from holdfast.runtime.activity.log import ActivityLog
 from holdfast.runtime.locks.table import LockTable
 from holdfast.tiers import Tier, TierPolicy, strongest
@@ -32,7 +32,7 @@ _decode = msgspec.msgpack.Decoder(Written).decode
 
 
 class AsyncEntityStore:
-    """Writes entities by the policy of a plane."""
+    """Writes entities according to the tier policy of a plane."""
 
     def __init__(
         self,
@@ -63,18 +63,18 @@ class AsyncEntityStore:
         )
 
     async def write(self, request: WriteEntities, call: KeyedCall | None = None) -> Written:
-        """Change entities, all or none; once for each `call`.
+        """Change entities, all or none; once per `call`.
 
         Raises:
-            VersionConflict: one of `seen` has another version by now.
-            LockTimeout: somebody kept the row of a CRITICAL field locked.
+            VersionConflict: one of `seen` has a different version.
+            LockTimeout: another caller kept the row of a CRITICAL field locked.
         """
         universe = checked_name("universe", request.universe)
-        parts = field_tiers.parts_of(self._policy, universe, request.writes)
+        parts = field_tiers.tiered_writes(self._policy, universe, request.writes)
         tier = parts[0].tier if len(parts) == 1 else strongest(part.tier for part in parts)
-        log = self._ready_to_log(universe, request.session, parts)
+        log = self._prepare_log(universe, request.session, parts)
         if tier is Tier.BEST_EFFORT and not request.seen:
-            self._log_once(log, call)
+            self._log_deduplicated(log, call)
             return Written([None] * len(parts), tier)
         at_least = Tier.CRITICAL if tier is Tier.CRITICAL else Tier.IMPORTANT
 
@@ -84,16 +84,16 @@ class AsyncEntityStore:
         return await self._commit(parts, at_least, work, call, log)
 
     async def put(self, request: PutEntity, call: KeyedCall | None = None) -> Written:
-        """Replace an entity if it has the version that the caller saw.
+        """Replace an entity if it has the expected version.
 
         Raises:
-            VersionConflict: it has another one by now.
+            VersionConflict: it has a different version.
         """
         universe = checked_name("universe", request.universe)
         key = field_tiers.entity_key(universe, request.kind, request.id)
-        part = field_tiers.part_of(self._policy, key, request.fields)
+        part = field_tiers.tiered_write(self._policy, key, request.fields)
         tier = strongest((part.tier, Tier.IMPORTANT))
-        log = self._ready_to_log(universe, request.session, [part])
+        log = self._prepare_log(universe, request.session, [part])
         put = partial(self._put, part, request.expected_version, call=call, log=log)
         try:
             return await put(tier)
@@ -103,16 +103,16 @@ class AsyncEntityStore:
     async def delete(self, request: DeleteEntity, call: KeyedCall | None = None) -> Written:
         """Delete an entity."""
         universe = checked_name("universe", request.universe)
-        part = Part(field_tiers.entity_key(universe, request.kind, request.id), {}, [], {}, Tier.CRITICAL)
+        part = TieredWrite(field_tiers.entity_key(universe, request.kind, request.id), {}, [], {}, Tier.CRITICAL)
 
         def work(tx: Transaction) -> Written:
             version = entities.delete(tx, part.key, expected_version=request.expected_version)
             return Written([version], Tier.CRITICAL)
 
-        return await self._commit([part], Tier.CRITICAL, work, call, _nothing)
+        return await self._commit([part], Tier.CRITICAL, work, call, _log_nothing)
 
     async def _put(
-        self, part: Part, expected: int, tier: Tier, *, call: KeyedCall | None, log: Callable[[], None]
+        self, part: TieredWrite, expected: int, tier: Tier, *, call: KeyedCall | None, log: Callable[[], None]
     ) -> Written:
         def work(tx: Transaction) -> Written:
             return Written([field_tiers.put(tx, part, self._policy, expected_version=expected, tier=tier)], tier)
@@ -121,7 +121,7 @@ class AsyncEntityStore:
 
     async def _commit(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[TieredWrite],
         promise: Tier,
         work: Callable[[Transaction], Written],
         call: KeyedCall | None,
@@ -136,11 +136,11 @@ class AsyncEntityStore:
         if is_new:
             try:
                 log()
-            except HoldfastError as error:  # BEST_EFFORT: its session ended meanwhile, and no other can be had.
-                _log.warning("fields of entities are not in a session log, and the others are written: %s", error)
+            except HoldfastError as error:  # BEST_EFFORT: the session ended meanwhile, and no new one can be opened.
+                _log.warning("BEST_EFFORT fields are missing in the session log; durable fields are stored: %s", error)
         elif written.durability is Tier.CRITICAL and promise is not Tier.CRITICAL:
-            # It was promised more before than was asked for now: see to it that this holds.
-            await self._database.read_async(_look, tier=Tier.CRITICAL)
+            # The first call promised CRITICAL, and this one runs at a weaker tier: wait for the sync.
+            await self._database.read_async(_read_barrier, tier=Tier.CRITICAL)
         return written
 
     async def _transact(
@@ -148,43 +148,43 @@ class AsyncEntityStore:
         promise: Tier,
         work: Callable[[Transaction], Written],
         call: KeyedCall | None,
-        done: Callable[[], None] | None,
+        unlock: Callable[[], None] | None,
     ) -> tuple[Written, bool]:
-        def and_let_go(tx: Transaction) -> tuple[Written, bool]:
-            before = None if call is None else recall(tx, call)
+        def write_and_unlock(tx: Transaction) -> tuple[Written, bool]:
+            before = None if call is None else stored_result(tx, call)
             written = work(tx) if before is None else _decode(before)
             if call is not None and before is None:
-                remember(tx, call, written)
-            # The next writer of a row runs after this commit, and so will its sync: there is no need to keep the row
-            # locked while the disk works, and all that wait for one row can share one sync.
-            if done is not None:
-                done()
+                store_result(tx, call, written)
+            # The next writer of the row commits and syncs after this commit, so the row need not stay locked during the
+            # sync, and all writers that wait for one row can share a sync.
+            if unlock is not None:
+                unlock()
             return written, before is None
 
-        return await self._database.transact_async(and_let_go, tier=promise)
+        return await self._database.transact_async(write_and_unlock, tier=promise)
 
-    def _log_once(self, log: Callable[[], None], call: KeyedCall | None) -> None:
+    def _log_deduplicated(self, log: Callable[[], None], call: KeyedCall | None) -> None:
         if call is None:
             log()
             return
-        recent = self._activity().recent
-        if not recent.knows(call):
+        recent_keys = self._activity().recent_keys
+        if not recent_keys.contains(call):
             log()
-            recent.add(call)
+            recent_keys.add(call)
 
-    def _ready_to_log(self, universe: str, session: str | None, parts: Sequence[Part]) -> Callable[[], None]:
-        """Logs the BEST_EFFORT sides. What a log would refuse is refused here, before anything is committed."""
-        records = [encoded(field_tiers.loose_record(part)) for part in parts if part.loose]
+    def _prepare_log(self, universe: str, session: str | None, parts: Sequence[TieredWrite]) -> Callable[[], None]:
+        """A function that logs the BEST_EFFORT fields. A record that the log would reject raises here, not later."""
+        records = [encode_record(field_tiers.best_effort_record(part)) for part in parts if part.best_effort]
         if not records:
-            return _nothing
+            return _log_nothing
         log = self._activity().session(universe, self._session if session is None else session, field_tiers.LOG_KIND)
         return partial(log.accept, records)
 
 
-def _nothing() -> None:
-    """There is nothing to log."""
+def _log_nothing() -> None:
+    """Used when there are no BEST_EFFORT fields."""
 
 
-def _look(tx: Transaction) -> None:
-    """Whoever looks waits for the sync of what is there."""
+def _read_barrier(tx: Transaction) -> None:
+    """Read something: a CRITICAL read waits for the sync of everything committed before it."""
     tx.get(b"once")

@@ -1,35 +1,34 @@
-"""Waiting for mail: a reader is woken by the commit that stores something for it.
+"""Waiting for mail: a reader is woken by the commit that stores mail for it.
 
-    look ──► something is there ──► answered
-      ▲  └─► nothing: wait for a commit in this agent's room ─┐
-      └───────────────────────────────────────────────────────┘
+    read ──► not empty ──► returned
+      ▲  └─► empty: wait for a commit in this agent's mailbox ─┐
+      └────────────────────────────────────────────────────────┘
 
-The watch is open before the look, so what is stored between the look and the wait is not missed. Where several nodes
-share a PostgreSQL the watch hears the commits of all of them.
+The watch is opened before the read, so what is stored between the read and the wait is not missed. Where several nodes
+share a PostgreSQL database, the watch fires for the commits of all of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from holdfast.clock import Clock, SystemClock, when_moved
+from holdfast.clock import Clock, SystemClock, on_clock_change
 from holdfast.kv import Database, Transaction
 from holdfast.layers import mailboxes
 from holdfast.layers.mailboxes import Address
 from holdfast.runtime.consumer_options import ConsumerOptions
+from holdfast.runtime.publishing import Event, Publish
 from holdfast.tiers import Tier
-from holdfast.wire.mail import MailReceipts, Mails
-
-Publish = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
+from holdfast.wire.mail import Envelope, MailReceipts, Mails
 
 
 class AsyncMailWaiter:
-    """Reads mail and receipts, now or after a wait."""
+    """Reads mail and receipts, immediately or after a wait."""
 
-    def __init__(self, database: Database, clock: Clock | None, waits: ConsumerOptions, publish: Publish) -> None:
+    def __init__(self, database: Database, clock: Clock | None, options: ConsumerOptions, publish: Publish) -> None:
         self._database = database
         self._clock = clock or SystemClock()
-        self._waits = waits
+        self._options = options
         self._publish = publish
         self._jitter = Random()
 
@@ -48,10 +47,10 @@ class AsyncMailWaiter:
         """At least one mail, unless `wait_ms` pass without any.
 
         Raises:
-            MailboxTaken: `session` does not read this mailbox any more.
+            MailboxTaken: another session has become the reader of this mailbox.
         """
 
-        async def look() -> Mails:
+        async def read_once() -> Mails:
             if peek:
                 found = await self._database.read_async(mailboxes.peek, address, after=after, limit=limit, tier=tier)
                 return Mails(found)
@@ -62,43 +61,45 @@ class AsyncMailWaiter:
                 self._publish(events)
             return Mails(found, live_from)
 
-        answer: Mails = await self._wait(address, wait_ms, look)
-        return answer
+        mails: Mails = await self._wait(address, wait_ms, read_once)
+        return mails
 
     async def receipts(self, address: Address, *, after: int, limit: int, wait_ms: int, tier: Tier) -> MailReceipts:
         """At least one receipt, unless `wait_ms` pass without any."""
 
-        async def look() -> MailReceipts:
+        async def read_once() -> MailReceipts:
             return MailReceipts(
                 await self._database.read_async(mailboxes.receipts, address, after=after, limit=limit, tier=tier)
             )
 
-        answer: MailReceipts = await self._wait(address, wait_ms, look)
-        return answer
+        receipts: MailReceipts = await self._wait(address, wait_ms, read_once)
+        return receipts
 
-    async def _wait(self, address: Address, wait_ms: int, look: Callable[[], Any]) -> Any:
-        """The first answer of `look` that has something, or its last one."""
-        answer = await look()
-        if _has_something(answer) or not wait_ms:
-            return answer
+    async def _wait(self, address: Address, wait_ms: int, read_once: Callable[[], Any]) -> Any:
+        """The first result of `read_once` that is not empty, or its last one."""
+        found = await read_once()
+        if _has_items(found) or not wait_ms:
+            return found
         until_ms = self._clock.now_ms() + wait_ms
         with self._database.watch(mailboxes.keys_of(address).prefix) as watch:
-            stop_listening = when_moved(self._clock, watch.fire)
+            stop_listening = on_clock_change(self._clock, watch.fire)
             try:
                 while True:
-                    answer = await look()
+                    found = await read_once()
                     left_ms = until_ms - self._clock.now_ms()
-                    if _has_something(answer) or left_ms <= 0:
-                        return answer
-                    await watch.wait_async(min(left_ms, self._waits.look_again_ms(self._jitter)) / 1_000)
+                    if _has_items(found) or left_ms <= 0:
+                        return found
+                    await watch.wait_async(min(left_ms, self._options.resilient_poll_ms(self._jitter)) / 1_000)
             finally:
                 stop_listening()
 
 
-def _has_something(answer: Mails | MailReceipts) -> bool:
-    return bool(answer.mails if isinstance(answer, Mails) else answer.receipts)
+def _has_items(found: Mails | MailReceipts) -> bool:
+    return bool(found.mails if isinstance(found, Mails) else found.receipts)
 
 
-def _deliver(tx: Transaction, address: Address, **options: Any) -> tuple[Any, int | None, list[tuple[Any, ...]]]:
-    found, live_from = mailboxes.deliver(tx, address, **options)
+def _deliver(
+    tx: Transaction, address: Address, *, after: int, limit: int, session: str | None, bytes_max: int | None
+) -> tuple[list[Envelope], int | None, list[Event]]:
+    found, live_from = mailboxes.deliver(tx, address, after=after, limit=limit, session=session, bytes_max=bytes_max)
     return found, live_from, tx.events

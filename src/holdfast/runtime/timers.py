@@ -1,41 +1,42 @@
-"""Alarms: something happens on an event loop once time has passed, by a clock that a test may move."""
+"""Timers of an event loop that follow a clock, which a test may move."""
 
 import asyncio
 from collections.abc import Callable
 
-from holdfast.clock import Clock, when_moved
+from holdfast.clock import Clock, on_clock_change
 
 
-def ring_after(clock: Clock, seconds: float, ring: Callable[[], None]) -> Callable[[], None]:
-    """Have `ring` called by this event loop after so many seconds, unless the function that this returns is called.
+def call_after(clock: Clock, seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
+    """Call `callback` on this event loop after `seconds`; the returned function cancels that.
 
-    A wall clock may be set back, so its seconds are those of the event loop; one that is moved by hand is looked at.
+    The event loop measures the seconds of a wall clock, because a wall clock may be set back. A clock that a test moves
+    is checked whenever it moves.
     """
     loop = asyncio.get_running_loop()
     if not hasattr(clock, "subscribe"):
-        return loop.call_later(seconds, ring).cancel
+        return loop.call_later(seconds, callback).cancel
     until_ms = clock.now_ms() + round(seconds * 1_000)
-    over = False
+    is_done = False
 
-    def look() -> None:
-        if not over and clock.now_ms() >= until_ms:
-            end()
-            loop.call_soon_threadsafe(ring)
+    def check() -> None:
+        if not is_done and clock.now_ms() >= until_ms:
+            stop()
+            loop.call_soon_threadsafe(callback)
 
-    def end() -> None:
-        nonlocal over
-        if not over:
-            over = True
+    def stop() -> None:
+        nonlocal is_done
+        if not is_done:
+            is_done = True
             stop_listening()
 
-    stop_listening = when_moved(clock, look)
-    return end
+    stop_listening = on_clock_change(clock, check)
+    return stop
 
 
 async def sleep(clock: Clock, seconds: float) -> None:
-    """Return after so many seconds."""
+    """Return after `seconds`."""
     woken = asyncio.get_running_loop().create_future()
-    stop = ring_after(clock, seconds, lambda: wake(woken))
+    stop = call_after(clock, seconds, lambda: wake(woken))
     try:
         await woken
     finally:
@@ -43,6 +44,6 @@ async def sleep(clock: Clock, seconds: float) -> None:
 
 
 def wake(waiting: "asyncio.Future[None]") -> None:
-    """Let whoever awaits this go on."""
+    """Resolve the future, unless that was already done."""
     if not waiting.done():
         waiting.set_result(None)

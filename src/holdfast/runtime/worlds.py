@@ -1,13 +1,14 @@
-"""What a world does with the object store: snapshots go there, and the cold end of its journal.
+"""World operations that use the object store: it keeps snapshots, and the cold end of the journal.
 
-    read        hot records from the key space, cold ones from segments; the caller cannot tell
-    snapshot    bytes to the blobs ──► index, journal note, baseline: one transaction
-    compact     body to the object store ──► index ──► remove the hot records, a bounded number a transaction
-    fork        copy the records below a height, batch by batch, then let the copy live
-    delete      remove segments, then keys, a bounded number a transaction; the name stays taken
+    read        hot records from the key space, cold ones from segments; the caller sees no difference
+    snapshot    bytes to a blob ──► index, journal record, baseline: one transaction
+    compact     body to the object store ──► index ──► remove the hot records, a bounded number per transaction
+    fork        copy the records below a height, batch by batch, then activate the copy
+    delete      remove segments, then keys, a bounded number per transaction; the name stays reserved
 
-Compaction stops nobody: each of its transactions is short, and what it removes is indexed before. A crash leaves a body
-that nobody has indexed, or hot records that nobody reads any more; the next run goes on from there.
+Compaction blocks no other caller: its transactions are short, and records are removed only after their segment is
+indexed. A crash leaves a body without an index entry, or hot records that are no longer read; the next run continues
+from there.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.errors import BlobNotFound, Corrupt, InvalidArgument, MissingObject, ObjectNotFound, Unsupported
 from holdfast.kv import Database, Transaction
 from holdfast.layers import inboxes, journal_records, journals, segments, snapshots, world_forks, worlds
-from holdfast.layers.idempotency import KeyedCall, once, recall
+from holdfast.layers.idempotency import KeyedCall, run_idempotent, stored_result
 from holdfast.layers.journal_records import Kind, split
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
@@ -52,13 +53,13 @@ class AsyncWorldStore:
         self._cache_lock = threading.Lock()
 
     async def read(self, world: World, start: int, limit: int) -> Records:
-        """At most `limit` records from the height `start` on, without a hole.
+        """At most `limit` records from the height `start` on, without a gap.
 
         Raises:
             MissingEntry, MissingObject, ChecksumMismatch, MalformedSegment: the journal is damaged.
         """
         if start < 0 or not 0 < limit <= limits.READ_ENTRIES_MAX:
-            raise InvalidArgument(f"A read starts at 0 or later and takes 1 to {limits.READ_ENTRIES_MAX} records")
+            raise InvalidArgument(f"A read starts at 0 or later and returns 1 to {limits.READ_ENTRIES_MAX} records")
         found: list[Record] = []
         while len(found) < limit:
             hot, segment = await self._database.read_async(segments.read, world, start, limit - len(found))
@@ -75,51 +76,51 @@ class AsyncWorldStore:
         return Records(found)
 
     async def check(self, world: World, start: int, limit: int) -> Checked:
-        """Look at a segment, or at `limit` hot records, and at the snapshots that lie among them."""
+        """Verify a segment, or `limit` hot records, and the snapshots at the same heights."""
         if start < 0 or not 0 < limit <= limits.READ_ENTRIES_MAX:
-            raise InvalidArgument(f"A look starts at 0 or later and takes 1 to {limits.READ_ENTRIES_MAX} records")
+            raise InvalidArgument(f"A check starts at 0 or later and covers 1 to {limits.READ_ENTRIES_MAX} records")
         await self._database.read_async(worlds.require_readable, world)
         found: list[bytes] = []
-        segment, looked_at, fault, following = None, 0, None, None
+        segment, snapshots_checked, fault, following = None, 0, None, None
         try:
             hot, segment = await self._database.read_async(segments.read, world, start, limit)
             if segment is None:
                 found = [record for _, record in hot]
-            else:  # As it is stored, not as it is remembered.
+            else:  # From the object store, not from the cache.
                 found = segments.parse(await self._body_of(segment), segment)[start - segment.start :]
             _check_records(world, start, found)
             end = start + len(found)
             head = await self._database.read_async(journals.head, world)
             following = end if end < head else None
-            looked_at = await self._check_snapshots(world, start, head + 1 if following is None else end)
+            snapshots_checked = await self._check_snapshots(world, start, head + 1 if following is None else end)
         except (Corrupt, BlobNotFound) as error:
             following, fault = None, str(error)
-        return Checked(following, len(found), int(segment is not None), looked_at, fault)
+        return Checked(following, len(found), int(segment is not None), snapshots_checked, fault)
 
     async def _check_snapshots(self, world: World, start: int, end: int) -> int:
-        """Read the bytes of the snapshots below the height `end`; how many there are."""
-        looked_at = 0
+        """Verify the bytes of the snapshots below the height `end`; how many there are."""
+        checked = 0
         while page := await self._database.read_async(snapshots.page, world, start=start, limit=_SNAPSHOTS_PAGE):
             for snapshot in page:
                 if snapshot.height >= end:
-                    return looked_at
+                    return checked
                 sha = hashlib.sha256()
                 async for part in await self._blobs.open(world.universe, snapshot.snapshot_ref):
                     sha.update(part)
                 if sha.hexdigest() != snapshot.snapshot_ref:
                     raise Corrupt(
-                        f"The snapshot at {snapshot.height} has other bytes than were stored; restore a backup"
+                        f"The snapshot at height {snapshot.height} does not match its hash; restore it from a backup"
                     )
-                looked_at += 1
+                checked += 1
             start = page[-1].height + 1
-        return looked_at
+        return checked
 
     async def snapshot(
         self, world: World, data: bytes, draft: SnapshotRecord, *, promote: bool, call: KeyedCall | None = None
     ) -> Snapshot:
-        """Store a snapshot and note it; make it the baseline if asked to and if it qualifies.
+        """Store and index a snapshot; with `promote`, make it the baseline if it qualifies.
 
-        `draft` is what to note of it; where its bytes are, and when it was taken if it does not say, is filled in.
+        `draft` is the index record; its `snapshot_ref`, and its time if missing, are filled in.
         """
         stored = await self._blobs.put(world.universe, data)
         draft = msgspec.structs.replace(draft, snapshot_ref=stored.hash)
@@ -127,13 +128,13 @@ class AsyncWorldStore:
         return Snapshot(*msgspec.structs.astuple(record))
 
     async def compact(self, world: World, *, entries: int, margin: int) -> Compacted:
-        """Move whatever lies well below the baseline into segments; how many segments and records that were."""
+        """Move records at least `margin` below the baseline into segments; how many segments and records."""
         exported = 0
         await self._trim(world)
         while span := await self._database.read_async(segments.next_range, world, entries=entries, margin=margin):
             await self._export(world, *span, margin)
             await self._trim(world)
-            await asyncio.sleep(limits.EXPORT_REST_SECONDS_A_RECORD * entries)
+            await asyncio.sleep(limits.EXPORT_PAUSE_SECONDS_PER_RECORD * entries)
             exported += 1
         grace_ms = limits.INBOX_GRACE_SECONDS * 1_000
         while await self._database.transact_async(
@@ -145,8 +146,8 @@ class AsyncWorldStore:
     async def fork(self, source: World, target: World, height: int, call: KeyedCall | None = None) -> Described:
         """A new world with the records of `source` below `height`, and none of its pending effects and timers.
 
-        Interrupted, it goes on where it stopped when it is called again. What a `call` has done before stays as others
-        have left it since.
+        After an interruption, calling it again continues. A repeated `call` returns the first result, and changes
+        nothing.
         """
         before = await self._database.transact_async(_begin_fork, source, target, height, call)
         if before is not None:
@@ -160,7 +161,7 @@ class AsyncWorldStore:
         return await self._database.transact_async(_end_fork, target, call)
 
     async def delete(self, world: World) -> Described:
-        """Remove everything an archived world has but its name, and what others share."""
+        """Remove everything of an archived world except its name and shared blobs."""
         if await self._database.transact_async(worlds.begin_delete, world):
             await self._clear(world)
         meta = await self._database.transact_async(worlds.change_state, world, WorldState.DELETED)
@@ -182,14 +183,14 @@ class AsyncWorldStore:
             nonlocal size
             height = start
             while height <= end:
-                # Small pieces with a rest in between: whoever waits for the interpreter or the loop comes first.
-                await asyncio.sleep(limits.EXPORT_REST_SECONDS)
+                # Small chunks with a pause in between, so that other callers are not delayed.
+                await asyncio.sleep(limits.EXPORT_PAUSE_SECONDS)
                 count = min(limits.EXPORT_PAGE, end + 1 - height)
                 hot, _ = await self._database.read_async(segments.read, world, height, count, tier=Tier.IMPORTANT)
-                for piece in segments.body(record for _, record in hot):
-                    sha.update(piece)
-                    size += len(piece)
-                    yield piece
+                for chunk in segments.body(record for _, record in hot):
+                    sha.update(chunk)
+                    size += len(chunk)
+                    yield chunk
                 height += len(hot)
 
         await self._store().write_async(path, body())
@@ -197,7 +198,7 @@ class AsyncWorldStore:
         await self._database.transact_async(segments.index, world, record, margin=margin)
 
     async def _trim(self, world: World) -> None:
-        # What a power loss brings back is trimmed again by the next run.
+        # Records that a power loss restores are trimmed again by the next run.
         while not await self._database.transact_async(segments.trim, world, limits.TRIM_ENTRIES, tier=Tier.IMPORTANT):
             pass
 
@@ -219,12 +220,12 @@ class AsyncWorldStore:
             return await self._store().get_async(segment.object_path)
         except ObjectNotFound as error:
             raise MissingObject(
-                f"{segment.object_path} is not in the object store; restore it from a backup"
+                f"The segment {segment.object_path} is not in the object store; restore it from a backup"
             ) from error
 
     def _store(self) -> ObjectStore:
         if self._objects is None:
-            raise Unsupported("Segments need an object store that all nodes reach; name one with objects=...")
+            raise Unsupported("Segments need an object store that all nodes reach; configure one with objects=...")
         return self._objects
 
 
@@ -233,7 +234,7 @@ def _check_records(world: World, start: int, found: list[bytes]) -> None:
         try:
             cbor2.loads(split(record)[1])
         except (cbor2.CBORDecodeError, IndexError, ValueError):
-            raise Corrupt(f"Record {height} of {world.name} is not what was written; restore a backup") from None
+            raise Corrupt(f"Record {height} of world {world.name} is damaged; restore a backup") from None
 
 
 def _commit_snapshot(
@@ -242,12 +243,12 @@ def _commit_snapshot(
     def commit(tx: Transaction) -> SnapshotRecord:
         return snapshots.commit(tx, world, draft, promote=promote)
 
-    return commit(tx) if call is None else once(tx, call, _decode_snapshot, commit)
+    return commit(tx) if call is None else run_idempotent(tx, call, _decode_snapshot, commit)
 
 
 def _begin_fork(tx: Transaction, source: World, target: World, height: int, call: KeyedCall | None) -> Described | None:
-    """Begin to copy; what was answered, if it was done before."""
-    before = None if call is None else recall(tx, call)
+    """Start the copy; the first result if the call is a repeat."""
+    before = None if call is None else stored_result(tx, call)
     if before is not None:
         return _decode_described(before)
     world_forks.begin(tx, source, target, height)
@@ -259,4 +260,4 @@ def _end_fork(tx: Transaction, target: World, call: KeyedCall | None) -> Describ
         world_forks.end(tx, target)
         return segments.describe(tx, target)
 
-    return end(tx) if call is None else once(tx, call, _decode_described, end)
+    return end(tx) if call is None else run_idempotent(tx, call, _decode_described, end)

@@ -1,15 +1,15 @@
-"""How session logs are written down: the names of their files, and the lines in them.
+"""The format of session logs: file names, and the lines in the files.
 
-    2026-11-15_04-42-15_abc123_metrics.jsonl       session abc123, kind metrics, begun at that second of UTC
-    2026-11-15_04-42-15-2_abc123_metrics.jsonl     the second of them in that second
+    2026-11-15_04-42-15_abc123_metrics.jsonl       session abc123, kind metrics, opened at that second (UTC)
+    2026-11-15_04-42-15-2_abc123_metrics.jsonl     the second such file of that second
 
     {"header":{"universe":"main","session":"abc123","kind":"metrics","opened_ms":1763181735123,"writer":"0198..."}}
     {"n":0,"at_ms":1763181735123,"record":{...}}
     {"n":1,"at_ms":1763181735124,"record":{...}}
 
-Sessions and kinds may contain `_`, so only the header tells them apart. `writer` is a UUIDv7 of the file's own: it
+Sessions and kinds may contain `_`, so only the header separates them. `writer` is a UUIDv7 that identifies the file: it
 orders files of the same second, and stays the same when the file moves to the object store. `n` counts from 0 without
-a gap. A line that is damaged or torn is passed over and counted; it hides no other line.
+gaps. A damaged or truncated line is skipped and counted; it does not affect other lines.
 """
 
 import io
@@ -26,11 +26,11 @@ from holdfast.names import checked_name
 
 SUFFIX: Final = ".jsonl"
 SECOND_CHARACTERS: Final = len("2026-11-15_04-42-15")
-HEADER_BYTES_MAX: Final = 4_096  # No header that is written here is longer.
+HEADER_BYTES_MAX: Final = 4_096  # Larger than any header that `header_line` returns.
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The first line of a file: whose records it holds."""
+    """The first line of a file: the session and kind of its records."""
 
     universe: str
     session: str
@@ -40,11 +40,11 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class FileName(msgspec.Struct, frozen=True):
-    """What the name of a file tells by itself."""
+    """The parts of a file name."""
 
     stem: str
     second: str  # 2026-11-15_04-42-15
-    labels: str  # The session and the kind with a `_` between them.
+    labels: str  # The session and the kind, joined by `_`.
     opened_ms: int
 
     @property
@@ -53,7 +53,7 @@ class FileName(msgspec.Struct, frozen=True):
 
 
 class LogFile(msgspec.Struct, frozen=True):
-    """A file of records: a local one, or one that was rotated into the object store."""
+    """A file of records: local, or rotated into the object store."""
 
     name: str
     universe: str
@@ -71,19 +71,19 @@ class LogFile(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """Names the file wherever it is, and sorts as files do."""
+        """The identity of the file, local or rotated; ids sort in the order of files."""
         return f"{self.second}_{self.writer or self.name}"
 
 
 class Position(msgspec.Struct, frozen=True, order=True):
-    """Where a record is; it stays there when its file is rotated."""
+    """The position of a record; it does not change when the file is rotated."""
 
     file: str
     n: int
 
 
 class LoggedRecord(msgspec.Struct, frozen=True):
-    """A record as it was accepted, and when."""
+    """A record and the time when it was accepted."""
 
     session: str
     kind: str
@@ -93,7 +93,7 @@ class LoggedRecord(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line of a file after the first."""
+    """One line of a file after the header."""
 
     n: int
     at_ms: int
@@ -101,7 +101,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What a file holds up to the end of its last good line."""
+    """A summary of a file up to the end of its last valid line."""
 
     header: Header
     size: int
@@ -115,55 +115,53 @@ class _FirstLine(msgspec.Struct):
 
 
 def checked_labels(universe: object, session: object, kind: object) -> tuple[str, str, str]:
-    """The three names, lower-cased.
+    """The three names, unchanged.
 
     Raises:
-        InvalidName: one is no name, the universe could not be a folder, or session and kind are too long together.
+        InvalidName: one is not a name, or session and kind are too long together.
     """
     universe = checked_name("universe", universe)
-    session, kind = checked_name("session", session), checked_name("kind of session log", kind)
-    if universe in (".", ".."):
-        raise InvalidName(f"{universe!r} is no name for a universe that has session logs; use another")
+    session, kind = checked_name("session", session), checked_name("session log kind", kind)
     if len(session) + len(kind) > limits.ACTIVITY_NAMES_CHARACTERS_MAX:
         raise InvalidName(
-            f"The session {session} and its kind {kind} have {len(session) + len(kind)} characters together and may "
-            f"have {limits.ACTIVITY_NAMES_CHARACTERS_MAX} (ACTIVITY_NAMES_CHARACTERS_MAX); shorten one"
+            f"The names of session {session} and kind {kind} have {len(session) + len(kind)} characters together, of "
+            f"at most {limits.ACTIVITY_NAMES_CHARACTERS_MAX} (ACTIVITY_NAMES_CHARACTERS_MAX); shorten one"
         )
     return universe, session, kind
 
 
-def encoded(record: Mapping[str, Any] | msgspec.Struct) -> bytes:
-    """The record as a JSON object on one line. A float that is no number becomes null.
+def encode_record(record: Mapping[str, Any] | msgspec.Struct) -> bytes:
+    """The record as a JSON object on one line. NaN and infinities become null.
 
     Raises:
-        InvalidValue: it is no mapping and no struct, or holds what JSON cannot.
+        InvalidValue: it is not a mapping or struct, or cannot be encoded as JSON.
         InvalidArgument: it is too large.
     """
     if not isinstance(record, (dict, msgspec.Struct)):
         if not isinstance(record, Mapping):
-            raise InvalidValue(f"A record is a mapping or a msgspec.Struct, not {type(record).__name__}; wrap it")
+            raise InvalidValue(f"A record must be a mapping or a msgspec.Struct, not {type(record).__name__}")
         record = dict(record)
     try:
         data = _encode(record)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidValue(f"The record has no JSON form ({error}); log plain values") from error
-    # What msgspec makes of a dict or most structs needs no more than this, and every record passes here.
+        raise InvalidValue(f"The record cannot be encoded as JSON ({error}); log plain values") from error
+    # A fast check, because every record passes here; msgspec's output for dicts and most structs passes it.
     is_fine = data[0] == _BRACE and len(data) <= limits.ACTIVITY_RECORD_BYTES_MAX and b"\n" not in data
     return data if is_fine else checked_object(data)
 
 
 def checked_object(data: bytes) -> bytes:
-    """The bytes themselves if they look like one JSON object on one line; whether they are one shows when read.
+    """The bytes, after a cheap check that they may be one JSON object on one line; they are parsed only when read.
 
     Raises:
-        InvalidValue: they do not.
-        InvalidArgument: they are too many.
+        InvalidValue: they are not a JSON object on one line.
+        InvalidArgument: they are too large.
     """
     if type(data) is not bytes or data[:1] != b"{" or data[-1:] != b"}" or b"\n" in data:
-        raise InvalidValue("A record is one JSON object without a line break, as bytes; encode it so")
+        raise InvalidValue("An encoded record must be the bytes of one JSON object without line breaks")
     if len(data) > limits.ACTIVITY_RECORD_BYTES_MAX:
         raise InvalidArgument(
-            f"The record has {len(data)} bytes and may have {limits.ACTIVITY_RECORD_BYTES_MAX} "
+            f"The record has {len(data)} bytes, of at most {limits.ACTIVITY_RECORD_BYTES_MAX} "
             "(ACTIVITY_RECORD_BYTES_MAX); store a blob and log its hash"
         )
     return data
@@ -174,18 +172,18 @@ def header_line(header: Header) -> bytes:
 
 
 def line(n: int, at_ms: int, data: bytes) -> bytes:
-    """The line of a record that `encoded` or `checked_object` returned."""
+    """The line of a record that `encode_record` or `checked_object` returned."""
     return b'{"n":%d,"at_ms":%d,"record":%b}\n' % (n, at_ms, data)
 
 
 def file_name(header: Header, *, copy: int = 1) -> str:
-    """The name of a new file; `copy` tells apart those that begin in the same second."""
+    """The name of a new file; `copy` distinguishes files of the same second."""
     second = (_EPOCH + timedelta(milliseconds=header.opened_ms)).strftime(_SECOND_FORMAT)
     return f"{second}{f'-{copy}' if copy > 1 else ''}_{header.session}_{header.kind}{SUFFIX}"
 
 
-def parsed_name(stem: str) -> FileName | None:
-    """What a name without its suffix tells; None if no file of a log is called so."""
+def parse_name(stem: str) -> FileName | None:
+    """The parts of a file name without its suffix; None if it is not the name of a session log."""
     found = _STEM.match(stem)
     if found is None:
         return None
@@ -197,7 +195,7 @@ def parsed_name(stem: str) -> FileName | None:
 
 
 def may_hold(labels: str, session: str | None, kind: str | None) -> bool:
-    """Whether files with these labels could be of this session and kind; None is any of them."""
+    """Whether a file with these labels may belong to the session and kind; None matches any."""
     if session is not None and kind is not None:
         return labels == f"{session}_{kind}"
     if session is not None:
@@ -206,7 +204,7 @@ def may_hold(labels: str, session: str | None, kind: str | None) -> bool:
 
 
 def header_of(first_line: bytes, universe: str, name: FileName) -> Header:
-    """The header, or if that is damaged the best that can be told without it."""
+    """The header; if it is damaged, a header derived from the file name."""
     try:
         header = _decode_first(first_line).header
     except (ValueError, RecursionError):
@@ -218,42 +216,42 @@ def header_of(first_line: bytes, universe: str, name: FileName) -> Header:
 
 
 def lines(data: bytes, start: int = 0) -> Iterator[tuple[int, Line | None]]:
-    """For every line after the header, where it ends and what it holds; None for one that is damaged or torn.
+    """For every line after the header, its end offset and its record; None for a damaged or truncated line.
 
-    A first line that is no header counts as damaged, unless it is a record: then only the header was lost.
+    A first line that is not a header counts as damaged, unless it is a record: then only the header is missing.
     """
     end = start
     stream = io.BytesIO(data)
     stream.seek(start)
     for text in stream:
         is_first, end = end == 0, end + len(text)
-        found = parsed_line(text)
+        found = parse_line(text)
         if found is not None or not is_first or not is_header(text):
             yield end, found
 
 
 def lines_after(data: bytes, n: int) -> Iterator[tuple[int, Line | None]]:
-    """The records with a higher number, each with how many bad lines stand before it; None for those at the end."""
+    """The records after number `n`, each with the number of bad lines before it; None for those at the end."""
     bad = 0
-    # What was read before is searched, not parsed: many pages of a large file would parse it as many times.
+    # Lines that were read before are searched, not parsed, so that paging through a large file stays fast.
     for _, found in lines(data, data.find(b'\n{"n":%d,' % n) + 1):
         if found is None:
             bad += 1
         elif found.n <= n:
-            bad = 0  # They were counted with the records that came with them.
+            bad = 0  # They were counted by an earlier page.
         else:
             yield bad, found
             bad = 0
     yield bad, None
 
 
-def parsed_line(text: bytes) -> Line | None:
-    """The record in a line; None if it is not whole, or not JSON."""
+def parse_line(text: bytes) -> Line | None:
+    """The record in a line; None if it is truncated or not JSON."""
     try:
         found = _decode_line(text)
         if not text.isascii():
-            text.decode()  # Values that are kept raw have not been decoded yet.
-    except (ValueError, RecursionError):  # Those of msgspec and of Unicode are ValueErrors too.
+            text.decode()  # msgspec.Raw values have not been checked for valid UTF-8 yet.
+    except (ValueError, RecursionError):  # Errors of msgspec and Unicode are ValueErrors.
         return None
     return found if text.endswith(b"\n") and bytes(found.record).startswith(b"{") else None
 
@@ -267,7 +265,7 @@ def is_header(text: bytes) -> bool:
 
 
 def content(data: bytes, universe: str, name: FileName) -> Content:
-    """What the bytes of a closed file hold, without the torn or damaged lines at their end."""
+    """The summary of a closed file, without truncated or damaged lines at its end."""
     size = records = first_at_ms = last_at_ms = 0
     for end, found in lines(data):
         if found is not None:
@@ -285,5 +283,5 @@ _BRACE: Final = ord("{")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_FORMAT: Final = "%Y-%m-%d_%H-%M-%S"
 _STEM: Final = re.compile(
-    r"(?P<second>[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{2}-[0-9]{2}-[0-9]{2})(-[0-9]+)?_(?P<labels>[a-z0-9._-]+_[a-z0-9._-]+)\Z"
+    r"(?P<second>[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{2}-[0-9]{2}-[0-9]{2})(-[0-9]+)?_(?P<labels>[A-Za-z0-9._@:+=-]+_[A-Za-z0-9._@:+=-]+)\Z"
 )

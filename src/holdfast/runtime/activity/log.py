@@ -2,12 +2,12 @@
 
     log ──► the session's buffer ──► one write, at most 200 ms later ──► rotated: on a new day, when large, when ended
 
-What is lost with the process is what was not written yet, and nothing that was written is damaged by it. No lock is
-shared between sessions, neither for logging nor for writing. A session whose buffer is full writes it itself, which
-slows its callers down and bounds memory. Records that cannot be written wait up to the same bound; then the oldest are
-dropped and counted. `log` never raises for a disk.
+A crash loses the records that are not written yet, and damages none that are. Sessions share no lock, neither for
+logging nor for writing. When the buffer of a session is full, its caller writes it, which slows that caller down and
+bounds memory. Records that cannot be written are kept up to the same bound; then the oldest are dropped and counted.
+`log` never raises disk errors.
 
-Two threads work behind a log: one writes buffers, and sleeps while there are none; the other rotates closed files.
+A log has two threads: one writes buffers, and sleeps while they are empty; the other rotates closed files.
 """
 
 import logging
@@ -26,14 +26,14 @@ from holdfast import limits
 from holdfast.backends.objects import ObjectStore
 from holdfast.clock import Clock, IdSource, SystemClock
 from holdfast.errors import Busy, Closed, InvalidArgument, ObjectNotFound
-from holdfast.kv.fork_safety import forget_in_children
-from holdfast.layers.idempotency import KeyedCall, reused
-from holdfast.limits import ONCE_RECENT_MAX
+from holdfast.kv.fork_safety import invalidate_in_children
+from holdfast.layers.idempotency import KeyedCall, key_reused
+from holdfast.limits import RECENT_CALL_KEYS_MAX
 from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity import rotation
 from holdfast.runtime.activity.format import LogFile, LoggedRecord, Position
-from holdfast.runtime.activity.rotation import Failures, Rotation
-from holdfast.runtime.activity.writer import Common, Labels, SessionLog
+from holdfast.runtime.activity.rotation import FailureTracker, Rotation
+from holdfast.runtime.activity.writer import Labels, LogContext, SessionLog
 
 __all__ = ["ActivityLog", "ActivityStats", "LogFile", "LoggedRecord", "Position", "SessionLog"]
 
@@ -43,13 +43,13 @@ _START: Final = Position("", -1)
 
 
 class ActivityStats(msgspec.Struct, frozen=True):
-    """Counts since the log was opened. What was accepted and neither written nor dropped is in memory."""
+    """Counters since the log was opened. Records that are neither written nor dropped are in memory."""
 
     accepted: int
     written: int
     dropped: int
-    skipped: int  # Bad lines and missing files that reads passed over; a torn end counts whenever it is reached.
-    files: int  # Open at the moment.
+    skipped: int  # Bad lines and missing files that reads skipped; a truncated end counts at every read.
+    files: int  # Currently open.
     rotated: int
     bytes: int
     failures: int
@@ -57,7 +57,7 @@ class ActivityStats(msgspec.Struct, frozen=True):
 
 
 class ActivityLog:
-    """The session logs of a folder. For threads and event loops alike: only `log` and `session` do no I/O."""
+    """The session logs of a folder. Thread-safe. Only `log` and `session` do no I/O, so event loops may call them."""
 
     def __init__(
         self,
@@ -69,37 +69,37 @@ class ActivityLog:
         file_bytes_max: int = limits.ACTIVITY_FILE_BYTES_MAX,
         start_flusher: bool = True,
     ) -> None:
-        """Without a flusher, records are written by `flush` and by callers whose session's buffer is full."""
+        """Without a flusher, records are written by `flush` and by callers when a buffer is full."""
         self._folder, self._objects = folder, objects
         self._flush_seconds = flush_seconds
         self._unwritten: SimpleQueue[SessionLog | None] = SimpleQueue()
-        self._common = Common(
+        self._context = LogContext(
             folder=folder,
             file_bytes_max=file_bytes_max,
             now_ms=(clock or SystemClock()).now_ms,
             session=self.session,
             unwritten=self._unwritten if start_flusher else None,
             rotation=Rotation(folder, objects),
-            failures=Failures("Writing session logs"),
+            failures=FailureTracker("Writing session logs"),
             ids=IdSource(),
         )
-        self._rotation = self._common.rotation
+        self._rotation = self._context.rotation
         self._sessions: dict[Labels, SessionLog] = {}
-        self.recent = RecentKeys()  # So that what is sent twice is logged once.
-        self._past: Counter[str] = Counter()  # The counts of sessions that have ended.
+        self.recent_keys = RecentKeys()  # Deduplicates repeated calls.
+        self._ended_counts: Counter[str] = Counter()  # The counters of ended sessions.
         self._skipped = 0
-        self._swept_ms = self._common.now_ms()
+        self._swept_ms = self._context.now_ms()
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         self._is_closed = False
         self._stopping = threading.Event()
-        works = (self._write_often, self._rotate_often) if start_flusher else ()
-        self._threads = [threading.Thread(target=work, name="holdfast-activity", daemon=True) for work in works]
-        forget_in_children(self)
+        loops = (self._flush_loop, self._rotation_loop) if start_flusher else ()
+        self._threads = [threading.Thread(target=loop, name="holdfast-activity", daemon=True) for loop in loops]
+        invalidate_in_children(self)
         try:
             for thread in self._threads:
                 thread.start()
-        except RuntimeError:  # The process may have no more: the one that was started ends.
+        except RuntimeError:  # No more threads can be started: end the one that was.
             self._threads = [thread for thread in self._threads if thread.is_alive()]
             self.close()
             raise
@@ -110,20 +110,20 @@ class ActivityLog:
         """Accept a record; the caller may change it afterwards.
 
         Raises:
-            InvalidValue: it is no mapping and no struct, or has no JSON form.
+            InvalidValue: it is not a mapping or struct, or cannot be encoded as JSON.
             InvalidArgument: it is larger than ACTIVITY_RECORD_BYTES_MAX.
             Busy: ACTIVITY_SESSIONS_MAX sessions are open.
         """
         found = self._sessions.get((universe, session, kind)) or self.session(universe, session, kind)
         found.log(record)
 
-    def log_encoded(self, universe: str, session: str, kind: str, encoded: Sequence[bytes]) -> None:
-        """Accept JSON objects that are encoded already, all or none; `read` skips one that turns out to be no JSON."""
+    def log_encoded(self, universe: str, session: str, kind: str, records: Sequence[bytes]) -> None:
+        """Accept encoded JSON objects, all or none; `read` skips records that turn out to be invalid JSON."""
         found = self._sessions.get((universe, session, kind)) or self.session(universe, session, kind)
-        found.accept([log_format.checked_object(data) for data in encoded])
+        found.accept([log_format.checked_object(data) for data in records])
 
     def session(self, universe: str, session: str, kind: str) -> SessionLog:
-        """The log of one session and kind. It may be kept: after the session's end, its next record begins it anew."""
+        """The log of one session and kind. It may be kept: a record after the session's end starts a new one."""
         labels = log_format.checked_labels(universe, session, kind)
         while True:
             with self._lock:
@@ -131,23 +131,25 @@ class ActivityLog:
                 found = self._sessions.get(labels)
                 if found is None:
                     if len(self._sessions) >= limits.ACTIVITY_SESSIONS_MAX:
-                        raise Busy(f"{len(self._sessions)} session logs are open (ACTIVITY_SESSIONS_MAX); end some")
-                    found = self._sessions[labels] = SessionLog(self._common, labels)
+                        raise Busy(
+                            f"{len(self._sessions)} session logs are open (ACTIVITY_SESSIONS_MAX); end a session first"
+                        )
+                    found = self._sessions[labels] = SessionLog(self._context, labels)
             if not found.is_ended:
                 return found
-            self._end(found)  # Somebody is at it: their records come before ours.
+            self._end(found)  # Another thread ends it: wait, so that its records come first.
 
     def end_session(self, universe: str, session: str, kind: str | None = None) -> None:
-        """Write what the session has, close its files and rotate them."""
+        """Write the buffered records of a session, close its files and rotate them."""
         self._check_open()
-        asked = _checked(universe, session, kind)
+        filters = _checked_filter(universe, session, kind)
         for found in list(self._sessions.values()):
-            if all(wanted in (None, label) for wanted, label in zip(asked, found.labels, strict=True)):
+            if all(wanted in (None, label) for wanted, label in zip(filters, found.labels, strict=True)):
                 self._end(found)
         self._rotation.run()
 
     def flush(self) -> None:
-        """Bring everything accepted so far into the files, though not onto the disk below them."""
+        """Write everything accepted so far to the files, without a disk sync."""
         self._check_open()
         for session in list(self._sessions.values()):
             session.write()
@@ -156,9 +158,9 @@ class ActivityLog:
             self._rotation.run()
 
     def files(self, universe: str) -> list[LogFile]:
-        """The files of a universe, here and in the object store, in the order in which they were begun."""
+        """The files of a universe, local and in the object store, in the order in which they were opened."""
         self._check_open()
-        return list(rotation.files_in_order(self._folder, self._objects, _checked(universe)[0]))
+        return list(rotation.files_in_order(self._folder, self._objects, _checked_filter(universe)[0]))
 
     def read(
         self,
@@ -169,31 +171,32 @@ class ActivityLog:
         after: Position | None = None,
         limit: int = 1_000,
     ) -> list[LoggedRecord]:
-        """At most `limit` records behind the position, file by file, with everything that was accepted so far.
+        """At most `limit` records after the position, file by file, including everything accepted so far.
 
-        To follow a log, name its session and kind: of several, one with an earlier file may log behind the position.
+        To follow a log, give its session and kind: with several, one with an earlier file may append before the
+        position.
 
         Raises:
             Backend: the object store does not answer.
         """
         if not 1 <= limit <= limits.READ_ENTRIES_MAX:
-            raise InvalidArgument(f"The limit is {limit}; choose 1 to READ_ENTRIES_MAX, {limits.READ_ENTRIES_MAX}")
-        asked = _checked(universe, session, kind)
+            raise InvalidArgument(f"limit is {limit}; it must be 1 to {limits.READ_ENTRIES_MAX} (READ_ENTRIES_MAX)")
+        filters = _checked_filter(universe, session, kind)
         self.flush()
         for _ in range(_READ_ATTEMPTS_MAX):
             try:
-                return self._read(*asked, after or _START, limit)
+                return self._read(*filters, after or _START, limit)
             except FileNotFoundError:
-                continue  # It was rotated since we looked, and is in the manifest now.
-        raise Busy(f"The files of {universe} are rotated faster than they can be read; read again")
+                continue  # It was rotated after it was listed, and is in the manifest now.
+        raise Busy(f"The session logs of {universe} are rotated faster than they can be read; try again")
 
     def stats(self) -> ActivityStats:
-        """What happened to the records so far."""
+        """The counters since the log was opened."""
         with self._lock:
-            counts = self._past.copy()
+            counts = self._ended_counts.copy()
             for session in self._sessions.values():
                 counts.update(session.counts())
-        failures, moves = self._common.failures, self._rotation.failures
+        failures, moves = self._context.failures, self._rotation.failures
         return ActivityStats(
             accepted=counts["accepted"],
             written=counts["written"],
@@ -207,7 +210,7 @@ class ActivityLog:
         )
 
     def close(self) -> None:
-        """Write, close and rotate everything; fine when it is closed. A later `log` raises Closed."""
+        """Write, close and rotate everything. Idempotent. A later `log` raises Closed."""
         with self._closing:
             with self._lock:
                 if self._is_closed:
@@ -222,59 +225,59 @@ class ActivityLog:
                 thread.join()
             self._rotation.run()
 
-    def forget_after_fork(self) -> None:
-        """In a child: hold nothing and refuse everything, without a lock that a thread of the parent may have had."""
+    def invalidate_after_fork(self) -> None:
+        """In a forked child: drop everything and reject calls. A thread of the parent may hold the old locks."""
         self._is_closed = True
         self._lock, self._closing = threading.Lock(), threading.Lock()
         for session in self._sessions.values():
-            session.forget_after_fork()
+            session.invalidate_after_fork()
         self._sessions = {}
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise Closed("The session logs were closed, or belong to the process that forked this one; open them again")
+            raise Closed("The session logs are closed, or belong to the parent process; open them again")
 
     def _end(self, session: SessionLog) -> None:
         session.end()
         with self._lock:
             if self._sessions.get(session.labels) is session:
                 del self._sessions[session.labels]
-                self._past.update(session.counts())
+                self._ended_counts.update(session.counts())
 
-    def _write_often(self) -> None:
+    def _flush_loop(self) -> None:
         while not self._stopping.is_set():
-            turn = list[SessionLog | None]()
+            sessions = list[SessionLog | None]()
             with suppress(Empty):
-                turn.append(self._unwritten.get(timeout=limits.ACTIVITY_IDLE_SECONDS / 10))
-                # Others join meanwhile, and half the time is left to write them all.
+                sessions.append(self._unwritten.get(timeout=limits.ACTIVITY_IDLE_SECONDS / 10))
+                # Other sessions are queued meanwhile; half of the flush interval is left to write them all.
                 self._stopping.wait(self._flush_seconds / 2)
-            turn += [self._unwritten.get() for _ in range(self._unwritten.qsize())]
-            for session in turn:
+            sessions += [self._unwritten.get() for _ in range(self._unwritten.qsize())]
+            for session in sessions:
                 if session is not None:
-                    self._attend(session, session.write)
+                    self._run_guarded(session, session.write)
             self._sweep()
 
     def _sweep(self) -> None:
-        """End what nobody has logged to for a while, so that its file reaches the object store."""
-        now_ms = self._common.now_ms()
+        """End idle sessions, so that their files reach the object store."""
+        now_ms = self._context.now_ms()
         if abs(now_ms - self._swept_ms) >= limits.ACTIVITY_IDLE_SECONDS * 100:
             self._swept_ms = now_ms
             for session in list(self._sessions.values()):
                 if session.is_idle(now_ms):
-                    self._attend(session, partial(self._end, session))
+                    self._run_guarded(session, partial(self._end, session))
 
-    def _attend(self, session: SessionLog, work: Callable[[], None]) -> None:
-        """Do something for a session. Whatever is wrong with it must not end the thread that serves them all."""
+    def _run_guarded(self, session: SessionLog, work: Callable[[], None]) -> None:
+        """Run `work` for a session. An error must not end the thread that serves all sessions."""
         try:
             work()
         except Exception as error:
-            _log.exception("the log of session %s failed in a way that nobody thought of", session.labels)
-            self._common.failures.note(session, error)
+            _log.exception("unexpected error in the log of session %s", session.labels)
+            self._context.failures.record(session, error)
 
-    def _rotate_often(self) -> None:
+    def _rotation_loop(self) -> None:
         while True:
             self._rotation.due.clear()
-            if self._stopping.is_set():  # Looked at after the clearing, so that neither is missed.
+            if self._stopping.is_set():  # Checked after the event is cleared, so that neither is missed.
                 return
             self._rotation.run()
             self._rotation.due.wait(limits.ACTIVITY_RETRY_SECONDS if self._rotation.is_waiting else None)
@@ -311,34 +314,36 @@ class ActivityLog:
         return self._objects.get(file.path) if file.is_rotated and self._objects else Path(file.path).read_bytes()
 
 
-def _checked(universe: str, session: str | None = None, kind: str | None = None) -> tuple[str, str | None, str | None]:
-    """Names to look for, where None is any."""
+def _checked_filter(
+    universe: str, session: str | None = None, kind: str | None = None
+) -> tuple[str, str | None, str | None]:
+    """Validated names to filter by; None matches any."""
     checked = log_format.checked_labels(universe, "x" if session is None else session, "x" if kind is None else kind)
     return checked[0], None if session is None else checked[1], None if kind is None else checked[2]
 
 
 class RecentKeys:
-    """The keys of the latest calls. It is as lasting as what it guards: both are lost with the process."""
+    """The keys of the latest calls, in memory, like the records that they deduplicate."""
 
-    def __init__(self, most: int = ONCE_RECENT_MAX) -> None:
-        self._most = most
+    def __init__(self, keys_max: int = RECENT_CALL_KEYS_MAX) -> None:
+        self._keys_max = keys_max
         self._digests: dict[bytes, bytes] = {}  # By key, the oldest first.
         self._lock = threading.Lock()
 
-    def knows(self, call: KeyedCall) -> bool:
-        """Whether a call was carried out before.
+    def contains(self, call: KeyedCall) -> bool:
+        """Whether a call was already executed.
 
         Raises:
-            IdempotencyKeyReused: what was carried out under its key is another call.
+            IdempotencyKeyReused: another call was executed with its key.
         """
         before = self._digests.get(call.name)
         if before is not None and before != call.digest:
-            raise reused()
+            raise key_reused()
         return before is not None
 
     def add(self, call: KeyedCall) -> None:
-        """A call was carried out. Not before: one that failed may be sent again."""
+        """Record an executed call. Not before its execution: a failed call may be repeated."""
         with self._lock:
             self._digests[call.name] = call.digest
-            if len(self._digests) > self._most:
+            if len(self._digests) > self._keys_max:
                 del self._digests[next(iter(self._digests))]

@@ -1,13 +1,13 @@
-"""Closed files of session logs, moved into the object store, and where every file is found again.
+"""Rotation of closed session log files into the object store, and the listing of all files.
 
-    closed ──► body in the object store ──► manifest entry ──► removed here
-               └──────────── locked by whoever rotates it ────────────┘
+    closed ──► body in the object store ──► manifest entry ──► local file removed
+               └──────────────── locked during the rotation ─────────────────┘
 
     activity/<universe>/<date>/<session>_<kind>_<sha256>.jsonl
     activity-manifest/<universe>/<date>_<time>_<session>_<kind>_<first 16 of the sha256>.json
 
-A file that nobody has locked is finished: its writer closed it or is dead, and anybody may rotate it. Everything that
-is stored follows from the bytes of the file, so every step can be repeated after a crash and gives the same objects.
+An unlocked file is finished: its writer closed it or is dead, and any process may rotate it. The stored objects are a
+function of the bytes of the file, so every step can be repeated after a crash with the same result.
 """
 
 import fcntl
@@ -34,11 +34,13 @@ from holdfast.runtime.activity.format import Content, FileName, Header, LogFile
 
 _log = logging.getLogger("holdfast.activity")
 
-_Found: TypeAlias = tuple[str, Callable[[], LogFile | None]]  # The second in which it began, and how to load it.
+_ListedFile: TypeAlias = tuple[
+    str, Callable[[], LogFile | None]
+]  # When it was opened, and a loader.
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What the object store knows of a rotated file."""
+    """The metadata of a rotated file in the object store."""
 
     path: str
     sha256: str
@@ -54,91 +56,91 @@ class Manifest(msgspec.Struct, frozen=True):
     last_at_ms: int
 
 
-class Failures:
-    """Counts what fails, and warns when that begins and when it is over, not every time."""
+class FailureTracker:
+    """Counts failures, and logs a warning when failures start and when they end, not every time."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, activity: str) -> None:
         self.count = 0
         self.last_error: str | None = None
-        self._what = what
+        self._activity = activity
         self._failing: set[Hashable] = set()
         self._lock = threading.Lock()
 
-    def note(self, who: Hashable, error: Exception) -> None:
+    def record(self, subject: Hashable, error: Exception) -> None:
         with self._lock:
             self.count += 1
             self.last_error = f"{type(error).__name__}: {error}"
             is_new = not self._failing
-            self._failing.add(who)
+            self._failing.add(subject)
         if is_new:
-            _log.warning("%s fails, and is tried again: %s", self._what, error)
+            _log.warning("%s fails and will be retried: %s", self._activity, error)
 
-    def over(self, who: Hashable, *, is_given_up: bool = False) -> None:
+    def resolve(self, subject: Hashable, *, is_abandoned: bool = False) -> None:
         with self._lock:
-            was_last = self._failing == {who}
-            self._failing.discard(who)
-        if was_last and not is_given_up:
-            _log.warning("%s works again", self._what)
+            was_last = self._failing == {subject}
+            self._failing.discard(subject)
+        if was_last and not is_abandoned:
+            _log.warning("%s works again", self._activity)
 
 
 class Rotation:
-    """Moves closed files into the object store, or leaves them where they are if there is none."""
+    """Moves closed files into the object store; without one, files stay where they are."""
 
     def __init__(self, folder: Path, objects: ObjectStore | None) -> None:
         self.rotated = 0
-        self.failures = Failures("Moving session logs into the object store")
+        self.failures = FailureTracker("Moving session logs into the object store")
         self.due = threading.Event()
         self._folder = folder
         self._objects = objects
         self._waiting: deque[Path] = deque()
-        self._has_looked = objects is None
-        self._turn = threading.Lock()
+        self._has_scanned = objects is None
+        self._run_lock = threading.Lock()
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._waiting) or not self._has_looked
+        return bool(self._waiting) or not self._has_scanned
 
     def add(self, path: Path) -> None:
-        """Have a closed file rotated by the next `run`."""
+        """Add a closed file to the next `run`."""
         if self._objects is not None:
             self._waiting.append(path)
             self.due.set()
 
     def run(self) -> None:
-        """Rotate what was added, what failed before and, the first time, what dead processes left.
+        """Rotate added files, failed files and, the first time, files that dead processes left.
 
-        A file that fails stays for the next run. When the store itself does not work, the others are not tried.
+        A file that fails stays for the next run. After a Backend error the remaining files are not tried.
         """
         if self._objects is None:
             return
-        with self._turn:
-            if not self._has_looked:
-                self._look()
+        with self._run_lock:
+            if not self._has_scanned:
+                self._find_leftovers()
             for _ in range(len(self._waiting)):
                 path = self._waiting.popleft()
                 try:
                     self.rotated += rotate(path, self._objects)
-                    self.failures.over(path)
-                except Exception as error:  # Whatever is wrong with one file must not end the thread that rotates.
+                    self.failures.resolve(path)
+                except Exception as error:  # An error of one file must not end the rotation thread.
                     self._waiting.append(path)
-                    self.failures.note(path, error)
+                    self.failures.record(path, error)
                     if isinstance(error, Backend):
                         break
 
-    def _look(self) -> None:
-        """Find what dead processes left, now or with the next run."""
+    def _find_leftovers(self) -> None:
+        """Add the files that dead processes left; after an error, the next run tries again."""
         try:
             self._waiting.extend([path for path, _ in _local_paths(self._folder)])
         except Exception as error:
-            self.failures.note(self._folder, error)
+            self.failures.record(self._folder, error)
         else:
-            self._has_looked = True
-            self.failures.over(self._folder)
+            self._has_scanned = True
+            self.failures.resolve(self._folder)
 
 
 def rotate(path: Path, objects: ObjectStore) -> bool:
-    """Store a closed file, then remove it; False if it holds nothing, is gone, or somebody has it locked."""
-    name = log_format.parsed_name(path.stem)
+    """Store a closed file, then remove it; False if it is empty, missing, or locked."""
+    name = log_format.parse_name(path.stem)
     with _locked(path) as file:
         if file is None or name is None:
             return False
@@ -151,8 +153,8 @@ def rotate(path: Path, objects: ObjectStore) -> bool:
 
 
 def copy(path: Path, objects: ObjectStore) -> Manifest | None:
-    """Store a closed file and leave it where it is; what is stored, or None if it holds nothing."""
-    name = log_format.parsed_name(path.stem)
+    """Store a closed file and keep it; its manifest, or None if it is empty."""
+    name = log_format.parse_name(path.stem)
     if name is None:
         return None
     universe, data = path.parent.name, path.read_bytes()
@@ -169,19 +171,19 @@ def files_in_order(
     session: str | None = None,
     kind: str | None = None,
 ) -> Iterator[LogFile]:
-    """The files of a universe that began at `second` or later, each once. Others than asked for may be among them."""
-    # The local ones are listed before the manifest is: what is rotated in between is in both, and is taken from there.
+    """The files of a universe opened at `second` or later, each once. Other sessions and kinds may be included."""
+    # Local files are listed before the manifest: a file that is rotated in between is in both, and the manifest wins.
     files = sorted(_local_files(folder, universe), key=lambda file: file.second)
-    here: Iterable[_Found] = [(file.second, partial(_same, file)) for file in files if file.second >= second]
-    there: Iterable[_Found] = () if objects is None else _rotated(objects, universe, second, session, kind)
-    for _, group in groupby(merge(here, there, key=itemgetter(0)), key=itemgetter(0)):
+    local: Iterable[_ListedFile] = [(file.second, partial(_loaded, file)) for file in files if file.second >= second]
+    rotated: Iterable[_ListedFile] = () if objects is None else _rotated(objects, universe, second, session, kind)
+    for _, group in groupby(merge(local, rotated, key=itemgetter(0)), key=itemgetter(0)):
         loaded = [load() for _, load in group]
         by_id = {file.id: file for file in loaded if file is not None}
         yield from (by_id[id] for id in sorted(by_id))
 
 
 def lock(descriptor: int, path: Path) -> bool:
-    """Lock the open file without waiting; whether that succeeded and the path still is that file's."""
+    """Lock the open file without waiting; whether that succeeded and `path` still refers to it."""
     with suppress(BlockingIOError, FileNotFoundError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), path.stat())
@@ -190,7 +192,7 @@ def lock(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[IO[bytes] | None]:
-    """The file, locked; None if it is gone or somebody else has it locked."""
+    """The locked file; None if it is missing or locked by another process."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -212,7 +214,7 @@ def _store(objects: ObjectStore, universe: str, name: FileName, content: Content
         kind=content.header.kind,
         writer=content.header.writer,
         opened_ms=content.header.opened_ms,
-        closed_ms=content.last_at_ms,  # The moment of closing is not in the bytes, and a repetition must not differ.
+        closed_ms=content.last_at_ms,  # Not the time of closing: a repeated rotation must store the same.
         first_at_ms=content.first_at_ms,
         last_at_ms=content.last_at_ms,
     )
@@ -225,14 +227,14 @@ def _store_once(objects: ObjectStore, path: str, data: bytes) -> None:
     try:
         objects.create(path, data)
     except ObjectExists:
-        # The same path has the same bytes, or fewer of them if a store that is no better was interrupted.
+        # The same path has the same bytes, or a prefix of them if the store is not atomic and was interrupted.
         if objects.head(path).size != len(data):
             objects.put(path, data)
 
 
 def _local_paths(folder: Path, universe: str = "*") -> Iterator[tuple[Path, FileName]]:
     for path in sorted(folder.glob(f"{universe}/*{log_format.SUFFIX}")):
-        if (name := log_format.parsed_name(path.stem)) is not None:
+        if (name := log_format.parse_name(path.stem)) is not None:
             yield path, name
 
 
@@ -240,7 +242,7 @@ def _local_files(folder: Path, universe: str) -> Iterator[LogFile]:
     for path, name in _local_paths(folder, universe):
         with suppress(FileNotFoundError), path.open("rb") as file:
             first_line = file.readline(log_format.HEADER_BYTES_MAX)
-            # Without a whole line it is about to get its header, or died before that.
+            # Without a complete line, its writer has not written the header yet, or died before that.
             if first_line.endswith(b"\n") or len(first_line) == log_format.HEADER_BYTES_MAX:
                 header = log_format.header_of(first_line, universe, name)
                 yield _log_file(name, header, str(path), os.fstat(file.fileno()).st_size, is_rotated=False)
@@ -248,13 +250,13 @@ def _local_files(folder: Path, universe: str) -> Iterator[LogFile]:
 
 def _rotated(
     objects: ObjectStore, universe: str, second: str, session: str | None, kind: str | None
-) -> Iterator[_Found]:
-    """The manifest entries in the order of their names, each read when it is needed."""
+) -> Iterator[_ListedFile]:
+    """The manifest entries in the order of their names, loaded lazily."""
     after = f"{_manifests(universe)}/{second}" if second else None
     while page := objects.list(_manifests(universe), after=after):
         for meta in page:
             stem = meta.path.rpartition("/")[2].rpartition("_")[0]
-            name = log_format.parsed_name(stem)
+            name = log_format.parse_name(stem)
             if name is not None and log_format.may_hold(name.labels, session, kind):
                 yield name.second, partial(_rotated_file, objects, meta.path, name)
         after = page[-1].path
@@ -264,7 +266,7 @@ def _rotated_file(objects: ObjectStore, path: str, name: FileName) -> LogFile | 
     try:
         found = msgspec.json.decode(objects.get(path), type=Manifest)
     except (ValueError, ObjectNotFound) as error:
-        _log.warning("the manifest entry %s cannot be read and is passed over: %s", path, error)
+        _log.warning("the manifest entry %s cannot be read and is skipped: %s", path, error)
         return None
     return _log_file(name, found, found.path, found.bytes, is_rotated=True)
 
@@ -275,7 +277,7 @@ def _log_file(name: FileName, header: Header | Manifest, path: str, size: int, *
     )
 
 
-def _same(file: LogFile) -> LogFile:
+def _loaded(file: LogFile) -> LogFile:
     return file
 
 

@@ -1,12 +1,11 @@
-"""Dedupe: which pushes were made already, in memory, by their keys.
+"""Deduplication of pushes: the keys of recent pushes, in memory.
 
-    reserve ──► entering ── the queue has it ──► queued ── committed and synced ──► stored ── 7 days ──► forgotten
-                   │                               │
-                   └── no room ──► lost ◄── failed ┘      a lost one is forgotten at once: it may be pushed again
+    reserve ──► entering ── in the buffer ──► queued ── committed and synced ──► stored ── 7 days ──► removed
+                   │                            │
+                   └── Busy ──► lost ◄── failed ┘      the key of a lost push is removed: a retry is accepted
 
-A key that is entering says nothing yet: whoever pushes it a second time waits with the first. Of more keys than are
-remembered the oldest is forgotten first, in constant time. Those whose time is over are removed by `prune`, which is no
-part of a push.
+A second push of a key that is still entering waits for the outcome of the first. When there are more keys than the
+limit, the oldest is removed, in constant time. Expired keys are removed by `prune`, outside of pushes.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Stage(IntEnum):
-    """How far a push has come."""
+    """The progress of a push."""
 
     ENTERING = 0
     QUEUED = 1
@@ -36,30 +35,30 @@ class Stage(IntEnum):
 
 
 class Reservation:
-    """A key that somebody pushes under, and what became of it."""
+    """The key of a push, and the progress of that push."""
 
-    __slots__ = ("_waiting", "at_ms", "error", "key", "stage", "was_there")
+    __slots__ = ("_waiting", "at_ms", "error", "is_duplicate", "key", "stage")
 
     def __init__(self, key: bytes, at_ms: int, stage: Stage = Stage.ENTERING) -> None:
         self.key = key
         self.at_ms = at_ms
         self.stage = stage
         self.error: HoldfastError | None = None  # Why it was lost.
-        self.was_there = False  # The mailbox had it already, which nobody remembered.
+        self.is_duplicate = False  # The mailbox already contained the mail, although the key was not remembered.
         self._waiting: list[asyncio.Future[None]] = []
 
-    def move(self, stage: Stage) -> None:
-        """It has come so far."""
+    def advance(self, stage: Stage) -> None:
+        """Set the stage, and wake the callers that wait for it."""
         self.stage = stage
         for waiting in self._waiting:
             wake(waiting)
         self._waiting.clear()
 
-    async def beyond(self, stage: Stage) -> None:
-        """Return once the push has come further than that.
+    async def wait_past(self, stage: Stage) -> None:
+        """Return once the push is past `stage`.
 
         Raises:
-            HoldfastError: it was lost, and why.
+            HoldfastError: the reason why it was lost.
         """
         while self.stage <= stage:
             waiting = asyncio.get_running_loop().create_future()
@@ -70,69 +69,69 @@ class Reservation:
 
 
 class Dedupe:
-    """The keys that are remembered. One thread at a time."""
+    """The keys of recent pushes. For one thread at a time."""
 
-    def __init__(self, clock: Clock, *, seconds: float = DEDUPE_SECONDS, most: int = DEDUPE_MAX) -> None:
+    def __init__(self, clock: Clock, *, seconds: float = DEDUPE_SECONDS, keys_max: int = DEDUPE_MAX) -> None:
         self._clock = clock
         self.ttl_ms = round(seconds * 1_000)
-        self.most = most
-        self.has_news = False  # Something was stored since `stored` was last asked.
+        self.keys_max = keys_max
+        self.has_unsaved = False  # A push was stored since the last call of `stored`.
         self._known: OrderedDict[bytes, Reservation] = OrderedDict()  # The oldest first.
 
     def __len__(self) -> int:
         return len(self._known)
 
     def find(self, key: bytes) -> Reservation | None:
-        """What is known of a key, if it is remembered."""
+        """The reservation of a key, if the key is known and has not expired."""
         found = self._known.get(key)
-        return None if found is None or self._is_over(found) else found
+        return None if found is None or self._is_expired(found) else found
 
     def reserve(self, key: bytes) -> Reservation:
-        """Remember a key that is not; it becomes the newest."""
-        made = Reservation(key, self._clock.now_ms())
-        self._known.pop(key, None)  # What is there is over.
-        self._known[key] = made
-        if len(self._known) > self.most:
+        """Add an unknown key as the newest one."""
+        reservation = Reservation(key, self._clock.now_ms())
+        self._known.pop(key, None)  # An entry with this key has expired.
+        self._known[key] = reservation
+        if len(self._known) > self.keys_max:
             self._known.popitem(last=False)
-        return made
+        return reservation
 
     def settle(self, reservation: Reservation) -> None:
-        """What was pushed is stored."""
-        reservation.move(Stage.STORED)
-        self.has_news = True
+        """Record that a push is stored."""
+        reservation.advance(Stage.STORED)
+        self.has_unsaved = True
 
     def release(self, reservation: Reservation, error: HoldfastError) -> None:
-        """What was pushed is lost: forget its key, so that it can be pushed again, and say why to whoever waits."""
-        if self._known.get(reservation.key) is reservation:  # Another one may have taken its place.
+        """Record that a push is lost: remove its key, so that a retry is accepted, and raise `error` in its waiters."""
+        if self._known.get(reservation.key) is reservation:  # A newer push may have replaced it.
             del self._known[reservation.key]
         reservation.error = error
-        reservation.move(Stage.LOST)
+        reservation.advance(Stage.LOST)
 
     def prune(self) -> int:
-        """Forget the keys whose time is over; how many there were."""
-        over = 0
-        while self._known and self._is_over(next(iter(self._known.values()))):
+        """Remove expired keys; how many there were."""
+        expired = 0
+        while self._known and self._is_expired(next(iter(self._known.values()))):
             self._known.popitem(last=False)
-            over += 1
-        return over
+            expired += 1
+        return expired
 
     def stored(self) -> list[Entry]:
-        """The keys of what is stored, the oldest first: what may be written down."""
-        self.has_news = False
+        """The keys of stored pushes, the oldest first, for saving."""
+        self.has_unsaved = False
         return [(each.key, each.at_ms) for each in self._known.values() if each.stage is Stage.STORED]
 
     def restore(self, entries: Iterable[Entry]) -> None:
-        """Remember keys that were written down, the oldest first. Only for the beginning, when no others are known."""
+        """Load saved keys, the oldest first. Only at the start, when no other keys are known."""
         for key, at_ms in entries:
             self._known[key] = Reservation(key, at_ms, Stage.STORED)
-        while len(self._known) > self.most:
+        while len(self._known) > self.keys_max:
             self._known.popitem(last=False)
         self.prune()
 
-    def _is_over(self, reservation: Reservation) -> bool:
+    def _is_expired(self, reservation: Reservation) -> bool:
         return self._clock.now_ms() - reservation.at_ms >= self.ttl_ms
 
 
 def key_of(to: str, sender: str, topic: str, idempotency_key: str) -> bytes:
-    """The key of a push. A sender's key counts for one recipient and one topic."""
+    """The deduplication key of a push: an idempotency key applies to one sender, recipient and topic."""
     return hashlib.blake2b(_encode((to, sender, topic, idempotency_key)), digest_size=KEY_BYTES).digest()

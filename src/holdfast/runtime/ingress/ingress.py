@@ -1,17 +1,17 @@
-"""The ingress: pushes are accepted in memory, at once, and stored in mailboxes by one writer, in batches.
+"""The ingress accepts pushes into memory immediately; one writer stores them in mailboxes, in batches.
 
-    push ──► checked ──► reserved ──► in the backlog: accepted ──► listeners ──► a batch ──► one synced commit
-                │           │              │                                        │
-                ▼           ▼              ▼                                        ▼
-             refused    a duplicate      Busy                                 refused or lost: the key is given back
+    push ──► validated ──► key reserved ──► in the buffer: accepted ──► listeners ──► a batch ──► one synced commit
+                │              │              │                                          │
+                ▼              ▼              ▼                                          ▼
+            rejected       duplicate        Busy                         rejected or lost: the key is released
 
-`accepted` is a BEST_EFFORT promise: what is in memory when the process dies is gone. Whoever asks for `synced` waits
-for the commit, and hears what became of the push.
+`accepted` is a BEST_EFFORT promise: pushes in memory are lost when the process dies. A push with `durability="synced"`
+waits for the commit, and gets its outcome.
 
-The id of a push's mail comes from its key. So a push that is made again while its mail waits is stored once, also where
-nobody remembers the key: after a restart, at another node, or when a batch that was given up was committed after all.
+The id of a mail is derived from the dedupe key of its push. So a repeated push is stored once while its mail is
+pending, even if the key is unknown: after a restart, at another node, or when an abandoned batch was committed later.
 
-Everything here happens on one event loop; only commits do not (`pushwriter.py`).
+Everything here runs on one event loop, except commits (`writer.py`).
 """
 
 import asyncio
@@ -37,12 +37,13 @@ from holdfast.layers import agents
 from holdfast.layers.mailboxes import Address
 from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.ingress import validation
-from holdfast.runtime.ingress.buffer import Backlog
+from holdfast.runtime.ingress.buffer import IngressBuffer
 from holdfast.runtime.ingress.dedupe import Dedupe, Reservation, Stage, key_of
-from holdfast.runtime.ingress.validation import DataPush, QueuedPush, Tallies
-from holdfast.runtime.ingress.writer import OnFlush, Publish, PushWriter, why
+from holdfast.runtime.ingress.validation import DataPush, IngressCounters, QueuedPush
+from holdfast.runtime.ingress.writer import OnFlush, PushWriter, short_reason
 from holdfast.runtime.locks.table import LockTable
-from holdfast.runtime.rate_limits import Rates
+from holdfast.runtime.publishing import Publish
+from holdfast.runtime.rate_limits import RateLimiter
 from holdfast.runtime.timers import sleep
 from holdfast.tiers import Tier
 from holdfast.wire.ingress import ACCEPTED, SYNCED, Durability, NewPush, Pushed
@@ -53,7 +54,7 @@ Listener = Callable[[DataPush], None]
 
 
 class Ingress:
-    """Accepts pushes on one event loop, from `start`, or the first push, until `close`."""
+    """Accepts pushes on one event loop, from `start` or the first push until `close`."""
 
     def __init__(
         self,
@@ -68,28 +69,28 @@ class Ingress:
         self._database = database
         self._blobs = blobs
         self._clock = clock or SystemClock()
-        self.tallies = Tallies()
+        self.counters = IngressCounters()
         self.pushes_per_minute = pushes_per_minute
-        self.rates = Rates(
+        self.rate_limiter = RateLimiter(
             pushes_per_minute / 60,
             pushes_per_minute,
             callers_max=limits.PUSH_PEERS_MAX,
             clock=clock or MonotonicClock(),
         )
         self.dedupe = Dedupe(self._clock)
-        self._backlog: Backlog[QueuedPush] = Backlog(self._clock)
+        self._buffer: IngressBuffer[QueuedPush] = IngressBuffer(self._clock)
         self._writer = PushWriter(
             database,
-            self._backlog,
+            self._buffer,
             self.dedupe,
             publish=publish,
             clock=self._clock,
             locks=locks,
-            tallies=self.tallies,
+            counters=self.counters,
         )
         self._listeners: list[Listener] = []
-        self._said: dict[str, int] = {}  # When what was last logged.
-        self._refused = 0  # For want of room, since that was last logged.
+        self._logged_ms: dict[str, int] = {}  # When each kind of warning was last logged.
+        self._refused = 0  # Pushes rejected as Busy since that was last logged.
         self._saved_ms = self._clock.now_ms()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -98,38 +99,38 @@ class Ingress:
 
     @property
     def depth(self) -> int:
-        """Pushes that wait for the writer."""
-        return len(self._backlog)
+        """The number of pushes that wait for the writer."""
+        return len(self._buffer)
 
     @property
     def lag_seconds(self) -> float:
-        """How long the first of them has waited."""
-        return self._backlog.lag_seconds
+        """How long the oldest of them has waited."""
+        return self._buffer.lag_seconds
 
     def on_data_push(self, listener: Listener) -> Callable[[], None]:
-        """Have `listener` called with every push that is accepted, until the function that this returns is called.
+        """Call `listener` with every accepted push, until the returned function is called.
 
-        It is called before the push is stored, on the event loop, so it must not take long. What it raises is logged.
+        The listener runs on the event loop, before the push is stored, so it must be fast. Its errors are logged.
         """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def on_flush(self, listener: OnFlush) -> None:
-        """Have `listener` told of every batch that was stored or dropped: how many pushes, and how many seconds."""
+        """Call `listener` after every batch, stored or dropped, with the number of pushes and the seconds it took."""
         self._writer.on_flush = listener
 
     async def start(self) -> None:
-        """Remember the keys that were written down, and begin to store what is accepted.
+        """Load the saved dedupe keys, and start the writer.
 
         Raises:
-            Closed: it has ended.
-            InvalidArgument: another event loop has it.
+            Closed: the ingress is closed.
+            InvalidArgument: it runs on another event loop.
         """
         loop = asyncio.get_running_loop()
         if self._closed:
-            raise Closed("The ingress was closed; open the plane again")
+            raise Closed("The ingress is closed; open the plane again")
         if self._loop not in (None, loop):
-            raise InvalidArgument("Another event loop pushes through this plane; open one for each of them")
+            raise InvalidArgument("Another event loop already pushes through this plane; open one plane per event loop")
         if self._starting is None:
             self._loop, self._starting = loop, loop.create_task(self._start())
         await asyncio.shield(self._starting)
@@ -138,42 +139,42 @@ class Ingress:
         """Accept a push, or with `durability="synced"` store it.
 
         Raises:
-            InvalidArgument: something in it is missing or wrong.
-            PayloadTooLarge: it is larger than one may be.
-            RateLimited: the sender has pushed as often as it may.
-            Busy: there is no room for it, or it could not be stored; it may be pushed again with the same key.
-            MailboxFull, SenderBlocked: the recipient's mailbox did not take it.
-            Closed: the server is about to stop.
+            InvalidArgument: a field is missing or invalid.
+            PayloadTooLarge: the payload exceeds its limit.
+            RateLimited: the sender exceeded its push rate.
+            Busy: the buffer is full, or the push could not be stored; it may be pushed again with the same key.
+            MailboxFull, SenderBlocked: the recipient's mailbox rejected it.
+            Closed: the server is shutting down.
         """
         if self._closed or not self._tasks or self._loop is not asyncio.get_running_loop():
             await self.start()
         try:
             return await self._push(sender, to, new)
         except HoldfastError as error:
-            self.tallies.rejects[error.code] += 1
+            self.counters.rejects[error.code] += 1
             raise
 
     async def close(self) -> None:
-        """Refuse what comes from now on, store what was accepted, and write its keys down."""
+        """Reject new pushes, store accepted ones, and save their dedupe keys."""
         if self._closed:
             return
         self._closed = True
-        self._backlog.close()
+        self._buffer.close()
         if self._starting is not None and self._loop is asyncio.get_running_loop():
             await self._starting
-            writing, tending = self._tasks
-            tending.cancel()
+            writing, maintaining = self._tasks
+            maintaining.cancel()
             with suppress(asyncio.CancelledError):
-                await tending
+                await maintaining
             await writing
-            if self.dedupe.has_news:
+            if self.dedupe.has_unsaved:
                 await self._writer.save()
         self._writer.close()
 
     async def _start(self) -> None:
         await self._writer.load()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._writer.write()), loop.create_task(self._tend())]
+        self._tasks = [loop.create_task(self._writer.write()), loop.create_task(self._maintain())]
 
     async def _push(self, sender: Address, to: Address, new: NewPush) -> Pushed:
         author, recipient = str(sender), str(to)
@@ -184,72 +185,73 @@ class Ingress:
         key = key_of(recipient, author, new.topic, new.idempotency_key)
         known = self.dedupe.find(key)
         if known is not None:
-            return await self._repeated(known, new)
-        if new.durability != SYNCED and self._writer.was_full(to):
+            return await self._duplicate_result(known, new)
+        if new.durability != SYNCED and self._writer.is_recently_full(to):
             raise MailboxFull(
-                f"The mailbox of {to} was full a moment ago; nothing was accepted. Push it again when some of its "
-                "mails are confirmed"
+                f"The mailbox of {to} is full; nothing was accepted. Push it again after some of its mail is confirmed"
             )
         reservation = self.dedupe.reserve(key)
         try:
             await self._enqueue(sender, to, new, payload, reservation)
         except BaseException as error:
-            lost = Busy("The push that came first under this key was not accepted; push it again")
+            lost = Busy("The first push with this idempotency key was not accepted; push it again")
             self.dedupe.release(reservation, error if isinstance(error, HoldfastError) else lost)
             raise
-        self.tallies.accepted += 1
+        self.counters.accepted += 1
         if self._listeners:
-            self._tell_listeners(author, recipient, new, payload, reservation)
+            self._notify_listeners(author, recipient, new, payload, reservation)
         if new.durability == SYNCED:
-            await reservation.beyond(Stage.QUEUED)
-        return _pushed(reservation, deduped=reservation.was_there)
+            await reservation.wait_past(Stage.QUEUED)
+        return _push_result(reservation, deduped=reservation.is_duplicate)
 
     def _check_rate(self, author: str) -> None:
-        wait_ms = self.rates.wait_ms(author)
+        wait_ms = self.rate_limiter.wait_ms(author)
         if wait_ms:
             raise RateLimited(
-                f"{author} may push {self.pushes_per_minute} times a minute (ingress_pushes_per_minute); nothing was "
+                f"{author} exceeds {self.pushes_per_minute} pushes per minute (ingress_pushes_per_minute); nothing was "
                 f"accepted. Push it again in {wait_ms / 1_000:.1f} s"
             )
 
-    async def _repeated(self, known: Reservation, new: NewPush) -> Pushed:
-        """The answer to a push whose key is remembered: what became of the first one."""
-        await known.beyond(Stage.ENTERING)
+    async def _duplicate_result(self, known: Reservation, new: NewPush) -> Pushed:
+        """The result of a push whose key is known: that of the first push."""
+        await known.wait_past(Stage.ENTERING)
         if new.durability == SYNCED:
-            self._backlog.hurry()
-            await known.beyond(Stage.QUEUED)
-        self.tallies.deduped += 1
-        return _pushed(known, deduped=True)
+            self._buffer.flush_soon()
+            await known.wait_past(Stage.QUEUED)
+        self.counters.deduped += 1
+        return _push_result(known, deduped=True)
 
     async def _enqueue(
         self, sender: Address, to: Address, new: NewPush, payload: bytes, reservation: Reservation
     ) -> None:
-        id, hurries = reservation.key.hex(), new.durability == SYNCED
+        id, is_urgent = reservation.key.hex(), new.durability == SYNCED
         mail = validation.mail_of(new, id, len(payload))
         size = len(mail.body)
         try:
-            await self._backlog.enter(size)
+            await self._buffer.reserve_space(size)
         except Busy:
-            self._say_busy()
+            self._log_busy()
             raise
         try:
             if await self._is_too_large(to, size):
                 mail = validation.mail_of(new, id, len(payload), blob=await self._store_blob(to.universe, payload))
-                self._backlog.shrink(size - len(mail.body))
+                self._buffer.release_bytes(size - len(mail.body))
                 size = len(mail.body)
-            self._backlog.put(QueuedPush(sender, to, mail, reservation, since_ms=self._clock.now_ms(), hurries=hurries))
+            self._buffer.put(
+                QueuedPush(sender, to, mail, reservation, enqueued_ms=self._clock.now_ms(), is_urgent=is_urgent)
+            )
         except BaseException:
-            self._backlog.leave(size)
+            self._buffer.release_space(size)
             raise
-        reservation.move(Stage.QUEUED)
+        reservation.advance(Stage.QUEUED)
 
     async def _is_too_large(self, to: Address, size: int) -> bool:
-        """Whether so much does not fit where the recipient's mail goes."""
+        """Whether a mail of `size` bytes does not fit into the recipient's mailbox or inbox."""
         if size <= limits.INBOX_INLINE_BYTES_MAX:
             return False
         if size > limits.MAIL_BYTES_MAX:
             return True
-        # The inbox of a world takes less than a mailbox.
+        # The limit of a world's inbox is lower than that of a mailbox.
         world = await self._database.read_async(agents.world_of, to.universe, to.agent, tier=Tier.IMPORTANT)
         return world is not None
 
@@ -258,11 +260,13 @@ class Ingress:
             async with asyncio.timeout(limits.INGRESS_STORE_SECONDS):
                 return (await self._blobs.put(universe, payload)).hash
         except Unsupported as error:
-            raise PayloadTooLarge(f"A payload that is too large for a mail is stored as a blob. {error}") from error
+            raise PayloadTooLarge(
+                f"The payload is too large for a mail and must be stored as a blob. {error}"
+            ) from error
         except (Backend, TimeoutError) as error:
-            raise Busy(f"The payload could not be stored as a blob ({why(error)}); push it again") from error
+            raise Busy(f"The payload could not be stored as a blob ({short_reason(error)}); push it again") from error
 
-    def _tell_listeners(
+    def _notify_listeners(
         self, author: str, recipient: str, new: NewPush, payload: bytes, reservation: Reservation
     ) -> None:
         event = DataPush(
@@ -280,49 +284,49 @@ class Ingress:
         for listener in list(self._listeners):
             try:
                 listener(event)
-            except Exception:  # The queue has the push; an error now would have its sender push it again.
-                if self._may_say("listener"):
-                    _log.exception("a listener of pushes failed, and the push was accepted all the same")
+            except Exception:  # The push is accepted; an error now would make its sender push it again.
+                if self._may_log("listener"):
+                    _log.exception("a push listener failed; the push was accepted")
 
-    async def _tend(self) -> None:
-        """Forget what is over and write keys down, now and then."""
+    async def _maintain(self) -> None:
+        """Periodically remove expired keys and save the dedupe keys."""
         while True:
             await sleep(self._clock, limits.DEDUPE_PRUNE_SECONDS)
             try:
-                await self._tend_once()
+                await self._maintain_once()
             except Exception:
-                _log.exception("the keys of pushes could not be tended, and will be soon")
+                _log.exception("unexpected error in the maintenance of dedupe keys; retrying soon")
 
-    async def _tend_once(self) -> None:
+    async def _maintain_once(self) -> None:
         self.dedupe.prune()
         self._writer.prune()
         if self.lag_seconds > limits.INGRESS_LAG_SECONDS:
             _log.warning(
-                "the writer of pushes is behind", extra={"lag_seconds": self.lag_seconds, "waiting": self.depth}
+                "the writer of pushes is lagging", extra={"lag_seconds": self.lag_seconds, "waiting": self.depth}
             )
         now_ms = self._clock.now_ms()
-        if self.dedupe.has_news and now_ms - self._saved_ms >= limits.DEDUPE_SNAPSHOT_SECONDS * 1_000:
+        if self.dedupe.has_unsaved and now_ms - self._saved_ms >= limits.DEDUPE_SNAPSHOT_SECONDS * 1_000:
             self._saved_ms = now_ms
             await self._writer.save()
 
-    def _say_busy(self) -> None:
+    def _log_busy(self) -> None:
         self._refused += 1
-        if self._may_say("busy"):
+        if self._may_log("busy"):
             _log.warning(
-                "pushes are refused: as many wait to be stored as may",
+                "pushes are rejected: the ingress buffer is full",
                 extra={"refused": self._refused, "waiting": self.depth, "lag_seconds": self.lag_seconds},
             )
             self._refused = 0
 
-    def _may_say(self, what: str) -> bool:
+    def _may_log(self, kind: str) -> bool:
         now_ms = self._clock.now_ms()
-        said_ms = self._said.get(what)
-        if said_ms is not None and 0 <= now_ms - said_ms < limits.INGRESS_SAY_SECONDS * 1_000:
+        logged_ms = self._logged_ms.get(kind)
+        if logged_ms is not None and 0 <= now_ms - logged_ms < limits.INGRESS_LOG_SECONDS * 1_000:
             return False
-        self._said[what] = now_ms
+        self._logged_ms[kind] = now_ms
         return True
 
 
-def _pushed(reservation: Reservation, *, deduped: bool) -> Pushed:
+def _push_result(reservation: Reservation, *, deduped: bool) -> Pushed:
     durability: Durability = SYNCED if reservation.stage is Stage.STORED else ACCEPTED
     return Pushed(True, deduped, durability, reservation.key.hex())

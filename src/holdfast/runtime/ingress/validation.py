@@ -1,4 +1,4 @@
-"""Pushes as the ingress has them: what is checked before one is accepted, and what it becomes in a mailbox."""
+"""Validation of pushes, and their conversion to mail."""
 
 import re
 import uuid
@@ -24,7 +24,7 @@ encode = msgspec.json.Encoder().encode
 
 
 class DataPush(msgspec.Struct, frozen=True, kw_only=True):
-    """A push that the queue has, for whoever wants to know of it at once."""
+    """An accepted push, as listeners receive it."""
 
     id: str
     sender: str
@@ -39,60 +39,67 @@ class DataPush(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueuedPush:
-    """A push in the backlog."""
+    """A push in the ingress buffer."""
 
-    __slots__ = ("hurries", "mail", "reservation", "sender", "since_ms", "to")
+    __slots__ = ("enqueued_ms", "is_urgent", "mail", "reservation", "sender", "to")
 
     def __init__(
-        self, sender: Address, to: Address, mail: NewMail, reservation: Reservation, *, since_ms: int, hurries: bool
+        self,
+        sender: Address,
+        to: Address,
+        mail: NewMail,
+        reservation: Reservation,
+        *,
+        enqueued_ms: int,
+        is_urgent: bool,
     ) -> None:
         self.sender = sender
         self.to = to
         self.mail = mail
         self.reservation = reservation
-        self.since_ms = since_ms
-        self.hurries = hurries
+        self.enqueued_ms = enqueued_ms
+        self.is_urgent = is_urgent
 
     @property
     def size(self) -> int:
         return len(self.mail.body)
 
 
-class Tallies:
-    """What the ingress has counted since it began."""
+class IngressCounters:
+    """Counters of the ingress since its start."""
 
     def __init__(self) -> None:
         self.accepted = 0
         self.deduped = 0
-        self.rejects: Counter[str] = Counter()  # Pushes that were answered with an error, by its code.
-        self.lost: Counter[str] = Counter()  # Pushes that were accepted and are not stored, by the code of the reason.
+        self.rejects: Counter[str] = Counter()  # Rejected pushes by error code.
+        self.lost: Counter[str] = Counter()  # Accepted pushes that were not stored, by error code.
 
 
 def check_fields(new: NewPush) -> None:
-    """Refuse a push that lacks something, or says too much.
+    """Check the text fields of a push.
 
     Raises:
-        InvalidArgument: a field is blank or too long.
+        InvalidArgument: a field is missing or too long.
     """
     for name in _REQUIRED:
         if not getattr(new, name).strip():
-            raise InvalidArgument(f"{name} is required; give it")
+            raise InvalidArgument(f"{name} is required and must not be blank")
     for name in _SHORT:
         text = getattr(new, name)
         if text is not None and (len(text) > PUSH_TEXT_CHARACTERS_MAX or _CONTROL.search(text)):
             raise InvalidArgument(
-                f"{name} has at most {PUSH_TEXT_CHARACTERS_MAX} characters, none of them a control character"
+                f"{name} must have at most {PUSH_TEXT_CHARACTERS_MAX} characters and no control characters"
             )
     if not new.content_type.isascii():
-        raise InvalidArgument(f"{new.content_type!r} is no content type; use one like application/json")
+        raise InvalidArgument(f"Invalid content_type {new.content_type!r}; use one like application/json")
 
 
 def payload_of(new: NewPush) -> bytes:
-    """The bytes that were pushed.
+    """The decoded payload of a push.
 
     Raises:
-        InvalidArgument: they are not base64url without padding.
-        PayloadTooLarge: they are more than one push may have.
+        InvalidArgument: it is not base64url without padding.
+        PayloadTooLarge: it has more than PUSH_PAYLOAD_BYTES_MAX bytes.
     """
     text = new.payload_base64.encode(errors="replace")
     if text.translate(None, _BASE64URL) or len(text) % 4 == 1:
@@ -100,16 +107,16 @@ def payload_of(new: NewPush) -> bytes:
     payload = urlsafe_b64decode(text + b"=" * (-len(text) % 4))
     if len(payload) > PUSH_PAYLOAD_BYTES_MAX:
         raise PayloadTooLarge(
-            f"A payload has at most {PUSH_PAYLOAD_BYTES_MAX} bytes, not {len(payload)}; store a blob and push its hash"
+            f"The payload has {len(payload)} bytes, of at most {PUSH_PAYLOAD_BYTES_MAX}; store a blob and push its hash"
         )
     return payload
 
 
 def check_session(new: NewPush) -> None:
-    """Refuse a chat message that belongs to no session.
+    """Check the session of a chat message.
 
     Raises:
-        InvalidArgument: it names none, or something else than a UUIDv7.
+        InvalidArgument: its session_id is missing or not a UUIDv7.
     """
     if new.topic != CHAT_TOPIC:
         return
@@ -118,11 +125,11 @@ def check_session(new: NewPush) -> None:
     except ValueError:
         version = None
     if version != 7:
-        raise InvalidArgument(f"A push to {CHAT_TOPIC} has a session_id that is a UUIDv7; give it one")
+        raise InvalidArgument(f"A push to {CHAT_TOPIC} needs a session_id that is a UUIDv7")
 
 
 def mail_of(new: NewPush, id: str, size: int, *, blob: str | None = None) -> NewMail:
-    """The mail that carries a push: with its payload, or with the hash of the blob that has it."""
+    """The mail for a push, with its payload or with the hash of the blob that contains it."""
     body = PushedData(
         topic=new.topic,
         content_type=new.content_type,

@@ -1,29 +1,30 @@
-"""The lock table: threads and asyncio tasks of one process exclude each other, and never wait in a circle.
+"""The lock table: deadlock-free locks among the threads and asyncio tasks of one process.
 
-Levels have a declared order, `database → entity_type → record_id`, or the six resources of seed 000:
-`identity → contacts → dedupe → inbox → outbox → readstate`. Within a level the order is that of the names.
+Levels have a declared order, `database → entity_type → record_id`, or the six resource levels
+`identity → contacts → dedupe → inbox → outbox → readstate`. Within a level, names sort alphabetically.
 
-    asked ──► checked against the order ──► taken, node by node ──► held ──► released, the last one first
-                │                              │       ▲
-                ▼                              ▼       │ granted by whoever releases
-              LockOrderViolation             waits in the node's line ──► LockTimeout, cancelled: all is given back
+    requested ──► checked against the order ──► acquired, node by node ──► held ──► released in reverse order
+                    │                              │       ▲
+                    ▼                              ▼       │ granted by a release
+                  LockOrderViolation             waits in the node's line ──► LockTimeout, cancelled: all is released
 
-Two may hold the same node at once where there is a `+`. Whoever locks a row first takes the intent on its type and on
-the database, which is how row locks and table locks meet:
+Two owners may hold the same node at once where the matrix has a `+`. Locking a row first takes an intent on its type
+and on the database, which is how row locks and table locks conflict:
 
             IS   IX   S    X
-        IS  +    +    +    .      IS   intends to read something inside
-        IX  +    +    .    .      IX   intends to write something inside
+        IS  +    +    +    .      IS   intends to read a node below
+        IX  +    +    .    .      IX   intends to write a node below
         S   +    .    +    .      S    reads all of it
         X   .    .    .    .      X    writes all of it
 
-Why there is no deadlock: an owner waits only for a node that comes after everything it holds. It waits there for those
-who hold the node, who can themselves be waiting only for later nodes, and for those before it in the node's line. So
-along any chain of waiting the node grows, or stays while the place in line shrinks: the chain ends, with somebody who
-does not wait. Nobody overtakes, so everybody gets a turn. A node that is held in a covering mode is never waited for.
+Why there is no deadlock: an owner waits only for a node that comes after everything it holds. It waits for the holders
+of the node, which can themselves wait only for later nodes, and for the claims before it in the node's line. So along
+any chain of waiting owners the node increases, or stays the same while the position in line decreases: the chain ends
+with an owner that does not wait. Lines are FIFO, so no claim starves. A node that the owner already holds in a mode
+that includes the requested one is never waited for.
 
-An owner is the asyncio task that asks, or outside of tasks the thread. Inside a task, `acquire` stops the whole event
-loop while it waits, and with it the tasks that may have to release first: use `acquire_async` there.
+The owner is the calling asyncio task, or outside of tasks the thread. Inside a task, `acquire` blocks the whole event
+loop while it waits, including the tasks that may have to release first: use `acquire_async` there.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ import msgspec
 
 from holdfast import limits
 from holdfast.errors import Busy, Closed, InvalidArgument, LockTimeout
-from holdfast.kv.fork_safety import forget_in_children
+from holdfast.kv.fork_safety import invalidate_in_children
 from holdfast.runtime.locks.rules import (
     Claim,
     Key,
@@ -48,21 +49,22 @@ from holdfast.runtime.locks.rules import (
     LevelStats,
     LockRegistry,
     Mode,
+    NoTask,
     Owner,
     Path,
     Step,
-    known_mode,
+    parse_mode,
 )
 
 __all__ = ["DATA_LEVELS", "RESOURCE_LEVELS", "Held", "HolderInfo", "LevelStats", "LockTable", "Mode"]
 
 DATA_LEVELS: Final = ("database", "entity_type", "record_id")
 RESOURCE_LEVELS: Final = ("identity", "contacts", "dedupe", "inbox", "outbox", "readstate")
-HOLDERS_NAMED: Final = 3  # In an error; a table may have thousands.
+HOLDERS_NAMED: Final = 3  # In an error message; a lock may have thousands of holders.
 
 
 class HolderInfo(msgspec.Struct, frozen=True):
-    """Somebody who holds something, or waits for it."""
+    """An owner that holds a lock or waits for it."""
 
     path: tuple[str, str]
     mode: Mode
@@ -82,95 +84,95 @@ class LockTable:
         waiters_max: int = limits.LOCK_WAITERS_MAX,
     ) -> None:
         if waiters_max.__class__ is not int or waiters_max < 0:
-            raise InvalidArgument(f"waiters_max must be a whole number from 0 up, not {waiters_max!r}")
+            raise InvalidArgument(f"waiters_max must be an integer of at least 0, not {waiters_max!r}")
         self.levels = Levels(levels, nested=nested)
         self._waiters_max = waiters_max
-        self._start_empty()
-        forget_in_children(self)
+        self._reset()
+        invalidate_in_children(self)
 
-    def _start_empty(self) -> None:
-        self._mutex = threading.Lock()  # For the book. Nobody else's code runs while somebody has it.
-        self._book = LockRegistry(self.levels)
+    def _reset(self) -> None:
+        self._mutex = threading.Lock()  # Guards the registry. No caller's code runs while it is held.
+        self._registry = LockRegistry(self.levels)
         self._thread = threading.local()
-        # A finalizer may release locks while its own thread has the mutex. So a release is left here, for whoever has
-        # the mutex next: nobody ever waits in order to release.
-        self._leaving: deque[Claim] = deque()
+        # A finalizer may release locks while its own thread holds the mutex. Such a release is queued here and applied
+        # by the next holder of the mutex, so that a release never blocks.
+        self._pending_releases: deque[Claim] = deque()
 
-    def forget_after_fork(self) -> None:
-        """Start empty: those who held and waited are the parent's."""
-        self._book.forget()  # What the child still has in its hands must not release anything of its new book.
-        self._start_empty()
+    def invalidate_after_fork(self) -> None:
+        """Start empty: the holders and waiters belong to the parent process."""
+        self._registry.clear()  # Locks inherited by the child must not release anything in its new registry.
+        self._reset()
 
     def acquire(self, path: Path, mode: Mode | str = Mode.EXCLUSIVE, *, timeout_seconds: float | None = None) -> "Held":
         """Lock `path`, and hold it until the end of a `with` block or until `release`.
 
         Raises:
-            LockOrderViolation: the caller holds something that comes after it, or holds it in too weak a mode.
-            LockTimeout: others kept it for all of `timeout_seconds`; 0 tries without waiting.
-            Busy: too many wait already.
+            LockOrderViolation: the caller holds a lock that comes after it, or holds it in a weaker mode.
+            LockTimeout: it was not granted within `timeout_seconds`; 0 tries without waiting.
+            Busy: `waiters_max` claims are already waiting.
         """
-        mode = known_mode(mode)
+        mode = parse_mode(mode)
         return self._acquire(self.levels.steps(path, mode), mode, timeout_seconds)
 
     async def acquire_async(
         self, path: Path, mode: Mode | str = Mode.EXCLUSIVE, *, timeout_seconds: float | None = None
     ) -> "Held":
-        """`acquire` for an event loop. Cancelled at any moment, it leaves nothing locked."""
-        mode = known_mode(mode)
+        """`acquire` for an event loop. When cancelled, it leaves nothing locked."""
+        mode = parse_mode(mode)
         return await self._acquire_async(self.levels.steps(path, mode), mode, timeout_seconds)
 
     def acquire_all(
         self, paths: Sequence[Path], mode: Mode | str = Mode.EXCLUSIVE, *, timeout_seconds: float | None = None
     ) -> "Held":
-        """Lock all of `paths`, in whatever order they are named, or none of them. Raises what `acquire` does."""
-        mode = known_mode(mode)
+        """Lock all of `paths`, listed in any order, or none of them. Raises what `acquire` raises."""
+        mode = parse_mode(mode)
         return self._acquire(self.levels.steps_for_all(paths, mode), mode, timeout_seconds)
 
     async def acquire_all_async(
         self, paths: Sequence[Path], mode: Mode | str = Mode.EXCLUSIVE, *, timeout_seconds: float | None = None
     ) -> "Held":
         """`acquire_all` for an event loop."""
-        mode = known_mode(mode)
+        mode = parse_mode(mode)
         return await self._acquire_async(self.levels.steps_for_all(paths, mode), mode, timeout_seconds)
 
     def stats(self) -> dict[str, LevelStats]:
-        """What each level has seen so far, by its name."""
-        return self._look(LockRegistry.stats)
+        """The statistics of each level, by its name."""
+        return self._inspect(LockRegistry.stats)
 
     def holders(self) -> list[HolderInfo]:
-        """Who holds and who waits for what, now: in the order of locking, and those who wait in that of their line."""
-        everybody, now = self._look(LockRegistry.everybody), monotonic()
+        """The current holders and waiters in lock order; the waiters of one lock in the order of its line."""
+        entries, now = self._inspect(LockRegistry.entries), monotonic()
         return [
             HolderInfo(
                 self.levels.path(key),
                 mode,
                 _name(owner),
-                held_seconds=None if waits else now - since,
-                waiting_seconds=now - since if waits else None,
+                held_seconds=None if is_waiting else now - since,
+                waiting_seconds=now - since if is_waiting else None,
             )
-            for key, mode, owner, since, waits in everybody
+            for key, mode, owner, since, is_waiting in entries
         ]
 
-    def line(self, path: Path) -> int:
-        """How many hold `path` or wait for it."""
+    def line_length(self, path: Path) -> int:
+        """The number of owners that hold `path` or wait for it."""
         key = self.levels.steps(path, Mode.EXCLUSIVE)[-1][0]
-        return self._look(lambda book: len([*book.holding(key), *book.lines.get(key, ())]))
+        return self._inspect(lambda registry: len([*registry.holding(key), *registry.lines.get(key, ())]))
 
-    def _look(self, look: "Callable[[LockRegistry], Found]") -> "Found":
+    def _inspect(self, inspect: "Callable[[LockRegistry], Found]") -> "Found":
         with self._mutex:
-            self._let_go()
-            found = look(self._book)
-        self._settle()
+            self._apply_releases()
+            found = inspect(self._registry)
+        self._finish_releases()
         return found
 
     def _acquire(self, steps: list[Step], mode: Mode, timeout_seconds: float | None) -> "Held":
-        seconds = self.levels.patience(timeout_seconds, steps)
+        seconds = self.levels.timeout_for(timeout_seconds, steps)
         held = Held(self, self._owner(), steps, mode)
         try:
-            bell = self._take(held, seconds, ThreadBell)
-            if bell is not None:
-                self._reap()
-                bell.wait(seconds)
+            waiter = self._try_acquire(held, seconds, ThreadWaiter)
+            if waiter is not None:
+                self._reclaim_orphans()
+                waiter.wait(seconds)
                 self._finish(held, seconds)
         except BaseException:
             held.release()
@@ -178,17 +180,17 @@ class LockTable:
         return held
 
     async def _acquire_async(self, steps: list[Step], mode: Mode, timeout_seconds: float | None) -> "Held":
-        seconds = self.levels.patience(timeout_seconds, steps)
-        # What was begun without a task is nobody but itself: its thread does not hold what it holds.
-        owner = self._owner() if asyncio.current_task() else Owner(_Taskless())
+        seconds = self.levels.timeout_for(timeout_seconds, steps)
+        # A coroutine that runs without a task is its own owner, not its thread.
+        owner = self._owner() if asyncio.current_task() else Owner(NoTask())
         held = Held(self, owner, steps, mode)
         try:
-            bell = self._take(held, seconds, TaskBell)
-            if bell is not None:
-                self._reap()
-                await bell.wait(seconds)
+            waiter = self._try_acquire(held, seconds, TaskWaiter)
+            if waiter is not None:
+                self._reclaim_orphans()
+                await waiter.wait(seconds)
                 self._finish(held, seconds)
-        except BaseException:  # A cancellation too, and the end of a coroutine that nobody runs any more.
+        except BaseException:  # Including cancellation and GeneratorExit.
             held.release()
             raise
         return held
@@ -197,114 +199,114 @@ class LockTable:
         loop = _get_running_loop()
         task = None if loop is None else asyncio.current_task(loop)
         if task is not None:
-            return self._book.owners.get(task) or Owner(task)
+            return self._registry.owners.get(task) or Owner(task)
         try:
             owner: Owner = self._thread.owner
         except AttributeError:
             owner = self._thread.owner = Owner(threading.current_thread())
         return owner
 
-    def _take(self, held: "Held", seconds: float, new_bell: "Callable[[], AnyBell]") -> "AnyBell | None":
-        """Take everything for `held`; if somebody is in the way, stand in line and return the bell to wait for."""
-        book = self._book
-        if book.unaware and not seconds:
-            self._reap()
+    def _try_acquire(self, held: "Held", seconds: float, new_waiter: "Callable[[], AnyWaiter]") -> "AnyWaiter | None":
+        """Acquire everything for `held`; on a conflict, queue it and return the waiter to wait on."""
+        registry = self._registry
+        if registry.unnoticed and not seconds:
+            self._reclaim_orphans()
         try:
             with self._mutex:
-                if self._leaving:
-                    self._let_go()
+                if self._pending_releases:
+                    self._apply_releases()
                 if held.owner.grants:
-                    book.check(held)
-                if book.advance(held):
+                    registry.check(held)
+                if registry.advance(held):
                     return None
                 if not seconds:
-                    obstacle = self._give_up(held)
-                elif book.waiting >= self._waiters_max:
-                    raise Busy(f"{book.waiting:,} wait for locks already, as many as waiters_max; try again later")
+                    obstacle = self._abandon(held)
+                elif registry.waiting >= self._waiters_max:
+                    raise Busy(f"{registry.waiting:,} lock requests are already waiting (waiters_max); try again later")
                 else:
-                    bell = new_bell()
-                    held.bell = bell
-                    book.stand_in_line(held)
-                    return bell
+                    waiter = new_waiter()
+                    held.waiter = waiter
+                    registry.enqueue(held)
+                    return waiter
         finally:
-            if self._leaving or book.served:
-                self._settle()
+            if self._pending_releases or registry.completed:
+                self._finish_releases()
         raise self._timeout(obstacle, seconds)
 
     def _finish(self, held: "Held", seconds: float) -> None:
-        """Return if everything came while `held` slept; else give it all back and say who was in the way."""
-        if held.waits:
-            self._reap()
+        """Return if `held` was completed while it waited; otherwise release it and raise LockTimeout."""
+        if held.is_waiting:
+            self._reclaim_orphans()
         try:
             with self._mutex:
-                self._let_go()
-                self._book.unaware.discard(held)
+                self._apply_releases()
+                self._registry.unnoticed.discard(held)
                 if held.taken == len(held.steps):
                     return
-                obstacle = self._give_up(held)
+                obstacle = self._abandon(held)
         finally:
-            self._settle()
+            self._finish_releases()
         raise self._timeout(obstacle, seconds)
 
-    def _leave(self, claim: Claim) -> None:
+    def _release_claim(self, claim: Claim) -> None:
         if self._mutex.acquire(False):
             try:
-                self._book.undo(claim)
+                self._registry.release(claim)
             finally:
                 self._mutex.release()
-            if not self._leaving and not self._book.served:
+            if not self._pending_releases and not self._registry.completed:
                 return
         else:
-            self._leaving.append(claim)
-        self._settle()
+            self._pending_releases.append(claim)
+        self._finish_releases()
 
-    def _settle(self) -> None:
-        """Carry out the releases that wait for it, and wake those who got something by them.
+    def _finish_releases(self) -> None:
+        """Apply queued releases, and wake the claims that they completed.
 
-        Everybody who had the mutex calls this afterwards, so nothing stays undone because somebody else had it.
+        Every holder of the mutex calls this afterwards, so a release that was queued meanwhile is never left behind.
         """
-        book = self._book
+        registry = self._registry
         while True:
-            if self._leaving and self._mutex.acquire(blocking=False):
+            if self._pending_releases and self._mutex.acquire(blocking=False):
                 try:
-                    self._let_go()
+                    self._apply_releases()
                 finally:
                     self._mutex.release()
-            elif book.served:
-                with suppress(IndexError):  # Another thread wakes them too.
-                    served = book.served.popleft()
-                    if served.bell is not None and not served.bell.ring():
-                        self._leaving.append(served)
+            elif registry.completed:
+                with suppress(IndexError):  # Another thread wakes claims concurrently.
+                    completed = registry.completed.popleft()
+                    if completed.waiter is not None and not completed.waiter.wake():
+                        self._pending_releases.append(completed)
             else:
                 return
 
-    def _reap(self) -> None:
-        """Take back what was granted to tasks whose event loop was closed before they could notice."""
-        for claim in tuple(self._book.unaware):
-            if claim.bell is not None and claim.bell.deaf:
-                self._leave(claim)
+    def _reclaim_orphans(self) -> None:
+        """Release locks granted to tasks whose event loop was closed before they resumed."""
+        for claim in tuple(self._registry.unnoticed):
+            if claim.waiter is not None and claim.waiter.is_closed:
+                self._release_claim(claim)
 
-    def _let_go(self) -> None:
-        while self._leaving:
-            self._book.undo(self._leaving.popleft())
+    def _apply_releases(self) -> None:
+        while self._pending_releases:
+            self._registry.release(self._pending_releases.popleft())
 
-    def _give_up(self, claim: Claim) -> "Obstacle":
-        book, key = self._book, claim.next[0]
-        obstacle = Obstacle(key, list(islice(book.holding(key), HOLDERS_NAMED)), len(book.lines.get(key, ())))
-        book.counters[key[0]].timeouts += 1
-        book.undo(claim)
+    def _abandon(self, claim: Claim) -> "Obstacle":
+        registry, key = self._registry, claim.next[0]
+        obstacle = Obstacle(key, list(islice(registry.holding(key), HOLDERS_NAMED)), len(registry.lines.get(key, ())))
+        registry.counters[key[0]].timeouts += 1
+        registry.release(claim)
         return obstacle
 
     def _timeout(self, obstacle: "Obstacle", seconds: float) -> LockTimeout:
         holders = ", ".join(f"{_name(owner)} ({mode})" for owner, mode in obstacle.holding)
         return LockTimeout(
-            f"{self.levels.describe(obstacle.key)} is held by {holders}, with {obstacle.in_line} in line, after "
-            f"{seconds:g} s of waiting. Try again later, or give more timeout_seconds"
+            f"{self.levels.describe(obstacle.key)} was not granted within {seconds:g} s: it is held by {holders}, and "
+            f"{obstacle.in_line} requests wait for it. Try again later, or raise timeout_seconds"
         )
 
 
 class Obstacle(NamedTuple):
-    """Who was in the way of a claim that gave up."""
+    """The holders and waiters that blocked an abandoned claim."""
 
     key: Key
     holding: list[tuple[Owner, Mode]]
@@ -320,26 +322,26 @@ class Held(Claim):
         self.owner = owner
         self.steps = steps
         self.taken = 0
-        self.waits = False
-        self.bell = None
+        self.is_waiting = False
+        self.waiter = None
         self.mode = mode
         self._table = table
         self._released = False
 
     @property
     def paths(self) -> list[tuple[str, str]]:
-        """What was asked for, in the order in which it was taken."""
-        return [self._table.levels.path(key) for key, _, asked in self.steps if asked]
+        """The requested paths, in lock order."""
+        return [self._table.levels.path(key) for key, _, requested in self.steps if requested]
 
     def release(self) -> None:
-        """Let go of everything, the last taken first. It never waits, and does nothing the second time."""
+        """Release everything in reverse order. It never blocks, and is idempotent."""
         if not self._released:
             self._released = True
-            self._table._leave(self)
+            self._table._release_claim(self)
 
     def __enter__(self) -> Self:
         if self._released:
-            raise Closed("These locks were released; acquire them again")
+            raise Closed("These locks were already released; acquire them again")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -352,71 +354,66 @@ class Held(Claim):
         self.release()
 
 
-class ThreadBell:
+class ThreadWaiter:
     """Wakes one thread."""
 
-    __slots__ = ("_silence",)
-    deaf = False
+    __slots__ = ("_sleep_lock",)
+    is_closed = False
 
     def __init__(self) -> None:
-        self._silence = threading.Lock()
-        self._silence.acquire()
+        self._sleep_lock = threading.Lock()
+        self._sleep_lock.acquire()
 
     def wait(self, seconds: float) -> None:
-        self._silence.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+        self._sleep_lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
 
-    def ring(self) -> bool:
-        self._silence.release()
+    def wake(self) -> bool:
+        self._sleep_lock.release()
         return True
 
 
-class TaskBell:
+class TaskWaiter:
     """Wakes one asyncio task, from any thread."""
 
-    __slots__ = ("_loop", "_rung")
+    __slots__ = ("_loop", "_woken")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._rung = self._loop.create_future()
+        self._woken = self._loop.create_future()
 
     async def wait(self, seconds: float) -> None:
-        alarm = self._loop.call_later(seconds, _wake, self._rung)
+        timer = self._loop.call_later(seconds, _wake, self._woken)
         try:
-            await self._rung
+            await self._woken
         finally:
-            alarm.cancel()
+            timer.cancel()
 
-    def ring(self) -> bool:
+    def wake(self) -> bool:
         if _get_running_loop() is self._loop:
-            _wake(self._rung)
+            _wake(self._woken)
             return True
         try:
-            self._loop.call_soon_threadsafe(_wake, self._rung)
-        except RuntimeError:  # The loop was closed, and its tasks are gone with it.
+            self._loop.call_soon_threadsafe(_wake, self._woken)
+        except RuntimeError:  # The loop is closed, and its tasks are gone.
             return False
         return True
 
     @property
-    def deaf(self) -> bool:
+    def is_closed(self) -> bool:
         return self._loop.is_closed()
 
 
-class _Taskless:
-    """Somebody who has no task yet."""
-
-    def get_name(self) -> str:
-        return "of a call"
-
-
 Found = TypeVar("Found")
-AnyBell = TypeVar("AnyBell", ThreadBell, TaskBell)
+AnyWaiter = TypeVar("AnyWaiter", ThreadWaiter, TaskWaiter)
 
 
-def _wake(rung: "asyncio.Future[None]") -> None:
-    if not rung.done():
-        rung.set_result(None)
+def _wake(woken: "asyncio.Future[None]") -> None:
+    if not woken.done():
+        woken.set_result(None)
 
 
 def _name(owner: Owner) -> str:
-    who = owner.who
-    return f"thread {who.name}" if isinstance(who, threading.Thread) else f"task {who.get_name()}"
+    identity = owner.identity
+    if isinstance(identity, threading.Thread):
+        return f"thread {identity.name}"
+    return f"task {identity.get_name()}"

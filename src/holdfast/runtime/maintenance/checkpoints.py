@@ -1,11 +1,11 @@
-"""Checkpoints of a plane that goes on, for backups and for whoever looks whether it is sound.
+"""Checkpoints of a running plane, for backups and health checks.
 
-    DATA/.checkpoint-<id>/keyspace/…    the key space at one moment: hard links, never opened, never changed
-    DATA/.checkpoint-<id>/activity/…    session logs that are not in the object store yet: hard links too
-    DATA/.checkpoint-<id>/view-…/       a second copy of the key space, while somebody looks into it
+    DATA/.checkpoint-<id>/keyspace/…    a snapshot of the key space: hard links, never opened, never changed
+    DATA/.checkpoint-<id>/activity/…    session logs that are not in the object store yet: also hard links
+    DATA/.checkpoint-<id>/view-…/       a second copy of the key space, while it is open for reading
 
-Opening a key space changes its files, so what is looked into is never what is handed out. A checkpoint holds on to disk
-that the key space would have given back; one that nobody has used for an hour goes when the next one is made.
+Opening a key space changes its files, so the opened copy is never the one that is backed up. A checkpoint keeps disk
+space in use that the key space has freed; one that was idle for an hour is removed when the next one is created.
 """
 
 import os
@@ -29,18 +29,24 @@ from holdfast.kv import Database, Subspace
 from holdfast.layers import blobs
 from holdfast.layers.blobs import Blob
 from holdfast.layers.segments import SegmentRecord
-from holdfast.limits import CHECKPOINT_IDLE_SECONDS, CHECKPOINTS_MAX, LINES_MAX, LINES_SECONDS_MAX, OBJECT_LIST_MAX
+from holdfast.limits import (
+    CHECKPOINT_IDLE_SECONDS,
+    CHECKPOINTS_MAX,
+    OBJECT_LIST_MAX,
+    STREAMED_LINES_MAX,
+    STREAMED_LINES_SECONDS_MAX,
+)
 from holdfast.runtime.maintenance import health_checks
-from holdfast.runtime.maintenance.scan import names, universes, walk
+from holdfast.runtime.maintenance.scan import names, scan_range, universes
 from holdfast.wire.backups import BackupBegun, BackupFile, Line
 from holdfast.wire.health_checks import Finding, Seen
 from holdfast.wire.problems import problem_of
 
 _PREFIX: Final = ".checkpoint-"
 _ID: Final = re.compile("[0-9a-f]{16}")
-_LOGS: Final = ("activity", "activity-manifest")  # Where the object store has session logs.
+_LOGS: Final = ("activity", "activity-manifest")  # The prefixes of session logs in the object store.
 _encode: Final = msgspec.json.Encoder().encode
-_FINDINGS_MAX: Final = 1_000  # Of one kind; where everything is damaged, the first so many say enough.
+_FINDINGS_MAX: Final = 1_000  # Per check; where everything is damaged, the first findings are enough.
 
 
 class Checkpoints:
@@ -55,7 +61,7 @@ class Checkpoints:
         flush: Callable[[], None],
         written_by: tuple[int, str],
     ) -> None:
-        """`flush` brings session logs from memory into `logs`; `written_by` is the data's format, and our version."""
+        """`flush` writes session logs from memory to `logs`; `written_by` is the data format and Holdfast's version."""
         self._database = database
         self._objects = objects
         self._logs = logs
@@ -64,70 +70,70 @@ class Checkpoints:
         self._lock = threading.Lock()
 
     def begin(self) -> BackupBegun:
-        """Make a checkpoint.
+        """Create a checkpoint.
 
         Raises:
             Unsupported: the key space is not in a directory.
-            Busy: there are as many as there may be.
+            Busy: there are CHECKPOINTS_MAX checkpoints.
         """
         data = self._data()
         self._flush()
         with self._lock:
             self._sweep(data)
             if len(list(data.glob(f"{_PREFIX}*"))) >= CHECKPOINTS_MAX:
-                raise Busy(f"{CHECKPOINTS_MAX} backups are under way; end one, or wait until an idle one has gone")
-            id = self._make(data)
+                raise Busy(f"{CHECKPOINTS_MAX} backups are in progress; end one, or wait until an idle one expires")
+            id = self._create(data)
         return BackupBegun(id, round(time.time() * 1_000), *self._written_by)
 
-    def files(self, id: str) -> "Lines":
+    def files(self, id: str) -> "LineStream":
         """Every file that belongs to a checkpoint.
 
         Raises:
-            NotFound: there is none of that id.
+            NotFound: there is no checkpoint with that id.
         """
-        return Lines(_told(self._files(self._folder(id))))
+        return LineStream(_with_end_marker(self._files(self._folder(id))))
 
     def store(self, id: str) -> ObjectStore:
         """The files of a checkpoint that are not in the object store."""
         return ObjectStore(LocalStore(self._folder(id)))
 
     def end(self, id: str) -> bool:
-        """Remove a checkpoint; whether it was there.
+        """Remove a checkpoint; whether it existed.
 
         Raises:
-            NotFound: there never was one of that id, because it is none.
+            NotFound: the id is invalid.
         """
-        folder = self._place(id)
+        folder = self._path_of(id)
         if not folder.is_dir():
             return False
         shutil.rmtree(folder, ignore_errors=True)
         return True
 
-    def examined(self, *, deep: bool) -> "Lines":
-        """Look at everything, as it is at this moment.
+    def run_checks(self, *, deep: bool) -> "LineStream":
+        """The results of all health checks on a snapshot of the plane.
 
         Raises:
             Unsupported: the key space is not in a directory.
         """
-        return Lines(_told(self._examined(self._data(), deep=deep)))
+        return LineStream(_with_end_marker(self._run_checks(self._data(), deep=deep)))
 
     def _data(self) -> Path:
         if not isinstance(self._database, RocksDatabase):
             raise Unsupported(
-                "Only a plane in a directory can do this; PostgreSQL has its own tools (pg_dump, amcheck)"
+                "Only a plane in a directory supports this; use the tools of PostgreSQL (pg_dump, amcheck) instead"
             )
         return self._database.path.parent
 
     def _folder(self, id: str) -> Path:
-        folder = self._place(id)
+        folder = self._path_of(id)
         if not folder.is_dir():
-            raise NotFound(f"There is no backup {id}: it ended, or nobody used it for long; begin another")
+            raise NotFound(f"Backup {id} does not exist: it was ended, or expired while idle; begin another")
         os.utime(folder)
         return folder
 
-    def _place(self, id: str) -> Path:
+    def _path_of(self, id: str) -> Path:
         if not _ID.fullmatch(id):
-            raise NotFound(f"{id[:32]!r} is no backup; begin another")
+            raise NotFound(f"{id[:32]!r} is not a backup id; begin another backup")
         return self._data() / f"{_PREFIX}{id}"
 
     def _sweep(self, data: Path) -> None:
@@ -135,7 +141,7 @@ class Checkpoints:
             if folder.stat().st_mtime < time.time() - CHECKPOINT_IDLE_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _make(self, data: Path) -> str:
+    def _create(self, data: Path) -> str:
         id = uuid.uuid4().hex[:16]
         folder = data / f"{_PREFIX}{id}"
         try:
@@ -145,7 +151,7 @@ class Checkpoints:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, OSError):
                 raise PathUnusable(
-                    f"{folder} cannot be made ({error.strerror}); make room, or let it be written"
+                    f"The checkpoint {folder} cannot be created ({error.strerror}); check free space and permissions"
                 ) from error
             raise
         return id
@@ -155,28 +161,28 @@ class Checkpoints:
             for path in sorted((folder / part).rglob("*")):
                 if path.is_file():
                     yield Line(BackupFile(path.relative_to(folder).as_posix(), path.stat().st_size))
-        with _view(folder) as database:
-            yield from _named(database)
+        with _opened_copy(folder) as database:
+            yield from _referenced_lines(database)
         if self._objects is not None:
-            yield from _listed(self._objects)
+            yield from _log_lines(self._objects)
 
-    def _examined(self, data: Path, *, deep: bool) -> Iterator[Line]:
+    def _run_checks(self, data: Path, *, deep: bool) -> Iterator[Line]:
         with self._lock:
             self._sweep(data)
-            id = self._make(data)  # One more than there may be, and only for as long as this takes.
+            id = self._create(data)  # Not counted towards CHECKPOINTS_MAX: it is removed below.
         try:
-            with _view(data / f"{_PREFIX}{id}") as database:
-                looks = health_checks.every(database, self._objects, deep=deep, live=self._database)
-                for name, look in looks.items():
-                    for line in looked_at(name, look()):
+            with _opened_copy(data / f"{_PREFIX}{id}") as database:
+                checks = health_checks.all_checks(database, self._objects, deep=deep, live=self._database)
+                for name, check in checks.items():
+                    for line in check_lines(name, check()):
                         os.utime(data / f"{_PREFIX}{id}")
                         yield line
         finally:
             self.end(id)
 
 
-class Lines:
-    """A list that is made while it is read, on whichever thread reads it."""
+class LineStream:
+    """A list of lines that is generated while it is read, on the thread that reads it."""
 
     def __init__(self, lines: Generator[Line, None, None]) -> None:
         self._lines = lines
@@ -184,20 +190,20 @@ class Lines:
         self._is_closed = False
 
     def page(self) -> bytes:
-        """The next lines, as JSON: those that come in a moment, so that whoever waits sees that there is life."""
+        """The next lines as JSON: at most those of STREAMED_LINES_SECONDS_MAX, so that the reader sees progress."""
         found: list[bytes] = []
-        until = time.monotonic() + LINES_SECONDS_MAX
+        until = time.monotonic() + STREAMED_LINES_SECONDS_MAX
         with self._lock:
             for line in self._lines:
                 found.append(_encode(line) + b"\n")
-                if len(found) >= LINES_MAX or time.monotonic() > until or self._is_closed:
+                if len(found) >= STREAMED_LINES_MAX or time.monotonic() > until or self._is_closed:
                     break
             if self._is_closed:
                 self._lines.close()
         return b"".join(found)
 
     def close(self) -> None:
-        """Let go of what the list is made from: at once, or when the page that is being made is done."""
+        """Release the resources of the list, now or when the current page is complete."""
         self._is_closed = True
         if self._lock.acquire(blocking=False):
             try:
@@ -206,45 +212,45 @@ class Lines:
                 self._lock.release()
 
 
-def looked_at(name: str, looked: health_checks.Looked) -> Iterator[Line]:
-    """What a checkup sees, as lines: each finding, how far it is every now and then, and the last count."""
+def check_lines(name: str, results: health_checks.CheckResults) -> Iterator[Line]:
+    """The results of a health check as lines: each finding, its progress at intervals, and the final count."""
     count = findings = 0
-    told = time.monotonic()
+    reported = time.monotonic()
     try:
-        for found in looked:
+        for found in results:
             if isinstance(found, Finding):
                 findings += 1
                 if findings <= _FINDINGS_MAX:
                     yield Line(seen=Seen(name, count, found))
                 continue
             count += found
-            if time.monotonic() - told > LINES_SECONDS_MAX:
-                told = time.monotonic()
+            if time.monotonic() - reported > STREAMED_LINES_SECONDS_MAX:
+                reported = time.monotonic()
                 yield Line(seen=Seen(name, count))
     except Corrupt as error:
-        yield Line(seen=Seen(name, count, Finding(name, f"they cannot all be looked at ({error})")))
+        yield Line(seen=Seen(name, count, Finding(name, f"they cannot be checked completely ({error})")))
     yield Line(seen=Seen(name, count))
 
 
-def needed(database: Database) -> Iterator[BackupFile | None]:
-    """Every object that a key space names, by its path; None for each key that names none."""
+def referenced_objects(database: Database) -> Iterator[BackupFile | None]:
+    """Every object that a key space references; None for each inline blob, to show progress."""
     for universe in universes(database):
-        room = Subspace("u", universe, "cas")
-        for key, value in walk(database, *room.range()):
+        keys = Subspace("u", universe, "cas")
+        for key, value in scan_range(database, *keys.range()):
             blob = msgspec.msgpack.decode(value, type=Blob)
             if blob.inline is not None:
                 yield None
                 continue
-            digest = room.unpack(key)[0]
+            digest = keys.unpack(key)[0]
             yield BackupFile(blobs.object_path(universe, digest), blob.size, digest.hex())
         for world in names(database, Subspace("u", universe, "segments")):
-            for _, value in walk(database, *Subspace("u", universe, "segments", world).range()):
+            for _, value in scan_range(database, *Subspace("u", universe, "segments", world).range()):
                 segment = msgspec.msgpack.decode(value, type=SegmentRecord)
                 yield BackupFile(segment.object_path, segment.size, segment.checksum.removeprefix("sha256:"))
 
 
 def rotated_logs(objects: ObjectStore) -> Iterator[BackupFile]:
-    """Every session log that is in an object store; nothing is known of its bytes."""
+    """Every session log in an object store; its hash is not known."""
     for prefix in _LOGS:
         after: str | None = None
         while page := objects.list(prefix, after=after):
@@ -254,23 +260,23 @@ def rotated_logs(objects: ObjectStore) -> Iterator[BackupFile]:
             after = page[-1].path
 
 
-def _named(database: Database) -> Iterator[Line]:
-    passed = 0
-    for file in needed(database):
+def _referenced_lines(database: Database) -> Iterator[Line]:
+    skipped = 0
+    for file in referenced_objects(database):
         if file is not None:
             yield Line(msgspec.structs.replace(file, path=f"objects/{file.path}"))
         else:
-            passed += 1
-            if passed % 1_000 == 0:
+            skipped += 1
+            if skipped % 1_000 == 0:
                 yield Line()
 
 
-def _listed(objects: ObjectStore) -> Iterator[Line]:
+def _log_lines(objects: ObjectStore) -> Iterator[Line]:
     return (Line(msgspec.structs.replace(file, path=f"objects/{file.path}")) for file in rotated_logs(objects))
 
 
-def _told(lines: Iterator[Line]) -> Generator[Line, None, None]:
-    """The lines, and how they ended: a stream of bytes has no other way to say that."""
+def _with_end_marker(lines: Iterator[Line]) -> Generator[Line, None, None]:
+    """The lines, then one that says how they ended: a stream of bytes cannot report an error otherwise."""
     try:
         yield from lines
     except HoldfastError as error:
@@ -280,8 +286,8 @@ def _told(lines: Iterator[Line]) -> Generator[Line, None, None]:
 
 
 @contextmanager
-def _view(folder: Path) -> Iterator[RocksDatabase]:
-    """The key space of a checkpoint, open. Its tables are shared, because nobody writes to a table twice."""
+def _opened_copy(folder: Path) -> Iterator[RocksDatabase]:
+    """An opened copy of a checkpoint's key space. SST files are immutable, so they are hard links."""
     view = folder / f"view-{uuid.uuid4().hex[:8]}"
     view.mkdir()
     try:
@@ -297,15 +303,15 @@ def _view(folder: Path) -> Iterator[RocksDatabase]:
 
 
 def link_all(source: Path, target: Path) -> None:
-    """Hard links to all files of a folder, or copies where there can be none."""
+    """Hard links to all files of a folder, or copies where links are not possible."""
     for path in source.rglob("*") if source.is_dir() else ():
-        place = target / path.relative_to(source)
+        linked = target / path.relative_to(source)
         if not path.is_file():
             continue
-        place.parent.mkdir(parents=True, exist_ok=True)
+        linked.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(path, place)
+            os.link(path, linked)
         except FileNotFoundError:
-            continue  # It is in the object store by now.
+            continue  # It was rotated into the object store meanwhile.
         except OSError:
-            shutil.copyfile(path, place)
+            shutil.copyfile(path, linked)

@@ -1,4 +1,4 @@
-"""What a plane does by itself, every so often: compact its worlds. Off unless it is asked for."""
+"""Periodic compaction of all worlds. Off by default."""
 
 import logging
 import threading
@@ -15,19 +15,19 @@ _log = logging.getLogger("holdfast.upkeep")
 
 
 class CompactionLoop:
-    """A thread that compacts every world, then rests; a world that fails is logged and does not stop the others."""
+    """A thread that compacts every world at an interval; an error in one world is logged, and the others continue."""
 
     def __init__(self, database: Database, store: WorldStore, every_seconds: float) -> None:
         self._database = database
         self._store = store
         self._every_seconds = every_seconds
         self._stopping = threading.Event()
-        self.rounds = 0
+        self.passes = 0
         self._thread = threading.Thread(target=self._run, name="holdfast-upkeep", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the world at hand, then end."""
+        """Finish the current world, then end."""
         self._stopping.set()
         self._thread.join()
 
@@ -41,10 +41,10 @@ class CompactionLoop:
             except Closed:
                 return
             except HoldfastError as error:
-                _log.warning("upkeep was interrupted and goes on in %s s: %s", self._every_seconds, error)
+                _log.warning("compaction was interrupted; retrying in %s s: %s", self._every_seconds, error)
             except Exception:
-                _log.exception("upkeep was interrupted and goes on in %s s", self._every_seconds)
-            self.rounds += 1
+                _log.exception("compaction was interrupted; retrying in %s s", self._every_seconds)
+            self.passes += 1
 
     def _compact(self, world: World) -> None:
         try:
@@ -53,8 +53,10 @@ class CompactionLoop:
             raise
         except HoldfastError as error:
             _log.warning("world %s/%s could not be compacted: %s", world.universe, world.name, error)
-        except Exception:  # One world must not keep all others from being compacted.
-            _log.exception("world %s/%s could not be compacted; the others are", world.universe, world.name)
+        except Exception:  # An error in one world must not stop the compaction of the others.
+            _log.exception(
+                "unexpected error while compacting world %s/%s; continuing with the others", world.universe, world.name
+            )
         else:
             if done.segments:
                 _log.info("world %s/%s: %s segments exported", world.universe, world.name, done.segments)

@@ -1,8 +1,8 @@
-"""What a healthy data directory looks like, looked at piece by piece.
+"""Health checks of a data directory.
 
-Every function walks over one kind of thing. It gives a number for each of them that it has looked at, 0 where that
-takes long, and a finding for each that is not as it should be. Damage that stops a walk is a finding too. Nothing is
-repaired: Holdfast never heals damage in silence.
+Every check scans one kind of data. It yields a number of checked items, 0 to show progress during long steps, and a
+finding for each problem. Damage that stops a scan is a finding too. Nothing is repaired: Holdfast never repairs damage
+silently.
 """
 
 import hashlib
@@ -24,20 +24,20 @@ from holdfast.layers.queues.keys import QueueKey, StoredMessage
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import PRIORITY_MAX
-from holdfast.runtime.maintenance.scan import names, universes, walk
+from holdfast.runtime.maintenance.scan import names, scan_range, universes
 from holdfast.wire.health_checks import Finding
 
-SAMPLED_FIRST: Final = 64  # So many large blobs are hashed in any case,
-SAMPLED_OF_REST: Final = 0.05  # and of the others this part, unless all are asked for.
+SAMPLED_FIRST: Final = 64  # Large blobs that are always hashed.
+SAMPLED_OF_REST: Final = 0.05  # The share of the other large blobs that is hashed, unless `deep`.
 _GONE: Final = (WorldState.DELETING, WorldState.DELETED)
 
-Looked: TypeAlias = Iterator[int | Finding]
+CheckResults: TypeAlias = Iterator[int | Finding]
 
 
-def every(
+def all_checks(
     database: Database, objects: ObjectStore | None, *, deep: bool, live: Database | None = None
-) -> dict[str, Callable[[], Looked]]:
-    """All the ways to look at a data directory, by what they look at; `live` is what `database` may be a copy of."""
+) -> dict[str, Callable[[], CheckResults]]:
+    """All checks by the name of what they check. `live` is the open database that `database` is a copy of, if any."""
     return {
         "keys": lambda: key_space(database),
         "blobs": lambda: all_blobs(database, objects, deep=deep),
@@ -46,51 +46,51 @@ def every(
     }
 
 
-def key_space(database: Database) -> Looked:
-    """Read every key and value once, so that every checksum below them was looked at."""
+def key_space(database: Database) -> CheckResults:
+    """Read every key and value once, which verifies the checksums of the storage engine."""
     try:
-        for _ in walk(database, *prefix_range(b"")):
+        for _ in scan_range(database, *prefix_range(b"")):
             yield 1
     except Corrupt as error:
-        yield Finding("key space", f"it cannot be read to its end ({error})")
+        yield Finding("key space", f"it cannot be read completely ({error})")
 
 
-def all_blobs(database: Database, objects: ObjectStore | None, *, deep: bool) -> Looked:
-    """Every blob is there with its size; some are hashed again, or all."""
+def all_blobs(database: Database, objects: ObjectStore | None, *, deep: bool) -> CheckResults:
+    """Every blob exists with its recorded size; a sample, or with `deep` all, is hashed."""
     sample, large = random.Random(0), 0
     for universe in universes(database):
         keys = Subspace("u", universe, "cas")
-        for key, value in walk(database, *keys.range()):
+        for key, value in scan_range(database, *keys.range()):
             yield 1
             digest = keys.unpack(key)[0]
             blob = msgspec.msgpack.decode(value, type=Blob)
             large += blob.inline is None
             is_hashed = deep or blob.inline is not None or large <= SAMPLED_FIRST or sample.random() < SAMPLED_OF_REST
-            what = yield from _fault_of_blob(objects, universe, digest, blob, is_hashed=is_hashed)
-            if what is not None:
-                yield Finding(f"blob {digest.hex()} of {universe}", what)
+            fault = yield from _blob_fault(objects, universe, digest, blob, is_hashed=is_hashed)
+            if fault is not None:
+                yield Finding(f"blob {digest.hex()} of {universe}", fault)
 
 
-def _fault_of_blob(
+def _blob_fault(
     objects: ObjectStore | None, universe: str, digest: bytes, blob: Blob, *, is_hashed: bool
 ) -> Generator[int, None, str | None]:
     if blob.inline is not None:
         is_right = len(blob.inline) == blob.size and hashlib.sha256(blob.inline).digest() == digest
-        return None if is_right else "its bytes have another hash"
+        return None if is_right else "its content does not match its hash"
     if objects is None:
-        return "its body is not in the object store, which is not there at all"
+        return "its body is not in the object store: no object store is configured"
     path = blobs.object_path(universe, digest)
     try:
         size = objects.head(path).size
         if size != blob.size:
-            return f"its body has {size:,} bytes, and had {blob.size:,} when it was stored"
+            return f"its body has {size:,} bytes, but {blob.size:,} were recorded"
         if is_hashed:
             sha = hashlib.sha256()
             for part in objects.open(path):
                 sha.update(part)
                 yield 0
             if sha.digest() != digest:
-                return "its bytes have another hash"
+                return "its content does not match its hash"
     except ObjectNotFound:
         return "its body is not in the object store"
     except HoldfastError as error:
@@ -98,19 +98,19 @@ def _fault_of_blob(
     return None
 
 
-def all_worlds(database: Database, objects: ObjectStore | None, live: Database | None = None) -> Looked:
-    """Journals have no hole, segments their checksums, snapshots their bytes, inboxes their items."""
+def all_worlds(database: Database, objects: ObjectStore | None, live: Database | None = None) -> CheckResults:
+    """Journals have no gaps, segments match their checksums, snapshots have their bytes, inboxes their items."""
     for universe in universes(database):
         for name in names(database, Subspace("u", universe, "w")):
             yield 1
             world = World(universe, name)
             for found in _world(database, objects, world):
                 if isinstance(found, Finding) and live is not None and _is_gone(live, world):
-                    break  # It was deleted since, and its segments with it.
+                    break  # It was deleted meanwhile, with its segments.
                 yield found
 
 
-def _world(database: Database, objects: ObjectStore | None, world: World) -> Looked:
+def _world(database: Database, objects: ObjectStore | None, world: World) -> CheckResults:
     try:
         if not _is_gone(database, world):
             for check in (_segments, _journal, _snapshots, _inbox):
@@ -123,38 +123,40 @@ def _is_gone(database: Database, world: World) -> bool:
     return database.read(worlds.describe, world).state in _GONE
 
 
-def _journal(database: Database, _objects: ObjectStore | None, world: World) -> Looked:
+def _journal(database: Database, _objects: ObjectStore | None, world: World) -> CheckResults:
     where = f"world {world.name} of {world.universe}"
     head, expected = database.read(lambda tx: (journals.head(tx, world), journals.first_hot(tx, world)))
     prefix = worlds.subspace(world).key("journal", "e")
-    for key, record in walk(database, *prefix_range(prefix)):
+    for key, record in scan_range(database, *prefix_range(prefix)):
         yield 0
         height = int.from_bytes(key[len(prefix) :], "big")
         if height < expected:
-            continue  # A compaction that was interrupted left it; a segment has it.
+            continue  # An interrupted compaction left it; a segment contains it.
         if height > expected:
-            yield Finding(where, f"its journal has no record {_span(expected, height - 1)}, below its head {head}")
+            yield Finding(
+                where, f"its journal has a gap: record {_span(expected, height - 1)} is missing, below its head {head}"
+            )
         expected = height + 1
         try:
             cbor2.loads(journal_records.split(record)[1])
         except (cbor2.CBORDecodeError, IndexError, ValueError):
-            yield Finding(where, f"record {height} of its journal is not what was written")
+            yield Finding(where, f"record {height} of its journal is damaged")
     if expected < head:
         yield Finding(
-            where, f"its journal is cut off: it has no record {_span(expected, head - 1)}, below its head {head}"
+            where, f"its journal is truncated: record {_span(expected, head - 1)} is missing, below its head {head}"
         )
     elif expected > head:
         yield Finding(where, f"its journal has records up to {expected - 1}, beyond its head {head}")
 
 
-def _segments(database: Database, objects: ObjectStore | None, world: World) -> Looked:
+def _segments(database: Database, objects: ObjectStore | None, world: World) -> CheckResults:
     where = f"world {world.name} of {world.universe}"
     expected = 0
-    for _, value in walk(database, *Subspace("u", world.universe, "segments", world.name).range()):
+    for _, value in scan_range(database, *Subspace("u", world.universe, "segments", world.name).range()):
         yield 0
         segment = msgspec.msgpack.decode(value, type=SegmentRecord)
         if segment.start != expected:
-            yield Finding(where, f"its segments skip record {_span(expected, segment.start - 1)}")
+            yield Finding(where, f"its segments have a gap: record {_span(expected, segment.start - 1)} is missing")
         expected = segment.end + 1
         try:
             if objects is None:
@@ -169,14 +171,14 @@ def _segments(database: Database, objects: ObjectStore | None, world: World) -> 
         yield Finding(where, f"record {_span(expected, hot - 1)} is neither hot nor in a segment")
 
 
-def _snapshots(database: Database, _objects: ObjectStore | None, world: World) -> Looked:
+def _snapshots(database: Database, _objects: ObjectStore | None, world: World) -> CheckResults:
     where = f"world {world.name} of {world.universe}"
     head = database.read(journals.head, world)
     start = 0
     while page := database.read(lambda tx, start=start: snapshots.page(tx, world, start=start, limit=100)):
         for each in page:
             if each.height > head:
-                yield Finding(where, f"the snapshot at {each.height} lies beyond its head {head}")
+                yield Finding(where, f"the snapshot at {each.height} is beyond its head {head}")
             if database.read(blobs.find, world.universe, blobs.digest_of(each.snapshot_ref)) is None:
                 yield Finding(where, f"the bytes of the snapshot at {each.height} are not stored")
         start = page[-1].height + 1
@@ -185,93 +187,93 @@ def _snapshots(database: Database, _objects: ObjectStore | None, world: World) -
         yield Finding(where, f"its baseline is not the snapshot at {baseline.height}")
 
 
-def _inbox(database: Database, _objects: ObjectStore | None, world: World) -> Looked:
+def _inbox(database: Database, _objects: ObjectStore | None, world: World) -> CheckResults:
     where = f"world {world.name} of {world.universe}"
     following = database.read(inboxes.next_sequence, world)
     cursor = database.read(inboxes.cursor, world)
     if cursor is not None and cursor >= following:
-        yield Finding(where, f"its inbox is drained up to {cursor}, and only {following} items ever came")
+        yield Finding(where, f"its inbox is drained up to {cursor}, but only {following} items were ever added")
     prefix = worlds.subspace(world).key("inbox", "e")
     first = database.read(lambda tx: int.from_bytes(tx.get(worlds.subspace(world).key("inbox", "first")) or b"", "big"))
     expected = first
-    for key, _ in walk(database, *prefix_range(prefix)):
+    for key, _ in scan_range(database, *prefix_range(prefix)):
         yield 0
         sequence = int.from_bytes(key[len(prefix) :], "big")
         if sequence != expected:
-            yield Finding(where, f"its inbox has no item {_span(expected, sequence - 1)}")
+            yield Finding(where, f"its inbox has a gap: item {_span(expected, sequence - 1)} is missing")
         expected = sequence + 1
     if expected < following:
-        yield Finding(where, f"its inbox has no item {_span(expected, following - 1)}")
+        yield Finding(where, f"its inbox is truncated: item {_span(expected, following - 1)} is missing")
 
 
-def all_queues(database: Database) -> Looked:
-    """Tallies equal a count, and every message can be delivered."""
+def all_queues(database: Database) -> CheckResults:
+    """Counters match the messages, and every message can be delivered."""
     for universe in universes(database):
         for name in names(database, Subspace("u", universe, "q")):
             queue = QueueKey(universe, name)
             where = f"queue {name} of {universe}"
             try:
-                for found in _faults_of_queue(database, queue):
+                for found in _queue_faults(database, queue):
                     yield Finding(where, found) if isinstance(found, str) else found
             except (HoldfastError, msgspec.MsgspecError) as error:
                 yield Finding(where, f"it cannot be read ({error})")
 
 
-def _faults_of_queue(database: Database, queue: QueueKey) -> Iterator[int | str]:
+def _queue_faults(database: Database, queue: QueueKey) -> Iterator[int | str]:
     keys = queue_keys.keys_of(queue)
     counters: QueueCounters = database.read(total_counters, keys)
     counted = QueueCounters()
-    for key, value in walk(database, *keys.ready_range()):
+    for key, value in scan_range(database, *keys.ready_range()):
         yield 1
         message = queue_keys.decode(value)
         counted.ready[message.priority] = counted.ready.get(message.priority, 0) + 1
-        yield from _faults_of_message(database, queue, message)
+        yield from _message_faults(database, queue, message)
         if key != keys.ready_key(message):
-            yield f"message {queue_keys.text_of(message.id)} is not where its priority belongs"
+            yield f"message {queue_keys.format_id(message.id)} is stored under the wrong priority"
         if message.id < counters.fronts.get(message.priority, b""):
-            yield f"message {queue_keys.text_of(message.id)} is ready and would never be delivered"
-    for _, value in walk(database, *prefix_range(keys.parked)):
+            yield f"message {queue_keys.format_id(message.id)} is before the front of the queue and is never delivered"
+    for _, value in scan_range(database, *prefix_range(keys.parked)):
         yield 1
         message = queue_keys.decode(value)
         if message.owner is None:
             counted.delayed += 1
         else:
             counted.leased += 1
-        yield from _faults_of_message(database, queue, message)
+        yield from _message_faults(database, queue, message)
         if database.read(lambda tx, message=message: tx.get(keys.due_key(message.due_ms, message.id))) is None:
-            yield f"message {queue_keys.text_of(message.id)} would stay leased or delayed for ever"
+            yield f"message {queue_keys.format_id(message.id)} has no due entry, so it stays leased or delayed forever"
         if message.due_ms < counters.next_due_ms:
-            yield f"message {queue_keys.text_of(message.id)} is due before the queue looks for it"
-    for _, value in walk(database, *keys.waiting.range()):
+            yield f"message {queue_keys.format_id(message.id)} is due before the next due time of the queue"
+    for _, value in scan_range(database, *keys.waiting.range()):
         yield 1
         counted.blocked += 1
-        yield from _faults_of_message(database, queue, queue_keys.decode(value))
-    yield from _miscounts(counters, counted)
+        yield from _message_faults(database, queue, queue_keys.decode(value))
+    yield from _counter_faults(counters, counted)
 
 
-def _faults_of_message(database: Database, queue: QueueKey, message: StoredMessage) -> Iterator[str]:
-    id = queue_keys.text_of(message.id)
+def _message_faults(database: Database, queue: QueueKey, message: StoredMessage) -> Iterator[str]:
+    id = queue_keys.format_id(message.id)
     if message.has_body:
         body = database.read(lambda tx: tx.get(queue_keys.keys_of(queue).body_key(message.id)))
         if body is None or len(body) != message.size:
-            yield f"the payload of message {id} is not there, or has another size"
+            yield f"the payload of message {id} is missing or has the wrong size"
     elif message.blob is None and len(message.payload or b"") != message.size:
-        yield f"the payload of message {id} has another size than was put"
+        yield f"the payload of message {id} has the wrong size"
     elif message.blob is not None:
         stored = database.read(blobs.find, queue.universe, blobs.digest_of(message.blob))
         if stored is None:
             yield f"the payload of message {id} is a blob that is not stored"
 
 
-def _miscounts(counters: QueueCounters, counted: QueueCounters) -> Iterator[str]:
+def _counter_faults(counters: QueueCounters, counted: QueueCounters) -> Iterator[str]:
     for priority in range(PRIORITY_MAX + 1):
-        said, found = counters.ready.get(priority, 0), counted.ready.get(priority, 0)
-        if said != found:
-            yield f"it says that {said:,} messages of priority {priority} are ready, and there are {found:,}"
+        stored, found = counters.ready.get(priority, 0), counted.ready.get(priority, 0)
+        if stored != found:
+            yield f"its counter says that {stored:,} messages of priority {priority} are ready, but there are {found:,}"
     for state in ("delayed", "leased", "blocked"):
-        said, found = getattr(counters, state), getattr(counted, state)
-        if said != found:
-            yield f"it says that {said:,} messages are {state}, and there are {found:,}"
+        stored, found = getattr(counters, state), getattr(counted, state)
+        if stored != found:
+            yield f"its counter says that {stored:,} messages are {state}, but there are {found:,}"
 
 
 def _span(first: int, last: int) -> str:

@@ -1,35 +1,33 @@
-"""The mail sweeper: forgets mail whose time is over, although nobody reads it.
+"""The mail sweeper removes expired mail from mailboxes that are not read.
 
-    every five minutes, universe by universe:  sweep ──► sweep ──► … until nothing is over
+    every five minutes, universe by universe:  sweep ──► sweep ──► … until nothing is expired
 
-Readers pass over what is over and a full mailbox makes room by itself, so nothing but space depends on this. A universe
-that has more to forget than a bounded number of transactions can waits for the next time. Where several nodes share a
-key space all of them sweep: each transaction forgets what is over when it runs, so another one finds it gone.
+Readers skip expired mail and a full mailbox removes its own, so only disk space depends on this. A universe with more
+expired mail than a bounded number of transactions can remove continues at the next interval. Where several nodes share
+a key space all of them sweep: each transaction removes what is expired when it runs, so concurrent sweeps are harmless.
 """
 
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
-from typing import Any
 
 from holdfast.errors import Closed, HoldfastError
 from holdfast.kv import Database, Transaction
 from holdfast.layers import mailboxes, worlds
 from holdfast.layers.mailboxes import Address
 from holdfast.limits import MAIL_SWEEP_SECONDS, MAIL_SWEEPS_MAX
+from holdfast.runtime.publishing import Event, Publish
 from holdfast.tiers import Tier
 
 _log = logging.getLogger("holdfast.mail")
 _PAGE = 100
-_JITTER = 0.1  # Of the time between two sweeps: spreads those of several nodes.
-
-Publish = Callable[[list[tuple[Any, ...]]], None]
+_JITTER = 0.1  # Share of the interval: spreads the sweeps of several nodes.
 
 
 class MailSweeper:
-    """A thread that sweeps all universes, then rests; one that fails is logged and does not stop the others."""
+    """A thread that sweeps all universes at an interval; an error in one is logged, and the others continue."""
 
     def __init__(self, database: Database, publish: Publish, *, shared: bool) -> None:
         self._database = database
@@ -41,23 +39,23 @@ class MailSweeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the transaction at hand, then end."""
+        """Finish the current transaction, then end."""
         self._stopping.set()
         self._thread.join()
 
     def _run(self) -> None:
-        rest_seconds = 0.0  # What was over while nobody ran goes first.
-        while not self._stopping.wait(rest_seconds):
-            rest_seconds = MAIL_SWEEP_SECONDS * (1 + self._random.random() * self._jitter)
+        pause_seconds = 0.0  # The first sweep removes what expired while no process ran.
+        while not self._stopping.wait(pause_seconds):
+            pause_seconds = MAIL_SWEEP_SECONDS * (1 + self._random.random() * self._jitter)
             try:
                 for universe in self._universes():
                     self._sweep(universe)
             except Closed:
                 return
             except HoldfastError as error:
-                _log.warning("mail could not be swept, and will be in %.0f s: %s", rest_seconds, error)
+                _log.warning("expired mail could not be removed; retrying in %.0f s: %s", pause_seconds, error)
             except Exception:
-                _log.exception("mail could not be swept, and will be in %.0f s", rest_seconds)
+                _log.exception("expired mail could not be removed; retrying in %.0f s", pause_seconds)
 
     def _sweep(self, universe: str) -> None:
         cleaned: Counter[str] = Counter()
@@ -65,7 +63,7 @@ class MailSweeper:
             for _ in range(MAIL_SWEEPS_MAX):
                 if self._stopping.is_set():
                     break
-                # A power loss may take it back: what is over is over, and is forgotten again.
+                # A power loss may undo this; the next sweep removes it again.
                 counts, more, events = self._database.transact(_sweep, universe, tier=Tier.IMPORTANT)
                 cleaned.update(counts)
                 self._publish(events)
@@ -74,9 +72,11 @@ class MailSweeper:
         except Closed:
             raise
         except HoldfastError as error:
-            _log.warning("the mail of %s could not be swept, and will be the next time: %s", universe, error)
-        except Exception:  # One universe must not keep all others from being swept.
-            _log.exception("the mail of %s could not be swept; that of others is", universe)
+            _log.warning("expired mail of %s could not be removed; retrying at the next sweep: %s", universe, error)
+        except Exception:  # An error in one universe must not stop the sweep of the others.
+            _log.exception(
+                "unexpected error while removing expired mail of %s; continuing with the other universes", universe
+            )
         for agent, count in sorted(cleaned.items()):
             mails = "mail" if count == 1 else "mails"
             _log.info("cleaned %s expired %s for %s", count, mails, Address(universe, agent))
@@ -88,6 +88,6 @@ class MailSweeper:
             yield from found
 
 
-def _sweep(tx: Transaction, universe: str) -> tuple[dict[str, int], bool, list[tuple[Any, ...]]]:
+def _sweep(tx: Transaction, universe: str) -> tuple[dict[str, int], bool, list[Event]]:
     counts, more = mailboxes.sweep(tx, universe)
     return counts, more, tx.events

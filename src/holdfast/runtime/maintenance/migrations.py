@@ -1,13 +1,13 @@
-"""A migration: everything that a plane keeps, from one pair of stores to another, compared in the end.
+"""Migration of a plane from one pair of stores to another, with a comparison at the end.
 
-    objects and session logs ──► keys, a batch a transaction ──► ranges of keys, compared by their digests ──► done
+    objects and session logs ──► keys, one batch per transaction ──► ranges of keys, compared by digest ──► done
 
-Each step can be interrupted and repeated: objects that are there are hashed instead of copied, and keys go on where the
-record in the target says (`layers/migrations.py`). A comparison begins anew: only one that was made while nobody could
-write to the source says anything about it as a whole. Nothing is ever written to the source. An object of the target
-that has other bytes belongs to somebody else, and is not written over.
+Each step can be interrupted and repeated: existing objects are hashed instead of copied, and keys continue at the
+position recorded in the target (`layers/migrations.py`). A comparison always starts from the beginning: it is valid
+only if nothing could write to the source while it ran. Nothing is ever written to the source. An object of the target
+with different bytes belongs to another plane, and is not overwritten.
 
-What changed in the source between two runs is found when ranges are compared, and copied again.
+Changes in the source between two runs are found by the comparison, and copied again.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from holdfast.layers.migrations import BEGIN, END, KEY, Migration, State
 from holdfast.limits import MIGRATION_BATCH_BYTES, MIGRATION_BATCH_PAIRS, MIGRATION_PAGE_PAIRS, MIGRATION_RANGE_PAIRS
 from holdfast.runtime.activity import rotation
 from holdfast.runtime.activity.format import SUFFIX
-from holdfast.runtime.maintenance.checkpoints import needed, rotated_logs
+from holdfast.runtime.maintenance.checkpoints import referenced_objects, rotated_logs
 from holdfast.tiers import Tier
 from holdfast.wire.backups import BackupFile
 
@@ -37,140 +37,146 @@ _lengths: Final = struct.Struct("!II").pack
 Advance = Callable[[int], None]
 
 
-class Side(msgspec.Struct, frozen=True):
-    """The stores of a plane: its key space, its objects, and session logs that are not among the objects yet."""
+class PlaneStores(msgspec.Struct, frozen=True):
+    """The stores of a plane: its key space, its objects, and local session logs."""
 
     database: Database
     objects: ObjectStore | None = None
     logs: Path | None = None
-    keys: int = 0  # About how many there are, as far as anybody knows.
+    keys: int = 0  # An estimate for the progress display.
 
 
 class Migrator:
-    """Migrates one plane. `begin`, then each of the steps in order; all of them again after an interruption."""
+    """Migrates one plane. Call `begin`, then each step in order; after an interruption, all of them again."""
 
-    def __init__(self, source: Side, target: Side, name: str, *, with_logs: bool = True) -> None:
-        """`name` is what the target remembers the source by; without logs, session logs stay where they are."""
+    def __init__(self, source: PlaneStores, target: PlaneStores, name: str, *, with_logs: bool = True) -> None:
+        """`name` identifies the source in the target; without `with_logs`, session logs are not migrated."""
         self._source = source
         self._target = target
         self._name = name
         self._with_logs = with_logs
         self._objects = self._object_bytes = self._logs = 0
-        self.copied = 0  # Keys, if they were copied to the end by now.
-        self.now: Migration
+        self.copied = 0  # The number of keys, once all are copied.
+        self.progress: Migration
 
     def begin(self) -> bool:
-        """Begin, or go on; whether there is anything left to do.
+        """Start or continue; whether anything is left to do.
 
         Raises:
-            TargetNotEmpty: the target holds something else.
+            TargetNotEmpty: the target contains other data.
             MigrationUnfinished: the source is itself the target of a migration that is not complete.
-            InvalidArgument: there are objects, and the target has no place for them.
+            InvalidArgument: the source has objects, and the target has no object store.
         """
         self._source.database.read(migrations.check_complete, tier=Tier.IMPORTANT)
         if self._target.objects is None:
             first = next(chain((file.path for file in self._files()), map(str, self._local_logs())), None)
             if first is not None:
                 raise InvalidArgument(
-                    f"The source has objects or session logs ({first}) and the target no store for them; give --objects"
+                    f"The source has objects or session logs ({first}), but the target has no store; give --objects"
                 )
-        self.now = self._target.database.transact(migrations.begin, self._name)
-        return self.now.state is not State.DONE
+        self.progress = self._target.database.transact(migrations.begin, self._name)
+        return self.progress.state is not State.DONE
 
     def withdraw(self) -> None:
-        """Leave the target as it was, if nothing was copied yet."""
-        self._target.database.transact(migrations.withdraw, self.now)
+        """Restore the target to its empty state, if nothing was copied yet."""
+        self._target.database.transact(migrations.withdraw, self.progress)
 
-    def move_objects(self, advance: Advance) -> None:
-        """Have every object in the target's store, each read back and hashed.
+    def copy_objects(self, advance: Advance) -> None:
+        """Copy every object to the target's store, each read back and hashed.
 
         Raises:
-            MissingObject, HashMismatch: what the source has is damaged.
-            TargetNotEmpty: the target's store has other bytes under the name of an object.
+            MissingObject, HashMismatch: the source is damaged.
+            TargetNotEmpty: the target's store has different bytes at the path of an object.
         """
         objects = self._target.objects
         if objects is None:
             return
         for file in self._files():
             self._objects += 1
-            self._object_bytes += _bring(file, self._source.objects, objects)
+            self._object_bytes += _copy_verified(file, self._source.objects, objects)
             advance(1)
         for path in self._local_logs():
             if (kept := rotation.copy(path, objects)) is not None:
-                if _hash_of(objects, kept.path) != (kept.sha256, kept.bytes):
-                    raise HashMismatch(f"{kept.path} is not in the target as it was written; run this again")
+                if _stored_hash(objects, kept.path) != (kept.sha256, kept.bytes):
+                    raise HashMismatch(
+                        f"{kept.path} differs in the target after it was written; run the migration again"
+                    )
                 self._logs += 1
                 advance(1)
 
     def copy_keys(self, advance: Advance) -> None:
-        """Have every key in the target."""
-        if self.now.state is not State.COPYING:
+        """Copy every key to the target."""
+        if self.progress.state is not State.COPYING:
             return
-        for batch, at in _batches(_migrated(self._source.database, self.now.at, END)):
-            self._move_on(_replace(self.now, at=at, keys=self.now.keys + len(batch)), batch)
+        for batch, at in _batches(_migrated(self._source.database, self.progress.at, END)):
+            self._record_progress(_replace(self.progress, at=at, keys=self.progress.keys + len(batch)), batch)
             advance(len(batch))
-        self.copied = self.now.keys
-        self._move_on(_replace(self.now, state=State.CHECKING, at=BEGIN, keys=0))
+        self.copied = self.progress.keys
+        self._record_progress(_replace(self.progress, state=State.CHECKING, at=BEGIN, keys=0))
 
     def compare_keys(self, advance: Advance) -> None:
-        """Compare all ranges of the two key spaces from the first one on, and copy those again that differ.
+        """Compare all ranges of the two key spaces, and copy those again that differ.
 
         Raises:
-            HashMismatch: a range differs although it was copied again.
+            HashMismatch: a range still differs after it was copied again.
         """
-        self._move_on(_replace(self.now, at=BEGIN, keys=0, ranges=0, digest=b""))
-        while self.now.at < END:
-            at, end, count, digest = _range_of(self._source.database, self.now.at)
-            again = _digest(_plain(self._target.database, at, end)) != (count, digest)
+        self._record_progress(_replace(self.progress, at=BEGIN, keys=0, ranges=0, digest=b""))
+        while self.progress.at < END:
+            at, end, count, digest = _next_range(self._source.database, self.progress.at)
+            again = _digest(_pairs_of(self._target.database, at, end)) != (count, digest)
             if again:
                 self._copy_again(at, end)
-                if _digest(_plain(self._target.database, at, end)) != (count, digest):
+                if _digest(_pairs_of(self._target.database, at, end)) != (count, digest):
                     raise HashMismatch(
-                        f"The keys from {at.hex() or 'the first'} to {end[:64].hex()} differ although they were copied "
-                        "twice; look whether something writes to the source or the target, and run this again"
+                        f"The keys from {at.hex() or 'the first'} to {end[:64].hex()} differ after they were copied "
+                        "twice; stop whatever writes to the source or the target, and run the migration again"
                     )
-            chain_of = hashlib.sha256(self.now.digest + digest).digest()
-            counted = {"keys": self.now.keys + count, "ranges": self.now.ranges + 1, "again": self.now.again + again}
-            self._move_on(_replace(self.now, at=end, digest=chain_of, **counted))
+            chain_of = hashlib.sha256(self.progress.digest + digest).digest()
+            counted = {
+                "keys": self.progress.keys + count,
+                "ranges": self.progress.ranges + 1,
+                "again": self.progress.again + again,
+            }
+            self._record_progress(_replace(self.progress, at=end, digest=chain_of, **counted))
             advance(count)
 
     def finish(self) -> Migration:
-        """Open the target to everybody; what was migrated."""
+        """Mark the migration as complete, so that the target can be opened; its record."""
         counted = {"objects": self._objects, "object_bytes": self._object_bytes, "logs": self._logs}
-        self._move_on(_replace(self.now, state=State.DONE, **counted), tier=Tier.CRITICAL)
-        return self.now
+        self._record_progress(_replace(self.progress, state=State.DONE, **counted), tier=Tier.CRITICAL)
+        return self.progress
 
     def _files(self) -> Iterator[BackupFile]:
-        """Every object that belongs to the source."""
-        named = (file for file in needed(self._source.database) if file is not None)
+        """Every object of the source."""
+        referenced = (file for file in referenced_objects(self._source.database) if file is not None)
         objects = self._source.objects
-        return chain(named, rotated_logs(objects) if objects is not None and self._with_logs else ())
+        return chain(referenced, rotated_logs(objects) if objects is not None and self._with_logs else ())
 
     def _local_logs(self) -> list[Path]:
         folder = self._source.logs
         return sorted(folder.glob(f"*/*{SUFFIX}")) if folder is not None and self._with_logs else []
 
     def _copy_again(self, begin: bytes, end: bytes) -> None:
-        self._move_on(self.now, cleared=(begin, end))
+        self._record_progress(self.progress, cleared=(begin, end))
         for batch, _ in _batches(_migrated(self._source.database, begin, end)):
-            self._move_on(self.now, batch)
+            self._record_progress(self.progress, batch)
 
-    def _move_on(
+    def _record_progress(
         self,
         after: Migration,
         pairs: list[Pair] | None = None,
         *,
         cleared: tuple[bytes, bytes] | None = None,
-        # What a power loss takes back is copied again, since the record that says how far it came goes with it.
+        # A power loss undoes copied keys together with the recorded position, so they are copied again.
         tier: Tier = Tier.IMPORTANT,
     ) -> None:
-        self.now = self._target.database.transact(
-            migrations.move_on, self.now, after, pairs or (), cleared=cleared, tier=tier
+        self.progress = self._target.database.transact(
+            migrations.save_progress, self.progress, after, pairs or (), cleared=cleared, tier=tier
         )
 
 
-def _plain(database: Database, begin: bytes, end: bytes) -> Iterator[Pair]:
-    """Every pair of a range but the record of a migration."""
+def _pairs_of(database: Database, begin: bytes, end: bytes) -> Iterator[Pair]:
+    """Every pair of a range except the record of a migration."""
     while page := database.read(
         lambda tx, begin=begin: tx.scan(begin, end, limit=MIGRATION_PAGE_PAIRS), tier=Tier.IMPORTANT
     ):
@@ -179,22 +185,22 @@ def _plain(database: Database, begin: bytes, end: bytes) -> Iterator[Pair]:
 
 
 def _migrated(database: Database, begin: bytes, end: bytes) -> Iterator[tuple[Pair, bytes]]:
-    """Every pair of a range as it is to be in the target, and where to go on behind it."""
+    """Every pair of a range as it is stored in the target, and the position after it."""
     at = begin
-    for key, value in _plain(database, begin, end):
+    for key, value in _pairs_of(database, begin, end):
         if key < at:
-            continue  # One of the tallies that are one by now.
-        room = migrations.queue_of_tally(key)
+            continue  # One of the counters that were merged into one.
+        room = migrations.queue_of_counters_key(key)
         if room is None:
             at = key + b"\x00"
             yield (key, value), at
         else:
             at = room.all_counters.range()[1]
-            yield database.read(migrations.united_tally, room, tier=Tier.IMPORTANT), at
+            yield database.read(migrations.merged_counters, room, tier=Tier.IMPORTANT), at
 
 
 def _batches(pairs: Iterator[tuple[Pair, bytes]]) -> Iterator[tuple[list[Pair], bytes]]:
-    """Pairs by as many as go into one transaction, and where to go on behind each batch."""
+    """Pairs in batches for one transaction each, and the position after each batch."""
     batch: list[Pair] = []
     size, at = 0, BEGIN
     for pair, at in pairs:
@@ -207,8 +213,8 @@ def _batches(pairs: Iterator[tuple[Pair, bytes]]) -> Iterator[tuple[list[Pair], 
         yield batch, at
 
 
-def _range_of(source: Database, begin: bytes) -> tuple[bytes, bytes, int, bytes]:
-    """The next range of a source: where it begins and ends, how many pairs it has, and their digest."""
+def _next_range(source: Database, begin: bytes) -> tuple[bytes, bytes, int, bytes]:
+    """The next range of a source: its begin and end, the number of its pairs, and their digest."""
     end, count, sha = END, 0, hashlib.sha256()
     for pair, at in _migrated(source, begin, END):
         _add(sha, pair)
@@ -232,26 +238,26 @@ def _add(sha: "hashlib._Hash", pair: Pair) -> None:
     sha.update(_lengths(len(key), len(value)) + key + value)
 
 
-def _bring(file: BackupFile, source: ObjectStore | None, target: ObjectStore) -> int:
-    """Have one object in the target, as it is in the source; how many bytes it has."""
+def _copy_verified(file: BackupFile, source: ObjectStore | None, target: ObjectStore) -> int:
+    """Copy one object unless the target has it, and verify it; its size in bytes."""
     expected = None if file.sha256 is None else (file.sha256, file.size)
     if expected is None and source is not None:
-        expected = _hash_of(source, file.path)
-    there = _hash_of(target, file.path)
-    if is_ours := there is None:
-        is_ours = _copy(file.path, expected, source, target)
-        there = _hash_of(target, file.path)
-    if there != expected:
-        if is_ours:
-            raise HashMismatch(f"{file.path} is not in the target as it was written; run this again")
+        expected = _stored_hash(source, file.path)
+    target_hash = _stored_hash(target, file.path)
+    if was_copied := target_hash is None:
+        was_copied = _copy(file.path, expected, source, target)
+        target_hash = _stored_hash(target, file.path)
+    if target_hash != expected:
+        if was_copied:
+            raise HashMismatch(f"{file.path} differs in the target after it was written; run the migration again")
         raise TargetNotEmpty(
-            f"The target's object store has other bytes at {file.path}; choose a bucket or prefix of its own"
+            f"The target's object store has different bytes at {file.path}; use an empty bucket or prefix"
         )
     return 0 if expected is None else expected[1]
 
 
 def _copy(path: str, expected: tuple[str, int] | None, source: ObjectStore | None, target: ObjectStore) -> bool:
-    """Copy one object; whether nobody else was first."""
+    """Copy one object; False if it already exists."""
 
     def checked() -> Iterator[bytes]:
         if source is None:
@@ -262,7 +268,7 @@ def _copy(path: str, expected: tuple[str, int] | None, source: ObjectStore | Non
             size += len(part)
             yield part
         if (sha.hexdigest(), size) != expected:
-            raise HashMismatch(f"{path} of the source is damaged; holdfast doctor says what else is")
+            raise HashMismatch(f"{path} of the source is damaged; run holdfast doctor on it")
 
     try:
         target.write(path, checked(), create_only=True)
@@ -270,13 +276,12 @@ def _copy(path: str, expected: tuple[str, int] | None, source: ObjectStore | Non
         return False
     except ObjectNotFound:
         raise MissingObject(
-            f"{path} is not in the source's object store, so there is no whole plane to migrate; name the store that "
-            "has it, or see what holdfast doctor says"
+            f"{path} is missing in the source's object store; give the store that contains it, or run holdfast doctor"
         ) from None
     return True
 
 
-def _hash_of(store: ObjectStore, path: str) -> tuple[str, int] | None:
+def _stored_hash(store: ObjectStore, path: str) -> tuple[str, int] | None:
     sha, size = hashlib.sha256(), 0
     try:
         for part in store.open(path):

@@ -1,4 +1,4 @@
-"""Walks over a key space that nobody else writes to: a copy of it, or one that is open here alone."""
+"""Scans of a key space without concurrent writers: a copy, or one that only this process has open."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from holdfast.layers.worlds import first_elements
 from holdfast.limits import PAGE_ITEMS
 
 
-def walk(database: Database, begin: bytes, end: bytes) -> Iterator[Pair]:
+def scan_range(database: Database, begin: bytes, end: bytes) -> Iterator[Pair]:
     """Every pair of a range, in bounded memory."""
     while page := database.read(lambda tx, begin=begin: tx.scan(begin, end, limit=PAGE_ITEMS)):
         yield from page
@@ -19,9 +19,9 @@ def universes(database: Database) -> Iterator[str]:
     return names(database, Subspace("u"))
 
 
-def names(database: Database, rooms: Subspace) -> Iterator[str]:
-    """The names of what has rooms of its own in a subspace, as worlds and queues do."""
+def names(database: Database, subspace: Subspace) -> Iterator[str]:
+    """The distinct first elements of the keys in a subspace: the names of its worlds or queues."""
     after = ""
-    while page := database.read(lambda tx, after=after: first_elements(tx, rooms, after, PAGE_ITEMS)):
+    while page := database.read(lambda tx, after=after: first_elements(tx, subspace, after, PAGE_ITEMS)):
         yield from page
         after = page[-1]

@@ -1,18 +1,17 @@
-"""The sweeper: attends to what is due in queues that nobody looks at.
+"""The sweeper processes due entries of queues without active consumers.
 
-Consumers attend to what is due when they look, so nothing depends on this. But a queue without consumers should not
-hide a dead letter, keep what has outlived its time, or miss its schedule. The sweeper knows when each queue has
-something due next and sleeps until then: it looks at all queues once, when it starts, and is told by every commit that
-makes it earlier. Where other processes write too, it also looks at all of them every few seconds.
+Consumers process due entries when they receive, so correctness does not depend on the sweeper. But a queue without
+consumers should not hide a dead letter, keep expired messages, or miss its schedule. The sweeper knows the next due
+time of each queue and sleeps until then: it scans all queues once, when it starts, and every commit with an earlier due
+time notifies it. Where other processes write too, it also scans all queues every few seconds.
 """
 
 import heapq
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
-from typing import Any
 
 from holdfast.clock import SystemClock
 from holdfast.errors import Backend, Busy, Closed, HoldfastError
@@ -20,34 +19,33 @@ from holdfast.kv import Database
 from holdfast.layers import queues, worlds
 from holdfast.layers.queues import NEVER_MS, QueueKey
 from holdfast.runtime.consumer_options import ConsumerOptions
+from holdfast.runtime.publishing import Publish
 
 _log = logging.getLogger("holdfast.sweeper")
 _PAGE = 100
-_ROUNDS_MAX = 1_000  # A queue with more than that due waits for its next turn behind the others.
+_TRANSACTIONS_MAX = 1_000  # Per queue, before the other queues are processed.
 _RETRY_SECONDS = 1.0
-
-Publish = Callable[[list[tuple[Any, ...]]], None]
 
 
 class Sweeper:
-    """A thread with a heap of moments."""
+    """A thread with a heap of due times."""
 
-    def __init__(self, database: Database, waits: ConsumerOptions, publish: Publish, *, shared: bool) -> None:
+    def __init__(self, database: Database, options: ConsumerOptions, publish: Publish, *, shared: bool) -> None:
         self._database = database
-        self._waits = waits
+        self._options = options
         self._publish = publish
         self._shared = shared
         self._now_ms = SystemClock().now_ms
         self._jitter = Random()
         self._lock = threading.Condition()
         self._due: list[tuple[int, QueueKey]] = []
-        self._earliest: dict[QueueKey, int] = {}  # What of a queue is in the heap; later entries are leftovers.
+        self._earliest: dict[QueueKey, int] = {}  # The valid heap entry of each queue; later ones are outdated.
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="holdfast-sweeper", daemon=True)
         self._thread.start()
 
-    def expect(self, queue: QueueKey, at_ms: int) -> None:
-        """Something is due in a queue at that moment."""
+    def schedule(self, queue: QueueKey, at_ms: int) -> None:
+        """Schedule a queue whose next entry is due at `at_ms`."""
         with self._lock:
             if at_ms < self._earliest.get(queue, NEVER_MS):
                 self._earliest[queue] = at_ms
@@ -56,42 +54,42 @@ class Sweeper:
                     self._lock.notify()
 
     def stop(self) -> None:
-        """Finish the queue at hand, then end."""
+        """Finish the current transaction, then end."""
         with self._lock:
             self._stopping = True
             self._lock.notify()
         self._thread.join()
 
     def _run(self) -> None:
-        look_at_all = 0.0
+        next_full_scan = 0.0
         while not self._stopping:
             try:
-                if time.monotonic() >= look_at_all:
-                    look_at_all = time.monotonic() + self._until_next_look()
+                if time.monotonic() >= next_full_scan:
+                    next_full_scan = time.monotonic() + self._full_scan_interval()
                     for queue in self._queues():
-                        self._attend(queue)
-                queue_due = self._next(look_at_all)
+                        self._sweep_guarded(queue)
+                queue_due = self._next(next_full_scan)
                 if queue_due is not None:
-                    self._attend(queue_due)
+                    self._sweep_guarded(queue_due)
             except Closed:
                 return
             except HoldfastError as error:
-                _log.warning("queues could not be swept, and will be soon: %s", error)
-                look_at_all = time.monotonic() + _RETRY_SECONDS
+                _log.warning("queues could not be swept; retrying soon: %s", error)
+                next_full_scan = time.monotonic() + _RETRY_SECONDS
             except Exception:
-                _log.exception("queues could not be swept, and will be soon")
-                look_at_all = time.monotonic() + _RETRY_SECONDS
+                _log.exception("unexpected error while sweeping queues; retrying soon")
+                next_full_scan = time.monotonic() + _RETRY_SECONDS
 
-    def _until_next_look(self) -> float:
+    def _full_scan_interval(self) -> float:
         if not self._shared:
             return threading.TIMEOUT_MAX / 2
-        return self._waits.poll_seconds + self._jitter.random() * self._waits.poll_jitter_seconds
+        return self._options.poll_seconds + self._jitter.random() * self._options.poll_jitter_seconds
 
-    def _next(self, look_at_all: float) -> QueueKey | None:
-        """The next queue that has something due, once it is; None if it is time for something else."""
+    def _next(self, next_full_scan: float) -> QueueKey | None:
+        """The next queue with a due entry, once it is due; None when a full scan is due or the sweeper stops."""
         with self._lock:
             while not self._stopping:
-                left = look_at_all - time.monotonic()
+                left = next_full_scan - time.monotonic()
                 if left <= 0:
                     return None
                 if self._due:
@@ -108,27 +106,29 @@ class Sweeper:
                 self._lock.wait(min(left, threading.TIMEOUT_MAX))
             return None
 
-    def _attend(self, queue: QueueKey) -> None:
-        """Sweep a queue. One with which something is wrong is swept again soon, and keeps no other from being swept."""
+    def _sweep_guarded(self, queue: QueueKey) -> None:
+        """Sweep a queue. After an unexpected error it is retried soon, and the other queues continue."""
         try:
             self._sweep(queue)
-        except (Backend, Busy, Closed):  # It is not the queue's fault.
+        except (Backend, Busy, Closed):  # Not specific to this queue.
             raise
         except Exception:
-            _log.exception("the queue %s could not be swept; the others go on", "/".join(queue))
-            self.expect(queue, self._now_ms() + round(_RETRY_SECONDS * 1_000))
+            _log.exception("unexpected error while sweeping queue %s; continuing with the others", "/".join(queue))
+            self.schedule(queue, self._now_ms() + round(_RETRY_SECONDS * 1_000))
 
     def _sweep(self, queue: QueueKey) -> None:
-        """Attend to everything that is due in a queue, a bounded number a transaction."""
-        for _ in range(_ROUNDS_MAX):
+        """Process everything that is due in a queue, a bounded number per transaction."""
+        for _ in range(_TRANSACTIONS_MAX):
             if self._stopping:
                 return
-            in_ms = self._database.read(queues.due_in, queue)  # By the database's clock, which may not be this one.
+            in_ms = self._database.read(
+                queues.due_in, queue
+            )  # By the database's clock, which may differ from this one.
             if in_ms > 0:
-                self.expect(queue, self._now_ms() + in_ms)
+                self.schedule(queue, self._now_ms() + in_ms)
                 return
-            self._publish(self._database.transact(queues.process_due_and_collect, queue))
-        self.expect(queue, self._now_ms())
+            self._publish(self._database.transact(queues.sweep_and_collect_events, queue))
+        self.schedule(queue, self._now_ms())
 
     def _queues(self) -> Iterator[QueueKey]:
         universe = ""

@@ -1,4 +1,4 @@
-"""One round of a relay: what is gathered for a commit, and who is told what became of it."""
+"""One commit of the relay: its requests, the callbacks for their outcomes, and the sessions that take part."""
 
 import logging
 from collections.abc import Mapping
@@ -14,34 +14,34 @@ from holdfast.wire.mail import ConfirmMail, ReadMail, ReadReceipts, SendMail
 from holdfast.wire.requests import Request
 
 _log = logging.getLogger("holdfast.relay")
-_LONG_NAME: Final = 512  # Nobody is called so, and nothing so long is remembered.
+_LONG_NAME: Final = 512  # Longer names are invalid, and are not cached.
 
-Then = partial[None]  # Is given the outcome of a call; its first argument is the session that it is for.
+OutcomeCallback = partial[None]  # Called with the outcome of a request; its first argument is the session.
 
 
-class Round:
-    """What is to be committed together, and who is to be told of it."""
+class CommitBatch:
+    """Requests that are committed together, and the callbacks for their outcomes."""
 
-    __slots__ = ("has_asks", "requests", "sessions", "size", "thens")
+    __slots__ = ("callbacks", "has_membership_requests", "requests", "sessions", "size")
 
     def __init__(self) -> None:
         self.requests: list[Request[Any]] = []
-        self.thens: list[Then] = []
+        self.callbacks: list[OutcomeCallback] = []
         self.sessions: dict[Session, None] = {}  # An ordered set.
         self.size = 0  # In mails.
-        self.has_asks = False
+        self.has_membership_requests = False  # It contains joins or leaves.
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to be committed, and nobody has part in it."""
+        """Whether there are no requests and no sessions."""
         return not self.requests and not self.sessions
 
-    def add(self, request: Request[Any], then: Then) -> None:
+    def add(self, request: Request[Any], callback: OutcomeCallback) -> None:
         self.requests.append(request)
-        self.thens.append(then)
+        self.callbacks.append(callback)
 
-    def join(self, session: Session) -> bool:
-        """Whether the session has part in this round, because it has part in no other."""
+    def include(self, session: Session) -> bool:
+        """Add a session, unless it takes part in another batch; whether it is in this one."""
         if session in self.sessions:
             return True
         if session.is_busy:
@@ -50,31 +50,31 @@ class Round:
         self.sessions[session] = None
         return True
 
-    def expect(self, session: Session, request: Request[Any], sessions: Mapping[Address, Session]) -> int:
-        """Have those read who get something by this request; how many mails it is about."""
+    def include_recipients(self, session: Session, request: Request[Any], sessions: Mapping[Address, Session]) -> int:
+        """Add the connected sessions that receive mail or receipts by `request`; the number of mails in it."""
         if isinstance(request, SendMail):
             universe = session.address.universe
             for mail in request.mails:
                 to = sessions.get(_recipient(mail.to, universe)) if len(mail.to) < _LONG_NAME else None
-                if to is not None and self.join(to):
+                if to is not None and self.include(to):
                     to.expects_mail = True
             return len(request.mails)
         if isinstance(request, ConfirmMail):
             for id in request.ids:
                 sender = sessions.get(address_of(session.in_flight.get(id, "")))
-                if sender is not None and self.join(sender):
+                if sender is not None and self.include(sender):
                     sender.expects_receipts = True
             return len(request.ids)
         return 1
 
     def calls(self) -> list[Call]:
-        return [Call(number, request) for number, request in enumerate(self.requests)]  # type: ignore[arg-type]
+        return [Call(number, request) for number, request in enumerate(self.requests)]
 
 
 @lru_cache(maxsize=4_096)
 def _recipient(name: str, universe: str) -> Address:
-    """Whose mailbox a mail to that name is for, if it is a name at all; its send finds that out."""
-    return Address(universe, name.partition("@")[0].lower())
+    """The mailbox that a mail to `name` goes to. An invalid name is rejected by the send itself."""
+    return Address(universe, name.partition("@")[0])
 
 
 def read_mail(session: Session, limit: int) -> ReadMail:
@@ -87,22 +87,22 @@ def read_receipts(session: Session) -> ReadReceipts:
     return ReadReceipts(agent, session.receipts_after, RELAY_RECEIPTS, 0.0, universe)
 
 
-def may_pass(error: HoldfastError) -> bool:
-    """Whether the same may succeed later."""
+def is_transient(error: HoldfastError) -> bool:
+    """Whether a retry may succeed."""
     return isinstance(error, Backend | Busy)
 
 
-def ignore(session: Session, outcome: Any) -> None:
-    """Nobody waits for it."""
+def ignore_outcome(session: Session, outcome: Any) -> None:
+    """A callback for requests whose outcome does not matter."""
     del session, outcome
 
 
-def give_up(session: Session) -> None:
-    """End a session with which something went wrong that nobody thought of."""
-    _log.exception("the session of %s failed in a way that nobody thought of", session.name)
-    session.give_up()
+def abort(session: Session) -> None:
+    """End a session after an unexpected error, which is logged."""
+    _log.exception("unexpected error in the session of %s", session.name)
+    session.abort()
 
 
-def unexpected() -> HoldfastError:
-    """What whoever waits is told of it."""
-    return HoldfastError("The server failed in a way that nobody thought of; its log says how")
+def unexpected_error() -> HoldfastError:
+    """The error that the callers of a failed batch receive."""
+    return HoldfastError("Unexpected error in the server; see its log")

@@ -1,8 +1,9 @@
-"""Ears: which sessions of a relay a commit concerns, told from the keys that it wrote.
+"""Finds the relay sessions that a commit affects, from the keys that it wrote.
 
-The key of a mail or of a receipt ends with its sequence, so a session learns how far there is something to read, and
-can tell news from what it has had. A new reader of a mailbox writes a key that says nothing else. Where several servers
-share a PostgreSQL, a notification may have keys cut short, or none: then everybody whom it can concern looks.
+The key of a mail or of a receipt ends with its sequence number, so a session learns up to which number there is
+something to read, and can ignore what it has already read. A new reader of a mailbox writes a key without a sequence
+number. Where several servers share a PostgreSQL database, a notification may contain truncated keys, or none: then
+every session that it may affect reads its mailbox.
 """
 
 import asyncio
@@ -17,99 +18,101 @@ from holdfast.layers.mailboxes import Address, keys_of
 from holdfast.runtime.relay.session import Session
 
 _SEQUENCE_BYTES: Final = 8
-_SOMEBODY: Final = keys_of(Address("", ""))
-_MAIL: Final = _SOMEBODY.mail.removeprefix(_SOMEBODY.prefix)  # What stands between an agent and a sequence.
-_RECEIPT: Final = _SOMEBODY.receipt.removeprefix(_SOMEBODY.prefix)
-_READER: Final = _SOMEBODY.reader.removeprefix(_SOMEBODY.prefix)  # What a reader's key ends with.
+_SAMPLE_KEYS: Final = keys_of(Address("", ""))
+_MAIL: Final = _SAMPLE_KEYS.mail.removeprefix(
+    _SAMPLE_KEYS.prefix
+)  # The bytes between an agent's prefix and a sequence number.
+_RECEIPT: Final = _SAMPLE_KEYS.receipt.removeprefix(_SAMPLE_KEYS.prefix)
+_READER: Final = _SAMPLE_KEYS.reader.removeprefix(_SAMPLE_KEYS.prefix)  # The end of a reader's key.
 _KIND: Final = slice(-_SEQUENCE_BYTES - len(_MAIL), -_SEQUENCE_BYTES)
 assert len(_MAIL) == len(_RECEIPT)
 
 Range = tuple[bytes, bytes]
-OfSequence = Callable[[Session, int], None]
+OnSequence = Callable[[Session, int], None]
 
 
 class CommitListener:
-    """Hears every commit of a key space on behalf of the sessions of one event loop."""
+    """Receives every commit of a key space for the sessions of one event loop."""
 
-    def __init__(self, of_mail: OfSequence, of_receipt: OfSequence, of_reader: Callable[[Session], None]) -> None:
-        """Called on the event loop: with the sequence of a mail or a receipt; when nobody knows what has changed."""
-        self._of_mail = of_mail
-        self._of_receipt = of_receipt
-        self._of_reader = of_reader
-        self._mail: dict[bytes, Session] = {}  # By what their keys begin with.
+    def __init__(self, on_mail: OnSequence, on_receipt: OnSequence, on_reader: Callable[[Session], None]) -> None:
+        """Callbacks on the event loop: for a stored mail, a stored receipt, and a new reader or unknown change."""
+        self._on_mail = on_mail
+        self._on_receipt = on_receipt
+        self._on_reader = on_reader
+        self._mail: dict[bytes, Session] = {}  # By the prefix of their keys.
         self._receipts: dict[bytes, Session] = {}
         self._readers: dict[bytes, Session] = {}
-        self._rooms: dict[bytes, Session] = {}
+        self._mailboxes: dict[bytes, Session] = {}
         self._universes: Counter[bytes] = Counter()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
-    def listen_for(self, session: Session) -> None:
-        """Tell this session of its mail from now on, and no other one of its address."""
-        room = keys_of(session.address)
-        self._mail[room.mail] = self._receipts[room.receipt] = session
-        self._readers[room.reader] = self._rooms[room.prefix] = session
+    def add_session(self, session: Session) -> None:
+        """Notify this session of its mail from now on, instead of any other session of its address."""
+        keys = keys_of(session.address)
+        self._mail[keys.mail] = self._receipts[keys.receipt] = session
+        self._readers[keys.reader] = self._mailboxes[keys.prefix] = session
         self._universes[_universe(session)] += 1
 
-    def ignore(self, session: Session) -> None:
-        """Tell this session nothing more."""
-        room, universe = keys_of(session.address), _universe(session)
+    def remove_session(self, session: Session) -> None:
+        """Stop notifying this session."""
+        keys, universe = keys_of(session.address), _universe(session)
         for table, key in (
-            (self._mail, room.mail),
-            (self._receipts, room.receipt),
-            (self._readers, room.reader),
-            (self._rooms, room.prefix),
+            (self._mail, keys.mail),
+            (self._receipts, keys.receipt),
+            (self._readers, keys.reader),
+            (self._mailboxes, keys.prefix),
         ):
             del table[key]
         self._universes[universe] -= 1
         if not self._universes[universe]:
             del self._universes[universe]
 
-    def hear(self, keys: Collection[bytes], ranges: Collection[Range]) -> None:
-        """What `Database.subscribe` calls, on any thread."""
-        if not self._rooms:
+    def on_commit(self, keys: Collection[bytes], ranges: Collection[Range]) -> None:
+        """The callback for `Database.subscribe`, on any thread."""
+        if not self._mailboxes:
             return
         if threading.get_ident() == self._thread:
-            self._hear(keys, ranges)
+            self._dispatch(keys, ranges)
         else:
-            with suppress(RuntimeError):  # The loop was closed, and nobody listens any more.
-                self._loop.call_soon_threadsafe(self._hear, tuple(keys), tuple(ranges))
+            with suppress(RuntimeError):  # The loop is closed.
+                self._loop.call_soon_threadsafe(self._dispatch, tuple(keys), tuple(ranges))
 
-    def _hear(self, keys: Collection[bytes], ranges: Collection[Range]) -> None:
+    def _dispatch(self, keys: Collection[bytes], ranges: Collection[Range]) -> None:
         mail, receipts, readers = self._mail, self._receipts, self._readers
         for key in keys:
-            kind = key[_KIND]  # To look at this first spares a search for most keys.
+            kind = key[_KIND]  # Checked first, because it avoids a lookup for most keys.
             if kind == _MAIL:
                 session = mail.get(key[:-_SEQUENCE_BYTES])
                 if session is not None:
-                    self._of_mail(session, int.from_bytes(key[-_SEQUENCE_BYTES:], "big"))
+                    self._on_mail(session, int.from_bytes(key[-_SEQUENCE_BYTES:], "big"))
             elif kind == _RECEIPT:
                 session = receipts.get(key[:-_SEQUENCE_BYTES])
                 if session is not None:
-                    self._of_receipt(session, int.from_bytes(key[-_SEQUENCE_BYTES:], "big"))
+                    self._on_receipt(session, int.from_bytes(key[-_SEQUENCE_BYTES:], "big"))
             elif key.endswith(_READER) and (session := readers.get(key)) is not None:
-                self._of_reader(session)
+                self._on_reader(session)
         for begin, end in ranges:
-            if prefix_range(begin)[1] != end or not self._hear_notified(begin):
-                for prefix, session in list(self._rooms.items()):
+            if prefix_range(begin)[1] != end or not self._dispatch_notified(begin):
+                for prefix, session in list(self._mailboxes.items()):
                     if begin[: len(prefix)] <= prefix < end:
-                        self._of_reader(session)
+                        self._on_reader(session)
 
-    def _hear_notified(self, key: bytes) -> bool:
-        """Whether no more need be done about a key that may have been cut short."""
+    def _dispatch_notified(self, key: bytes) -> bool:
+        """Handle a key that may be truncated; whether that was sufficient."""
         end = -1
-        for _ in range(4):  # ("u", universe, "mail", agent): each ends with a zero, and has no other.
+        for _ in range(4):  # ("u", universe, "mail", agent): each element ends with a zero byte, and contains no other.
             end = key.find(b"\x00", end + 1)
             if end < 0:
                 return not any(each.startswith(key) or key.startswith(each) for each in self._universes)
-        session = self._rooms.get(key[: end + 1])
+        session = self._mailboxes.get(key[: end + 1])
         if session is None:
             return True
         if key[:-_SEQUENCE_BYTES] in self._mail or key[:-_SEQUENCE_BYTES] in self._receipts or key in self._readers:
-            self._hear((key,), ())
+            self._dispatch((key,), ())
             return True
-        room = keys_of(session.address)
-        return key in (room.box, room.outgoing) or key.startswith((room.id, room.early, room.blocks))
+        keys = keys_of(session.address)
+        return key in (keys.box, keys.outgoing) or key.startswith((keys.id, keys.early, keys.blocks))
 
 
 def _universe(session: Session) -> bytes:

@@ -1,18 +1,19 @@
-"""Rounds: what all sessions of a relay want done is committed together, one commit after the other.
+"""The relay hub commits the work of all sessions in batches.
 
     sessions with work ──► joins, leaves ──► sends, confirms ──► reads of mailboxes ──► reads of receipts ──► one commit
              ▲                                                                                                    │
-             └── what came meanwhile ◄───────────────────────── answers, mail, delivery confirms ◄────────────────┘
+             └── new work meanwhile ◄────────────────────────── answers, mail, delivery confirms ◄────────────────┘
 
-A mail for an agent that is connected here is stored and delivered by the same commit: the recipient's mailbox is read
-behind the send. So a hop costs one sync, and a commit carries as much as came while the one before it was synced.
+A mail for an agent that is connected to this server is stored and delivered by the same commit: the recipient's mailbox
+is read after the send. So a hop costs one sync, and a commit carries everything that arrived while the previous one was
+synced.
 
-What others store, by HTTP, a stream or another server, the hub hears from the key space (`ears.py`): every commit says
-which keys it wrote, and a key of mail ends with a sequence. A session that has not come so far reads; any other is left
-in peace. Nobody polls, and a thousand sessions cost one pair of ears.
+Mail that is stored by HTTP, a stream or another server reaches the hub through the commit listener
+(`commit_listener.py`): every commit reports the keys that it wrote, and the key of a mail ends with a sequence number.
+Only a session that has not read that far reads its mailbox. Sessions do not poll, and all of them share one listener.
 
-A session with which something goes wrong that nobody thought of is ended, and its agent connects again; the others of
-its round, and all rounds to come, go on.
+After an unexpected error in a session, that session is ended and its agent reconnects; the other sessions of its batch
+and all later batches continue.
 """
 
 import asyncio
@@ -28,20 +29,29 @@ from holdfast.errors import Closed, HoldfastError, InvalidArgument, MailboxTaken
 from holdfast.kv import Database
 from holdfast.layers.mailboxes import Address
 from holdfast.limits import (
-    RELAY_LOOK_SECONDS,
+    RELAY_BATCH_MAILS,
+    RELAY_BATCHES_IN_FLIGHT_MAX,
     RELAY_PING_SECONDS,
+    RELAY_POLL_SECONDS,
     RELAY_PONG_SECONDS,
     RELAY_RECEIPTS,
     RELAY_RECEIPTS_SECONDS,
     RELAY_RETRY_SECONDS,
-    RELAY_ROUND_MAILS,
-    RELAY_ROUNDS_MAX,
     RELAY_SENDERS_MAX,
 )
-from holdfast.runtime.rate_limits import Rates
-from holdfast.runtime.relay.batch import Round, Then, give_up, ignore, may_pass, read_mail, read_receipts, unexpected
+from holdfast.runtime.rate_limits import RateLimiter
+from holdfast.runtime.relay.batch import (
+    CommitBatch,
+    OutcomeCallback,
+    abort,
+    ignore_outcome,
+    is_transient,
+    read_mail,
+    read_receipts,
+    unexpected_error,
+)
 from holdfast.runtime.relay.commit_listener import CommitListener
-from holdfast.runtime.relay.session import REPLACED, STOPPING, TOO_SLOW, Allow, Session
+from holdfast.runtime.relay.session import REPLACED, STOPPING, TOO_SLOW, Authorize, Session
 from holdfast.wire.frames import Call
 from holdfast.wire.mail import ConfirmMail, Joined, JoinMailbox, LeaveMailbox, SendMail
 from holdfast.wire.relay import Draining, Ping, QueueStatus, Replaced, Welcome
@@ -50,11 +60,13 @@ from holdfast.wire.requests import Request
 _log = logging.getLogger("holdfast.relay")
 _TICK_SECONDS: Final = 1.0
 
-Commit = Callable[[list[Call]], Awaitable[list[Any]]]  # The outcomes of the first of the calls, in one commit.
+Commit = Callable[
+    [list[Call]], Awaitable[list[Any]]
+]  # Commits a prefix of the calls in one transaction; their outcomes.
 
 
 class RelayHub:
-    """Every session of a server. It starts with the first one, on the event loop that serves it."""
+    """All relay sessions of a server. It starts with the first one, on that session's event loop."""
 
     def __init__(
         self,
@@ -65,50 +77,50 @@ class RelayHub:
         burst: int = 1,
         clock: Clock | None = None,
     ) -> None:
-        """`clock` need not know what time it is, only how much of it passes."""
+        """`clock` measures durations; it need not be a wall clock."""
         self.clock = clock or MonotonicClock()
-        self.rates = Rates(rate_per_second, burst, callers_max=RELAY_SENDERS_MAX, clock=self.clock)
+        self.rate_limiter = RateLimiter(rate_per_second, burst, callers_max=RELAY_SENDERS_MAX, clock=self.clock)
         self.draining = False
         self.sessions: dict[Address, Session] = {}
         self._database = database
         self._commit = commit
-        self._asks: list[tuple[Request[Any], Then]] = []  # Joins and leaves.
-        self._are_asking = False  # Those of one mailbox must not overtake each other.
-        self._ready: dict[Session, None] = {}  # Those with work, in line.
-        self._later: dict[Session, None] = {}  # Those who may have receipts.
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._membership_requests: list[tuple[Request[Any], OutcomeCallback]] = []  # Joins and leaves.
+        self._membership_in_flight = False  # Requests for one mailbox must stay in order.
+        self._ready: dict[Session, None] = {}  # Sessions with work, in FIFO order.
+        self._receipt_checks: dict[Session, None] = {}  # Sessions that may have new receipts.
+        self._in_flight: set[asyncio.Task[None]] = set()
         self._awake = asyncio.Event()
         self._closed = False
-        self._ears: CommitListener | None = None
-        self._hearing: asyncio.Future[Callable[[], None]] | None = None
-        self._running: asyncio.Task[None] | None = None
-        self._ticking: asyncio.Task[None] | None = None
+        self._commit_listener: CommitListener | None = None
+        self._subscription: asyncio.Future[Callable[[], None]] | None = None
+        self._batch_loop: asyncio.Task[None] | None = None
+        self._tick_loop: asyncio.Task[None] | None = None
 
     async def join(
-        self, universe: str, agent: str, allow: Allow | None, *, receipts_after: int | None = None
+        self, universe: str, agent: str, authorize: Authorize | None, *, receipts_after: int | None = None
     ) -> Session:
-        """Make this connection the mailbox's only reader, wherever its last one was.
+        """Make this connection the only reader of the mailbox, replacing an earlier one on any server.
 
         Raises:
-            ShutdownDraining: the server is about to stop.
+            ShutdownDraining: the server is shutting down.
         """
         if self.draining:
-            raise ShutdownDraining("The server is shutting down; connect again in a moment")
+            raise ShutdownDraining("The server is shutting down; reconnect in a few seconds")
         await self._start()
         address = Address(universe, agent)
-        session = Session(self, address, uuid.uuid4().hex, allow)
+        session = Session(self, address, uuid.uuid4().hex, authorize)
         joined: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
         request = JoinMailbox(agent, session.id, universe)
-        self._ask(request, partial(self._joined, session, receipts_after, joined))
+        self._request_membership(request, partial(self._on_joined, session, receipts_after, joined))
         return await joined
 
     def leave(self, session: Session) -> None:
-        """The connection is gone. What it has asked for is done all the same."""
+        """End the session of a closed connection. Work that it has queued is still committed."""
         session.end(STOPPING, "gone")
         if self.sessions.get(session.address) is session:
             self._forget(session)
             request = LeaveMailbox(session.address.agent, session.id, session.address.universe)
-            self._ask(request, partial(ignore, session))
+            self._request_membership(request, partial(ignore_outcome, session))
 
     def wake(self, session: Session) -> None:
         """A session has something to do."""
@@ -116,50 +128,52 @@ class RelayHub:
         self._awake.set()
 
     def tick(self) -> None:
-        """Attend to whoever was silent, and to what a failure has put off. Called every second."""
+        """Ping silent agents, and retry what failed. Called every second."""
         now_ms = self.clock.now_ms()
         for session in list(self.sessions.values()):
             try:
-                self._attend(session, now_ms)
+                self._check_session(session, now_ms)
             except Exception:
-                give_up(session)
+                abort(session)
 
     def drain(self) -> None:
-        """Take no more mail; confirmations are taken until the connections are closed."""
+        """Reject new mail; confirmations are accepted until the connections are closed."""
         self.draining = True
         for session in self.sessions.values():
             session.push(Draining())
 
     async def close(self) -> None:
-        """End every session, once what they have asked for is committed."""
+        """End every session once its queued work is committed."""
         self.draining = self._closed = True
         for session in list(self.sessions.values()):
             self.leave(session)
         self._awake.set()
-        if self._ticking is not None:
-            self._ticking.cancel()
-        if self._running is not None:
-            await self._running
-        if self._hearing is not None:
-            with suppress(Exception):  # Whoever wanted to join was told why it could not be heard.
-                (await self._hearing)()
+        if self._tick_loop is not None:
+            self._tick_loop.cancel()
+        if self._batch_loop is not None:
+            await self._batch_loop
+        if self._subscription is not None:
+            with suppress(Exception):  # The callers of `join` have received this error.
+                (await self._subscription)()
 
     async def _start(self) -> None:
-        """Begin to hear and to commit, if that has not begun."""
-        if self._hearing is None:
-            self._ears = CommitListener(self._told_of_mail, self._told_of_receipts, self._told_of_reader)
-            # PostgreSQL is connected to for this, which an event loop must not wait for.
-            hearing = asyncio.to_thread(self._database.subscribe, self._ears.hear)
-            self._hearing = asyncio.ensure_future(hearing)
-        if self._running is None:
-            self._running = asyncio.ensure_future(self._run())
-            self._ticking = asyncio.ensure_future(self._tick())
-        begun = self._hearing
+        """Subscribe to commits and start the loops, if that has not happened."""
+        if self._subscription is None:
+            self._commit_listener = CommitListener(
+                self._on_mail_stored, self._on_receipt_stored, self._on_reader_changed
+            )
+            # On PostgreSQL this opens a connection, which must not block the event loop.
+            subscribing = asyncio.to_thread(self._database.subscribe, self._commit_listener.on_commit)
+            self._subscription = asyncio.ensure_future(subscribing)
+        if self._batch_loop is None:
+            self._batch_loop = asyncio.ensure_future(self._run())
+            self._tick_loop = asyncio.ensure_future(self._tick())
+        current = self._subscription
         try:
-            await asyncio.shield(begun)
+            await asyncio.shield(current)
         except Exception:
-            if self._hearing is begun:
-                self._hearing = None  # The next one tries again.
+            if self._subscription is current:
+                self._subscription = None  # The next join tries again.
             raise
 
     async def _tick(self) -> None:
@@ -168,115 +182,117 @@ class RelayHub:
             try:
                 self.tick()
             except Exception:
-                _log.exception("sessions could not be attended to, and will be in a second")
+                _log.exception("unexpected error while checking relay sessions; retrying in a second")
 
-    def _attend(self, session: Session, now_ms: int) -> None:
-        if session.is_held:
-            session.heard_ms = now_ms
+    def _check_session(self, session: Session, now_ms: int) -> None:
+        if session.is_backlogged:
+            session.received_ms = now_ms
         if session.pinged_ms is not None and now_ms - session.pinged_ms >= RELAY_PONG_SECONDS * 1_000:
             session.end(TOO_SLOW, "no pong")
-        elif session.pinged_ms is None and now_ms - session.heard_ms >= RELAY_PING_SECONDS * 1_000:
+        elif session.pinged_ms is None and now_ms - session.received_ms >= RELAY_PING_SECONDS * 1_000:
             session.pinged_ms = now_ms
             session.push(Ping())
-        if now_ms - session.looked_ms >= RELAY_LOOK_SECONDS * 1_000:
-            session.looked_ms, session.must_look, session.receipts_behind = now_ms, True, True
+        if now_ms - session.checked_ms >= RELAY_POLL_SECONDS * 1_000:
+            session.checked_ms, session.must_recheck, session.may_have_receipts = now_ms, True, True
         if session.has_work:
             self.wake(session)
 
     async def _run(self) -> None:
-        """Begin rounds as long as there is work: the next one is made while those before it are being synced."""
-        while not self._closed or self._asks or self._ready or self._under_way:
+        """Start batches while there is work: the next one is filled while earlier ones are being synced."""
+        while not self._closed or self._membership_requests or self._ready or self._in_flight:
             await self._awake.wait()
             self._awake.clear()
-            while len(self._under_way) < RELAY_ROUNDS_MAX and not (round := self._gathered()).is_empty:
-                task = asyncio.get_running_loop().create_task(self._carry_out(round))
-                self._under_way.add(task)
-                task.add_done_callback(self._under_way.discard)
-                task.add_done_callback(self._rouse)
+            while len(self._in_flight) < RELAY_BATCHES_IN_FLIGHT_MAX and not (batch := self._next_batch()).is_empty:
+                task = asyncio.get_running_loop().create_task(self._process_batch(batch))
+                self._in_flight.add(task)
+                task.add_done_callback(self._in_flight.discard)
+                task.add_done_callback(self._wake_loop)
 
-    def _rouse(self, *_: object) -> None:
+    def _wake_loop(self, *_: object) -> None:
         self._awake.set()
 
-    def _gathered(self) -> Round:
-        round = Round()
+    def _next_batch(self) -> CommitBatch:
+        batch = CommitBatch()
         try:
-            self._gather(round)
+            self._fill_batch(batch)
         except Exception:
-            _log.exception("a round is carried out as far as it was gathered")
-            asyncio.get_running_loop().call_later(RELAY_RETRY_SECONDS, self._rouse)
-        return round
+            _log.exception("unexpected error while filling a relay batch; committing what it contains")
+            asyncio.get_running_loop().call_later(RELAY_RETRY_SECONDS, self._wake_loop)
+        return batch
 
-    def _gather(self, round: Round) -> None:
-        """What the first in line want. A session has part in one round at a time, so what it does stays in order."""
-        if not self._are_asking:
-            self._are_asking = round.has_asks = bool(self._asks)
-            self._asks, asks = [], self._asks
-            for request, then in asks:
-                round.add(request, then)
-        while self._ready and round.size < RELAY_ROUND_MAILS:
+    def _fill_batch(self, batch: CommitBatch) -> None:
+        """Add the work of the first sessions in line. A session is in one batch at a time, which keeps it in order."""
+        if not self._membership_in_flight:
+            self._membership_in_flight = batch.has_membership_requests = bool(self._membership_requests)
+            requests, self._membership_requests = self._membership_requests, []
+            for request, callback in requests:
+                batch.add(request, callback)
+        while self._ready and batch.size < RELAY_BATCH_MAILS:
             session = next(iter(self._ready))
             del self._ready[session]
             try:
-                if session.is_busy or not session.has_work:  # Whoever is busy stands in line again when that is over.
+                if session.is_busy or not session.has_work:  # A busy session is queued again when its batch ends.
                     continue
-                round.join(session)
-                for request in session.writes():
-                    round.add(request, partial(self._wrote, session, request))
-                    round.size += round.expect(session, request, self.sessions)
-                round.size += session.read_limit if session.is_behind else 1
+                batch.include(session)
+                for request in session.next_writes():
+                    batch.add(request, partial(self._on_write_done, session, request))
+                    batch.size += batch.include_recipients(session, request, self.sessions)
+                batch.size += session.read_limit if session.may_have_mail else 1
             except Exception:
-                give_up(session)
-        for session in round.sessions:
+                abort(session)
+        for session in batch.sessions:
             try:
-                if session.is_hungry or session.must_look or (session.expects_mail and session.is_open):
+                if session.wants_mail or session.must_recheck or (session.expects_mail and session.accepts_mail):
                     limit = session.read_limit
-                    round.add(read_mail(session, limit), partial(self._read, session, limit, session.told))
-                    session.must_look = False
+                    batch.add(
+                        read_mail(session, limit), partial(self._on_mail_read, session, limit, session.known_sequence)
+                    )
+                    session.must_recheck = False
             except Exception:
-                give_up(session)
-        for session in round.sessions:
+                abort(session)
+        for session in batch.sessions:
             try:
                 if session.wants_receipts or session.expects_receipts:
-                    round.add(read_receipts(session), partial(self._read_receipts, session, session.receipts_told))
+                    batch.add(read_receipts(session), partial(self._on_receipts_read, session, session.known_receipt))
             except Exception:
-                give_up(session)
+                abort(session)
             session.expects_mail = session.expects_receipts = False
 
-    async def _carry_out(self, round: Round) -> None:
-        """Commit a round, and tell everybody in it what became of what they wanted."""
+    async def _process_batch(self, batch: CommitBatch) -> None:
+        """Commit a batch, and pass the outcomes to its sessions."""
         try:
-            await self._commit_all(round)
+            await self._commit_all(batch)
         finally:
-            if round.has_asks:
-                self._are_asking = False
-            for session in round.sessions:
+            if batch.has_membership_requests:
+                self._membership_in_flight = False
+            for session in batch.sessions:
                 session.is_busy = False
                 try:
                     session.flush()
                 except Exception:
-                    give_up(session)
+                    abort(session)
                 if session.has_work:
                     self._ready[session] = None
 
-    async def _commit_all(self, round: Round) -> None:
-        calls, thens = round.calls(), round.thens
+    async def _commit_all(self, batch: CommitBatch) -> None:
+        calls, callbacks = batch.calls(), batch.callbacks
         while calls:
             try:
                 outcomes = await self._commit(calls)
-                assert outcomes, "a group has at least one call"
+                assert outcomes, "a commit handles at least one call"
             except Exception:
-                _log.exception("a round failed in a way that nobody thought of")
-                outcomes = [unexpected()] * len(calls)
-            for then, outcome in zip(thens, outcomes, strict=False):
+                _log.exception("unexpected error while committing a relay batch")
+                outcomes = [unexpected_error()] * len(calls)
+            for callback, outcome in zip(callbacks, outcomes, strict=False):
                 try:
-                    then(outcome)
+                    callback(outcome)
                 except Exception:
-                    give_up(then.args[0])
-            calls, thens = calls[len(outcomes) :], thens[len(outcomes) :]
+                    abort(callback.args[0])
+            calls, callbacks = calls[len(outcomes) :], callbacks[len(outcomes) :]
 
-    # What became of it.
+    # Callbacks for outcomes.
 
-    def _joined(
+    def _on_joined(
         self, session: Session, receipts_after: int | None, joined: "asyncio.Future[Session]", outcome: Any
     ) -> None:
         try:
@@ -285,11 +301,11 @@ class RelayHub:
             elif not joined.done():
                 joined.set_exception(outcome)
         except Exception:
-            give_up(session)
-            with suppress(Exception):  # Nobody knows how far it has come.
+            abort(session)
+            with suppress(Exception):  # It may have failed at any step.
                 self.leave(session)
             if not joined.done():
-                joined.set_exception(unexpected())
+                joined.set_exception(unexpected_error())
 
     def _welcome(
         self, session: Session, receipts_after: int | None, joined: "asyncio.Future[Session]", outcome: Any
@@ -298,10 +314,10 @@ class RelayHub:
         before = self.sessions.get(session.address)
         if before is not None:
             self._replace(before)
-        assert self._ears is not None
+        assert self._commit_listener is not None
         self.sessions[session.address] = session
-        self._ears.listen_for(session)
-        if joined.done():  # Whoever wanted it was gone before.
+        self._commit_listener.add_session(session)
+        if joined.done():  # The caller was cancelled.
             self.leave(session)
             return
         session.receipts_seen = outcome.receipts_seen
@@ -310,48 +326,48 @@ class RelayHub:
         joined.set_result(session)
         self.wake(session)
 
-    def _wrote(self, session: Session, request: Request[Any], outcome: Any) -> None:
+    def _on_write_done(self, session: Session, request: Request[Any], outcome: Any) -> None:
         if isinstance(request, SendMail):
             if isinstance(outcome, HoldfastError):
-                session.not_sent(request, outcome)
+                session.on_send_failed(request, outcome)
             else:
-                session.sent(outcome.mails)
+                session.on_sent(outcome.mails)
         elif not isinstance(outcome, HoldfastError):
             if isinstance(request, ConfirmMail):
-                session.confirmed(request.ids)
-        elif may_pass(outcome) and isinstance(request, ConfirmMail):
+                session.on_confirmed(request.ids)
+        elif is_transient(outcome) and isinstance(request, ConfirmMail):
             session.confirms.extendleft(reversed(request.ids))
-            self._rest(session)
+            self._retry_later(session)
         else:
             session.refuse(outcome)
 
-    def _read(self, session: Session, limit: int, told: int, outcome: Any) -> None:
+    def _on_mail_read(self, session: Session, limit: int, known_sequence: int, outcome: Any) -> None:
         if isinstance(outcome, MailboxTaken):
             self._replace(session)
         elif isinstance(outcome, HoldfastError):
-            self._failed(session, outcome)
+            self._on_read_failed(session, outcome)
         else:
-            session.deliver(outcome, limit=limit, told=told)
+            session.deliver(outcome, limit=limit, known_sequence=known_sequence)
 
-    def _read_receipts(self, session: Session, told: int, outcome: Any) -> None:
+    def _on_receipts_read(self, session: Session, known_receipt: int, outcome: Any) -> None:
         if isinstance(outcome, InvalidArgument):
             session.receipts_after = session.receipts_seen
             session.refuse(outcome)
         elif isinstance(outcome, HoldfastError):
-            self._failed(session, outcome)
+            self._on_read_failed(session, outcome)
         else:
-            session.receipt(outcome.receipts, limit=RELAY_RECEIPTS, told=told)
+            session.deliver_receipts(outcome.receipts, limit=RELAY_RECEIPTS, known_receipt=known_receipt)
 
-    def _failed(self, session: Session, error: HoldfastError) -> None:
+    def _on_read_failed(self, session: Session, error: HoldfastError) -> None:
         if isinstance(error, Closed):
             session.end(STOPPING, "closed")
         else:
-            _log.warning("the mailbox of %s cannot be read: %s", session.name, error)
-            session.must_look = session.receipts_behind = True
-            self._rest(session)
+            _log.warning("the mailbox of %s cannot be read and will be retried: %s", session.name, error)
+            session.must_recheck = session.may_have_receipts = True
+            self._retry_later(session)
 
-    def _rest(self, session: Session) -> None:
-        session.rests_until_ms = self.clock.now_ms() + round(RELAY_RETRY_SECONDS * 1_000)
+    def _retry_later(self, session: Session) -> None:
+        session.retry_at_ms = self.clock.now_ms() + round(RELAY_RETRY_SECONDS * 1_000)
 
     def _replace(self, session: Session) -> None:
         session.end(REPLACED, "replaced", Replaced())
@@ -359,38 +375,38 @@ class RelayHub:
 
     def _forget(self, session: Session) -> None:
         if self.sessions.get(session.address) is session:
-            assert self._ears is not None
+            assert self._commit_listener is not None
             del self.sessions[session.address]
-            self._ears.ignore(session)
+            self._commit_listener.remove_session(session)
 
-    def _ask(self, request: Request[Any], then: Then) -> None:
-        self._asks.append((request, then))
+    def _request_membership(self, request: Request[Any], callback: OutcomeCallback) -> None:
+        self._membership_requests.append((request, callback))
         self._awake.set()
 
-    # What the key space tells.
+    # Callbacks of the commit listener.
 
-    def _told_of_mail(self, session: Session, sequence: int) -> None:
-        if sequence > session.told:
-            session.told = sequence
-            if not session.is_busy and session.is_hungry:  # Whoever is busy is asked when that is over.
+    def _on_mail_stored(self, session: Session, sequence: int) -> None:
+        if sequence > session.known_sequence:
+            session.known_sequence = sequence
+            if not session.is_busy and session.wants_mail:  # A busy session is checked when its batch ends.
                 self.wake(session)
 
-    def _told_of_receipts(self, session: Session, sequence: int) -> None:
-        """Of three receipts only the last one is of interest, and most are read in the round that writes them."""
-        if sequence > session.receipts_told:
-            session.receipts_told = sequence
-            if not self._later:
-                asyncio.get_running_loop().call_later(RELAY_RECEIPTS_SECONDS, self._look_at_receipts)
-            self._later[session] = None
+    def _on_receipt_stored(self, session: Session, sequence: int) -> None:
+        """Check for receipts a little later: most are read in the batch that writes them."""
+        if sequence > session.known_receipt:
+            session.known_receipt = sequence
+            if not self._receipt_checks:
+                asyncio.get_running_loop().call_later(RELAY_RECEIPTS_SECONDS, self._check_receipts)
+            self._receipt_checks[session] = None
 
-    def _look_at_receipts(self) -> None:
-        sessions, self._later = self._later, {}
+    def _check_receipts(self) -> None:
+        sessions, self._receipt_checks = self._receipt_checks, {}
         for session in sessions:
-            if session.receipts_told > session.receipts_after:
-                session.receipts_behind = True
+            if session.known_receipt > session.receipts_after:
+                session.may_have_receipts = True
                 self.wake(session)
 
-    def _told_of_reader(self, session: Session) -> None:
-        """Somebody joined the mailbox, or nobody knows what happened: look."""
-        session.must_look = session.receipts_behind = True
+    def _on_reader_changed(self, session: Session) -> None:
+        """Read the mailbox: it may have a new reader, or an unknown change."""
+        session.must_recheck = session.may_have_receipts = True
         self.wake(session)

@@ -1,15 +1,15 @@
-"""One session of the relay: what an agent that is connected has sent, was sent, and has still to hear.
+"""The state of one relay session: a connected agent's uncommitted requests, unsent frames and unconfirmed mail.
 
-    frames of the agent ──► take ──► sends, confirms ──┐                        ┌──► answers, mail ──► outgoing
-                                                       ├── a round, one commit ──┤
-    the mailbox has more ──► is_hungry ────────────────┘                        └──► in flight until confirmed
+    frames of the agent ──► receive ──► sends, confirms ──┐                         ┌──► answers, mail ──► outgoing
+                                                          ├── a batch, one commit ──┤
+    the mailbox has more ──► wants_mail ──────────────────┘                         └──► in flight until confirmed
 
-A session knows nothing of sockets and does nothing by itself: a hub (`rounds.py`) commits what all its sessions want.
-Everything that it holds is bounded. An agent that confirms nothing, or that does not read what it is sent, is sent
-nothing more; its mail waits where it is safe, in its mailbox. One that does not hear its answers is not heard either.
+A session does not use sockets and is passive: the hub (`hub.py`) commits the work of all its sessions. Everything that
+a session holds is bounded. An agent that does not confirm its mail, or does not read its frames, is sent nothing more;
+its mail stays in its mailbox. Frames of an agent that does not read its answers are not received either.
 
-`after` is where this connection has come to in its mailbox: what is in flight is not read again, and is not removed
-either, until the agent confirms it.
+`after` is the read position of this connection in its mailbox: mail in flight is not read again, and is not removed
+until the agent confirms it.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from holdfast.limits import (
     RELAY_SENDS_MAX,
     RELAY_UNSENT_BYTES_MAX,
 )
-from holdfast.runtime.rate_limits import Rates
+from holdfast.runtime.rate_limits import RateLimiter
 from holdfast.wire.mail import CONFIRMED, ConfirmMail, MailReceipt, Mails, NewMail, SeeReceipts, SendMail, SentMail
 from holdfast.wire.relay import (
     Body,
@@ -60,7 +60,7 @@ from holdfast.wire.relay import (
 )
 from holdfast.wire.requests import Request
 
-# Why a connection is closed, as its close code says it.
+# The close codes of connections.
 PROTOCOL_ERROR: Final = 1002
 TOO_BIG: Final = 1009
 STOPPING: Final = 1012
@@ -68,78 +68,82 @@ REPLACED: Final = 4001
 NOT_ALLOWED: Final = 4003
 TOO_SLOW: Final = 4008
 
-_FRAME_BYTES: Final = 256  # What a frame counts for beside its body.
+_FRAME_BYTES: Final = 256  # The size that is counted for a frame without its body.
 
-Allow = Callable[[Request[Any]], None]  # Raises if whoever is connected may not ask for this.
+Authorize = Callable[[Request[Any]], None]  # Raises if the connected agent is not allowed to make this request.
 
 
 class Hub(Protocol):
-    """Where sessions have their work done."""
+    """What a session needs from its hub."""
 
     clock: Clock
-    rates: Rates
+    rate_limiter: RateLimiter
     draining: bool
 
     def wake(self, session: "Session") -> None:
-        """A session has something to do."""
+        """Queue a session that has work."""
         ...
 
 
 class Session:
-    """An agent that is connected. Only on its event loop."""
+    """A connected agent. For use on its event loop only."""
 
-    def __init__(self, hub: Hub, address: Address, id: str, allow: Allow | None) -> None:
-        """Without `allow` an agent may do with its own mail what it likes."""
+    def __init__(self, hub: Hub, address: Address, id: str, authorize: Authorize | None) -> None:
+        """Without `authorize` an agent may use its own mailbox without restriction."""
         self.address = address
         self.name = str(address)
         self.id = id
         self.ended: tuple[int, str] | None = None  # The close code, and why.
-        self.is_busy = False  # Something is being committed for it.
+        self.is_busy = False  # It takes part in a batch.
         self.sends: list[NewMail] = []  # Not stored yet.
         self.sends_bytes = 0
-        self.confirms: deque[str] = deque()  # Not removed yet.
-        self.seen: int | None = None  # Receipts up to here, not remembered yet.
+        self.confirms: deque[str] = deque()  # Not committed yet.
+        self.unsaved_receipts_seen: int | None = (
+            None  # The agent has seen receipts up to this number; not committed yet.
+        )
         self.in_flight: dict[str, str] = {}  # The senders of mails that were sent and not confirmed, by id.
         self.after = -1
-        self.told = -1  # The highest sequence that was said to be in the mailbox.
-        self.is_behind = True  # There may be more than that.
-        self.must_look = False  # Somebody else may have the mailbox.
-        self.expects_mail = False  # What is being committed may have some.
+        self.known_sequence = -1  # The highest sequence number that was reported for the mailbox.
+        self.may_have_mail = True  # There may be mail that was not reported.
+        self.must_recheck = False  # The mailbox may have another reader: read it to find out.
+        self.expects_mail = False  # The current batch may store mail for it.
         self.receipts_seen = self.receipts_after = -1
-        self.receipts_told = -1
-        self.receipts_behind = True
+        self.known_receipt = -1
+        self.may_have_receipts = True
         self.expects_receipts = False
-        self.rests_until_ms = 0  # The key space has failed.
-        self.heard_ms = self.looked_ms = hub.clock.now_ms()
+        self.retry_at_ms = 0  # Set after a failed read or confirm.
+        self.received_ms = self.checked_ms = hub.clock.now_ms()
         self.pinged_ms: int | None = None
-        self.write: Callable[[list[Frame]], bool] | None = None  # Writes frames at once, if nothing is in their way.
+        self.write: Callable[[list[Frame]], bool] | None = (
+            None  # Writes frames immediately; False if the connection is busy.
+        )
         self._hub = hub
-        self.allow = allow
+        self.authorize = authorize
         self._unsent: list[Frame] = []
-        self._unsent_bytes = 0  # With what the other end has not taken yet.
-        self._writer: asyncio.Future[None] | None = None  # Waits for something to send.
-        self._reader: asyncio.Future[None] | None = None  # Waits for room.
+        self._unsent_bytes = 0  # Including frames that are being written.
+        self._writer: asyncio.Future[None] | None = None  # Resolved when there are frames to send.
+        self._reader: asyncio.Future[None] | None = None  # Resolved when there is capacity.
 
-    # What the connection calls.
+    # Called by the connection.
 
-    def take(self, frames: Iterable[OfAgent | Error]) -> None:
-        """Begin what the agent asks for. A frame that is refused is answered, and disturbs no other."""
-        self.heard_ms, self.pinged_ms = self._hub.clock.now_ms(), None
+    def receive(self, frames: Iterable[OfAgent | Error]) -> None:
+        """Handle frames of the agent. A rejected frame is answered with an error, and does not affect the others."""
+        self.received_ms, self.pinged_ms = self._hub.clock.now_ms(), None
         for frame in frames:
             try:
-                self._take(frame)
+                self._handle(frame)
             except HoldfastError as error:
                 self.refuse(error, frame.message_id if isinstance(frame, Send) else None)
         self._wake()
 
-    async def room(self) -> None:
-        """Return once there is room for more of the agent's frames."""
+    async def wait_for_capacity(self) -> None:
+        """Return once more frames of the agent can be received."""
         while self.is_full and self.ended is None:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
 
     async def outgoing(self) -> tuple[list[Frame], int] | None:
-        """The next frames for the agent, and what to say to `written` once they are; None when there are no more."""
+        """The next frames for the agent, and the size for `on_written`; None when the session has ended."""
         while not self._unsent:
             if self.ended is not None:
                 return None
@@ -148,66 +152,66 @@ class Session:
         frames, self._unsent = self._unsent, []
         return frames, self._unsent_bytes
 
-    def written(self, size: int) -> None:
-        """The other end has taken as much."""
+    def on_written(self, size: int) -> None:
+        """Account for frames that were written to the connection."""
         self._unsent_bytes -= size
         _release(self._reader)
         self._wake()
 
     def end(self, code: int, reason: str, *last: Frame) -> None:
-        """Nothing more is begun; what was taken is still done."""
+        """Accept nothing more; received requests are still committed."""
         if self.ended is None:
             self._unsent += last
             self.ended = (code, reason)
             _release(self._writer)
             _release(self._reader)
 
-    # What the hub calls.
+    # Called by the hub.
 
-    def give_up(self) -> None:
-        """Something went wrong: end, and want nothing more. The agent connects again, and sends again what it must."""
-        self.sends, self.sends_bytes, self.seen = [], 0, None
+    def abort(self) -> None:
+        """End after an unexpected error and drop uncommitted work. The agent reconnects and sends it again."""
+        self.sends, self.sends_bytes, self.unsaved_receipts_seen = [], 0, None
         self.confirms.clear()
-        self.must_look = False
+        self.must_recheck = False
         self.end(STOPPING, "failed")
 
     def push(self, *frames: Frame) -> None:
-        """Send these to the agent, behind what it has still to hear."""
+        """Send frames to the agent, after those that are queued."""
         if self.ended is not None:
             return
         for frame in frames:
             self._unsent_bytes += _FRAME_BYTES + (len(frame.body) * 4 // 3 if isinstance(frame, Mail) else 0)
         self._unsent += frames
-        if not self.is_busy:  # Otherwise there may be more, and the round's end flushes them together.
+        if not self.is_busy:  # Otherwise the end of the batch flushes all frames together.
             _release(self._writer)
 
     def flush(self) -> None:
-        """Send what there is."""
+        """Send the queued frames."""
         if not self._unsent:
             return
         is_idle = self._writer is not None and not self._writer.done()
         if is_idle and self.write is not None and self.write(self._unsent):
-            self._unsent, self._unsent_bytes = [], 0  # Whoever writes is idle: nothing else was unsent.
+            self._unsent, self._unsent_bytes = [], 0  # The writer is idle, so nothing else was unsent.
             _release(self._reader)
         else:
             _release(self._writer)
 
     @property
     def has_work(self) -> bool:
-        """Whether a round would do something for this session."""
-        if self.rests_until_ms and self.rests_until_ms > self._hub.clock.now_ms():
+        """Whether a batch has anything to do for this session."""
+        if self.retry_at_ms and self.retry_at_ms > self._hub.clock.now_ms():
             return False
         return (
             bool(self.sends or self.confirms)
-            or self.seen is not None
-            or self.must_look
-            or self.is_hungry
+            or self.unsaved_receipts_seen is not None
+            or self.must_recheck
+            or self.wants_mail
             or self.wants_receipts
         )
 
     @property
-    def is_open(self) -> bool:
-        """Whether the agent takes more mail now."""
+    def accepts_mail(self) -> bool:
+        """Whether more mail can be sent to the agent now."""
         return (
             self.ended is None
             and len(self.in_flight) < RELAY_IN_FLIGHT_MAX
@@ -215,31 +219,31 @@ class Session:
         )
 
     @property
-    def is_hungry(self) -> bool:
-        """Whether there may be mail, and the agent takes more."""
-        return (self.is_behind or self.told > self.after) and self.is_open
+    def wants_mail(self) -> bool:
+        """Whether there may be mail, and it can be sent to the agent."""
+        return (self.may_have_mail or self.known_sequence > self.after) and self.accepts_mail
 
     @property
     def wants_receipts(self) -> bool:
-        """Whether there are receipts to be read now, and the agent takes more."""
-        return self.receipts_behind and self.ended is None and self._unsent_bytes < RELAY_UNSENT_BYTES_MAX
+        """Whether there may be receipts, and they can be sent to the agent."""
+        return self.may_have_receipts and self.ended is None and self._unsent_bytes < RELAY_UNSENT_BYTES_MAX
 
     @property
     def read_limit(self) -> int:
-        """How many mails to read; a session that only has to look reads one more than it may have."""
+        """How many mails to read; at least one, because a read also checks who reads the mailbox."""
         return max(min(RELAY_FLUSH_MAILS, RELAY_IN_FLIGHT_MAX - len(self.in_flight)), 1)
 
     @property
-    def is_held(self) -> bool:
-        """Whether the agent is not heard because what it has sent is not committed yet, for no fault of its own."""
+    def is_backlogged(self) -> bool:
+        """Whether frames are not received because earlier ones are not committed yet; the agent is not at fault."""
         return (
             len(self.sends) >= RELAY_SENDS_MAX
             or self.sends_bytes >= RELAY_SENDS_BYTES_MAX
             or len(self.confirms) >= MAIL_BATCH_MAX
         )
 
-    def writes(self) -> list[Request[Any]]:
-        """What the agent has asked for first, as much of it as one commit should carry."""
+    def next_writes(self) -> list[Request[Any]]:
+        """Remove and return the oldest requests of the agent, as many as one commit should carry."""
         agent, universe = self.address.agent, self.address.universe
         requests: list[Request[Any]] = []
         if self.sends:
@@ -249,36 +253,36 @@ class Session:
         if self.confirms:
             ids = [self.confirms.popleft() for _ in range(min(len(self.confirms), MAIL_BATCH_MAX))]
             requests.append(ConfirmMail(agent, ids, universe))
-        if self.seen is not None:
-            requests.append(SeeReceipts(agent, self.seen, universe))
-            self.seen = None
+        if self.unsaved_receipts_seen is not None:
+            requests.append(SeeReceipts(agent, self.unsaved_receipts_seen, universe))
+            self.unsaved_receipts_seen = None
         _release(self._reader)
         return requests
 
-    def sent(self, outcomes: Sequence[SentMail]) -> None:
-        """Mails of the agent were stored, or refused one by one."""
-        for sent in outcomes:
-            if sent.code is None:
-                self.push(Sent(sent.id, sent.durability, sent.duplicate))
+    def on_sent(self, outcomes: Sequence[SentMail]) -> None:
+        """Report to the agent which of its mails were stored, and which were rejected."""
+        for outcome in outcomes:
+            if outcome.code is None:
+                self.push(Sent(outcome.id, outcome.durability, outcome.duplicate))
             else:
-                self.refuse(rebuild(sent.code, sent.detail or sent.code), sent.id)
+                self.refuse(rebuild(outcome.code, outcome.detail or outcome.code), outcome.id)
 
-    def not_sent(self, request: SendMail, error: HoldfastError) -> None:
-        """None of these mails could be stored, or nobody knows."""
+    def on_send_failed(self, request: SendMail, error: HoldfastError) -> None:
+        """Report that these mails were not stored, or that it is unknown."""
         for mail in request.mails:
             self.refuse(error, mail.id)
 
     def refuse(self, error: HoldfastError, message_id: str | None = None) -> None:
-        """Tell the agent what was not done, and why."""
+        """Send an error frame."""
         self.push(Error(error.code, str(error), error.retry, message_id))
 
-    def confirmed(self, ids: Iterable[str]) -> None:
-        """These are not in flight any more."""
+    def on_confirmed(self, ids: Iterable[str]) -> None:
+        """Remove confirmed mails from those in flight."""
         for id in ids:
             self.in_flight.pop(id, None)
 
-    def deliver(self, found: Mails, *, limit: int, told: int) -> None:
-        """Send what a read has found; `told` is what this session had been told before it."""
+    def deliver(self, found: Mails, *, limit: int, known_sequence: int) -> None:
+        """Send the mails that a read returned; `known_sequence` is the value before the read."""
         live_from, size = found.live_from, 0
         frames: list[Frame] = []
         for mail in found.mails:
@@ -301,12 +305,12 @@ class Session:
         if frames:
             self.after = found.mails[-1].sequence
             self.push(*frames)
-        self.is_behind = len(frames) == limit or size >= RELAY_FLUSH_BYTES
-        if not self.is_behind and self.told == told:
-            self.told = self.after  # What it was told of and is not there has expired, or was confirmed elsewhere.
+        self.may_have_mail = len(frames) == limit or size >= RELAY_FLUSH_BYTES
+        if not self.may_have_mail and self.known_sequence == known_sequence:
+            self.known_sequence = self.after  # The reported mail has expired, or was confirmed elsewhere.
 
-    def receipt(self, found: Sequence[MailReceipt], *, limit: int, told: int) -> None:
-        """Tell the agent which of its mails have arrived; that they are stored it knows already."""
+    def deliver_receipts(self, found: Sequence[MailReceipt], *, limit: int, known_receipt: int) -> None:
+        """Send delivery confirmations; receipts of other states repeat what the agent already knows."""
         if found:
             self.receipts_after = found[-1].sequence
             self.push(
@@ -316,61 +320,62 @@ class Session:
                     if each.state == CONFIRMED
                 )
             )
-        is_told_more = self.receipts_told != told and self.receipts_told > self.receipts_after
-        self.receipts_behind = len(found) == limit or is_told_more
+        has_more = self.known_receipt != known_receipt and self.known_receipt > self.receipts_after
+        self.may_have_receipts = len(found) == limit or has_more
 
     def _wake(self) -> None:
-        """Stand in line if there is work; whoever is busy is asked when that is over."""
+        """Join the hub's line if there is work. A busy session is checked when its batch ends."""
         if not self.is_busy and self.has_work:
             self._hub.wake(self)
 
-    # What the agent asks for.
+    # Frames of the agent.
 
-    def _take(self, frame: OfAgent | Error) -> None:
+    def _handle(self, frame: OfAgent | Error) -> None:
         if isinstance(frame, Send):
             self._send(frame)
         elif isinstance(frame, Confirm):
             if len(frame.message_ids) > MAIL_BATCH_MAX:
-                raise BatchTooLarge(f"One confirm names at most {MAIL_BATCH_MAX} mails; split it")
+                raise BatchTooLarge(f"A confirm frame has at most {MAIL_BATCH_MAX} message ids; split it")
             if len(self.confirms) + len(frame.message_ids) > RELAY_CONFIRMS_MAX:
-                raise Busy(f"{RELAY_CONFIRMS_MAX} mails are being confirmed already; confirm these again in a moment")
+                raise Busy(f"{RELAY_CONFIRMS_MAX} confirmations are pending; confirm these again in a few seconds")
             for id in frame.message_ids:
                 check_id(id)
-            if self.allow is not None:
-                self.allow(ConfirmMail(self.address.agent, frame.message_ids, self.address.universe))
+            if self.authorize is not None:
+                self.authorize(ConfirmMail(self.address.agent, frame.message_ids, self.address.universe))
             self.confirms.extend(frame.message_ids)
         elif isinstance(frame, ReceiptsSeen):
-            if self.allow is not None:
-                self.allow(SeeReceipts(self.address.agent, frame.sequence, self.address.universe))
-            self.seen = frame.sequence if self.seen is None else max(self.seen, frame.sequence)
+            if self.authorize is not None:
+                self.authorize(SeeReceipts(self.address.agent, frame.sequence, self.address.universe))
+            seen = self.unsaved_receipts_seen
+            self.unsaved_receipts_seen = frame.sequence if seen is None else max(seen, frame.sequence)
         elif isinstance(frame, Ping):
             self.push(Pong())
         elif isinstance(frame, Error):
             self.push(frame)
         elif not isinstance(frame, Pong):
-            raise InvalidArgument("This connection is authenticated already; open another one for another agent")
+            raise InvalidArgument("This connection is already authenticated; open another one for another agent")
 
     def _send(self, frame: Send) -> None:
         check_id(frame.message_id)
         if self._hub.draining:
-            raise ShutdownDraining("The server is shutting down; connect again in a moment and send it again")
+            raise ShutdownDraining("The server is shutting down; reconnect in a few seconds and send it again")
         if frame.sender is not None and _address(frame.sender, self.address.universe) != self.address:
             raise SenderMismatch(f"This connection is authenticated as {self.name}; leave `from` out, or open another")
-        wait_ms = self._hub.rates.wait_ms(self.address)
+        wait_ms = self._hub.rate_limiter.wait_ms(self.address)
         if wait_ms:
             self.push(RateLimited(frame.message_id, wait_ms))
             return
         mail = NewMail(frame.to, bytes(frame.body), frame.message_id, frame.content_type, frame.correlation_id)
-        if self.allow is not None:
-            self.allow(SendMail(self.address.agent, [mail], self.address.universe))
+        if self.authorize is not None:
+            self.authorize(SendMail(self.address.agent, [mail], self.address.universe))
         self.sends.append(mail)
         self.sends_bytes += len(mail.body)
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room for more of the agent's frames."""
-        # Mail alone comes to the bound and a little more; whoever is at twice of it does not hear its answers.
-        return self.is_held or self._unsent_bytes >= 2 * RELAY_UNSENT_BYTES_MAX
+        """Whether no more frames of the agent are received."""
+        # Mail alone slightly exceeds the bound; twice the bound means that the agent does not read its answers.
+        return self.is_backlogged or self._unsent_bytes >= 2 * RELAY_UNSENT_BYTES_MAX
 
 
 def _address(text: str, universe: str) -> Address | None:

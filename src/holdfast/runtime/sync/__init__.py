@@ -1,1 +1,1 @@
-"""The synchronous twins, generated from the modules beside this folder."""
+"""Synchronous modules, generated from the asynchronous ones in the parent package."""

@@ -5,60 +5,60 @@ from typing import Any
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import InvalidArgument, NotFound, ObjectNotFound, Unsupported
-from holdfast.runtime.maintenance.checkpoints import Checkpoints, Lines
+from holdfast.runtime.maintenance.checkpoints import Checkpoints, LineStream
 from holdfast.wire.backups import BackupBegun, BackupEnded
 
 
 class BackupStore:
-    """Makes, tells of and hands out the checkpoints of a plane."""
+    """Creates, lists, serves and removes the checkpoints of a plane."""
 
     def __init__(
         self, checkpoints: Checkpoints, objects: ObjectStore | None, run_in_thread: Callable[..., Any]
     ) -> None:
-        """`run_in_thread` calls something that waits for files or stores."""
+        """`run_in_thread` calls a function that blocks on files or stores."""
         self._checkpoints = checkpoints
         self._objects = objects
-        self._aside = run_in_thread
+        self._run_in_thread = run_in_thread
 
     def begin(self) -> BackupBegun:
-        """Make a checkpoint."""
-        begun: BackupBegun = self._aside(self._checkpoints.begin)
-        return begun
+        """Create a checkpoint."""
+        checkpoint: BackupBegun = self._run_in_thread(self._checkpoints.begin)
+        return checkpoint
 
     def end(self, id: str) -> BackupEnded:
         """Remove a checkpoint; whether it was there."""
-        return BackupEnded(self._aside(self._checkpoints.end, id))
+        return BackupEnded(self._run_in_thread(self._checkpoints.end, id))
 
     def files(self, id: str) -> Iterator[bytes]:
         """Every file that belongs to a checkpoint, as lines of JSON."""
-        return self._pages(self._aside(self._checkpoints.files, id))
+        return self._pages(self._run_in_thread(self._checkpoints.files, id))
 
     def examine(self, *, deep: bool) -> Iterator[bytes]:
-        """What is found by looking at everything, as lines of JSON."""
-        return self._pages(self._aside(self._checkpoints.examined, deep=deep))
+        """The results of all health checks, as lines of JSON."""
+        return self._pages(self._run_in_thread(self._checkpoints.run_checks, deep=deep))
 
     def open(self, id: str, path: str, start: int, length: int | None) -> Iterator[bytes]:
-        """The bytes of a file that belongs to a checkpoint.
+        """The bytes of one file of a checkpoint.
 
         Raises:
             NotFound: there is no such checkpoint, or no such file.
         """
-        store: ObjectStore = self._aside(self._checkpoints.store, id)
+        store: ObjectStore = self._run_in_thread(self._checkpoints.store, id)
         part, _, rest = path.partition("/")
         if part not in ("keyspace", "activity", "objects"):
-            raise InvalidArgument(f"{path[:80]!r} is no file of a backup; ask for one that its list names")
+            raise InvalidArgument(f"{path[:80]!r} is not a file of a backup; request a path from its file list")
         if part == "objects":
             if self._objects is None:
-                raise Unsupported("The plane has no object store, and so no objects")
+                raise Unsupported("The plane has no object store, so its backups have no objects")
             store, path = self._objects, rest
         try:
             return store.open(path, start, length)
         except ObjectNotFound:
-            raise NotFound(f"{path[:200]} is not there, or not any more; begin another backup") from None
+            raise NotFound(f"{path[:200]} does not exist, or was removed; begin another backup") from None
 
-    def _pages(self, lines: Lines) -> Iterator[bytes]:
+    def _pages(self, lines: LineStream) -> Iterator[bytes]:
         try:
-            while page := self._aside(lines.page):
+            while page := self._run_in_thread(lines.page):
                 yield page
         finally:
             lines.close()

@@ -40,12 +40,12 @@ class BlobStore:
             Unsupported: it is too large for the key space, and the plane has no object store.
         """
         if not isinstance(data, bytes):
-            raise InvalidValue(f"A blob is bytes, not {type(data).__name__}; encode it first")
+            raise InvalidValue(f"A blob must be bytes, not {type(data).__name__}; encode it first")
         digest = hashlib.sha256(data).digest()
         if len(data) <= limits.BLOB_INLINE_BYTES_MAX:
             self._database.transact(blobs.record, universe, digest, Blob(len(data), data))
         elif self._database.read(blobs.find, universe, digest) is None:
-            # Over what a crash may have left there: the same bytes, or fewer of them.
+            # Overwrites what a crash may have left: the same bytes, or a prefix of them.
             self._store().put(blobs.object_path(universe, digest), data)
             self._database.transact(blobs.record, universe, digest, Blob(len(data)))
         return Stored(digest.hex(), len(data))
@@ -56,7 +56,7 @@ class BlobStore:
             sha, size = hashlib.sha256(), 0
             for chunk in chunks:
                 if not isinstance(chunk, bytes):
-                    raise InvalidValue(f"A blob is streamed in bytes, not {type(chunk).__name__}; encode it first")
+                    raise InvalidValue(f"A blob stream must yield bytes, not {type(chunk).__name__}; encode it first")
                 sha.update(chunk)
                 size += len(chunk)
                 spool.write(chunk)
@@ -65,16 +65,16 @@ class BlobStore:
                 return self.put(universe, spool.read())
             digest = sha.digest()
             if self._database.read(blobs.find, universe, digest) is None:
-                self._store().write(blobs.object_path(universe, digest), _pieces(spool))
+                self._store().write(blobs.object_path(universe, digest), _chunks(spool))
                 self._database.transact(blobs.record, universe, digest, Blob(size))
             return Stored(digest.hex(), size)
 
     def get(self, universe: str, hash: str) -> Body:
-        """The bytes of a blob, in memory at once.
+        """All bytes of a blob, in memory.
 
         Raises:
-            BlobNotFound: nobody stored it.
-            Corrupt: it was stored and cannot be read back whole.
+            BlobNotFound: it is not stored.
+            Corrupt: it is stored and cannot be read back completely.
         """
         digest, blob = self._find(universe, hash)
         if blob.inline is not None:
@@ -88,27 +88,27 @@ class BlobStore:
         return Body(data)
 
     def open(self, universe: str, hash: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """The bytes of a blob in pieces; a mismatch is raised after the last of them, instead of an end.
+        """The bytes of a blob in chunks; a hash mismatch is raised after the last chunk.
 
-        Of a large blob only the part that is asked for is read. A part has no hash to be compared with: it is raised if
-        fewer bytes come than the blob should have there, and no more.
+        Only the requested range of a large blob is read. A range has no hash to verify: an error is raised only if it
+        has fewer bytes than it should.
         """
         if start < 0 or (length is not None and length < 0):
-            raise InvalidArgument(f"A part of {length} bytes from {start} on is none; choose 0 or more for both")
+            raise InvalidArgument(f"Invalid range: {length} bytes from offset {start}; both must be at least 0")
         digest, blob = self._find(universe, hash)
         start = min(start, blob.size)
         end = blob.size if length is None else min(start + length, blob.size)
         if blob.inline is not None:
             self._check(hash, digest, blob, blob.inline)
-            return _once(blob.inline[start:end])
+            return _single_chunk(blob.inline[start:end])
         path = blobs.object_path(universe, digest)
         try:
             if (start, end) == (0, blob.size):
-                return self._checked(self._store().open(path), hash, digest, blob)
+                return self._verified(self._store().open(path), hash, digest, blob)
             parts = self._store().open(path, start, end - start)
         except ObjectNotFound as error:
             raise _missing(hash) from error
-        return _counted(parts, hash, blob, end - start)
+        return _length_checked(parts, hash, blob, end - start)
 
     def _find(self, universe: str, hash: str) -> tuple[bytes, Blob]:
         digest = blobs.digest_of(hash)
@@ -118,23 +118,23 @@ class BlobStore:
         return digest, blob
 
     def _check(self, hash: str, digest: bytes, blob: Blob, data: bytes) -> None:
-        """Raise unless these are the bytes of the blob."""
+        """Raise unless `data` is the content of the blob."""
         _check_size(hash, blob, len(data))
-        if self._is_due() and hashlib.sha256(data).digest() != digest:
+        if self._should_verify() and hashlib.sha256(data).digest() != digest:
             raise _mismatch(hash)
 
-    def _checked(self, parts: Iterator[bytes], hash: str, digest: bytes, blob: Blob) -> Iterator[bytes]:
-        sha, size, due = hashlib.sha256(), 0, self._is_due()
+    def _verified(self, parts: Iterator[bytes], hash: str, digest: bytes, blob: Blob) -> Iterator[bytes]:
+        sha, size, verify = hashlib.sha256(), 0, self._should_verify()
         for part in parts:
             size += len(part)
-            if due:
+            if verify:
                 sha.update(part)
             yield part
         _check_size(hash, blob, size)
-        if due and sha.digest() != digest:
+        if verify and sha.digest() != digest:
             raise _mismatch(hash)
 
-    def _is_due(self) -> bool:
+    def _should_verify(self) -> bool:
         if self._verify is Verify.SAMPLED:
             return self._sample.random() < limits.BLOB_VERIFY_SAMPLE
         return self._verify is Verify.ALWAYS
@@ -143,36 +143,36 @@ class BlobStore:
         if self._objects is None:
             raise Unsupported(
                 f"A blob of over {limits.BLOB_INLINE_BYTES_MAX} bytes needs an object store that all nodes reach; "
-                "name one with holdfast.open(url, objects=...)"
+                "configure one with holdfast.open(url, objects=...)"
             )
         return self._objects
 
 
-def _once(data: bytes) -> Iterator[bytes]:
+def _single_chunk(data: bytes) -> Iterator[bytes]:
     yield data
 
 
-def _counted(parts: Iterator[bytes], hash: str, blob: Blob, expected: int) -> Iterator[bytes]:
+def _length_checked(parts: Iterator[bytes], hash: str, blob: Blob, expected: int) -> Iterator[bytes]:
     size = 0
     for part in parts:
         size += len(part)
         yield part
     if size != expected:
-        raise SizeMismatch(f"Blob {hash} is shorter than the {blob.size} bytes it was stored with; restore it")
+        raise SizeMismatch(f"Blob {hash} is shorter than its recorded {blob.size} bytes; restore it from a backup")
 
 
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    while piece := file.read(limits.BLOB_PART_BYTES):
-        yield piece
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    while chunk := file.read(limits.BLOB_PART_BYTES):
+        yield chunk
 
 
 def _check_size(hash: str, blob: Blob, size: int) -> None:
     if size != blob.size:
-        raise SizeMismatch(f"Blob {hash} has {size} bytes and was stored with {blob.size}; restore it from a backup")
+        raise SizeMismatch(f"Blob {hash} has {size} bytes, but {blob.size} were recorded; restore it from a backup")
 
 
 def _mismatch(hash: str) -> HashMismatch:
-    return HashMismatch(f"The bytes of blob {hash} have another hash; restore it from a backup")
+    return HashMismatch(f"Blob {hash} does not match its hash; restore it from a backup")
 
 
 def _missing(hash: str) -> MissingObject:

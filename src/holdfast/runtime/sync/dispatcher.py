@@ -1,147 +1,168 @@
 """Generated from runtime/dispatcher.py by tools/make_twins.py; change that file instead."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Required, TypedDict, Unpack
 
-from holdfast.clock import Clock, SystemClock, when_moved
+from holdfast.clock import Clock, SystemClock, on_clock_change
 from holdfast.errors import Busy, LockTimeout, QueueBusy
 from holdfast.kv import Database, Transaction
 from holdfast.kv.serial_database import SerialDatabase
 from holdfast.layers import queues
 from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.queues import Ahead, Leased, QueueKey
+from holdfast.layers.queues import Leased, Prefetched, QueueKey
 from holdfast.runtime.cancellation import finish_or_undo
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.locks.table import LockTable
+from holdfast.runtime.publishing import Publish, discard
 from holdfast.tiers import Tier
 
-Publish = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
+_PREFETCHED_QUEUES_MAX: Final = 1_024  # Queues with prefetched messages; others pay a scan for each delivery.
 
 
-def _untold(events: Sequence[tuple[Any, ...]]) -> None:
-    """Nobody wants to hear of it."""
-    del events
+class LeaseOptions(TypedDict, total=False):
+    """What a consumer requests from `queues.lease_or_wait`."""
 
-
-_AHEAD_QUEUES: Final = 1_024  # Queues whose next messages are remembered; others pay a search for each delivery.
+    owner: Required[str]
+    limit: int
+    visibility_ms: int | None
+    txn_id: str | None
+    with_state: bool
 
 
 class Dispatcher:
-    """Leases messages to consumers, now or after a wait."""
+    """Leases messages to consumers, immediately or after a wait."""
 
     def __init__(
-        self, database: Database, clock: Clock | None, waits: ConsumerOptions, publish: Publish | None = None
+        self, database: Database, clock: Clock | None, options: ConsumerOptions, publish: Publish | None = None
     ) -> None:
         self._database = database
-        self._publish = publish or _untold
+        self._publish = publish or discard
         self._clock = clock or SystemClock()
-        self._waits = waits
+        self._options = options
         self._jitter = Random()
-        self._is_serial = isinstance(database, SerialDatabase)  # No transaction is run twice, or beside another.
-        self._lines = LockTable(("queue",), nested=False, waiters_max=waits.consumers_max)
-        self._ahead: OrderedDict[QueueKey, Ahead] = OrderedDict()
+        self._is_serial = isinstance(database, SerialDatabase)  # Transactions run once, one at a time.
+        self._lines = LockTable(("queue",), nested=False, waiters_max=options.consumers_max)
+        self._prefetched: OrderedDict[QueueKey, Prefetched] = OrderedDict()
 
     def receive(
-        self, queue: QueueKey, *, wait_ms: int, tier: Tier, call: KeyedCall | None = None, **options: Any
+        self,
+        queue: QueueKey,
+        *,
+        wait_ms: int,
+        tier: Tier,
+        call: KeyedCall | None = None,
+        **options: Unpack[LeaseOptions],
     ) -> Leased:
-        """At least one message, unless `wait_ms` pass without any, or what `call` has leased before.
+        """At least one message, unless `wait_ms` pass without any; or what `call` has already leased.
 
         Raises:
-            QueueBusy: as many consumers wait as may.
+            QueueBusy: `consumers_max` consumers are already waiting.
         """
-        if call is not None:
-            options["call"] = call
         if not wait_ms:
-            return self._lease(queue, tier, options)
+            return self._lease(queue, tier, call, options)
         line = ["queue", "/".join(queue)]
-        if not self._lines.line(line):
-            leased = self._lease(queue, tier, options)
+        if not self._lines.line_length(line):
+            leased = self._lease(queue, tier, call, options)
             if leased.messages or leased.repeated:
                 return leased
-        elif call is not None and not call.fresh():  # What it has already, it need not stand in line for.
+        elif call is not None and not call.is_new_call():
+            # A repeated call need not wait for messages that it already has.
             before = self._database.transact(
-                queues.leased_before, queue, call=call, with_state=options.get("with_state", False), tier=tier
+                queues.stored_lease, queue, call=call, with_state=options.get("with_state", False), tier=tier
             )
             if before is not None:
                 return before
         until_ms = self._clock.now_ms() + wait_ms
         try:
-            place = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
+            front = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
         except LockTimeout:
             return Leased([], queues.NEVER_MS, [], [])
         except Busy as busy:
             raise QueueBusy(
-                f"{self._waits.consumers_max} consumers wait already; raise queue_max_consumers, or come back later"
+                f"{self._options.consumers_max} consumers already wait; raise queue_max_consumers, or try again later"
             ) from busy
-        with place:
-            return self._first_in_line(queue, until_ms, tier, options, place.release)
+        with front:
+            return self._wait_at_front(queue, until_ms, tier, call, options, leave_line=front.release)
 
     def waiting(self, queue: QueueKey) -> int:
-        """How many consumers wait here for messages of a queue."""
-        return self._lines.line(["queue", "/".join(queue)])
+        """The number of consumers of this process that wait for messages of a queue."""
+        return self._lines.line_length(["queue", "/".join(queue)])
 
-    def _first_in_line(
-        self, queue: QueueKey, until_ms: int, tier: Tier, options: dict[str, Any], leave: Callable[[], None]
+    def _wait_at_front(
+        self,
+        queue: QueueKey,
+        until_ms: int,
+        tier: Tier,
+        call: KeyedCall | None,
+        options: LeaseOptions,
+        *,
+        leave_line: Callable[[], None],
     ) -> Leased:
         with self._database.watch(queues.keys_of(queue).prefix) as watch:
-            stop_listening = when_moved(self._clock, watch.fire)
+            stop_listening = on_clock_change(self._clock, watch.fire)
             try:
                 while True:
-                    leased = self._lease(queue, tier, options, leave if self._is_serial else None)
+                    leased = self._lease(queue, tier, call, options, leave_line if self._is_serial else None)
                     left_ms = until_ms - self._clock.now_ms()
                     if leased.messages or leased.repeated or left_ms <= 0:
                         return leased
-                    pause_ms = min(left_ms, max(leased.again_in_ms, 1), self._waits.look_again_ms(self._jitter))
+                    pause_ms = min(left_ms, max(leased.retry_in_ms, 1), self._options.resilient_poll_ms(self._jitter))
                     watch.wait(pause_ms / 1_000)
             finally:
                 stop_listening()
 
     def _lease(
-        self, queue: QueueKey, tier: Tier, options: dict[str, Any], leave: Callable[[], None] | None = None
+        self,
+        queue: QueueKey,
+        tier: Tier,
+        call: KeyedCall | None,
+        options: LeaseOptions,
+        leave_line: Callable[[], None] | None = None,
     ) -> Leased:
-        ahead = self._ahead.get(queue)
-        if ahead is None:
-            ahead = self._ahead[queue] = Ahead()
-            if len(self._ahead) > _AHEAD_QUEUES:
-                self._ahead.popitem(last=False)
-        call = options.get("call")
-        lease: Callable[..., Leased] = queues.lease_or_wait if call is None else queues.lease_once
-        if leave is not None:
-            lease = partial(_lease_and_leave, lease, leave)
+        prefetched = self._prefetched.get(queue)
+        if prefetched is None:
+            prefetched = self._prefetched[queue] = Prefetched()
+            if len(self._prefetched) > _PREFETCHED_QUEUES_MAX:
+                self._prefetched.popitem(last=False)
+        lease: Callable[..., Leased] = queues.lease_or_wait if call is None else queues.lease_keyed
+        if call is not None:
+            lease = partial(lease, call=call)
+        if leave_line is not None:
+            lease = partial(_lease_and_leave_line, lease, leave_line)
         leased = finish_or_undo(
-            self._database.transact(lease, queue, ahead=ahead, tier=tier, **options),
-            partial(self._give_back, queue, call),
+            self._database.transact(lease, queue, prefetched=prefetched, tier=tier, **options),
+            partial(self._release_cancelled, queue, call),
         )
         if leased.events:
             self._publish(leased.events)
         return leased
 
-    def give_back(self, queue: QueueKey, leased: Leased, call: KeyedCall | None) -> None:
-        """Give back what was leased and could not be delivered, uncounted."""
+    def release_undelivered(self, queue: QueueKey, leased: Leased, call: KeyedCall | None) -> None:
+        """Release messages that were leased and could not be delivered, without counting an attempt."""
         if leased.messages:
-            self._publish(self._database.transact(*_undoing(queue, leased, call)))
+            self._publish(self._database.transact(*_release_work(queue, leased, call)))
 
-    def _give_back(self, queue: QueueKey, call: KeyedCall | None, leased: Leased) -> None:
-        """Nobody waits for these any more: they were not delivered, and nothing has failed."""
+    def _release_cancelled(self, queue: QueueKey, call: KeyedCall | None, leased: Leased) -> None:
+        """Release messages whose consumer was cancelled before it received them, without counting an attempt."""
         if leased.messages:
-            self._publish(self._database.transact(*_undoing(queue, leased, call)))
+            self._publish(self._database.transact(*_release_work(queue, leased, call)))
 
 
-def _lease_and_leave(
-    lease: Callable[..., Leased], leave: Callable[[], None], tx: Transaction, queue: QueueKey, **options: Any
+def _lease_and_leave_line(
+    lease: Callable[..., Leased], leave_line: Callable[[], None], tx: Transaction, queue: QueueKey, **options: Any
 ) -> Leased:
-    """Lease, and let the next one in line look. It has its turn when this transaction is committed, or has failed."""
+    """Lease, and let the next consumer in line read. Its transaction runs once this one has committed or failed."""
     leased = lease(tx, queue, **options)
-    if leased.messages and leased.more:  # Otherwise it would look in vain, and hold up what is synced with it.
-        leave()
+    if leased.messages and leased.more:  # Otherwise it would find nothing, and delay the sync of this delivery.
+        leave_line()
     return leased
 
 
-def _undoing(queue: QueueKey, leased: Leased, call: KeyedCall | None) -> tuple[Any, ...]:
-    """What takes a delivery back: a function over a transaction, and its arguments."""
+def _release_work(queue: QueueKey, leased: Leased, call: KeyedCall | None) -> tuple[Any, ...]:
+    """The transaction function that releases a delivery, and its arguments."""
     if call is None:
         return queues.defer_all, queue, leased.messages
-    return queues.give_back_once, queue, leased, call
+    return queues.release_undelivered, queue, leased, call

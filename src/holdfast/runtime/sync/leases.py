@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from holdfast.clock import Clock, SystemClock, when_moved
+from holdfast.clock import Clock, SystemClock, on_clock_change
 from holdfast.errors import LeaseHeld, LockTimeout
 from holdfast.kv import Database, Transaction
 from holdfast.layers import leases
@@ -13,17 +13,17 @@ from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.leases import LEASE_EVENTS, Grant, LeaseKey
 from holdfast.runtime.cancellation import finish_or_undo
 from holdfast.runtime.locks.table import HolderInfo, LockTable
-from holdfast.runtime.sync.dispatcher import Publish
+from holdfast.runtime.publishing import Publish, discard
 from holdfast.wire.leases import Described, Granted, LeaseLine, LeaseProof, LockPlace, Waits
 
 
 class LeaseWaiter:
-    """Grants leases, now or after a wait."""
+    """Grants leases, immediately or after a wait."""
 
     def __init__(self, database: Database, clock: Clock | None = None, publish: Publish | None = None) -> None:
         self._database = database
         self._clock = clock or SystemClock()
-        self._publish = publish
+        self._publish = publish or discard
         self._lines = LockTable(("lease",), nested=False)
 
     def acquire(
@@ -36,57 +36,57 @@ class LeaseWaiter:
         txn_id: str | None = None,
         call: KeyedCall | None = None,
     ) -> Granted:
-        """The lease, once it is free and everybody who came before has had it, or `wait_ms` have passed.
+        """The lease, granted in FIFO order within `wait_ms`.
 
-        Always CRITICAL: a fence must be durable before its holder hears of it. A `call` that was granted the lease
-        before has it still. Whoever is cancelled has not acquired it.
+        Always CRITICAL: a fence must be durable before its holder learns it. A repeated `call` gets the lease that it
+        was granted before. A caller that is cancelled does not hold the lease.
 
         Raises:
-            LeaseHeld: others had it all the time.
-            LeaseExpired: the call was granted it before, and that has ended.
+            LeaseHeld: other owners held it for all of `wait_ms`.
+            LeaseExpired: the lease that was granted to this call before has expired.
         """
         began_ms = self._clock.now_ms()
-        attempt = partial(self._try, lease, call, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id)
+        attempt = partial(self._try_acquire, lease, call, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id)
         line = ["lease", "/".join(lease)]
         try:
-            place = self._lines.acquire(line, timeout_seconds=0)
+            front = self._lines.acquire(line, timeout_seconds=0)
         except LockTimeout:
-            # Others are before us. Whoever renews what they hold need not stand behind those who wait for it.
-            if call is not None and not call.fresh():
-                before = self._database.transact(leases.granted_before, lease, call)
+            # Other callers are in line. A renewal of a lease that the owner holds need not wait behind them.
+            if call is not None and not call.is_new_call():
+                before = self._database.transact(leases.stored_grant, lease, call)
                 if before is not None:
-                    return leases.granted(lease.key, before)
-            holder, holds = self._database.read(leases.look, lease)
+                    return leases.wire_grant(lease.key, before)
+            holder, holds = self._database.read(leases.inspect, lease)
             if holder is not None and holds and holder.owner == owner:
-                with suppress(LeaseHeld):  # It was lost just now: stand in line like everybody else.
+                with suppress(LeaseHeld):  # The lease was lost meanwhile: wait in line.
                     return attempt()
-            with self._told(lease, owner, began_ms):
+            with self._publish_outcome(lease, owner, began_ms):
                 try:
-                    place = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
+                    front = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
                 except LockTimeout:
-                    raise _held(lease, holder, self._clock.now_ms()) from None
-                with place:
-                    return self._first_in_line(lease, began_ms + wait_ms, attempt)
-        with place:
+                    raise _lease_held(lease, holder, self._clock.now_ms()) from None
+                with front:
+                    return self._wait_at_front(lease, began_ms + wait_ms, attempt)
+        with front:
             try:
                 return attempt()
             except LeaseHeld as error:
                 held = error
-            with self._told(lease, owner, began_ms):
+            with self._publish_outcome(lease, owner, began_ms):
                 if not wait_ms:
                     raise held
-                return self._first_in_line(lease, began_ms + wait_ms, attempt)
+                return self._wait_at_front(lease, began_ms + wait_ms, attempt)
 
     def describe(self, lease: LeaseKey) -> Described:
-        """Who has the lease, and how many wait here for it."""
-        last, held = self._database.read(leases.look, lease)
-        # Whoever is first in line holds the line itself while waiting for the lease.
-        line = self._lines.line(["lease", "/".join(lease)])
-        return Described(None if last is None else leases.granted(lease.key, last), held, line)
+        """The holder of the lease, and how many callers wait for it in this process."""
+        last, held = self._database.read(leases.inspect, lease)
+        # The caller at the front holds the line itself while it waits for the lease.
+        line = self._lines.line_length(["lease", "/".join(lease)])
+        return Described(None if last is None else leases.wire_grant(lease.key, last), held, line)
 
     @contextmanager
-    def _told(self, lease: LeaseKey, owner: str, began_ms: int) -> Iterator[None]:
-        """Tell of somebody who did not get a lease at once, when it is known how that ends."""
+    def _publish_outcome(self, lease: LeaseKey, owner: str, began_ms: int) -> Iterator[None]:
+        """Publish the outcome of a wait for a lease: granted, refused, or gone (cancelled)."""
         outcome = "gone"
         try:
             yield
@@ -95,18 +95,17 @@ class LeaseWaiter:
             outcome = "refused"
             raise
         finally:
-            if self._publish is not None:
-                now_ms = self._clock.now_ms()
-                self._publish([(LEASE_EVENTS + outcome, lease, owner, now_ms - began_ms, now_ms)])
+            now_ms = self._clock.now_ms()
+            self._publish([(LEASE_EVENTS + outcome, lease, owner, now_ms - began_ms, now_ms)])
 
     def waits(self, universe: str, locks: Sequence[HolderInfo], *, limit: int) -> Waits:
-        """Who waits for leases of a universe here, beside who holds and waits for its locks."""
+        """The lease lines of a universe in this process, with the holders and waiters of its locks."""
         lines: dict[str, list[float]] = {}
-        for place in self._lines.holders():
-            of, _, key = place.path[-1].partition("/")
-            if of == universe:
-                # Whoever is first in line holds the line itself while waiting for the lease.
-                lines.setdefault(key, []).append(place.held_seconds or place.waiting_seconds or 0.0)
+        for caller in self._lines.holders():
+            lease_universe, _, key = caller.path[-1].partition("/")
+            if lease_universe == universe:
+                # The caller at the front holds the line itself while it waits for the lease.
+                lines.setdefault(key, []).append(caller.held_seconds or caller.waiting_seconds or 0.0)
         longest = sorted(lines.items(), key=lambda line: max(line[1]), reverse=True)
         return Waits(
             [LeaseLine(key, len(waited), max(waited)) for key, waited in longest[:limit]],
@@ -116,9 +115,9 @@ class LeaseWaiter:
             ],
         )
 
-    def _first_in_line(self, lease: LeaseKey, until_ms: int, attempt: Callable[[], Any]) -> Granted:
-        with self._database.watch(leases.record_prefix(lease)) as watch:
-            stop_listening = when_moved(self._clock, watch.fire)
+    def _wait_at_front(self, lease: LeaseKey, until_ms: int, attempt: Callable[[], Any]) -> Granted:
+        with self._database.watch(leases.watch_prefix(lease)) as watch:
+            stop_listening = on_clock_change(self._clock, watch.fire)
             try:
                 while True:
                     try:
@@ -132,29 +131,34 @@ class LeaseWaiter:
             finally:
                 stop_listening()
 
-    def _try(self, lease: LeaseKey, call: KeyedCall | None, **wishes: Any) -> Granted:
+    def _try_acquire(
+        self, lease: LeaseKey, call: KeyedCall | None, *, owner: str, ttl_ms: int, txn_id: str | None
+    ) -> Granted:
         grant, _ = finish_or_undo(
-            self._database.transact(_acquire, lease, call, **wishes), partial(self._give_back, lease, call)
+            self._database.transact(_acquire, lease, call, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id),
+            partial(self._release_undelivered, lease, call),
         )
-        return leases.granted(lease.key, grant)
+        return leases.wire_grant(lease.key, grant)
 
-    def _give_back(self, lease: LeaseKey, call: KeyedCall | None, outcome: tuple[Grant, bool]) -> None:
-        """Nobody has heard of this grant, and nobody will."""
+    def _release_undelivered(self, lease: LeaseKey, call: KeyedCall | None, outcome: tuple[Grant, bool]) -> None:
+        """Release a grant whose caller was cancelled before it received the grant."""
         grant, is_new = outcome
         proof = LeaseProof(lease.key, grant.lease_id, grant.fence, grant.txn_id, lease.universe)
         if call is None:
             self._database.transact(leases.release, proof)
         elif is_new:
-            self._database.transact(leases.release_once, proof, call)
+            self._database.transact(leases.release_undelivered, proof, call)
 
 
-def _acquire(tx: Transaction, lease: LeaseKey, call: KeyedCall | None, **wishes: Any) -> tuple[Grant, bool]:
+def _acquire(
+    tx: Transaction, lease: LeaseKey, call: KeyedCall | None, *, owner: str, ttl_ms: int, txn_id: str | None
+) -> tuple[Grant, bool]:
     if call is None:
-        return leases.acquire(tx, lease, **wishes), True
-    return leases.acquire_once(tx, lease, call, **wishes)
+        return leases.acquire(tx, lease, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id), True
+    return leases.acquire_keyed(tx, lease, call, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id)
 
 
-def _held(lease: LeaseKey, holder: Grant | None, now_ms: int) -> LeaseHeld:
-    """The lease is somebody's, or will be: there is a line for it."""
-    owner, expires_ms = ("Somebody in line", now_ms) if holder is None else (holder.owner, holder.expires_ms)
+def _lease_held(lease: LeaseKey, holder: Grant | None, now_ms: int) -> LeaseHeld:
+    """The error for a caller that did not reach the front of the line in time."""
+    owner, expires_ms = ("Another caller in line", now_ms) if holder is None else (holder.owner, holder.expires_ms)
     return LeaseHeld(lease.key, owner=owner, expires_ms=expires_ms, now_ms=now_ms)

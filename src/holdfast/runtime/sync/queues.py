@@ -1,8 +1,8 @@
 """Generated from runtime/queues.py by tools/make_twins.py; change that file instead."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Unpack
 
 import msgspec
 
@@ -10,18 +10,17 @@ from holdfast.errors import HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import queues
 from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.queues import Purged, QueueKey, Redriven
+from holdfast.layers.queues import PurgeProgress, QueueKey, RedriveProgress
 from holdfast.limits import PAYLOAD_FETCH_BYTES_MAX
+from holdfast.runtime.publishing import Publish
 from holdfast.runtime.sync.blobs import BlobStore
-from holdfast.runtime.sync.dispatcher import Dispatcher
+from holdfast.runtime.sync.dispatcher import Dispatcher, LeaseOptions
 from holdfast.tiers import Tier
 from holdfast.wire.queues import Deliveries, Moved, QueueStats, QueueSurvey
 
-Publish = Callable[[Sequence[tuple[Any, ...]]], None]  # Of what happened, once it is committed.
-
 
 class QueueStore:
-    """Receives, counts, empties and redrives."""
+    """Receives from queues, and counts, purges and redrives them."""
 
     def __init__(self, database: Database, dispatcher: Dispatcher, blobs: BlobStore, publish: Publish) -> None:
         self._database = database
@@ -30,27 +29,33 @@ class QueueStore:
         self._publish = publish
 
     def receive(
-        self, queue: QueueKey, *, wait_ms: int, tier: Tier, call: KeyedCall | None = None, **options: Any
+        self,
+        queue: QueueKey,
+        *,
+        wait_ms: int,
+        tier: Tier,
+        call: KeyedCall | None = None,
+        **options: Unpack[LeaseOptions],
     ) -> Deliveries:
-        """At least one message, unless `wait_ms` pass without any; with its payload, unless it is a large blob.
+        """At least one message, unless `wait_ms` pass without any; with its payload, unless that is a large blob.
 
-        A `call` that has leased before is told again what it still leases.
+        A repeated `call` gets the messages that it still leases.
         """
         leased = self._dispatcher.receive(queue, wait_ms=wait_ms, tier=tier, call=call, **options)
         deliveries = queues.deliveries_of(leased)
         try:
             for index, delivery in enumerate(deliveries):
                 if delivery.blob is not None and delivery.size <= PAYLOAD_FETCH_BYTES_MAX:
-                    with suppress(HoldfastError):  # Whoever reads it will learn what is wrong, and settle it.
+                    with suppress(HoldfastError):  # The consumer gets the error when it reads the payload.
                         payload = self._blobs.get(queue.universe, delivery.blob)
                         deliveries[index] = msgspec.structs.replace(delivery, payload=payload.data)
-        except BaseException:  # Nobody waits for them any more: they were not delivered, and nothing has failed.
-            self._dispatcher.give_back(queue, leased, call)
+        except BaseException:  # The consumer is gone: the messages were not delivered, and no attempt failed.
+            self._dispatcher.release_undelivered(queue, leased, call)
             raise
         return Deliveries(deliveries)
 
     def stats(self, queue: QueueKey, tier: Tier) -> QueueStats:
-        """How many messages are in which state, and how many consumers wait here."""
+        """The number of messages in each state, and of consumers that wait in this process."""
         found = self._database.read(queues.stats, queue, tier=tier)
         return msgspec.structs.replace(found, waiting_consumers=self._dispatcher.waiting(queue))
 
@@ -64,17 +69,17 @@ class QueueStore:
         return QueueSurvey(counted, found[-1].queue if len(found) == limit else None)
 
     def purge(self, queue: QueueKey, call: KeyedCall | None = None) -> Moved:
-        """Remove every message that nobody holds, a bounded number a transaction; once for each `call`."""
-        so_far = Purged()
+        """Remove every message that is not leased, a bounded number per transaction; once per `call`."""
+        so_far = PurgeProgress()
         while so_far.after is not None:
-            so_far, events = self._database.transact(queues.purge_on, queue, so_far, call)
+            so_far, events = self._database.transact(queues.purge_step, queue, so_far, call)
             self._publish(events)
         return Moved(so_far.count)
 
     def redrive(self, queue: QueueKey, ids: Sequence[str] | None, limit: int, call: KeyedCall | None = None) -> Moved:
-        """Put dead letters back, a bounded number a transaction; once for each `call`."""
-        so_far = Redriven()
-        while not so_far.is_over:
-            so_far, events = self._database.transact(queues.redrive_on, queue, so_far, call, ids=ids, limit=limit)
+        """Return dead letters to the queue, a bounded number per transaction; once per `call`."""
+        so_far = RedriveProgress()
+        while not so_far.is_done:
+            so_far, events = self._database.transact(queues.redrive_step, queue, so_far, call, ids=ids, limit=limit)
             self._publish(events)
         return Moved(so_far.count)

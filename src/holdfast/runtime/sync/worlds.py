@@ -15,7 +15,7 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.errors import BlobNotFound, Corrupt, InvalidArgument, MissingObject, ObjectNotFound, Unsupported
 from holdfast.kv import Database, Transaction
 from holdfast.layers import inboxes, journal_records, journals, segments, snapshots, world_forks, worlds
-from holdfast.layers.idempotency import KeyedCall, once, recall
+from holdfast.layers.idempotency import KeyedCall, run_idempotent, stored_result
 from holdfast.layers.journal_records import Kind, split
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
@@ -42,13 +42,13 @@ class WorldStore:
         self._cache_lock = threading.Lock()
 
     def read(self, world: World, start: int, limit: int) -> Records:
-        """At most `limit` records from the height `start` on, without a hole.
+        """At most `limit` records from the height `start` on, without a gap.
 
         Raises:
             MissingEntry, MissingObject, ChecksumMismatch, MalformedSegment: the journal is damaged.
         """
         if start < 0 or not 0 < limit <= limits.READ_ENTRIES_MAX:
-            raise InvalidArgument(f"A read starts at 0 or later and takes 1 to {limits.READ_ENTRIES_MAX} records")
+            raise InvalidArgument(f"A read starts at 0 or later and returns 1 to {limits.READ_ENTRIES_MAX} records")
         found: list[Record] = []
         while len(found) < limit:
             hot, segment = self._database.read(segments.read, world, start, limit - len(found))
@@ -65,51 +65,51 @@ class WorldStore:
         return Records(found)
 
     def check(self, world: World, start: int, limit: int) -> Checked:
-        """Look at a segment, or at `limit` hot records, and at the snapshots that lie among them."""
+        """Verify a segment, or `limit` hot records, and the snapshots at the same heights."""
         if start < 0 or not 0 < limit <= limits.READ_ENTRIES_MAX:
-            raise InvalidArgument(f"A look starts at 0 or later and takes 1 to {limits.READ_ENTRIES_MAX} records")
+            raise InvalidArgument(f"A check starts at 0 or later and covers 1 to {limits.READ_ENTRIES_MAX} records")
         self._database.read(worlds.require_readable, world)
         found: list[bytes] = []
-        segment, looked_at, fault, following = None, 0, None, None
+        segment, snapshots_checked, fault, following = None, 0, None, None
         try:
             hot, segment = self._database.read(segments.read, world, start, limit)
             if segment is None:
                 found = [record for _, record in hot]
-            else:  # As it is stored, not as it is remembered.
+            else:  # From the object store, not from the cache.
                 found = segments.parse(self._body_of(segment), segment)[start - segment.start :]
             _check_records(world, start, found)
             end = start + len(found)
             head = self._database.read(journals.head, world)
             following = end if end < head else None
-            looked_at = self._check_snapshots(world, start, head + 1 if following is None else end)
+            snapshots_checked = self._check_snapshots(world, start, head + 1 if following is None else end)
         except (Corrupt, BlobNotFound) as error:
             following, fault = None, str(error)
-        return Checked(following, len(found), int(segment is not None), looked_at, fault)
+        return Checked(following, len(found), int(segment is not None), snapshots_checked, fault)
 
     def _check_snapshots(self, world: World, start: int, end: int) -> int:
-        """Read the bytes of the snapshots below the height `end`; how many there are."""
-        looked_at = 0
+        """Verify the bytes of the snapshots below the height `end`; how many there are."""
+        checked = 0
         while page := self._database.read(snapshots.page, world, start=start, limit=_SNAPSHOTS_PAGE):
             for snapshot in page:
                 if snapshot.height >= end:
-                    return looked_at
+                    return checked
                 sha = hashlib.sha256()
                 for part in self._blobs.open(world.universe, snapshot.snapshot_ref):
                     sha.update(part)
                 if sha.hexdigest() != snapshot.snapshot_ref:
                     raise Corrupt(
-                        f"The snapshot at {snapshot.height} has other bytes than were stored; restore a backup"
+                        f"The snapshot at height {snapshot.height} does not match its hash; restore it from a backup"
                     )
-                looked_at += 1
+                checked += 1
             start = page[-1].height + 1
-        return looked_at
+        return checked
 
     def snapshot(
         self, world: World, data: bytes, draft: SnapshotRecord, *, promote: bool, call: KeyedCall | None = None
     ) -> Snapshot:
-        """Store a snapshot and note it; make it the baseline if asked to and if it qualifies.
+        """Store and index a snapshot; with `promote`, make it the baseline if it qualifies.
 
-        `draft` is what to note of it; where its bytes are, and when it was taken if it does not say, is filled in.
+        `draft` is the index record; its `snapshot_ref`, and its time if missing, are filled in.
         """
         stored = self._blobs.put(world.universe, data)
         draft = msgspec.structs.replace(draft, snapshot_ref=stored.hash)
@@ -117,13 +117,13 @@ class WorldStore:
         return Snapshot(*msgspec.structs.astuple(record))
 
     def compact(self, world: World, *, entries: int, margin: int) -> Compacted:
-        """Move whatever lies well below the baseline into segments; how many segments and records that were."""
+        """Move records at least `margin` below the baseline into segments; how many segments and records."""
         exported = 0
         self._trim(world)
         while span := self._database.read(segments.next_range, world, entries=entries, margin=margin):
             self._export(world, *span, margin)
             self._trim(world)
-            time.sleep(limits.EXPORT_REST_SECONDS_A_RECORD * entries)
+            time.sleep(limits.EXPORT_PAUSE_SECONDS_PER_RECORD * entries)
             exported += 1
         grace_ms = limits.INBOX_GRACE_SECONDS * 1_000
         while self._database.transact(inboxes.remove_drained, world, grace_ms=grace_ms, limit=limits.TRIM_ENTRIES):
@@ -133,8 +133,8 @@ class WorldStore:
     def fork(self, source: World, target: World, height: int, call: KeyedCall | None = None) -> Described:
         """A new world with the records of `source` below `height`, and none of its pending effects and timers.
 
-        Interrupted, it goes on where it stopped when it is called again. What a `call` has done before stays as others
-        have left it since.
+        After an interruption, calling it again continues. A repeated `call` returns the first result, and changes
+        nothing.
         """
         before = self._database.transact(_begin_fork, source, target, height, call)
         if before is not None:
@@ -148,7 +148,7 @@ class WorldStore:
         return self._database.transact(_end_fork, target, call)
 
     def delete(self, world: World) -> Described:
-        """Remove everything an archived world has but its name, and what others share."""
+        """Remove everything of an archived world except its name and shared blobs."""
         if self._database.transact(worlds.begin_delete, world):
             self._clear(world)
         meta = self._database.transact(worlds.change_state, world, WorldState.DELETED)
@@ -170,14 +170,14 @@ class WorldStore:
             nonlocal size
             height = start
             while height <= end:
-                # Small pieces with a rest in between: whoever waits for the interpreter or the loop comes first.
-                time.sleep(limits.EXPORT_REST_SECONDS)
+                # Small chunks with a pause in between, so that other callers are not delayed.
+                time.sleep(limits.EXPORT_PAUSE_SECONDS)
                 count = min(limits.EXPORT_PAGE, end + 1 - height)
                 hot, _ = self._database.read(segments.read, world, height, count, tier=Tier.IMPORTANT)
-                for piece in segments.body(record for _, record in hot):
-                    sha.update(piece)
-                    size += len(piece)
-                    yield piece
+                for chunk in segments.body(record for _, record in hot):
+                    sha.update(chunk)
+                    size += len(chunk)
+                    yield chunk
                 height += len(hot)
 
         self._store().write(path, body())
@@ -185,7 +185,7 @@ class WorldStore:
         self._database.transact(segments.index, world, record, margin=margin)
 
     def _trim(self, world: World) -> None:
-        # What a power loss brings back is trimmed again by the next run.
+        # Records that a power loss restores are trimmed again by the next run.
         while not self._database.transact(segments.trim, world, limits.TRIM_ENTRIES, tier=Tier.IMPORTANT):
             pass
 
@@ -207,12 +207,12 @@ class WorldStore:
             return self._store().get(segment.object_path)
         except ObjectNotFound as error:
             raise MissingObject(
-                f"{segment.object_path} is not in the object store; restore it from a backup"
+                f"The segment {segment.object_path} is not in the object store; restore it from a backup"
             ) from error
 
     def _store(self) -> ObjectStore:
         if self._objects is None:
-            raise Unsupported("Segments need an object store that all nodes reach; name one with objects=...")
+            raise Unsupported("Segments need an object store that all nodes reach; configure one with objects=...")
         return self._objects
 
 
@@ -221,7 +221,7 @@ def _check_records(world: World, start: int, found: list[bytes]) -> None:
         try:
             cbor2.loads(split(record)[1])
         except (cbor2.CBORDecodeError, IndexError, ValueError):
-            raise Corrupt(f"Record {height} of {world.name} is not what was written; restore a backup") from None
+            raise Corrupt(f"Record {height} of world {world.name} is damaged; restore a backup") from None
 
 
 def _commit_snapshot(
@@ -230,12 +230,12 @@ def _commit_snapshot(
     def commit(tx: Transaction) -> SnapshotRecord:
         return snapshots.commit(tx, world, draft, promote=promote)
 
-    return commit(tx) if call is None else once(tx, call, _decode_snapshot, commit)
+    return commit(tx) if call is None else run_idempotent(tx, call, _decode_snapshot, commit)
 
 
 def _begin_fork(tx: Transaction, source: World, target: World, height: int, call: KeyedCall | None) -> Described | None:
-    """Begin to copy; what was answered, if it was done before."""
-    before = None if call is None else recall(tx, call)
+    """Start the copy; the first result if the call is a repeat."""
+    before = None if call is None else stored_result(tx, call)
     if before is not None:
         return _decode_described(before)
     world_forks.begin(tx, source, target, height)
@@ -247,4 +247,4 @@ def _end_fork(tx: Transaction, target: World, call: KeyedCall | None) -> Describ
         world_forks.end(tx, target)
         return segments.describe(tx, target)
 
-    return end(tx) if call is None else once(tx, call, _decode_described, end)
+    return end(tx) if call is None else run_idempotent(tx, call, _decode_described, end)
