@@ -1,10 +1,9 @@
-"""A process that sends, reads and confirms mail, says line by line what it is about to do and what it was told, and may
-be killed at any moment.
+"""A process that sends, reads and confirms mail, prints each call and its result, and may be killed at any time.
 
     mail_child.py URL NAME MAILS
 
-Each line is one write: when (a clock that all processes of the machine share), who, whether it is asked or told, what.
-A line that is on its way to the pipe when the process is killed was written by a call that nobody heard the answer of.
+Each line is one write: time (of a clock shared by all processes), client, call or result, and its content. A line that
+is lost when the process is killed belongs to a call without a known result.
 """
 
 import os
@@ -29,21 +28,21 @@ READERS = ("bob", "eve")
 _pipe = threading.Lock()
 
 
-def say(client: str, *words: Any) -> None:
+def write_line(client: str, *words: Any) -> None:
     line = msgspec.json.encode([time.monotonic_ns(), client, *words]) + b"\n"
-    with _pipe:  # A pipe that is full takes a long line in pieces, and those of others in between.
+    with _pipe:  # A full pipe splits long lines, and could mix them with others.
         os.write(1, line)
 
 
 def record(client: str, kind: str, key: str, argument: Any, call: Callable[[], Any]) -> Any:
-    """Make a call, and say so before and after; None when it failed."""
-    say(client, "asks", kind, key, argument)
+    """Make a call, and print it and its result; None if it failed."""
+    write_line(client, "call", kind, key, argument)
     try:
         result = call()
     except HoldfastError as error:
-        say(client, "unknown" if error.retry is Retry.IDEMPOTENT else "failed", error.code)
+        write_line(client, "unknown" if error.retry is Retry.IDEMPOTENT else "failed", error.code)
         return None
-    say(client, "told", result)
+    write_line(client, "result", result)
     return result
 
 
@@ -93,30 +92,30 @@ def main() -> None:
     reading = [threading.Thread(target=read, args=(plane, name, agent, stopping), daemon=True) for agent in READERS]
     for thread in (*sending, *reading):
         thread.start()
-    say(name, "ready")
+    write_line(name, "ready")
     for thread in sending:
         thread.join()
-    sys.stdin.read()  # Readers go on until somebody closes it, or this process is killed.
+    sys.stdin.read()  # Readers run until it is closed, or this process is killed.
     stopping.set()
     for thread in reading:
         thread.join()
     plane.close()
 
 
-# For the tests that read what such processes said.
+# For the tests that read the output of such processes.
 
 
 def history_of(lines: Iterable[bytes]) -> History:
-    """What was asked and told, by any number of processes, in the order in which it happened."""
-    said = [msgspec.json.decode(line) for line in lines]
-    said.sort(key=lambda each: (each[0], each[2] != "asks"))  # What happened at once overlapped.
+    """The calls and results of any number of processes, in order of time."""
+    events = [msgspec.json.decode(line) for line in lines]
+    events.sort(key=lambda each: (each[0], each[2] != "call"))  # Equal times mean overlapping calls.
     history, open_calls = History(), dict[str, Operation]()
-    for _, client, word, *about in said:
-        if word == "asks":
-            kind, key, argument = about
+    for _, client, word, *details in events:
+        if word == "call":
+            kind, key, argument = details
             open_calls[client] = history.invoke(client, kind, key, argument)
-        elif word == "told":
-            history.ok(open_calls.pop(client), about[0])
+        elif word == "result":
+            history.ok(open_calls.pop(client), details[0])
         elif word == "failed":
             history.failed(open_calls.pop(client))
         elif word == "unknown":
@@ -125,12 +124,12 @@ def history_of(lines: Iterable[bytes]) -> History:
 
 
 def errors_of(lines: Iterable[bytes]) -> dict[str, int]:
-    """The codes of the errors that callers saw, and how often."""
+    """How often callers got which error code."""
     counts: dict[str, int] = {}
     for line in lines:
-        _, _, word, *about = msgspec.json.decode(line)
+        _, _, word, *details = msgspec.json.decode(line)
         if word in ("failed", "unknown"):
-            counts[about[0]] = counts.get(about[0], 0) + 1
+            counts[details[0]] = counts.get(details[0], 0) + 1
     return counts
 
 

@@ -1,11 +1,10 @@
-"""A process that puts, receives and settles, says line by line what it is about to do and what it was told, and may be
-killed at any moment.
+"""A process that puts, receives and settles messages, prints each call and its result, and may be killed at any time.
 
     queue_child.py URL NAME PRODUCERS PUTS CONSUMERS VISIBILITY_SECONDS
 
-Each line is one write: when (a clock that all processes of the machine share), who, whether it is asked or told, what.
-A line that is on its way to the pipe when the process is killed was written by a call that nobody heard the answer of.
-Lines on standard input ask for single operations, each on a thread of its own; at its end everything is finished.
+Each line is one write: time (of a clock shared by all processes), client, call or result, and its content. A line that
+is lost when the process is killed belongs to a call without a known result. Lines on standard input request single
+operations, each on a thread of its own; at the end of the input the process finishes.
 """
 
 import os
@@ -31,26 +30,26 @@ QUEUE = "jobs"
 _pipe = threading.Lock()
 
 
-def say(client: str, *words: Any) -> None:
+def write_line(client: str, *words: Any) -> None:
     line = msgspec.json.encode([time.monotonic_ns(), client, *words]) + b"\n"
-    with _pipe:  # A pipe that is full takes a long line in pieces, and those of others in between.
+    with _pipe:  # A full pipe splits long lines, and could mix them with others.
         os.write(1, line)
 
 
 def record(client: str, kind: str, argument: Any, call: Callable[[], Any]) -> Any:
-    """Make a call, and say so before and after; None when it failed."""
-    say(client, "asks", kind, argument)
+    """Make a call, and print it and its result; None if it failed."""
+    write_line(client, "call", kind, argument)
     try:
         result = call()
     except HoldfastError as error:
-        say(client, "unknown" if error.retry is Retry.IDEMPOTENT else "failed", error.code)
+        write_line(client, "unknown" if error.retry is Retry.IDEMPOTENT else "failed", error.code)
         return None
-    say(client, "told", result)
+    write_line(client, "result", result)
     return result
 
 
 def receive(jobs: Any, client: str, visibility_seconds: float, limit: int = 1, **options: Any) -> list[Any]:
-    """Messages, as `check_queue` wants to know of them."""
+    """Messages in the form that `check_queue` needs."""
     messages: list[Any] = []
 
     def call() -> list[list[Any]]:
@@ -95,8 +94,8 @@ def consume(jobs: Any, client: str, visibility_seconds: float, stopping: threadi
                 record(client, "ack", proof, message.ack)
 
 
-def obey(plane: Any, client: str, command: list[Any]) -> None:
-    """Carry out what standard input asked for."""
+def execute_request(plane: Any, client: str, command: list[Any]) -> None:
+    """Execute the requests on standard input."""
     jobs, (kind, options) = plane.queue(QUEUE), command
     if kind == "put":
         record(client, "put", options, lambda: jobs.put(client, **options).id)
@@ -106,7 +105,7 @@ def obey(plane: Any, client: str, command: list[Any]) -> None:
         record(client, kind, None, lambda: msgspec.to_builtins(getattr(jobs, kind)(**options)))
 
 
-kept: list[Any] = []  # What was received on demand stays in somebody's hands, and its leases are extended.
+kept: list[Any] = []  # Messages received on request stay leased, and their leases are renewed.
 
 
 def main() -> None:
@@ -126,29 +125,29 @@ def main() -> None:
     ]
     for thread in threads:
         thread.start()
-    say(name, "ready")
+    write_line(name, "ready")
     for number, line in enumerate(sys.stdin):
         command = (plane, f"{name}-{number}", msgspec.json.decode(line))
-        threading.Thread(target=obey, args=command, daemon=True).start()
+        threading.Thread(target=execute_request, args=command, daemon=True).start()
     stopping.set()
     for thread in threads:
         thread.join()
     plane.close()
 
 
-# For the tests that read what such processes said.
+# For the tests that read the output of such processes.
 
 
 def history_of(lines: Iterable[bytes]) -> History:
-    """What was asked and told, by any number of processes, in the order in which it happened."""
-    said = [msgspec.json.decode(line) for line in lines if line.endswith(b"\n")]
-    said.sort(key=lambda each: (each[0], each[2] != "asks"))  # What happened at once overlapped.
+    """The calls and results of any number of processes, in order of time."""
+    events = [msgspec.json.decode(line) for line in lines if line.endswith(b"\n")]
+    events.sort(key=lambda each: (each[0], each[2] != "call"))  # Equal times mean overlapping calls.
     history, open_calls = History(), dict[str, Operation]()
-    for _, client, word, *about in said:
-        if word == "asks":
-            open_calls[client] = history.invoke(client, about[0], QUEUE, about[1])
-        elif word == "told":
-            history.ok(open_calls.pop(client), about[0])
+    for _, client, word, *details in events:
+        if word == "call":
+            open_calls[client] = history.invoke(client, details[0], QUEUE, details[1])
+        elif word == "result":
+            history.ok(open_calls.pop(client), details[0])
         elif word == "failed":
             history.failed(open_calls.pop(client))
         elif word == "unknown":
@@ -157,26 +156,26 @@ def history_of(lines: Iterable[bytes]) -> History:
 
 
 def errors_of(lines: Iterable[bytes]) -> dict[str, int]:
-    """The codes of the errors that callers saw, and how often."""
+    """How often callers got which error code."""
     counts: dict[str, int] = {}
     for line in lines:
-        _, _, word, *about = msgspec.json.decode(line)
+        _, _, word, *details = msgspec.json.decode(line)
         if word in ("failed", "unknown"):
-            counts[about[0]] = counts.get(about[0], 0) + 1
+            counts[details[0]] = counts.get(details[0], 0) + 1
     return counts
 
 
 def content(tx: Transaction, name: str = QUEUE) -> dict[str, list[str]]:
-    """The ids of all messages of a queue, by where they are: what a scan of everything says."""
-    room = queues.keys_of(QueueKey("main", name))
+    """The ids of all messages of a queue by state, from a full scan."""
+    keys = queues.keys_of(QueueKey("main", name))
     ranges = {
-        "ready": room.ready_range(),
-        "parked": (room.parked, room.parked + b"\xff" * 17),
-        "blocked": room.waiting.range(),
+        "ready": keys.ready_range(),
+        "parked": (keys.parked, keys.parked + b"\xff" * 17),
+        "blocked": keys.waiting.range(),
     }
     return {
-        place: [queues.text_of(key[-16:]) for page in pages(tx, begin, end) for key, _ in page]
-        for place, (begin, end) in ranges.items()
+        state: [queues.format_id(key[-16:]) for page in pages(tx, begin, end) for key, _ in page]
+        for state, (begin, end) in ranges.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""SIGKILL in the middle of storing, reading and confirming: acknowledged mail arrives, confirmed mail stays gone."""
+"""SIGKILL during sends, reads and confirmations: acknowledged mail is kept, confirmed mail stays removed."""
 
 import random
 import runpy
@@ -18,12 +18,12 @@ from holdfast.testing.histories import History, Operation, Outcome
 from holdfast.testing.histories.mail import Place, check_mailbox
 
 CHILD = Path(__file__).parent / "mail_child.py"
-SAID: Any = runpy.run_path(str(CHILD))  # Test files cannot import each other.
-MAILS = 400  # Of each of three senders, if nobody kills them before.
+CHILD_MODULE: Any = runpy.run_path(str(CHILD))  # Test files cannot import each other.
+MAILS = 400  # Per sender, of which there are three.
 
 
 def kill_after(folder: Path, run: int, lines: int) -> list[bytes]:
-    """Run the child and kill it once it has said that many lines; everything that it said."""
+    """Run the child, kill it after that many lines of output, and return its output."""
     command = [sys.executable, str(CHILD), f"dir:{folder}", f"run{run}", str(MAILS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -34,7 +34,7 @@ def kill_after(folder: Path, run: int, lines: int) -> list[bytes]:
 
 
 def waiting(plane: Plane, agent: str) -> list[Place]:
-    """What is in a mailbox, which is as much as it says."""
+    """The mail in a mailbox; checks that the count agrees."""
     places: list[Place] = []
     while mails := plane.mailbox(agent).read(after=places[-1].sequence if places else -1, limit=256, peek=True):
         places += [Place(mail.sequence, mail.id, mail.sent_ms, mail.expires_ms) for mail in mails]
@@ -43,9 +43,9 @@ def waiting(plane: Plane, agent: str) -> list[Place]:
 
 
 def check(plane: Plane, history: History) -> int:
-    """Every promise was kept, and whoever comes next is given what is left, in order; how much that was."""
+    """Check the history, and that a new reader gets the remaining mail in order; returns how much."""
     now_ms, total = time.time_ns() // 1_000_000, 0
-    for agent in SAID["READERS"]:
+    for agent in CHILD_MODULE["READERS"]:
         left = waiting(plane, agent)
         check_mailbox(history, agent, left=left, end_ms=now_ms, ttl_ms=round(MAIL_TTL_SECONDS * 1_000))
         read = [Place(mail.sequence, mail.id, mail.sent_ms, mail.expires_ms) for mail in subscribe(plane, agent)]
@@ -63,27 +63,27 @@ def sends(history: History) -> list[Operation]:
     return [each for each in history.operations if each.kind == "send" and each.outcome is Outcome.OK]
 
 
-def check_told(plane: Plane, history: History) -> None:
-    """A sender was told of every mail what it was acknowledged, and what became of it."""
-    for sender in SAID["SENDERS"]:
-        told: list[Any] = []
-        while found := plane.mailbox(sender).receipts(after=told[-1].sequence if told else -1, limit=1_000):
-            told += found
-        first = told[0].sequence if told else 0
-        assert [receipt.sequence for receipt in told] == list(range(first, first + len(told)))
-        known = {(receipt.state, receipt.id) for receipt in told}
+def check_receipts(plane: Plane, history: History) -> None:
+    """Check that each sender has the receipts for its acknowledged mail."""
+    for sender in CHILD_MODULE["SENDERS"]:
+        receipts: list[Any] = []
+        while found := plane.mailbox(sender).receipts(after=receipts[-1].sequence if receipts else -1, limit=1_000):
+            receipts += found
+        first = receipts[0].sequence if receipts else 0
+        assert [receipt.sequence for receipt in receipts] == list(range(first, first + len(receipts)))
+        known = {(receipt.state, receipt.id) for receipt in receipts}
         sent = [each.argument["id"] for each in sends(history) if each.argument["from"] == sender]
-        while first and ("stored", sent[0]) not in known:  # The oldest of very many are forgotten.
+        while first and ("stored", sent[0]) not in known:  # The oldest receipts are deleted at the limit.
             del sent[0]
         assert all((state, id) in known for state in ("stored", "confirmed") for id in sent), "by now all was read"
         read = {id for each in history.operations if each.kind == "read" for _, id, *_ in (each.result or [[]])[0]}
         assert all(("delivered", id) in known for id in read & {*sent})
-        stored = [receipt.id for receipt in told if receipt.state == "stored"]
+        stored = [receipt.id for receipt in receipts if receipt.state == "stored"]
         assert len(set(stored)) == len(stored)
 
 
-def test_a_process_crash_loses_no_mail_and_brings_none_back(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Lesson 20: nothing is deleted before its reader confirmed it. Lesson 29: we sync before we acknowledge."""
+def test_a_killed_process_loses_no_mail_and_revives_none(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Mail is removed only after its confirmation, and commits are synced before they are acknowledged."""
     kills = max(1, request.config.getoption("--kills") // 6)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -91,11 +91,11 @@ def test_a_process_crash_loses_no_mail_and_brings_none_back(tmp_path: Path, requ
     said: list[bytes] = []
     for run in range(kills):
         said += kill_after(tmp_path, run, chance.randrange(1, 1_500))
-    history = SAID["history_of"](said)
+    history = CHILD_MODULE["history_of"](said)
     with holdfast.open(f"dir:{tmp_path}") as plane:
         left = check(plane, history)
-        check_told(plane, history)
-    errors = SAID["errors_of"](said)
+        check_receipts(plane, history)
+    errors = CHILD_MODULE["errors_of"](said)
     assert set(errors) <= {"queue_full"}, errors
     counts = {
         kind: sum(each.kind == kind and each.outcome is Outcome.OK for each in history.operations)

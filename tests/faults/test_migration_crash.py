@@ -1,4 +1,4 @@
-"""kill -9 in the middle of `holdfast migrate`: the next run goes on, and what comes out is the same plane."""
+"""kill -9 during `holdfast migrate`: the next run resumes, and the target equals the source."""
 
 import json
 import os
@@ -24,12 +24,12 @@ from holdfast.testing.clock import ManualClock
 
 POPULATED = runpy.run_path(str(Path(__file__).parents[1] / "populated.py"))  # Test files cannot import each other.
 KILLS = 3
-# The command that people run, with small batches, which says each step that it has taken, and dies behind one of them:
-# whoever listens to it from outside would kill it later than that, if the machine is busy after its end.
+# The command with small batches. It prints each step and kills itself after one of them, which is more exact than a
+# kill from outside.
 CHILD = """
 import contextlib, os, signal, sys
 from holdfast.cli import printing
-from holdfast.runtime import migrations
+from holdfast.runtime.maintenance import migrations
 migrations.MIGRATION_BATCH_PAIRS, migrations.MIGRATION_RANGE_PAIRS = 16, 24
 left = int(os.environ["STEPS"])
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ main()
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """An S3 that the environment, and so every child, has the key to; the URL of a bucket."""
+    """The URL of a bucket in a local S3, with credentials in the environment for child processes."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -58,14 +58,14 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str
     for name, value in {**keys, "AWS_ENDPOINT": endpoint, "AWS_ALLOW_HTTP": "true"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # Where a child that is killed leaves its links.
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # For the links of killed children.
     boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="crash")
     yield "s3://crash/plane"
     server.stop()
 
 
 def migrate(*words: str, kill_after: int = 0) -> tuple[int, str, list[str]]:
-    """Run the command, and kill it after so many steps; its exit code, what it printed, and the steps it took."""
+    """Run the command and kill it after so many steps; returns its exit code, output and steps."""
     command = [sys.executable, "-c", CHILD, "migrate", *words, "--json"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     environment["STEPS"] = str(kill_after)
@@ -79,7 +79,7 @@ def pairs(database: Database) -> dict[bytes, bytes]:
     return dict(_plain(database, BEGIN, END))
 
 
-def test_a_migration_that_is_killed_goes_on_where_it_was(
+def test_a_killed_migration_resumes_where_it_stopped(
     environment: str, postgres_url: str, tmp_path: Path, clock: ManualClock
 ) -> None:
     data, back = tmp_path / "data", tmp_path / "back"
@@ -89,9 +89,9 @@ def test_a_migration_that_is_killed_goes_on_where_it_was(
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    _, _, whole = migrate(f"dir:{data}", f"dir:{tmp_path / 'whole'}")  # What steps there are.
+    _, _, whole = migrate(f"dir:{data}", f"dir:{tmp_path / 'whole'}")  # All steps of a run.
     assert len(whole) > 30
-    # Objects and comparisons begin anew, so every run that goes on takes at least those steps.
+    # Objects and comparisons start over, so every resumed run takes at least those steps.
     fewest = sum(not step.startswith("Keys") for step in whole)
     digests = set()
     for words, target, options in (

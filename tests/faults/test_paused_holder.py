@@ -1,6 +1,6 @@
-"""Lesson 30: a holder that slept past the end of its lease cannot write with its old fence, whatever it believes.
+"""A holder that was paused past the end of its lease cannot write with its old fence.
 
-Run as a program this file is such a holder, in a process of its own that is stopped while it holds the lease.
+Run as a program, this file is such a holder: a process that is stopped while it holds the lease.
 """
 
 import os
@@ -21,7 +21,7 @@ from holdfast.errors import Fenced, FencingMismatch, LeaseConflict, LeaseExpired
 from holdfast.testing.clock import ManualClock
 
 MARK = b"written under the lease"
-WAIT_SECONDS = 60.0  # Far more than anything here takes; whoever waits for a condition must end some day.
+WAIT_SECONDS = 60.0  # A generous deadline for conditions that the tests wait for.
 
 
 @pytest.fixture(params=["memory", "dir"])
@@ -37,7 +37,7 @@ def mark(tx: Transaction, fence: Callable[[Transaction], int], by: bytes) -> Non
 
 
 def attempts(plane: Plane, lease: Any) -> dict[str, Callable[[], object]]:
-    """All that a holder may try under its lease."""
+    """All operations that a holder may try under its lease."""
     fence = holdfast.fenced(lease)
     return {
         "update": lambda: plane.state("deploy").update("stale", lease=lease),
@@ -52,113 +52,112 @@ def marked(plane: Plane) -> bytes | None:
     return plane.transact(lambda tx: tx.get(MARK))
 
 
-# (a) In one process, with a clock that the test moves.
+# (a) In one process, with a manual clock.
 
 
-def test_a_holder_that_slept_is_refused_after_somebody_else_took_over(plane: Plane, clock: ManualClock) -> None:
-    """Lesson 30: locks without fencing tokens let two holders write."""
-    sleeper = plane.lease("deploy").acquire("sleeper", ttl_seconds=10)
-    plane.state("deploy").update("before", lease=sleeper)
+def test_a_paused_holder_is_refused_after_another_owner_acquired(plane: Plane, clock: ManualClock) -> None:
+    paused_child = plane.lease("deploy").acquire("sleeper", ttl_seconds=10)
+    plane.state("deploy").update("before", lease=paused_child)
     clock.advance_ms(10_000)
     heir = plane.lease("deploy").acquire("heir", ttl_seconds=10)
-    assert heir.fence > sleeper.fence
+    assert heir.fence > paused_child.fence
     kept = plane.state("deploy").update("heir", lease=heir)
     plane.transact(mark, holdfast.fenced(heir), b"heir")
 
-    for name, attempt in attempts(plane, sleeper).items():
+    for name, attempt in attempts(plane, paused_child).items():
         with pytest.raises(LeaseConflict):
             attempt()
         document = plane.state("deploy").get()
         assert document is not None, name
         assert (document.value, document.etag) == ("heir", kept.etag), name
-    assert not sleeper.release()
+    assert not paused_child.release()
     assert marked(plane) == b"heir"
     assert plane.state("elsewhere").get() is None
     assert plane.lease("deploy").describe().lease.expires_ms == heir.expires_ms
 
 
-def test_a_holder_that_slept_is_refused_even_if_nobody_took_over(plane: Plane, clock: ManualClock) -> None:
-    """Nobody can tell it from a holder whose successor came and went: it must acquire again, and look."""
-    sleeper = plane.lease("deploy").acquire("sleeper", ttl_seconds=10)
-    plane.state("deploy").update("before", lease=sleeper)
+def test_a_paused_holder_is_refused_even_without_a_new_owner(plane: Plane, clock: ManualClock) -> None:
+    """Another owner may have held the lease in between, so it must acquire again and read the state."""
+    paused_child = plane.lease("deploy").acquire("sleeper", ttl_seconds=10)
+    plane.state("deploy").update("before", lease=paused_child)
     clock.advance_ms(10_000)
-    for attempt in attempts(plane, sleeper).values():
+    for attempt in attempts(plane, paused_child).values():
         with pytest.raises(LeaseExpired):
             attempt()
     assert plane.state("deploy").get().value == "before"
     assert marked(plane) is None
 
 
-def test_a_holder_that_slept_is_refused_after_its_own_restart_took_over(plane: Plane, clock: ManualClock) -> None:
-    """The same owner, started again elsewhere, holds the same lease with a higher fence."""
-    sleeper = plane.lease("deploy").acquire("worker-7", ttl_seconds=10)
+def test_a_paused_holder_is_refused_after_its_own_restart_acquired(plane: Plane, clock: ManualClock) -> None:
+    """The restarted owner holds the same lease with a higher fence."""
+    paused_child = plane.lease("deploy").acquire("worker-7", ttl_seconds=10)
     restarted = plane.lease("deploy").acquire("worker-7", ttl_seconds=10)
-    assert (restarted.id, restarted.fence) == (sleeper.id, sleeper.fence + 1)
+    assert (restarted.id, restarted.fence) == (paused_child.id, paused_child.fence + 1)
     plane.state("deploy").update("restarted", lease=restarted)
-    for attempt in attempts(plane, sleeper).values():
+    for attempt in attempts(plane, paused_child).values():
         with pytest.raises(FencingMismatch):
             attempt()
-    assert not sleeper.release()
+    assert not paused_child.release()
     assert plane.state("deploy").get().value == "restarted"
     assert plane.lease("deploy").describe().held
 
 
-def test_a_holder_that_slept_is_refused_after_many_turns_of_others(plane: Plane, clock: ManualClock) -> None:
-    sleeper = plane.lease("deploy").acquire("sleeper", ttl_seconds=10)
+def test_a_paused_holder_is_refused_after_many_other_grants(plane: Plane, clock: ManualClock) -> None:
+    paused_child = plane.lease("deploy").acquire("sleeper", ttl_seconds=10)
     clock.advance_ms(10_000)
     for number in range(5):
         with plane.lease("deploy").acquire(f"other-{number}") as lease:
             plane.state("deploy").update(number, lease=lease)
-    for attempt in attempts(plane, sleeper).values():
+    for attempt in attempts(plane, paused_child).values():
         with pytest.raises(LeaseConflict):
             attempt()
     assert plane.state("deploy").get().value == 4
 
 
-# (b) In two processes that share a PostgreSQL, with time as it is.
+# (b) In two processes that share a PostgreSQL, with real time.
 
 
-def say(**words: Any) -> None:
+def write_line(**words: Any) -> None:
     os.write(1, msgspec.json.encode(words) + b"\n")
 
 
-def hear() -> None:
+def wait_for_parent() -> None:
     if not sys.stdin.readline():
         sys.exit("the parent is gone")
 
 
 def child(url: str, folder: str, where: str) -> None:
-    """Hold the lease, be stopped, and go on as if nothing had happened."""
+    """Hold the lease, be stopped, and then continue writing."""
     with holdfast.open(url, activity=folder) as plane:
         lease = plane.lease("deploy").acquire("sleeper", ttl_seconds=5)
         plane.state("deploy").update("before", lease=lease)
         if where == "between calls":
-            say(fence=lease.fence)
-            hear()
+            write_line(fence=lease.fence)
+            wait_for_parent()
             tries = attempts(plane, lease)
         else:
-            tries = {"transact": lambda: plane.transact(sleep_inside, lease)}
+            tries = {"transact": lambda: plane.transact(pause_inside, lease)}
         outcomes = {}
         for name, attempt in tries.items():
             try:
                 outcomes[name] = f"succeeded: {attempt()!r}"
             except Fenced as error:
                 outcomes[name] = error.code
-        say(outcomes=outcomes, released=lease.release())
+        write_line(outcomes=outcomes, released=lease.release())
 
 
-def sleep_inside(tx: Transaction, lease: Any, asleep: list[bool] = []) -> None:  # noqa: B006
-    """Check the fence, sleep, then write: what the check saw must still hold when the write is committed."""
+def pause_inside(tx: Transaction, lease: Any, paused: list[bool] = []) -> None:  # noqa: B006
+    """Check the fence, sleep, then write: the check must still be true when the write is committed."""
     holdfast.fenced(lease)(tx)
-    if not asleep:
-        asleep.append(True)
-        say(fence=lease.fence)
-        hear()
+    if not paused:
+        paused.append(True)
+        write_line(fence=lease.fence)
+        wait_for_parent()
     tx.put(MARK, b"stale")
 
 
 @contextmanager
-def sleeper(url: str, folder: Path, where: str) -> Iterator[subprocess.Popen[bytes]]:
+def paused_child(url: str, folder: Path, where: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, __file__, url, str(folder), where]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
@@ -168,7 +167,7 @@ def sleeper(url: str, folder: Path, where: str) -> Iterator[subprocess.Popen[byt
         process.communicate()
 
 
-def told(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+def read_line(process: subprocess.Popen[bytes]) -> dict[str, Any]:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, f"the child ended with {process.wait(WAIT_SECONDS)}"
@@ -182,15 +181,15 @@ def told(process: subprocess.Popen[bytes]) -> dict[str, Any]:
         ("inside a transaction", ["transact"]),
     ],
 )
-def test_a_process_that_was_stopped_past_the_end_of_its_lease_cannot_write(
+def test_a_process_stopped_past_its_lease_cannot_write(
     where: str, refused: list[str], postgres_url: str, tmp_path: Path
 ) -> None:
-    """Lesson 30, with a real pause: the lease runs out while its holder is stopped, between calls or in a commit."""
+    """The lease expires while its holder is stopped, between calls or during a commit."""
     with (
-        sleeper(postgres_url, tmp_path / "child", where) as process,
+        paused_child(postgres_url, tmp_path / "child", where) as process,
         holdfast.open(postgres_url, activity=str(tmp_path / "parent")) as plane,
     ):
-        fence = told(process)["fence"]
+        fence = read_line(process)["fence"]
         process.send_signal(signal.SIGSTOP)
         heir = plane.lease("deploy").acquire("heir", ttl_seconds=600, wait_seconds=WAIT_SECONDS)
         assert heir.fence > fence
@@ -200,7 +199,7 @@ def test_a_process_that_was_stopped_past_the_end_of_its_lease_cannot_write(
         assert process.stdin is not None
         process.stdin.write(b"go on\n")
         process.stdin.flush()
-        answer = told(process)
+        answer = read_line(process)
         assert answer == {"outcomes": dict.fromkeys(refused, "lease_conflict"), "released": False}
 
         document = plane.state("deploy").get()

@@ -1,8 +1,7 @@
-"""The crash matrix: a fault after every single step of every protocol of worlds, then a retry as a client makes it.
+"""The crash matrix: a fault after every step of every protocol of worlds, then a retry as a client makes it.
 
-The steps are counted by running the protocol once, not by hand, so a step that is added later is covered by itself. The
-end state, every key and every object, equals that of the run without a fault. (LESSONS 28: elsewhere this matrix was
-put off, and never came.)
+The steps are counted by running the protocol once, so a new step is covered automatically. The end state, every key and
+every object, equals that of a run without faults.
 """
 
 from collections.abc import Callable
@@ -46,24 +45,24 @@ def put_blob(database: Database, objects: ObjectStore) -> None:
     BlobStore(database, objects).put("main", LARGE)
 
 
-def found(database: Database, objects: ObjectStore) -> None:
-    database.transact(snapshots.found, ADA)
+def create(database: Database, objects: ObjectStore) -> None:
+    database.transact(snapshots.create_world, ADA)
 
 
 def append(database: Database, objects: ObjectStore) -> None:
-    """A client whose answer was lost looks at the head before it appends again."""
+    """A client that lost the response reads the head before it appends again."""
     if database.read(journals.head, ADA) == 0:
         database.transact(journals.append, ADA, ENTRIES, expected_head=0)
 
 
 def enqueue(database: Database, objects: ObjectStore) -> None:
-    """A client whose answer was lost looks whether its item came."""
+    """A client that lost the response checks whether its item was stored."""
     if database.read(inboxes.next_sequence, ADA) == 0:
         database.transact(inboxes.enqueue, ADA, ASKING)
 
 
-def founded_with_items(database: Database, objects: ObjectStore) -> None:
-    found(database, objects)
+def world_with_items(database: Database, objects: ObjectStore) -> None:
+    create(database, objects)
     for item in (ASKING, Control(command="go"), ASKING):
         database.transact(inboxes.enqueue, ADA, item)
 
@@ -72,8 +71,8 @@ def drain(database: Database, objects: ObjectStore) -> None:
     database.transact(inboxes.drain, ADA)
 
 
-def founded_with_entries(database: Database, objects: ObjectStore) -> None:
-    found(database, objects)
+def world_with_entries(database: Database, objects: ObjectStore) -> None:
+    create(database, objects)
     append(database, objects)
 
 
@@ -82,8 +81,8 @@ def take_snapshot(database: Database, objects: ObjectStore) -> None:
     store.snapshot(ADA, canonical({"state": "x" * 20_000}), SNAPSHOT, promote=True)
 
 
-def founded_with_a_baseline(database: Database, objects: ObjectStore) -> None:
-    founded_with_entries(database, objects)
+def world_with_a_baseline(database: Database, objects: ObjectStore) -> None:
+    world_with_entries(database, objects)
     take_snapshot(database, objects)
 
 
@@ -93,11 +92,11 @@ def export(database: Database, objects: ObjectStore) -> None:
 
 PROTOCOLS = (
     Protocol("A: store a blob", nothing, put_blob),
-    Protocol("B: append a batch", found, append),
-    Protocol("C: put an item into the inbox", found, enqueue),
-    Protocol("D: drain the inbox into the journal", founded_with_items, drain),
-    Protocol("E: commit a snapshot and promote it", founded_with_entries, take_snapshot),
-    Protocol("F: export segments", founded_with_a_baseline, export),
+    Protocol("B: append a batch", create, append),
+    Protocol("C: put an item into the inbox", create, enqueue),
+    Protocol("D: drain the inbox into the journal", world_with_items, drain),
+    Protocol("E: commit a snapshot and promote it", world_with_entries, take_snapshot),
+    Protocol("F: export segments", world_with_a_baseline, export),
 )
 
 
@@ -124,11 +123,11 @@ def test_a_crash_after_any_step_converges_on_retry(
         objects = start("without a fault")
         run(objects, counting)
         wanted = everything(database, objects)
-        for strike_at in range(len(counting.points)):
-            objects = start(str(strike_at))
+        for fail_at in range(len(counting.points)):
+            objects = start(str(fail_at))
             with pytest.raises(Crash):
-                run(objects, ChosenFault(strike_at))
+                run(objects, ChosenFault(fail_at))
             run(objects, ChosenFault())
-            assert everything(database, objects) == wanted, counting.points[strike_at]
+            assert everything(database, objects) == wanted, counting.points[fail_at]
     print(f"{protocol.name}: {len(counting.points)} points covered")
     assert len(counting.points) >= 3

@@ -1,4 +1,4 @@
-"""SIGKILL in the middle of puts, receives and acks: no acknowledged put is lost, no acknowledged ack is forgotten."""
+"""SIGKILL during puts, receives and acks: no acknowledged put and no acknowledged ack is lost."""
 
 import random
 import runpy
@@ -29,13 +29,13 @@ from holdfast.tiers import Tier
 from holdfast.wire.queues import MessageLease, NewMessage
 
 CHILD = Path(__file__).parent / "queue_child.py"
-SAID: Any = runpy.run_path(str(CHILD))  # Test files cannot import each other.
-PUTS = 250  # Of each of four producers.
+CHILD_MODULE: Any = runpy.run_path(str(CHILD))  # Test files cannot import each other.
+PUTS = 250  # Per producer, of which there are four.
 JOBS = QueueKey("main", "jobs")
 
 
 def kill_after(folder: Path, run: int, lines: int) -> list[bytes]:
-    """Run the child and kill it once it has said that many lines; everything that it said."""
+    """Run the child, kill it after that many lines of output, and return its output."""
     command = [sys.executable, str(CHILD), f"dir:{folder}", f"run{run}", "4", str(PUTS), "3", "0.5"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -46,9 +46,9 @@ def kill_after(folder: Path, run: int, lines: int) -> list[bytes]:
 
 
 def check_counts(plane: Plane) -> tuple[set[str], set[str]]:
-    """The ids in the queue and among its dead letters; a full scan and the queue's own counts agree on them."""
+    """The ids in the queue and its dead letter queue; checks that a full scan agrees with the counters."""
     stats = plane.queue("jobs").stats()
-    found, buried = plane.transact(SAID["content"]), plane.transact(SAID["content"], "jobs.dlq")
+    found, buried = plane.transact(CHILD_MODULE["content"]), plane.transact(CHILD_MODULE["content"], "jobs.dlq")
     assert (stats.ready, stats.blocked) == (len(found["ready"]), len(found["blocked"]))
     assert stats.delayed + stats.leased == len(found["parked"])
     assert stats.dead == sum(map(len, buried.values()))
@@ -59,8 +59,8 @@ def check_counts(plane: Plane) -> tuple[set[str], set[str]]:
     return set(left), {id for place in buried.values() for id in place}
 
 
-def test_a_process_crash_loses_no_put_and_forgets_no_ack(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Lesson 29: we sync before we acknowledge. Lesson 7: a consumer that is killed has failed."""
+def test_a_killed_process_loses_no_acknowledged_put_or_ack(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Commits are synced before they are acknowledged, and the expired lease of a killed consumer is a failure."""
     kills = max(1, request.config.getoption("--kills") // 3)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -68,7 +68,7 @@ def test_a_process_crash_loses_no_put_and_forgets_no_ack(tmp_path: Path, request
     said: list[bytes] = []
     for run in range(kills):
         said += kill_after(tmp_path, run, chance.randrange(1, 4_000))
-    history = SAID["history_of"](said)
+    history = CHILD_MODULE["history_of"](said)
     with holdfast.open(f"dir:{tmp_path}") as plane:
         settle(plane)
         left, dead = check_counts(plane)
@@ -79,7 +79,7 @@ def test_a_process_crash_loses_no_put_and_forgets_no_ack(tmp_path: Path, request
         stats = plane.queue("jobs").stats()
         assert (stats.ready, stats.delayed, stats.leased, stats.blocked) == (0, 0, 0, 0)
         check_counts(plane)
-    errors = SAID["errors_of"](said)
+    errors = CHILD_MODULE["errors_of"](said)
     assert set(errors) <= {"queue_message_lease_mismatch"}, errors
     acks = sum(each.kind == "ack" and each.outcome is Outcome.OK for each in history.operations)
     puts = sum(each.kind == "put" and each.outcome is Outcome.OK for each in history.operations)
@@ -88,16 +88,16 @@ def test_a_process_crash_loses_no_put_and_forgets_no_ack(tmp_path: Path, request
 
 
 def settle(plane: Plane) -> None:
-    """Return once the sweeper has attended to what the killed consumers held: from then on nothing moves by itself."""
+    """Wait until the sweeper has processed the leases of the killed consumers; then the queue is stable."""
     for _ in range(6_000):
-        if not plane.transact(SAID["content"])["parked"]:
+        if not plane.transact(CHILD_MODULE["content"])["parked"]:
             return
         threading.Event().wait(0.01)
     raise AssertionError("the leases of killed consumers never ended")
 
 
 def assert_counted(plane: Plane, operations: Any) -> None:
-    """The totals of the queue are what was told, and what may have happened where nothing was told."""
+    """Check the queue's totals: all acknowledged operations, and possibly those without a response."""
     stats = plane.queue("jobs").stats()
     for kind, total in (("put", stats.put_total), ("ack", stats.acked_total)):
         certain = sum(each.kind == kind and each.outcome is Outcome.OK for each in operations)
@@ -106,11 +106,11 @@ def assert_counted(plane: Plane, operations: Any) -> None:
 
 
 def empty(plane: Plane) -> set[str]:
-    """Receive and acknowledge until nothing comes any more, not even from a consumer that was killed; the ids."""
+    """Receive and acknowledge everything, including messages of killed consumers; returns the ids."""
     jobs, seen = plane.queue("jobs"), set[str]()
     while True:
         messages = jobs.receive_many(256, visibility_seconds=600, wait_seconds=0, extend_for_seconds=0)
-        if not messages and not any(plane.transact(SAID["content"]).values()):
+        if not messages and not any(plane.transact(CHILD_MODULE["content"]).values()):
             return seen
         if not messages:
             messages = jobs.receive_many(1, visibility_seconds=600, wait_seconds=60, extend_for_seconds=0)
@@ -122,7 +122,7 @@ def empty(plane: Plane) -> set[str]:
 
 
 class Interrupted(FaultyDatabase):
-    """A commit fails, and before whoever made it hears of that somebody else comes to the same queue."""
+    """A commit fails, and before its caller gets the error another consumer uses the same queue."""
 
     def __init__(self) -> None:
         super().__init__(MemoryDatabase(clock=ManualClock()))
@@ -143,14 +143,14 @@ def deliver(dispatcher: Dispatcher) -> list[bytes | None]:
 
 
 def fail_a_delivery(*, meanwhile: bool) -> list[bytes | None]:
-    """What is delivered of four messages if the commit of the second delivery fails."""
+    """The messages that are delivered of four, if the commit of the second delivery fails."""
     database = Interrupted()
     dispatcher = Dispatcher(database, ManualClock(), ConsumerOptions())
     database.transact(queues.put, JOBS, [NewMessage(b"%d" % number) for number in range(4)])
     payloads = deliver(dispatcher)
     if meanwhile:
         database.meanwhile = lambda: payloads.extend(deliver(dispatcher))
-    database.faults = ChosenFault(1, lambda: DiskFull("for a moment"))  # The work ran, and nothing is written.
+    database.faults = ChosenFault(1, lambda: DiskFull("injected"))  # The function ran, but nothing is written.
     with pytest.raises(DiskFull):
         deliver(dispatcher)
     while found := deliver(dispatcher):
@@ -158,26 +158,25 @@ def fail_a_delivery(*, meanwhile: bool) -> list[bytes | None]:
     return sorted(payloads)  # type: ignore[type-var]
 
 
-def test_a_delivery_that_could_not_be_committed_takes_no_message_along() -> None:
+def test_a_failed_delivery_commit_loses_no_message() -> None:
     assert fail_a_delivery(meanwhile=False) == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_delivery_that_could_not_be_committed_hides_no_message_from_another_consumer() -> None:
-    """Between a commit that failed and its caller's hearing of it, another thread may come for what was read ahead.
+def test_a_failed_delivery_commit_hides_no_message_from_other_consumers() -> None:
+    """Between a failed commit and its error, another thread may use the prefetched messages.
 
-    (The turn was passed on, and a failed CRITICAL commit first waits for a sync.) It must not take the next key, one
-    further than it should, and move the front behind a message that nobody has.
+    It must not take the next key and move the front past a message that is not leased.
     """
     assert fail_a_delivery(meanwhile=True) == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_message_is_delivered_although_the_clock_was_set_back_before_a_restart(tmp_path: Path) -> None:
-    """Lesson 23: ids come from the wall clock, which can go back. What is put below the front would never be found."""
+def test_a_message_put_after_a_clock_rollback_and_restart_is_delivered(tmp_path: Path) -> None:
+    """Ids contain the time. A message below the front would never be found."""
     clock = ManualClock()
     with RocksDatabase(tmp_path, clock=clock) as database:
         database.transact(queues.put, JOBS, [NewMessage(b"before")])
         first = database.transact(queues.lease, JOBS, owner="ada")[0]
-        proof = MessageLease(queues.text_of(first.id), first.lease_id, first.fence)
+        proof = MessageLease(queues.format_id(first.id), first.lease_id, first.fence)
         database.transact(queues.ack, JOBS, proof)
     clock.jump_to_ms(clock.now_ms() - 1_000)
     with RocksDatabase(tmp_path, clock=clock) as database:
@@ -186,8 +185,8 @@ def test_a_message_is_delivered_although_the_clock_was_set_back_before_a_restart
         assert [message.payload for message in database.transact(queues.lease, JOBS, owner="ada")] == [b"after"]
 
 
-def test_a_group_keeps_its_order_although_the_clock_was_set_back_before_a_restart(tmp_path: Path) -> None:
-    """The order of a group is that of its puts, whatever their ids would say."""
+def test_a_group_keeps_its_order_after_a_clock_rollback_and_restart(tmp_path: Path) -> None:
+    """The order of a group is the order of its puts, even if the clock was set back."""
     clock = ManualClock()
     with RocksDatabase(tmp_path, clock=clock) as database:
         for payload in (b"1", b"2"):
@@ -198,7 +197,7 @@ def test_a_group_keeps_its_order_although_the_clock_was_set_back_before_a_restar
         database.transact(queues.put, JOBS, [NewMessage(b"3", group="g")])
         while found := database.transact(queues.lease, JOBS, owner="ada"):
             order.append(found[0].payload)
-            proof = MessageLease(queues.text_of(found[0].id), found[0].lease_id, found[0].fence)
+            proof = MessageLease(queues.format_id(found[0].id), found[0].lease_id, found[0].fence)
             database.transact(queues.ack, JOBS, proof)
             clock.advance_ms(2_000)
     assert order == [b"1", b"2", b"3"]

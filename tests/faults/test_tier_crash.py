@@ -1,6 +1,6 @@
-"""SIGKILL in the middle of tiered writes: CRITICAL and IMPORTANT ones stay, session logs have torn tails at worst.
+"""SIGKILL during tiered writes: CRITICAL and IMPORTANT writes are kept, and session logs lose at most their last line.
 
-Run as a program this file is the child: it writes, says what it was promised, and waits to be killed.
+Run as a program, this file is the child: it writes, prints the acknowledged versions, and waits to be killed.
 """
 
 import os
@@ -27,7 +27,7 @@ TURNS = ("status", "note", "both")
 
 
 class Promise(NamedTuple):
-    """What the child was told: this version of that entity set these fields to this number."""
+    """An acknowledged write of the child: the version of an entity, its fields and their value."""
 
     tier: str
     id: str
@@ -37,7 +37,7 @@ class Promise(NamedTuple):
 
 
 def child(folder: str, run: int) -> None:
-    """Write from several threads, each to an entity of its own and all to a common one, until the end."""
+    """Write from several threads, each to its own entity and all to a shared one, until killed."""
     plane = holdfast.open(f"dir:{folder}")
 
     def work(thread: int) -> None:
@@ -57,12 +57,12 @@ def child(folder: str, run: int) -> None:
 
 
 def kill_after(folder: Path, run: int, delay_seconds: float) -> list[Promise]:
-    """Run the child, kill it that long after its first acknowledgement; everything that it was promised."""
+    """Run the child, kill it that long after its first acknowledgement, and return its acknowledged writes."""
     command = [sys.executable, __file__, str(folder), str(run)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as process:
         assert process.stdout is not None
-        head = process.stdout.read(1)  # The first acknowledgement: from now on it is in the middle of writing.
-        time.sleep(delay_seconds)  # A real process is killed at a real moment; nothing here waits for a condition.
+        head = process.stdout.read(1)  # The first acknowledgement: the child is writing from now on.
+        time.sleep(delay_seconds)  # A random time to kill a real process; this does not wait for a condition.
         process.send_signal(signal.SIGKILL)
         lines = (head + process.stdout.read()).splitlines(keepends=True)
     promises = []
@@ -74,22 +74,22 @@ def kill_after(folder: Path, run: int, delay_seconds: float) -> list[Promise]:
 
 
 def check_logs_left_behind(folder: Path) -> dict[tuple[str, str], int]:
-    """Every line of every file but the last one of each is whole; how many records of each session and kind are."""
+    """Check that all lines but the last of each file are complete; returns the records per session and kind."""
     records: dict[tuple[str, str], int] = defaultdict(int)
     for path in (folder / "activity").glob("*/*.jsonl"):
         lines = path.read_bytes().splitlines(keepends=True)
         if not lines:
             continue  # Killed between the creation and the header.
-        name = log_format.parsed_name(path.stem)
+        name = log_format.parse_name(path.stem)
         assert name is not None
         header = log_format.header_of(lines[0], "main", name)
-        whole = [log_format.parsed_line(line) for line in lines[1:]]
+        whole = [log_format.parse_line(line) for line in lines[1:]]
         assert None not in whole[:-1], f"{path} is damaged before its end"
         records[header.session, header.kind] += sum(line is not None for line in whole)
     return records
 
 
-def check_promises(plane: Plane, promises: list[Promise]) -> None:
+def check_acknowledged_writes(plane: Plane, promises: list[Promise]) -> None:
     histories = {id: plane.entities.history("task", id, limit=10_000) for id in {each.id for each in promises}}
     for promise in promises:
         change = histories[promise.id][promise.version - 1 : promise.version]
@@ -118,10 +118,8 @@ def read_numbers(plane: Plane, session: str, kind: str) -> list[int]:
             return numbers
 
 
-def test_a_process_crash_loses_no_critical_and_no_important_write(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    """DESIGN section 1: IMPORTANT survives a process crash. Lesson 19: nobody damages what another one appended."""
+def test_a_killed_process_loses_no_critical_or_important_write(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """IMPORTANT survives a process crash, and a new process does not damage earlier log records."""
     kills = max(1, request.config.getoption("--kills") // 6)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -132,10 +130,10 @@ def test_a_process_crash_loses_no_critical_and_no_important_write(
         promises = kill_after(tmp_path, run, chance.uniform(0, 0.5))
         left = check_logs_left_behind(tmp_path)
         with holdfast.open(f"dir:{tmp_path}") as plane:
-            check_promises(plane, promises)
+            check_acknowledged_writes(plane, promises)
             for (session, kind), whole in left.items():
                 if session.startswith(f"s{run}-"):
-                    # What was lost was lost at the end: nothing is missing in between, and nothing is there twice.
+                    # Only the end may be lost: there are no gaps and no duplicates.
                     assert read_numbers(plane, session, kind) == list(range(whole))
                     logged += whole
         promised += len(promises)

@@ -1,4 +1,4 @@
-"""The failure modes of worlds that were named before they were built; 1 and 2 are in tests/unit/test_blobs.py."""
+"""Failure modes of worlds: head conflicts and cursor regressions. Those of blobs are in tests/unit/test_blobs.py."""
 
 import threading
 
@@ -14,8 +14,8 @@ from holdfast.wire.inboxes import Control
 ADA = World("main", "ada")
 
 
-def test_failure_mode_3_a_head_conflict_under_concurrent_appends_is_typed(database: Database) -> None:
-    database.transact(snapshots.found, ADA)
+def test_a_head_conflict_of_concurrent_appends_raises_head_advanced(database: Database) -> None:
+    database.transact(snapshots.create_world, ADA)
     outcomes: list[object] = []
 
     def append(thread: int) -> None:
@@ -36,8 +36,8 @@ def test_failure_mode_3_a_head_conflict_under_concurrent_appends_is_typed(databa
     assert len(authors) == 3
 
 
-def test_failure_mode_4_a_cursor_that_goes_back_is_rejected(database: Database) -> None:
-    database.transact(snapshots.found, ADA)
+def test_a_cursor_cannot_move_back(database: Database) -> None:
+    database.transact(snapshots.create_world, ADA)
     for number in range(4):
         database.transact(inboxes.enqueue, ADA, Control(command=str(number)))
     database.transact(inboxes.drain, ADA, limit=3)

@@ -1,4 +1,4 @@
-"""Tiered writes with crashes and power losses: each promise holds for what it was given for, and for no more."""
+"""Tiered writes with crashes and power losses: each tier keeps exactly its durability."""
 
 import tempfile
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import VersionConflict
-from holdfast.handles import Plane
+from holdfast.handles.sync.plane import Plane
 from holdfast.kv import Database, Transaction
 from holdfast.layers import entities
 from holdfast.layers.entities import EntityKey
@@ -28,7 +28,7 @@ from holdfast.tiers import Tier
 Name = tuple[str, str]  # A kind and an id.
 Fields = dict[str, int]
 
-# What seed 002 says of these fields, written down independently of the policy.
+# The expected tiers of these fields, independent of the policy under test.
 CRITICAL = {("task", "status"), ("task", "id"), ("edge", "type")}
 BEST_EFFORT = {("task", "debug_trace"), ("task", "metrics"), ("edge", "ml_score")}
 FIELDS = {
@@ -47,7 +47,7 @@ changes = names.flatmap(
 
 
 class Change(NamedTuple):
-    """One version of an entity, as its history must tell it."""
+    """One version of an entity, as its history must show it."""
 
     tier: Tier
     fields: Fields
@@ -55,8 +55,8 @@ class Change(NamedTuple):
     deleted: bool = False
 
 
-class Known(NamedTuple):
-    """All versions of an entity from the first on, and the fields that they leave."""
+class ModelEntity(NamedTuple):
+    """All versions of an entity, and the resulting fields."""
 
     fields: Fields | None
     changes: tuple[Change, ...] = ()
@@ -65,12 +65,12 @@ class Known(NamedTuple):
     def version(self) -> int:
         return len(self.changes)
 
-    def then(self, fields: Fields | None, change: Change) -> "Known":
-        return Known(fields, (*self.changes, change))
+    def then(self, fields: Fields | None, change: Change) -> "ModelEntity":
+        return ModelEntity(fields, (*self.changes, change))
 
 
-Model = dict[Name, Known]
-NOBODY = Known(None)
+Model = dict[Name, ModelEntity]
+ABSENT = ModelEntity(None)
 NOTHING: frozenset[str] = frozenset()
 
 
@@ -93,22 +93,21 @@ def durable(kind: str, fields: Fields) -> Fields:
     return {field: value for field, value in fields.items() if tier_of(kind, field) is not Tier.BEST_EFFORT}
 
 
-def loose(kind: str, fields: Fields) -> Fields:
+def best_effort(kind: str, fields: Fields) -> Fields:
     return {field: value for field, value in fields.items() if tier_of(kind, field) is Tier.BEST_EFFORT}
 
 
 def changed(model: Model, name: Name, fields: Fields, removed: frozenset[str], tier: Tier) -> Model:
-    """The model once these fields were set and removed in a commit of that tier."""
-    known = model.get(name, NOBODY)
+    """The model after a commit of this tier sets and removes fields."""
+    known = model.get(name, ABSENT)
     kept = {field: value for field, value in (known.fields or {}).items() if field not in removed}
     return model | {name: known.then({**kept, **fields}, Change(tier, fields, removed))}
 
 
 class Entities(RuleBasedStateMachine):
-    """A plane that loses its power, and what it may have lost by that.
+    """A plane with power losses, and the states that it may lose.
 
-    `safe` is what an acknowledgement or an answer promised for ever; `unsafe` are the states that IMPORTANT commits
-    made of it since, in order.
+    `safe` is the durable state; `unsafe` are the states of later IMPORTANT commits, in order.
     """
 
     make_database: Callable[[Path, ManualClock], Database]
@@ -120,12 +119,12 @@ class Entities(RuleBasedStateMachine):
         self.database = FaultyDatabase(type(self).make_database(Path(self.folder.name), self.clock))
         self.safe: Model = {}
         self.unsafe: list[Model] = []
-        self.logged: list[dict[str, Any]] = []  # What earlier files hold.
-        self.fresh: list[dict[str, Any]] = []  # What goes to the file of this life.
+        self.logged: list[dict[str, Any]] = []  # Records in earlier log files.
+        self.unsaved: list[dict[str, Any]] = []  # Records in the current log file.
         self.start()
 
     def start(self) -> None:
-        self.clock.advance_ms(1_000)  # Files are in the order of the seconds in which they begin.
+        self.clock.advance_ms(1_000)  # Log files are ordered by the second of their creation.
         self.services = Services(self.database, clock=self.clock, logs=Path(self.folder.name) / "activity")
         self.plane = Plane(EmbeddedTransport(self.services))
         self.entities = self.plane.entities
@@ -141,40 +140,40 @@ class Entities(RuleBasedStateMachine):
     def now(self) -> Model:
         return self.unsafe[-1] if self.unsafe else self.safe
 
-    def known(self, name: Name) -> Known:
-        return self.now.get(name, NOBODY)
+    def known(self, name: Name) -> ModelEntity:
+        return self.now.get(name, ABSENT)
 
-    def committed(self, model: Model, tier: Tier) -> None:
-        """An IMPORTANT commit may be taken back; a CRITICAL one makes good everything before it."""
+    def add_commit(self, model: Model, tier: Tier) -> None:
+        """An IMPORTANT commit may be lost; a CRITICAL one makes everything before it durable."""
         self.unsafe.append(model)
         if tier is Tier.CRITICAL:
-            self.covered()
+            self.make_durable()
 
-    def covered(self) -> None:
-        """What somebody was told at CRITICAL, be it by a refusal, is there for ever."""
+    def make_durable(self) -> None:
+        """Everything that a CRITICAL response reveals, even a refusal, is durable."""
         self.safe, self.unsafe = self.now, []
 
     def log(self, name: Name, fields: Fields) -> None:
-        if told := loose(name[0], fields):
-            self.fresh.append({"kind": name[0], "id": name[1], "fields": told})
+        if read_log := best_effort(name[0], fields):
+            self.unsaved.append({"kind": name[0], "id": name[1], "fields": read_log})
 
     # Writes.
 
     @rule(change=changes)
     def fields_are_written(self, change: tuple[Name, Fields]) -> None:
-        """Each by its tier; the answer carries the strongest of them."""
+        """Each field has its tier; the response has the strongest of them."""
         name, fields = change
         tier, lasting = strongest(name[0], fields), durable(name[0], fields)
         written = self.entities.write(*name, fields, session="s")
         if lasting:
-            self.committed(changed(self.now, name, lasting, NOTHING, tier), tier)
+            self.add_commit(changed(self.now, name, lasting, NOTHING, tier), tier)
         assert written.durability == tier
         assert written.versions == [self.known(name).version if lasting else None]
         self.log(name, fields)
 
     @rule(change=changes, point=st.sampled_from((0, COMMIT, ANSWER)))
-    def a_write_dies(self, change: tuple[Name, Fields], point: int) -> None:
-        """Its commit is there as a whole or not at all, and its BEST_EFFORT fields are not logged before that."""
+    def a_write_crashes(self, change: tuple[Name, Fields], point: int) -> None:
+        """The commit is atomic, and its BEST_EFFORT fields are not logged before it."""
         name, fields = change
         tier, lasting = strongest(name[0], fields), durable(name[0], fields)
         if not lasting:
@@ -184,7 +183,7 @@ class Entities(RuleBasedStateMachine):
             self.entities.write(*name, fields, session="s")
         self.database.faults = ChosenFault()
         if point == ANSWER:
-            self.committed(changed(self.now, name, lasting, NOTHING, tier), tier)
+            self.add_commit(changed(self.now, name, lasting, NOTHING, tier), tier)
 
     @rule(
         some=st.lists(changes, min_size=1, max_size=3),
@@ -192,10 +191,10 @@ class Entities(RuleBasedStateMachine):
         others=st.booleans(),
     )
     def a_transaction_commits_as_one(self, some: list[tuple[Name, Fields]], seen: list[Name], others: bool) -> None:
-        """At the strongest promise of all its fields, or not at all if what it read was changed by others."""
+        """At the strongest tier of its fields, or not at all if an entity it read has changed."""
         transaction = self.entities.transaction(session="s")
         for name in seen:
-            found = transaction.get(*name)  # At IMPORTANT, so it makes nothing good.
+            found = transaction.get(*name)  # At IMPORTANT, so it makes nothing durable.
             assert (None if found is None else found.fields) == self.known(name).fields
         writes: dict[Name, Fields] = {}
         for name, fields in some:
@@ -207,12 +206,12 @@ class Entities(RuleBasedStateMachine):
             name = seen[-1]
             field = "weight" if name[0] == "edge" else "priority"
             self.entities.write(*name, {field: 1_000})
-            self.committed(changed(self.now, name, {field: 1_000}, NOTHING, Tier.IMPORTANT), Tier.IMPORTANT)
+            self.add_commit(changed(self.now, name, {field: 1_000}, NOTHING, Tier.IMPORTANT), Tier.IMPORTANT)
             with pytest.raises(VersionConflict) as refused:
                 transaction.commit()
             assert refused.value.actual == refused.value.expected + 1 == self.known(name).version
             if tier is Tier.CRITICAL:
-                self.covered()
+                self.make_durable()
             return
         written = transaction.commit()
         assert written is not None
@@ -222,13 +221,13 @@ class Entities(RuleBasedStateMachine):
                 model = changed(model, name, lasting, NOTHING, tier)
             self.log(name, fields)
         if model is not self.now:
-            self.committed(model, tier)
-        told = [self.known(name).version if durable(name[0], fields) else None for name, fields in writes.items()]
-        assert (written.durability, written.versions) == (tier, told)
+            self.add_commit(model, tier)
+        read_log = [self.known(name).version if durable(name[0], fields) else None for name, fields in writes.items()]
+        assert (written.durability, written.versions) == (tier, read_log)
 
     @rule(name=names, data=st.data())
     def fields_are_removed(self, name: Name, data: st.DataObject) -> None:
-        """By name, whether they are there or not; a BEST_EFFORT one is nowhere and nothing happens."""
+        """By name, existing or not; removing a BEST_EFFORT field does nothing."""
         removed = data.draw(st.sets(st.sampled_from(FIELDS[name[0]]), min_size=1, max_size=2))
         with self.entities.transaction() as transaction:
             for field in sorted(removed):
@@ -236,11 +235,11 @@ class Entities(RuleBasedStateMachine):
         tier = strongest_of(tier_of(name[0], field) for field in removed)
         if tier is not Tier.BEST_EFFORT:
             gone = frozenset(field for field in removed if tier_of(name[0], field) is not Tier.BEST_EFFORT)
-            self.committed(changed(self.now, name, {}, gone, tier), tier)
+            self.add_commit(changed(self.now, name, {}, gone, tier), tier)
 
     @rule(change=changes, away=st.sampled_from((0, 0, 0, -1, 1, 7)))
     def an_entity_is_put_if_it_has_a_version(self, change: tuple[Name, Fields], away: int) -> None:
-        """All durable fields are replaced; one that drops a CRITICAL field is CRITICAL itself."""
+        """Replaces all durable fields; dropping a CRITICAL field is a CRITICAL write."""
         name, fields = change
         known, lasting = self.known(name), durable(name[0], fields)
         lost = frozenset(known.fields or ()) - lasting.keys()
@@ -250,18 +249,18 @@ class Entities(RuleBasedStateMachine):
                 self.entities.put_if_version(*name, fields, expected_version=known.version + away, session="s")
             assert (refused.value.expected, refused.value.actual) == (known.version + away, known.version)
             if Tier.CRITICAL in tiers:
-                self.covered()
+                self.make_durable()
             return
         tier = strongest_of(tiers | {tier_of(name[0], field) for field in lost})
         written = self.entities.put_if_version(*name, fields, expected_version=known.version, session="s")
         model = self.now | {name: known.then(lasting, Change(tier, lasting, lost))}
-        self.committed(model, tier)
+        self.add_commit(model, tier)
         assert (written.durability, written.versions) == (tier, [known.version + 1])
         self.log(name, fields)
 
     @rule(name=names, away=st.none() | st.sampled_from((0, 0, 1)))
     def an_entity_is_deleted(self, name: Name, away: int | None) -> None:
-        """At CRITICAL, with everything that this tells."""
+        """A deletion is CRITICAL."""
         known = self.known(name)
         if away:
             with pytest.raises(VersionConflict):
@@ -272,85 +271,85 @@ class Entities(RuleBasedStateMachine):
             if known.fields is not None:
                 change = Change(Tier.CRITICAL, {}, frozenset(known.fields), deleted=True)
                 self.unsafe.append(self.now | {name: known.then(None, change)})
-        self.covered()
+        self.make_durable()
 
     # Reads.
 
     @rule(name=names)
-    def somebody_looks_at_an_entity(self, name: Name) -> None:
+    def an_entity_is_read(self, name: Name) -> None:
         found = self.entities.get(*name)
         assert (None if found is None else found.fields) == self.known(name).fields
-        self.covered()
+        self.make_durable()
 
     @rule(name=names, limit=st.integers(1, 5), after=st.integers(-1, 6))
-    def somebody_reads_a_history(self, name: Name, limit: int, after: int) -> None:
+    def a_history_is_read(self, name: Name, limit: int, after: int) -> None:
         found = self.entities.history(*name, after=after, limit=limit)
         begin = max(after, 0)
-        told = [
+        read_log = [
             (each.version, Change(each.durability, each.fields, frozenset(each.removed), each.deleted))
             for each in found
         ]
-        assert told == list(enumerate(self.known(name).changes, 1))[begin : begin + limit]
-        self.covered()
+        assert read_log == list(enumerate(self.known(name).changes, 1))[begin : begin + limit]
+        self.make_durable()
 
     @rule(limit=st.integers(1, 3), after=st.sampled_from(("", "1")))
-    def somebody_scans_the_tasks(self, limit: int, after: str) -> None:
+    def tasks_are_scanned(self, limit: int, after: str) -> None:
         found = self.entities.scan("task", after=after, limit=limit)
-        living = [
+        existing = [
             name for name in NAMES if name[0] == "task" and name[1] > after and self.known(name).fields is not None
         ]
-        assert [(each.kind, each.id) for each in found] == living[:limit]
-        assert [each.fields for each in found] == [self.known(name).fields for name in living[:limit]]
-        self.covered()
+        assert [(each.kind, each.id) for each in found] == existing[:limit]
+        assert [each.fields for each in found] == [self.known(name).fields for name in existing[:limit]]
+        self.make_durable()
 
-    # The end of a process, and of the power.
+    # Process crashes and power losses.
 
     @rule()
     def the_power_fails(self) -> None:
-        """IMPORTANT commits may be gone, the last ones first, and never one that a CRITICAL answer told of."""
+        """The latest IMPORTANT commits may be lost, but none that a CRITICAL response revealed."""
         self.database.power_loss()
         left = self.database.read(stored, tier=Tier.IMPORTANT)
         assert left in [self.safe, *self.unsafe]
         self.safe, self.unsafe = left, []
 
     @rule(torn=st.integers(0, 300))
-    def the_process_starts_again(self, torn: int) -> None:
-        """And finds the last bytes of the session log torn off: every whole line is read all the same."""
+    def the_process_restarts(self, torn: int) -> None:
+        """The last bytes of the session log are torn off; every complete line is still read."""
         self.services.log().close()
         files = sorted((Path(self.folder.name) / "activity").glob("*/*.jsonl"))
-        if torn and self.fresh:
+        if torn and self.unsaved:
             with files[-1].open("r+b") as file:
                 size = file.seek(0, 2)
                 file.truncate(max(0, size - torn))
         self.start()
-        found = self.told()
+        found = self.read_log()
         before, after = found[: len(self.logged)], found[len(self.logged) :]
         assert before == self.logged
-        assert after == self.fresh[: len(after)]
+        assert after == self.unsaved[: len(after)]
         if not torn:
-            assert after == self.fresh
-        self.logged, self.fresh = found, []
+            assert after == self.unsaved
+        self.logged, self.unsaved = found, []
 
-    def told(self) -> list[dict[str, Any]]:
+    def read_log(self) -> list[dict[str, Any]]:
         records = self.plane.activity.read(session="s", kind="entities", limit=10_000).records
         return [msgspec.json.decode(each.record) for each in records]
 
-    # What holds at any time.
+    # Invariants.
 
     @invariant()
-    def everything_is_as_the_model_says(self) -> None:
-        """Versions grow by one, and the history leads to the fields that are there."""
+    def entities_equal_the_model(self) -> None:
+        """Versions grow by one, and the history leads to the current fields."""
         if hasattr(self, "plane"):
             assert self.database.read(stored, tier=Tier.IMPORTANT) == self.now
 
     @invariant()
-    def what_was_logged_is_read_in_order(self) -> None:
+    def the_log_is_read_in_order(self) -> None:
         if hasattr(self, "plane"):
-            assert self.told() == self.logged + self.fresh
+            assert self.read_log() == self.logged + self.unsaved
 
 
 def stored(tx: Transaction) -> Model:
-    """All entities with their histories, each folded and compared with the fields that are there."""
+    """All entities with their histories, each folded and compared with the current fields."""
     model: Model = {}
     for kind, id in NAMES:
         key = EntityKey("main", kind, id)
@@ -362,28 +361,28 @@ def stored(tx: Transaction) -> Model:
         fields: dict[str, Any] = {}
         steps = []
         for each in history:
-            told = {field: cbor2.loads(value) for field, value in each.fields.items()}
-            fields = {field: value for field, value in fields.items() if field not in each.removed} | told
-            steps.append(Change(each.durability, told, frozenset(each.removed), each.deleted))
+            read_log = {field: cbor2.loads(value) for field, value in each.fields.items()}
+            fields = {field: value for field, value in fields.items() if field not in each.removed} | read_log
+            steps.append(Change(each.durability, read_log, frozenset(each.removed), each.deleted))
         assert fields == {field: cbor2.loads(value) for field, value in entity.fields.items()}
-        model[kind, id] = Known(None if entity.deleted else fields, tuple(steps))
+        model[kind, id] = ModelEntity(None if entity.deleted else fields, tuple(steps))
     return model
 
 
-def live(make_database: Callable[[Path, ManualClock], Database], examples: int) -> None:
+def run_machine(make_database: Callable[[Path, ManualClock], Database], examples: int) -> None:
     machine = type("Machine", (Entities,), {"make_database": staticmethod(make_database)})
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=30, deadline=None))
 
 
-def test_entities_in_memory_keep_every_promise() -> None:
-    live(lambda folder, clock: MemoryDatabase(clock=clock), 50)
+def test_entities_in_memory_match_the_model() -> None:
+    run_machine(lambda folder, clock: MemoryDatabase(clock=clock), 50)
 
 
-def test_entities_on_rocksdb_keep_every_promise() -> None:
-    live(lambda folder, clock: RocksDatabase(folder / "kv", clock=clock), 15)
+def test_entities_on_rocksdb_match_the_model() -> None:
+    run_machine(lambda folder, clock: RocksDatabase(folder / "kv", clock=clock), 15)
 
 
 @pytest.mark.nightly
-def test_many_entities_keep_every_promise() -> None:
-    live(lambda folder, clock: MemoryDatabase(clock=clock), 2_000)
-    live(lambda folder, clock: RocksDatabase(folder / "kv", clock=clock), 300)
+def test_many_entities_match_the_model() -> None:
+    run_machine(lambda folder, clock: MemoryDatabase(clock=clock), 2_000)
+    run_machine(lambda folder, clock: RocksDatabase(folder / "kv", clock=clock), 300)

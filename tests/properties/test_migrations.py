@@ -1,6 +1,6 @@
-"""Whatever a key space holds, however often a migration stops, and whatever changes in between: it comes out the same.
+"""A migration copies any key space, however often it is interrupted with any changes in between.
 
-Tallies of several writers are among the keys; they must be one in the end, with their sum.
+Queue counters of several writers are among the keys; they must be merged into one record with their sums.
 """
 
 from unittest import mock
@@ -16,26 +16,28 @@ from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues.counters import QueueCounters
 from holdfast.layers.queues.keys import QueueKey, keys_of
 from holdfast.runtime.maintenance import migrations as moving
-from holdfast.runtime.maintenance.migrations import Migrator, Side
+from holdfast.runtime.maintenance.migrations import Migrator, PlaneStores
 
-ROOMS = [keys_of(QueueKey("main", name)) for name in ("a", "b")]
+QUEUE_KEYS = [keys_of(QueueKey("main", name)) for name in ("a", "b")]
 RAW = st.binary(min_size=1, max_size=4)
-TALLIES = st.builds(
-    lambda room, writer: room.counters_key(writer), st.sampled_from(ROOMS), st.sampled_from(["", "w1", "w2", "w3"])
+COUNTER_KEYS = st.builds(
+    lambda queue, writer: queue.counters_key(writer),
+    st.sampled_from(QUEUE_KEYS),
+    st.sampled_from(["", "w1", "w2", "w3"]),
 )
-NEAR = st.builds(lambda room, tail: room.prefix + tail, st.sampled_from(ROOMS), RAW)
+NEAR = st.builds(lambda queue, tail: queue.prefix + tail, st.sampled_from(QUEUE_KEYS), RAW)
 COUNTS = st.builds(
     lambda ready, delayed, put: queue_keys.encode(QueueCounters(ready={5: ready}, delayed=delayed, put=put)),
     st.integers(-5, 5),
     st.integers(-5, 5),
     st.integers(0, 9),
 )
-PAIRS = st.one_of(st.tuples(st.one_of(RAW, NEAR), st.binary(max_size=8)), st.tuples(TALLIES, COUNTS))
+PAIRS = st.one_of(st.tuples(st.one_of(RAW, NEAR), st.binary(max_size=8)), st.tuples(COUNTER_KEYS, COUNTS))
 CHANGES = st.lists(PAIRS | st.tuples(RAW, st.none()), max_size=3)
 
 
 class Killed(BaseException):
-    """Nothing catches it, as nothing catches a kill."""
+    """Not caught by any handler, like a kill."""
 
 
 def changed(tx: Transaction, changes: list[tuple[bytes, bytes | None]]) -> None:
@@ -47,16 +49,16 @@ def changed(tx: Transaction, changes: list[tuple[bytes, bytes | None]]) -> None:
 
 
 def expected(source: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """What a plain reading of the rule makes of a key space: tallies as sums, everything else as it is."""
+    """The expected target: counters as sums, everything else unchanged."""
     target = dict(source)
-    for room in ROOMS:
-        keys = [key for key in source if key in {room.counters_key(writer) for writer in ("", "w1", "w2", "w3")}]
-        if not keys or keys == [room.own_counters]:
+    for queue in QUEUE_KEYS:
+        keys = [key for key in source if key in {queue.counters_key(writer) for writer in ("", "w1", "w2", "w3")}]
+        if not keys or keys == [queue.own_counters]:
             continue
         all_counters = [migrations._decode_counters(source[key]) for key in keys]
         for key in keys:
             del target[key]
-        target[room.own_counters] = b"sum of %d, %d, %d" % tuple(
+        target[queue.own_counters] = b"sum of %d, %d, %d" % tuple(
             sum(part)
             for part in zip(*((each.ready_total(), each.delayed, each.put) for each in all_counters), strict=True)
         )
@@ -64,12 +66,12 @@ def expected(source: dict[bytes, bytes]) -> dict[bytes, bytes]:
 
 
 def summed(target: dict[bytes, bytes], source: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """A target with the tallies that were united in the words of `expected`."""
+    """A target with its merged counters in the form of `expected`."""
     found = dict(target)
-    for room in ROOMS:
-        if room.own_counters in found and found[room.own_counters] != source.get(room.own_counters):
-            counters = migrations._decode_counters(found[room.own_counters])
-            found[room.own_counters] = b"sum of %d, %d, %d" % (counters.ready_total(), counters.delayed, counters.put)
+    for queue in QUEUE_KEYS:
+        if queue.own_counters in found and found[queue.own_counters] != source.get(queue.own_counters):
+            counters = migrations._decode_counters(found[queue.own_counters])
+            found[queue.own_counters] = b"sum of %d, %d, %d" % (counters.ready_total(), counters.delayed, counters.put)
     return found
 
 
@@ -80,7 +82,7 @@ def summed(target: dict[bytes, bytes], source: dict[bytes, bytes]) -> dict[bytes
     st.integers(1, 4),
     st.integers(1, 4),
 )
-def test_the_target_is_the_source_however_it_came_to_be(
+def test_the_target_equals_the_source_after_any_interruptions(
     pairs: list[tuple[bytes, bytes]],
     interruptions: list[tuple[int, list[tuple[bytes, bytes | None]]]],
     batch: int,
@@ -98,16 +100,16 @@ def test_the_target_is_the_source_however_it_came_to_be(
                     raise Killed
                 left -= 1
 
-            mover = Migrator(Side(source), Side(target), "here")
+            mover = Migrator(PlaneStores(source), PlaneStores(target), "here")
             try:
                 if mover.begin():
                     mover.copy_keys(step)
                     mover.compare_keys(step)
             except Killed:
-                """The next one goes on."""
-            if mover.now.at < END or mover.now.state is State.COPYING:
+                """The next run resumes."""
+            if mover.progress.at < END or mover.progress.state is State.COPYING:
                 source.transact(changed, changes)
-        mover = Migrator(Side(source), Side(target), "here")
+        mover = Migrator(PlaneStores(source), PlaneStores(target), "here")
         mover.begin()
         mover.copy_keys(lambda _steps: None)
         mover.compare_keys(lambda _steps: None)

@@ -1,4 +1,4 @@
-"""Any interleaving of a world's operations, with crashes, keeps its history whole and its restore equal to a replay."""
+"""With any interleaving of operations and crashes, a world keeps its history, and a restore equals a replay."""
 
 import tempfile
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import open_objects
 from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.handles import Plane
+from holdfast.handles.sync.plane import Plane
 from holdfast.kv import Database
 from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.plane.embedded import EmbeddedTransport
@@ -32,7 +32,7 @@ from holdfast.wire.restores import Entry
 
 
 def fold(state: Any, entry: Entry) -> Any:
-    """Everything that was appended or drained, in order, and how many records there were."""
+    """A reducer: all appended and drained values in order, and the number of records."""
     seen, count = state or ([], 0)
     if entry.kind == "entry":
         seen = [*seen, entry.value]
@@ -42,7 +42,7 @@ def fold(state: Any, entry: Entry) -> Any:
 
 
 class Lives(RuleBasedStateMachine):
-    """One world, and a plain list of what its history must be."""
+    """One world, and its expected history as a plain list."""
 
     make_database: Callable[[Path], Database]
 
@@ -67,9 +67,9 @@ class Lives(RuleBasedStateMachine):
         self.number += 1
         return str(self.number)
 
-    def crashing(self, strike_at: int) -> Any:
-        """The same world through a plane that dies at the point of that number."""
-        faults = ChosenFault(strike_at)
+    def crashing(self, fail_at: int) -> Any:
+        """The same world through a plane that crashes at a fault point."""
+        faults = ChosenFault(fail_at)
         transport = EmbeddedTransport(
             Services(FaultyDatabase(self.database, faults), faulty_objects(self.objects, faults))
         )
@@ -94,11 +94,11 @@ class Lives(RuleBasedStateMachine):
         assert len(heights) == min(limit, len(self.waiting))
         del self.waiting[: len(heights)]
 
-    @rule(strike_at=st.integers(0, 3))
-    def crash_while_draining(self, strike_at: int) -> None:
+    @rule(fail_at=st.integers(0, 3))
+    def crash_while_draining(self, fail_at: int) -> None:
         before = self.world.inbox.cursor()
         try:
-            self.crashing(strike_at).drain(limit=2)
+            self.crashing(fail_at).drain(limit=2)
         except Crash:
             after = self.world.inbox.cursor()
             drained = 0 if after == before else after - (-1 if before is None else before)
@@ -118,12 +118,12 @@ class Lives(RuleBasedStateMachine):
             manifest_hash=NO_MANIFEST,
         )
 
-    @rule(strike_at=st.integers(0, 10))
-    def crash_while_taking_a_snapshot(self, strike_at: int) -> None:
+    @rule(fail_at=st.integers(0, 10))
+    def crash_while_taking_a_snapshot(self, fail_at: int) -> None:
         restored = self.world.restore(fold)
         options = {"promote": True, "receipt_horizon_height": restored.height, "manifest_hash": NO_MANIFEST}
         try:
-            self.crashing(strike_at).snapshots.commit(restored.state, height=restored.height, **options)
+            self.crashing(fail_at).snapshots.commit(restored.state, height=restored.height, **options)
         except Crash:
             self.world.snapshots.commit(restored.state, height=restored.height, **options)
 
@@ -131,10 +131,10 @@ class Lives(RuleBasedStateMachine):
     def compact(self, entries: int, margin: int) -> None:
         self.world.compact(entries=entries, margin=margin)
 
-    @rule(strike_at=st.integers(0, 30), entries=st.integers(1, 6))
-    def crash_while_compacting(self, strike_at: int, entries: int) -> None:
+    @rule(fail_at=st.integers(0, 30), entries=st.integers(1, 6))
+    def crash_while_compacting(self, fail_at: int, entries: int) -> None:
         with suppress(Crash):
-            self.crashing(strike_at).compact(entries=entries, margin=0)
+            self.crashing(fail_at).compact(entries=entries, margin=0)
 
     @precondition(lambda self: hasattr(self, "world"))
     @invariant()
@@ -151,20 +151,20 @@ class Lives(RuleBasedStateMachine):
         assert self.world.verify(fold).agrees
 
 
-def live(make_database: Callable[[Path], Database], examples: int) -> None:
+def run_machine(make_database: Callable[[Path], Database], examples: int) -> None:
     machine = type("Machine", (Lives,), {"make_database": staticmethod(make_database)})
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None))
 
 
-def test_a_world_in_memory_lives_through_anything() -> None:
-    live(lambda folder: MemoryDatabase(), 60)
+def test_a_world_in_memory_survives_crashes() -> None:
+    run_machine(lambda folder: MemoryDatabase(), 60)
 
 
-def test_a_world_on_rocksdb_lives_through_anything() -> None:
-    live(lambda folder: RocksDatabase(folder / "kv"), 15)
+def test_a_world_on_rocksdb_survives_crashes() -> None:
+    run_machine(lambda folder: RocksDatabase(folder / "kv"), 15)
 
 
 @pytest.mark.nightly
-def test_many_worlds_live_through_anything() -> None:
-    live(lambda folder: MemoryDatabase(), 2_000)
-    live(lambda folder: RocksDatabase(folder / "kv"), 300)
+def test_many_worlds_survive_crashes() -> None:
+    run_machine(lambda folder: MemoryDatabase(), 2_000)
+    run_machine(lambda folder: RocksDatabase(folder / "kv"), 300)

@@ -1,4 +1,4 @@
-"""Calls that are sent twice happen once: by whatever door, on every backend, whatever was lost on the way."""
+"""Calls with an idempotency key take effect once: on every transport and backend, with any lost response."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -18,12 +18,11 @@ from holdfast.errors import (
     VersionConflict,
 )
 from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import idempotency as once_module
-from holdfast.layers import leases, queues
-from holdfast.layers.idempotency import KeyedCall, once, sending
+from holdfast.layers import idempotency, leases, queues
+from holdfast.layers.idempotency import KeyedCall, keyed_call, run_idempotent
 from holdfast.layers.leases import LeaseKey
-from holdfast.layers.queues import Leased, Purged, QueueKey, Redriven
-from holdfast.limits import MESSAGES_MAX, ONCE_KEY_BYTES_MAX, ONCE_PERIOD_SECONDS
+from holdfast.layers.queues import Leased, PurgeProgress, QueueKey, RedriveProgress
+from holdfast.limits import CALL_KEY_BYTES_MAX, CALL_KEY_PERIOD_SECONDS, MESSAGES_MAX
 from holdfast.plane.batching import call_batch
 from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from holdfast.plane.idempotency import keyed_call_of
@@ -63,8 +62,8 @@ from holdfast.wire.requests import Request
 from holdfast.wire.states import UpdateState
 from holdfast.wire.worlds import AppendEntries, CreateWorld
 
-PATIENCE_SECONDS = 30.0  # Far more than anything here takes.
-PERIOD_MS = ONCE_PERIOD_SECONDS * 1_000
+PATIENCE_SECONDS = 30.0  # A generous deadline.
+PERIOD_MS = CALL_KEY_PERIOD_SECONDS * 1_000
 PUT = PutMessages("jobs", [NewMessage(b"a", attributes={"a": "1", "b": "2"})])
 
 
@@ -83,22 +82,22 @@ def put_total(transport: EmbeddedTransport) -> int:
     return transport.call(GetQueueStats("jobs")).put_total
 
 
-# What is remembered.
+# Stored results.
 
 
-def test_a_call_that_is_sent_again_is_answered_alike(transport: EmbeddedTransport, clock: ManualClock) -> None:
+def test_a_repeated_call_gets_the_same_result(transport: EmbeddedTransport, clock: ManualClock) -> None:
     first = send(transport, PUT, again=False)
     clock.advance_ms(PERIOD_MS)
     assert send(transport, PUT) == first
     assert put_total(transport) == 1
 
 
-def test_calls_of_different_keys_are_different_calls(transport: EmbeddedTransport) -> None:
+def test_calls_with_different_keys_are_separate(transport: EmbeddedTransport) -> None:
     assert send(transport, PUT, "one") != send(transport, PUT, "two")
     assert put_total(transport) == 2
 
 
-def test_a_call_that_failed_has_not_happened(transport: EmbeddedTransport) -> None:
+def test_a_failed_call_is_not_stored(transport: EmbeddedTransport) -> None:
     transport.call(CreateWorld("w"))
     append = AppendEntries("w", [b"\x01"], 1)
     with pytest.raises(HeadAdvanced):
@@ -107,40 +106,39 @@ def test_a_call_that_failed_has_not_happened(transport: EmbeddedTransport) -> No
     assert send(transport, append).height == send(transport, append).height == 1
 
 
-def test_a_key_is_forgotten_after_two_periods(transport: EmbeddedTransport, clock: ManualClock) -> None:
+def test_a_key_expires_after_two_periods(transport: EmbeddedTransport, clock: ManualClock) -> None:
     send(transport, PUT)
     clock.advance_ms(2 * PERIOD_MS)
     send(transport, PUT)
     assert put_total(transport) == 2
 
 
-def remembered(transport: EmbeddedTransport) -> int:
+def stored_key_count(transport: EmbeddedTransport) -> int:
     begin, end = Subspace("once").range()
     return len(transport.services.database.read(Transaction.scan, begin, end, limit=1_000))
 
 
-def test_what_is_remembered_does_not_pile_up(
+def test_expired_keys_are_deleted(
     transport: EmbeddedTransport, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once broken: nobody ever forgot a key."""
-    monkeypatch.setattr(once_module, "ONCE_FORGET_BATCH", 3)
+    monkeypatch.setattr(idempotency, "CALL_KEY_EXPIRY_BATCH", 3)
     for number in range(10):
         send(transport, PUT, f"k{number}")
-    transport.services.sendings.stop()
+    transport.services.repeats.stop()
     clock.advance_ms(PERIOD_MS)
     send(transport, PUT, "later")
-    transport.services.sendings.stop()
-    assert remembered(transport) == 11
+    transport.services.repeats.stop()
+    assert stored_key_count(transport) == 11
     clock.advance_ms(PERIOD_MS)
     send(transport, PUT, "latest")
-    transport.services.sendings.stop()
-    assert remembered(transport) == 2
+    transport.services.repeats.stop()
+    assert stored_key_count(transport) == 2
     assert send(transport, PUT, "later") != send(transport, PUT, "latest")
     assert put_total(transport) == 12
 
 
 @pytest.mark.parametrize("error", [Unreachable("on purpose"), ZeroDivisionError("on purpose")])
-def test_what_cannot_be_forgotten_now_is_forgotten_later(
+def test_keys_that_could_not_be_deleted_are_deleted_later(
     transport: EmbeddedTransport,
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
@@ -149,7 +147,7 @@ def test_what_cannot_be_forgotten_now_is_forgotten_later(
 ) -> None:
     database = transport.services.database
     send(transport, PUT)
-    transport.services.sendings.stop()
+    transport.services.repeats.stop()
     clock.advance_ms(2 * PERIOD_MS)
     with monkeypatch.context() as patch:
 
@@ -158,25 +156,25 @@ def test_what_cannot_be_forgotten_now_is_forgotten_later(
 
         patch.setattr(database, "read", refuse)
         send(transport, PUT)
-        transport.services.sendings.stop()
+        transport.services.repeats.stop()
     assert "on purpose" in caplog.text
-    assert remembered(transport) == 2
+    assert stored_key_count(transport) == 2
     clock.advance_ms(PERIOD_MS)
     send(transport, PUT, "other")
-    transport.services.sendings.stop()
-    assert remembered(transport) == 2
+    transport.services.repeats.stop()
+    assert stored_key_count(transport) == 2
 
 
-def test_a_list_that_is_sent_again_is_answered_with_the_same_types(transport: EmbeddedTransport) -> None:
-    """The HTTP door looks at types to say what an answer looks like as JSON."""
+def test_a_repeated_call_gets_a_result_of_the_same_types(transport: EmbeddedTransport) -> None:
+    """The HTTP API chooses the JSON form of a result by its type."""
     request = CommitAtomic([PUT, UpdateState("s", b"\x01")])
     first = send(transport, request)
     assert send(transport, request) == first
     assert [type(answer) for answer in first.answers] == [type(answer) for answer in send(transport, request).answers]
 
 
-@pytest.mark.parametrize("key", ["", "x" * (ONCE_KEY_BYTES_MAX + 1)])
-def test_a_key_that_is_none_is_refused(transport: EmbeddedTransport, key: str) -> None:
+@pytest.mark.parametrize("key", ["", "x" * (CALL_KEY_BYTES_MAX + 1)])
+def test_an_invalid_key_is_refused(transport: EmbeddedTransport, key: str) -> None:
     with pytest.raises(InvalidArgument, match="UUID"):
         send(transport, PUT, key)
     assert put_total(transport) == 0
@@ -201,28 +199,28 @@ def changed(request: Request[Any], **fields: Any) -> Any:
     ],
     ids=["payload", "batch", "queue", "universe", "operation", "list"],
 )
-def test_a_key_of_another_call_is_refused(transport: EmbeddedTransport, other: Request[Any]) -> None:
+def test_a_key_used_by_another_call_is_refused(transport: EmbeddedTransport, other: Request[Any]) -> None:
     first = send(transport, PUT)
-    with pytest.raises(IdempotencyKeyReused, match="its own"):
+    with pytest.raises(IdempotencyKeyReused, match="used this idempotency key"):
         send(transport, other)
     assert send(transport, PUT) == first
     assert put_total(transport) == 1
 
 
-def test_what_says_the_same_is_the_same_call(transport: EmbeddedTransport) -> None:
-    """Maps have no order, and what is not said is what it is by default."""
+def test_equal_requests_are_the_same_call(transport: EmbeddedTransport) -> None:
+    """The order of maps does not matter, and omitted fields equal their defaults."""
     first = send(transport, PUT)
     other = PutMessages("jobs", [NewMessage(b"a", attributes={"b": "2", "a": "1"}, priority=5)], universe="main")
     assert send(transport, other) == first
 
 
-def test_a_key_that_was_reused_is_no_server_error() -> None:
+def test_a_reused_key_is_a_client_error() -> None:
     problem = problem_of(IdempotencyKeyReused("x"))
     assert (problem.status, problem.code, problem.retry) == (422, "idempotency_key_reused", "never")
     assert isinstance(error_of(problem), IdempotencyKeyReused)
 
 
-# Receives: what was leased and not heard of is told again.
+# Receives: a repeated call returns the messages it leased.
 
 
 def receive(key: str = "r", *, max_messages: int = 10, **options: Any) -> tuple[ReceiveMessages, str]:
@@ -242,7 +240,7 @@ def counts(transport: EmbeddedTransport) -> tuple[int, int, int]:
     return stats.ready, stats.leased, stats.delivered_total
 
 
-def test_a_receive_that_is_sent_again_gets_the_same_leases(transport: EmbeddedTransport, clock: ManualClock) -> None:
+def test_a_repeated_receive_gets_the_same_leases(transport: EmbeddedTransport, clock: ManualClock) -> None:
     put(transport, b"a", bytes(2_000), bytes(16_000), b"not for this one")
     first = send(transport, *receive(max_messages=3), again=False)
     clock.advance_ms(1_000)
@@ -253,7 +251,7 @@ def test_a_receive_that_is_sent_again_gets_the_same_leases(transport: EmbeddedTr
     assert [outcome.code for outcome in outcomes] == [None] * 3
 
 
-def test_what_is_not_leased_any_more_is_left_out_and_nothing_takes_its_place(
+def test_a_repeated_receive_omits_messages_it_no_longer_leases(
     transport: EmbeddedTransport, clock: ManualClock
 ) -> None:
     put(transport, b"a", b"b", b"c")
@@ -268,20 +266,20 @@ def test_what_is_not_leased_any_more_is_left_out_and_nothing_takes_its_place(
     assert [each.payload for each in other.messages] == [b"b", b"c"]
 
 
-def test_a_lease_that_was_extended_is_told_as_it_is_now(transport: EmbeddedTransport) -> None:
+def test_a_repeated_receive_returns_the_extended_lease(transport: EmbeddedTransport) -> None:
     put(transport, b"a")
     first = send(transport, *receive())
     until_ms = transport.call(ExtendMessages("jobs", leases_of(first), 600.0)).outcomes[0].expires_ms
     assert send(transport, *receive()).messages == [changed(first.messages[0], expires_ms=until_ms)]
 
 
-def test_a_receive_that_found_nothing_has_not_happened(transport: EmbeddedTransport) -> None:
+def test_an_empty_receive_is_not_stored(transport: EmbeddedTransport) -> None:
     assert send(transport, *receive()).messages == []
     put(transport, b"a")
     assert len(send(transport, *receive()).messages) == 1
 
 
-def test_the_workflow_state_is_told_again_with_its_lease(transport: EmbeddedTransport) -> None:
+def test_a_repeated_receive_returns_the_workflow_state_and_its_lease(transport: EmbeddedTransport) -> None:
     put(transport, b"a")
     first = send(transport, *receive(with_state=True))
     assert send(transport, *receive(with_state=True)) == first
@@ -291,7 +289,7 @@ def test_the_workflow_state_is_told_again_with_its_lease(transport: EmbeddedTran
     assert (again.value, again.lease) == (b"\x01", state.lease)
 
 
-def test_a_key_of_another_receive_is_refused(transport: EmbeddedTransport) -> None:
+def test_a_key_used_by_another_receive_is_refused(transport: EmbeddedTransport) -> None:
     put(transport, b"a", b"b")
     send(transport, *receive(max_messages=1))
     with pytest.raises(IdempotencyKeyReused):
@@ -301,42 +299,42 @@ def test_a_key_of_another_receive_is_refused(transport: EmbeddedTransport) -> No
 QUEUE = QueueKey("main", "jobs")
 
 
-def lease_once(transport: EmbeddedTransport, *, again: bool = True) -> tuple[Leased, KeyedCall]:
+def lease_keyed(transport: EmbeddedTransport, *, again: bool = True) -> tuple[Leased, KeyedCall]:
     call = keyed_call_of(transport, *receive(max_messages=1), again=again)
     assert call is not None
-    return transport.services.database.transact(queues.lease_once, QUEUE, call=call, owner="ada", limit=1), call
+    return transport.services.database.transact(queues.lease_keyed, QUEUE, call=call, owner="ada", limit=1), call
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_what_is_given_back_was_never_leased(transport: EmbeddedTransport, again: bool) -> None:
-    """A server gives back what a receive has leased whose connection broke: sent again, it leases anew."""
+def test_releasing_undelivered_messages_forgets_the_call(transport: EmbeddedTransport, again: bool) -> None:
+    """After a broken connection the server releases the messages; a repeated call leases them again."""
     put(transport, b"a", b"b")
-    leased, call = lease_once(transport, again=again)
-    transport.services.database.transact(queues.give_back_once, QUEUE, leased, call)
+    leased, call = lease_keyed(transport, again=again)
+    transport.services.database.transact(queues.release_undelivered, QUEUE, leased, call)
     assert counts(transport) == (2, 0, 1)
     assert [each.fence for each in send(transport, *receive(max_messages=1)).messages] == [2]
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_what_somebody_asked_for_again_is_not_given_back(transport: EmbeddedTransport, late: bool) -> None:
-    """The caller has come back on another connection before the server was done with the broken one. The receive that
-    was on the broken one may even be carried out after the one that was sent again."""
+def test_messages_of_a_repeated_call_are_not_released(transport: EmbeddedTransport, late: bool) -> None:
+    """The caller repeats the call on another connection before the server has released the messages of the broken one.
+    The first attempt may even be executed after the second."""
     put(transport, b"a", b"b")
     early = keyed_call_of(transport, *receive(max_messages=1), again=False)
     assert early is not None
     database = transport.services.database
     if late:
         answered = send(transport, *receive(max_messages=1))
-        broken = database.transact(queues.lease_once, QUEUE, call=early, owner="ada", limit=1)
+        broken = database.transact(queues.lease_keyed, QUEUE, call=early, owner="ada", limit=1)
     else:
-        broken = database.transact(queues.lease_once, QUEUE, call=early, owner="ada", limit=1)
+        broken = database.transact(queues.lease_keyed, QUEUE, call=early, owner="ada", limit=1)
         answered = send(transport, *receive(max_messages=1))
-    database.transact(queues.give_back_once, QUEUE, broken, early)
+    database.transact(queues.release_undelivered, QUEUE, broken, early)
     assert counts(transport) == (1, 1, 1)
     assert transport.call(AckMessages("jobs", leases_of(answered))).outcomes[0].code is None
 
 
-async def standing(transport: AsyncEmbeddedTransport, line: int) -> None:
+async def wait_for_waiters(transport: AsyncEmbeddedTransport, line: int) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (await transport.call(GetQueueStats("jobs"))).waiting_consumers != line:
             await asyncio.sleep(0.001)
@@ -349,36 +347,38 @@ async def async_transport(database: Database, clock: ManualClock) -> AsyncIterat
     await transport.close()
 
 
-def sending_of(transport: AsyncEmbeddedTransport, request: Request[Any], key: str, *, again: bool = True) -> Any:
+def repeated_call(transport: AsyncEmbeddedTransport, request: Request[Any], key: str, *, again: bool = True) -> Any:
     return asyncio.create_task(transport.call(request, keyed_call_of(transport, request, key, again=again)))
 
 
-async def test_a_receive_that_waits_twice_gets_the_same_leases(async_transport: AsyncEmbeddedTransport) -> None:
-    """A proxy may keep a connection open whose caller has given up and asks again on another one."""
-    transport, asked = async_transport, receive(wait_seconds=600.0)
+async def test_a_receive_that_waits_on_two_connections_gets_the_same_leases(
+    async_transport: AsyncEmbeddedTransport,
+) -> None:
+    """A proxy may keep a connection open whose caller has timed out and repeats the call on another one."""
+    transport, call_arguments = async_transport, receive(wait_seconds=600.0)
     tasks = []
     for number in range(2):
-        tasks.append(sending_of(transport, *asked, again=bool(number)))
-        await standing(transport, number + 1)
-    other = sending_of(transport, *receive("other", wait_seconds=600.0))
-    await standing(transport, 3)
+        tasks.append(repeated_call(transport, *call_arguments, again=bool(number)))
+        await wait_for_waiters(transport, number + 1)
+    other = repeated_call(transport, *receive("other", wait_seconds=600.0))
+    await wait_for_waiters(transport, 3)
     await transport.call(PUT)
     first, second = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_SECONDS)
     assert first == second
-    await standing(transport, 1)
-    # Whoever has something already does not stand behind those who wait.
-    assert await asyncio.wait_for(sending_of(transport, *asked), PATIENCE_SECONDS) == first
+    await wait_for_waiters(transport, 1)
+    # A repeated call with a stored result does not queue behind waiting ones.
+    assert await asyncio.wait_for(repeated_call(transport, *call_arguments), PATIENCE_SECONDS) == first
     other.cancel()
     await asyncio.gather(other, return_exceptions=True)
 
 
-async def test_a_first_sending_does_not_pass_those_who_wait(async_transport: AsyncEmbeddedTransport) -> None:
+async def test_a_new_call_does_not_overtake_waiting_ones(async_transport: AsyncEmbeddedTransport) -> None:
     transport, tasks = async_transport, []
     for number in range(3):
         tasks.append(
-            sending_of(transport, *receive(f"r{number}", max_messages=1, wait_seconds=600.0), again=number == 1)
+            repeated_call(transport, *receive(f"r{number}", max_messages=1, wait_seconds=600.0), again=number == 1)
         )
-        await standing(transport, number + 1)
+        await wait_for_waiters(transport, number + 1)
     for number in range(3):
         await transport.call(PutMessages("jobs", [NewMessage(bytes([number]))]))
         found = await asyncio.wait_for(tasks[number], PATIENCE_SECONDS)
@@ -386,15 +386,15 @@ async def test_a_first_sending_does_not_pass_those_who_wait(async_transport: Asy
 
 
 @pytest.mark.parametrize("steps", range(0, 24, 2))
-async def test_a_receive_that_was_cancelled_is_sent_again(async_transport: AsyncEmbeddedTransport, steps: int) -> None:
-    """At whatever point its connection broke: the message is delivered by the next sending, and nothing has failed."""
+async def test_a_cancelled_receive_can_be_repeated(async_transport: AsyncEmbeddedTransport, steps: int) -> None:
+    """At any point of the cancellation: the next attempt gets the message, and no failure is counted."""
     transport = async_transport
     await transport.call(PUT)
-    first = sending_of(transport, *receive(), again=False)
+    first = repeated_call(transport, *receive(), again=False)
     for _ in range(steps):
         await asyncio.sleep(0)
     first.cancel()
-    second = await sending_of(transport, *receive())
+    second = await repeated_call(transport, *receive())
     await asyncio.gather(first, return_exceptions=True)
     assert len(second.messages) == 1
     outcomes = (await transport.call(AckMessages("jobs", leases_of(second)))).outcomes
@@ -402,7 +402,7 @@ async def test_a_receive_that_was_cancelled_is_sent_again(async_transport: Async
     assert (outcomes[0].code, stats.acked_total, stats.failed_total) == (None, 1, 0)
 
 
-# Leases: what was granted and not heard of is told again.
+# Leases: a repeated acquire returns its grant.
 
 
 def acquire(key: str = "a", owner: str = "ada", **options: Any) -> tuple[AcquireLease, str]:
@@ -413,7 +413,7 @@ def proof_of(granted: Granted) -> LeaseProof:
     return LeaseProof(granted.key, granted.lease_id, granted.fence)
 
 
-def test_an_acquire_that_is_sent_again_gets_the_same_fence(transport: EmbeddedTransport, clock: ManualClock) -> None:
+def test_a_repeated_acquire_gets_the_same_fence(transport: EmbeddedTransport, clock: ManualClock) -> None:
     first = send(transport, *acquire(), again=False)
     clock.advance_ms(1_000)
     assert send(transport, *acquire()) == first
@@ -424,7 +424,7 @@ def test_an_acquire_that_is_sent_again_gets_the_same_fence(transport: EmbeddedTr
         send(transport, *acquire(owner="bob"))
 
 
-def test_an_acquire_that_found_it_held_has_not_happened(transport: EmbeddedTransport) -> None:
+def test_a_refused_acquire_is_not_stored(transport: EmbeddedTransport) -> None:
     held = transport.call(AcquireLease("deploy", "bob"))
     with pytest.raises(LeaseHeld):
         send(transport, *acquire())
@@ -432,15 +432,15 @@ def test_an_acquire_that_found_it_held_has_not_happened(transport: EmbeddedTrans
     assert send(transport, *acquire()).fence == held.fence + 1
 
 
-def test_one_call_acquires_once(transport: EmbeddedTransport, clock: ManualClock) -> None:
-    """A late copy of a call takes no lease that nobody will use, and nobody believes to have one that has ended."""
+def test_a_call_acquires_at_most_once(transport: EmbeddedTransport, clock: ManualClock) -> None:
+    """A late copy of a call acquires nothing, and a grant that has ended is not returned again."""
     first = send(transport, *acquire())
     transport.call(ReleaseLease(proof_of(first)))
-    with pytest.raises(LeaseExpired, match="anew"):
+    with pytest.raises(LeaseExpired, match="acquire it again"):
         send(transport, *acquire())
     second = send(transport, *acquire("b"))
     clock.advance_ms(30_000)
-    with pytest.raises(LeaseExpired, match="anew"):
+    with pytest.raises(LeaseExpired, match="acquire it again"):
         send(transport, *acquire("b"))
     third = send(transport, *acquire("c", "bob"))
     assert (first.fence, second.fence, third.fence) == (1, 2, 3)
@@ -449,29 +449,31 @@ def test_one_call_acquires_once(transport: EmbeddedTransport, clock: ManualClock
 LEASE = LeaseKey("main", "deploy")
 
 
-@pytest.mark.parametrize("asked_again", [False, True])
-def test_a_lease_is_given_back_unless_somebody_has_asked_for_it_again(
-    transport: EmbeddedTransport, asked_again: bool
+@pytest.mark.parametrize("retried", [False, True])
+def test_an_undelivered_lease_is_released_unless_the_call_was_repeated(
+    transport: EmbeddedTransport, retried: bool
 ) -> None:
     early = keyed_call_of(transport, *acquire(), again=False)
     assert early is not None
     database = transport.services.database
-    grant, is_new = database.transact(leases.acquire_once, LEASE, early, owner="ada", ttl_ms=30_000)
-    if asked_again:
+    grant, is_new = database.transact(leases.acquire_keyed, LEASE, early, owner="ada", ttl_ms=30_000)
+    if retried:
         send(transport, *acquire())
     proof = LeaseProof("deploy", grant.lease_id, grant.fence)
-    assert database.transact(leases.release_once, proof, early) is not asked_again
+    assert database.transact(leases.release_undelivered, proof, early) is not retried
     assert is_new
     again = send(transport, *acquire())
-    assert (again.fence, again.lease_id == grant.lease_id) == ((1, True) if asked_again else (2, False))
+    assert (again.fence, again.lease_id == grant.lease_id) == ((1, True) if retried else (2, False))
 
 
-async def test_an_acquire_that_waits_twice_gets_the_same_fence(async_transport: AsyncEmbeddedTransport) -> None:
+async def test_an_acquire_that_waits_on_two_connections_gets_the_same_fence(
+    async_transport: AsyncEmbeddedTransport,
+) -> None:
     transport = async_transport
     held = await transport.call(AcquireLease("deploy", "bob", 600.0))
     tasks = []
 
-    async def in_line(line: int) -> None:
+    async def wait_for_position(line: int) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while (await transport.call(DescribeLease("deploy"))).waiting != line:
                 await asyncio.sleep(0.001)
@@ -479,33 +481,35 @@ async def test_an_acquire_that_waits_twice_gets_the_same_fence(async_transport: 
     for number, (request, key) in enumerate(
         [acquire(wait_seconds=600.0), acquire(wait_seconds=600.0), acquire("c", "eve", wait_seconds=600.0)]
     ):
-        tasks.append(sending_of(transport, request, key, again=number == 1))
-        await in_line(number + 1)
+        tasks.append(repeated_call(transport, request, key, again=number == 1))
+        await wait_for_position(number + 1)
     await transport.call(ReleaseLease(proof_of(held)))
     first, second = await asyncio.wait_for(asyncio.gather(*tasks[:2]), PATIENCE_SECONDS)
     assert first == second
-    await in_line(1)
-    # Whoever has it already does not stand behind those who wait.
-    assert await asyncio.wait_for(sending_of(transport, *acquire(wait_seconds=600.0)), PATIENCE_SECONDS) == first
+    await wait_for_position(1)
+    # A repeated call with a grant does not queue behind waiting ones.
+    assert await asyncio.wait_for(repeated_call(transport, *acquire(wait_seconds=600.0)), PATIENCE_SECONDS) == first
     await transport.call(ReleaseLease(proof_of(first)))
     assert (await asyncio.wait_for(tasks[2], PATIENCE_SECONDS)).owner == "eve"
-    # Nor does whoever had it.
-    other = sending_of(transport, *acquire("d", "zoe", wait_seconds=600.0))
-    await in_line(1)
+    # Nor does a repeated call whose grant has ended.
+    other = repeated_call(transport, *acquire("d", "zoe", wait_seconds=600.0))
+    await wait_for_position(1)
     with pytest.raises(LeaseExpired):
-        await asyncio.wait_for(sending_of(transport, *acquire(wait_seconds=600.0)), PATIENCE_SECONDS)
+        await asyncio.wait_for(repeated_call(transport, *acquire(wait_seconds=600.0)), PATIENCE_SECONDS)
     other.cancel()
     await asyncio.gather(other, return_exceptions=True)
 
 
 @pytest.mark.parametrize("steps", range(0, 24, 2))
 @pytest.mark.parametrize("keyed", [True, False])
-async def test_an_acquire_that_was_cancelled_holds_nothing(
+async def test_a_cancelled_acquire_holds_no_lease(
     async_transport: AsyncEmbeddedTransport, steps: int, keyed: bool
 ) -> None:
     transport = async_transport
     request, key = acquire()
-    first = sending_of(transport, request, key, again=False) if keyed else asyncio.create_task(transport.call(request))
+    first = (
+        repeated_call(transport, request, key, again=False) if keyed else asyncio.create_task(transport.call(request))
+    )
     for _ in range(steps):
         await asyncio.sleep(0)
     first.cancel()
@@ -513,12 +517,12 @@ async def test_an_acquire_that_was_cancelled_holds_nothing(
     described = await transport.call(DescribeLease("deploy"))
     assert described.held == (not isinstance(outcome, asyncio.CancelledError))
     if keyed:
-        again = await sending_of(transport, request, key)
+        again = await repeated_call(transport, request, key)
         assert again == outcome or isinstance(outcome, asyncio.CancelledError)
         await transport.call(CheckLease(proof_of(again)))
 
 
-# What is more than one commit goes on where it was.
+# Calls of several commits resume.
 
 
 def dead_letters(transport: EmbeddedTransport, count: int) -> None:
@@ -529,27 +533,25 @@ def dead_letters(transport: EmbeddedTransport, count: int) -> None:
 
 
 @pytest.mark.parametrize("parts_done", [0, 1, 2])
-def test_a_redrive_that_was_interrupted_moves_no_more_than_it_was_asked_to(
-    transport: EmbeddedTransport, parts_done: int
-) -> None:
+def test_an_interrupted_redrive_resumes_and_respects_its_limit(transport: EmbeddedTransport, parts_done: int) -> None:
     dead_letters(transport, MESSAGES_MAX + 50)
     request = RedriveMessages("jobs", limit=MESSAGES_MAX + 10)
     call = keyed_call_of(transport, request, "r", again=False)
-    so_far = Redriven()
-    for _ in range(parts_done):  # Then the connection broke.
+    so_far = RedriveProgress()
+    for _ in range(parts_done):  # The connection breaks here.
         options = {"ids": None, "limit": request.limit}
-        so_far, _ = transport.services.database.transact(queues.redrive_on, QUEUE, so_far, call, **options)
+        so_far, _ = transport.services.database.transact(queues.redrive_step, QUEUE, so_far, call, **options)
     assert send(transport, request, "r") == Moved(MESSAGES_MAX + 10)
     assert send(transport, request, "r") == Moved(MESSAGES_MAX + 10)
     stats = transport.call(GetQueueStats("jobs"))
     assert (stats.ready, stats.dead) == (MESSAGES_MAX + 10, 40)
 
 
-def test_a_purge_that_was_interrupted_goes_on(transport: EmbeddedTransport) -> None:
+def test_an_interrupted_purge_resumes(transport: EmbeddedTransport) -> None:
     for _ in range(3):
         transport.call(PutMessages("jobs", [NewMessage(b"x") for _ in range(100)]))
     call = keyed_call_of(transport, PurgeQueue("jobs"), "p", again=False)
-    so_far, _ = transport.services.database.transact(queues.purge_on, QUEUE, Purged(), call)
+    so_far, _ = transport.services.database.transact(queues.purge_step, QUEUE, PurgeProgress(), call)
     assert so_far.count == MESSAGES_MAX
     assert send(transport, PurgeQueue("jobs"), "p") == Moved(300)
     put(transport, b"later")
@@ -562,7 +564,7 @@ def test_redriving_nothing_moves_nothing(transport: EmbeddedTransport) -> None:
     assert transport.call(RedriveMessages("jobs", ids=[])) == Moved(0)
 
 
-# Entities: a commit, then a log.
+# Entities: a commit, then a log record.
 
 
 def logged(transport: EmbeddedTransport, session: str = "s") -> list[bytes]:
@@ -581,7 +583,7 @@ def test_best_effort_fields_are_logged_once(transport: EmbeddedTransport) -> Non
         send(transport, changed(request, session="t"), key)
 
 
-def test_a_put_that_was_critical_is_answered_as_such(database: Database, clock: ManualClock) -> None:
+def test_a_repeated_critical_put_returns_the_same_tier(database: Database, clock: ManualClock) -> None:
     policy = TierPolicy({"task.title": Tier.CRITICAL})
     transport = EmbeddedTransport(Services(database, clock=clock, policy=policy))
     transport.call(PutEntity("task", "one", {"title": b"\x01"}, 0))
@@ -592,8 +594,8 @@ def test_a_put_that_was_critical_is_answered_as_such(database: Database, clock: 
     transport.close()
 
 
-def test_a_version_that_has_moved_is_refused_again(transport: EmbeddedTransport) -> None:
-    """What failed has not happened, and may succeed later."""
+def test_a_version_conflict_is_not_stored(transport: EmbeddedTransport) -> None:
+    """A failed call is not stored, and may succeed later."""
     request = PutEntity("task", "one", {"note": b"\x01"}, 1)
     for _ in range(2):
         with pytest.raises(VersionConflict):
@@ -602,20 +604,20 @@ def test_a_version_that_has_moved_is_refused_again(transport: EmbeddedTransport)
     assert send(transport, request) == send(transport, request)
 
 
-# What is remembered in memory.
+# Results kept in memory.
 
 
-def test_only_the_latest_calls_are_remembered_in_memory() -> None:
-    recent = RecentKeys(2)
-    calls = [sending(key, PUT, lambda: False) for key in "abc"]
+def test_only_the_latest_calls_are_kept_in_memory() -> None:
+    recent_keys = RecentKeys(2)
+    calls = [keyed_call(key, PUT, lambda: False) for key in "abc"]
     for call in calls:
-        assert not recent.knows(call)
-        recent.add(call)
-    assert [recent.knows(call) for call in calls] == [False, True, True]
+        assert not recent_keys.contains(call)
+        recent_keys.add(call)
+    assert [recent_keys.contains(call) for call in calls] == [False, True, True]
 
 
-def test_a_record_that_was_refused_may_be_sent_again(transport: EmbeddedTransport) -> None:
-    """Lesson 1: what remembers a key before its work is done loses the work."""
+def test_a_refused_record_can_be_repeated(transport: EmbeddedTransport) -> None:
+    """A key is stored only with the completed work; otherwise a failure would lose the work."""
     with pytest.raises(InvalidName):
         send(transport, LogRecords("no/session", [b"{}"]), "l")
     send(transport, LogRecords("s", [b"{}"]), "l")
@@ -623,10 +625,10 @@ def test_a_record_that_was_refused_may_be_sent_again(transport: EmbeddedTranspor
     assert logged(transport) == [b"{}"]
 
 
-# Groups.
+# Batches.
 
 
-async def test_a_group_remembers_each_of_its_calls(async_transport: AsyncEmbeddedTransport) -> None:
+async def test_a_batch_stores_the_result_of_each_call(async_transport: AsyncEmbeddedTransport) -> None:
     transport = async_transport
     puts = [changed(PUT, queue=f"q{number}") for number in range(3)]
     first = await call_batch(transport, [Call(number, put, f"k{number}") for number, put in enumerate(puts)])
@@ -635,10 +637,10 @@ async def test_a_group_remembers_each_of_its_calls(async_transport: AsyncEmbedde
     assert (second[0], type(second[1]), second[2]) == (first[0], IdempotencyKeyReused, first[2])
 
 
-async def test_a_group_that_is_late_does_not_do_again_what_was_sent_again(
+async def test_a_late_batch_does_not_repeat_a_call_that_was_retried(
     async_transport: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first sending waited for its turn when its connection broke, and the second one had it before."""
+    """The first attempt was still queued when its connection broke, and the retry ran before it."""
     transport, database, turn = async_transport, async_transport.services.database, asyncio.Event()
     transact = database.transact_async
     late = [True]
@@ -660,12 +662,12 @@ async def test_a_group_that_is_late_does_not_do_again_what_was_sent_again(
 # The layer.
 
 
-def test_whoever_is_fresh_does_not_look(database: Database) -> None:
-    call = sending("k", PUT, lambda: True)
+def test_a_new_call_reads_no_stored_result(database: Database) -> None:
+    call = keyed_call("k", PUT, lambda: True)
 
     def work(answer: int) -> int:
-        return database.transact(once, call, msgspec.msgpack.decode, lambda tx: answer)
+        return database.transact(run_idempotent, call, msgspec.msgpack.decode, lambda tx: answer)
 
     assert (work(1), work(2)) == (1, 2)
-    call = msgspec.structs.replace(call, fresh=lambda: False)
+    call = msgspec.structs.replace(call, is_new_call=lambda: False)
     assert work(3) == 2

@@ -20,11 +20,11 @@ from holdfast.layers.worlds import World
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
 from holdfast.wire.inboxes import (
     Control,
-    Delivery,
     DomainEvent,
     Effect,
+    EffectReceipt,
+    InboundMessage,
     InboxItem,
-    Receipt,
     Timer,
     TimerFired,
 )
@@ -36,9 +36,9 @@ LARGE = bytes(limits.INBOX_INLINE_BYTES_MAX + 1)
 KINDS: list[InboxItem] = [
     DomainEvent(schema="order.placed", payload=b"p", key=b"k"),
     DomainEvent(schema="order.placed"),
-    Receipt(intent_hash=b"h", effect_kind="mail", adapter_id="smtp", signature=b"s", payload=b"p"),
-    Delivery(inbox_name="main", payload=b"p", headers={"from": "bob", "b": "a"}),
-    Delivery(inbox_name="main", payload_blob=HASH),
+    EffectReceipt(intent_hash=b"h", effect_kind="mail", adapter_id="smtp", signature=b"s", payload=b"p"),
+    InboundMessage(inbox_name="main", payload=b"p", headers={"from": "bob", "b": "a"}),
+    InboundMessage(inbox_name="main", payload_blob=HASH),
     TimerFired(timer_id="t-1", payload=b"p"),
     Control(command="stop", effects=(Effect("mail", b"h", b"x"),), timers=(Timer(7, b"h", b"x"),)),
 ]
@@ -60,24 +60,24 @@ def inbox(database: Database) -> list[tuple[int, InboxItem]]:
 
 
 def ingressed(database: Database) -> list[dict[str, Any]]:
-    """What the journal says of items."""
+    """The inbox items in the journal."""
     found = [cbor2.loads(record) for _, record in database.read(journals.read_hot, ADA, 0, 1_000)]
     return [value for kind, value in found if kind == journal_records.Kind.INGRESS]
 
 
 @every_kind
-def test_an_item_is_stored_and_drained_as_it_came(database: Database, world: World, item: InboxItem) -> None:
+def test_an_item_is_stored_and_drained_unchanged(database: Database, world: World, item: InboxItem) -> None:
     assert put(database, item) == [0]
     assert inbox(database) == [(0, item)]
     assert database.transact(inboxes.drain, world) == [0]
-    (told,) = ingressed(database)
-    assert told.pop("seq") == 0
-    assert told["type"] == item.__struct_config__.tag
-    assert msgspec.convert(told, InboxItem) == item
+    (fields,) = ingressed(database)
+    assert fields.pop("seq") == 0
+    assert fields["type"] == item.__struct_config__.tag
+    assert msgspec.convert(fields, InboxItem) == item
     assert inbox(database) == [(0, item)]
 
 
-def test_items_are_read_from_a_place_on(database: Database, world: World) -> None:
+def test_items_are_read_after_a_sequence(database: Database, world: World) -> None:
     assert put(database, *KINDS) == list(range(len(KINDS)))
     assert database.read(inboxes.arrivals, world) == len(KINDS)
     assert database.read(inboxes.read, world, after=0, limit=2) == [(1, KINDS[1]), (2, KINDS[2])]
@@ -89,18 +89,18 @@ def test_items_are_read_from_a_place_on(database: Database, world: World) -> Non
 
 
 @pytest.mark.parametrize("after", [-2, 2**64 - 1, 2**64])
-def test_a_place_that_cannot_be_is_refused_in_words(database: Database, world: World, after: int) -> None:
-    with suppress(InvalidArgument):  # Or an empty list, where no item can be.
+def test_an_invalid_sequence_is_refused(database: Database, world: World, after: int) -> None:
+    with suppress(InvalidArgument):  # Instead of an empty list.
         assert database.read(inboxes.read, world, after=after, limit=1) == []
 
 
-def test_a_cursor_that_cannot_be_is_refused_in_words(database: Database, world: World) -> None:
+def test_an_invalid_cursor_is_refused(database: Database, world: World) -> None:
     for new in (7, -1, 2**64):
         with pytest.raises(InvalidArgument):
             database.transact(inboxes.commit_cursor, world, expected=None, new=new)
 
 
-def test_the_cursor_names_the_last_item_that_was_drained(database: Database, world: World) -> None:
+def test_the_cursor_is_the_last_drained_item(database: Database, world: World) -> None:
     assert database.read(inboxes.cursor, world) is None
     assert database.transact(inboxes.drain, world) == []
     assert database.read(inboxes.cursor, world) is None
@@ -115,13 +115,13 @@ def test_the_cursor_names_the_last_item_that_was_drained(database: Database, wor
 
 
 @pytest.mark.parametrize("limit", [0, -1, 257])
-def test_a_drain_has_bounds(database: Database, world: World, limit: int) -> None:
+def test_the_limit_of_a_drain_is_bounded(database: Database, world: World, limit: int) -> None:
     with pytest.raises(InvalidArgument, match="1 to 256 items"):
         database.transact(inboxes.drain, world, limit=limit)
 
 
 def test_a_conflict_while_draining_loses_no_item(database: Database, world: World) -> None:
-    """LESSONS 25: the in-memory drain moved the cursor before it checked the head; a conflict lost the items."""
+    """The cursor and the journal change in one transaction."""
     put(database, *KINDS)
 
     def drain_at_an_old_head(tx: Transaction) -> None:
@@ -135,17 +135,17 @@ def test_a_conflict_while_draining_loses_no_item(database: Database, world: Worl
         FaultyDatabase(database, ChosenFault(1)).transact(inboxes.drain, world)
     assert (database.read(inboxes.cursor, world), database.read(journals.head, world)) == (None, 0)
     database.transact(inboxes.drain, world)
-    assert [told["seq"] for told in ingressed(database)] == list(range(len(KINDS)))
+    assert [fields["seq"] for fields in ingressed(database)] == list(range(len(KINDS)))
 
 
-def test_requests_of_an_item_are_indexed_when_it_is_drained(database: Database, world: World) -> None:
+def test_effects_and_timers_of_an_item_are_indexed_when_it_is_drained(database: Database, world: World) -> None:
     effects = (Effect("mail", b"h1", b"x"), Effect("call", b"h2"))
     put(database, Control(command="ask", effects=effects, timers=(Timer(9, b"late"), Timer(7, b"soon", b"x"))))
     pending, due = Subspace("u", "main", "effects", "pending"), Subspace("u", "main", "timers", "due")
 
-    def index(room: Subspace) -> list[tuple[tuple[Any, ...], Any]]:
-        found = database.read(Transaction.scan, *room.range(), limit=10)
-        return [(room.unpack(key), msgspec.msgpack.decode(value)) for key, value in found]
+    def index(subspace: Subspace) -> list[tuple[tuple[Any, ...], Any]]:
+        found = database.read(Transaction.scan, *subspace.range(), limit=10)
+        return [(subspace.unpack(key), msgspec.msgpack.decode(value)) for key, value in found]
 
     assert index(pending) == index(due) == []
     database.transact(journals.append, world, [journal_records.entry(b"\x00")] * 3, expected_head=0)
@@ -157,7 +157,7 @@ def test_requests_of_an_item_are_indexed_when_it_is_drained(database: Database, 
     assert index(due) == [((7, b"soon", "ada"), [3, b"x"]), ((9, b"late", "ada"), [3, b""])]
 
 
-# What is no item.
+# Invalid items.
 
 
 @pytest.mark.parametrize(
@@ -167,12 +167,15 @@ def test_requests_of_an_item_are_indexed_when_it_is_drained(database: Database, 
         (DomainEvent(schema="s" * 1_025), "its schema has 1025 bytes"),
         (DomainEvent(schema="s", key=bytes(1_025)), "its key has 1025 bytes"),
         (
-            Receipt(intent_hash=bytes(1_025), effect_kind="", adapter_id="", signature=b""),
+            EffectReceipt(intent_hash=bytes(1_025), effect_kind="", adapter_id="", signature=b""),
             "its intent_hash has 1025 bytes",
         ),
         (Control(command="c" * 1_025), "its command has 1025 bytes"),
         (TimerFired(timer_id="t" * 1_025), "its timer_id has 1025 bytes"),
-        (Delivery(inbox_name="a", headers={str(number): "" for number in range(33)}), "33 headers and may have 32"),
+        (
+            InboundMessage(inbox_name="a", headers={str(number): "" for number in range(33)}),
+            "33 headers and may have 32",
+        ),
     ],
 )
 def test_an_item_that_is_too_large_is_refused(database: Database, world: World, item: InboxItem, why: str) -> None:
@@ -181,29 +184,29 @@ def test_an_item_that_is_too_large_is_refused(database: Database, world: World, 
     assert inbox(database) == []
 
 
-def test_an_item_may_be_as_large_as_its_limits(database: Database, world: World) -> None:
+def test_an_item_at_the_limits_is_accepted(database: Database, world: World) -> None:
     headers = {str(number): "" for number in range(32)}
     put(database, DomainEvent(schema="s" * 1_024, key=bytes(1_024), payload=bytes(4_096)))
-    put(database, Delivery(inbox_name="a", headers=headers))
+    put(database, InboundMessage(inbox_name="a", headers=headers))
     assert database.transact(inboxes.drain, world) == [0, 1]
 
 
 POISON = {
     "huge_params": Control(command="c", effects=(Effect("k", b"h", bytes(300_000)),)),
     "many_timers": Control(command="c", timers=tuple(Timer(number, bytes(32)) for number in range(5_000))),
-    "huge_header": Delivery(inbox_name="a", headers={"a": "x" * 300_000}),
+    "huge_header": InboundMessage(inbox_name="a", headers={"a": "x" * 300_000}),
     "long_timer_hash": Control(command="c", timers=(Timer(1, bytes(3_000)),)),
     "far_timer": Control(command="c", timers=(Timer(2**65, b"h"),)),
     "text_as_payload": DomainEvent(schema="s", payload="text"),  # type: ignore[arg-type]
     "number_as_schema": DomainEvent(schema=5),  # type: ignore[arg-type]
-    "number_in_headers": Delivery(inbox_name="a", headers={"a": 1}),  # type: ignore[dict-item]
+    "number_in_headers": InboundMessage(inbox_name="a", headers={"a": 1}),  # type: ignore[dict-item]
     "lone_surrogate": Control(command="\ud800"),
 }
 
 
 @pytest.mark.parametrize("item", POISON.values(), ids=POISON)
-def test_an_item_that_cannot_be_drained_is_not_taken(plane: Plane, item: InboxItem) -> None:
-    """Whatever is taken can be drained, or it blocks everything behind it for ever."""
+def test_an_item_that_could_not_be_drained_is_refused(plane: Plane, item: InboxItem) -> None:
+    """An item that cannot be drained would block all items after it."""
     ada = plane.world("ada")
     ada.create()
     with pytest.raises(Validation):
@@ -236,7 +239,7 @@ def test_a_request_crosses_the_wire_unchanged(item: InboxItem) -> None:
     [
         ({"type": "control", "command": "c", "more": 1}, "unknown field `more`"),
         ({"type": "control"}, "missing required field `command`"),
-        ({"type": "nobody", "command": "c"}, "Invalid value 'nobody'"),
+        ({"type": "unknown", "command": "c"}, "Invalid value 'unknown'"),
         ({"command": "c"}, "missing required field `type`"),
         ({"type": "control", "command": 7}, "Expected `str`, got `int`"),
         ({"type": "control", "command": "c", "payload": 7}, "Expected `bytes`, got `int`"),
@@ -249,17 +252,17 @@ def test_a_request_crosses_the_wire_unchanged(item: InboxItem) -> None:
         ("control", "Expected `object`"),
     ],
 )
-def test_what_is_no_item_does_not_come_through_the_wire(item: Any, why: str) -> None:
+def test_an_invalid_item_is_refused_by_the_wire_codec(item: Any, why: str) -> None:
     for codec in (msgspec.json, msgspec.msgpack):
         with pytest.raises(msgspec.ValidationError, match=why):
             codec.decode(codec.encode({"op": "worlds.inbox.put", "world": "ada", "item": item}), type=PutItem)
 
 
-def test_an_item_written_by_hand_is_read() -> None:
+def test_a_handwritten_item_is_decoded() -> None:
     item = {"type": "receipt", "intent_hash": encoded(b"h"), "effect_kind": "mail", "adapter_id": "a"}
     item |= {"signature": encoded(b"s"), "payload": encoded(b"p")}
     raw = msgspec.json.encode({"op": "worlds.inbox.put", "world": "ada", "item": item})
-    assert msgspec.json.decode(raw, type=PutItem).item == Receipt(
+    assert msgspec.json.decode(raw, type=PutItem).item == EffectReceipt(
         intent_hash=b"h", effect_kind="mail", adapter_id="a", signature=b"s", payload=b"p"
     )
 
@@ -289,19 +292,19 @@ def test_the_handle_puts_reads_and_drains(plane: Plane) -> None:
     assert ada.inbox.cursor() == 2
     assert ada.drain() == list(range(head + 3, head + len(KINDS)))
     assert ada.drain() == []
-    told = [cbor2.loads(record.value) for record in ada.read(head)]
-    assert [one["seq"] for one in told] == list(range(len(KINDS)))
+    fields = [cbor2.loads(record.value) for record in ada.read(head)]
+    assert [one["seq"] for one in fields] == list(range(len(KINDS)))
 
 
 @pytest.mark.parametrize("size", [4_097, 100_000])
 def test_a_large_payload_becomes_a_blob(plane: Plane, size: int) -> None:
     ada = plane.world("ada")
     ada.create()
-    ada.inbox.put(Delivery(inbox_name="main", payload=bytes(size), headers={"a": "b"}))
-    ada.inbox.put(Delivery(inbox_name="main", payload=bytes(4_096)))
+    ada.inbox.put(InboundMessage(inbox_name="main", payload=bytes(size), headers={"a": "b"}))
+    ada.inbox.put(InboundMessage(inbox_name="main", payload=bytes(4_096)))
     (_, large), (_, small) = ada.inbox.read()
     expected = hashlib.sha256(bytes(size)).hexdigest()
-    assert large == Delivery(inbox_name="main", payload_blob=expected, headers={"a": "b"})
+    assert large == InboundMessage(inbox_name="main", payload_blob=expected, headers={"a": "b"})
     assert plane.blobs.get(expected) == bytes(size)
     assert small.payload == bytes(4_096)
     assert small.payload_blob is None

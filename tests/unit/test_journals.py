@@ -1,4 +1,4 @@
-"""Journals: one ordered history, appended by whoever names its head, the same bytes for everybody."""
+"""Journals: ordered appends with an expected head, and canonical bytes."""
 
 import subprocess
 import sys
@@ -62,7 +62,7 @@ def test_an_append_at_another_head_is_refused_with_both_heads(database: Database
 
 
 def test_an_empty_batch_is_refused(database: Database, world: World) -> None:
-    with pytest.raises(EmptyBatch, match="nothing to append"):
+    with pytest.raises(EmptyBatch, match="The batch is empty"):
         database.transact(journals.append, world, [], expected_head=0)
 
 
@@ -84,7 +84,7 @@ def test_a_batch_has_at_most_256_kib(database: Database, world: World) -> None:
     assert database.read(journals.head, world) == 3
 
 
-def test_a_read_takes_what_is_there(database: Database, world: World) -> None:
+def test_a_read_returns_existing_records(database: Database, world: World) -> None:
     database.transact(journals.append, world, [entry(number) for number in range(256)], expected_head=0)
     read = journals.read_hot
     assert [height for height, _ in database.read(read, world, 250, 10)] == [250, 251, 252, 253, 254, 255]
@@ -109,7 +109,7 @@ def test_a_transaction_reads_what_it_appended(database: Database, world: World) 
     assert database.transact(work) == journal(database) == [(0, entry("a")), (1, entry("b"))]
 
 
-def test_a_failed_transaction_appended_nothing(database: Database, world: World) -> None:
+def test_a_failed_transaction_appends_nothing(database: Database, world: World) -> None:
     def work(tx: Transaction) -> None:
         journals.append(tx, world, [entry("a")], expected_head=0)
         raise LookupError("on purpose")
@@ -120,10 +120,10 @@ def test_a_failed_transaction_appended_nothing(database: Database, world: World)
     assert journal(database) == []
 
 
-def test_a_hole_is_damage_and_is_named(database: Database, world: World) -> None:
+def test_a_gap_is_reported_with_its_height(database: Database, world: World) -> None:
     database.transact(journals.append, world, [entry(number) for number in range(5)], expected_head=0)
     database.transact(Transaction.delete, worlds.subspace(world).key("journal", "e") + (3).to_bytes(8, "big"))
-    with pytest.raises(MissingEntry, match="ada has no record 3, below its head 5; restore a backup"):
+    with pytest.raises(MissingEntry, match="ada has no record 3, which is below its head 5; restore a backup"):
         journal(database)
     assert len(database.read(journals.read_hot, world, 0, 3)) == 3
     assert database.transact(journals.append, world, [entry(5)], expected_head=5) == 5
@@ -151,20 +151,20 @@ def test_the_order_of_keys_does_not_matter_for_the_bytes() -> None:
         ((True, None, "ü", b"\x00"), "84 f5 f6 62 c3 bc 41 00"),
     ],
 )
-def test_a_value_has_one_form_for_ever(value: Any, form: str) -> None:
+def test_a_value_has_one_canonical_form(value: Any, form: str) -> None:
     assert canonical(value) == bytes.fromhex(form)
 
 
 @pytest.mark.parametrize("value", [object(), {"a": [object()]}, lambda: 1, "\ud800", {"\ud800": 1}, ..., iter([1])])
-def test_a_value_without_a_form_is_refused_and_nothing_is_written(plane: Plane, value: Any) -> None:
+def test_a_value_without_a_canonical_form_is_refused(plane: Plane, value: Any) -> None:
     ada = plane.world("ada")
     head = ada.create().head
-    with pytest.raises(InvalidValue, match="no CBOR form"):
+    with pytest.raises(InvalidValue, match="cannot be CBOR"):
         ada.append(["fine", value], expected_head=head)
     assert ada.head() == head
 
 
-def test_a_value_that_holds_itself_is_refused(plane: Plane) -> None:
+def test_a_recursive_value_is_refused(plane: Plane) -> None:
     cycle: list[Any] = []
     cycle.append(cycle)
     plane.world("ada").create()
@@ -172,8 +172,8 @@ def test_a_value_that_holds_itself_is_refused(plane: Plane) -> None:
         plane.world("ada").append([cycle], expected_head=0)
 
 
-def test_what_is_appended_can_be_read_again(plane: Plane) -> None:
-    """cbor2 writes any depth and reads at most 400; what it could not read is refused."""
+def test_a_value_too_deep_to_read_is_refused(plane: Plane) -> None:
+    """cbor2 writes any depth and reads at most 400 levels, so deeper values are refused."""
     ada = plane.world("ada")
     head = ada.create().head
     with pytest.raises(InvalidValue):
@@ -181,8 +181,8 @@ def test_what_is_appended_can_be_read_again(plane: Plane) -> None:
     assert ada.head() == head
 
 
-def test_a_deeply_nested_value_does_not_end_the_process() -> None:
-    """cbor2 overflows the C stack somewhere above 5,000 levels, which no handler would see."""
+def test_a_deeply_nested_value_does_not_crash_the_process() -> None:
+    """cbor2 overflows the C stack above about 5,000 levels, which no exception handler can catch."""
     code = "from holdfast.wire.canonical import canonical\nv = []\nfor _ in range(50_000): v = [v]\n"
     code += "try: canonical(v)\nexcept Exception: pass\nimport os; os._exit(7)"
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 7
@@ -191,7 +191,7 @@ def test_a_deeply_nested_value_does_not_end_the_process() -> None:
 # Kinds of records.
 
 
-def test_a_record_knows_its_kind_and_its_value() -> None:
+def test_a_record_has_a_kind_and_a_value() -> None:
     assert journal_records.split(journal_records.entry(canonical({"a": 1}))) == ("entry", canonical({"a": 1}))
     record = journal_records.ingress(7, Control(command="go"))
     assert journal_records.split(record) == ("ingress", record[2:])
@@ -225,7 +225,7 @@ def test_the_handle_appends_values_and_reads_records(plane: Plane) -> None:
     assert ada.read(head + 6) == []
 
 
-def test_the_handle_passes_refusals_on(plane: Plane) -> None:
+def test_the_handle_raises_the_layers_errors(plane: Plane) -> None:
     ada = plane.world("ada")
     head = ada.create().head
     with pytest.raises(EmptyBatch):
@@ -244,9 +244,8 @@ def test_the_handle_passes_refusals_on(plane: Plane) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"\x61", b"aaaa", b"\x18\x01", b"\xa2\x61b\x01\x61a\x02"])
-def test_what_is_no_canonical_cbor_is_refused_at_the_door(value: bytes) -> None:
-    """A client may send any bytes as an entry, and the journal keeps them for ever: none, half a value, two values, a
-    number in a long form, unsorted keys."""
+def test_entries_that_are_not_canonical_cbor_are_refused(value: bytes) -> None:
+    """A client may send any bytes: none, half a value, two values, a number in a long form, unsorted keys."""
     with holdfast.open("memory:") as plane:
         head = plane.world("ada").create().head
         with pytest.raises(InvalidValue, match="canonical CBOR"):

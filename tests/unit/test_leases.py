@@ -32,13 +32,13 @@ def proof(grant: Grant, **changes: object) -> LeaseProof:
     return LeaseProof(**shown)
 
 
-def test_a_free_lease_is_granted_until_its_time_is_over(database: Database, clock: ManualClock) -> None:
+def test_a_free_lease_is_granted_until_it_expires(database: Database, clock: ManualClock) -> None:
     grant = acquire(database, "ada")
     assert (grant.owner, grant.fence, grant.expires_ms) == ("ada", 1, clock.now_ms() + 1_000)
-    assert database.read(leases.look, DEPLOY) == (grant, True)
+    assert database.read(leases.inspect, DEPLOY) == (grant, True)
 
 
-def test_an_expired_lease_passes_on_with_a_higher_fence(database: Database, clock: ManualClock) -> None:
+def test_an_expired_lease_is_granted_again_with_a_higher_fence(database: Database, clock: ManualClock) -> None:
     first = acquire(database, "ada")
     with pytest.raises(LeaseHeld, match="ada"):
         acquire(database, "bob")
@@ -48,8 +48,8 @@ def test_an_expired_lease_passes_on_with_a_higher_fence(database: Database, cloc
     assert second.lease_id != first.lease_id
 
 
-def test_a_live_holder_is_never_robbed(database: Database, clock: ManualClock) -> None:
-    """Lesson 18: recovery of a stale lock could rob a live holder. Here only the passing of its time ends a lease."""
+def test_a_held_lease_is_never_granted_to_another_owner(database: Database, clock: ManualClock) -> None:
+    """Only its expiry or a release ends a lease."""
     acquire(database, "ada", ttl_ms=10_000)
     for _ in range(9):
         clock.advance_ms(1_111)
@@ -58,7 +58,7 @@ def test_a_live_holder_is_never_robbed(database: Database, clock: ManualClock) -
         assert held.value.expires_ms > held.value.now_ms
 
 
-def test_a_holder_renews_its_lease_and_fences_its_older_copies_off(database: Database) -> None:
+def test_a_renewal_fences_off_older_copies_of_the_lease(database: Database) -> None:
     first = acquire(database, "ada")
     second = acquire(database, "ada")
     assert (second.lease_id, second.fence) == (first.lease_id, first.fence + 1)
@@ -91,7 +91,7 @@ def test_a_proof_is_checked_in_order_id_then_expiry_then_fence_then_transaction(
         database.transact(leases.check, proof(grant, fence=99))
 
 
-def test_a_released_lease_is_free_at_once_and_its_fence_goes_on(database: Database, clock: ManualClock) -> None:
+def test_a_released_lease_is_free_at_once_and_its_fence_keeps_growing(database: Database, clock: ManualClock) -> None:
     grant = acquire(database, "ada")
     assert database.transact(leases.release, proof(grant))
     assert not database.transact(leases.release, proof(grant))
@@ -100,7 +100,7 @@ def test_a_released_lease_is_free_at_once_and_its_fence_goes_on(database: Databa
     assert acquire(database, "bob").fence == grant.fence + 1
 
 
-def test_a_clock_that_is_set_back_does_not_bring_a_released_lease_back(database: Database, clock: ManualClock) -> None:
+def test_setting_the_clock_back_does_not_revive_a_released_lease(database: Database, clock: ManualClock) -> None:
     grant = acquire(database, "ada", ttl_ms=60_000)
     clock.advance_ms(10_000)
     database.transact(leases.release, proof(grant))
@@ -108,7 +108,7 @@ def test_a_clock_that_is_set_back_does_not_bring_a_released_lease_back(database:
     assert acquire(database, "bob").owner == "bob"
 
 
-def test_whoever_lost_a_lease_cannot_release_it_for_the_next(database: Database, clock: ManualClock) -> None:
+def test_a_former_holder_cannot_release_the_next_holders_lease(database: Database, clock: ManualClock) -> None:
     first = acquire(database, "ada")
     clock.advance_ms(1_000)
     second = acquire(database, "bob")
@@ -123,8 +123,8 @@ def test_an_expired_lease_cannot_be_kept_alive(database: Database, clock: Manual
         database.transact(leases.keepalive, proof(grant), ttl_ms=1_000)
 
 
-def test_a_fence_guards_whatever_shares_its_transaction(database: Database, clock: ManualClock) -> None:
-    """Lesson 30: a lock without a fence that is checked on writes lets two holders write."""
+def test_a_fence_guards_all_writes_of_its_transaction(database: Database, clock: ManualClock) -> None:
+    """Without a fence that is checked on writes, two holders could write."""
     stale = acquire(database, "ada")
     clock.advance_ms(1_000)
     fresh = acquire(database, "bob")
@@ -161,7 +161,7 @@ def update(database: Database, value: bytes, **options: object) -> states.State:
     return database.transact(states.update, "main", "deploy", value, **options)
 
 
-def test_a_state_is_replaced_by_whoever_names_its_latest_version(database: Database) -> None:
+def test_a_state_is_replaced_with_its_current_etag(database: Database) -> None:
     first = update(database, b"1", if_absent=True)
     second = update(database, b"2", if_match=first.etag)
     assert (first.version, second.version) == (1, 2)
@@ -173,7 +173,7 @@ def test_a_state_is_replaced_by_whoever_names_its_latest_version(database: Datab
     assert database.read(states.get, "main", "deploy").value == b"2"
 
 
-def test_an_etag_never_comes_back(database: Database) -> None:
+def test_an_etag_is_never_reused(database: Database) -> None:
     first = update(database, b"same")
     assert database.transact(states.remove, "main", "deploy", if_match=first.etag)
     assert not database.transact(states.remove, "main", "deploy")
@@ -183,7 +183,7 @@ def test_an_etag_never_comes_back(database: Database) -> None:
         update(database, b"x", if_match=first.etag)
 
 
-def test_a_star_matches_any_version_but_none_at_all(database: Database) -> None:
+def test_a_star_matches_any_existing_version(database: Database) -> None:
     with pytest.raises(CasMismatch) as mismatch:
         update(database, b"1", if_match="*")
     assert mismatch.value.current_etag is None
@@ -191,7 +191,7 @@ def test_a_star_matches_any_version_but_none_at_all(database: Database) -> None:
     update(database, b"2", if_match="*")
 
 
-def test_only_the_holder_of_its_lease_changes_a_state(database: Database, clock: ManualClock) -> None:
+def test_only_the_lease_holder_changes_a_state(database: Database, clock: ManualClock) -> None:
     grant = acquire(database, "ada")
     with pytest.raises(LeaseRequired, match="ada"):
         update(database, b"1")

@@ -1,4 +1,4 @@
-"""A world's life: paused, resumed, archived, forked, deleted, and compacted in the background."""
+"""The lifecycle of a world: pause, resume, archive, fork, delete, and background compaction."""
 
 import threading
 from pathlib import Path
@@ -31,7 +31,7 @@ def plane(tmp_path: Path, clock: ManualClock) -> Any:
         yield plane
 
 
-def test_a_paused_world_takes_items_and_nothing_else(plane: Plane) -> None:
+def test_a_paused_world_accepts_inbox_items_only(plane: Plane) -> None:
     world = plane.world("w")
     world.create()
     assert world.pause().state == "paused"
@@ -44,7 +44,7 @@ def test_a_paused_world_takes_items_and_nothing_else(plane: Plane) -> None:
     assert world.drain() == [0]
 
 
-def test_an_archived_world_takes_nothing_and_stays_readable(plane: Plane) -> None:
+def test_an_archived_world_is_read_only(plane: Plane) -> None:
     world = plane.world("w")
     world.create()
     world.append([1], expected_head=0)
@@ -80,7 +80,7 @@ def test_only_an_archived_world_is_deleted_and_its_name_stays_taken(plane: Plane
         world.append([1], expected_head=0)
 
 
-def test_a_fork_shares_the_past_and_not_the_future(plane: Plane) -> None:
+def test_a_fork_shares_the_history_up_to_its_height(plane: Plane) -> None:
     world = plane.world("w")
     world.create()
     world.append(list(range(300 - 50)), expected_head=0)
@@ -101,20 +101,20 @@ def test_a_fork_shares_the_past_and_not_the_future(plane: Plane) -> None:
         world.fork("fork", height=5)
 
 
-def test_a_fork_of_what_is_not_there_is_refused_and_makes_nothing(plane: Plane) -> None:
+def test_an_invalid_fork_is_refused_and_creates_nothing(plane: Plane) -> None:
     with pytest.raises(WorldNotFound):
-        plane.world("nobody").fork("copy", height=0)
+        plane.world("missing").fork("copy", height=0)
     gone = plane.world("gone")
     gone.create()
     gone.archive()
     gone.delete()
-    with pytest.raises(WorldNotActive, match="no history"):
+    with pytest.raises(WorldNotActive, match="history cannot be read"):
         gone.fork("copy", height=0)
     assert "copy" not in plane.worlds()
 
 
-def test_a_fork_takes_every_snapshot_and_the_newest_baseline_however_many_there_are(database: Database) -> None:
-    database.transact(snapshots.found, ADA)
+def test_a_fork_copies_all_snapshots_and_the_newest_baseline(database: Database) -> None:
+    database.transact(snapshots.create_world, ADA)
 
     def snapshot_everywhere(tx: Transaction) -> None:
         journals.write(tx, ADA, [journal_records.entry(canonical(0))] * 1_500, 0)
@@ -129,7 +129,7 @@ def test_a_fork_takes_every_snapshot_and_the_newest_baseline_however_many_there_
 
 
 def test_a_fork_has_nothing_pending_and_new_items_get_new_numbers(database: Database, tmp_path: Path) -> None:
-    database.transact(snapshots.found, ADA)
+    database.transact(snapshots.create_world, ADA)
     asked = DomainEvent(schema="s", effects=(Effect("mail", b"1"),), timers=(Timer(5, b"2"),))
     database.transact(inboxes.enqueue, ADA, asked)
     database.transact(inboxes.drain, ADA)
@@ -143,8 +143,8 @@ def test_a_fork_has_nothing_pending_and_new_items_get_new_numbers(database: Data
     assert database.transact(inboxes.drain, EVE) == [1]
 
 
-def test_a_crash_at_any_point_of_a_fork_is_finished_by_the_next(database: Database, tmp_path: Path) -> None:
-    database.transact(snapshots.found, ADA)
+def test_a_crashed_fork_is_completed_by_the_next(database: Database, tmp_path: Path) -> None:
+    database.transact(snapshots.create_world, ADA)
     for start in (0, 200, 400):
         batch = [journal_records.entry(canonical(number)) for number in range(200)]
         database.transact(journals.append, ADA, batch, expected_head=start)
@@ -156,16 +156,16 @@ def test_a_crash_at_any_point_of_a_fork_is_finished_by_the_next(database: Databa
 
     counting = ChosenFault()
     fork(EVE, counting)
-    for strike_at in range(len(counting.points)):
-        target = World("main", f"fork-{strike_at}")
+    for fail_at in range(len(counting.points)):
+        target = World("main", f"fork-{fail_at}")
         with pytest.raises(Crash):
-            fork(target, ChosenFault(strike_at))
+            fork(target, ChosenFault(fail_at))
         fork(target, ChosenFault())
         assert database.read(journals.read_hot, target, 0, 600) == database.read(journals.read_hot, ADA, 0, 600)
         assert database.read(worlds.describe, target).state == "active"
 
 
-def test_drained_items_go_after_a_grace_period(plane: Plane, clock: ManualClock) -> None:
+def test_drained_items_are_removed_after_a_grace_period(plane: Plane, clock: ManualClock) -> None:
     world = plane.world("w")
     world.create()
     for number in range(5):
@@ -175,7 +175,7 @@ def test_drained_items_go_after_a_grace_period(plane: Plane, clock: ManualClock)
     assert len(world.inbox.read()) == 5
     clock.advance_ms(3_600_000)
     world.compact()
-    assert [sequence for sequence, _ in world.inbox.read()] == [3, 4]  # The cursor's own item stays.
+    assert [sequence for sequence, _ in world.inbox.read()] == [3, 4]  # The item at the cursor stays.
     assert world.drain() == [4]
 
 
@@ -191,14 +191,14 @@ def test_worlds_are_compacted_in_the_background(tmp_path: Path, monkeypatch: pyt
             world.append(list(range(100)), expected_head=0)
             world.snapshots.commit(1, height=100, promote=True, receipt_horizon_height=100, manifest_hash=NO_MANIFEST)
         while any(len(plane.world(name).segments()) < 1 for name in ("a", "b")):
-            pass  # Ends when the background has done its work; it hangs if that never comes.
+            pass  # Ends when the background compaction is done.
         assert len(plane.world("a").read()) == 102
     finally:
         transport.close()
     assert not any(thread.name == "holdfast-upkeep" for thread in threading.enumerate())
 
 
-def test_a_wrong_interval_is_refused_and_leaves_nothing_open(tmp_path: Path) -> None:
+def test_an_invalid_interval_is_refused_and_leaves_nothing_open(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="positive"):
         holdfast.open(f"dir:{tmp_path}", compact_every_seconds=0)
     holdfast.open(f"dir:{tmp_path}").close()

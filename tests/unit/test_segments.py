@@ -25,8 +25,8 @@ ADA = World("main", "ada")
 
 
 def fill(database: Database, count: int, *, baseline: int) -> None:
-    """A world with `count` entries and a baseline, whose snapshot nobody needs here, at that height."""
-    database.transact(snapshots.found, ADA)
+    """Create a world with `count` entries and a baseline at that height."""
+    database.transact(snapshots.create_world, ADA)
     for start in range(0, count, 256):
         batch = [journal_records.entry(canonical({"n": number})) for number in range(start, min(start + 256, count))]
         database.transact(journals.append, ADA, batch, expected_head=start)
@@ -48,7 +48,7 @@ def everything(database: Database, objects: ObjectStore) -> list[Any]:
 
 
 @pytest.mark.parametrize(("baseline", "behind"), [(650, 600), (640, 600), (639, 500), (140, 100), (139, 0), (1, 0)])
-def test_how_far_a_journal_is_behind_is_what_a_compaction_removes(
+def test_the_lag_is_the_number_of_records_a_compaction_removes(
     database: Database, objects: ObjectStore, baseline: int, behind: int
 ) -> None:
     fill(database, 700, baseline=baseline)
@@ -57,7 +57,7 @@ def test_how_far_a_journal_is_behind_is_what_a_compaction_removes(
     assert database.read(segments.lag, ADA, entries=100, margin=40) == 0
 
 
-def test_what_is_in_a_segment_and_still_hot_is_behind_too(database: Database, objects: ObjectStore) -> None:
+def test_hot_records_in_segments_count_as_lag(database: Database, objects: ObjectStore) -> None:
     fill(database, 700, baseline=650)
     store_of(database, objects)._export(ADA, 0, 99, 40)
     assert database.read(segments.lag, ADA, entries=100, margin=40) == 600
@@ -77,7 +77,7 @@ def test_a_journal_reads_the_same_before_and_after_compaction(database: Database
         assert store.read(ADA, start, limit).records == before[start : start + limit]
 
 
-def test_only_what_lies_below_the_baseline_and_its_margin_is_cut_off(database: Database, objects: ObjectStore) -> None:
+def test_only_records_below_the_baseline_margin_are_exported(database: Database, objects: ObjectStore) -> None:
     fill(database, 500, baseline=200)
     store = store_of(database, objects)
     assert store.compact(ADA, entries=100, margin=101).segments == 0
@@ -88,7 +88,7 @@ def test_only_what_lies_below_the_baseline_and_its_margin_is_cut_off(database: D
         database.transact(segments.index, ADA, SegmentRecord(199, 300, "x", "y", 1), margin=0)
 
 
-def test_segments_leave_no_hole_and_never_change(database: Database, objects: ObjectStore) -> None:
+def test_segments_leave_no_gap_and_never_change(database: Database, objects: ObjectStore) -> None:
     fill(database, 500, baseline=400)
     store_of(database, objects).compact(ADA, entries=100, margin=0)
     first = database.read(segments.find, ADA, 42)
@@ -96,7 +96,7 @@ def test_segments_leave_no_hole_and_never_change(database: Database, objects: Ob
     database.transact(segments.index, ADA, first)
     with pytest.raises(SegmentExists, match="export from"):
         database.transact(segments.index, ADA, SegmentRecord(50, 150, "x", "y", 1))
-    with pytest.raises(SegmentExists, match="leave no hole"):
+    with pytest.raises(SegmentExists, match="leave no gap"):
         database.transact(segments.index, ADA, SegmentRecord(420, 430, "x", "y", 1))
     assert [record.start for record in database.read(segments.page, ADA, limit=10)] == [0, 100, 200, 300]
     assert [record.start for record in database.read(segments.page, ADA, after=99, limit=1)] == [100]
@@ -129,7 +129,7 @@ def test_a_segment_with_the_right_checksum_and_the_wrong_records_is_reported() -
 
 
 def test_the_bytes_of_a_segment_never_change() -> None:
-    """Every later version reads the golden file, and writes the same bytes."""
+    """The format is stable: the golden file is read, and written with the same bytes."""
     values = [{"b": 1, "a": [True, None, "ü"]}, b"\x00\xff", -7, {"nested": {"z": 1.5, "y": {}}}]
     entries = [journal_records.entry(canonical(value)) for value in values]
     golden = GOLDEN.read_bytes()
@@ -139,10 +139,10 @@ def test_the_bytes_of_a_segment_never_change() -> None:
     assert [cbor2.loads(journal_records.split(record)[1]) for record in parsed] == values
 
 
-def test_a_crash_at_any_point_of_a_compaction_is_finished_by_the_next(
+def test_a_crashed_compaction_is_completed_by_the_next(
     database: Database, objects: ObjectStore, tmp_path: Path
 ) -> None:
-    """Protocol F: a fault after every step, counted by the code; the end state equals the fault-free run."""
+    """A fault after every step: the end state equals the fault-free run."""
 
     def compact(objects: ObjectStore, faults: ChosenFault) -> None:
         store = store_of(FaultyDatabase(database, faults), faulty_objects(objects, faults))
@@ -158,11 +158,11 @@ def test_a_crash_at_any_point_of_a_compaction_is_finished_by_the_next(
     compact(open_objects("memory:"), counting)
     points = len(counting.points)
     assert points > 20
-    for strike_at in range(points):
+    for fail_at in range(points):
         assert start_again() == before
-        fresh = open_objects(f"dir:{tmp_path / str(strike_at)}")
+        fresh = open_objects(f"dir:{tmp_path / str(fail_at)}")
         with pytest.raises(Crash):
-            compact(fresh, ChosenFault(strike_at))
+            compact(fresh, ChosenFault(fail_at))
         assert everything(database, fresh) == before
         compact(fresh, ChosenFault())
         assert everything(database, fresh) == before
@@ -172,13 +172,13 @@ def test_a_crash_at_any_point_of_a_compaction_is_finished_by_the_next(
 
 
 def test_a_crash_at_any_point_of_a_snapshot_converges_on_retry(database: Database, objects: ObjectStore) -> None:
-    """Protocol E: the same, for a snapshot that becomes the baseline."""
+    """A fault after every step of a snapshot that becomes the baseline."""
     data = canonical({"state": "x" * 20_000})
     draft = SnapshotRecord("", 5, snapshots.NOW, 5, NO_MANIFEST)
 
     def start_again() -> None:
         database.transact(lambda tx: tx.delete_range(b"\x00", b"\xff"))
-        database.transact(snapshots.found, ADA)
+        database.transact(snapshots.create_world, ADA)
         database.transact(
             journals.append, ADA, [journal_records.entry(canonical(n)) for n in range(5)], expected_head=0
         )
@@ -191,10 +191,10 @@ def test_a_crash_at_any_point_of_a_snapshot_converges_on_retry(database: Databas
     counting = ChosenFault()
     commit(counting)
     wanted = everything(database, objects)
-    for strike_at in range(len(counting.points)):
+    for fail_at in range(len(counting.points)):
         start_again()
         with pytest.raises(Crash):
-            commit(ChosenFault(strike_at))
+            commit(ChosenFault(fail_at))
         commit(ChosenFault())
         assert everything(database, objects) == wanted
         assert database.read(snapshots.baseline, ADA).height == 5

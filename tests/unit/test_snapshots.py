@@ -1,4 +1,4 @@
-"""Snapshots never change, the baseline never goes back, and a restore equals a full replay."""
+"""Snapshots are immutable, the baseline only moves forward, and a restore equals a full replay."""
 
 import asyncio
 from typing import Any
@@ -22,8 +22,8 @@ from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.restores import Entry
 
 
-def tally(state: Any, entry: Entry) -> Any:
-    """A reducer: how many records of each kind there were, and the sum of what was appended."""
+def count_records(state: Any, entry: Entry) -> Any:
+    """A reducer: the number of records of each kind, and the sum of the appended values."""
     state = dict(state or {"sum": 0})
     state[entry.kind] = state.get(entry.kind, 0) + 1
     if entry.kind == "entry":
@@ -40,15 +40,15 @@ def plane(clock: ManualClock) -> Any:
 
 def promote(plane: Plane, **changes: Any) -> Any:
     world = plane.world("w")
-    restored = world.restore(tally)
+    restored = world.restore(count_records)
     options = {"receipt_horizon_height": restored.height, "manifest_hash": NO_MANIFEST, "promote": True, **changes}
     return world.snapshots.commit(restored.state, height=restored.height, **options)
 
 
-def test_a_new_world_has_a_baseline_at_its_beginning(plane: Plane) -> None:
+def test_a_new_world_has_a_baseline_at_height_zero(plane: Plane) -> None:
     world = plane.world("w")
     assert world.snapshots.baseline().height == 0
-    assert world.restore(tally).state is None
+    assert world.restore(count_records).state is None
     assert world.head() == 0
 
 
@@ -59,15 +59,15 @@ def test_a_restore_equals_a_full_replay(plane: Plane) -> None:
         world.inbox.put(DomainEvent(schema="s"))
         world.drain()
         promote(plane)
-    restored, replayed = world.restore(tally), world.replay(tally)
+    restored, replayed = world.restore(count_records), world.replay(count_records)
     assert restored == replayed
     assert cbor2.dumps(restored.state, canonical=True) == cbor2.dumps(replayed.state, canonical=True)
     assert restored.state["sum"] == sum(number + number + 1 for number in range(5))
-    verdict = world.verify(tally)
+    verdict = world.verify(count_records)
     assert (verdict.agrees, verdict.snapshots_checked) == (True, 6)
 
 
-def test_a_snapshot_and_its_promotion_are_noted_in_the_journal(plane: Plane) -> None:
+def test_a_snapshot_and_its_promotion_are_recorded_in_the_journal(plane: Plane) -> None:
     world = plane.world("w")
     world.append([1], expected_head=0)
     snapshot = promote(plane)
@@ -78,10 +78,10 @@ def test_a_snapshot_and_its_promotion_are_noted_in_the_journal(plane: Plane) -> 
     assert snapshot.height == 1
 
 
-def test_the_same_snapshot_again_changes_nothing(plane: Plane, clock: ManualClock) -> None:
+def test_repeating_a_snapshot_changes_nothing(plane: Plane, clock: ManualClock) -> None:
     world = plane.world("w")
     world.append([1], expected_head=0)
-    state, height = world.restore(tally).state, 1
+    state, height = world.restore(count_records).state, 1
     options = {"receipt_horizon_height": 1, "manifest_hash": NO_MANIFEST, "promote": True}
     first = world.snapshots.commit(state, height=height, **options)
     clock.advance_ms(1_000)
@@ -103,9 +103,9 @@ def test_another_snapshot_at_the_same_height_is_refused(plane: Plane) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"receipt_horizon_height": 0}, "receipt horizon is 0"),
-        ({"receipt_horizon_height": None}, "receipt horizon is None"),
-        ({"manifest_hash": None}, "names no manifest"),
+        ({"receipt_horizon_height": 0}, "not 0; wait until all receipts"),
+        ({"receipt_horizon_height": None}, "not None; wait until all receipts"),
+        ({"manifest_hash": None}, "needs manifest_hash"),
         ({"manifest_hash": "f" * 64}, "the journal has"),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_snapshot_that_does_not_qualify_is_not_promoted(plane: Plane, changes:
     assert world.head() == 1
 
 
-def test_a_manifest_counts_from_the_record_behind_its_note(plane: Plane) -> None:
+def test_a_manifest_applies_after_its_journal_record(plane: Plane) -> None:
     world = plane.world("w")
     world.append([1], expected_head=0)
     with pytest.raises(HeadAdvanced):
@@ -140,28 +140,28 @@ def test_the_baseline_does_not_go_back(plane: Plane) -> None:
 
 
 def test_a_baseline_that_contradicts_the_journal_is_found(plane: Plane) -> None:
-    """LESSONS 26: a hand-repaired baseline booted, and contradicted the journal."""
+    """A world must not start from a baseline that contradicts its journal."""
     world = plane.world("w")
     world.append([1, 2, 3], expected_head=0)
     options = {"receipt_horizon_height": 3, "manifest_hash": NO_MANIFEST, "promote": True}
     world.snapshots.commit({"sum": 7, "entry": 3}, height=3, **options)
-    verdict = world.verify(tally)
+    verdict = world.verify(count_records)
     assert (verdict.agrees, verdict.differs_at) == (False, 3)
 
 
-def test_a_world_that_nobody_made_has_no_baseline() -> None:
+def test_a_missing_world_has_no_baseline() -> None:
     with holdfast.open("memory:") as plane, pytest.raises(WorldNotFound):
-        plane.world("nobody").restore(tally)
+        plane.world("missing").restore(count_records)
 
 
-def test_an_event_loop_restores_the_same() -> None:
+def test_an_async_restore_equals_the_sync_one() -> None:
     async def use() -> None:
         async with holdfast.open_async("memory:") as plane:
             world = plane.world("w")
             await world.create()
             await world.append([1, 2], expected_head=0)
             await world.snapshots.commit({"sum": 3, "entry": 2}, height=2)
-            assert (await world.restore(tally)).state == {"sum": 3, "entry": 2, "snapshot": 1}
-            assert (await world.verify(tally)).agrees
+            assert (await world.restore(count_records)).state == {"sum": 3, "entry": 2, "snapshot": 1}
+            assert (await world.verify(count_records)).agrees
 
     asyncio.run(use())

@@ -1,4 +1,4 @@
-"""Worlds: they are made once, found by name, listed in order, and take what their state allows."""
+"""Worlds: creation, listing, and what each lifecycle state allows."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ def everything(database: Database) -> list[tuple[bytes, bytes]]:
 # The layer.
 
 
-def test_a_world_is_made_once_active_and_empty(database: Database, clock: ManualClock) -> None:
+def test_a_world_is_created_once_active_and_empty(database: Database, clock: ManualClock) -> None:
     made = database.transact(worlds.create, ADA)
     assert made == WorldMeta(WorldState.ACTIVE, clock.now_ms())
     clock.advance_ms(1_000)
@@ -44,7 +44,7 @@ def test_a_world_is_made_once_active_and_empty(database: Database, clock: Manual
     assert database.read(inboxes.arrivals, ADA) == 0
 
 
-def test_nothing_can_be_done_with_a_world_that_nobody_made(database: Database) -> None:
+def test_operations_on_a_missing_world_are_refused(database: Database) -> None:
     database.transact(worlds.create, World("other", "ada"))
     before = everything(database)
     for work, arguments, options in (
@@ -78,18 +78,18 @@ def test_worlds_are_listed_in_pages_however_many_keys_they_have(database: Databa
     assert database.read(worlds.names, "main", after="world-05", limit=2) == ["world-06", "world-07"]
     assert database.read(worlds.names, "main", after="world-055", limit=1) == ["world-06"]
     assert database.read(worlds.names, "main", after="zz", limit=5) == []
-    assert database.read(worlds.names, "nobody", limit=5) == []
+    assert database.read(worlds.names, "unused", limit=5) == []
 
 
 def test_a_world_without_its_first_records_is_listed_too(database: Database) -> None:
-    """Heights are plain bytes and no tuples: a listing must not read them as such."""
+    """Heights are plain bytes, which a listing must not parse as tuples."""
     database.transact(worlds.create, ADA)
     database.transact(journals.append, ADA, [ENTRY] * 5, expected_head=0)
     database.transact(journals.trim, ADA, 4, 100)
     assert database.read(worlds.names, "main", limit=5) == ["ada"]
 
 
-def test_worlds_of_two_universes_do_not_see_each_other(database: Database) -> None:
+def test_universes_have_separate_worlds(database: Database) -> None:
     other = World("other", "ada")
     for world in (ADA, other):
         database.transact(worlds.create, world)
@@ -101,7 +101,7 @@ def test_worlds_of_two_universes_do_not_see_each_other(database: Database) -> No
 
 
 @pytest.mark.parametrize("state", [WorldState.PAUSING, WorldState.PAUSED])
-def test_a_paused_world_takes_items_and_nothing_else(database: Database, state: WorldState) -> None:
+def test_a_paused_world_accepts_inbox_items_only(database: Database, state: WorldState) -> None:
     database.transact(worlds.create, ADA)
     put_in_state(database, ADA, state)
     assert database.transact(inboxes.enqueue, ADA, ITEM) == 0
@@ -115,12 +115,12 @@ def test_a_paused_world_takes_items_and_nothing_else(database: Database, state: 
 
 
 @pytest.mark.parametrize("state", [WorldState.ARCHIVING, WorldState.ARCHIVED, WorldState.DELETING, WorldState.DELETED])
-def test_an_archived_world_takes_nothing(database: Database, state: WorldState) -> None:
+def test_an_archived_world_accepts_nothing(database: Database, state: WorldState) -> None:
     database.transact(worlds.create, ADA)
     database.transact(inboxes.enqueue, ADA, ITEM)
     put_in_state(database, ADA, state)
     before = everything(database)
-    with pytest.raises(WorldNotActive, match=f"ada is {state}, and takes no items any more"):
+    with pytest.raises(WorldNotActive, match=f"ada is {state}; its inbox accepts no items"):
         database.transact(inboxes.enqueue, ADA, ITEM)
     with pytest.raises(WorldNotActive):
         database.transact(journals.append, ADA, [ENTRY], expected_head=0)
@@ -131,8 +131,8 @@ def test_an_archived_world_takes_nothing(database: Database, state: WorldState) 
     assert everything(database) == before
 
 
-def test_a_deleted_world_leaves_its_name_and_nothing_else(database: Database) -> None:
-    """Keys lie before and behind the one that stays; whatever a step leaves over, it must not say that it is done."""
+def test_a_deleted_world_keeps_only_its_lifecycle_record(database: Database) -> None:
+    """Keys exist before and after the record that stays; a step is done only when no other key is left."""
     database.transact(worlds.create, ADA)
     database.transact(journals.append, ADA, [ENTRY] * 2, expected_head=0)
     behind = worlds.subspace(ADA).at("snapshot", "by_height")
@@ -159,7 +159,7 @@ def plane(url: str) -> Iterator[Plane]:
         yield plane
 
 
-def test_a_handle_makes_describes_and_lists_worlds(plane: Plane) -> None:
+def test_a_handle_creates_describes_and_lists_worlds(plane: Plane) -> None:
     ada = plane.world("ada")
     with pytest.raises(WorldNotFound):
         ada.describe()
@@ -186,7 +186,7 @@ async def test_an_async_handle_does_the_same(url: str) -> None:
         made = await ada.create()
         assert await ada.describe() == made
         with pytest.raises(WorldExists):
-            await plane.world("ADA").create()
+            await plane.world("ada").create()
         await plane.world("bob").create()
         assert await plane.worlds(after="ada") == ["bob"]
         assert await ada.append(["x"], expected_head=made.head) == made.head
@@ -197,50 +197,50 @@ async def test_an_async_handle_does_the_same(url: str) -> None:
         assert await ada.inbox.read() == [(0, ITEM)]
 
 
-def test_names_have_no_case(plane: Plane) -> None:
-    assert plane.world("Ada").create().name == "ada"
-    assert plane.world("ADA").name == "ada"
-    assert plane.worlds(after="AD") == ["ada"]
+def test_names_keep_their_case(plane: Plane) -> None:
+    assert plane.world("Ada").create().name == "Ada"
+    assert plane.world("ada").create().name == "ada"
+    assert plane.worlds(after="AD") == ["Ada", "ada"]
     with pytest.raises(WorldExists):
-        plane.world("aDA").create()
+        plane.world("Ada").create()
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "../x", "ü", "a\x00", "a\n", "a" * 129, None, 7, b"ada"])
-def test_a_world_has_a_proper_name(plane: Plane, name: str) -> None:
-    with pytest.raises(InvalidName, match="is no name for a world"):
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "../x", "ü", "a\x00", "a\n", "a" * 256, ".", "..", None, 7, b"ada"])
+def test_an_invalid_world_name_is_refused(plane: Plane, name: str) -> None:
+    with pytest.raises(InvalidName, match="Invalid world name"):
         plane.world(name)
 
 
-def test_a_listing_starts_behind_a_proper_name(plane: Plane) -> None:
+def test_a_listing_after_an_invalid_name_is_refused(plane: Plane) -> None:
     with pytest.raises(InvalidName):
         plane.worlds(after="a b")
 
 
 @pytest.mark.parametrize("limit", [0, -1, 10_001])
-def test_a_page_of_worlds_has_bounds(plane: Plane, limit: int) -> None:
+def test_the_page_size_of_worlds_is_bounded(plane: Plane, limit: int) -> None:
     with pytest.raises(InvalidArgument):
         plane.worlds(limit=limit)
 
 
-def test_a_world_that_nobody_made_is_not_read_as_empty(plane: Plane) -> None:
+def test_reading_a_missing_world_is_refused(plane: Plane) -> None:
     ada = plane.world("ada")
     for call in (ada.read, ada.inbox.read, ada.inbox.cursor):
         with pytest.raises(WorldNotFound):
             call()
 
 
-def test_universes_have_worlds_of_their_own() -> None:
+def test_handles_of_universes_have_separate_worlds() -> None:
     with holdfast.open("memory:", universe="Tenant") as plane:
         plane.world("ada").create()
-        assert plane.transact(worlds.names, "tenant", limit=5) == ["ada"]
+        assert plane.transact(worlds.names, "Tenant", limit=5) == ["ada"]
         assert plane.transact(worlds.names, "main", limit=5) == []
 
 
-def test_two_worlds_change_in_one_commit_or_not_at_all(plane: Plane) -> None:
+def test_two_worlds_change_atomically(plane: Plane) -> None:
     heads = {name: plane.world(name).create().head for name in ("ada", "bob")}
 
     def send(tx: Transaction, expected_head: int) -> tuple[int, int]:
-        """Tell bob, and note in ada's journal that he was told."""
+        """Enqueue an item for bob, and record it in ada's journal."""
         sequence = inboxes.enqueue(tx, BOB, ITEM)
         return journals.append(tx, ADA, [ENTRY], expected_head=expected_head), sequence
 
@@ -252,7 +252,7 @@ def test_two_worlds_change_in_one_commit_or_not_at_all(plane: Plane) -> None:
     assert plane.world("bob").drain() == [heads["bob"]]
 
 
-async def test_two_worlds_change_in_one_commit_on_a_loop(url: str) -> None:
+async def test_two_worlds_change_atomically_on_an_event_loop(url: str) -> None:
     async with holdfast.open_async(url) as plane:
         head = (await plane.world("ada").create()).head
         await plane.world("bob").create()
@@ -268,7 +268,7 @@ async def test_two_worlds_change_in_one_commit_on_a_loop(url: str) -> None:
         assert await plane.world("bob").inbox.read() == [(0, ITEM)]
 
 
-def test_a_world_outlives_its_process(tmp_path: Path) -> None:
+def test_a_world_is_durable(tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path}") as plane:
         ada = plane.world("ada")
         head = ada.create().head

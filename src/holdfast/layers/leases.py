@@ -170,7 +170,7 @@ def release(tx: Transaction, proof: LeaseProof) -> bool:
 
 
 def force_release(tx: Transaction, lease: LeaseKey) -> None:
-    """Release the lease whoever holds it, because what it guards has a new owner."""
+    """Release the lease of any owner, because what it guards has a new owner."""
     last = last_grant(tx, lease)
     if last is not None and not last.released:
         _write(tx, lease, msgspec.structs.replace(last, released=True))

@@ -1,0 +1,56 @@
+"""Fixtures and short forms for the tests of entities."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import holdfast
+from holdfast import Plane
+from holdfast.layers.entities import EntityKey
+from holdfast.testing.clock import ManualClock
+
+PATIENCE_SECONDS = 30.0  # A generous deadline for conditions that the tests wait for.
+TASK = EntityKey("main", "task", "1")
+
+
+@pytest.fixture(params=["memory", "dir"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory:" if request.param == "memory" else f"dir:{tmp_path}"
+
+
+@pytest.fixture
+def plane(url: str, clock: ManualClock) -> Iterator[Plane]:
+    with holdfast.open(url, clock=clock) as plane:
+        yield plane
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    threads = ThreadPoolExecutor(8)
+    yield threads
+    threads.shutdown(wait=False, cancel_futures=True)  # Closing the plane wakes threads that still wait.
+
+
+def everything(plane: Plane) -> list[tuple[bytes, bytes]]:
+    return plane.transact(lambda tx: tx.scan(b"", b"\xff" * 8, limit=10_000))
+
+
+def logged(plane: Plane, **which: Any) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(each.record) for each in plane.activity.read(**which).records]
+
+
+def rows_locked(plane: Plane) -> int:
+    return plane.locks.stats()["record_id"].acquisitions
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until another thread reaches a condition."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.001)

@@ -1,0 +1,252 @@
+"""Blocked senders, mail to worlds, and arguments that are refused."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.errors import (
+    BatchTooLarge,
+    HoldfastError,
+    InvalidArgument,
+    PayloadTooLarge,
+    SenderBlocked,
+    WorldNotActive,
+)
+from holdfast.kv import Database, Transaction
+from holdfast.layers import agents, inboxes, journal_records, journals, mailboxes, worlds
+from holdfast.layers.mailboxes import Address, sending
+from holdfast.layers.mailboxes import keys as mailbox_keys
+from holdfast.layers.worlds import World, WorldState
+from holdfast.wire.inboxes import InboundMessage
+from holdfast.wire.mail import MailPolicy
+
+_shared = runpy.run_path(str(Path(__file__).with_name("mailbox_calls.py")))  # Test files cannot import each other.
+ADA = _shared["ADA"]
+BOB = _shared["BOB"]
+EVE = _shared["EVE"]
+send = _shared["send"]
+deliver = _shared["deliver"]
+bodies = _shared["bodies"]
+peek = _shared["peek"]
+confirm = _shared["confirm"]
+receipts_of = _shared["receipts_of"]
+states = _shared["states"]
+was_stored = _shared["was_stored"]
+count = _shared["count"]
+set_policy = _shared["set_policy"]
+block = _shared["block"]
+everything = _shared["everything"]
+
+
+# Blocks.
+
+
+def test_mail_from_blocked_senders_is_refused(database: Database) -> None:
+    send(database, b"before")
+    block(database, ADA)
+    before = everything(database)
+    with pytest.raises(SenderBlocked, match="blocks mail from ada@main"):
+        send(database)
+    assert everything(database) == before
+    send(database, b"eve's", sender=EVE)
+    send(database, to=EVE)
+    assert bodies(database) == [b"before", b"eve's"]
+    block(database, ADA, blocked=False)
+    block(database, ADA, blocked=False)
+    send(database, b"after")
+    assert bodies(database)[-1] == b"after"
+
+
+@pytest.mark.parametrize("has_mail", [True, False], ids=["with mail", "before its first mail"])
+def test_a_box_of_an_older_version_is_checked_for_blocks(database: Database, has_mail: bool) -> None:
+    """Older versions did not store whether any sender is blocked."""
+    if has_mail:
+        send(database)
+    keys = mailbox_keys.keys_of(BOB)
+
+    def write_as_before(tx: Transaction) -> None:
+        tx.put(keys.block_key(ADA), bytes(8))
+        stored = tx.get(keys.box)
+        if stored is not None:
+            tx.put(keys.box, mailbox_keys.encode(msgspec.msgpack.decode(stored)[:-1]))
+
+    database.transact(write_as_before)
+    with pytest.raises(SenderBlocked):
+        send(database)
+    send(database, sender=EVE)
+    with pytest.raises(SenderBlocked):
+        send(database)
+
+
+def test_the_box_stores_whether_any_sender_may_be_blocked(database: Database) -> None:
+    """So most mail is stored without a lookup of its sender."""
+
+    def may_block() -> bool:
+        return database.read(lambda tx: mailbox_keys.box_of(tx, mailbox_keys.keys_of(BOB)).may_block)
+
+    send(database)
+    assert not may_block()
+    block(database, EVE)
+    assert may_block()
+    send(database)
+    assert may_block()
+
+
+def test_a_block_does_not_match_name_prefixes(database: Database) -> None:
+    block(database, Address("main", "ada-2"))
+    send(database)
+    block(database, ADA)
+    send(database, sender=Address("main", "ada-3"))
+    assert count(database) == 2
+
+
+def test_blocks_are_listed_in_pages(database: Database) -> None:
+    senders = [Address("main", f"a{number}") for number in range(5)]
+    for sender in reversed(senders):
+        block(database, sender)
+
+    def page(after: str, limit: int) -> list[str]:
+        return database.read(mailboxes.blocks, BOB, after=after, limit=limit)
+
+    assert page("", 3) == ["a0@main", "a1@main", "a2@main"]
+    assert page("a2@main", 3) == ["a3@main", "a4@main"]
+    assert page("a4@main", 3) == []
+    assert database.read(mailboxes.blocks, ADA, after="", limit=10) == []
+    for limit in (0, 1_001):
+        with pytest.raises(InvalidArgument):
+            page("", limit)
+
+
+def test_the_number_of_blocked_senders_is_limited(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "BLOCKS_MAX", 2)
+    block(database, ADA)
+    block(database, EVE)
+    block(database, ADA)
+    with pytest.raises(InvalidArgument, match="the maximum"):
+        block(database, BOB)
+    block(database, EVE, blocked=False)
+    block(database, BOB)
+
+
+# Worlds.
+
+
+def bind(database: Database, agent: Address = BOB, world: str = "w") -> World:
+    bound = World("main", world)
+    database.transact(worlds.create, bound)
+    database.transact(agents.register, "main", agent.agent, world=world)
+    return bound
+
+
+def test_mail_to_an_agent_bound_to_a_world_is_drained_into_its_journal(database: Database) -> None:
+    world = bind(database)
+    id = send(database, b"hello", content_type="text/plain", correlation_id="because")
+    assert (count(database), peek(database)) == (0, [])
+    headers = {"from": "ada@main", "id": id, "content_type": "text/plain", "correlation_id": "because"}
+    delivery = InboundMessage(inbox_name="mail", payload=b"hello", headers=headers)
+    assert database.read(inboxes.read, world, after=None, limit=10) == [(0, delivery)]
+    assert states(database) == [(id, "confirmed")]
+    assert not receipts_of(database)[0].was_stored
+    database.transact(inboxes.drain, world)
+    assert database.read(journals.read_hot, world, 0, 10) == [(0, journal_records.ingress(0, delivery))]
+
+
+def test_mail_that_a_world_refuses_writes_nothing(database: Database) -> None:
+    world = bind(database)
+    before = everything(database)
+    with pytest.raises(PayloadTooLarge, match="a world's inbox takes 4096"):
+        send(database, b"x" * 4_097)
+    assert everything(database) == before
+    send(database, b"x" * 4_096)
+    database.transact(worlds.change_state, world, WorldState.ARCHIVED)
+    before = everything(database)
+    with pytest.raises(WorldNotActive):
+        send(database)
+    assert everything(database) == before
+
+
+def test_a_world_gets_no_mail_from_senders_its_agent_blocks(database: Database) -> None:
+    world = bind(database)
+    block(database, ADA)
+    with pytest.raises(SenderBlocked):
+        send(database)
+    assert database.read(inboxes.read, world, after=None, limit=10) == []
+
+
+# Invalid mail.
+
+BAD: list[tuple[dict[str, Any], type[HoldfastError], str]] = [
+    ({"body": b"x" * 65_537}, PayloadTooLarge, "at most 65536 bytes, not 65537; store a blob"),
+    ({"body": "text"}, InvalidArgument, "must be bytes, not str"),
+    ({"body": bytearray(b"x")}, InvalidArgument, "must be bytes"),
+    ({"body": None}, InvalidArgument, "must be bytes"),
+    ({"id": ""}, InvalidArgument, "not a mail id"),
+    ({"id": "x" * 65}, InvalidArgument, "not a mail id"),
+    ({"id": "ü"}, InvalidArgument, "not a mail id"),
+    ({"id": "a\x00b"}, InvalidArgument, "not a mail id"),
+    ({"id": 7}, InvalidArgument, "not a mail id"),
+    ({"content_type": "text/ü"}, InvalidArgument, "not a content type"),
+    ({"content_type": "a\r\nb"}, InvalidArgument, "not a content type"),
+    ({"content_type": "x" * 257}, InvalidArgument, "not a content type"),
+    ({"content_type": None}, InvalidArgument, "not a content type"),
+    ({"correlation_id": ""}, InvalidArgument, "correlation id"),
+    ({"correlation_id": "x" * 129}, InvalidArgument, "correlation id"),
+    ({"correlation_id": "a\nb"}, InvalidArgument, "correlation id"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "error", "message"), BAD, ids=[f"{case[0]!r:.30}" for case in BAD])
+def test_invalid_mail_is_refused_and_writes_nothing(
+    database: Database, wrong: dict[str, Any], error: type[HoldfastError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        send(database, **wrong)
+    assert everything(database) == []
+
+
+def test_mail_at_the_limits_is_accepted(database: Database) -> None:
+    long = {"id": "i" * 64, "content_type": "c" * 256, "correlation_id": "r" * 128}
+    universe, agent = "u" * 128, "a" * 128
+    to, sender = Address(universe, agent), Address(universe, "b" * 128)
+    send(database, b"\xff" * 65_536, sender=sender, to=to, **long)
+    block(database, sender, of=to)
+    (mail,) = deliver(database, to)[0]
+    assert (mail.body, mail.id) == (b"\xff" * 65_536, "i" * 64)
+    assert confirm(database, mail.id, of=to) == 1
+    assert [receipt.to for receipt in receipts_of(database, sender)] == [str(to)] * 3
+
+
+@pytest.mark.parametrize("id", ["", "x" * 65, "ü", None, 5, b"x"])
+def test_confirming_an_invalid_id_is_refused(database: Database, id: Any) -> None:
+    good = send(database)
+    before = everything(database)
+    with pytest.raises(InvalidArgument, match="not a mail id"):
+        confirm(database, good, id)
+    with pytest.raises(BatchTooLarge, match="at most 256"):
+        confirm(database, *["x"] * 257)
+    assert everything(database) == before
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"pending_max": 0},
+        {"pending_max": 1_000_001},
+        {"pending_max": 1.5},
+        {"pending_max": True},
+        {"ttl_seconds": 0.5},
+        {"ttl_seconds": float("nan")},
+        {"ttl_seconds": float("inf")},
+        {"ttl_seconds": "7"},
+        {"ttl_seconds": 10 * 365 * 86_400 + 1},
+    ],
+    ids=repr,
+)
+def test_a_mail_policy_out_of_range_is_refused(database: Database, policy: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(policy))):
+        set_policy(database, **policy)
+    assert everything(database) == []
+    assert database.read(mailboxes.policy_of, "main") == MailPolicy(1_000, 604_800.0)
