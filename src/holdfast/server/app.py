@@ -7,7 +7,10 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import NotAllowed
 from holdfast.server import openapi
@@ -27,7 +30,7 @@ def make_app(context: ServerContext, limits: HttpLimits | None = None) -> Starle
     class StreamEndpoint:
         """`/v1/stream` as an ASGI class, whose instances Starlette awaits."""
 
-        def __init__(self, scope: Any, receive: Any, send: Any) -> None:
+        def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
             self._serving: Awaitable[None] = _serve_stream(context, scope, receive, send)
 
         def __await__(self) -> Generator[Any, None, None]:
@@ -36,7 +39,7 @@ def make_app(context: ServerContext, limits: HttpLimits | None = None) -> Starle
     class RelayEndpoint(StreamEndpoint):
         """`/v1/relay`."""
 
-        def __init__(self, scope: Any, receive: Any, send: Any) -> None:
+        def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
             self._serving = _serve_relay(context, scope, receive, send)
 
     http_context = HttpContext(context, limits or HttpLimits())
@@ -55,13 +58,13 @@ def make_app(context: ServerContext, limits: HttpLimits | None = None) -> Starle
     return app
 
 
-async def _reraise(request: Any, error: Exception) -> Any:
+async def _reraise(request: Request, error: Exception) -> Response:
     """Leave the error to the middleware; Starlette would send a plain-text response."""
     del request
     raise error
 
 
-async def _serve_stream(context: ServerContext, scope: Any, receive: Any, send: Any) -> None:
+async def _serve_stream(context: ServerContext, scope: Scope, receive: Receive, send: Send) -> None:
     client = (scope.get("client") or ("", 0))[0]
     headers = Headers(scope=scope)
     with correlation_scope(correlation_id_of(headers)):
@@ -78,7 +81,7 @@ async def _serve_stream(context: ServerContext, scope: Any, receive: Any, send: 
         await context.streams.serve(authorizer, receive, send, BoundedSocket.of(scope))
 
 
-async def _serve_relay(context: ServerContext, scope: Any, receive: Any, send: Any) -> None:
+async def _serve_relay(context: ServerContext, scope: Scope, receive: Receive, send: Send) -> None:
     """Serve a relay connection. Agents authenticate by a frame, so the HTTP request needs no token."""
     client = (scope.get("client") or ("", 0))[0]
     headers = Headers(scope=scope)

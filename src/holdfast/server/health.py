@@ -7,16 +7,17 @@ serving ── signal ──► draining: /readyz is 503, no new calls start, ca
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import HoldfastError, Retry
 from holdfast.server.logs import correlation_id_of
@@ -28,11 +29,6 @@ from holdfast.wire.problems import Problem
 _NOT_COUNTED: Final = frozenset(("/healthz", "/readyz", "/metrics"))  # Draining does not wait for these.
 _READ_SECONDS_MAX: Final = 5.0  # A key space that takes longer to read one key is not ready.
 RETRY_AFTER_SECONDS: Final = 2
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Exchange:
@@ -91,7 +87,7 @@ class Health:
         """`/healthz` and `/readyz`, for the app to mount."""
         return [Route("/healthz", self._alive, methods=["GET"]), Route("/readyz", self._ready, methods=["GET"])]
 
-    def wrap(self, app: App) -> App:
+    def wrap(self, app: ASGIApp) -> ASGIApp:
         """Middleware that counts requests, and refuses new streams while the server drains."""
 
         async def call_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,10 +102,10 @@ class Health:
 
         return call_app
 
-    async def _answer(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
-        async def send_and_mark(message: MutableMapping[str, Any]) -> None:
+        async def send_and_mark(message: Message) -> None:
             nonlocal started
             started = True
             await send(message)

@@ -117,16 +117,16 @@ class RateLimitFilter(logging.Filter):
         self._per_second = per_second
         self._second = 0
         self._passed = 0
-        self._kept_back = 0
+        self._suppressed = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         second = int(monotonic())
         if second != self._second:
             self._second, self._passed = second, 0
         if self._passed >= self._per_second:
-            self._kept_back += 1
+            self._suppressed += 1
             return False
         self._passed += 1
-        if self._kept_back:
-            record.kept_back, self._kept_back = self._kept_back, 0
+        if self._suppressed:
+            record.kept_back, self._suppressed = self._suppressed, 0
         return True

@@ -9,12 +9,13 @@ module handles the socket.
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import BatchTooLarge, HoldfastError, InvalidArgument, NotAllowed, PayloadTooLarge, Retry
 from holdfast.limits import FRAME_BYTES_MAX, RELAY_AUTHENTICATE_SECONDS, RELAY_FRAMES_MAX
@@ -45,9 +46,6 @@ from holdfast.wire.websocket_frames import BINARY, TEXT
 _log = logging.getLogger("holdfast.relay")
 _CLOSE_SECONDS: Final = 5.0  # To send the last frames and the close frame.
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 HandleRpc = Callable[[str, bytes, Authorize | None], Awaitable[bytes | None]]  # Address, JSON-RPC request -> response.
 
 
@@ -83,7 +81,7 @@ class Relay:
     def __len__(self) -> int:
         return len(self.hub.sessions)
 
-    async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until it closes."""
         await receive()  # websocket.connect
         id = (correlation_id.get() or "").encode()
@@ -120,7 +118,7 @@ class Relay:
 class Connection:
     """One WebSocket of an agent."""
 
-    def __init__(self, relay: Relay, scope: Message, receive: Receive, send: Send) -> None:
+    def __init__(self, relay: Relay, scope: Scope, receive: Receive, send: Send) -> None:
         self._relay = relay
         self._receive = receive
         self._send = send
@@ -327,7 +325,7 @@ async def _stop(task: "asyncio.Task[None]", *, seconds: float) -> None:
         _log.exception("unexpected error in a connection")
 
 
-def _host(scope: Message) -> str:
+def _host(scope: Scope) -> str:
     """The Host header, if it names the socket that the agent connected to; that socket's address otherwise.
 
     Other Host values are not trusted: a machine in the middle could choose one and pass on the signature that the agent

@@ -5,8 +5,9 @@ is longer than ANSWER_BYTES_MAX, or that cannot be encoded, is replaced by a pro
 """
 
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+
+from starlette.types import Send
 
 from holdfast.errors import AnswerTooLarge, HoldfastError
 from holdfast.limits import ANSWER_BYTES_MAX, FRAME_BYTES_MAX
@@ -16,7 +17,6 @@ from holdfast.wire.problems import problem_of
 
 _log = logging.getLogger("holdfast.stream")
 
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Write = Callable[[bytes], bool]
 
 

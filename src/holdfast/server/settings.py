@@ -43,28 +43,28 @@ _SecondsOrZero = Annotated[float, Meta(ge=0, le=31_536_000)]
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a server."""
 
-    data: str = "dir:./data"  # The key space: dir:PATH, memory: or postgresql://…
+    data: str = "dir:./data"  # URL of the key space: dir:PATH, memory: or postgresql://…
     objects: str | None = None  # The object store for large values; default: inside the data directory.
     activity: str | None = None  # The folder of session logs; default: inside the data directory.
     tiers: str | None = None  # The TOML file with the tier of each entity field.
     verify_blobs: Literal["always", "sampled", "never"] = "always"
-    compact_every_seconds: _Seconds | None = None  # Default: never.
+    compact_every_seconds: _Seconds | None = None  # How often journals are compacted; default: never.
 
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535)] = 9440  # 0: any free port.
     tokens: bool = False
-    tls_cert: str | None = None  # PEM, with its chain.
+    tls_cert: str | None = None  # PEM file of the certificate, with its chain.
     tls_key: str | None = None
     tls_client_ca: str | None = None  # Requires client certificates of this authority.
     insecure: bool = False  # Allows tokens without TLS on a non-loopback address.
 
-    drain_seconds: _SecondsOrZero = 10.0  # For calls in flight when the server shuts down.
-    connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000  # Open at the same time.
-    header_bytes_max: Annotated[int, Meta(ge=1_024, le=1_048_576)] = 32_768  # Of one request, its URL included.
-    header_seconds: _Seconds = 10.0  # For the headers to arrive.
-    body_bytes_max: Annotated[int, Meta(ge=65_536, le=268_435_456)] = HttpLimits().body_bytes_max  # Held in memory.
-    stream_bytes_max: Annotated[int, Meta(ge=65_536)] = HttpLimits().stream_bytes_max  # Streamed into a blob.
-    keep_alive_seconds: Annotated[int, Meta(ge=1, le=3_600)] = 75  # For an idle connection.
+    drain_seconds: _SecondsOrZero = 10.0  # How long a shutdown waits for calls in flight.
+    connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000  # Connections that may be open.
+    header_bytes_max: Annotated[int, Meta(ge=1_024, le=1_048_576)] = 32_768  # Headers of one request, with its URL.
+    header_seconds: _Seconds = 10.0  # How long headers may take to arrive.
+    body_bytes_max: Annotated[int, Meta(ge=65_536, le=268_435_456)] = HttpLimits().body_bytes_max  # Body in memory.
+    stream_bytes_max: Annotated[int, Meta(ge=65_536)] = HttpLimits().stream_bytes_max  # Body streamed into a blob.
+    keep_alive_seconds: Annotated[int, Meta(ge=1, le=3_600)] = 75  # How long an idle connection stays open.
 
     queue_max_consumers: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # 0: derived from the number of CPUs.
     queue_poll_interval_seconds: _Seconds = 3.0
@@ -74,8 +74,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     relay_host: str | None = None  # Host that agents sign; default: the address that they connected to.
     relay_registration: Literal["open", "closed"] | None = None  # Default: open on loopback without tokens.
     relay_rate_per_second: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None  # 0: no limit, as on loopback.
-    relay_burst: Annotated[int, Meta(ge=1, le=1_000_000)] = RELAY_BURST  # Mails above the rate.
-    relay_authenticate_seconds: _Seconds = RELAY_AUTHENTICATE_SECONDS  # For the answer to the challenge.
+    relay_burst: Annotated[int, Meta(ge=1, le=1_000_000)] = RELAY_BURST  # Mails that may exceed the rate at once.
+    relay_authenticate_seconds: _Seconds = RELAY_AUTHENTICATE_SECONDS  # How long an agent may take to authenticate.
 
     ingress_agent: str | None = None  # Receives pushes that name no recipient.
     ingress_pushes_per_minute: Annotated[int, Meta(ge=0, le=PUSHES_PER_MINUTE_MAX)] = PUSHES_PER_MINUTE  # 0: no limit.
@@ -84,7 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     metrics_queues_max: Annotated[int, Meta(ge=0, le=10_000)] = 100  # Queues with depth metrics.
     pipeline_reports: str | None = None  # The folder of the pipeline's reports, shown in the console.
-    metrics_worlds_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1_000  # Worlds that are read for the lag metric.
+    metrics_worlds_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1_000  # Worlds in the compaction lag metric.
 
     @property
     def tls(self) -> bool:

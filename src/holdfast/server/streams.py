@@ -17,13 +17,14 @@ dropped, because the client sends them again.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext, suppress
 from contextvars import Context, copy_context
 from functools import cached_property, partial
 from typing import Any, Final
 
 import msgspec
+from starlette.types import Receive, Send
 
 from holdfast.errors import Closed, HoldfastError, ShutdownDraining
 from holdfast.kv.serial_database import SerialDatabase
@@ -41,7 +42,7 @@ from holdfast.server.authorization import Authorizer
 from holdfast.server.consumers import Consumers, unread_replies_error
 from holdfast.server.logs import correlation_id
 from holdfast.server.metrics import MeasuredTransport
-from holdfast.server.replies import Replies, Send, encode_replies, unexpected_error
+from holdfast.server.replies import Replies, encode_replies, unexpected_error
 from holdfast.server.sockets import BoundedSocket
 from holdfast.server.transport import ServerTransport
 from holdfast.server.websocket_reader import WebsocketReader
@@ -56,7 +57,6 @@ _INTERNAL_ERROR: Final = 1011
 _REPLACED: Final = 4001
 _NOT_ALLOWED: Final = 4003
 
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 CallBatch = Callable[..., Awaitable[list[Any]]]  # `plane.batching.call_batch` without its transport.
 
 

@@ -3,7 +3,9 @@
     bytes ──► whole frames of short messages ──► on_message
          └──► anything else: pings, closes, long or fragmented messages, errors ──► websockets
 
-Reading a message of 150 bytes takes 3.6 µs instead of 9.2 µs.
+Gain, in CPU time of client and server for one put over the network (best of 30 interleaved rounds each): 307 instead of
+361 µs on a memory store, 58 instead of 69 µs with 32 concurrent puts, 533 instead of 580 µs on a synced directory. The
+latency of a synced put does not change: the sync dominates it.
 
 `ShortFrameReader.is_enabled = False` is the plain fallback: websockets parses everything. The fast path depends on one
 internal of websockets: its parser waits in `StreamReader.at_eof` between two frames. If a release changes that, the
