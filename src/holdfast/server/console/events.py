@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from holdfast.errors import Closed, HoldfastError, Retry
-from holdfast.kv import Subspace
+from holdfast.kv import Subspace, Watch
 from holdfast.limits import (
     CONSOLE_POLL_SECONDS,
     CONSOLE_SAMPLE_SECONDS,
@@ -30,8 +30,8 @@ from holdfast.limits import (
 )
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.server import health
-from holdfast.server.authorization import NoAuthentication
-from holdfast.server.console.samples import Samples
+from holdfast.server.authorization import Authorizer, NoAuthentication
+from holdfast.server.console.samples import Sample, Samples
 from holdfast.server.context import ServerContext
 from holdfast.server.http.events import SSE, End, Events, EventStream
 from holdfast.server.http.middleware import authorize_request
@@ -86,7 +86,7 @@ class ConsoleEvents:
         events = self._events(authorizer, universe, request.scope["state"]["correlation_id"])
         return EventStream(await anext(events), events, SSE)
 
-    async def _events(self, authorizer: Any, universe: str, correlation_id: str) -> AsyncGenerator[bytes, None]:
+    async def _events(self, authorizer: Authorizer, universe: str, correlation_id: str) -> AsyncGenerator[bytes, None]:
         events = Events(SSE)
         self._open[authorizer.name] += 1
         try:
@@ -110,10 +110,12 @@ class ConsoleEvents:
         finally:
             self._open -= Counter((authorizer.name,))  # Subtraction drops names whose count is zero.
 
-    async def _poll(self, authorizer: Any, watches: list[Any], *, metrics: bool) -> AsyncGenerator[bytes, None]:
+    async def _poll(
+        self, authorizer: Authorizer, watches: list[tuple[str, Watch]], *, metrics: bool
+    ) -> AsyncGenerator[bytes, None]:
         events = Events(SSE)
         began, checked = time.monotonic(), float("-inf")
-        last_sample: Any = None
+        last_sample: Sample | None = None
         while True:
             now = time.monotonic()
             if self._context.draining or now - began > CONSOLE_SECONDS_MAX:

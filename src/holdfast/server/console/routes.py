@@ -1,7 +1,5 @@
 """All routes of the console."""
 
-from typing import Any
-
 from starlette.routing import Route
 
 from holdfast.server.console import files, sessions
@@ -10,10 +8,11 @@ from holdfast.server.console.reports import Reports
 from holdfast.server.console.samples import Samples
 from holdfast.server.context import ServerContext
 from holdfast.server.metrics import Metrics
+from holdfast.server.transport import ServerTransport
 
 
 def console_routes(
-    context: ServerContext, metrics: Metrics, transport: Any, *, reports: str | None = None
+    context: ServerContext, metrics: Metrics, transport: ServerTransport, *, reports: str | None = None
 ) -> list[Route]:
     """The routes of the console.
 

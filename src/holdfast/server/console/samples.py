@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from holdfast.limits import CONSOLE_SAMPLE_SECONDS, CONSOLE_SAMPLES
 from holdfast.server.metrics import Metrics
+from holdfast.server.transport import ServerTransport
 
 DEAD_LETTERS: Final = ".dlq"
 _TOTALS: Final = {
@@ -40,7 +41,7 @@ Sample = dict[str, Any]
 class Samples:
     """Takes a sample every second while a page is open, and keeps those of the last few minutes."""
 
-    def __init__(self, metrics: Metrics, transport: Any) -> None:
+    def __init__(self, metrics: Metrics, transport: ServerTransport) -> None:
         self._metrics = metrics
         self._transport = transport
         self._history: deque[Sample] = deque(maxlen=CONSOLE_SAMPLES)

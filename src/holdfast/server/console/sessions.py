@@ -4,8 +4,6 @@ A page sends its token in a header of every request, and keeps it while its tab 
 site can make a browser send the token.
 """
 
-from typing import Any
-
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -19,6 +17,7 @@ from holdfast.server.console.files import HEADERS
 from holdfast.server.context import ServerContext
 from holdfast.server.http.middleware import authorize_request
 from holdfast.server.http.problems import JSON
+from holdfast.server.transport import ServerTransport
 from holdfast.tiers import Tier
 from holdfast.wire.permissions import EVERYTHING, METRICS
 from holdfast.wire.universes import ListUniverses
@@ -37,7 +36,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     reports: bool = False
 
 
-def route(context: ServerContext, transport: Any, *, reports: bool) -> Route:
+def route(context: ServerContext, transport: ServerTransport, *, reports: bool) -> Route:
     """`/console/session`. `transport` is not measured, so that the console does not count in the metrics."""
 
     async def answer(request: HttpRequest) -> Response:
@@ -67,7 +66,7 @@ def _session_response(session: Session) -> Response:
     return Response(msgspec.json.encode(session), headers=headers, media_type=JSON)
 
 
-async def _universes(transport: Any, authorizer: Authorizer) -> list[str]:
+async def _universes(transport: ServerTransport, authorizer: Authorizer) -> list[str]:
     request = ListUniverses(limit=CONSOLE_UNIVERSES_MAX, tier=Tier.IMPORTANT)
     found = (await transport.call(request)).names if authorizer.is_allowed(request) else []
     return sorted({UNIVERSE, *found})

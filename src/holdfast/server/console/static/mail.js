@@ -84,7 +84,7 @@ function openOne({ api }, name) {
       text("To", (row) => row.to),
       { name: "State", cell: (cell, row) => cell.append(pill({ stored: "delayed", delivered: "leased", confirmed: "good" }[row.state], row.state)) },
       text("When", (row) => ago(row.at_ms)),
-      text("Stored before delivery", (row) => (row.state === "confirmed" ? (row.was_stored ? "yes" : "no") : "–")),
+      text("Waited before delivery", (row) => (row.state === "confirmed" ? (row.was_stored ? "yes" : "no") : "–")),
     ],
     { key: (row) => row.sequence, empty: "This agent has sent no mail, or its receipts have expired." },
   );
