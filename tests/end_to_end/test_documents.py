@@ -102,15 +102,15 @@ def run_blocks(document: str, folder: Path, words: Mapping[str, str]) -> None:
         start_new_session=True,
     )
     try:
-        said, _ = shell.communicate(timeout=600)
+        output, _ = shell.communicate(timeout=600)
     finally:
         for _ in range(2):  # Also stops what a block left running.
             try:
                 os.killpg(shell.pid, signal.SIGKILL)
             except ProcessLookupError:
                 break
-    assert shell.returncode == 0, said
-    parts = re.split(rf"^{MARK} \d+$", said, flags=re.MULTILINE)[1:]
+    assert shell.returncode == 0, output
+    parts = re.split(rf"^{MARK} \d+$", output, flags=re.MULTILINE)[1:]
     for number, (language, _, expected) in enumerate(blocks):
         if language == "text":
             for line in expected.splitlines():
@@ -130,13 +130,13 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("document", ["tutorial.md", "how-to/write-a-worker.md", "pipeline.md"])
-def test_a_document_with_a_server_does_what_it_says(document: str, tmp_path: Path) -> None:
+def test_the_blocks_of_a_document_with_a_server_run(document: str, tmp_path: Path) -> None:
     port = free_port()
     words = {SERVER: f"http://127.0.0.1:{port}", "holdfast serve ": f"holdfast serve --port {port} "}
     run_blocks(document, tmp_path, words)
 
 
-def test_every_door_that_the_reference_names_is_there(tmp_path: Path) -> None:
+def test_every_path_in_the_endpoint_reference_is_served(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "holdfast.cli", "serve", "--data", "memory:", "--port", str(port)]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
@@ -146,16 +146,16 @@ def test_every_door_that_the_reference_names_is_there(tmp_path: Path) -> None:
                     break
                 time.sleep(0.05)
             text = (ROOT / "docs" / "reference" / "endpoints.md").read_text()
-            section = text.partition("## Other doors")[2].partition("\n## ")[0]
-            doors = re.findall(r"^\| `(/[\w./]+)` \|", section, re.MULTILINE)
-            assert len(doors) >= 8
-            missing = [door for door in doors if not is_there(port, door)]
+            section = text.partition("## Other endpoints")[2].partition("\n## ")[0]
+            paths = re.findall(r"^\| `(/[\w./]+)` \|", section, re.MULTILINE)
+            assert len(paths) >= 8
+            missing = [path for path in paths if not is_served(port, path)]
         finally:
             server.terminate()
     assert missing == []
 
 
-def is_there(port: int, path: str) -> bool:
+def is_served(port: int, path: str) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     upgrade["Sec-WebSocket-Key"] = "AAAAAAAAAAAAAAAAAAAAAA=="
@@ -166,7 +166,7 @@ def is_there(port: int, path: str) -> bool:
 
 
 @pytest.mark.parametrize("document", ["write-a-backend", "back-up-and-restore"])
-def test_a_guide_does_what_it_says(document: str, tmp_path: Path) -> None:
+def test_the_blocks_of_a_guide_run(document: str, tmp_path: Path) -> None:
     run_blocks(f"how-to/{document}.md", tmp_path, {})
 
 
@@ -185,11 +185,11 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("s3")
-def test_the_way_to_postgresql_is_as_it_is_described(tmp_path: Path, postgres_url: str) -> None:
+def test_the_blocks_of_the_postgresql_guide_run(tmp_path: Path, postgres_url: str) -> None:
     run_blocks("how-to/move-to-postgresql.md", tmp_path, {"postgresql://holdfast@db/plane": postgres_url})
 
 
-def test_the_settings_of_the_production_guide_are_understood(tmp_path: Path) -> None:
+def test_the_settings_of_the_production_guide_are_valid(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "how-to" / "production.md").read_text()
     [settings] = re.findall(r"^```toml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (tmp_path / "holdfast.toml").write_text(settings)
@@ -200,7 +200,7 @@ GUIDES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*
 
 
 @pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", *GUIDES])
-def test_files_that_the_documents_name_exist(document: str) -> None:
+def test_files_named_in_the_documents_exist(document: str) -> None:
     text = (ROOT / document).read_text()
     text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)#][^)]*)\)", text) if "://" not in link]
@@ -209,7 +209,7 @@ def test_files_that_the_documents_name_exist(document: str) -> None:
     assert [name for name in missing if not (ROOT / name).exists()] == []
 
 
-def test_every_test_that_the_fault_model_names_exists() -> None:
+def test_tests_named_in_the_fault_model_exist() -> None:
     text = (ROOT / "docs" / "explanation" / "fault-model.md").read_text()
     named = re.findall(r"`(tests/[\w/.]+)::(\w+)`", text)
     assert len(named) >= 40
@@ -222,7 +222,7 @@ def test_every_test_that_the_fault_model_names_exists() -> None:
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
-def test_make_targets_that_the_documents_name_exist(document: str) -> None:
+def test_make_targets_named_in_the_documents_exist(document: str) -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"\bmake ([a-z]+)\b", (ROOT / document).read_text()):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
