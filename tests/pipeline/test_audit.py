@@ -187,7 +187,7 @@ def test_audit_reads_a_plane_through_a_running_server(
         world.create()
         world.append([1], expected_head=0)
         world.snapshots.commit("x" * 20_000, height=1)
-        lost = plane.blobs.put(b"unreferenced".ljust(20_000))
+        lost = plane.blobs.put(b"not referred to".ljust(20_000))
     height = planes.plant_baseline(data, "world-0002", {"planted": True})
     flipped, _ = planes.flip_byte(data, "world-0001")
     with serving(f"dir:{data}") as server:

@@ -72,7 +72,7 @@ def assert_complete(plane: Path) -> None:
         lines = [
             (file.id, line.n, bytes(line.record).decode())
             for file in view.logs("main")
-            for _, line in planes.loglines.lines(view.log_body(file))
+            for _, line in planes.log_format.lines(view.log_body(file))
             if line is not None
         ]
         changes = [(row.kind, row.id, row.version, row.at_ms) for row in view.entity_changes("main")]
@@ -173,7 +173,7 @@ def test_growing_session_log_is_ingested_incrementally(plane: Path) -> None:
     ingest.run(None, config(plane))
     with file.open("ab") as stream:
         for n in range(5, 9):
-            stream.write(planes.loglines.line(n, planes.START_MS + n, b'{"step":%d}' % n))
+            stream.write(planes.log_format.line(n, planes.START_MS + n, b'{"step":%d}' % n))
     result = ingest.run(None, config(plane))
     assert row_counts(result) == {"activity": 4}
     assert_complete(plane)

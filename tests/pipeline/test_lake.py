@@ -71,7 +71,7 @@ def test_missing_table_is_empty(lake: Lake) -> None:
     assert not table.exists
     assert table.files() == []
     assert table.rows().schema == JOURNAL.schema
-    assert table.mark("journal/main/ada") == 0
+    assert table.watermark("journal/main/ada") == 0
     assert table.count() == 0
 
 
@@ -80,7 +80,7 @@ def test_rows_and_watermarks_are_committed_together(lake: Lake) -> None:
     table.append_rows(entries("main", "ada", range(5)), {"journal/main/ada": Move(0, 5)})
     again = lake.table(JOURNAL)
     assert heights(again, "ada") == [0, 1, 2, 3, 4]
-    assert again.mark("journal/main/ada") == 5
+    assert again.watermark("journal/main/ada") == 5
     assert again.count() == 5
 
 
@@ -126,21 +126,21 @@ def test_watermarks_survive_checkpoints_and_log_cleanup(tmp_path: Path) -> None:
         if commit.stem < checkpoint.name[:20]:
             commit.unlink()
     found = lake.table(JOURNAL)
-    assert found.mark("journal/main/ada") == 60
+    assert found.watermark("journal/main/ada") == 60
     delta = DeltaTable(str(tmp_path / "journal"))
-    assert {name: delta.transaction_version(name) for name in found.marks()} == found.marks()
-    assert len(found.marks()) == 61
+    assert {name: delta.transaction_version(name) for name in found.watermarks()} == found.watermarks()
+    assert len(found.watermarks()) == 61
 
 
 def test_watermarks_are_read_incrementally(lake: Lake) -> None:
     first, second = lake.table(JOURNAL), lake.table(JOURNAL)
     first.append([], {"a": Move(0, 1)})
     second.refresh()
-    assert second.marks() == {"a": 1}
+    assert second.watermarks() == {"a": 1}
     first.append([], {"a": Move(1, 2), "b": Move(0, 1)})
-    assert second.marks() == {"a": 1}
+    assert second.watermarks() == {"a": 1}
     second.refresh()
-    assert second.marks() == {"a": 2, "b": 1}
+    assert second.watermarks() == {"a": 2, "b": 1}
 
 
 def test_scan_skips_files_by_statistics(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_compaction_merges_small_files_and_sorts_them(lake: Lake) -> None:
     (main,) = [file for file in found.entries() if file.universe == "main"]
     assert found.rows_of(main) == before.filter(pc.field("universe") == "main")
     assert found.rows().num_rows == before.num_rows
-    assert found.mark("journal/main/bob") == 5
+    assert found.watermark("journal/main/bob") == 5
     assert compaction.compact(None, found) == (0, 0)
 
 
@@ -255,9 +255,9 @@ def test_vacuum_job_compacts_cleans_and_deletes_stale_staging(lake: Lake) -> Non
         stale = lake.location.child("_staging/20200101T000000-0123456789ab")
         stores.staging(stale.store_url).put("hot/b.log", b"b")
         told = vacuum.run(None, Config(data="dir:nowhere", lake=lake.location.url, storage=lake.location.storage))
-        assert told.events == [
+        assert told.notes == [
             "journal: 4 small files became 1",
-            "1 folders that runs had left behind were removed",
+            "1 stale staging folders were removed",
         ]
         assert stores(mine.store_url).get("hot/a.log") == b"a"
         assert stores(stale.store_url).list() == []
@@ -281,7 +281,7 @@ def test_next_commit_adds_new_columns_to_an_older_table(tmp_path: Path) -> None:
     table.append_rows(rows, {"journal/main/ada": Move(2, 3)})
     found = lake.table(newer)
     assert sorted(found.rows().column("note").to_pylist(), key=str) == [None, None, "new"]
-    assert found.mark("journal/main/ada") == 3
+    assert found.watermark("journal/main/ada") == 3
     with pytest.raises(SchemaMismatch):
         lake.table(JOURNAL)
 

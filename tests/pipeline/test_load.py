@@ -41,9 +41,9 @@ def test_file_is_loaded_once_and_again_after_forget(spark, data, orders):
         return jobs.run("load", spark, config, source=orders, load="orders", key="order", queue="jobs")
 
     first, second = loaded(), loaded()
-    assert (first.ok, first.rows, first.events) == (True, {"queues": 50}, [])
-    assert (second.rows, len(second.events)) == ({"queues": 0}, 1)
-    with planes.open_transport(f"dir:{data}") as plane:
+    assert (first.ok, first.rows, first.notes) == (True, {"queues": 50}, [])
+    assert (second.rows, len(second.notes)) == ({"queues": 0}, 1)
+    with planes.opened(f"dir:{data}") as plane:
         messages = plane.queue("jobs").peek(100)
     assert Counter(message.payload for message in messages) == Counter(
         b'{"order":%d,"total":%d}' % (n, n * 2) for n in range(50)
@@ -73,7 +73,7 @@ def test_tables_and_other_file_formats_are_loaded(spark: SparkSession, data, tmp
     frame.write.parquet(str(tmp_path / "rows"))
     for source in ("rows_to_load", str(tmp_path / "rows.csv"), str(tmp_path / "rows")):
         assert load.run(spark, config, source=source, load=f"l{len(source)}", queue="jobs").rows == {"queues": 4}
-    with planes.open_transport(f"dir:{data}", universe="other") as plane:
+    with planes.opened(f"dir:{data}", universe="other") as plane:
         assert Counter(message.payload for message in plane.queue("jobs").peek(100)) == dict.fromkeys(
             (b"0", b"1", b"2", b"3"), 3
         )
@@ -89,5 +89,5 @@ def test_invalid_load_is_rejected_before_anything_is_written(spark, data, orders
         load.run(spark, config, source="nonsense", load="orders", queue="jobs")
     with pytest.raises(InvalidName):
         load.run(spark, config, source=orders, load="not a name", key="order", queue="jobs")
-    with planes.open_transport(f"dir:{data}") as plane:
+    with planes.opened(f"dir:{data}") as plane:
         assert plane.queues() == []

@@ -138,8 +138,8 @@ def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Simp
         plane.world("kept").append([1], expected_head=0)
         plane.world("kept").snapshots.commit("s" * LARGE, height=1)
         lost = {
-            "keys": plane.blobs.put(b"unreferenced"),
-            "objects": plane.blobs.put(b"unreferenced".ljust(LARGE)),
+            "keys": plane.blobs.put(b"not referred to"),
+            "objects": plane.blobs.put(b"not referred to".ljust(LARGE)),
         }
         chained = plane.blobs.put(f"only the lost refer to {lost['keys']}".encode())
     stray = "ab" * 32
@@ -168,7 +168,7 @@ def test_unreferenced_blob_is_reported_with_its_size_and_place(found: SimpleName
     assert found.result.ok
     assert found.result.rows["unreachable"] == 4
     assert found.result.rows["unreachable_bytes"] == 15 + LARGE + 87 + 10
-    assert found.result.events[0].startswith("main: nothing refers to 4 of ")
+    assert found.result.notes[0].startswith("main: 4 of ")
 
 
 def test_only_old_blobs_are_reclaimable(spark: SparkSession, found: SimpleNamespace) -> None:
@@ -209,7 +209,7 @@ def test_nothing_is_reclaimable_if_damage_hides_references(spark: SparkSession, 
     planes.build(tmp_path / "data", worlds=2, entries=200)
     config = config_of(tmp_path)
     with holdfast.open(config.data) as plane:
-        plane.blobs.put(b"unreferenced")
+        plane.blobs.put(b"not referred to")
     planes.remove_segment(tmp_path / "data", "world-0001")
     result = reachability.run(spark, config, now=NOW + timedelta(days=9), grace_seconds=0)
     assert not result.ok

@@ -204,7 +204,7 @@ def test_report_is_written_with_its_totals(lake: Lake, tmp_path: Path) -> None:
     assert totals["made_at"] == "2026-11-15T12:05:00Z"
     assert totals["totals"]["messages"] == told.rows["messages"] == 199
     assert told.ok
-    assert told.events == [f"{folder}/20261115T120500Z.html"]
+    assert told.notes == [f"{folder}/20261115T120500Z.html"]
     assert steps[-1] == ("files", 3, 3)
     report.run(None, Config(data="unused", lake=lake.location.url), now=NOW + timedelta(hours=1))
     assert len(list(folder.iterdir())) == 4

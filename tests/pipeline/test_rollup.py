@@ -62,7 +62,7 @@ def contend_for_leases(path: Path) -> None:
 
 def test_every_message_and_mail_has_a_row(rolled_up: RolledUp) -> None:
     assert rolled_up.result.ok
-    assert rolled_up.result.events == []
+    assert rolled_up.result.notes == []
     assert rolled_up.result.rows["messages"] == len(rolled_up.rows("messages")) == 900
     assert rolled_up.result.rows["mail"] == len(rolled_up.rows("mail")) == 200
 
@@ -196,7 +196,7 @@ def test_later_runs_change_nothing_and_keep_sizes_of_other_days(spark: SparkSess
     with planes.opened(rolled_up.config.data):  # A plane that is in use cannot be read.
         result = rollup.run(spark, rolled_up.config, now=NOW + timedelta(days=1))
     assert result.ok
-    assert "could not be looked at" in result.events[0]
+    assert "could not be read" in result.notes[0]
     assert {row["backlog"] for row in rolled_up.rows("rollup_queues")} == {None}
     days = Counter((row["day"], row["source"], row["name"]) for row in rolled_up.rows("rollup_storage"))
     assert set(days.values()) == {1}

@@ -150,7 +150,7 @@ def test_journal_stream_resumes(spark, growing):
     assert len(first) == len(set(first)) == sum(map(len, planes.truth(growing).values()))
     assert Counter(streamed(spark, growing, "journal", columns)) == Counter(first)
     planes.extend(growing, ["world-0000", "world-0001"], 30)
-    with planes.open_transport(f"dir:{growing}") as plane:
+    with planes.opened(f"dir:{growing}") as plane:
         plane.world("new").create()
         plane.world("new").append([{"n": 0}], expected_head=0)
     rows = streamed(spark, growing, "journal", columns)
@@ -266,7 +266,7 @@ def test_dataframe_is_written_to_a_directory_once(spark, tmp_path):
     planes.build(data, worlds=1, entries=10)
     for count in (300, 300, 400):
         save(jobs(spark, count).repartition(3), f"dir:{data}", "queues", queue="jobs", load="monday")
-    with planes.open_transport(f"dir:{data}") as plane:
+    with planes.opened(f"dir:{data}") as plane:
         assert plane.queue("jobs").stats().put_total == 400
         messages = plane.queue("jobs").peek(1_000)
     assert Counter(message.payload for message in messages) == Counter(b'{"id":%d}' % n for n in range(400))
@@ -304,7 +304,7 @@ def test_dataframe_is_written_through_a_server_once_despite_failed_tasks(spark, 
 
 
 def test_stream_is_written_once(spark, growing):
-    with planes.open_transport(f"dir:{growing}") as plane:
+    with planes.opened(f"dir:{growing}") as plane:
         plane.queue("jobs").set_policy(QueuePolicy())
     head = sum(map(len, planes.truth(growing).values()))
     target = growing.parent / "target"
@@ -320,7 +320,7 @@ def test_stream_is_written_once(spark, growing):
             .start()
         )
         assert query.awaitTermination(120)
-    with planes.open_transport(f"dir:{target}") as plane:
+    with planes.opened(f"dir:{target}") as plane:
         assert plane.queue("copies").stats().put_total == head
 
 

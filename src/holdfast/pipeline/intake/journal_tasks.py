@@ -173,7 +173,7 @@ def _mask(batch: pa.RecordBatch, wanted: list[tuple[int, int]]) -> pa.BooleanArr
 def _last_records(batch: pa.RecordBatch) -> dict[tuple[str, str], LastRecord]:
     """The last record of each world in a batch."""
     ends = pc.run_end_encode(batch.column("world")).run_ends
-    last = batch.select(["universe", "world", "height", "hash"]).execute_task(pc.subtract(ends, 1))
+    last = batch.select(["universe", "world", "height", "hash"]).take(pc.subtract(ends, 1))
     rows = zip(*(column.to_pylist() for column in last.columns), strict=True)
     return {
         (universe, world): LastRecord(universe, world, height, record_fingerprint(hash))
