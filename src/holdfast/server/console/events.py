@@ -34,7 +34,7 @@ from holdfast.server.authorization import Authorizer, NoAuthentication
 from holdfast.server.console.samples import Sample, Samples
 from holdfast.server.context import ServerContext
 from holdfast.server.http.events import SSE, End, Events, EventStream
-from holdfast.server.http.middleware import authorize_request
+from holdfast.server.http.middleware import authenticate_request
 from holdfast.server.http.problems import HttpError, problem_for
 from holdfast.wire.entities import ListKinds
 from holdfast.wire.leases import ListLeases
@@ -68,7 +68,7 @@ class ConsoleEvents:
         return Route("/console/events", self._answer, methods=["GET"])
 
     async def _answer(self, request: HttpRequest) -> Response:
-        authorizer = authorize_request(self._context, request.headers, request.client.host if request.client else "")
+        authorizer = authenticate_request(self._context, request.headers, request.client.host if request.client else "")
         universe = checked_name("universe", request.query_params.get("universe", UNIVERSE))
         per_token_max = (
             CONSOLE_WATCHERS_MAX

@@ -28,7 +28,7 @@ from holdfast.limits import (
 )
 from holdfast.server.authorization import Authorizer
 from holdfast.server.context import ServerContext
-from holdfast.server.http.middleware import authorize_request
+from holdfast.server.http.middleware import authenticate_request
 from holdfast.server.http.problems import JSON, HttpError
 from holdfast.wire.permissions import METRICS
 
@@ -69,7 +69,7 @@ class Reports:
         ]
 
     async def _list(self, request: HttpRequest) -> Response:
-        authorizer = authorize_request(self._context, request.headers, request.client.host if request.client else "")
+        authorizer = authenticate_request(self._context, request.headers, request.client.host if request.client else "")
         authorizer.authorize_verb(METRICS)
         found = await asyncio.to_thread(self._list_files)
         answer = {

@@ -15,7 +15,7 @@ from holdfast.names import UNIVERSE
 from holdfast.server.authorization import Authorizer, NoAuthentication
 from holdfast.server.console.files import HEADERS
 from holdfast.server.context import ServerContext
-from holdfast.server.http.middleware import authorize_request
+from holdfast.server.http.middleware import authenticate_request
 from holdfast.server.http.problems import JSON
 from holdfast.server.transport import ServerTransport
 from holdfast.tiers import Tier
@@ -42,7 +42,7 @@ def route(context: ServerContext, transport: ServerTransport, *, reports: bool) 
     async def answer(request: HttpRequest) -> Response:
         if not isinstance(context.authenticator, NoAuthentication) and "authorization" not in request.headers:
             return _session_response(Session(tokens=True, signed_in=False))
-        authorizer = authorize_request(context, request.headers, request.client.host if request.client else "")
+        authorizer = authenticate_request(context, request.headers, request.client.host if request.client else "")
         token = authorizer.token
         limited = token is not None and EVERYTHING not in token.universes
         names = list(token.universes) if token is not None and limited else await _universes(transport, authorizer)

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from holdfast.server.context import HttpContext
 from holdfast.server.http import json_codec
 from holdfast.server.http.media import negotiated_media_type
-from holdfast.server.http.middleware import authorize_request
+from holdfast.server.http.middleware import authenticate_request
 from holdfast.server.http.problems import JSON, HttpError
 from holdfast.server.http.request_context import RequestContext
 from holdfast.wire.requests import Request, answer_type
@@ -165,7 +165,7 @@ def _handler(
     }
 
     async def serve(request: HttpRequest) -> Response:
-        authorizer = authorize_request(
+        authorizer = authenticate_request(
             http_context.server, request.headers, request.client.host if request.client else ""
         )
         endpoint = methods.get(request.method) or methods["GET"]  # A GET endpoint also serves HEAD.

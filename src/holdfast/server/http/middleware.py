@@ -143,7 +143,7 @@ def _is_followed_link(scope: Scope, request_headers: Headers) -> bool:
     )
 
 
-def authorize_request(context: ServerContext, request_headers: Headers, client: str) -> Authorizer:
+def authenticate_request(context: ServerContext, request_headers: Headers, client: str) -> Authorizer:
     """The authorizer of the caller that sent these headers."""
     try:
         return context.authenticator.authenticate(request_headers, client)
