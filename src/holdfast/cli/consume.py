@@ -12,8 +12,8 @@ from holdfast.cli.commands import LeafCommand, wants_json
 from holdfast.cli.durations import SECONDS, WAIT
 from holdfast.cli.exit_codes import NOTHING_RECEIVED
 from holdfast.errors import InvalidArgument, PathUnusable
-from holdfast.handles.sync.plane import Plane
 from holdfast.handles.sync.messages import Message
+from holdfast.handles.sync.plane import Plane
 from holdfast.wire.queues import Delivery
 
 _VARIABLES: Final = tuple(

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import click
 
@@ -10,8 +10,8 @@ from holdfast.cli import connect, exports, lock_run, printing
 from holdfast.cli.commands import CommandGroup, wants_json
 from holdfast.cli.durations import SECONDS, WAIT
 from holdfast.errors import HoldfastError, InvalidArgument, LeaseHeld, NotFound
-from holdfast.handles.sync.plane import Plane
 from holdfast.handles.sync.leases import Lease
+from holdfast.handles.sync.plane import Plane
 from holdfast.limits import LEASE_TTL_SECONDS, READ_ENTRIES_MAX
 from holdfast.wire.leases import Granted
 
@@ -90,6 +90,16 @@ def acquire(key: str, ttl: float, wait: float, owner: str | None, txn_id: str | 
     with exports.unset_on_failure(_VARIABLES), connect.PlaneCaller(connect.current_target()) as caller:
         granted = _acquire(caller, key, ttl=ttl, wait=wait, owner=owner, txn_id=txn_id)
     printing.record(_fields(granted)) if wants_json() else click.echo(exports.export_lines(_variables(granted)))
+
+
+class LeaseOptions(TypedDict):
+    """The values of the options that identify a lease."""
+
+    lock_key: str | None
+    lease_id: str | None
+    fence: int | None
+    txn_id: str | None
+    locked: bool
 
 
 def lease_options(command: Any) -> Any:

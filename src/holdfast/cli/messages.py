@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, TypedDict
 
 import click
 import msgspec
@@ -12,6 +12,21 @@ from holdfast.cli.durations import SECONDS
 from holdfast.handles.sync.plane import Plane
 from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX
 from holdfast.wire.queues import NewMessage
+
+
+class MessageOptions(TypedDict, total=False):
+    """The message options that were given, as keyword arguments of `NewMessage`."""
+
+    content_type: str
+    attributes: dict[str, str]
+    correlation_id: str
+    priority: int
+    group: str
+    idempotency_key: str
+    delay_seconds: float
+    ttl_seconds: float
+    max_attempts: int
+    visibility_seconds: float
 
 
 def message_options(command: Any) -> Any:
@@ -55,11 +70,11 @@ def message_options(command: Any) -> Any:
     return wrapped
 
 
-def read_message(plane: Plane, stream: IO[bytes], options: dict[str, Any]) -> NewMessage:
+def read_message(plane: Plane, stream: IO[bytes], options: MessageOptions) -> NewMessage:
     """A message with the stream's contents. A large payload is stored as a blob, in bounded memory."""
     first = stream.read(PAYLOAD_INLINE_BYTES_MAX + 1)
     if len(first) <= PAYLOAD_INLINE_BYTES_MAX:
-        return NewMessage(payload=first, **{"content_type": guess_content_type(first), **options})
+        return inline_message(first, options)
     size = 0
 
     def count_bytes() -> Iterator[bytes]:
@@ -70,6 +85,12 @@ def read_message(plane: Plane, stream: IO[bytes], options: dict[str, Any]) -> Ne
 
     hash = plane.blobs.write(count_bytes())
     return NewMessage(blob=hash, blob_size=size, **options)
+
+
+def inline_message(body: bytes, options: MessageOptions) -> NewMessage:
+    """A message with this body, whose content type is guessed if it is not given."""
+    with_content_type: MessageOptions = {"content_type": guess_content_type(body), **options}
+    return NewMessage(payload=body, **with_content_type)
 
 
 def guess_content_type(body: bytes) -> str:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict, Unpack
 from urllib.parse import urlsplit
 
 import click
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from holdfast.pipeline.config import Config, JobResult
+    from holdfast.pipeline.jobs import JobOptions
     from holdfast.pipeline.progress import ProgressCallback
 
 _FINDINGS_SHOWN: Final = 20  # --json has them all.
@@ -37,6 +38,19 @@ _INSTALL_SPARK: Final = "run: pip install 'holdfast[spark]'"
 @click.group(cls=CommandGroup)
 def pipeline() -> None:
     """Copy history into lake tables, audit it and summarise it, with Spark."""
+
+
+class JobArguments(TypedDict):
+    """The values of the options that every job has."""
+
+    data: str | None
+    lake: str | None
+    activity: str | None
+    universes: tuple[str, ...]
+    storage: tuple[str, ...]
+    master: str | None
+    remote: str | None
+    reducer: NotRequired[str | None]
 
 
 def _job_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -88,7 +102,7 @@ _reducer_option = click.option(
 )
 @_job_options
 @_reducer_option
-def run(**options: Any) -> None:
+def run(**options: Unpack[JobArguments]) -> None:
     """Run ingest, audit, reachability, rollup and report, in this order.
 
     Exit code 10 means that the audit found damage; the other jobs run anyway.
@@ -106,7 +120,7 @@ def run(**options: Any) -> None:
 )
 @_job_options
 @click.option("--follow", is_flag=True, help="Keep ingesting new data until interrupted.")
-def ingest(follow: bool, **options: Any) -> None:
+def ingest(follow: bool, **options: Unpack[JobArguments]) -> None:
     """Copy new data from the plane into the lake, each row exactly once.
 
     Data that cannot be read becomes a row of the table `quarantine`, with the reason.
@@ -117,7 +131,7 @@ def ingest(follow: bool, **options: Any) -> None:
 @pipeline.command(examples=["holdfast pipeline audit --data ./data --lake ./lake --json"])
 @_job_options
 @_reducer_option
-def audit(**options: Any) -> None:
+def audit(**options: Unpack[JobArguments]) -> None:
     """Check the checksums, heights, baselines and restores of every world.
 
     Exit code 10 means that data is damaged; the output names the world and the height.
@@ -127,21 +141,21 @@ def audit(**options: Any) -> None:
 
 @pipeline.command(examples=["holdfast pipeline reachability --data ./data --lake ./lake"])
 @_job_options
-def reachability(**options: Any) -> None:
+def reachability(**options: Unpack[JobArguments]) -> None:
     """Find blobs that nothing refers to, and their size. Nothing is deleted."""
     _run(["reachability"], options)
 
 
 @pipeline.command(examples=["holdfast pipeline rollup --data ./data --lake ./lake"])
 @_job_options
-def rollup(**options: Any) -> None:
+def rollup(**options: Unpack[JobArguments]) -> None:
     """Summarise latency, throughput, retries, dead letters, mailboxes, locks and storage."""
     _run(["rollup"], options)
 
 
 @pipeline.command(examples=["holdfast pipeline report --data ./data --lake ./lake"])
 @_job_options
-def report(**options: Any) -> None:
+def report(**options: Unpack[JobArguments]) -> None:
     """Write an HTML page with plots of the results of `rollup`."""
     _run(["report"], options)
 
@@ -166,7 +180,17 @@ def report(**options: Any) -> None:
     metavar="URL",
     help="An object store that the Spark executors can reach, for loads into a data directory.",
 )
-def load(source: str, name: str, **options: Any) -> None:
+def load(
+    *,
+    source: str,
+    name: str,
+    target: str,
+    key: str,
+    queue: str | None,
+    format: str | None,
+    staging: str | None,
+    **options: Unpack[JobArguments],
+) -> None:
     """Put the rows of SOURCE (files or a table) into queues, mailboxes or inboxes, each exactly once.
 
     Columns are named after the fields they set. Without a payload column, the columns that set no field become the JSON
@@ -174,13 +198,23 @@ def load(source: str, name: str, **options: Any) -> None:
     """
     if len(options["universes"]) > 1:
         raise InvalidArgument("Rows that name no universe need a single universe; give --universe only once")
-    load_options = {option: options.pop(option) for option in ("target", "key", "queue", "format", "staging")}
-    _run(["load"], options, needs_lake=False, source=source, load=name, **load_options)
+    _run(
+        ["load"],
+        options,
+        needs_lake=False,
+        source=source,
+        load=name,
+        target=target,
+        key=key,
+        queue=queue,
+        format=format,
+        staging=staging,
+    )
 
 
 @pipeline.command(examples=["holdfast pipeline vacuum --lake ./lake"])
 @_job_options
-def vacuum(**options: Any) -> None:
+def vacuum(**options: Unpack[JobArguments]) -> None:
     """Remove files of the lake that no table uses, and merge small files."""
     _run(["vacuum"], options)
 
@@ -202,7 +236,9 @@ def warm() -> None:
     )
 
 
-def _run(names: Sequence[str], options: dict[str, Any], *, needs_lake: bool = True, **extra: Any) -> None:
+def _run(
+    names: Sequence[str], options: JobArguments, *, needs_lake: bool = True, **extra: "Unpack[JobOptions]"
+) -> None:
     """Run jobs in one Spark session, print their results, and exit with 10 if one found damage."""
     config = _config(options, needs_lake=needs_lake)
     from holdfast.pipeline import jobs
@@ -221,7 +257,7 @@ def _run(names: Sequence[str], options: dict[str, Any], *, needs_lake: bool = Tr
         click.get_current_context().exit(DAMAGED)
 
 
-def _config(options: dict[str, Any], *, needs_lake: bool) -> "Config":
+def _config(options: JobArguments, *, needs_lake: bool) -> "Config":
     with _require_spark():
         from holdfast.pipeline.config import PATIENCE_SECONDS, Config
         from holdfast.pipeline.lake.locations import parse_location

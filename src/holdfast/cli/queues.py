@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final, TypedDict, TypeVar, Unpack
 
 import click
 import msgspec
@@ -12,11 +12,11 @@ from holdfast.cli import connect, consume, printing, schedules, values
 from holdfast.cli.commands import CommandGroup, wants_json
 from holdfast.cli.consume import delivery_fields
 from holdfast.cli.durations import SECONDS
-from holdfast.cli.messages import guess_content_type, message_options, read_message
+from holdfast.cli.messages import MessageOptions, inline_message, message_options, read_message
 from holdfast.handles.sync.plane import Plane
 from holdfast.limits import MESSAGES_MAX, READ_ENTRIES_MAX
 from holdfast.tiers import Tier
-from holdfast.wire.queues import Delivery, NewMessage, QueuePolicy, QueueStats
+from holdfast.wire.queues import Delivery, QueuePolicy, QueueStats
 
 _STATS_COLUMNS: Final = (
     "queue",
@@ -32,6 +32,17 @@ _STATS_COLUMNS: Final = (
 _MESSAGE_COLUMNS: Final = ("id", "priority", "group", "attempts", "created_at", "payload")
 _DEAD_LETTER_COLUMNS: Final = ("id", "attempts", "died_at", "last_error", "payload")
 Item = TypeVar("Item")
+
+
+class PolicyChanges(TypedDict):
+    """The options of `queue policy`; None for those that were not given."""
+
+    visibility_seconds: float | None
+    max_attempts: int | None
+    dead_letter_queue: str | None
+    retention_seconds: float | None
+    dead_letter_retention_seconds: float | None
+    rate_per_second: float | None
 
 
 @click.group(cls=CommandGroup)
@@ -58,7 +69,9 @@ queue.add_command(schedules.schedule)
 @click.option("--lines", is_flag=True, help="Put every line of the body as a separate message.")
 @message_options
 @click.option("--tier", type=click.Choice(["critical", "important"]), default="critical", help="The durability tier.")
-def put(name: str, body: str | None, file: str | None, lines: bool, tier: str, **options: Any) -> None:
+def put(
+    name: str, body: str | None, file: str | None, lines: bool, tier: str, **options: Unpack[MessageOptions]
+) -> None:
     """Put a message: BODY, a file, or standard input. Prints its id."""
     with values.open_input(body, file) as stream, connect.open_plane() as plane:
         if lines:
@@ -71,14 +84,12 @@ def put(name: str, body: str | None, file: str | None, lines: bool, tier: str, *
     printing.result(receipt.id, msgspec.to_builtins(receipt))
 
 
-def _put_lines(plane: Plane, name: str, stream: IO[bytes], tier: Tier, options: dict[str, Any]) -> None:
+def _put_lines(plane: Plane, name: str, stream: IO[bytes], tier: Tier, options: MessageOptions) -> None:
     count = duplicates = 0
     bodies = (line.rstrip(b"\r\n") for line in stream)
     with printing.progress("Messages") as advance:
         for batch in _batches((each for each in bodies if each), MESSAGES_MAX):
-            messages = [
-                NewMessage(payload=each, **{"content_type": guess_content_type(each), **options}) for each in batch
-            ]
+            messages = [inline_message(each, options) for each in batch]
             receipts = plane.queue(name).put_many(messages, tier=tier)
             count += len(receipts)
             duplicates += sum(receipt.duplicate for receipt in receipts)
@@ -181,7 +192,7 @@ def resume(name: str) -> None:
     "--dead-letter-retention", "dead_letter_retention_seconds", type=SECONDS, help="How long to keep dead letters."
 )
 @click.option("--rate", "rate_per_second", type=float, help="The maximum number of deliveries per second.")
-def policy(name: str, **changes: Any) -> None:
+def policy(name: str, **changes: Unpack[PolicyChanges]) -> None:
     """Show the policy of a queue: its limits, and the defaults of its messages. Options change it."""
     changed = {field: value for field, value in changes.items() if value is not None}
     with connect.open_plane() as plane:

@@ -1,14 +1,14 @@
 """`holdfast queue schedule`: messages that are put on a cron schedule."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import click
 
 from holdfast.cli import connect, printing, values
 from holdfast.cli.commands import CommandGroup
-from holdfast.cli.messages import message_options, read_message
+from holdfast.cli.messages import MessageOptions, message_options, read_message
 from holdfast.errors import NotFound
-from holdfast.wire.queues import Schedule
+from holdfast.wire.queues import NewMessage, Schedule
 
 
 @click.group(cls=CommandGroup)
@@ -27,7 +27,14 @@ def schedule() -> None:
 @click.option("--timezone", default="UTC", show_default=True, help="The time zone of CRON.")
 @message_options
 def add(
-    *, name: str, schedule_name: str, cron: str, body: str | None, file: str | None, timezone: str, **options: Any
+    *,
+    name: str,
+    schedule_name: str,
+    cron: str,
+    body: str | None,
+    file: str | None,
+    timezone: str,
+    **options: Unpack[MessageOptions],
 ) -> None:
     """Put BODY at the times of CRON. Replaces a schedule of the same NAME."""
     with values.open_input(body, file) as stream, connect.open_plane() as plane:
@@ -60,7 +67,7 @@ def remove(name: str, schedule_name: str) -> None:
     printing.result(f"Removed schedule {schedule_name}", {"queue": name, "removed": schedule_name})
 
 
-def _options_of(message: Any) -> dict[str, Any]:
+def _options_of(message: NewMessage) -> dict[str, Any]:
     return {name: getattr(message, name) for name in message.__struct_fields__ if name != "payload"}
 
 

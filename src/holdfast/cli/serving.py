@@ -1,7 +1,7 @@
 """`holdfast serve`: runs a server. Flags override HOLDFAST_* variables, which override a TOML file."""
 
 import os
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -85,7 +85,7 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="The minimum level of log lines."
 )
-def serve(config: str | None, **flags: Any) -> None:
+def serve(config: str | None, **flags: object) -> None:
     """Serve a plane over HTTP and WebSocket until SIGTERM."""
     # Imported here: no other command needs the server, and its import is slow.
     from holdfast.server.serving import run

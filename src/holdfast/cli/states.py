@@ -1,13 +1,13 @@
 """`holdfast state`: documents that are changed under a lock or with compare-and-set."""
 
-from typing import Any
+from typing import Unpack
 
 import click
 import msgspec
 
 from holdfast.cli import connect, printing, values
 from holdfast.cli.commands import CommandGroup
-from holdfast.cli.leases import held_lease, lease_options
+from holdfast.cli.leases import LeaseOptions, held_lease, lease_options
 from holdfast.errors import NotFound
 
 
@@ -60,7 +60,7 @@ def set_(
     if_match: str | None,
     if_absent: bool,
     correlation_id: str | None,
-    **lease: Any,
+    **lease: Unpack[LeaseOptions],
 ) -> None:
     """Write the document of a key: JSON as an argument, from a file, or from standard input."""
     with values.open_input(value, file) as stream:
@@ -81,7 +81,7 @@ def set_(
 @click.argument("key")
 @click.option("--if-match", metavar="ETAG", help="Remove only if the document has this ETag; * is any.")
 @lease_options
-def rm(key: str, if_match: str | None, **lease: Any) -> None:
+def rm(key: str, if_match: str | None, **lease: Unpack[LeaseOptions]) -> None:
     """Remove the document of a key. Exit code 4 means that it does not exist."""
     with connect.open_plane() as plane:
         removed = plane.state(key).remove(lease=held_lease(plane, **lease), if_match=if_match)

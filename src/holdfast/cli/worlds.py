@@ -162,7 +162,7 @@ def read(name: str, after: int | None, count: int) -> None:
     "--limit",
     type=click.IntRange(1, BATCH_ENTRIES_MAX),
     default=BATCH_ENTRIES_MAX,
-    help="The maximum number of results.",
+    help="The maximum number of items.",
 )
 def drain(name: str, limit: int) -> None:
     """Move the next inbox items into the journal, each exactly once."""
