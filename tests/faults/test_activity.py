@@ -1,4 +1,4 @@
-"""Session logs when processes die, disks fill up and stores fail: less may be there, but nothing is damaged."""
+"""Session logs when processes die, disks fill up and stores fail: records may be missing, but none are damaged."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def work(thread):
         session.log({"thread": thread, "number": number, "text": "x" * (number % 300)})
         number += 1
         if number % 50 == 0:
-            pause.wait(0.001)  # Leaves the tests something less to read.
+            pause.wait(0.001)  # Limits the amount of data.
 for thread in range(2):
     threading.Thread(target=work, args=(thread,), daemon=True).start()
 print("logging", flush=True)
@@ -75,15 +75,15 @@ def wait_for_bytes(folder: Path, size: int) -> None:
 
 
 def check_threads(found: list[LoggedRecord]) -> None:
-    """Each thread's records are there from its first one on, in order, without a gap."""
+    """The records of each thread are complete from its first one, in order, without gaps."""
     for thread in range(2):
         mine = [value["number"] for value in values(found) if value["thread"] == thread]
         assert mine == list(range(len(mine)))
 
 
 @pytest.mark.parametrize("size", [1, 20_000, 300_000])
-def test_a_killed_writer_leaves_whole_records_and_a_torn_end_at_most(tmp_path: Path, size: int) -> None:
-    """Lesson 3: while it is written, and after its writer died, all lines but the last are whole."""
+def test_a_killed_writer_leaves_complete_records_and_at_most_a_truncated_end(tmp_path: Path, size: int) -> None:
+    """During writing and after a kill, all lines but the last are complete."""
     folder = tmp_path / "activity"
     reader = ActivityLog(folder, None, start_flusher=False)
     child = start_logging(folder)
@@ -126,7 +126,7 @@ def test_killed_writers_with_many_files_lose_none_of_them(tmp_path: Path) -> Non
 
 
 def test_two_processes_on_one_folder_never_share_a_file(tmp_path: Path) -> None:
-    """Lesson 19: two appenders interleaved and corrupted the log. A third process rotates all the while."""
+    """Files have one appender each, while a third process rotates."""
     folder, objects = tmp_path / "activity", open_objects("memory:")
     children = [start_logging(folder, file_bytes_max=20_000) for _ in range(2)]
     log = ActivityLog(folder, objects, start_flusher=False)
@@ -146,11 +146,11 @@ def test_two_processes_on_one_folder_never_share_a_file(tmp_path: Path) -> None:
         by_file.setdefault(each.position.file, []).append(each)
     for records in by_file.values():
         assert [each.position.n for each in records] == list(range(len(records)))
-        for thread in range(2):  # Of one process, so one behind the other.
+        for thread in range(2):  # Of one process, so in sequence.
             mine = [value["number"] for value in values(records) if value["thread"] == thread]
             first = mine[0] if mine else 0
             assert mine == list(range(first, first + len(mine)))
-    for thread in range(2):  # Of both processes: every number twice, up to where the first of them was killed.
+    for thread in range(2):  # Of both processes: every number twice, up to the first kill.
         numbers = sorted(value["number"] for value in values(found) if value["thread"] == thread)
         twice = len(numbers) - len(set(numbers))
         assert numbers == sorted([*range(numbers[-1] + 1), *range(twice)])
@@ -177,8 +177,8 @@ log.close()
 """
 
 
-def test_a_file_that_may_not_grow_keeps_whole_lines_and_the_rest_waits(tmp_path: Path) -> None:
-    """What a full disk does, where no small file system can be mounted."""
+def test_a_file_that_cannot_grow_keeps_complete_lines_and_the_rest_is_buffered(tmp_path: Path) -> None:
+    """Simulates a full disk where no small file system can be mounted."""
     command = [sys.executable, "-c", FILLING, str(tmp_path / "activity")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     written, has_failed, error, later, dropped = json.loads(done.stdout)
@@ -234,7 +234,7 @@ def test_a_full_disk_drops_the_oldest_and_damages_nothing(small_disk: Path) -> N
 
 
 def prepared(folder: Path) -> list[Any]:
-    """Three closed files, one of them with a torn end, as a process without an object store left them."""
+    """Three closed files, one of them with a truncated end, as a process without an object store left them."""
     clock = ManualClock()
     log = ActivityLog(folder, None, clock=clock, start_flusher=False)
     for number in range(30):
@@ -253,8 +253,8 @@ def rotate_all(folder: Path, store: ObjectStore) -> None:
     ActivityLog(folder, store, start_flusher=False).flush()
 
 
-def test_a_crash_at_any_step_of_rotation_is_finished_by_the_next_opening(tmp_path: Path) -> None:
-    """Also one that left half a body. Every record is read once before and after, and the objects are the same."""
+def test_a_rotation_interrupted_by_a_crash_is_completed_at_the_next_open(tmp_path: Path) -> None:
+    """Also after a partial body. Every record is read once before and after, and the objects are the same."""
     made = tmp_path / "made"
     wanted = prepared(made)
     files = {path.name: path.read_bytes() for path in made.glob("main/*")}
@@ -277,7 +277,7 @@ def test_a_crash_at_any_step_of_rotation_is_finished_by_the_next_opening(tmp_pat
         with pytest.raises(Crash):
             rotate_all(folder, faulty_objects(store, ChosenFault(fail_at)))
         reader = ActivityLog(folder, store, start_flusher=False)
-        reader._rotation._has_scanned = True  # A process that reads before anybody has rotated what the dead one left.
+        reader._rotation._has_scanned = True  # It reads before the leftovers are rotated.
         assert sorted(values(everything(reader)), key=lambda value: value["number"]) == wanted
         log = ActivityLog(folder, store, start_flusher=False)
         assert sorted(values(everything(log)), key=lambda value: value["number"]) == wanted
@@ -287,7 +287,7 @@ def test_a_crash_at_any_step_of_rotation_is_finished_by_the_next_opening(tmp_pat
 
 
 @pytest.mark.parametrize("error", [lambda: Unreachable("down"), lambda: CommitUnknown("lost")])
-def test_a_failure_at_any_step_of_rotation_is_repeated_by_the_next(tmp_path: Path, error: Any) -> None:
+def test_a_failed_rotation_step_is_repeated_by_the_next_run(tmp_path: Path, error: Any) -> None:
     for fail_at in range(18):
         folder = tmp_path / str(fail_at) / "activity"
         wanted = prepared(folder)
@@ -302,8 +302,8 @@ def test_a_failure_at_any_step_of_rotation_is_repeated_by_the_next(tmp_path: Pat
         log.close()
 
 
-def test_a_forked_child_holds_nothing_and_may_not_log(tmp_path: Path) -> None:
-    """The parent goes on logging to the same file while its children come and go."""
+def test_a_forked_child_holds_no_log_and_cannot_log(tmp_path: Path) -> None:
+    """The parent continues to log to the same file while children start and end."""
     command = [sys.executable, "-c", FORKING, str(tmp_path / "activity")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == ["0"] * 10, done.stderr
@@ -361,8 +361,8 @@ log.close()
 """
 
 
-def test_a_child_that_lives_on_does_not_keep_its_parent_s_file_locked(tmp_path: Path) -> None:
-    """Otherwise what a dead parent left would never be rotated while its child lives."""
+def test_a_child_process_does_not_keep_the_file_of_its_parent_locked(tmp_path: Path) -> None:
+    """Otherwise the file of a dead parent could not be rotated while its child runs."""
     script = (
         "import os, signal, sys; from pathlib import Path; from holdfast.runtime.activity import ActivityLog;"
         "log = ActivityLog(Path(sys.argv[1]), None, start_flusher=False); log.log('main', 's', {}); log.flush();"
@@ -380,8 +380,8 @@ def test_a_child_that_lives_on_does_not_keep_its_parent_s_file_locked(tmp_path: 
         log.close()
 
 
-def test_a_finalizer_that_logs_in_the_middle_of_logging_does_not_hang(tmp_path: Path) -> None:
-    """As a signal handler may: both run inside whatever their thread is doing."""
+def test_a_finalizer_that_logs_during_a_log_call_does_not_deadlock(tmp_path: Path) -> None:
+    """Like a signal handler, a finalizer runs at any point of its thread."""
     log = ActivityLog(tmp_path, None, start_flusher=False)
     session = log.session("main", "s", "k")
     is_inside = threading.local()

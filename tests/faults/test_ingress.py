@@ -1,5 +1,4 @@
-"""Bursts of pushes, writers that fail and processes that die: what is lost is what the contract says, and no key is
-stored twice."""
+"""Bursts of pushes, failing writers and killed processes: only unsynced pushes are lost, and no key is stored twice."""
 
 import asyncio
 import os
@@ -37,7 +36,7 @@ SECONDS_MAX = 300.0
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch is given up after two seconds: what waits so long is a busy machine here, and no store that is stuck."""
+    """Raise the two-second limit of a commit: in these tests a slow commit means a busy machine."""
     monkeypatch.setattr(limits, "INGRESS_STORE_SECONDS", SECONDS_MAX)
 
 
@@ -66,7 +65,7 @@ def recipient(key: str) -> Address:
 
 
 def stored(database: Database) -> Counter[str]:
-    """The keys of everything in the mailboxes, and how often each is there."""
+    """The keys of all mail in the mailboxes, and how often each is stored."""
     found: Counter[str] = Counter()
     for each in RECIPIENTS:
         after = -1
@@ -78,7 +77,7 @@ def stored(database: Database) -> Counter[str]:
 
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
 async def test_a_burst_of_20000_pushes_stores_every_key_once(backend: str, tmp_path: Path) -> None:
-    """10,000 keys, each pushed twice at the same time by 500 senders; whoever is told to come again does."""
+    """10,000 keys, each pushed twice concurrently by 500 senders, which retry after Busy."""
     database: Database = MemoryDatabase() if backend == "memory" else RocksDatabase(tmp_path / "kv")
     database.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=1_000_000))
     ingress = ingress_on(database)
@@ -113,7 +112,7 @@ async def test_a_burst_of_20000_pushes_stores_every_key_once(backend: str, tmp_p
 
 
 class Stuck:
-    """A store that answers nothing until it is let go."""
+    """A store that blocks until it is released."""
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
@@ -124,8 +123,8 @@ class Stuck:
             self.let_go.wait(SECONDS_MAX)
 
 
-async def test_a_full_queue_is_busy_and_never_blocks() -> None:
-    """Everybody is answered, and the event loop goes on, while the store says nothing at all."""
+async def test_a_full_buffer_raises_busy_and_never_blocks() -> None:
+    """Every push is answered and the event loop runs while the store is blocked."""
     stuck = Stuck()
     inner = MemoryDatabase()
     inner.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=1_000_000))
@@ -150,7 +149,7 @@ async def test_a_full_queue_is_busy_and_never_blocks() -> None:
     heart = asyncio.create_task(beat())
     answers = Counter(await asyncio.gather(*(push(key) for key in range(INGRESS_QUEUE_MAX * 2))))
     assert beats > 1
-    # What the writer has in its hands has made room for others. It may have been given up meanwhile, as slow as we are.
+    # The batch of the writer has left the buffer. It may have been abandoned meanwhile on a slow machine.
     assert answers["accepted"] >= INGRESS_QUEUE_MAX
     assert answers["busy"] > 0
     assert answers["busy"] == ingress.counters.rejects["busy"]
@@ -163,9 +162,9 @@ async def test_a_full_queue_is_busy_and_never_blocks() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_a_failing_writer_loses_only_what_the_contract_says(seed: int) -> None:
-    """Every fifth commit is refused and every fifth answer is lost. Nobody who heard `synced` was deceived, what was
-    only accepted is stored or counted as lost, and whoever pushes again in the end has everything stored once."""
+async def test_a_failing_writer_loses_only_unsynced_pushes(seed: int) -> None:
+    """Every fifth commit fails and every fifth answer is lost. Synced pushes are stored, accepted ones are stored or
+    counted as lost, and after retries everything is stored once."""
     inner = MemoryDatabase()
     inner.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=1_000_000))
     ingress = ingress_on(FaultyDatabase(inner, SeededFaults(seed, refused=0.1, lost=0.2)))
@@ -180,7 +179,7 @@ async def test_a_failing_writer_loses_only_what_the_contract_says(seed: int) -> 
     for begin in range(0, 3_000, 300):
         keys = range(begin, begin + 300)
         await asyncio.gather(*(push(str(key), synced=key % 3 == 0) for key in keys))
-        await push(str(begin + 10_000), synced=True)  # Until it is answered, so is everything before it.
+        await push(str(begin + 10_000), synced=True)  # When it is answered, everything before it is done.
     there = stored(inner)
     assert set(there.values()) == {1}
     failed = [key for key, outcome in outcomes.items() if isinstance(outcome, Busy)]
@@ -192,7 +191,7 @@ async def test_a_failing_writer_loses_only_what_the_contract_says(seed: int) -> 
     assert all(there[key] for key in synced)
     missing = [key for key in accepted if not there[key]]
     assert missing
-    # An answer that was lost counts as lost, though its commit is there.
+    # A lost answer counts as lost, although its commit succeeded.
     assert len(missing) <= ingress.counters.lost.total() <= len(accepted)
 
     async def insist(key: str) -> Pushed:
@@ -236,29 +235,29 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("lines", [150, 777])
-async def test_a_process_that_is_killed_loses_only_what_was_not_stored_yet(tmp_path: Path, lines: int) -> None:
-    """What was synced is there, and what was accepted before it; of the rest a retry stores what is missing, once."""
+async def test_a_killed_process_loses_only_pushes_not_stored_yet(tmp_path: Path, lines: int) -> None:
+    """Synced pushes and those accepted before them are stored; a retry stores the missing ones, once."""
     url = f"dir:{tmp_path}"
     child = subprocess.Popen([sys.executable, "-W", "error", "-c", CHILD, url], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
-    heard: list[tuple[str, str]] = []
+    acknowledged: list[tuple[str, str]] = []
     for line in child.stdout:
         key, durability = line.split()
-        heard.append((key, durability))
-        if len(heard) == lines:
+        acknowledged.append((key, durability))
+        if len(acknowledged) == lines:
             os.kill(child.pid, signal.SIGKILL)
             break
     child.wait()
     child.stdout.close()
-    last_synced = max(int(key) for key, durability in heard if durability == "synced")
+    last_synced = max(int(key) for key, durability in acknowledged if durability == "synced")
     with RocksDatabase(tmp_path / "kv") as database:
         there = stored(database)
         assert set(there.values()) == {1}
         assert all(there[str(key)] for key in range(last_synced + 1))
         ingress = ingress_on(database)
-        for key, _ in heard:
+        for key, _ in acknowledged:
             await ingress.push(SENDER, recipient(key), new(key))
         await ingress.close()
         there = stored(database)
         assert set(there.values()) == {1}
-        assert all(there[key] for key, _ in heard)
+        assert all(there[key] for key, _ in acknowledged)

@@ -1,4 +1,4 @@
-"""The relay when servers are killed, networks cut and mailboxes move: what was acknowledged arrives, in order."""
+"""The relay with killed servers, broken connections and takeovers: acknowledged mail arrives, in order."""
 
 import asyncio
 import os
@@ -23,14 +23,14 @@ Server = runpy.run_path(str(HERE.parent / "end_to_end" / "processes.py"))[
 _client = runpy.run_path(str(HERE.parent / "end_to_end" / "relay_client.py"))
 Agent, Refused = _client["Agent"], _client["Refused"]
 Proxy = runpy.run_path(str(HERE / "proxy.py"))["Proxy"]
-DEADLINE_SECONDS = 60.0  # Far more than anything here takes; whoever waits for a condition must end some day.
-HOST = "relay.test"  # What agents call every server, so that one can take another's place.
+DEADLINE_SECONDS = 60.0  # Far longer than any test takes.
+HOST = "relay.test"  # The same name for every server, so that one can replace another.
 SEED = int(os.environ.get("HOLDFAST_SEED", random.SystemRandom().randrange(1 << 32)))
 
 
 @pytest.fixture(autouse=True)
 def seed() -> int:
-    """What chance is drawn from; HOLDFAST_SEED repeats a run."""
+    """The random seed; HOLDFAST_SEED repeats a run."""
     print(f"HOLDFAST_SEED={SEED}")
     return SEED
 
@@ -60,16 +60,16 @@ async def until(condition: Callable[[], Any], what: str = "it") -> None:
 
 
 class Lasting:
-    """An agent that connects again whenever its connection ends, sends again what was not answered, and remembers."""
+    """An agent that reconnects, sends unanswered mail again, and records what it receives."""
 
     def __init__(self, url: Callable[[], str], name: str, *, confirms: bool = True) -> None:
         self.url = url
         self.name = name
         self.key = Ed25519PrivateKey.generate()
         self.acknowledged: list[str] = []
-        self.mails: list[dict[str, Any]] = []  # Everything that came, over all connections, repeated ones too.
+        self.mails: list[dict[str, Any]] = []  # All received mail, over all connections, including duplicates.
         self.by_connection: list[list[int]] = []
-        self.delivered: dict[str, bool] = {}  # What became of the agent's own mails: whether each was stored.
+        self.delivered: dict[str, bool] = {}  # The delivered mails of this agent: whether each was stored first.
         self.receipts_after: int | None = None
         self.connections = 0
         self._confirms = confirms
@@ -96,7 +96,7 @@ class Lasting:
 
     @property
     def ids(self) -> list[str]:
-        """What came, each once, in the order in which it came first."""
+        """The received ids without duplicates, in the order of their first delivery."""
         return list(dict.fromkeys(mail["message_id"] for mail in self.mails))
 
     async def _run(self) -> None:
@@ -121,7 +121,7 @@ class Lasting:
         done = 0
         while agent.closed is None and not self._stopping:
             async with agent._news:
-                await agent._news.wait_for(lambda: len(agent.frames) > done or agent.closed is not None)  # noqa: B023
+                await agent._news.wait_for(lambda: len(agent.frames) > done or agent.closed is not None)
             frames, done = agent.frames[done:], len(agent.frames)
             mails = [frame for frame in frames if frame["type"] == "mail"]
             self.mails += mails
@@ -151,18 +151,18 @@ def pending(server: Any, agent: str = "bob") -> int:
         return int(plane.mailbox(agent).count())
 
 
-# A server that is killed.
+# Killed servers.
 
 
-async def test_a_server_that_is_killed_while_it_stores_and_flushes_loses_nothing(
+async def test_a_server_killed_while_storing_and_delivering_loses_nothing(
     start: Callable[..., Any], tmp_path: Path, seed: int
 ) -> None:
-    """Every mail that was acknowledged arrives, and its sender hears that it did."""
+    """Every acknowledged mail arrives, and its sender gets the delivery confirmation."""
     chance = random.Random(seed)
     server = start()
     with Proxy(server.address[1], seed) as proxy:  # So that the next server has the same address.
         async with lasting(lambda: proxy.url, "bob", "ada", "eve") as [bob, ada, eve]:
-            killed = asyncio.Event()  # Senders go on until the last server was killed, however fast they are.
+            killed = asyncio.Event()  # Senders continue until the last server was killed.
 
             async def send_all(sender: Lasting) -> None:
                 while not killed.is_set():
@@ -185,15 +185,13 @@ async def test_a_server_that_is_killed_while_it_stores_and_flushes_loses_nothing
             await until(lambda: len(bob.ids) >= len(sent), "every mail to arrive")
             assert set(bob.ids) == sent
             await until(lambda: pending(server) == 0, "every mail to be confirmed")
-            await until(lambda: len(ada.delivered) + len(eve.delivered) == len(sent), "every sender to hear of it")
+            await until(lambda: len(ada.delivered) + len(eve.delivered) == len(sent), "every delivery confirmation")
             for sequences in bob.by_connection:
-                assert sequences == sorted(set(sequences)), "in order, and none twice, on each connection"
+                assert sequences == sorted(set(sequences)), "in order, without duplicates, on each connection"
             print(f"{len(sent)} mails, {bob.connections} connections, {len(bob.mails) - len(sent)} mails twice")
 
 
-async def test_a_server_that_is_killed_in_the_middle_of_a_flush_goes_on_with_it(
-    start: Callable[..., Any], seed: int
-) -> None:
+async def test_a_server_killed_during_a_delivery_continues_it(start: Callable[..., Any], seed: int) -> None:
     chance = random.Random(seed)
     server = start()
     with server.plane() as plane:
@@ -203,7 +201,7 @@ async def test_a_server_that_is_killed_in_the_middle_of_a_flush_goes_on_with_it(
     with Proxy(server.address[1], seed) as proxy:
         async with lasting(lambda: proxy.url, "bob") as [bob]:
             for kill in range(3):
-                await until(lambda: len(bob.ids) >= 200 * kill + chance.randrange(1, 200), "some of the flush")  # noqa: B023
+                await until(lambda: len(bob.ids) >= 200 * kill + chance.randrange(1, 200), "some of the flush")
                 server.process.kill()
                 server.process.wait()
                 server = start()
@@ -216,7 +214,7 @@ async def test_a_server_that_is_killed_in_the_middle_of_a_flush_goes_on_with_it(
                 assert sequences == list(range(sequences[0], sequences[0] + len(sequences))) if sequences else True
 
 
-async def test_connections_that_are_cut_lose_nothing(start: Callable[..., Any], seed: int) -> None:
+async def test_broken_connections_lose_nothing(start: Callable[..., Any], seed: int) -> None:
     server = start()
     with Proxy(server.address[1], seed) as proxy:
         proxy.bytes_max = 30_000
@@ -228,7 +226,7 @@ async def test_connections_that_are_cut_lose_nothing(start: Callable[..., Any], 
             await until(lambda: len(bob.ids) == 300, "every mail to arrive")
             await until(lambda: pending(server) == 0, "every mail to be confirmed")
             proxy.bytes_max = 0
-            await until(lambda: len(ada.delivered) == 300, "the sender to hear of it")
+            await until(lambda: len(ada.delivered) == 300, "every delivery confirmation")
             assert bob.connections + ada.connections > 4
             print(f"{bob.connections} and {ada.connections} connections, {len(bob.mails) - 300} mails twice")
 
@@ -254,7 +252,7 @@ async def test_sender_and_recipient_are_on_different_servers(two_servers: tuple[
         await bob.get(sent)
         assert bob.bodies() == [b"%d" % number for number in range(1, sent + 1)]
         stored = [mail["stored"] for mail in bob.mails]
-        assert stored == sorted(stored, reverse=True), "the first may have come before bob was seen to be there"
+        assert stored == sorted(stored, reverse=True), "only the first mails may be stored before bob is connected"
         await ada.until(lambda: len(ada.confirms) == sent)
         assert [each["message_id"] for each in ada.confirms] == list(ada.sent)
         ids = [await bob.post("ada", b"back") for _ in range(20)]
@@ -263,7 +261,7 @@ async def test_sender_and_recipient_are_on_different_servers(two_servers: tuple[
 
 
 async def test_a_mailbox_is_taken_over_from_another_server(two_servers: tuple[Any, Any]) -> None:
-    """Nothing is lost, and nothing that was confirmed comes again."""
+    """No mail is lost, and confirmed mail is not delivered again."""
     one, two = two_servers
     key = Ed25519PrivateKey.generate()
     confirmed: list[str] = []
@@ -290,7 +288,7 @@ async def test_a_mailbox_is_taken_over_from_another_server(two_servers: tuple[An
         assert [each["message_id"] for each in ada.confirms] == confirmed
 
 
-async def test_takeovers_under_load_lose_and_double_nothing(two_servers: tuple[Any, Any], seed: int) -> None:
+async def test_takeovers_under_load_lose_and_duplicate_nothing(two_servers: tuple[Any, Any], seed: int) -> None:
     chance = random.Random(seed)
     urls = [server.url for server in two_servers]
     async with lasting(lambda: chance.choice(urls), "bob", "ada") as [bob, ada]:
@@ -306,12 +304,12 @@ async def test_takeovers_under_load_lose_and_double_nothing(two_servers: tuple[A
         await until(lambda: len(bob.ids) == 200, "every mail to arrive")
         assert set(bob.ids) == set(ada.acknowledged)
         await until(lambda: pending(two_servers[0]) == 0, "every mail to be confirmed")
-        await until(lambda: len(ada.delivered) == 200, "the sender to hear of it")
+        await until(lambda: len(ada.delivered) == 200, "every delivery confirmation")
         for sequences in bob.by_connection:
             assert sequences == sorted(set(sequences))
 
 
-async def test_a_server_that_is_killed_leaves_its_agents_to_the_other(two_servers: tuple[Any, Any]) -> None:
+async def test_agents_of_a_killed_server_continue_at_the_other(two_servers: tuple[Any, Any]) -> None:
     one, two = two_servers
     alive = [one.url, two.url]
     async with lasting(lambda: alive[0], "bob", "ada") as [bob, ada]:

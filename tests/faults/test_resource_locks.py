@@ -1,6 +1,6 @@
-"""Lesson 6: locks are split by resource. Unrelated ones never wait for each other, and several are never a deadlock.
+"""Locks are split by resource: unrelated resources never wait for each other, and several never deadlock.
 
-What the locks protect are plain integers that are read and written in two steps, so whoever gets in between is found.
+The locks protect plain integers that are read and written in two steps, so that a missing lock shows as a lost update.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ RESOURCES = [(level, agent) for level in RESOURCE_LEVELS for agent in ("ada", "b
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch is given up after two seconds: what waits so long is a busy machine here, and no store that is stuck."""
+    """Raise the two-second limit of a commit: in these tests a slow commit means a busy machine."""
     monkeypatch.setattr(limits, "INGRESS_STORE_SECONDS", SECONDS_MAX)
 
 
@@ -50,7 +50,7 @@ def table() -> LockTable:
 
 
 def on_threads(works: list[Callable[[], None]]) -> None:
-    """Run every work on a thread of its own; raise the first error, or that one did not end."""
+    """Run every function in its own thread; raise the first error, or that a thread did not end."""
     errors: list[BaseException] = []
 
     def run(work: Callable[[], None]) -> None:
@@ -65,13 +65,13 @@ def on_threads(works: list[Callable[[], None]]) -> None:
     deadline = time.monotonic() + SECONDS_MAX
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0))
-    assert not any(thread.is_alive() for thread in threads), "some wait for ever"
+    assert not any(thread.is_alive() for thread in threads), "a thread did not end"
     if errors:
         raise errors[0]
 
 
-def test_all_resources_are_held_at_once_by_as_many_threads(table: LockTable) -> None:
-    """With one lock for everything nobody would reach the barrier but the first."""
+def test_all_resources_can_be_held_by_different_threads(table: LockTable) -> None:
+    """With a single lock only the first thread would reach the barrier."""
     barrier = threading.Barrier(len(RESOURCES), timeout=SECONDS_MAX)
 
     def hold(resource: tuple[str, str]) -> None:
@@ -83,7 +83,7 @@ def test_all_resources_are_held_at_once_by_as_many_threads(table: LockTable) -> 
     assert all(each.waits == 0 for each in stats.values())
 
 
-def test_one_resource_is_held_by_one_at_a_time_and_the_others_do_not_notice(table: LockTable) -> None:
+def test_a_resource_has_one_holder_and_does_not_block_other_resources(table: LockTable) -> None:
     counts: Counter[tuple[str, str]] = Counter()
 
     def change(resource: tuple[str, str]) -> None:
@@ -101,7 +101,7 @@ def test_one_resource_is_held_by_one_at_a_time_and_the_others_do_not_notice(tabl
 
 
 def test_operations_on_several_resources_lose_nothing_and_never_deadlock(table: LockTable) -> None:
-    """Whatever they name, in whatever order: all of it is taken in the declared one."""
+    """Paths are given in any order and acquired in lock order."""
     counts: Counter[tuple[str, str]] = Counter()
     wanted: Counter[tuple[str, str]] = Counter()
 
@@ -124,7 +124,7 @@ def test_operations_on_several_resources_lose_nothing_and_never_deadlock(table: 
     assert table.holders() == []
 
 
-def test_whoever_takes_them_one_by_one_against_the_order_is_refused_at_once(table: LockTable) -> None:
+def test_acquiring_resources_against_the_lock_order_is_rejected(table: LockTable) -> None:
     for index, later in enumerate(RESOURCE_LEVELS):
         for earlier in RESOURCE_LEVELS[:index]:
             with table.acquire((later, "ada")), pytest.raises(LockOrderViolation):
@@ -144,8 +144,8 @@ def test_a_wait_for_a_resource_is_bounded(table: LockTable) -> None:
     assert table.holders() == []
 
 
-async def test_pushes_beside_threads_that_work_on_inboxes_outboxes_and_contacts(tmp_path: Path) -> None:
-    """The ingress takes dedupe, inboxes and outboxes; others take what they want; everything is stored."""
+async def test_pushes_run_beside_threads_that_lock_inboxes_outboxes_and_contacts(tmp_path: Path) -> None:
+    """The ingress locks dedupe, inboxes and outboxes; other threads lock at random; everything is stored."""
     transport = await open_plane_async(f"dir:{tmp_path}", Options(pushes_per_minute=0))
     database, resources = transport.services.database, transport.services.resources
     database.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=100_000))

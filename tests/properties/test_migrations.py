@@ -100,20 +100,20 @@ def test_the_target_equals_the_source_after_any_interruptions(
                     raise Killed
                 left -= 1
 
-            mover = Migrator(PlaneStores(source), PlaneStores(target), "here")
+            migrator = Migrator(PlaneStores(source), PlaneStores(target), "source")
             try:
-                if mover.begin():
-                    mover.copy_keys(step)
-                    mover.compare_keys(step)
+                if migrator.begin():
+                    migrator.copy_keys(step)
+                    migrator.compare_keys(step)
             except Killed:
                 """The next run resumes."""
-            if mover.progress.at < END or mover.progress.state is State.COPYING:
+            if migrator.progress.at < END or migrator.progress.state is State.COPYING:
                 source.transact(changed, changes)
-        mover = Migrator(PlaneStores(source), PlaneStores(target), "here")
-        mover.begin()
-        mover.copy_keys(lambda _steps: None)
-        mover.compare_keys(lambda _steps: None)
-        moved = mover.finish()
-        here, there = (dict(moving._plain(each, BEGIN, END)) for each in (source, target))
-        assert summed(there, here) == expected(here)
-        assert moved.keys == len(there) or interruptions
+        migrator = Migrator(PlaneStores(source), PlaneStores(target), "source")
+        migrator.begin()
+        migrator.copy_keys(lambda _steps: None)
+        migrator.compare_keys(lambda _steps: None)
+        moved = migrator.finish()
+        source_pairs, target_pairs = (dict(moving._pairs_of(each, BEGIN, END)) for each in (source, target))
+        assert summed(target_pairs, source_pairs) == expected(source_pairs)
+        assert moved.keys == len(target_pairs) or interruptions

@@ -1,4 +1,4 @@
-"""Session logs: accepted at once, written soon, numbered without a gap, read back from wherever they are."""
+"""Session logs: records are accepted immediately, written soon, numbered without gaps, and read back."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ from holdfast.testing.clock import ManualClock
 from holdfast.testing.faults import ChosenFault, faulty_objects
 
 DAY_MS = 86_400_000
-START = "2023-11-14_22-13-20"  # Where the manual clock stands.
+START = "2023-11-14_22-13-20"  # The start of the manual clock.
 MIDNIGHT_MS = 1_700_006_400_000
 
 
@@ -41,7 +41,7 @@ Open = Callable[..., ActivityLog]
 
 @pytest.fixture
 def open_log(folder: Path, objects: ObjectStore, clock: ManualClock) -> Iterator[Open]:
-    """Opens logs on one folder, by default without the flusher; they are closed in the end."""
+    """Opens logs on one folder, by default without the flusher; they are closed after the test."""
     opened: list[ActivityLog] = []
 
     def open_one(**options: Any) -> ActivityLog:
@@ -62,7 +62,7 @@ def log(open_log: Open) -> ActivityLog:
 def until(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < deadline, "it never came"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.002)
 
 
@@ -89,7 +89,9 @@ def everything(log: ActivityLog, **which: Any) -> list[LoggedRecord]:
 # Logging and writing.
 
 
-def test_a_record_is_in_its_session_s_file_after_a_flush(log: ActivityLog, folder: Path, clock: ManualClock) -> None:
+def test_a_flush_writes_records_to_the_file_of_their_session(
+    log: ActivityLog, folder: Path, clock: ManualClock
+) -> None:
     log.log("main", "abc123", {"cpu": 0.5}, kind="metrics")
     clock.advance_ms(7)
     log.log("main", "abc123", {"cpu": 0.75}, kind="metrics")
@@ -108,7 +110,7 @@ def test_a_record_is_in_its_session_s_file_after_a_flush(log: ActivityLog, folde
     ]
 
 
-def test_the_flusher_writes_by_itself(open_log: Open, folder: Path) -> None:
+def test_the_flusher_writes_without_a_call_of_flush(open_log: Open, folder: Path) -> None:
     log = open_log(start_flusher=True)
     for number in range(3):
         log.log("main", "s", {"number": number})
@@ -117,7 +119,7 @@ def test_the_flusher_writes_by_itself(open_log: Open, folder: Path) -> None:
     assert [each["record"]["number"] for each in lines(path)[1:]] == [0, 1, 2]
 
 
-def test_a_record_is_taken_as_it_is_at_that_moment(log: ActivityLog) -> None:
+def test_a_record_may_be_changed_after_it_was_logged(log: ActivityLog) -> None:
     record = {"state": "before"}
     log.log("main", "s", record)
     record["state"] = "after"
@@ -128,7 +130,7 @@ def test_a_record_is_taken_as_it_is_at_that_moment(log: ActivityLog) -> None:
     ("record", "error"),
     [([1], InvalidValue), ({"a": object()}, InvalidValue), ({"a": "x" * 70_000}, InvalidArgument)],
 )
-def test_a_record_that_cannot_be_written_is_refused_at_once(log: ActivityLog, record: Any, error: type) -> None:
+def test_a_record_that_cannot_be_encoded_is_rejected(log: ActivityLog, record: Any, error: type) -> None:
     with pytest.raises(error):
         log.log("main", "s", record)
     with pytest.raises(error):
@@ -159,7 +161,7 @@ def test_names_are_checked_and_keep_their_case(log: ActivityLog, folder: Path) -
     assert [path.name for path in folder.iterdir()] == ["main"]
 
 
-def test_a_turn_writes_a_session_once(log: ActivityLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flush_writes_a_session_once(log: ActivityLog, monkeypatch: pytest.MonkeyPatch) -> None:
     session = log.session("main", "s", "k")
     session.log({"number": 0})
     log.flush()
@@ -183,7 +185,7 @@ def counting_writes(sizes: list[int]) -> SimpleNamespace:
 def test_a_full_buffer_is_written_by_the_caller(
     log: ActivityLog, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no flusher here, and memory is bounded all the same."""
+    """Memory is bounded even without a flusher."""
     monkeypatch.setattr(limits, "ACTIVITY_BUFFER_BYTES_MAX", 2_000)
     for number in range(100):
         log.log("main", "s", {"number": number})
@@ -218,7 +220,7 @@ def run_all(works: list[Callable[[], None]]) -> None:
 
 
 def test_sessions_do_not_wait_for_each_other(log: ActivityLog) -> None:
-    """Neither to log nor to write: here one of them is held up in both."""
+    """A session that is blocked while logging or writing does not block another."""
     stuck, free = log.session("main", "stuck", "k"), log.session("main", "free", "k")
     stuck.log({})
     with stuck._lock, stuck._writing:
@@ -232,7 +234,7 @@ def test_sessions_do_not_wait_for_each_other(log: ActivityLog) -> None:
 # Files.
 
 
-def test_a_new_day_begins_a_new_file(open_log: Open, objects: ObjectStore, folder: Path, clock: ManualClock) -> None:
+def test_a_new_day_starts_a_new_file(open_log: Open, objects: ObjectStore, folder: Path, clock: ManualClock) -> None:
     """Also within one batch: a record belongs to the day on which it was accepted."""
     log = open_log()
     clock.jump_to_ms(MIDNIGHT_MS - 2)
@@ -251,7 +253,7 @@ def test_a_new_day_begins_a_new_file(open_log: Open, objects: ObjectStore, folde
     assert local(folder) == ["2023-11-16_00-00-00_s_k.jsonl"]
 
 
-def test_a_clock_that_is_set_back_a_day_begins_a_file_of_that_day(log: ActivityLog, clock: ManualClock) -> None:
+def test_a_clock_set_back_by_a_day_starts_a_file_of_that_day(log: ActivityLog, clock: ManualClock) -> None:
     clock.jump_to_ms(MIDNIGHT_MS)
     log.log("main", "s", {"number": 0})
     clock.jump_to_ms(MIDNIGHT_MS - 5_000)
@@ -276,7 +278,7 @@ def test_a_large_file_is_closed_and_rotated(open_log: Open, objects: ObjectStore
         assert numbers == list(range(len(numbers)))
 
 
-def test_rotation_happens_off_the_caller_s_thread(open_log: Open, objects: ObjectStore) -> None:
+def test_rotation_runs_in_its_own_thread(open_log: Open, objects: ObjectStore) -> None:
     log = open_log(start_flusher=True, file_bytes_max=500, flush_seconds=0.001)
     for number in range(50):
         log.log("main", "s", {"number": number})
@@ -284,7 +286,7 @@ def test_rotation_happens_off_the_caller_s_thread(open_log: Open, objects: Objec
     assert [value["number"] for value in values(log.read("main"))] == list(range(50))
 
 
-def test_a_tiny_bound_still_lets_a_record_into_each_file(open_log: Open) -> None:
+def test_a_tiny_file_limit_still_allows_one_record_per_file(open_log: Open) -> None:
     log = open_log(file_bytes_max=1)
     for number in range(3):
         log.log("main", "s", {"number": number})
@@ -301,7 +303,7 @@ def test_without_an_object_store_closed_files_stay_and_are_read(open_log: Open, 
     assert local(folder) == [f"{START}-2_s_k.jsonl", f"{START}_s_k.jsonl"]
 
 
-def test_an_ended_session_is_rotated_and_may_begin_again(log: ActivityLog, folder: Path) -> None:
+def test_an_ended_session_is_rotated_and_may_start_again(log: ActivityLog, folder: Path) -> None:
     kept = log.session("main", "s", "k")
     kept.log({"number": 0})
     log.end_session("main", "s")
@@ -315,16 +317,16 @@ def test_an_ended_session_is_rotated_and_may_begin_again(log: ActivityLog, folde
     assert log.stats().accepted == log.stats().written == 3
 
 
-def test_one_kind_of_a_session_may_end_alone(log: ActivityLog, folder: Path) -> None:
+def test_one_kind_of_a_session_may_be_ended(log: ActivityLog, folder: Path) -> None:
     for session, kind in (("s", "a"), ("s", "b"), ("t", "a")):
         log.log("main", session, {}, kind=kind)
     log.end_session("main", "s", "a")
-    assert local(folder) == []  # Nobody has written the others yet.
+    assert local(folder) == []  # The other sessions are not written yet.
     log.flush()
     assert local(folder) == [f"{START}_s_b.jsonl", f"{START}_t_a.jsonl"]
 
 
-def test_ends_in_the_middle_of_logging_lose_nothing(open_log: Open) -> None:
+def test_ending_sessions_while_logging_loses_nothing(open_log: Open) -> None:
     log = open_log(start_flusher=True, flush_seconds=0.001)
     done = threading.Event()
 
@@ -353,8 +355,8 @@ def test_ends_in_the_middle_of_logging_lose_nothing(open_log: Open) -> None:
     assert stats.accepted == stats.written == 1_800
 
 
-def test_an_idle_session_is_ended_by_itself(open_log: Open, folder: Path, clock: ManualClock) -> None:
-    """Its file reaches the object store although nobody says that the session is over."""
+def test_an_idle_session_is_ended_automatically(open_log: Open, folder: Path, clock: ManualClock) -> None:
+    """Its file reaches the object store without a call of `end_session`."""
     log = open_log(start_flusher=True, flush_seconds=0.001)
     log.log("main", "quiet", {})
     until(lambda: log.stats().written == 1)
@@ -364,10 +366,10 @@ def test_an_idle_session_is_ended_by_itself(open_log: Open, folder: Path, clock:
     until(lambda: [name.split("_")[2] for name in local(folder)] == ["busy"])
 
 
-def test_there_is_room_for_so_many_sessions_and_idle_ones_make_some(
+def test_open_sessions_are_limited_and_idle_ones_are_ended(
     log: ActivityLog, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table that is never pruned fills up for good (Lesson 4)."""
+    """Idle sessions are removed, so that the table does not stay full."""
     monkeypatch.setattr(limits, "ACTIVITY_SESSIONS_MAX", 2)
     log.log("main", "a", {})
     clock.advance_ms(limits.ACTIVITY_IDLE_SECONDS * 1_000 - 1)
@@ -386,7 +388,7 @@ def test_there_is_room_for_so_many_sessions_and_idle_ones_make_some(
 # Reading.
 
 
-def test_pages_follow_each_other_through_rotated_and_local_files(log: ActivityLog, clock: ManualClock) -> None:
+def test_pages_continue_through_rotated_and_local_files(log: ActivityLog, clock: ManualClock) -> None:
     for number in range(30):
         log.log("main", "s", {"number": number})
         if number % 10 == 9:
@@ -403,7 +405,7 @@ def test_pages_follow_each_other_through_rotated_and_local_files(log: ActivityLo
     assert values(log.read("main", session="s", after=after)) == [{"number": 31}]
 
 
-def test_a_position_stays_when_its_file_is_rotated(log: ActivityLog) -> None:
+def test_a_position_stays_valid_when_its_file_is_rotated(log: ActivityLog) -> None:
     for number in range(5):
         log.log("main", "s", {"number": number})
     before = log.read("main")
@@ -412,7 +414,7 @@ def test_a_position_stays_when_its_file_is_rotated(log: ActivityLog) -> None:
     assert log.read("main", after=before[1].position) == before[2:]
 
 
-def test_sessions_and_kinds_are_told_apart_in_spite_of_underscores(log: ActivityLog, folder: Path) -> None:
+def test_sessions_and_kinds_with_underscores_are_distinguished(log: ActivityLog, folder: Path) -> None:
     """Both would have the same file name."""
     log.log("main", "a_b", {"mine": 1}, kind="c")
     log.log("main", "a", {"mine": 2}, kind="b_c")
@@ -429,13 +431,13 @@ def test_sessions_and_kinds_are_told_apart_in_spite_of_underscores(log: Activity
 
 
 @pytest.mark.parametrize("limit", [0, -1, limits.READ_ENTRIES_MAX + 1])
-def test_a_page_has_a_largest_size(log: ActivityLog, limit: int) -> None:
+def test_the_page_size_is_limited(log: ActivityLog, limit: int) -> None:
     with pytest.raises(InvalidArgument, match="READ_ENTRIES_MAX"):
         log.read("main", limit=limit)
 
 
 def test_damage_is_skipped_and_counted_once_however_small_the_pages(open_log: Open, folder: Path) -> None:
-    """Lesson 3: a torn line hides nothing, here or after rotation."""
+    """A truncated line does not hide other lines, before or after rotation."""
     log = open_log(objects=None)
     for number in range(6):
         log.log("main", "s", {"number": number})
@@ -452,7 +454,7 @@ def test_damage_is_skipped_and_counted_once_however_small_the_pages(open_log: Op
     assert log.stats().skipped == 2
 
 
-def test_a_missing_body_hides_no_other(log: ActivityLog, objects: ObjectStore, clock: ManualClock) -> None:
+def test_a_missing_body_does_not_hide_other_files(log: ActivityLog, objects: ObjectStore, clock: ManualClock) -> None:
     for number in range(3):
         log.log("main", "s", {"number": number})
         log.end_session("main", "s")
@@ -462,7 +464,7 @@ def test_a_missing_body_hides_no_other(log: ActivityLog, objects: ObjectStore, c
     assert log.stats().skipped == 1
 
 
-def test_a_store_that_does_not_answer_is_said_by_reads_and_not_by_logging(open_log: Open, objects: ObjectStore) -> None:
+def test_an_unreachable_object_store_fails_reads_but_not_logging(open_log: Open, objects: ObjectStore) -> None:
     log = open_log(objects=faulty_objects(objects, ChosenFault(0, lambda: Unreachable("down"))))
     log.log("main", "s", {"number": 0})
     with pytest.raises(Unreachable):
@@ -491,10 +493,10 @@ def test_a_file_that_is_rotated_during_a_read_is_read_once(
     assert values(other.read("main")) == [{"number": 0}]
 
 
-# Failing.
+# Write errors.
 
 
-def test_what_cannot_be_written_waits_and_is_written_later(
+def test_records_that_cannot_be_written_are_written_later(
     log: ActivityLog, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.write_text("in the way")
@@ -515,7 +517,7 @@ def test_what_cannot_be_written_waits_and_is_written_later(
     assert log.stats().written == 11
 
 
-def test_the_oldest_are_dropped_and_counted_when_too_many_wait(
+def test_the_oldest_records_are_dropped_and_counted_when_the_buffer_is_full(
     log: ActivityLog, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "ACTIVITY_BUFFER_BYTES_MAX", 2_000)
@@ -524,7 +526,7 @@ def test_the_oldest_are_dropped_and_counted_when_too_many_wait(
         log.log("main", "s", {"number": number})
     stats = log.stats()
     assert stats.accepted == 100
-    assert stats.failures == 1  # Not one for every record: a caller does not try what has just failed.
+    assert stats.failures == 1  # One failure, not one per record: callers do not retry a failed write.
     waiting = 100 - stats.dropped
     assert 10 < waiting < 16
     folder.unlink()
@@ -535,7 +537,7 @@ def test_the_oldest_are_dropped_and_counted_when_too_many_wait(
     assert stats.accepted == stats.written + stats.dropped == 100
 
 
-def test_the_flusher_tries_again_by_itself(open_log: Open, folder: Path) -> None:
+def test_the_flusher_retries_failed_writes(open_log: Open, folder: Path) -> None:
     folder.write_text("in the way")
     log = open_log(start_flusher=True, flush_seconds=0.001)
     log.log("main", "s", {"number": 0})
@@ -544,15 +546,15 @@ def test_the_flusher_tries_again_by_itself(open_log: Open, folder: Path) -> None
     until(lambda: log.stats().written == 1)
 
 
-def failing_os(monkeypatch: pytest.MonkeyPatch, *, room: int, truncates: bool = True) -> None:
-    """A disk with `room` bytes left: the write that passes it is short, those behind it fail."""
+def failing_os(monkeypatch: pytest.MonkeyPatch, *, free_bytes: int, truncates: bool = True) -> None:
+    """A disk with `free_bytes` free bytes: the write that exceeds it is short, later ones fail."""
 
     def write(descriptor: int, data: bytes) -> int:
-        nonlocal room
-        if room == 0:
+        nonlocal free_bytes
+        if free_bytes == 0:
             raise OSError(28, "No space left on device")
-        written = os.write(descriptor, data[:room])
-        room -= written
+        written = os.write(descriptor, data[:free_bytes])
+        free_bytes -= written
         return written
 
     def ftruncate(descriptor: int, size: int) -> None:
@@ -564,14 +566,14 @@ def failing_os(monkeypatch: pytest.MonkeyPatch, *, room: int, truncates: bool = 
 
 
 @pytest.mark.parametrize("truncates", [True, False])
-@pytest.mark.parametrize("room", [0, 1, 60, 150, 400])
-def test_a_short_write_leaves_whole_lines_and_loses_nothing(
-    log: ActivityLog, folder: Path, monkeypatch: pytest.MonkeyPatch, room: int, truncates: bool
+@pytest.mark.parametrize("free_bytes", [0, 1, 60, 150, 400])
+def test_a_short_write_leaves_complete_lines_and_loses_nothing(
+    log: ActivityLog, folder: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, truncates: bool
 ) -> None:
-    """If the torn line cannot be cut off, nothing is appended to it: the rest goes into another file."""
+    """If a partial line cannot be removed, the remaining records go into another file."""
     log.log("main", "s", {"number": 0})
     log.flush()
-    failing_os(monkeypatch, room=room, truncates=truncates)
+    failing_os(monkeypatch, free_bytes=free_bytes, truncates=truncates)
     for number in range(1, 11):
         log.log("main", "s", {"number": number})
     log.flush()
@@ -585,7 +587,7 @@ def test_a_short_write_leaves_whole_lines_and_loses_nothing(
     assert log.stats().skipped == 0
 
 
-def test_what_is_accepted_while_a_write_fails_comes_behind_it(
+def test_records_accepted_during_a_failed_write_keep_their_order(
     log: ActivityLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.log("main", "s", {"number": 0})
@@ -604,7 +606,7 @@ def test_what_is_accepted_while_a_write_fails_comes_behind_it(
 def test_a_header_that_does_not_fit_leaves_no_file(
     log: ActivityLog, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing_os(monkeypatch, room=20)
+    failing_os(monkeypatch, free_bytes=20)
     log.log("main", "s", {"number": 0})
     log.flush()
     assert local(folder) == []
@@ -612,7 +614,7 @@ def test_a_header_that_does_not_fit_leaves_no_file(
     assert values(log.read("main")) == [{"number": 0}]
 
 
-def test_what_cannot_be_written_when_its_session_ends_is_dropped_and_counted(log: ActivityLog, folder: Path) -> None:
+def test_records_unwritten_at_the_end_of_a_session_are_dropped_and_counted(log: ActivityLog, folder: Path) -> None:
     folder.write_text("in the way")
     for number in range(3):
         log.log("main", "s", {"number": number})
@@ -627,7 +629,7 @@ def test_what_cannot_be_written_when_its_session_ends_is_dropped_and_counted(log
 # Closing.
 
 
-def test_closing_writes_and_rotates_everything_and_then_refuses(open_log: Open, folder: Path) -> None:
+def test_close_writes_and_rotates_everything_and_rejects_later_calls(open_log: Open, folder: Path) -> None:
     log = open_log(start_flusher=True)
     session = log.session("main", "s", "k")
     session.log({"number": 0})
@@ -653,7 +655,7 @@ def test_closing_writes_and_rotates_everything_and_then_refuses(open_log: Open, 
     assert [value["number"] for value in values(open_log().read("main"))] == [0, 1]
 
 
-def test_what_was_accepted_while_closing_is_written(open_log: Open) -> None:
+def test_records_accepted_during_close_are_written(open_log: Open) -> None:
     log = open_log(start_flusher=True, flush_seconds=0.001)
     accepted = [0, 0, 0]
 
@@ -677,7 +679,7 @@ def test_what_was_accepted_while_closing_is_written(open_log: Open) -> None:
         assert found == list(range(accepted[thread]))
 
 
-def test_leftovers_of_a_dead_process_are_rotated_at_the_next_opening(open_log: Open, folder: Path) -> None:
+def test_files_of_a_dead_process_are_rotated_when_the_log_is_opened(open_log: Open, folder: Path) -> None:
     dead = open_log(objects=None)
     dead.log("main", "s", {"number": 0})
     dead.close()
@@ -688,8 +690,8 @@ def test_leftovers_of_a_dead_process_are_rotated_at_the_next_opening(open_log: O
     assert values(log.read("main")) == [{"number": 0}]
 
 
-def test_files_of_a_living_log_are_read_and_left_alone_by_another(open_log: Open, folder: Path) -> None:
-    """Lesson 19: two appenders interleaved and corrupted the log."""
+def test_files_of_an_open_log_are_read_but_not_rotated_by_another(open_log: Open, folder: Path) -> None:
+    """A file has one appender."""
     first, second = open_log(), open_log()
     for number in range(10):
         first.log("main", "s", {"first": number}, kind="k")
@@ -723,7 +725,7 @@ def header_size(log: ActivityLog, file: Any) -> int:
     return log._body(file).index(b"\n") + 1
 
 
-def test_the_position_of_a_record_sorts_as_it_was_logged(log: ActivityLog) -> None:
+def test_positions_sort_in_the_order_of_logging(log: ActivityLog) -> None:
     for number in range(12):
         log.log("main", "s", {"number": number})
         if number % 3 == 0:
@@ -733,7 +735,7 @@ def test_the_position_of_a_record_sorts_as_it_was_logged(log: ActivityLog) -> No
     assert isinstance(positions[0], Position)
 
 
-def test_a_session_that_fails_in_a_way_that_nobody_thought_of_does_not_end_the_flusher(
+def test_an_unexpected_error_in_a_session_does_not_end_the_flusher(
     open_log: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = open_log(start_flusher=True, flush_seconds=0.001)
@@ -750,13 +752,13 @@ def test_a_session_that_fails_in_a_way_that_nobody_thought_of_does_not_end_the_f
     log.log("main", "better", {"n": 3})
     deadline = time.monotonic() + 60
     while log.stats().written < 2:
-        assert time.monotonic() < deadline, "it was never written"
+        assert time.monotonic() < deadline, "the record was not written in time"
         time.sleep(0.001)
     assert log.stats().failures >= 1
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_session_that_cannot_be_ended_keeps_no_other_from_ending(
+def test_an_error_while_ending_a_session_does_not_affect_others(
     open_log: Open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = open_log()

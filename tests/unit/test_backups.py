@@ -1,4 +1,4 @@
-"""Backups and checkups of a plane that goes on."""
+"""Backups and health checks of a running plane."""
 
 import asyncio
 import hashlib
@@ -25,7 +25,7 @@ LARGE = b"large" * 10_000
 
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[Plane]:
-    """A plane with something of everything."""
+    """A plane with data of every kind."""
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
         world = plane.world("ada")
         world.create()
@@ -45,35 +45,39 @@ def checkpoints(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "data").glob(".checkpoint-*"))
 
 
-def test_a_backup_has_the_key_space_and_every_object_that_it_names(plane: Plane, tmp_path: Path) -> None:
-    begun = plane.backups.begin()
-    assert (begun.data_format, begun.version) == (1, holdfast.__version__)
-    files = {file.path: file for file in plane.backups.files(begun.id)}
+def test_a_backup_contains_the_key_space_and_every_referenced_object(plane: Plane, tmp_path: Path) -> None:
+    checkpoint = plane.backups.begin()
+    assert (checkpoint.data_format, checkpoint.version) == (1, holdfast.__version__)
+    files = {file.path: file for file in plane.backups.files(checkpoint.id)}
     digest = hashlib.sha256(LARGE).hexdigest()
     assert files[f"objects/cas/main/sha256/{digest}"].sha256 == digest
     assert len([path for path in files if path.startswith("objects/segments/main/ada/")]) == 5
     assert [path for path in files if path.startswith("objects/activity/")]
     assert {"keyspace/CURRENT"} <= files.keys()
     for path, file in files.items():
-        data = b"".join(plane.backups.open(begun.id, path))
+        data = b"".join(plane.backups.open(checkpoint.id, path))
         assert len(data) == file.size
         assert file.sha256 in (None, hashlib.sha256(data).hexdigest())
-        assert b"".join(plane.backups.open(begun.id, path, start=3, length=4)) == data[3:7]
-    assert plane.backups.end(begun.id) is True
-    assert plane.backups.end(begun.id) is False
+        assert b"".join(plane.backups.open(checkpoint.id, path, start=3, length=4)) == data[3:7]
+    assert plane.backups.end(checkpoint.id) is True
+    assert plane.backups.end(checkpoint.id) is False
     assert checkpoints(tmp_path) == []
 
 
-def test_a_backup_is_of_one_moment_and_nothing_that_is_done_later_changes_it(plane: Plane, tmp_path: Path) -> None:
-    begun = plane.backups.begin()
-    before = {file: b"".join(plane.backups.open(begun.id, file.path)) for file in plane.backups.files(begun.id)}
+def test_a_backup_is_a_snapshot_and_does_not_change(plane: Plane, tmp_path: Path) -> None:
+    checkpoint = plane.backups.begin()
+    before = {
+        file: b"".join(plane.backups.open(checkpoint.id, file.path)) for file in plane.backups.files(checkpoint.id)
+    }
     plane.queue("jobs").purge()
     plane.queue("later").put(1)
     plane.blobs.put(LARGE * 2)
     for number in range(3):
         plane.transact(lambda tx, number=number: [tx.put(b"%d %d" % (number, n), bytes(1_000)) for n in range(2_000)])
         plane._transport.services.database.flush_tables()
-    after = {file: b"".join(plane.backups.open(begun.id, file.path)) for file in plane.backups.files(begun.id)}
+    after = {
+        file: b"".join(plane.backups.open(checkpoint.id, file.path)) for file in plane.backups.files(checkpoint.id)
+    }
     assert {file: data for file, data in after.items() if "activity" not in file.path} == {
         file: data for file, data in before.items() if "activity" not in file.path
     }
@@ -87,21 +91,21 @@ def test_a_backup_is_of_one_moment_and_nothing_that_is_done_later_changes_it(pla
         assert list(names(database, Subspace("u", universe, "q"))) == ["jobs"]
 
 
-def test_logs_that_are_moved_away_while_they_are_copied_are_in_the_backup(plane: Plane) -> None:
+def test_logs_rotated_during_a_backup_are_in_the_backup(plane: Plane) -> None:
     plane.activity.log("open", {"a": 1})
-    plane.activity.read()  # Writes out what is in memory.
-    begun = plane.backups.begin()
-    [path] = [file.path for file in plane.backups.files(begun.id) if "_open_" in file.path]
+    plane.activity.read()  # Writes buffered records.
+    checkpoint = plane.backups.begin()
+    [path] = [file.path for file in plane.backups.files(checkpoint.id) if "_open_" in file.path]
     assert path.startswith("activity/main/")
     plane.activity.end("open")
-    assert b'"a":1' in b"".join(plane.backups.open(begun.id, path))
+    assert b'"a":1' in b"".join(plane.backups.open(checkpoint.id, path))
 
 
-def test_only_so_many_are_kept_and_the_idle_ones_go(plane: Plane, tmp_path: Path) -> None:
+def test_backups_are_limited_and_idle_ones_expire(plane: Plane, tmp_path: Path) -> None:
     ids = [plane.backups.begin().id for _ in range(CHECKPOINTS_MAX)]
     with pytest.raises(Busy, match="in progress"):
         plane.backups.begin()
-    list(plane.backups.examine())  # Looking is not kept from it, and leaves nothing.
+    list(plane.backups.examine())  # Checks are not limited, and leave no checkpoint.
     assert len(checkpoints(tmp_path)) == CHECKPOINTS_MAX
     idle, used = checkpoints(tmp_path)[:2]
     long_ago = idle.stat().st_mtime - CHECKPOINT_IDLE_SECONDS - 1
@@ -114,22 +118,22 @@ def test_only_so_many_are_kept_and_the_idle_ones_go(plane: Plane, tmp_path: Path
     assert len(ids) == len(checkpoints(tmp_path)) == CHECKPOINTS_MAX
 
 
-def test_a_backup_goes_on_after_the_plane_was_opened_again(tmp_path: Path) -> None:
+def test_a_backup_continues_after_the_plane_is_reopened(tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
         plane.blobs.put(LARGE)
-        begun = plane.backups.begin()
-        first = list(plane.backups.files(begun.id))
+        checkpoint = plane.backups.begin()
+        first = list(plane.backups.files(checkpoint.id))
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
-        assert [file for file in plane.backups.files(begun.id) if "activity" not in file.path] == [
+        assert [file for file in plane.backups.files(checkpoint.id) if "activity" not in file.path] == [
             file for file in first if "activity" not in file.path
         ]
 
 
 @pytest.mark.parametrize("id", ["", "x", "../kv", "..", "a/b", "0" * 400, "0" * 16])
-def test_what_is_no_backup_is_not_found(plane: Plane, id: str) -> None:
-    for look in (lambda: plane.backups.files(id), lambda: plane.backups.open(id, "keyspace/CURRENT")):
+def test_an_unknown_backup_is_not_found(plane: Plane, id: str) -> None:
+    for read in (lambda: plane.backups.files(id), lambda: plane.backups.open(id, "keyspace/CURRENT")):
         with pytest.raises(NotFound, match="begin another"):
-            look()
+            read()
     if id == "0" * 16:
         assert plane.backups.end(id) is False
     else:
@@ -138,15 +142,15 @@ def test_what_is_no_backup_is_not_found(plane: Plane, id: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "kv/CURRENT", "holdfast.json", "keyspace/../../holdfast.json", "objects/../x"])
-def test_nothing_but_the_files_of_a_backup_is_handed_out(plane: Plane, path: str) -> None:
-    begun = plane.backups.begin()
+def test_only_files_of_a_backup_can_be_read(plane: Plane, path: str) -> None:
+    checkpoint = plane.backups.begin()
     with pytest.raises((InvalidArgument, NotFound)):
-        list(plane.backups.open(begun.id, path))
+        list(plane.backups.open(checkpoint.id, path))
     with pytest.raises(NotFound, match="does not exist"):
-        plane.backups.open(begun.id, "keyspace/none")
+        plane.backups.open(checkpoint.id, "keyspace/none")
 
 
-def test_what_is_in_no_directory_has_no_backups(postgres_url: str) -> None:
+def test_backups_need_a_directory(postgres_url: str) -> None:
     for url in ("memory:", postgres_url):
         with holdfast.open(url) as plane:
             for ask in (plane.backups.begin, plane.backups.examine, lambda: plane.backups.files("0" * 16)):
@@ -154,27 +158,27 @@ def test_what_is_in_no_directory_has_no_backups(postgres_url: str) -> None:
                     ask()
 
 
-def test_an_event_loop_does_the_same(tmp_path: Path) -> None:
+def test_the_async_plane_supports_backups(tmp_path: Path) -> None:
     async def use() -> None:
         async with holdfast.open_async(f"dir:{tmp_path / 'data'}") as plane:
             await plane.blobs.put(LARGE)
-            begun = await plane.backups.begin()
-            async for file in await plane.backups.files(begun.id):
-                parts = [part async for part in await plane.backups.open(begun.id, file.path)]
+            checkpoint = await plane.backups.begin()
+            async for file in await plane.backups.files(checkpoint.id):
+                parts = [part async for part in await plane.backups.open(checkpoint.id, file.path)]
                 assert len(b"".join(parts)) == file.size
             seen = [each async for each in await plane.backups.examine(deep=True)]
             assert {each.name for each in seen} == {"keys", "blobs", "worlds", "messages"}
-            assert await plane.backups.end(begun.id)
+            assert await plane.backups.end(checkpoint.id)
 
     asyncio.run(use())
     assert checkpoints(tmp_path) == []
 
 
-# Looking.
+# Health checks.
 
 
-def test_a_plane_that_goes_on_is_looked_at_as_it_is_at_one_moment(plane: Plane, tmp_path: Path) -> None:
-    """On the key space itself, counts and tallies would differ by whatever is put between two looks."""
+def test_health_checks_run_on_a_snapshot_of_a_running_plane(plane: Plane, tmp_path: Path) -> None:
+    """Without a snapshot, counters and messages would differ by the puts between two reads."""
     stop = threading.Event()
 
     def write() -> None:
@@ -195,7 +199,7 @@ def test_a_plane_that_goes_on_is_looked_at_as_it_is_at_one_moment(plane: Plane, 
     assert checkpoints(tmp_path) == []
 
 
-def test_damage_is_found(plane: Plane, tmp_path: Path) -> None:
+def test_health_checks_find_damage(plane: Plane, tmp_path: Path) -> None:
     body = tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()
     body.write_bytes(LARGE[::-1])
     for segment in (tmp_path / "data" / "objects" / "segments").rglob("*.log"):
@@ -205,7 +209,7 @@ def test_damage_is_found(plane: Plane, tmp_path: Path) -> None:
     assert len([each for each in found if "is not in the object store" in each.what]) == 5
 
 
-def test_a_world_that_is_deleted_meanwhile_is_no_damage(plane: Plane) -> None:
+def test_a_world_deleted_during_a_check_is_not_damage(plane: Plane) -> None:
     seen = plane._transport.backups._checkpoints.run_checks(deep=False)
     lines = seen._lines
     assert next(line for line in lines if line.seen is not None and line.seen.name == "blobs").seen is not None
@@ -214,22 +218,24 @@ def test_a_world_that_is_deleted_meanwhile_is_no_damage(plane: Plane) -> None:
     assert [line.seen.finding for line in lines if line.seen is not None and line.seen.finding is not None] == []
 
 
-def test_whoever_stops_looking_leaves_nothing(plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_check_leaves_no_checkpoint(
+    plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.runtime.maintenance.checkpoints.STREAMED_LINES_MAX", 1)
-    looking = plane.backups.examine()
-    next(looking)
+    listing = plane.backups.examine()
+    next(listing)
     assert len(checkpoints(tmp_path)) == 1
-    looking.close()
+    listing.close()
     assert checkpoints(tmp_path) == []
 
 
-def test_a_list_that_is_being_made_is_let_go_when_it_is_done() -> None:
-    begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+def test_closing_a_list_waits_for_the_page_in_progress() -> None:
+    checkpoint, go, ended = threading.Event(), threading.Event(), threading.Event()
 
     def making() -> Iterator[Line]:
         try:
             yield Line()
-            begun.set()
+            checkpoint.set()
             assert go.wait(60)
             yield Line()
             yield Line()
@@ -239,7 +245,7 @@ def test_a_list_that_is_being_made_is_let_go_when_it_is_done() -> None:
     lines = LineStream(making())  # type: ignore[arg-type]
     thread = threading.Thread(target=lines.page)
     thread.start()
-    assert begun.wait(60)
+    assert checkpoint.wait(60)
     lines.close()
     assert not ended.is_set()
     go.set()
@@ -247,7 +253,7 @@ def test_a_list_that_is_being_made_is_let_go_when_it_is_done() -> None:
     assert ended.is_set()
 
 
-def test_a_list_without_its_end_is_no_list() -> None:
+def test_a_list_without_its_end_marker_raises() -> None:
     whole = [b'{"file":{"path":"a","size":1}}\n{"fi', b'le":{"path":"b","size":2}}\n{}\n', b'{"end":true}\n']
     assert [line.file.path for line in _lines(iter(whole)) if line.file is not None] == ["a", "b"]
     with pytest.raises(Unreachable, match="before its end"):

@@ -1,4 +1,4 @@
-"""What takes effect although whoever wanted it has gone: it is taken back, and they hear of their end alone."""
+"""Work of a cancelled caller is undone, and the caller only gets its cancellation."""
 
 import asyncio
 
@@ -9,13 +9,13 @@ from holdfast.runtime.cancellation import finish_or_undo_async
 
 
 @pytest.mark.parametrize("error", [None, Unreachable("away"), ZeroDivisionError("damaged")], ids=repr)
-async def test_whoever_is_cancelled_hears_of_that_alone(
+async def test_an_error_of_the_undo_does_not_replace_the_cancellation(
     error: Exception | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begun, go_on, undone = asyncio.Event(), asyncio.Event(), list[int]()
+    started, go_on, undone = asyncio.Event(), asyncio.Event(), list[int]()
 
     async def work() -> int:
-        begun.set()
+        started.set()
         await go_on.wait()
         return 7
 
@@ -25,7 +25,7 @@ async def test_whoever_is_cancelled_hears_of_that_alone(
             raise error
 
     wanting = asyncio.create_task(finish_or_undo_async(work(), undo))
-    await begun.wait()
+    await started.wait()
     wanting.cancel()
     go_on.set()
     with pytest.raises(asyncio.CancelledError):

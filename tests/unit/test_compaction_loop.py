@@ -1,4 +1,4 @@
-"""Upkeep: whatever is wrong with one world, or for a moment with all of them, compaction goes on."""
+"""The compaction loop continues after errors in one world or in all of them."""
 
 import threading
 from collections.abc import Callable
@@ -16,7 +16,7 @@ DEADLINE_SECONDS = 30.0
 
 
 class Store:
-    """Compacts worlds, and fails where it is told to."""
+    """Records compacted worlds, and can be made to fail."""
 
     def __init__(self) -> None:
         self.compacted: list[str] = []
@@ -53,21 +53,21 @@ def database() -> MemoryDatabase:
     return database
 
 
-@pytest.mark.parametrize("error", [Unreachable("away"), ZeroDivisionError("damaged")], ids=["foreseen", "unforeseen"])
-def test_a_world_that_fails_does_not_keep_the_others_from_being_compacted(
+@pytest.mark.parametrize("error", [Unreachable("away"), ZeroDivisionError("damaged")], ids=["expected", "unexpected"])
+def test_a_failing_world_does_not_stop_the_compaction_of_others(
     database: MemoryDatabase, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     store: Any = Store()
     store.errors["a"] = error
-    upkeep = CompactionLoop(database, store, 0.001)
-    until(lambda: upkeep.passes >= 2)
-    upkeep.stop()
+    loop = CompactionLoop(database, store, 0.001)
+    until(lambda: loop.passes >= 2)
+    loop.stop()
     assert store.compacted[:4] == ["b", "c", "b", "c"]
     assert "world main/a" in caplog.text
 
 
-@pytest.mark.parametrize("error", [Unreachable("away"), ZeroDivisionError("damaged")], ids=["foreseen", "unforeseen"])
-def test_upkeep_goes_on_after_a_round_that_failed(
+@pytest.mark.parametrize("error", [Unreachable("away"), ZeroDivisionError("damaged")], ids=["expected", "unexpected"])
+def test_compaction_continues_after_a_failed_pass(
     database: MemoryDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     store: Any = Store()
@@ -80,17 +80,17 @@ def test_upkeep_goes_on_after_a_round_that_failed(
         return read(*args, **options)
 
     monkeypatch.setattr(database, "read", fail_once)
-    upkeep = CompactionLoop(database, store, 0.001)
+    loop = CompactionLoop(database, store, 0.001)
     until(lambda: len(store.compacted) >= 3)
-    upkeep.stop()
+    loop.stop()
     assert failed.is_set()
     assert "compaction was interrupted" in caplog.text
 
 
-def test_a_database_that_was_closed_is_its_end(database: MemoryDatabase) -> None:
+def test_a_closed_database_ends_the_thread(database: MemoryDatabase) -> None:
     store: Any = Store()
     store.errors["a"] = Closed("closed")
-    upkeep = CompactionLoop(database, store, 0.001)
-    upkeep._thread.join(DEADLINE_SECONDS)
-    assert not upkeep._thread.is_alive()
-    upkeep.stop()
+    loop = CompactionLoop(database, store, 0.001)
+    loop._thread.join(DEADLINE_SECONDS)
+    assert not loop._thread.is_alive()
+    loop.stop()

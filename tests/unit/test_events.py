@@ -1,4 +1,4 @@
-"""What happened is told to session logs if they take it, and is nobody's failure if they do not."""
+"""Events are written to session logs; an error there does not fail the operation that caused the event."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ BODIES = [b"x"] * 64
 
 @pytest.fixture
 def plane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plane]:
-    """One whose agents have as many session logs open as there may be, and whose events do not wait for long."""
+    """A plane with the maximum number of open session logs, and a small event queue."""
     monkeypatch.setattr(limits, "ACTIVITY_SESSIONS_MAX", 1)
     monkeypatch.setattr(events, "EVENTS_MAX", len(BODIES) // 2)
     with holdfast.open("memory:") as plane:
@@ -29,10 +29,8 @@ def events_of(plane: Plane) -> int:
     return len(plane.activity.read(kind=events.LOG_KIND).records)
 
 
-def test_a_put_is_no_failure_because_no_session_log_can_be_opened(
-    plane: Plane, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is committed by then: whoever were told of an error would put it again."""
+def test_a_put_succeeds_when_no_session_log_can_be_opened(plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
+    """The put is committed; an error would cause a duplicate."""
     queue = plane.queue("jobs")
     with caplog.at_level(logging.WARNING, "holdfast.activity"):
         for _ in range(3):
@@ -40,11 +38,13 @@ def test_a_put_is_no_failure_because_no_session_log_can_be_opened(
         assert events_of(plane) == 0
     assert queue.stats().ready == 3 * len(BODIES)
     warnings = [record.getMessage() for record in caplog.records]
-    assert len(warnings) == 1, "once, when it begins"
+    assert len(warnings) == 1, "one warning, when the failures start"
     assert "ACTIVITY_SESSIONS_MAX" in warnings[0]
 
 
-def test_what_happens_is_told_again_once_there_is_room(plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_are_logged_again_once_a_session_log_can_be_opened(
+    plane: Plane, caplog: pytest.LogCaptureFixture
+) -> None:
     queue = plane.queue("jobs")
     queue.put_many(BODIES)
     assert events_of(plane) == 0
@@ -55,7 +55,7 @@ def test_what_happens_is_told_again_once_there_is_room(plane: Plane, caplog: pyt
     assert "works again" in caplog.text
 
 
-def test_an_atomic_commit_is_no_failure_because_its_loose_fields_cannot_be_logged(
+def test_an_atomic_commit_succeeds_when_best_effort_fields_cannot_be_logged(
     plane: Plane, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs = plane.queue("jobs")
@@ -66,23 +66,23 @@ def test_an_atomic_commit_is_no_failure_because_its_loose_fields_cannot_be_logge
     assert "missing from its session log" in caplog.text
 
 
-def test_a_note_that_makes_no_event_takes_no_other_along(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_event_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
     with holdfast.open("memory:") as plane:
-        told = plane._transport.services.events
-        told.add([("put", ("main", "jobs"), b"x" * 16), ("put",), (None, ("main", "jobs"), "id", "ada", 0)])
+        event_logger = plane._transport.services.events
+        event_logger.add([("put", ("main", "jobs"), b"x" * 16), ("put",), (None, ("main", "jobs"), "id", "ada", 0)])
         plane.queue("jobs").put_many(BODIES)
         assert events_of(plane) == len(BODIES)
     assert "a malformed event was dropped" in caplog.text
 
 
-def test_events_are_told_again_after_a_turn_that_failed(
+def test_the_event_thread_continues_after_an_unexpected_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(events, "EVENTS_FLUSH_SECONDS", 0.001)
     failed = threading.Event()
     with holdfast.open("memory:") as plane:
-        told = plane._transport.services.events
-        write, wrote = told.write, threading.Event()
+        event_logger = plane._transport.services.events
+        write, wrote = event_logger.write, threading.Event()
 
         def fail_once() -> None:
             if not failed.is_set():
@@ -91,17 +91,17 @@ def test_events_are_told_again_after_a_turn_that_failed(
             write()
             wrote.set()
 
-        monkeypatch.setattr(told, "write", fail_once)
+        monkeypatch.setattr(event_logger, "write", fail_once)
         plane.queue("jobs").put_many(BODIES)
         assert failed.wait(60)
-        assert wrote.wait(60), "the thread goes on"
+        assert wrote.wait(60), "the thread continues"
         monkeypatch.undo()
         assert events_of(plane) == len(BODIES)
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_an_owner_that_cannot_be_told_of_is_refused_and_keeps_nothing_of_others_from_being_told() -> None:
-    """Half of a character has no JSON form: it would take the events of all others along that are told with it."""
+def test_an_owner_that_cannot_be_encoded_is_rejected_and_other_events_are_logged() -> None:
+    """A lone surrogate cannot be encoded as JSON; it would make the whole batch of events fail."""
     with holdfast.open("memory:") as plane:
         plane.lease("deploy").acquire("ada")
         for owner in ("bob", "b\ud800b"):

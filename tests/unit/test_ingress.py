@@ -1,6 +1,6 @@
-"""The ingress: what is accepted, when it is stored, what is lost when, and who hears of it.
+"""The ingress: when pushes are accepted, stored, rejected or lost, and who is notified.
 
-Commits run on a thread, so a test waits for what it waits for; time itself is moved.
+Commits run in a thread, so the tests wait for conditions; the clock is moved.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ SESSION = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
 class Gate:
-    """Faults that hold a commit up at a point until they are opened, and count what passes."""
+    """Faults that block a commit at a point until they are opened, and count operations."""
 
     def __init__(self) -> None:
         self.point = ""
@@ -73,7 +73,7 @@ class Gate:
 
 
 class Bench:
-    """An ingress with everything around it."""
+    """An ingress with its dependencies."""
 
     def __init__(self, clock: ManualClock, per_minute: int = 0) -> None:
         self.clock = clock
@@ -81,7 +81,7 @@ class Bench:
         self.inner = MemoryDatabase(clock=clock)
         self.database = FaultyDatabase(self.inner, self.gate)
         self.locks = LockTable(RESOURCE_LEVELS, nested=False)
-        self.told: list[Any] = []
+        self.events: list[Any] = []
         self.flushes: list[int] = []
         self.objects: Any = open_objects("memory:")
         self.per_minute = per_minute
@@ -91,7 +91,7 @@ class Bench:
         ingress = Ingress(
             self.database,
             AsyncBlobStore(self.database, self.objects),
-            self.told.extend,
+            self.events.extend,
             clock=self.clock,
             locks=self.locks,
             pushes_per_minute=self.per_minute,
@@ -100,7 +100,7 @@ class Bench:
         return ingress
 
     async def push(self, key: str = "k", *, sender: Address = ADA, to: Address = BOB, **fields: Any) -> Pushed:
-        async with asyncio.timeout(SECONDS_MAX):  # A push that waits for what does not come fails the test.
+        async with asyncio.timeout(SECONDS_MAX):  # A push that waits forever fails the test.
             return await self.ingress.push(sender, to, new(key, **fields))
 
     def begin(self, key: str, **fields: Any) -> "asyncio.Task[Pushed]":
@@ -112,15 +112,15 @@ class Bench:
         await ticks()
 
     async def pass_until(self, reached: Callable[[], Any]) -> None:
-        """Let second after second pass until it happens: whoever sleeps may be held up by a thread before that."""
+        """Advance the clock second by second until the condition holds; a thread may delay a sleeper."""
         deadline = time.monotonic() + SECONDS_MAX
         while not reached():
-            assert time.monotonic() < deadline, "it did not happen"
+            assert time.monotonic() < deadline, "the condition was not met in time"
             await self.pass_ms(1_000)
             await asyncio.sleep(0.001)
 
     async def flush(self) -> None:
-        """Let the batch be due, and wait until it is done with."""
+        """Make the batch due, and wait until it is processed."""
         before = len(self.flushes)
         await self.pass_ms(200)
         await until(lambda: len(self.flushes) > before)
@@ -150,7 +150,7 @@ async def ticks() -> None:
 async def until(reached: Callable[[], Any]) -> None:
     deadline = time.monotonic() + SECONDS_MAX
     while not reached():
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         await asyncio.sleep(0.001)
 
 
@@ -164,10 +164,10 @@ async def bench(clock: ManualClock) -> AsyncIterator[Bench]:
     bench.inner.close()
 
 
-# What is accepted, and when it is stored.
+# Accepting and storing.
 
 
-async def test_a_push_is_accepted_at_once_and_stored_200_ms_later(bench: Bench) -> None:
+async def test_a_push_is_accepted_immediately_and_stored_200_ms_later(bench: Bench) -> None:
     pushed = await bench.push()
     assert (pushed.accepted, pushed.deduped, pushed.durability) == (True, False, "accepted")
     assert bench.ingress.depth == 1
@@ -191,10 +191,10 @@ async def test_the_recipient_finds_the_push_in_a_mail_of_its_sender(bench: Bench
         session_id="s",
         reply_to="k-0",
     )
-    assert ("mail.stored", BOB, pushed.id, "ada@main") in [note[:4] for note in bench.told]
+    assert ("mail.stored", BOB, pushed.id, "ada@main") in [event[:4] for event in bench.events]
 
 
-async def test_256_pushes_are_stored_as_one_batch_before_their_time(bench: Bench) -> None:
+async def test_256_pushes_are_stored_as_one_batch_without_waiting_200_ms(bench: Bench) -> None:
     for number in range(255):
         await bench.push(str(number))
     await ticks()
@@ -204,7 +204,7 @@ async def test_256_pushes_are_stored_as_one_batch_before_their_time(bench: Bench
     assert [msgspec.json.decode(mail.body)["idempotency_key"] for mail in bench.mails()] == [*map(str, range(256))]
 
 
-async def test_a_synced_push_is_stored_when_it_is_answered(bench: Bench) -> None:
+async def test_a_synced_push_is_stored_before_it_returns(bench: Bench) -> None:
     pushed = await bench.push(durability="synced")
     assert pushed.durability == "synced"
     assert bench.count() == 1
@@ -220,7 +220,7 @@ async def test_synced_pushes_share_their_commits(bench: Bench) -> None:
     assert bench.count() == 100
 
 
-async def test_what_is_accepted_while_a_commit_runs_is_in_the_next_one(bench: Bench) -> None:
+async def test_pushes_accepted_during_a_commit_are_in_the_next_one(bench: Bench) -> None:
     bench.gate.close()
     first = bench.begin("1", durability="synced")
     await until(bench.gate.reached.is_set)
@@ -236,7 +236,7 @@ async def test_what_is_accepted_while_a_commit_runs_is_in_the_next_one(bench: Be
 # Keys.
 
 
-async def test_a_push_that_is_made_again_is_accepted_and_not_stored_again(bench: Bench) -> None:
+async def test_a_repeated_push_is_accepted_and_stored_once(bench: Bench) -> None:
     first = await bench.push()
     again = await bench.push()
     assert (again.accepted, again.deduped, again.durability, again.id) == (True, True, "accepted", first.id)
@@ -247,19 +247,19 @@ async def test_a_push_that_is_made_again_is_accepted_and_not_stored_again(bench:
     assert bench.ingress.counters.deduped == 2
 
 
-async def test_the_same_key_to_somebody_else_or_on_another_topic_is_another_push(bench: Bench) -> None:
+async def test_a_key_applies_to_one_recipient_and_one_topic(bench: Bench) -> None:
     for each in ({}, {"to": EVE}, {"topic": "u"}, {"sender": EVE}):
         assert not (await bench.push("k", **each)).deduped
 
 
-async def test_a_duplicate_that_asks_for_synced_waits_for_the_first_and_makes_it_hurry(bench: Bench) -> None:
+async def test_a_synced_duplicate_waits_for_the_first_push_and_flushes_it(bench: Bench) -> None:
     await bench.push()
     again = await bench.push(durability="synced")
     assert (again.deduped, again.durability) == (True, "synced")
     assert bench.count() == 1
 
 
-async def test_a_key_is_remembered_for_seven_days_and_pruned_in_the_background(bench: Bench) -> None:
+async def test_a_key_expires_after_seven_days_and_is_pruned_in_the_background(bench: Bench) -> None:
     await bench.push(durability="synced")
     await bench.pass_ms(7 * 86_400_000 - 1)
     assert len(bench.ingress.dedupe) == 1
@@ -269,10 +269,10 @@ async def test_a_key_is_remembered_for_seven_days_and_pruned_in_the_background(b
 
 @pytest.mark.parametrize("error", [Unreachable("gone"), CommitUnknown("lost"), RuntimeError("a fault of ours")])
 @pytest.mark.parametrize("point", ["transact: begin", "transact: commit"])
-async def test_a_failed_flush_forgets_its_keys(
+async def test_a_failed_flush_releases_its_keys(
     bench: Bench, error: Exception, point: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Lesson 1: a failed flush kept its key, so the retry was answered "duplicate" for a message that was lost."""
+    """A failed flush releases its dedupe keys, so a retry is stored."""
     bench.gate.fail(error, point)
     await bench.push("1")
     await bench.push("2")
@@ -284,8 +284,8 @@ async def test_a_failed_flush_forgets_its_keys(
     assert (again.deduped, bench.count()) == (False, 1)
 
 
-async def test_whoever_waits_for_a_flush_that_fails_hears_of_it_and_may_push_again(bench: Bench) -> None:
-    """Lesson 1, for whoever asked for more than `accepted`."""
+async def test_a_synced_push_gets_the_error_of_a_failed_flush_and_may_be_retried(bench: Bench) -> None:
+    """Synced pushes wait for the flush."""
     bench.gate.fail(Unreachable("gone"))
     with pytest.raises(Busy, match=r"gone.*same idempotency key"):
         await bench.push(durability="synced")
@@ -293,8 +293,8 @@ async def test_whoever_waits_for_a_flush_that_fails_hears_of_it_and_may_push_aga
     assert not (await bench.push(durability="synced")).deduped
 
 
-async def test_a_push_whose_answer_was_lost_is_not_stored_twice(bench: Bench) -> None:
-    """Lesson 1, the other way round: the commit happened, and the sender pushes again."""
+async def test_a_retry_after_a_lost_answer_is_not_stored_twice(bench: Bench) -> None:
+    """The commit succeeded, but the sender did not get the answer."""
     bench.gate.fail(CommitUnknown("lost"), "transact: answer")
     with pytest.raises(Busy):
         await bench.push(durability="synced")
@@ -302,8 +302,8 @@ async def test_a_push_whose_answer_was_lost_is_not_stored_twice(bench: Bench) ->
     assert (again.deduped, bench.count()) == (True, 1)
 
 
-async def test_no_room_gives_the_reservation_back(bench: Bench) -> None:
-    """Lesson 1: ERR_BUSY must not leave a key behind that swallows the retry."""
+async def test_a_busy_push_releases_its_key(bench: Bench) -> None:
+    """A key that stays reserved after Busy would discard the retry."""
     await fill(bench)
     late = bench.begin("late")
     await bench.pass_ms(20)
@@ -315,8 +315,8 @@ async def test_no_room_gives_the_reservation_back(bench: Bench) -> None:
     assert (again.deduped, bench.count(EVE)) == (False, 1)
 
 
-async def test_a_duplicate_of_a_push_that_waits_for_room_shares_its_fate(bench: Bench) -> None:
-    """Lesson 1: "accepted, duplicate" of something that was never accepted would be a lie."""
+async def test_a_duplicate_of_a_waiting_push_gets_the_same_outcome(bench: Bench) -> None:
+    """A duplicate must not be reported as accepted if the first push was not."""
     await fill(bench)
     first = bench.begin("late")
     await ticks()
@@ -329,7 +329,7 @@ async def test_a_duplicate_of_a_push_that_waits_for_room_shares_its_fate(bench: 
             await each
 
 
-async def test_a_push_that_is_cancelled_while_it_waits_for_room_gives_its_key_back(bench: Bench) -> None:
+async def test_a_push_cancelled_while_waiting_for_space_releases_its_key(bench: Bench) -> None:
     await fill(bench)
     first = bench.begin("late")
     await ticks()
@@ -343,11 +343,11 @@ async def test_a_push_that_is_cancelled_while_it_waits_for_room_gives_its_key_ba
     assert not (await bench.push("late")).deduped
 
 
-# No room.
+# A full buffer.
 
 
 async def fill(bench: Bench) -> None:
-    """Hold the writer up in its first batch, and fill the backlog behind it."""
+    """Block the writer in its first batch, and fill the buffer."""
     bench.inner.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=100_000))
     bench.gate.close()
     first = bench.begin("first", durability="synced")
@@ -358,7 +358,7 @@ async def fill(bench: Bench) -> None:
     assert not first.done()
 
 
-async def test_a_full_backlog_is_busy_and_the_event_loop_goes_on(
+async def test_a_full_buffer_raises_busy_and_does_not_block_the_event_loop(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     await fill(bench)
@@ -379,7 +379,7 @@ async def test_a_full_backlog_is_busy_and_the_event_loop_goes_on(
     assert said[-1].refused == 10  # type: ignore[attr-defined]
 
 
-async def test_whoever_waits_gets_the_room_that_a_batch_leaves(bench: Bench) -> None:
+async def test_a_waiting_push_gets_the_space_that_a_batch_frees(bench: Bench) -> None:
     await fill(bench)
     late = bench.begin("late")
     await ticks()
@@ -389,7 +389,7 @@ async def test_whoever_waits_gets_the_room_that_a_batch_leaves(bench: Bench) -> 
     assert bench.count() == INGRESS_QUEUE_MAX + 2
 
 
-async def test_a_writer_that_is_behind_says_so(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_lagging_writer_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.gate.close()
     first = bench.begin("1", durability="synced")
     await until(bench.gate.reached.is_set)
@@ -402,7 +402,7 @@ async def test_a_writer_that_is_behind_says_so(bench: Bench, caplog: pytest.LogC
     await first
 
 
-# What a mailbox refuses.
+# Rejections by mailboxes.
 
 
 async def test_a_full_mailbox_does_not_fail_the_batch(bench: Bench) -> None:
@@ -413,10 +413,10 @@ async def test_a_full_mailbox_does_not_fail_the_batch(bench: Bench) -> None:
     await bench.flush()
     assert (bench.count(), bench.count(EVE)) == (1, 1)
     assert bench.ingress.counters.lost == {"queue_full": 2}
-    assert ("mail.rejected", BOB) in [note[:2] for note in bench.told]
+    assert ("mail.rejected", BOB) in [event[:2] for event in bench.events]
 
 
-async def test_a_mailbox_that_was_full_refuses_the_next_pushes_for_a_moment(bench: Bench) -> None:
+async def test_a_recently_full_mailbox_rejects_pushes_immediately(bench: Bench) -> None:
     bench.inner.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=1))
     for number in range(2):
         await bench.push(str(number))
@@ -425,12 +425,12 @@ async def test_a_mailbox_that_was_full_refuses_the_next_pushes_for_a_moment(benc
         await bench.push("3")
     assert (await bench.push("3", to=EVE)).accepted
     bench.inner.transact(mailboxes.confirm, BOB, [mail.id for mail in bench.mails()])
-    assert (await bench.push("4", durability="synced")).durability == "synced"  # Whoever waits learns how it is.
+    assert (await bench.push("4", durability="synced")).durability == "synced"  # A synced push is tried anyway.
     await bench.pass_ms(1_000)
     assert (await bench.push("3")).accepted
 
 
-async def test_whoever_asks_for_synced_learns_what_the_mailbox_says(bench: Bench) -> None:
+async def test_a_synced_push_gets_the_error_of_the_mailbox(bench: Bench) -> None:
     bench.inner.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=1))
     await bench.push("1", durability="synced")
     with pytest.raises(MailboxFull, match="is full with 1 mails"):
@@ -443,7 +443,7 @@ async def test_whoever_asks_for_synced_learns_what_the_mailbox_says(bench: Bench
     assert not bench.ingress.counters.lost
 
 
-async def test_a_push_that_cannot_be_stored_for_a_reason_that_nobody_foresaw_is_alone_with_it(
+async def test_an_unexpected_error_of_one_push_does_not_affect_its_batch(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.inner.transact(lambda tx: tx.put(mailboxes.keys_of(BOB).box, b"\xc1 damaged"))
@@ -455,11 +455,11 @@ async def test_a_push_that_cannot_be_stored_for_a_reason_that_nobody_foresaw_is_
     assert "unexpected error while storing a push" in caplog.text
 
 
-# A store that takes too long.
+# Slow stores.
 
 
-async def test_a_store_that_takes_two_seconds_loses_its_batch_and_nothing_is_written_later(bench: Bench) -> None:
-    """Lesson 1: the keys of a batch that is given up are forgotten too."""
+async def test_a_commit_over_two_seconds_loses_its_batch_and_writes_nothing_later(bench: Bench) -> None:
+    """The keys of an abandoned batch are released."""
     bench.gate.close()
     synced = bench.begin("1", durability="synced")
     await bench.push("2")
@@ -471,14 +471,14 @@ async def test_a_store_that_takes_two_seconds_loses_its_batch_and_nothing_is_wri
         await synced
     again = bench.begin("1", durability="synced")
     await ticks()
-    bench.gate.opened.set()  # It goes on now, and finds that it was given up.
+    bench.gate.opened.set()  # It continues now, and finds that it was abandoned.
     assert not (await again).deduped
     await bench.ingress.close()
     assert [msgspec.json.decode(mail.body)["idempotency_key"] for mail in bench.mails()] == ["1"]
     assert bench.ingress.counters.lost == {"busy": 1}
 
 
-async def test_a_commit_that_comes_after_its_time_is_not_repeated_by_the_retry(bench: Bench) -> None:
+async def test_a_late_commit_is_not_repeated_by_a_retry(bench: Bench) -> None:
     bench.gate.close("transact: answer")
     synced = bench.begin("1", durability="synced")
     await until(bench.gate.reached.is_set)
@@ -490,7 +490,7 @@ async def test_a_commit_that_comes_after_its_time_is_not_repeated_by_the_retry(b
     assert (again.deduped, bench.count()) == (True, 1)
 
 
-async def test_batches_behind_one_that_hangs_are_given_up_without_being_begun(bench: Bench) -> None:
+async def test_batches_behind_a_hanging_commit_are_abandoned_before_they_start(bench: Bench) -> None:
     bench.gate.close()
     first = bench.begin("1", durability="synced")
     await until(bench.gate.reached.is_set)
@@ -507,14 +507,14 @@ async def test_batches_behind_one_that_hangs_are_given_up_without_being_begun(be
 # Listeners.
 
 
-async def test_listeners_hear_of_a_push_after_it_is_queued_and_before_it_is_stored(
+async def test_listeners_get_a_push_after_it_is_queued_and_before_it_is_stored(
     bench: Bench, clock: ManualClock
 ) -> None:
-    heard: list[tuple[DataPush, int, int]] = []
-    stop = bench.ingress.on_data_push(lambda push: heard.append((push, bench.ingress.depth, bench.count())))
+    received: list[tuple[DataPush, int, int]] = []
+    stop = bench.ingress.on_data_push(lambda push: received.append((push, bench.ingress.depth, bench.count())))
     pushed = await bench.push("k", session_id="s", reply_to="r")
     await bench.push("k")
-    ((push, depth, stored),) = heard
+    ((push, depth, stored),) = received
     assert push == DataPush(
         id=pushed.id,
         sender="ada@main",
@@ -530,28 +530,28 @@ async def test_listeners_hear_of_a_push_after_it_is_queued_and_before_it_is_stor
     assert (depth, stored) == (1, 0)
     stop()
     await bench.push("l")
-    assert len(heard) == 1
+    assert len(received) == 1
 
 
 async def test_an_error_of_a_listener_does_not_fail_the_push(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """Lesson 5: an error in a side effect was returned after the message had already been queued."""
-    heard: list[DataPush] = []
+    """The push is already queued, so it must be reported as accepted."""
+    received: list[DataPush] = []
 
     def fail(push: DataPush) -> None:
         raise RuntimeError("a listener's own fault")
 
     bench.ingress.on_data_push(fail)
-    bench.ingress.on_data_push(heard.append)
+    bench.ingress.on_data_push(received.append)
     pushed = await bench.push(durability="synced")
-    assert (pushed.accepted, pushed.deduped, bench.count(), len(heard)) == (True, False, 1, 1)
+    assert (pushed.accepted, pushed.deduped, bench.count(), len(received)) == (True, False, 1, 1)
     assert "a listener's own fault" in caplog.text
     assert not bench.ingress.counters.rejects
 
 
-# Rates.
+# Rate limits.
 
 
-async def test_a_peer_pushes_120_times_a_minute(clock: ManualClock) -> None:
+async def test_a_sender_may_push_120_times_per_minute(clock: ManualClock) -> None:
     bench = Bench(clock, per_minute=120)
     for number in range(120):
         await bench.push(str(number))
@@ -566,8 +566,8 @@ async def test_a_peer_pushes_120_times_a_minute(clock: ManualClock) -> None:
     await bench.ingress.close()
 
 
-async def test_the_table_of_rates_is_pruned_and_bounded(clock: ManualClock) -> None:
-    """Lesson 4: the per-peer rate table was never pruned: memory grew with every peer ever seen."""
+async def test_the_rate_limiter_is_pruned_and_bounded(clock: ManualClock) -> None:
+    """Memory does not grow with the number of senders ever seen."""
     bench = Bench(clock, per_minute=120)
     rate_limiter = bench.ingress.rate_limiter
     for number in range(PUSH_PEERS_MAX + 500):
@@ -580,10 +580,10 @@ async def test_the_table_of_rates_is_pruned_and_bounded(clock: ManualClock) -> N
     await bench.ingress.close()
 
 
-# What is checked, and in which order.
+# Validation.
 
 
-async def test_checks_are_made_in_the_order_of_the_contract(clock: ManualClock) -> None:
+async def test_checks_run_in_the_documented_order(clock: ManualClock) -> None:
     bench = Bench(clock, per_minute=1)
     large = base64url(b"x" * 131_073)
     await bench.push("known", sender=EVE, topic="chat.message", session_id=SESSION)
@@ -617,7 +617,7 @@ async def test_a_payload_is_base64url_without_padding(bench: Bench, text: str) -
 
 
 @pytest.mark.parametrize("name", ["topic", "content_type", "payload_base64", "idempotency_key"])
-async def test_what_is_required_is_not_blank(bench: Bench, name: str) -> None:
+async def test_required_fields_must_not_be_blank(bench: Bench, name: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{name} is required"):
         await bench.push(**{"key": "k", name: " "} if name != "idempotency_key" else {"key": " "})
 
@@ -625,13 +625,13 @@ async def test_what_is_required_is_not_blank(bench: Bench, name: str) -> None:
 @pytest.mark.parametrize(
     "fields", [{"topic": "t" * 257}, {"topic": "a\nb"}, {"reply_to": "r" * 257}, {"content_type": "tëxt/plain"}]
 )
-async def test_texts_are_short_and_plain(bench: Bench, fields: dict[str, str]) -> None:
+async def test_text_fields_are_short_and_have_no_control_characters(bench: Bench, fields: dict[str, str]) -> None:
     with pytest.raises(InvalidArgument):
         await bench.push(**fields)
 
 
 @pytest.mark.parametrize("session", [None, "s", "8f14e45f-ceea-467f-9e0a-5d6b6a3f8f10"])
-async def test_a_chat_message_has_a_session_that_is_a_uuid7(bench: Bench, session: str | None) -> None:
+async def test_a_chat_message_needs_a_uuid7_session(bench: Bench, session: str | None) -> None:
     with pytest.raises(InvalidArgument, match="UUIDv7"):
         await bench.push(topic="chat.message", session_id=session)
     assert (await bench.push(topic="chat.message", session_id=SESSION)).accepted
@@ -641,7 +641,7 @@ async def test_a_chat_message_has_a_session_that_is_a_uuid7(bench: Bench, sessio
 
 
 @pytest.mark.parametrize(("size", "is_blob"), [(40_000, False), (60_000, True), (131_072, True)])
-async def test_a_payload_that_does_not_fit_a_mail_is_a_blob(bench: Bench, size: int, is_blob: bool) -> None:
+async def test_a_payload_too_large_for_a_mail_becomes_a_blob(bench: Bench, size: int, is_blob: bool) -> None:
     payload = bytes(range(256)) * 512
     await bench.push(payload=payload[:size], durability="synced")
     pushed = msgspec.json.decode(bench.mails()[0].body, type=PushedData)
@@ -652,7 +652,7 @@ async def test_a_payload_that_does_not_fit_a_mail_is_a_blob(bench: Bench, size: 
         assert body.data == payload[:size]
 
 
-async def test_a_world_takes_less_than_a_mailbox_and_gets_blobs_sooner(bench: Bench) -> None:
+async def test_pushes_to_a_world_become_blobs_at_its_lower_limit(bench: Bench) -> None:
     bench.inner.transact(worlds.create, worlds.World("main", "w"))
     bench.inner.transact(agents.register, "main", "bob", world="w")
     await bench.push("small", durability="synced")
@@ -662,27 +662,27 @@ async def test_a_world_takes_less_than_a_mailbox_and_gets_blobs_sooner(bench: Be
     assert [body.blob is not None for body in bodies] == [False, True]
 
 
-async def test_without_an_object_store_such_a_payload_is_refused(bench: Bench) -> None:
+async def test_a_large_payload_without_an_object_store_is_rejected(bench: Bench) -> None:
     bench.objects = None
     await bench.ingress.close()
     bench.ingress = bench.new_ingress()
     with pytest.raises(PayloadTooLarge, match="object store"):
         await bench.push(payload=b"x" * 60_000)
-    assert bench.ingress._buffer._reserved == bench.ingress._buffer._bytes == 0  # Its room was given back,
-    assert (await bench.push(payload=b"x")).accepted  # and its key.
+    assert bench.ingress._buffer._reserved == bench.ingress._buffer._bytes == 0  # Its space is released,
+    assert (await bench.push(payload=b"x")).accepted  # and so is its key.
 
 
-async def test_an_object_store_that_fails_is_busy_and_gives_the_key_back(bench: Bench) -> None:
+async def test_a_failing_object_store_raises_busy_and_releases_the_key(bench: Bench) -> None:
     bench.gate.fail(Unreachable("gone"))
     with pytest.raises(Busy, match="gone"):
         await bench.push(payload=b"x" * 60_000)
     assert not (await bench.push(payload=b"x" * 60_000)).deduped
 
 
-# The end, and the next beginning.
+# Closing and restarting.
 
 
-async def test_closing_stores_what_was_accepted_and_refuses_the_rest(bench: Bench) -> None:
+async def test_close_stores_accepted_pushes_and_rejects_new_ones(bench: Bench) -> None:
     for number in range(300):
         await bench.push(str(number))
     await bench.ingress.close()
@@ -692,31 +692,31 @@ async def test_closing_stores_what_was_accepted_and_refuses_the_rest(bench: Benc
     await bench.ingress.close()
 
 
-async def test_an_ingress_that_nobody_used_closes_too(clock: ManualClock) -> None:
+async def test_an_unused_ingress_can_be_closed(clock: ManualClock) -> None:
     bench = Bench(clock)
     await bench.ingress.close()
     with pytest.raises(Closed):
         await bench.push()
 
 
-async def test_keys_outlive_the_process(bench: Bench) -> None:
+async def test_keys_survive_a_restart(bench: Bench) -> None:
     await bench.push("1")
     await bench.ingress.close()
-    bench.inner.transact(mailboxes.confirm, BOB, [mail.id for mail in bench.mails()])  # So no mail tells of it either.
+    bench.inner.transact(mailboxes.confirm, BOB, [mail.id for mail in bench.mails()])  # It no longer deduplicates.
     bench.ingress = bench.new_ingress()
     again = await bench.push("1")
     assert (again.deduped, again.durability) == (True, "synced")
 
 
-async def test_keys_are_written_down_every_five_seconds_if_there_are_new_ones(bench: Bench) -> None:
+async def test_new_keys_are_saved_every_five_seconds(bench: Bench) -> None:
     await bench.push("1", durability="synced")
     await bench.pass_ms(1_000)
     assert bench.inner.read(dedupe.load) == []
     await bench.pass_until(lambda: len(bench.inner.read(dedupe.load)) == 1)
 
 
-async def test_a_key_of_something_lost_is_never_written_down(bench: Bench) -> None:
-    """Lesson 1, over a restart: what was lost with the process may be pushed again."""
+async def test_the_key_of_a_lost_push_is_never_saved(bench: Bench) -> None:
+    """A push that was lost in a crash may be pushed again after the restart."""
     await bench.push("stored", durability="synced")
     bench.gate.fail(Unreachable("gone"))
     await bench.push("lost")
@@ -729,7 +729,7 @@ async def test_a_key_of_something_lost_is_never_written_down(bench: Bench) -> No
     await crashed.close()
 
 
-async def test_keys_that_cannot_be_written_down_are_later(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_save_of_keys_is_retried(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     await bench.push("1", durability="synced")
     bench.gate.fail(Unreachable("gone"))
     await bench.pass_until(lambda: "could not be saved" in caplog.text)
@@ -737,7 +737,7 @@ async def test_keys_that_cannot_be_written_down_are_later(bench: Bench, caplog: 
     assert len(bench.inner.read(dedupe.load)) == 1
 
 
-async def test_keys_that_cannot_be_read_do_not_stop_the_ingress(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unreadable_keys_do_not_stop_the_ingress(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     await bench.ingress.close()
     bench.ingress = bench.new_ingress()
     bench.gate.fail(Unreachable("gone"), "read: begin")
@@ -748,8 +748,7 @@ async def test_keys_that_cannot_be_read_do_not_stop_the_ingress(bench: Bench, ca
 # Locks.
 
 
-async def test_a_commit_holds_what_it_touches_in_the_declared_order_and_nothing_else(bench: Bench) -> None:
-    """Lesson 6: the lock split was planned and never built."""
+async def test_a_commit_holds_exactly_the_locks_of_what_it_changes_in_lock_order(bench: Bench) -> None:
     bench.gate.close()
     task = bench.begin("k", durability="synced")
     await until(bench.gate.reached.is_set)
@@ -760,8 +759,8 @@ async def test_a_commit_holds_what_it_touches_in_the_declared_order_and_nothing_
     assert bench.locks.holders() == []
 
 
-async def test_a_commit_waits_for_what_somebody_holds_and_for_nothing_else(bench: Bench) -> None:
-    """Lesson 6: unrelated resources do not hold each other up."""
+async def test_a_commit_waits_only_for_the_locks_it_needs(bench: Bench) -> None:
+    """Locks of unrelated resources do not block each other."""
     others = [("identity", "ada@main"), ("contacts", "bob@main"), ("inbox", "eve@main"), ("readstate", "bob@main")]
     async with await bench.locks.acquire_all_async(others):
         await bench.push("1", durability="synced")
@@ -776,7 +775,7 @@ async def test_a_commit_waits_for_what_somebody_holds_and_for_nothing_else(bench
 # Threads and loops.
 
 
-async def test_an_ingress_belongs_to_one_event_loop(bench: Bench) -> None:
+async def test_an_ingress_runs_on_one_event_loop(bench: Bench) -> None:
     await bench.push("1")
 
     def elsewhere() -> None:
@@ -786,7 +785,7 @@ async def test_an_ingress_belongs_to_one_event_loop(bench: Bench) -> None:
     await asyncio.to_thread(elsewhere)
 
 
-async def test_pushes_that_begin_at_once_begin_the_ingress_once(bench: Bench) -> None:
+async def test_concurrent_first_pushes_start_the_ingress_once(bench: Bench) -> None:
     pushed = await asyncio.gather(*(bench.push(str(number)) for number in range(10)))
     assert all(each.accepted for each in pushed)
     await bench.flush()
@@ -815,10 +814,10 @@ async def test_every_backend_stores_pushes_and_remembers_their_keys(database: Da
     assert [msgspec.json.decode(mail.body)["idempotency_key"] for mail in mails] == [*map(str, range(301))]
 
 
-# What a fault that nobody thought of leaves running.
+# Unexpected errors.
 
 
-async def test_the_writer_goes_on_when_nobody_can_be_told_of_a_flush(
+async def test_the_writer_continues_when_the_flush_listener_fails(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(pushes: int, seconds: float) -> None:
@@ -832,7 +831,7 @@ async def test_the_writer_goes_on_when_nobody_can_be_told_of_a_flush(
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_batch_whose_outcome_cannot_be_noted_is_told_to_whoever_waits_and_the_next_is_stored(
+async def test_an_error_after_the_commit_reaches_the_waiters_and_the_next_batch_is_stored(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle, settled = bench.ingress.dedupe.settle, list[Any]()
@@ -853,14 +852,14 @@ async def test_a_batch_whose_outcome_cannot_be_noted_is_told_to_whoever_waits_an
     bench.gate.opened.set()
     await before
     settled.clear()
-    assert (await first).durability == "synced", "what is stored is not called lost"
+    assert (await first).durability == "synced", "a stored push is not reported as lost"
     with pytest.raises(Busy, match="push it again"):
         await second
     again = await bench.push("second", durability="synced")
     assert (again.deduped, bench.count()) == (True, 2)
 
 
-async def test_the_writer_goes_on_when_the_backlog_fails_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_writer_continues_when_the_buffer_fails(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, failed = bench.ingress._buffer.next_batch, asyncio.Event()
 
     async def fail_once() -> list[Any]:
@@ -870,13 +869,13 @@ async def test_the_writer_goes_on_when_the_backlog_fails_it(bench: Bench, monkey
         return await batch()
 
     monkeypatch.setattr(bench.ingress._buffer, "next_batch", fail_once)
-    await bench.push("first", durability="synced")  # The writer waits in what was there before.
+    await bench.push("first", durability="synced")  # The writer waits in the original method.
     await until(failed.is_set)
     await bench.push("second", durability="synced")
     assert bench.count() == 2
 
 
-async def test_keys_are_tended_again_after_a_failure(
+async def test_key_maintenance_continues_after_a_failure(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     prune, pruned = bench.ingress.dedupe.prune, list[int]()

@@ -1,4 +1,4 @@
-"""The backlog: room for so many, a short line for the rest, and batches when they are due."""
+"""The ingress buffer: limits, waiting reservations, and batches when they are due."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -33,7 +33,7 @@ async def settle() -> None:
 
 
 async def soon(work: Awaitable[Result]) -> Result:
-    """What becomes of it. What is woken by nobody fails its test, instead of waiting for ever."""
+    """The result; a future that is never resolved fails the test instead of waiting forever."""
     async with asyncio.timeout(SECONDS_MAX):
         return await work
 
@@ -44,14 +44,12 @@ async def fill(buffer: IngressBuffer[Item], clock: ManualClock, count: int, size
         buffer.put(Item(str(number), size, clock.now_ms()))
 
 
-def test_the_bounds_are_what_the_contract_says() -> None:
+def test_the_limits_match_the_documentation() -> None:
     assert (limits.INGRESS_QUEUE_MAX, limits.INGRESS_WAIT_SECONDS) == (4_096, 0.02)
     assert (limits.INGRESS_BATCH_MAX, limits.INGRESS_FLUSH_SECONDS, limits.INGRESS_STORE_SECONDS) == (256, 0.2, 2.0)
 
 
-async def test_whoever_finds_no_room_is_refused_after_20_ms_and_not_before(
-    buffer: IngressBuffer[Item], clock: ManualClock
-) -> None:
+async def test_a_reservation_without_space_fails_after_20_ms(buffer: IngressBuffer[Item], clock: ManualClock) -> None:
     await fill(buffer, clock, 2)
     late = asyncio.create_task(buffer.reserve_space(1))
     await settle()
@@ -63,13 +61,13 @@ async def test_whoever_finds_no_room_is_refused_after_20_ms_and_not_before(
         await soon(late)
 
 
-async def test_room_that_becomes_free_goes_to_those_in_line_in_order(
+async def test_freed_space_goes_to_waiting_reservations_in_order(
     buffer: IngressBuffer[Item], clock: ManualClock
 ) -> None:
     await fill(buffer, clock, 2)
     line = [asyncio.create_task(buffer.reserve_space(1)) for _ in range(3)]
     await settle()
-    clock.advance_ms(200)  # The batch is due; those in line were there for longer than they may, too.
+    clock.advance_ms(200)  # The batch is due, and the waiting reservations have timed out.
     await asyncio.gather(*line, return_exceptions=True)
     line = [asyncio.create_task(buffer.reserve_space(1)) for _ in range(3)]
     await settle()
@@ -91,18 +89,18 @@ async def test_bytes_are_bounded_too(buffer: IngressBuffer[Item], clock: ManualC
     await settle()
     small = asyncio.create_task(buffer.reserve_space(30))
     await settle()
-    assert not small.done()  # Nobody overtakes.
+    assert not small.done()  # Reservations are FIFO.
     clock.advance_ms(20)
     with pytest.raises(Busy):
         await soon(large)
-    await soon(small)  # Whoever stood behind fits.
+    await soon(small)  # The next one fits.
 
 
-async def test_what_is_larger_than_all_room_enters_alone(buffer: IngressBuffer[Item]) -> None:
+async def test_an_item_larger_than_the_limit_is_accepted_into_an_empty_buffer(buffer: IngressBuffer[Item]) -> None:
     await buffer.reserve_space(1_000)
 
 
-async def test_room_shrinks_when_a_payload_became_a_blob(buffer: IngressBuffer[Item]) -> None:
+async def test_reserved_bytes_shrink_when_a_payload_becomes_a_blob(buffer: IngressBuffer[Item]) -> None:
     await buffer.reserve_space(100)
     waiting = asyncio.create_task(buffer.reserve_space(50))
     await settle()
@@ -111,18 +109,18 @@ async def test_room_shrinks_when_a_payload_became_a_blob(buffer: IngressBuffer[I
     await soon(waiting)
 
 
-async def test_a_wait_that_is_cancelled_leaves_no_trace(buffer: IngressBuffer[Item], clock: ManualClock) -> None:
+async def test_a_cancelled_wait_releases_its_reservation(buffer: IngressBuffer[Item], clock: ManualClock) -> None:
     await fill(buffer, clock, 1)
     await buffer.reserve_space(1)
     gone = asyncio.create_task(buffer.reserve_space(1))
     await settle()
-    buffer.release_space(1)  # It is granted its room,
-    gone.cancel()  # and goes in the same moment.
+    buffer.release_space(1)  # The reservation is granted,
+    gone.cancel()  # and cancelled at the same time.
     assert isinstance((await asyncio.gather(gone, return_exceptions=True))[0], asyncio.CancelledError)
     await soon(buffer.reserve_space(1))
 
 
-async def test_a_batch_is_due_200_ms_after_its_first(buffer: IngressBuffer[Item], clock: ManualClock) -> None:
+async def test_a_batch_is_due_200_ms_after_its_first_push(buffer: IngressBuffer[Item], clock: ManualClock) -> None:
     batch = asyncio.create_task(buffer.next_batch())
     await fill(buffer, clock, 1)
     clock.advance_ms(150)
@@ -149,14 +147,14 @@ async def test_a_batch_is_due_when_it_is_full(clock: ManualClock) -> None:
     assert len(await soon(rest)) == 1
 
 
-async def test_a_batch_is_full_by_its_bytes_too(clock: ManualClock) -> None:
+async def test_a_batch_is_due_when_its_bytes_reach_the_limit(clock: ManualClock) -> None:
     buffer: IngressBuffer[Item] = IngressBuffer(clock)
     await fill(buffer, clock, 40, size=65_536)
     assert len(await soon(buffer.next_batch())) == limits.INGRESS_BATCH_BYTES_MAX // 65_536
     assert len(buffer) == 8
 
 
-async def test_what_is_left_over_waits_no_longer_than_it_would_have(clock: ManualClock) -> None:
+async def test_pushes_left_after_a_batch_keep_their_due_time(clock: ManualClock) -> None:
     buffer: IngressBuffer[Item] = IngressBuffer(clock)
     await fill(buffer, clock, 257)
     clock.advance_ms(150)
@@ -170,7 +168,7 @@ async def test_what_is_left_over_waits_no_longer_than_it_would_have(clock: Manua
     assert len(await soon(rest)) == 1
 
 
-async def test_whoever_waits_for_its_push_makes_it_due(buffer: IngressBuffer[Item], clock: ManualClock) -> None:
+async def test_an_urgent_push_makes_the_batch_due(buffer: IngressBuffer[Item], clock: ManualClock) -> None:
     await fill(buffer, clock, 1)
     await buffer.reserve_space(1)
     buffer.put(Item("now", is_urgent=True))
@@ -178,7 +176,7 @@ async def test_whoever_waits_for_its_push_makes_it_due(buffer: IngressBuffer[Ite
     await fill(buffer, clock, 1)
     buffer.flush_soon()
     assert len(await soon(buffer.next_batch())) == 1
-    buffer.flush_soon()  # There is nothing to hurry.
+    buffer.flush_soon()  # No effect on an empty buffer.
     await fill(buffer, clock, 1)
     batch = asyncio.create_task(buffer.next_batch())
     await settle()
@@ -186,7 +184,7 @@ async def test_whoever_waits_for_its_push_makes_it_due(buffer: IngressBuffer[Ite
     batch.cancel()
 
 
-async def test_closing_gives_the_reader_everything_at_once_and_refuses_everybody(
+async def test_close_makes_everything_due_and_rejects_new_items(
     buffer: IngressBuffer[Item], clock: ManualClock
 ) -> None:
     await fill(buffer, clock, 2)
@@ -202,7 +200,7 @@ async def test_closing_gives_the_reader_everything_at_once_and_refuses_everybody
         buffer.put(Item())
 
 
-async def test_the_lag_is_how_long_the_first_has_waited(buffer: IngressBuffer[Item], clock: ManualClock) -> None:
+async def test_the_lag_is_the_wait_of_the_oldest_push(buffer: IngressBuffer[Item], clock: ManualClock) -> None:
     assert buffer.lag_seconds == 0
     await fill(buffer, clock, 1)
     clock.advance_ms(1_500)

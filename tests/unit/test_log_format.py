@@ -1,4 +1,4 @@
-"""Names and lines of session logs: what is written is read back, and damage hides nothing but itself (Lesson 3)."""
+"""Names and lines of session logs: what is written is read back, and damage does not hide other lines."""
 
 from types import MappingProxyType
 from typing import Any
@@ -51,7 +51,7 @@ def test_a_file_is_named_after_its_second_session_and_kind() -> None:
     assert log_format.file_name(NOON, copy=2) == "2026-11-15_04-42-15-2_abc123_metrics.jsonl"
 
 
-def test_the_lines_of_a_file_look_as_promised() -> None:
+def test_the_lines_of_a_file_have_the_documented_format() -> None:
     assert log_format.header_line(NOON) == (
         b'{"header":{"universe":"main","session":"abc123","kind":"metrics","opened_ms":1794717735123,'
         b'"writer":"0198c9a8-0000-7000-8000-000000000000"}}\n'
@@ -60,7 +60,7 @@ def test_the_lines_of_a_file_look_as_promised() -> None:
 
 
 @given(session=NAMES, kind=NAMES, second=st.integers(0, 4_000_000_000), copy=st.integers(1, 9_999))
-def test_session_and_kind_come_back_whatever_underscores_they_have(
+def test_session_and_kind_with_underscores_are_restored_from_the_header(
     session: str, kind: str, second: int, copy: int
 ) -> None:
     header = Header("main", session, kind, second * 1_000, "w")
@@ -83,24 +83,24 @@ def test_session_and_kind_come_back_whatever_underscores_they_have(
         "2026-11-15_04-42-15_A b_c",
     ],
 )
-def test_other_files_are_no_logs(stem: str) -> None:
+def test_names_of_other_files_are_not_parsed(stem: str) -> None:
     assert log_format.parse_name(stem) is None
 
 
-def test_other_sessions_and_kinds_are_told_apart_by_name_where_that_is_possible() -> None:
+def test_names_exclude_other_sessions_and_kinds_where_possible() -> None:
     assert not log_format.may_hold("a_b", "b", None)
     assert not log_format.may_hold("a_b", None, "a")
     assert not log_format.may_hold("a_b_c", "a", "c")
 
 
 @pytest.mark.parametrize("first", [b"", b"\n", b"\xff\n", b'{"header":{}}\n', b"[" * 100_000, b'{"n":1}\n'])
-def test_a_lost_header_is_told_from_the_name_as_far_as_possible(first: bytes) -> None:
+def test_a_missing_header_is_derived_from_the_name(first: bytes) -> None:
     assert log_format.header_of(first, "main", name_of(NOON)) == Header(
         "main", "abc123", "metrics", 1_794_717_735_000, ""
     )
 
 
-def test_the_header_of_another_file_is_not_believed() -> None:
+def test_a_header_that_contradicts_the_name_is_ignored() -> None:
     other = Header("main", "other", "metrics", 5, "w")
     assert log_format.header_of(log_format.header_line(other), "main", name_of(NOON)).session == "abc123"
 
@@ -109,12 +109,12 @@ def test_the_header_of_another_file_is_not_believed() -> None:
     ("universe", "session", "kind"),
     [("..", "s", "k"), (".", "s", "k"), ("a/b", "s", "k"), ("main", "", "k"), ("main", "s", "k k"), ("main", 5, "k")],
 )
-def test_names_that_make_no_path_are_refused(universe: Any, session: Any, kind: Any) -> None:
+def test_names_that_are_not_valid_in_paths_are_rejected(universe: Any, session: Any, kind: Any) -> None:
     with pytest.raises(InvalidName):
         log_format.checked_labels(universe, session, kind)
 
 
-def test_session_and_kind_fit_a_file_name_together() -> None:
+def test_session_and_kind_together_fit_into_a_file_name() -> None:
     longest = limits.ACTIVITY_NAMES_CHARACTERS_MAX
     log_format.checked_labels("main", "s" * 100, "k" * (longest - 100))
     with pytest.raises(InvalidName, match="ACTIVITY_NAMES_CHARACTERS_MAX"):
@@ -124,7 +124,7 @@ def test_session_and_kind_fit_a_file_name_together() -> None:
 @pytest.mark.parametrize(
     "record", [{"name": "a", "ms": 1.5}, MappingProxyType({"name": "a", "ms": 1.5}), Step("a", 1.5)]
 )
-def test_mappings_and_structs_become_one_object(record: Any) -> None:
+def test_mappings_and_structs_are_encoded_as_one_object(record: Any) -> None:
     assert log_format.encode_record(record) == b'{"name":"a","ms":1.5}'
 
 
@@ -143,32 +143,32 @@ def test_mappings_and_structs_become_one_object(record: Any) -> None:
         MappingProxyType({"a": {1, object()}}),
     ],
 )
-def test_what_has_no_form_as_one_line_of_json_is_refused(record: Any) -> None:
+def test_values_without_a_json_line_are_rejected(record: Any) -> None:
     with pytest.raises(InvalidValue):
         log_format.encode_record(record)
 
 
-def test_a_record_that_holds_itself_is_refused() -> None:
+def test_a_record_that_contains_itself_is_rejected() -> None:
     record: dict[str, Any] = {}
     record["self"] = record
     with pytest.raises(InvalidValue):
         log_format.encode_record(record)
 
 
-def test_a_record_has_a_largest_size() -> None:
-    room = limits.ACTIVITY_RECORD_BYTES_MAX - len(b'{"a":""}')
-    log_format.encode_record({"a": "x" * room})
+def test_the_size_of_a_record_is_limited() -> None:
+    limit = limits.ACTIVITY_RECORD_BYTES_MAX - len(b'{"a":""}')
+    log_format.encode_record({"a": "x" * limit})
     with pytest.raises(InvalidArgument, match="ACTIVITY_RECORD_BYTES_MAX"):
-        log_format.encode_record({"a": "x" * (room + 1)})
+        log_format.encode_record({"a": "x" * (limit + 1)})
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"a":\n1}', b"{}\n", b" {}", "{}", bytearray(b"{}"), 5, None])
-def test_bytes_that_are_not_one_line_with_one_object_are_refused(data: Any) -> None:
+def test_bytes_that_are_not_one_json_object_line_are_rejected(data: Any) -> None:
     with pytest.raises(InvalidValue):
         log_format.checked_object(data)
 
 
-def test_all_lines_of_a_whole_file_are_read() -> None:
+def test_all_lines_of_a_complete_file_are_read() -> None:
     assert numbers(body(20)) == list(range(20))
     assert bad_lines(body(20)) == 0
     assert bad_lines(b"") == bad_lines(log_format.header_line(NOON)) == 0
@@ -189,8 +189,8 @@ def test_all_lines_of_a_whole_file_are_read() -> None:
         log_format.header_line(NOON),
     ],
 )
-def test_a_bad_line_is_counted_and_hides_no_other(bad: bytes) -> None:
-    """Lesson 3: one torn line in a JSON-lines file made a whole inbox unreadable."""
+def test_a_bad_line_is_counted_and_does_not_hide_others(bad: bytes) -> None:
+    """One truncated line does not make the file unreadable."""
     whole = body(4)
     assert numbers(whole + bad) == [0, 1, 2, 3]
     assert bad_lines(whole + bad) == 1
@@ -200,12 +200,12 @@ def test_a_bad_line_is_counted_and_hides_no_other(bad: bytes) -> None:
     assert bad_lines(in_the_middle) == 1
 
 
-def test_a_whole_record_without_its_line_end_is_torn() -> None:
-    """Whatever is written next would become one with it."""
+def test_a_record_without_a_line_end_is_truncated() -> None:
+    """The next write would be appended to it."""
     assert numbers(body(3)[:-1]) == [0, 1]
 
 
-def test_a_lost_header_hides_no_record() -> None:
+def test_a_missing_header_does_not_hide_records() -> None:
     records = body(3).partition(b"\n")[2]
     assert numbers(records) == [0, 1, 2]
     assert numbers(b"\xff\n" + records) == [0, 1, 2]
@@ -213,8 +213,8 @@ def test_a_lost_header_hides_no_record() -> None:
 
 
 @given(count=st.integers(0, 8), cut=st.integers(0, 200), tail=st.binary(max_size=200))
-def test_no_bytes_at_the_end_hide_the_records_before_them(count: int, cut: int, tail: bytes) -> None:
-    """Lesson 3, for every way in which the end of a file may be lost or overwritten."""
+def test_bytes_at_the_end_do_not_hide_earlier_records(count: int, cut: int, tail: bytes) -> None:
+    """For every way in which the end of a file may be lost or overwritten."""
     whole = body(count)
     kept = whole[: max(len(whole) - cut, 0)]
     survivors = [n for end, n in ends(whole) if end <= len(kept)]
@@ -225,7 +225,7 @@ def test_no_bytes_at_the_end_hide_the_records_before_them(count: int, cut: int, 
 
 
 @given(data=st.binary(max_size=300), at=st.integers(0, 2_000))
-def test_no_damage_makes_the_reader_raise(data: bytes, at: int) -> None:
+def test_the_reader_never_raises_for_damage(data: bytes, at: int) -> None:
     whole = body(8)
     damaged = whole[:at] + data + whole[at + len(data) :]
     untouched = [n for end, n in ends(whole) if end <= at]
@@ -237,19 +237,19 @@ def ends(data: bytes) -> list[tuple[int, int]]:
     return [(end, line.n) for end, line in log_format.lines(data) if line is not None]
 
 
-def test_the_content_of_a_file_ends_with_its_last_good_line() -> None:
+def test_the_content_of_a_file_ends_with_its_last_valid_line() -> None:
     whole = body(3)
     content = log_format.content(whole + b"bad\nbad too\ntorn", "main", name_of(NOON))
     assert content == log_format.Content(NOON, len(whole), records=3, first_at_ms=1_000, last_at_ms=1_002)
 
 
-def test_the_content_of_a_file_without_records_is_nothing() -> None:
+def test_the_content_of_a_file_without_records_is_empty() -> None:
     content = log_format.content(log_format.header_line(NOON) + b"torn", "main", name_of(NOON))
     assert (content.size, content.records) == (0, 0)
 
 
-def test_bad_lines_are_counted_with_the_record_behind_them() -> None:
-    """So that whoever reads in pages counts each of them once."""
+def test_bad_lines_are_counted_with_the_next_record() -> None:
+    """A reader of pages counts each of them once."""
     whole = body(4)
     parts = whole.splitlines(keepends=True)
     damaged = b"".join([*parts[:2], b"bad\n", *parts[2:4], b"bad\n", b"bad\n", parts[4], b"torn"])
@@ -258,7 +258,7 @@ def test_bad_lines_are_counted_with_the_record_behind_them() -> None:
     assert counted(log_format.lines_after(damaged, 3)) == [(1, None)]
 
 
-def test_a_position_whose_record_was_damaged_since_still_holds() -> None:
+def test_a_position_stays_valid_when_its_record_is_damaged() -> None:
     parts = body(5).splitlines(keepends=True)
     damaged = b"".join([*parts[:2], b"bad\n", parts[2], b"damaged\n", *parts[4:]])
     assert counted(log_format.lines_after(damaged, 2)) == [(1, 3), (0, 4), (0, None)]

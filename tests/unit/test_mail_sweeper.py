@@ -1,4 +1,4 @@
-"""The mail sweeper: mail whose time is over goes although nobody reads it. Time is moved, never slept."""
+"""The mail sweeper removes expired mail from unread mailboxes. Time is moved, never slept."""
 
 import logging
 import threading
@@ -26,17 +26,17 @@ from holdfast.runtime.maintenance.mail_sweeper import MailSweeper
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.mail import MailPolicy, NewMail
 
-DEADLINE_SECONDS = 30.0  # Nothing here takes long; a thread that does not do what it should must fail the test.
+DEADLINE_SECONDS = 30.0  # A thread that hangs fails the test.
 EVERY = 300.0
 TTL_MS = 7 * 86_400_000
 ADA, BOB = Address("main", "ada"), Address("main", "bob")
 
 
 class Rest:
-    """An event that a thread waits for until the test lets time pass; `rests` has how long it meant to."""
+    """An event whose waits end when the test advances the time; `pauses` records their timeouts."""
 
     def __init__(self) -> None:
-        self.rests: SimpleQueue[float] = SimpleQueue()
+        self.pauses: SimpleQueue[float] = SimpleQueue()
         self._set = threading.Event()
         self._over = threading.Semaphore(0)
 
@@ -52,13 +52,13 @@ class Rest:
 
     def wait(self, seconds: float) -> bool:
         if seconds:
-            self.rests.put(seconds)
+            self.pauses.put(seconds)
             assert self._over.acquire(timeout=DEADLINE_SECONDS)
         return self.is_set()
 
 
 class WatchedDatabase(MemoryDatabase):
-    """Counts sweeps by universe, and fails where it is told to."""
+    """Counts sweeps by universe, and can be made to fail."""
 
     def __init__(self, clock: Any) -> None:
         super().__init__(clock=clock)
@@ -75,27 +75,27 @@ class WatchedDatabase(MemoryDatabase):
 
 
 class Day:
-    """The sweeper, its time, and its database."""
+    """The sweeper with its clock and database."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = ManualClock()
         self.rest = Rest()
-        self.told: list[tuple[Any, ...]] = []
+        self.published: list[tuple[Any, ...]] = []
         self.database = WatchedDatabase(self.clock)
         self.sweeper: MailSweeper | None = None
         threads = SimpleNamespace(Event=lambda: self.rest, Thread=threading.Thread)
         monkeypatch.setattr(mail_sweeper, "threading", threads)
 
     def start(self, *, shared: bool = False) -> float:
-        """Start the sweeper; how long it means to rest when it has swept everything."""
-        self.sweeper = MailSweeper(self.database, self.told.extend, shared=shared)
-        return self.rest.rests.get(timeout=DEADLINE_SECONDS)
+        """Start the sweeper; its pause after the first sweep."""
+        self.sweeper = MailSweeper(self.database, self.published.extend, shared=shared)
+        return self.rest.pauses.get(timeout=DEADLINE_SECONDS)
 
     def advance(self, milliseconds: int) -> float:
-        """Let time pass until the sweeper has swept once more; how long it means to rest then."""
+        """Advance the time by one sweep; the next pause of the sweeper."""
         self.clock.advance_ms(milliseconds)
         self.rest.end()
-        return self.rest.rests.get(timeout=DEADLINE_SECONDS)
+        return self.rest.pauses.get(timeout=DEADLINE_SECONDS)
 
     def send(self, to: Address = BOB, count: int = 1) -> None:
         def work(tx: Transaction) -> None:
@@ -121,7 +121,7 @@ def is_running() -> bool:
     return any(thread.name == "holdfast-mail-sweeper" for thread in threading.enumerate())
 
 
-def test_what_is_over_goes_every_five_minutes_although_nobody_reads_it(day: Day) -> None:
+def test_expired_mail_is_removed_every_five_minutes_without_readers(day: Day) -> None:
     day.send(count=3)
     assert day.start() == EVERY
     assert day.advance(TTL_MS - 1) == EVERY
@@ -131,17 +131,17 @@ def test_what_is_over_goes_every_five_minutes_although_nobody_reads_it(day: Day)
     assert day.count() == 1
     day.advance(TTL_MS)
     assert day.count() == 0
-    assert [note[0] for note in day.told] == ["mail.expired"] * 4
+    assert [event[0] for event in day.published] == ["mail.expired"] * 4
 
 
-def test_what_was_over_before_it_started_goes_at_once(day: Day) -> None:
+def test_mail_that_expired_before_the_start_is_removed_immediately(day: Day) -> None:
     day.send()
     day.clock.advance_ms(TTL_MS + 300_000)
     day.start()
     assert day.count() == 0
 
 
-def test_it_says_how_much_of_whose_it_cleaned(day: Day, caplog: pytest.LogCaptureFixture) -> None:
+def test_removed_mail_is_logged_per_agent(day: Day, caplog: pytest.LogCaptureFixture) -> None:
     day.send(Address("main", "agent-7"), 12)
     day.send(Address("main", "agent-8"))
     day.send(Address("other", "agent-7"), 300)
@@ -161,15 +161,15 @@ def test_it_says_how_much_of_whose_it_cleaned(day: Day, caplog: pytest.LogCaptur
 
 def test_every_universe_is_swept(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mail_sweeper, "_PAGE", 2)
-    everybody = [Address(f"universe-{number}", "bob") for number in range(5)]
-    for agent in everybody:
+    agents = [Address(f"universe-{number}", "bob") for number in range(5)]
+    for agent in agents:
         day.send(agent)
     day.clock.advance_ms(TTL_MS + 300_000)
     day.start()
-    assert [day.count(agent) for agent in everybody] == [0] * 5
+    assert [day.count(agent) for agent in agents] == [0] * 5
 
 
-def test_a_universe_takes_a_bounded_number_of_transactions_at_a_time(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_of_a_universe_is_bounded(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiry, "MAIL_SWEEP_BATCH", 10)
     monkeypatch.setattr(mail_sweeper, "MAIL_SWEEPS_MAX", 9)
     other = Address("other", "bob")
@@ -179,31 +179,29 @@ def test_a_universe_takes_a_bounded_number_of_transactions_at_a_time(day: Day, m
     day.start()
     assert day.database.sweeps["main"] == 9
     assert 0 < day.count() < 60
-    assert day.count(other) == 0, "the next one has its turn"
+    assert day.count(other) == 0, "the next universe is swept"
     for _ in range(3):
         day.advance(300_000)
     assert day.count() == 0
 
 
-def test_one_universe_that_fails_does_not_keep_others_from_being_swept(
-    day: Day, caplog: pytest.LogCaptureFixture
-) -> None:
-    everybody = [Address(f"universe-{number}", "bob") for number in range(3)]
-    for agent in everybody:
+def test_a_failing_universe_does_not_stop_the_sweep_of_others(day: Day, caplog: pytest.LogCaptureFixture) -> None:
+    agents = [Address(f"universe-{number}", "bob") for number in range(3)]
+    for agent in agents:
         day.send(agent)
     day.clock.advance_ms(TTL_MS + 300_000)
     day.database.errors = {"universe-0": Unreachable("PostgreSQL is away"), "universe-1": ValueError("damaged")}
     with caplog.at_level(logging.WARNING, "holdfast.mail"):
         day.start()
-    assert [day.count(agent) for agent in everybody] == [1, 1, 0]
+    assert [day.count(agent) for agent in agents] == [1, 1, 0]
     assert "PostgreSQL is away" in caplog.text
     assert "damaged" in caplog.text
     day.database.errors = {}
     day.advance(300_000)
-    assert [day.count(agent) for agent in everybody] == [0, 0, 0]
+    assert [day.count(agent) for agent in agents] == [0, 0, 0]
 
 
-def test_a_key_space_that_is_away_is_asked_again_the_next_time(
+def test_an_unreachable_key_space_is_retried_at_the_next_sweep(
     day: Day, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     day.send()
@@ -221,7 +219,7 @@ def test_a_key_space_that_is_away_is_asked_again_the_next_time(
     assert day.count() == 0
 
 
-def test_a_database_that_was_closed_is_its_end(day: Day) -> None:
+def test_a_closed_database_ends_the_thread(day: Day) -> None:
     day.send()
     day.start()
     day.database.errors = {"main": Closed("closed")}
@@ -231,18 +229,20 @@ def test_a_database_that_was_closed_is_its_end(day: Day) -> None:
     assert not is_running()
 
 
-def test_it_stops_out_of_its_rest_and_between_two_transactions(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_interrupts_the_pause_and_takes_effect_between_transactions(
+    day: Day, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(expiry, "MAIL_SWEEP_BATCH", 1)
     day.send(count=50)
     day.start()
     assert day.sweeper is not None
     sweeper, entered, leave = day.sweeper, threading.Event(), threading.Event()
 
-    def told(events: list[tuple[Any, ...]]) -> None:
+    def published(events: list[tuple[Any, ...]]) -> None:
         entered.set()
         assert leave.wait(DEADLINE_SECONDS)
 
-    sweeper._publish = told
+    sweeper._publish = published
     day.database.sweeps.clear()
     day.clock.advance_ms(TTL_MS + 300_000)
     day.rest.end()
@@ -257,20 +257,20 @@ def test_it_stops_out_of_its_rest_and_between_two_transactions(day: Day, monkeyp
     assert day.database.sweeps["main"] == 1
 
 
-def test_where_several_nodes_sweep_they_do_not_all_sweep_at_the_same_moment(day: Day) -> None:
-    rests = {day.start(shared=True), *(day.advance(1) for _ in range(5))}
-    assert len(rests) > 1
-    assert all(EVERY <= seconds <= 1.1 * EVERY for seconds in rests)
+def test_the_sweeps_of_several_nodes_are_spread(day: Day) -> None:
+    pauses = {day.start(shared=True), *(day.advance(1) for _ in range(5))}
+    assert len(pauses) > 1
+    assert all(EVERY <= seconds <= 1.1 * EVERY for seconds in pauses)
 
 
-def test_several_nodes_that_sweep_at_once_forget_everything_once(postgres_url: str) -> None:
-    """While others send and read: nothing that is not over goes, and no count is wrong."""
+def test_concurrent_sweeps_remove_everything_once(postgres_url: str) -> None:
+    """During sends and reads: only expired mail is removed, and counters stay correct."""
     clock = ManualClock()
     nodes = [PostgresDatabase(postgres_url, clock=clock) for _ in range(3)]
-    everybody = [Address("main", f"agent-{number}") for number in range(8)]
+    agents = [Address("main", f"agent-{number}") for number in range(8)]
 
     def some(tx: Transaction, prefix: str) -> None:
-        for agent in everybody:
+        for agent in agents:
             for number in range(10):
                 mailboxes.send(tx, ADA, agent, NewMail(str(agent), b"", f"{prefix}-{number}"))
 
@@ -290,8 +290,8 @@ def test_several_nodes_that_sweep_at_once_forget_everything_once(postgres_url: s
             sending = threads.submit(nodes[0].transact, some, "new")
             cleaned = list(threads.map(sweep, nodes))
             sending.result(DEADLINE_SECONDS)
-        assert sum(cleaned, Counter()) == Counter({agent.agent: 10 for agent in everybody})
-        for agent in everybody:
+        assert sum(cleaned, Counter()) == Counter({agent.agent: 10 for agent in agents})
+        for agent in agents:
             assert nodes[1].read(mailboxes.count, agent)[0].count == 10
             mails = nodes[2].read(mailboxes.peek, agent, after=-1, limit=256)
             assert [mail.id for mail in mails] == [f"new-{number}" for number in range(10)]
@@ -300,10 +300,8 @@ def test_several_nodes_that_sweep_at_once_forget_everything_once(postgres_url: s
             node.close()
 
 
-def test_a_plane_that_is_opened_again_forgets_what_is_over_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With nobody sending or reading: the sweeper starts with the plane."""
+def test_a_reopened_plane_removes_expired_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any call: the sweeper starts with the plane."""
     with holdfast.open(f"dir:{tmp_path}") as plane:
         plane.set_mail_policy(MailPolicy(ttl_seconds=60))
         plane.mailbox("ada").send("bob", 1)
@@ -311,13 +309,13 @@ def test_a_plane_that_is_opened_again_forgets_what_is_over_by_itself(
     with holdfast.open(f"dir:{tmp_path}") as plane:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while plane.mailbox("bob").count():
-            assert time.monotonic() < deadline, "it is still there"
+            assert time.monotonic() < deadline, "the mail was not removed in time"
             time.sleep(0.01)
         assert is_running()
     assert not is_running()
 
 
-def test_a_plane_in_memory_begins_to_sweep_with_the_first_mail() -> None:
+def test_a_plane_in_memory_starts_to_sweep_with_the_first_mail() -> None:
     with holdfast.open("memory:") as plane:
         plane.queue("jobs").put(1)
         assert not is_running()
@@ -326,14 +324,14 @@ def test_a_plane_in_memory_begins_to_sweep_with_the_first_mail() -> None:
     assert not is_running()
 
 
-def test_a_clock_that_a_test_moves_has_no_hand_of_its_own(tmp_path: Path) -> None:
+def test_a_manual_clock_starts_no_sweeper(tmp_path: Path) -> None:
     for url in ("memory:", f"dir:{tmp_path}"):
         with holdfast.open(url, clock=ManualClock()) as plane:
             plane.mailbox("ada").send("bob", 1)
             assert not is_running()
 
 
-def test_a_key_space_that_fails_in_a_way_that_nobody_thought_of_is_asked_again_the_next_time(
+def test_an_unexpected_error_of_the_key_space_is_retried_at_the_next_sweep(
     day: Day, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     day.send()

@@ -1,4 +1,4 @@
-"""Migrations: a plane is the same on the other side, whatever it is kept in, and however often it was interrupted."""
+"""Migrations preserve a plane on every backend, however often they are interrupted."""
 
 import hashlib
 import json
@@ -65,7 +65,7 @@ def s3() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an empty bucket, which the environment has the key to."""
+    """The URL of an empty bucket; the environment has its credentials."""
     keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
     for name, value in {**keys, "AWS_ENDPOINT": s3, "AWS_ALLOW_HTTP": "true"}.items():
         monkeypatch.setenv(name, value)
@@ -76,7 +76,7 @@ def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def source(tmp_path: Path, clock: ManualClock) -> str:
-    """The URL of a closed plane with something of everything, and a session log that a crash left behind."""
+    """The URL of a closed plane with data of every kind, and a session log that a crash left."""
     folder = tmp_path / "data"
     with holdfast.open(f"dir:{folder}", clock=clock) as plane:
         populate(plane, clock)
@@ -88,7 +88,7 @@ def source(tmp_path: Path, clock: ManualClock) -> str:
 
 
 def trace(folder: Path) -> dict[str, tuple[str, int]]:
-    """Every file of a folder, its bytes and when it was written."""
+    """Every file of a folder with its bytes and modification time."""
     return {
         str(path): (hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "", path.stat().st_mtime_ns)
         for path in [folder, *sorted(folder.rglob("*"))]
@@ -100,22 +100,22 @@ def pairs(database: Database) -> dict[bytes, bytes]:
 
 
 def quietly(_steps: int) -> None:
-    """Progress that nobody looks at."""
+    """A progress callback that does nothing."""
 
 
-def run(mover: Migrator, advance: Callable[[int], None] = quietly) -> migrations.Migration:
-    if mover.begin():
-        mover.copy_objects(advance)
-        mover.copy_keys(advance)
-        mover.compare_keys(advance)
-        mover.finish()
-    return mover.progress
+def run(migrator: Migrator, advance: Callable[[int], None] = quietly) -> migrations.Migration:
+    if migrator.begin():
+        migrator.copy_objects(advance)
+        migrator.copy_keys(advance)
+        migrator.compare_keys(advance)
+        migrator.finish()
+    return migrator.progress
 
 
-# There and back.
+# Backends.
 
 
-def test_a_plane_is_the_same_in_postgresql_and_s3_and_back_in_a_directory(
+def test_a_plane_survives_a_migration_to_postgresql_and_s3_and_back(
     hf: Hf, source: str, postgres_url: str, bucket: str, *, tmp_path: Path, clock: ManualClock
 ) -> None:
     folder = Path(source.removeprefix("dir:"))
@@ -150,12 +150,12 @@ def test_a_plane_is_the_same_in_postgresql_and_s3_and_back_in_a_directory(
     assert came[0] == came[1] == came[2]
 
 
-def test_what_was_done_in_postgresql_by_several_processes_is_right_in_a_directory(
+def test_counters_of_several_postgresql_writers_are_merged_in_a_directory(
     hf: Hf, source: str, postgres_url: str, bucket: str, *, tmp_path: Path, clock: ManualClock
 ) -> None:
     hf("migrate", source, postgres_url, "--objects", bucket)
     options = {"objects": bucket, "activity": str(tmp_path / "logs"), "clock": clock}
-    for owner in ("one", "two", "three"):  # Each of them has a tally of its own.
+    for owner in ("one", "two", "three"):  # Each of them has its own counters.
         with holdfast.open(postgres_url, **options) as plane:
             jobs = plane.queue("jobs")
             jobs.put_many(range(5))
@@ -177,11 +177,11 @@ def test_what_was_done_in_postgresql_by_several_processes_is_right_in_a_director
         assert len(ids) == len(set(ids)) >= 40 + 3 * 5
         stats = plane.queue("jobs").stats()
         assert (stats.ready, stats.leased, stats.delayed, stats.blocked) == (0, 0, 0, 0)
-        clock.jump_to_ms(clock.now_ms() - 7_200_000)  # To before the last message was put.
+        clock.jump_to_ms(clock.now_ms() - 7_200_000)  # Before the last put.
         assert plane.queue("jobs").put("new").id > max(ids)
 
 
-def test_directories_and_databases_move_among_themselves(
+def test_directories_and_databases_can_be_migrated_to_their_own_kind(
     hf: Hf, source: str, postgres_server: str, postgres_url: str, tmp_path: Path
 ) -> None:
     other = f"dir:{tmp_path / 'new' / 'data'}"
@@ -191,8 +191,8 @@ def test_directories_and_databases_move_among_themselves(
         connection.execute(f"CREATE DATABASE moved_{os.getpid()}")
     moved = postgres_server.replace("/postgres?", f"/moved_{os.getpid()}?")
     try:
-        told = hf("migrate", postgres_url, moved, "--objects", f"dir:{tmp_path / 'shared'}").stdout
-        assert "key ranges are equal" in told
+        output = hf("migrate", postgres_url, moved, "--objects", f"dir:{tmp_path / 'shared'}").stdout
+        assert "key ranges are equal" in output
         with PostgresDatabase(moved) as database, RocksReader(tmp_path / "data" / "kv") as first:
             assert pairs(database) == pairs(first)
     finally:
@@ -200,7 +200,7 @@ def test_directories_and_databases_move_among_themselves(
             connection.execute(f"DROP DATABASE moved_{os.getpid()} WITH (FORCE)")
 
 
-def test_objects_that_stay_where_they_are_are_hashed_and_not_copied(
+def test_objects_in_a_shared_store_are_hashed_and_not_copied(
     hf: Hf, postgres_url: str, tmp_path: Path, clock: ManualClock
 ) -> None:
     objects = f"dir:{tmp_path / 'objects'}"
@@ -214,17 +214,15 @@ def test_objects_that_stay_where_they_are_are_hashed_and_not_copied(
     assert trace(tmp_path / "objects" / "cas") == before
 
 
-# Interrupted.
+# Interruptions.
 
 
 class Killed(BaseException):
-    """Nothing catches it, as nothing catches a kill."""
+    """A BaseException that no code catches, like a kill."""
 
 
-def test_an_interruption_at_any_step_loses_nothing_and_doubles_nothing(
-    source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps are counted by a migration that is not interrupted; then each of them is the last one of another."""
+def test_an_interruption_at_any_step_loses_and_duplicates_nothing(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An uninterrupted migration counts the steps; then one migration is interrupted at each of them."""
     monkeypatch.setattr(moving, "MIGRATION_BATCH_PAIRS", 16)
     monkeypatch.setattr(moving, "MIGRATION_RANGE_PAIRS", 24)
     folder = Path(source.removeprefix("dir:"))
@@ -280,7 +278,7 @@ def test_a_half_migrated_plane_cannot_be_opened(
         assert plane.pairs.get(b"raw") == b"value"
 
 
-def test_a_migration_that_is_done_is_done_once(hf: Hf, source: str, tmp_path: Path) -> None:
+def test_a_completed_migration_is_not_repeated(hf: Hf, source: str, tmp_path: Path) -> None:
     words = ("migrate", source, f"dir:{tmp_path / 'new'}", "--json")
     first = hf(*words).stdout
     assert "and compared at" in hf(*words[:-1]).stdout
@@ -291,14 +289,14 @@ def test_a_migration_that_is_done_is_done_once(hf: Hf, source: str, tmp_path: Pa
         assert plane.pairs.get(b"raw") == b"since"
 
 
-def test_what_changed_in_the_source_between_two_runs_is_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_in_the_source_between_two_runs_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moving, "MIGRATION_BATCH_PAIRS", 10)
     monkeypatch.setattr(moving, "MIGRATION_RANGE_PAIRS", 16)
     with MemoryDatabase() as here, MemoryDatabase() as target_hash:
         here.transact(lambda tx: [tx.put(b"%03d" % number, b"old") for number in range(100)])
-        mover = Migrator(PlaneStores(here), PlaneStores(target_hash), "here")
-        mover.begin()
-        mover.copy_keys(quietly)
+        migrator = Migrator(PlaneStores(here), PlaneStores(target_hash), "here")
+        migrator.begin()
+        migrator.copy_keys(quietly)
         here.transact(lambda tx: (tx.put(b"007", b"new"), tx.delete(b"050"), tx.put(b"zzz", b"last")))
         moved = run(Migrator(PlaneStores(here), PlaneStores(target_hash), "here"))
         assert moved.again == 3
@@ -306,12 +304,10 @@ def test_what_changed_in_the_source_between_two_runs_is_copied_again(monkeypatch
         assert moved.keys == 100
 
 
-# Refused.
+# Rejections.
 
 
-def test_a_target_that_holds_something_else_is_left_as_it_is(
-    hf: Hf, source: str, postgres_url: str, tmp_path: Path
-) -> None:
+def test_a_target_with_other_data_is_not_changed(hf: Hf, source: str, postgres_url: str, tmp_path: Path) -> None:
     with holdfast.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
         plane.pairs.put(b"theirs", b"1")
     foreign = tmp_path / "foreign"
@@ -327,18 +323,18 @@ def test_a_target_that_holds_something_else_is_left_as_it_is(
         assert plane.pairs.get(b"theirs") == b"1"
 
 
-def test_a_target_that_another_source_was_migrated_to_is_refused() -> None:
+def test_a_target_of_another_source_is_rejected() -> None:
     with MemoryDatabase() as here, MemoryDatabase() as target_hash:
-        mover = Migrator(PlaneStores(here), PlaneStores(target_hash), "dir:/one")
-        mover.begin()
+        migrator = Migrator(PlaneStores(here), PlaneStores(target_hash), "dir:/one")
+        migrator.begin()
         with pytest.raises(TargetNotEmpty, match="an unfinished migration from dir:/one"):
             Migrator(PlaneStores(here), PlaneStores(target_hash), "dir:/other").begin()
-        run(mover)
+        run(migrator)
         with pytest.raises(TargetNotEmpty, match="a plane from dir:/one"):
             Migrator(PlaneStores(here), PlaneStores(target_hash), "dir:/other").begin()
 
 
-def test_of_two_migrations_to_one_target_one_stops() -> None:
+def test_one_of_two_migrations_to_the_same_target_stops() -> None:
     with MemoryDatabase() as here, MemoryDatabase() as target_hash:
         here.transact(lambda tx: tx.put(b"key", b"value"))
         first, second = (Migrator(PlaneStores(here), PlaneStores(target_hash), "here") for _ in range(2))
@@ -349,7 +345,9 @@ def test_of_two_migrations_to_one_target_one_stops() -> None:
             second.copy_keys(quietly)
 
 
-def test_an_object_of_somebody_else_is_not_written_over(hf: Hf, source: str, tmp_path: Path, postgres_url: str) -> None:
+def test_a_different_object_in_the_target_is_not_overwritten(
+    hf: Hf, source: str, tmp_path: Path, postgres_url: str
+) -> None:
     path = f"cas/main/sha256/{hashlib.sha256(LARGE).hexdigest()}"
     open_objects(f"dir:{tmp_path / 'shared'}").put(path, b"theirs")
     refused = hf("migrate", source, postgres_url, "--objects", f"dir:{tmp_path / 'shared'}", code=5)
@@ -357,24 +355,22 @@ def test_an_object_of_somebody_else_is_not_written_over(hf: Hf, source: str, tmp
     assert open_objects(f"dir:{tmp_path / 'shared'}").get(path) == b"theirs"
 
 
-def test_objects_need_a_place(hf: Hf, source: str, postgres_url: str) -> None:
+def test_objects_need_an_object_store_in_the_target(hf: Hf, source: str, postgres_url: str) -> None:
     assert "give --objects" in hf("migrate", source, postgres_url, code=2).stderr
-    with holdfast.open(postgres_url) as plane:  # Nothing was begun.
+    with holdfast.open(postgres_url) as plane:  # Nothing was started.
         assert plane.pairs.get(b"raw") is None
 
 
 @pytest.mark.parametrize("words", [("--activity", "{}/none"), ("--from-objects", "dir:{}/none")])
-def test_what_is_named_and_is_not_there_is_not_left_behind_in_silence(
-    hf: Hf, source: str, tmp_path: Path, words: tuple[str, str]
-) -> None:
-    """Session logs are nowhere else: nothing would miss them."""
+def test_a_missing_object_fails_the_migration(hf: Hf, source: str, tmp_path: Path, words: tuple[str, str]) -> None:
+    """No key references session logs, so their loss would not be detected."""
     option, place = words
     refused = hf("migrate", source, f"dir:{tmp_path / 'new'}", option, place.format(tmp_path), code=4)
     assert f"{tmp_path / 'none'} is no folder" in refused.stderr
     assert not (tmp_path / "new").exists()
 
 
-def test_session_logs_can_stay_behind(hf: Hf, postgres_url: str, tmp_path: Path) -> None:
+def test_session_logs_can_be_excluded(hf: Hf, postgres_url: str, tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
         plane.queue("jobs").put(1)
     words = ("migrate", f"dir:{tmp_path / 'data'}", postgres_url)
@@ -389,13 +385,13 @@ def test_damage_is_not_migrated(hf: Hf, source: str, tmp_path: Path, what: str) 
         body.unlink()
     else:
         body.write_bytes(LARGE[::-1])
-    told = hf("migrate", source, f"dir:{tmp_path / 'new'}", "--json", code=10)
-    assert json.loads(told.stderr)["code"] == ("missing_object" if what == "missing" else "hash_mismatch")
+    output = hf("migrate", source, f"dir:{tmp_path / 'new'}", "--json", code=10)
+    assert json.loads(output.stderr)["code"] == ("missing_object" if what == "missing" else "hash_mismatch")
     with pytest.raises(MigrationUnfinished):
         holdfast.open(f"dir:{tmp_path / 'new'}")
 
 
-def test_a_target_that_does_not_hold_what_was_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_loses_writes_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     with MemoryDatabase() as here, MemoryDatabase() as target_hash:
         here.transact(lambda tx: tx.put(b"key", b"value"))
         moved = migrations.save_progress
@@ -404,15 +400,15 @@ def test_a_target_that_does_not_hold_what_was_written_is_found(monkeypatch: pyte
             return moved(tx, before, after, [], **options)
 
         monkeypatch.setattr(migrations, "save_progress", forgetful)
-        mover = Migrator(PlaneStores(here), PlaneStores(target_hash), "here")
-        mover.begin()
-        mover.copy_keys(quietly)
+        migrator = Migrator(PlaneStores(here), PlaneStores(target_hash), "here")
+        migrator.begin()
+        migrator.copy_keys(quietly)
         with pytest.raises(HashMismatch, match="although they were copied"):
-            mover.compare_keys(quietly)
+            migrator.compare_keys(quietly)
 
 
 @pytest.mark.parametrize("others", [b"large", b"theirs"])
-def test_an_object_that_another_migration_brings_meanwhile_is_compared(others: bytes) -> None:
+def test_an_object_created_concurrently_is_compared(others: bytes) -> None:
     source, target = open_objects("memory:"), open_objects("memory:")
     source.put("a/b", b"large")
     opened = source.open
@@ -431,7 +427,7 @@ def test_an_object_that_another_migration_brings_meanwhile_is_compared(others: b
     assert target.get("a/b") == others
 
 
-def test_of_a_failure_and_the_one_that_it_leads_to_the_first_is_told() -> None:
+def test_the_first_of_two_consecutive_errors_is_reported() -> None:
     class Full(MemoryDatabase):
         def close(self) -> None:
             super().close()
@@ -440,11 +436,11 @@ def test_of_a_failure_and_the_one_that_it_leads_to_the_first_is_told() -> None:
     with pytest.raises(DiskFull), Full():
         raise DiskFull("the device is full")
     with pytest.raises(CommitUnknown), Full():
-        """Nothing else went wrong."""
+        """No other error occurred."""
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_a_store_that_loses_an_object_is_found(missing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_loses_an_object_is_detected(missing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = open_objects("memory:"), open_objects("memory:")
     file = moving.BackupFile("a/b", 5, hashlib.sha256(b"large").hexdigest())
     if missing:
@@ -476,21 +472,21 @@ def test_a_store_that_loses_an_object_is_found(missing: bool, monkeypatch: pytes
         (("dir:", "new"), 2, "names no folder"),
     ],
 )
-def test_what_cannot_be_migrated_is_refused_in_words(
+def test_invalid_sources_and_targets_are_rejected_with_a_message(
     hf: Hf, tmp_path: Path, words: tuple[str, str], code: int, says: str
 ) -> None:
     holdfast.open(f"dir:{tmp_path / 'data'}").close()
     places = [word if ":" in word else str(tmp_path / word) for word in words]
-    told = hf("migrate", *places, code=code).stderr
-    assert says in told
-    assert "50%off" not in told
+    output = hf("migrate", *places, code=code).stderr
+    assert says in output
+    assert "50%off" not in output
     assert not (tmp_path / "new" / "kv").exists()
 
 
 @pytest.mark.parametrize(
     ("store", "says"), [("memory:", "ends with this process"), ("ftp://x", "is not an object store")]
 )
-def test_a_store_that_would_keep_nothing_is_refused_before_anything_is_made(
+def test_a_memory_store_is_rejected_before_anything_is_created(
     hf: Hf, source: str, postgres_url: str, tmp_path: Path, *, store: str, says: str
 ) -> None:
     assert says in hf("migrate", source, f"dir:{tmp_path / 'new'}", "--to-objects", store, code=2).stderr
@@ -500,10 +496,10 @@ def test_a_store_that_would_keep_nothing_is_refused_before_anything_is_made(
         assert connection.execute("SELECT to_regclass('holdfast_kv')").fetchone() == (None,)
 
 
-# In use.
+# Planes in use.
 
 
-def test_a_directory_that_another_process_has_open_is_not_migrated(hf: Hf, source: str, tmp_path: Path) -> None:
+def test_a_directory_open_in_another_process_is_not_migrated(hf: Hf, source: str, tmp_path: Path) -> None:
     child = "import sys, holdfast; holdfast.open(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", child, source], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -511,26 +507,26 @@ def test_a_directory_that_another_process_has_open_is_not_migrated(hf: Hf, sourc
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == b"open\n"
-        told = hf("migrate", source, f"dir:{tmp_path / 'new'}", "--patience", "0", code=9).stderr
-        assert f"open in process {process.pid}; stop it" in told
+        output = hf("migrate", source, f"dir:{tmp_path / 'new'}", "--patience", "0", code=9).stderr
+        assert f"open in process {process.pid}; stop it" in output
         process.stdin.close()
     hf("migrate", source, f"dir:{tmp_path / 'new'}")
 
 
-def test_a_directory_that_is_being_migrated_cannot_be_opened(source: str, tmp_path: Path) -> None:
+def test_a_directory_cannot_be_opened_during_its_migration(source: str, tmp_path: Path) -> None:
     kv = Path(source.removeprefix("dir:")) / "kv"
     with holdfast.open(source), pytest.raises(DirectoryInUse, match=f"process {os.getpid()}"):
         RocksReader(kv)
     with RocksReader(kv):
         with pytest.raises(DirectoryInUse):
             holdfast.open(source)
-        RocksReader(kv).close()  # Others may read.
+        RocksReader(kv).close()  # Other readers are allowed.
         with pytest.raises(DirectoryInUse):
             holdfast.open(source)
     holdfast.open(source).close()
 
 
-def test_links_that_a_killed_reader_left_are_removed_and_those_of_a_living_one_stay(
+def test_links_of_a_killed_reader_are_removed_and_those_of_a_live_one_kept(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -550,40 +546,40 @@ def test_links_that_a_killed_reader_left_are_removed_and_those_of_a_living_one_s
     assert list(tmp_path.glob("holdfast-reader-*")) == [new]
 
 
-def test_a_directory_that_is_read_cannot_be_written(source: str) -> None:
+def test_a_source_directory_is_read_only(source: str) -> None:
     with RocksReader(Path(source.removeprefix("dir:")) / "kv") as database, pytest.raises(ReadOnlyTransaction):
         database.transact(lambda tx: tx.put(b"a", b"b"))
 
 
-def test_a_postgresql_that_somebody_uses_is_neither_source_nor_target(
+def test_a_postgresql_database_in_use_is_neither_source_nor_target(
     hf: Hf, source: str, postgres_url: str, tmp_path: Path
 ) -> None:
     shared = ("--objects", f"dir:{tmp_path / 'shared'}", "--json")
     plane = holdfast.open(postgres_url, activity=str(tmp_path / "logs"))
     with plane:
         for words in ((source, postgres_url), (postgres_url, f"dir:{tmp_path / 'new'}")):
-            told = json.loads(hf("migrate", *words, *shared, code=9).stderr)
-            assert told["code"] == "plane_in_use"
-            assert "stop the servers and workers" in told["detail"]
+            output = json.loads(hf("migrate", *words, *shared, code=9).stderr)
+            assert output["code"] == "plane_in_use"
+            assert "stop the servers and workers" in output["detail"]
     with holdfast.open(postgres_url, activity=str(tmp_path / "logs")):
-        """Nothing was begun, so nothing keeps it closed."""
+        """Nothing was started, so the target can be opened."""
     hf("migrate", source, postgres_url, *shared)
 
 
-def test_whoever_opens_the_target_in_the_last_moment_keeps_it(
+def test_a_process_that_opens_the_target_first_keeps_it(
     hf: Hf, source: str, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from holdfast.cli import migrations as command
 
-    looks = iter([None, PlaneInUse("somebody came")])
+    results = iter([None, PlaneInUse("in use now")])
 
-    def look(_url: str) -> None:
-        if (found := next(looks)) is not None:
+    def check(_url: str) -> None:
+        if (found := next(results)) is not None:
             raise found
 
-    monkeypatch.setattr(command, "check_unused", look)
+    monkeypatch.setattr(command, "check_unused", check)
     words = ("migrate", source, postgres_url, "--objects", f"dir:{tmp_path / 'shared'}")
-    assert "somebody came" in hf(*words, code=9).stderr
+    assert "in use now" in hf(*words, code=9).stderr
     with holdfast.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
         assert plane.pairs.get(b"raw") is None
 
@@ -602,7 +598,7 @@ def test_a_half_migrated_plane_is_neither_migrated_nor_backed_up(
     hf("doctor", str(tmp_path / "half"), "--deep")
 
 
-def test_nobody_writes_to_a_postgresql_while_it_is_read(postgres_url: str) -> None:
+def test_a_postgresql_source_cannot_be_written_during_a_migration(postgres_url: str) -> None:
     from holdfast.backends.postgres import PostgresReader
 
     PostgresDatabase(postgres_url).close()
@@ -620,7 +616,7 @@ def test_nobody_writes_to_a_postgresql_while_it_is_read(postgres_url: str) -> No
             PostgresReader(f"{postgres_url}&options=-c%20application_name%3Dx")
 
 
-def test_a_database_without_a_plane_is_no_source(hf: Hf, postgres_url: str, tmp_path: Path) -> None:
+def test_a_database_without_a_plane_is_rejected_as_source(hf: Hf, postgres_url: str, tmp_path: Path) -> None:
     assert "no Holdfast tables" in hf("migrate", postgres_url, str(tmp_path / "new"), code=4).stderr
     with psycopg.connect(postgres_url) as connection:
         assert connection.execute("SELECT to_regclass('holdfast_kv')").fetchone() == (None,)
@@ -629,7 +625,7 @@ def test_a_database_without_a_plane_is_no_source(hf: Hf, postgres_url: str, tmp_
 # Details.
 
 
-def test_a_url_is_written_down_without_its_password() -> None:
+def test_a_url_is_stored_without_its_password() -> None:
     assert without_password("postgresql://me:secret@host:5/db?password=secret&sslmode=require") == (
         "postgresql://me@host:5/db?sslmode=require"
     )
@@ -637,19 +633,19 @@ def test_a_url_is_written_down_without_its_password() -> None:
     assert without_password("dir:.") == f"dir:{Path.cwd()}"
 
 
-def test_keys_that_only_look_like_tallies_are_left_alone(database: Database) -> None:
+def test_keys_that_resemble_counters_are_copied_unchanged(database: Database) -> None:
     from holdfast.kv import Subspace
 
-    room = Subspace("u", "main", "q", "tally")
-    looks = [
-        room.key("tally", "", "more"),
-        room.key("r") + b"\x02tally\x00",
+    subspace = Subspace("u", "main", "q", "tally")
+    similar_keys = [
+        subspace.key("tally", "", "more"),
+        subspace.key("r") + b"\x02tally\x00",
         b"\x02tally\x00\xff",
         Subspace("u", "main", "w", "x").key("tally", ""),
     ]
-    assert [migrations.queue_of_counters_key(key) for key in looks] == [None] * 4
-    assert migrations.queue_of_counters_key(room.key("tally", "abc")) is not None
-    database.transact(lambda tx: [tx.put(key, b"x") for key in looks])
+    assert [migrations.queue_of_counters_key(key) for key in similar_keys] == [None] * 4
+    assert migrations.queue_of_counters_key(subspace.key("tally", "abc")) is not None
+    database.transact(lambda tx: [tx.put(key, b"x") for key in similar_keys])
     with MemoryDatabase() as target_hash:
         run(Migrator(PlaneStores(database), PlaneStores(target_hash), "here"))
         assert pairs(target_hash) == pairs(database)
@@ -673,7 +669,7 @@ def test_transactions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(sizes) < 4 << 20
 
 
-def test_memory_is_bounded_however_large_the_plane_is(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_plane(tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
         for number in range(64):
             values = [(b"%02d %02d" % (number, part), os.urandom(65_536)) for part in range(16)]
@@ -689,13 +685,13 @@ def test_memory_is_bounded_however_large_the_plane_is(tmp_path: Path) -> None:
         finally:
             tracemalloc.stop()
     assert moved.object_bytes >= 64 << 20
-    assert most < 40 << 20  # Of 128 MiB: a page of pairs, a batch of them, and a part of an object.
+    assert most < 40 << 20  # Of 128 MiB of data: one page of pairs, one batch, and one part of an object.
 
 
-def test_a_plane_keeps_its_own_objects_out_of_the_environment(
+def test_objects_of_a_plane_are_not_taken_from_the_environment(
     hf: Hf, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HOLDFAST_OBJECTS is for a PostgreSQL; a directory has its own folder unless it is told otherwise."""
+    """HOLDFAST_OBJECTS applies to PostgreSQL; a directory uses its own folder by default."""
     monkeypatch.setenv("HOLDFAST_OBJECTS", f"dir:{tmp_path / 'elsewhere'}")
     hf("migrate", source, f"dir:{tmp_path / 'new'}")
     assert not (tmp_path / "elsewhere").exists()

@@ -1,4 +1,4 @@
-"""What docs/relay.md shows is true: its worked example, and the limits and codes that it names."""
+"""docs/relay.md is correct: its worked example, limits and codes."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def frame(kind: str) -> dict[str, str]:
     return next(each for each in FRAMES if each["type"] == kind)
 
 
-def test_the_worked_example_is_right() -> None:
+def test_the_worked_example_is_correct() -> None:
     challenge, answer = frame("challenge"), frame("authenticate")
     nonce = relay._body_of(relay.Body, challenge["nonce"])
     proof = relay.signed_bytes(challenge["host"], nonce)
@@ -34,7 +34,7 @@ def test_the_worked_example_is_right() -> None:
     assert isinstance(found, relay.Authenticate)
 
 
-def test_the_frames_are_frames() -> None:
+def test_the_documented_frames_can_be_decoded() -> None:
     known = {each.__struct_config__.tag: each for each in relay.Frame.__subclasses__()}
     for kind in re.findall(r'"type": "(\w+)"', TEXT):
         assert kind in known
@@ -44,7 +44,7 @@ def test_the_frames_are_frames() -> None:
             assert f"`{field}`" in TEXT or f'"{field}"' in TEXT, (kind, field)
 
 
-def test_the_bounds_are_those_of_the_code() -> None:
+def test_the_documented_limits_match_the_code() -> None:
     for number in (
         limits.FRAME_BYTES_MAX,
         limits.RELAY_FRAMES_MAX,
@@ -60,7 +60,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
         assert f"{seconds:g} seconds" in TEXT
 
 
-def test_the_codes_are_those_of_the_code() -> None:
+def test_the_documented_codes_match_the_code() -> None:
     table = TEXT[TEXT.index("| code | about") : TEXT.index("An error without a")]
     for code in re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines()[2:] if "|" in row)):
         assert code == "invalid_frame" or type(rebuild(code, "")) is not HoldfastError, code

@@ -1,4 +1,4 @@
-"""Closed files of session logs move into the object store once, whole, and are found there again."""
+"""Closed session log files move into the object store once, completely, and are listed there."""
 
 import fcntl
 import hashlib
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 def closed_file(
     folder: Path, records: int, *, session: str = "abc123", at_ms: int = OPENED_MS, tail: bytes = b"", writer: str = "w"
 ) -> Path:
-    """What a writer that is gone has left."""
+    """A file that a dead writer left."""
     file = Appender(folder / "main", Header("main", session, "metrics", at_ms, writer))
     file.append([log_format.line(n, at_ms + n, b'{"number":%d}' % n) for n in range(records)])
     file.close()
@@ -56,7 +56,7 @@ def ids(folder: Path, objects: ObjectStore | None) -> list[tuple[str, bool]]:
     return [(file.id, file.is_rotated) for file in rotation.files_in_order(folder, objects, "main")]
 
 
-def test_a_file_is_stored_under_its_hash_then_entered_then_removed(folder: Path, objects: ObjectStore) -> None:
+def test_a_file_is_stored_under_its_hash_listed_in_the_manifest_and_removed(folder: Path, objects: ObjectStore) -> None:
     path = closed_file(folder, 3)
     body = path.read_bytes()
     digest = hashlib.sha256(body).hexdigest()
@@ -84,8 +84,8 @@ def test_a_file_is_stored_under_its_hash_then_entered_then_removed(folder: Path,
     ]
 
 
-def test_a_torn_end_is_cut_off_and_the_rest_is_stored(folder: Path, objects: ObjectStore) -> None:
-    """Lesson 3: a torn last line never hides the rest."""
+def test_a_truncated_end_is_cut_off_before_storing(folder: Path, objects: ObjectStore) -> None:
+    """A truncated last line does not hide the other lines."""
     path = closed_file(folder, 3)
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"n":3,"at_ms":17')
@@ -93,7 +93,7 @@ def test_a_torn_end_is_cut_off_and_the_rest_is_stored(folder: Path, objects: Obj
     assert [objects.get(each.path) for each in manifests(objects)] == [whole]
 
 
-def test_a_bad_line_in_the_middle_is_stored_as_it_is(folder: Path, objects: ObjectStore) -> None:
+def test_a_bad_line_in_the_middle_is_stored_unchanged(folder: Path, objects: ObjectStore) -> None:
     path = closed_file(folder, 2, tail=b"bad\n" + log_format.line(2, OPENED_MS, b"{}"))
     damaged = path.read_bytes()
     rotation.rotate(path, objects)
@@ -119,8 +119,8 @@ def test_rotating_the_same_bytes_again_changes_nothing(folder: Path, objects: Ob
     assert everything(objects) == before
 
 
-def test_a_file_that_somebody_writes_is_left_alone(folder: Path, objects: ObjectStore) -> None:
-    """Lesson 19: a file belongs to whoever has it locked."""
+def test_a_file_with_an_open_writer_is_not_rotated(folder: Path, objects: ObjectStore) -> None:
+    """A locked file is not rotated."""
     file = Appender(folder / "main", Header("main", "abc123", "metrics", OPENED_MS, "w"))
     file.append([log_format.line(0, OPENED_MS, b"{}")])
     assert not rotation.rotate(file.path, objects)
@@ -130,7 +130,7 @@ def test_a_file_that_somebody_writes_is_left_alone(folder: Path, objects: Object
     assert rotation.rotate(file.path, objects)
 
 
-def test_a_file_that_is_gone_or_no_log_is_passed_over(folder: Path, objects: ObjectStore) -> None:
+def test_missing_files_and_other_files_are_skipped(folder: Path, objects: ObjectStore) -> None:
     assert not rotation.rotate(folder / "main" / "2026-11-15_04-42-15_abc123_metrics.jsonl", objects)
     events = folder / "notes.jsonl"
     folder.mkdir()
@@ -139,8 +139,8 @@ def test_a_file_that_is_gone_or_no_log_is_passed_over(folder: Path, objects: Obj
     assert events.read_text() == "mine"
 
 
-def test_a_lock_counts_only_for_the_file_that_has_the_name(tmp_path: Path) -> None:
-    """Between opening a file and locking it, somebody else may have removed it: what is written then would be lost."""
+def test_a_lock_is_valid_only_if_the_path_still_refers_to_the_file(tmp_path: Path) -> None:
+    """Another process may remove a file between open and lock; records written to it would be lost."""
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with path.open("rb") as old:
@@ -153,8 +153,8 @@ def test_a_lock_counts_only_for_the_file_that_has_the_name(tmp_path: Path) -> No
         assert not rotation.lock(late.fileno(), path)
 
 
-def test_a_new_file_that_was_taken_for_a_leftover_is_begun_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leftover is looked for in the very moment between a file's creation and its lock."""
+def test_a_new_file_removed_as_a_leftover_is_created_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scan for leftovers runs between the creation of a file and its lock."""
     real, removed = fcntl.flock, list[Path]()
 
     def remove_then_lock(descriptor: int, how: int) -> None:
@@ -169,7 +169,7 @@ def test_a_new_file_that_was_taken_for_a_leftover_is_begun_again(folder: Path, m
     assert path.read_bytes().count(b"\n") == 3
 
 
-def test_files_of_one_second_have_names_of_their_own(folder: Path) -> None:
+def test_files_of_the_same_second_have_different_names(folder: Path) -> None:
     names = [closed_file(folder, 1).name for _ in range(3)]
     assert names == [
         "2026-11-15_04-42-15_abc123_metrics.jsonl",
@@ -178,7 +178,7 @@ def test_files_of_one_second_have_names_of_their_own(folder: Path) -> None:
     ]
 
 
-def test_what_dead_processes_left_is_rotated_by_the_first_run(folder: Path, objects: ObjectStore) -> None:
+def test_the_first_run_rotates_files_of_dead_processes(folder: Path, objects: ObjectStore) -> None:
     for number in range(3):
         closed_file(folder, 2, session=f"s{number}")
     (folder / "main" / "notes.jsonl").write_text("mine")
@@ -198,7 +198,7 @@ def test_without_an_object_store_files_stay(folder: Path) -> None:
     assert not mover.is_waiting
 
 
-def test_a_store_that_fails_keeps_the_files_and_says_so_once(
+def test_a_failing_store_keeps_the_files_and_logs_one_warning(
     folder: Path, objects: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     paths = [closed_file(folder, 2, session=f"s{number}") for number in range(3)]
@@ -207,7 +207,7 @@ def test_a_store_that_fails_keeps_the_files_and_says_so_once(
     with caplog.at_level(logging.INFO, "holdfast.activity"):
         mover.run()
         assert all(path.exists() for path in paths)
-        assert faults.points == ["create: begin"]  # The others would have waited for the same store.
+        assert faults.points == ["create: begin"]  # The other files are not tried.
         assert len(caplog.messages) == 1
         assert "down" in caplog.messages[0]
         mover.run()
@@ -218,7 +218,7 @@ def test_a_store_that_fails_keeps_the_files_and_says_so_once(
     assert ["works again" in message for message in caplog.messages] == [False, True]
 
 
-def test_one_file_that_fails_does_not_hold_up_the_others(folder: Path, objects: ObjectStore) -> None:
+def test_a_failing_file_does_not_block_the_others(folder: Path, objects: ObjectStore) -> None:
     for number in range(3):
         closed_file(folder, 2, session=f"s{number}")
     mover = Rotation(folder, faulty_objects(objects, ChosenFault(0, lambda: InvalidArgument("this one"))))
@@ -228,8 +228,8 @@ def test_one_file_that_fails_does_not_hold_up_the_others(folder: Path, objects: 
     assert (mover.rotated, mover.is_waiting) == (3, False)
 
 
-def test_files_are_found_in_the_order_in_which_they_were_begun(folder: Path, objects: ObjectStore) -> None:
-    """Here or rotated. Those of one second are ordered by their writers' ids, for `-10` sorts before `-2`."""
+def test_files_are_listed_in_the_order_in_which_they_were_opened(folder: Path, objects: ObjectStore) -> None:
+    """Local or rotated. Files of the same second are ordered by their writer ids, because `-10` sorts before `-2`."""
     paths = [closed_file(folder, 1, writer=f"{number:02}") for number in range(12)]
     later = closed_file(folder, 1, at_ms=OPENED_MS + 1_000, writer="00")
     for path in (later, *paths[::2]):
@@ -238,8 +238,8 @@ def test_files_are_found_in_the_order_in_which_they_were_begun(folder: Path, obj
     assert ids(folder, objects) == [*wanted, ("2026-11-15_04-42-16_00", True)]
 
 
-def test_a_file_that_is_here_and_rotated_is_found_once(folder: Path, objects: ObjectStore) -> None:
-    """So it is after a crash between the manifest entry and the removal."""
+def test_a_file_that_is_both_local_and_rotated_is_listed_once(folder: Path, objects: ObjectStore) -> None:
+    """This happens after a crash between the manifest entry and the removal."""
     path = closed_file(folder, 3)
     body = path.read_bytes()
     rotation.rotate(path, objects)
@@ -247,7 +247,7 @@ def test_a_file_that_is_here_and_rotated_is_found_once(folder: Path, objects: Ob
     assert ids(folder, objects) == [("2026-11-15_04-42-15_w", True)]
 
 
-def test_a_file_whose_header_was_lost_keeps_its_identity_when_it_is_rotated(folder: Path, objects: ObjectStore) -> None:
+def test_a_file_without_a_header_keeps_its_id_when_rotated(folder: Path, objects: ObjectStore) -> None:
     path = closed_file(folder, 3)
     path.write_bytes(b"\xff" + path.read_bytes())
     before = list(rotation.files_in_order(folder, objects, "main"))
@@ -257,10 +257,10 @@ def test_a_file_whose_header_was_lost_keeps_its_identity_when_it_is_rotated(fold
     assert [(file.session, file.kind) for file in after] == [("abc123", "metrics")]
 
 
-def test_a_damaged_manifest_entry_hides_no_other(
+def test_a_damaged_manifest_entry_does_not_hide_others(
     folder: Path, objects: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Lesson 3: rotated files are read back, the good ones in spite of a bad one."""
+    """Valid rotated files are read although another entry is damaged."""
     for second in range(3):
         rotation.rotate(closed_file(folder, 1, at_ms=OPENED_MS + second * 1_000), objects)
     entry = objects.list("activity-manifest/main")[1].path
@@ -269,7 +269,7 @@ def test_a_damaged_manifest_entry_hides_no_other(
     assert entry in caplog.text
 
 
-def test_manifests_are_listed_page_by_page_from_where_one_starts(
+def test_manifests_are_listed_in_pages_from_the_start_position(
     folder: Path, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for second in range(7):
@@ -281,7 +281,7 @@ def test_manifests_are_listed_page_by_page_from_where_one_starts(
     assert [file.second[-2:] for file in rest] == ["19", "20", "21"]
 
 
-def test_entries_that_cannot_be_asked_for_are_not_even_loaded(folder: Path, objects: ObjectStore) -> None:
+def test_manifest_entries_that_cannot_match_are_not_loaded(folder: Path, objects: ObjectStore) -> None:
     for session in ("ada", "bob", "cy"):
         rotation.rotate(closed_file(folder, 1, session=session), objects)
     counting = ChosenFault()
@@ -290,7 +290,7 @@ def test_entries_that_cannot_be_asked_for_are_not_even_loaded(folder: Path, obje
     assert counting.points.count("get: begin") == 1
 
 
-def test_a_folder_that_cannot_be_listed_is_looked_at_again(
+def test_a_folder_that_cannot_be_listed_is_scanned_again(
     folder: Path, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed_file(folder, 1)
@@ -313,7 +313,7 @@ def test_without_an_object_store_nothing_waits(folder: Path) -> None:
     assert not moving.is_waiting
 
 
-def test_a_file_that_is_not_closed_without_an_error_is_closed_and_rotated_all_the_same(
+def test_an_error_on_close_does_not_prevent_rotation(
     folder: Path, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = Appender(folder / "main", Header("main", "abc123", "metrics", OPENED_MS, "w"))

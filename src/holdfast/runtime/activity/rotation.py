@@ -34,9 +34,7 @@ from holdfast.runtime.activity.format import Content, FileName, Header, LogFile
 
 _log = logging.getLogger("holdfast.activity")
 
-_ListedFile: TypeAlias = tuple[
-    str, Callable[[], LogFile | None]
-]  # When it was opened, and a loader.
+_ListedFile: TypeAlias = tuple[str, Callable[[], LogFile | None]]  # When it was opened, and a loader.
 
 
 class Manifest(msgspec.Struct, frozen=True):

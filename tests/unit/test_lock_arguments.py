@@ -1,0 +1,132 @@
+"""The lock table validates paths, modes, timeouts and levels."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import limits
+from holdfast.errors import InvalidArgument
+from holdfast.runtime.locks.table import LockTable
+
+_shared = runpy.run_path(str(Path(__file__).with_name("lock_fixtures.py")))  # Test files cannot import each other.
+row = _shared["row"]
+Actor = _shared["Actor"]
+table = _shared["table"]
+loop = _shared["loop"]
+new_actor = _shared["new_actor"]
+ada = _shared["ada"]
+bob = _shared["bob"]
+done = _shared["done"]
+until_waiting = _shared["until_waiting"]
+free = _shared["free"]
+assert_empty = _shared["assert_empty"]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (["table", "task"], "database, entity_type, record_id"),
+        (["record_id", "123"], "type/id"),
+        (["record_id", "task/"], "type/id"),
+        (["record_id", "/1"], "type/id"),
+        (["record_id"], "type/id"),
+        (["record_id", ""], "type/id"),
+        (["entity_type"], "a name without a slash"),
+        (["entity_type", ""], "a name without a slash"),
+        (["entity_type", "task/1"], "a name without a slash"),
+        (["database", "main"], "without a name"),
+        (["record_id", "task/" + "x" * limits.LOCK_NAME_CHARACTERS_MAX], f"{limits.LOCK_NAME_CHARACTERS_MAX}"),
+        (["record_id", 7], "strings"),
+        ([7, "task/1"], "strings"),
+        (["record_id", None], "strings"),
+        (["record_id", b"task/1"], "strings"),
+        ([["record_id"], "task/1"], "strings"),
+        ([], "0 parts"),
+        (["record_id", "task/1", "x"], "3 parts"),
+        ("record_id", "a list of a level and a name"),
+        (None, "a list of a level and a name"),
+        (7, "a list of a level and a name"),
+        ({"record_id": "task/1"}, "a list of a level and a name"),
+    ],
+    ids=repr,
+)
+async def test_an_invalid_path_is_rejected(table: LockTable, path: Any, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        table.acquire(path)
+    with pytest.raises(InvalidArgument, match=message):
+        await table.acquire_async(path)
+    with pytest.raises(InvalidArgument, match=message):
+        table.acquire_all([row(1), path])
+    with pytest.raises(InvalidArgument, match=message):
+        await table.acquire_all_async([row(1), path])
+    assert_empty(table)
+
+
+@pytest.mark.parametrize("paths", ["record_id", ["record_id", "task/1"], None, 7, [None]], ids=repr)
+def test_acquire_all_needs_a_list_of_paths(table: LockTable, paths: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        table.acquire_all(paths)
+
+
+@pytest.mark.parametrize("mode", ["", "SIX", "x", "EXCLUSIVE", None, 3, [], {}], ids=repr)
+def test_an_unknown_mode_is_rejected_with_the_known_ones(table: LockTable, mode: Any) -> None:
+    with pytest.raises(InvalidArgument, match="IS, IX, S, X"):
+        table.acquire(row(1), mode)
+
+
+@pytest.mark.parametrize(
+    "seconds", [-1, -0.001, float("nan"), float("inf"), float("-inf"), "1", True, [], 1j], ids=repr
+)
+async def test_a_timeout_is_a_number_of_seconds(table: LockTable, seconds: Any) -> None:
+    with pytest.raises(InvalidArgument, match="timeout_seconds"):
+        table.acquire(row(1), timeout_seconds=seconds)
+    with pytest.raises(InvalidArgument, match="timeout_seconds"):
+        await table.acquire_async(row(1), timeout_seconds=seconds)
+    assert_empty(table)
+
+
+def test_a_very_long_timeout_is_accepted(table: LockTable, ada: Actor, bob: Actor) -> None:
+    held = done(ada.acquire(row(1), timeout_seconds=1e300))
+    waiting = bob.acquire(row(1), timeout_seconds=1e300)
+    until_waiting(table, 1)
+    held.release()
+    done(waiting)
+
+
+@pytest.mark.parametrize("levels", [(), "database", ("a", ""), ("a", 7), ("a", "A"), 7, None], ids=repr)
+def test_level_names_must_be_unique(levels: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        LockTable(levels)
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, "1", None, True], ids=repr)
+def test_waiters_max_must_be_an_integer(number: Any) -> None:
+    with pytest.raises(InvalidArgument, match="waiters_max"):
+        LockTable(waiters_max=number)
+
+
+def test_level_names_are_case_insensitive(table: LockTable) -> None:
+    with table.acquire(("RECORD_ID", "task/1")) as held:
+        assert held.paths == [("record_id", "task/1")]
+        assert not free(table, row(1))
+        assert not free(table, ["Database", ""])
+    assert LockTable(("Outer", "inner")).acquire(["OUTER"]).paths == [("Outer", "")]
+
+
+def test_levels_nest_as_declared() -> None:
+    table = LockTable(("cluster", "database", "table", "row"))
+    with table.acquire(["row", "main/task/1"]):
+        assert [(info.path, info.mode) for info in table.holders()] == [
+            (("cluster", ""), "IX"),
+            (("database", "main"), "IX"),
+            (("table", "main/task"), "IX"),
+            (("row", "main/task/1"), "X"),
+        ]
+        assert not free(table, ["table", "main/task"], "S")
+        assert free(table, ["table", "other/task"])
+    with pytest.raises(InvalidArgument, match="database/table/row"):
+        table.acquire(["row", "task/1"])
+    with pytest.raises(InvalidArgument, match="type/id"):
+        table.acquire(["table", "main/task/1"])
