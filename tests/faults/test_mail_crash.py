@@ -15,7 +15,7 @@ import holdfast
 from holdfast import Plane
 from holdfast.limits import MAIL_TTL_SECONDS
 from holdfast.testing.histories import History, Operation, Outcome
-from holdfast.testing.histories.mail import Place, check_mailbox
+from holdfast.testing.histories.mail import MailboxEntry, check_mailbox
 
 CHILD = Path(__file__).parent / "mail_child.py"
 CHILD_MODULE: Any = runpy.run_path(str(CHILD))  # Test files cannot import each other.
@@ -33,13 +33,13 @@ def kill_after(folder: Path, run: int, lines: int) -> list[bytes]:
     return [line for line in said if line.endswith(b"\n")]
 
 
-def waiting(plane: Plane, agent: str) -> list[Place]:
+def waiting(plane: Plane, agent: str) -> list[MailboxEntry]:
     """The mail in a mailbox; checks that the count agrees."""
-    places: list[Place] = []
-    while mails := plane.mailbox(agent).read(after=places[-1].sequence if places else -1, limit=256, peek=True):
-        places += [Place(mail.sequence, mail.id, mail.sent_ms, mail.expires_ms) for mail in mails]
-    assert plane.mailbox(agent).count() == len(places)
-    return places
+    entries: list[MailboxEntry] = []
+    while mails := plane.mailbox(agent).read(after=entries[-1].sequence if entries else -1, limit=256, peek=True):
+        entries += [MailboxEntry(mail.sequence, mail.id, mail.sent_ms, mail.expires_ms) for mail in mails]
+    assert plane.mailbox(agent).count() == len(entries)
+    return entries
 
 
 def check(plane: Plane, history: History) -> int:
@@ -48,7 +48,7 @@ def check(plane: Plane, history: History) -> int:
     for agent in CHILD_MODULE["READERS"]:
         left = waiting(plane, agent)
         check_mailbox(history, agent, left=left, end_ms=now_ms, ttl_ms=round(MAIL_TTL_SECONDS * 1_000))
-        read = [Place(mail.sequence, mail.id, mail.sent_ms, mail.expires_ms) for mail in subscribe(plane, agent)]
+        read = [MailboxEntry(mail.sequence, mail.id, mail.sent_ms, mail.expires_ms) for mail in subscribe(plane, agent)]
         assert read == left
         assert plane.mailbox(agent).count() == 0
         total += len(left)

@@ -19,7 +19,7 @@ from holdfast.backends.rocksdb import RocksReader
 from holdfast.errors import MigrationUnfinished
 from holdfast.kv import Database
 from holdfast.layers.migrations import BEGIN, END
-from holdfast.runtime.maintenance.migrations import _plain
+from holdfast.runtime.maintenance.migrations import _pairs_of
 from holdfast.testing.clock import ManualClock
 
 POPULATED = runpy.run_path(str(Path(__file__).parents[1] / "populated.py"))  # Test files cannot import each other.
@@ -76,7 +76,7 @@ def migrate(*words: str, kill_after: int = 0) -> tuple[int, str, list[str]]:
 
 
 def pairs(database: Database) -> dict[bytes, bytes]:
-    return dict(_plain(database, BEGIN, END))
+    return dict(_pairs_of(database, BEGIN, END))
 
 
 def test_a_killed_migration_resumes_where_it_stopped(
