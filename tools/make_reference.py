@@ -161,7 +161,7 @@ def endpoints() -> str:
 
 
 def _operation(method: str, path: str, operation: Mapping[str, Any]) -> list[str]:
-    lines = [f"### `{method} {path}`", "", f"{operation['summary']}.", ""]
+    lines = [f"### `{method} {path}`", "", operation["summary"], ""]
     own = [parameter for parameter in operation.get("parameters", ()) if "$ref" not in parameter]
     lines += _parameters(own)
     request_body = _contents(operation.get("requestBody", {}))
@@ -317,12 +317,24 @@ def _classes() -> list[type[HoldfastError]]:
 
 
 _PYTHON_SECTIONS: Final = (
-    ("Opening a plane", "holdfast.handles.sync.plane", "holdfast.handles.plane", "holdfast.handles.opening"),
+    (
+        "Opening a plane",
+        "holdfast",
+        "holdfast.handles.sync.plane",
+        "holdfast.handles.plane",
+        "holdfast.handles.opening",
+    ),
     ("Queues", "holdfast.handles.sync.queues", "holdfast.handles.queues", "holdfast.wire.queues"),
     ("Messages", "holdfast.handles.sync.messages", "holdfast.handles.messages"),
     ("Workers", "holdfast.handles.workers"),
     ("Mail", "holdfast.handles.sync.mailboxes", "holdfast.handles.mailboxes", "holdfast.wire.mail"),
-    ("Agents", "holdfast.handles.sync.agents", "holdfast.handles.agents", "holdfast.wire.agents", "holdfast.encryption"),
+    (
+        "Agents",
+        "holdfast.handles.sync.agents",
+        "holdfast.handles.agents",
+        "holdfast.wire.agents",
+        "holdfast.encryption",
+    ),
     ("Leases", "holdfast.handles.sync.leases", "holdfast.handles.leases"),
     ("State", "holdfast.handles.sync.states", "holdfast.handles.states", "holdfast.wire.states"),
     ("Entities", "holdfast.handles.sync.entities", "holdfast.handles.entities", "holdfast.wire.entities"),
@@ -352,14 +364,12 @@ def python_api() -> str:
         "and arguments as those without, and are awaited.",
     )
     modules = {
-        name: holdfast._MODULES.get(name, "holdfast")  # noqa: SLF001
+        name: holdfast._MODULES.get(name, "holdfast")
         for name in sorted(holdfast.__all__, key=lambda name: (name.removeprefix("Async"), name))
     }
     rest = dict(modules)
     for title, *sources in _PYTHON_SECTIONS:
         lines += [f"## {title}", ""]
-        if title == "Opening a plane":
-            sources = ["holdfast", *sources]
         for source in sources:
             for name in [name for name, module in modules.items() if module == source]:
                 del rest[name]

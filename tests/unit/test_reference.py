@@ -1,4 +1,4 @@
-"""The reference in docs/ is what the code says, all of it."""
+"""docs/reference/ is up to date with the code, and complete."""
 
 import re
 import runpy
@@ -18,21 +18,21 @@ from holdfast.server.settings import Settings
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "make_reference.py"
 PAGES = ("commands", "endpoints", "settings", "errors", "limits")
-MADE = runpy.run_path(str(TOOL))
+REFERENCE_TOOL = runpy.run_path(str(TOOL))
 
 
 def page(name: str) -> str:
     return (ROOT / "docs" / "reference" / f"{name}.md").read_text()
 
 
-def test_the_reference_is_current() -> None:
-    checked = subprocess.run([sys.executable, str(TOOL), "--check"], capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stdout
+def test_reference_is_up_to_date() -> None:
+    check = subprocess.run([sys.executable, str(TOOL), "--check"], capture_output=True, text=True, check=False)
+    assert check.returncode == 0, check.stdout
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_that_is_not_current_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    main = MADE["main"]
+def test_check_detects_an_outdated_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = REFERENCE_TOOL["main"]
     monkeypatch.setitem(main.__globals__, "PAGES", tmp_path)
     monkeypatch.setattr(sys, "argv", [str(TOOL)])
     main()
@@ -43,7 +43,7 @@ def test_a_page_that_is_not_current_is_found(name: str, tmp_path: Path, monkeypa
         main()
 
 
-def test_every_command_is_there() -> None:
+def test_every_command_is_documented() -> None:
     text, missing = page("commands"), []
 
     def walk(command: click.Command, ctx: click.Context) -> None:
@@ -51,15 +51,15 @@ def test_every_command_is_there() -> None:
             missing.append(ctx.command_path)
         if isinstance(command, click.Group):
             for name in command.list_commands(ctx):
-                below = command.get_command(ctx, name)
-                assert below is not None
-                walk(below, click.Context(below, info_name=name, parent=ctx))
+                subcommand = command.get_command(ctx, name)
+                assert subcommand is not None
+                walk(subcommand, click.Context(subcommand, info_name=name, parent=ctx))
 
     walk(root, click.Context(root, info_name="holdfast"))
     assert missing == []
 
 
-def test_every_endpoint_setting_error_and_limit_is_there() -> None:
+def test_every_endpoint_setting_error_and_limit_is_documented() -> None:
     for endpoint in ENDPOINTS:
         assert f"`{endpoint.method} {endpoint.path.replace(':path', '')}`" in page("endpoints")
     for field in msgspec.structs.fields(Settings):
@@ -72,12 +72,12 @@ def test_every_endpoint_setting_error_and_limit_is_there() -> None:
             assert f"| `{name}` | {value:,} |" in page("limits")
 
 
-def test_every_link_within_the_page_of_endpoints_leads_somewhere() -> None:
+def test_links_within_the_endpoints_page_have_targets() -> None:
     text = page("endpoints")
     headings = {heading.lower() for heading in re.findall(r"^#+ (\w+)$", text, re.MULTILINE)}
     assert set(re.findall(r"\]\(#(\w+)\)", text)) <= headings
 
 
-def test_a_setting_says_its_meaning() -> None:
-    silent = [line for line in page("settings").splitlines() if line.startswith("| `") and line.endswith("|  |")]
-    assert silent == []
+def test_every_setting_has_a_description() -> None:
+    undocumented = [line for line in page("settings").splitlines() if line.startswith("| `") and line.endswith("|  |")]
+    assert undocumented == []
