@@ -112,7 +112,7 @@ def test_the_demo_with_spark_writes_a_report(demo: DemoRunner) -> None:
     assert len(claims) == CLAIMS + SPARK_CLAIMS
     report = demo.folder / "holdfast-demo-report.html"
     assert result["report"] == str(report)
-    assert "All 6 worlds are well" in report.read_text()
+    assert "All 6 worlds passed the audit" in report.read_text()
     assert demo.remaining() == [str(report)]
 
 

@@ -199,7 +199,7 @@ def test_audit_reads_a_plane_through_a_running_server(
     assert result["reachability"].rows["unreachable"] == 1
     (row,) = Lake(config.lake).table(UNREACHABLE).rows().to_pylist()
     assert (row["hash"], row["modified_at"]) == (lost, None)  # A server does not report times.
-    assert "3 of 5 worlds are not well" in (tmp_path / "lake" / "reports" / "latest.html").read_text()
+    assert "3 of 5 worlds have findings" in (tmp_path / "lake" / "reports" / "latest.html").read_text()
 
 
 def test_concurrent_audits_leave_one_row_per_world(spark: SparkSession, tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_concurrent_processes_ingest_every_row_once(
         "ingest_run.INGEST_TASK_BYTES = 4_000; plans.INGEST_WORLD_ROWS = 60;"
         "config = Config(data=sys.argv[1], lake=sys.argv[2]);"
         "view = open_view(config); print('ready', flush=True); sys.stdin.readline();"
-        "print(ingest.take_in(None, config, view).rows); view.close()"
+        "print(ingest.ingest_view(None, config, view).rows); view.close()"
     )
     children = []
     for _ in range(2):

@@ -117,8 +117,8 @@ def test_page_has_its_sections_and_numbers(lake: Lake) -> None:
     read = Page(html)
     for heading in ("Health", "Queues", "Dead letters", "Mail", "Leases", "Storage"):
         assert heading in read.text
-    assert "1 of 2 worlds are not well" in read.text
-    assert "1 stretches could not be read" in read.text
+    assert "1 of 2 worlds have findings" in read.text
+    assert "1 ranges could not be read" in read.text
     assert "1 MiB" in read.text  # Reclaimable.
     assert read.tags.count("h1") == 1
     assert read.tags.count("h2") == 6

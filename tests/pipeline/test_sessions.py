@@ -121,8 +121,8 @@ def test_without_a_home_the_cache_folder_is_temporary(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code = """
 import os
-from holdfast.pipeline import javas
-found = [javas.caches(os.environ) for _ in range(3)]
+from holdfast.pipeline import java_runtime
+found = [java_runtime.cache_folder(os.environ) for _ in range(3)]
 assert found[0].is_dir()
 print(len(set(found)), found[0])
 """
@@ -175,7 +175,7 @@ def is_alive(pid: str) -> bool:
 @pytest.mark.parametrize("address", ["remote='sc://127.0.0.1:1'", "master='spark://127.0.0.1:1'"])
 def test_missing_spark_master_fails_at_once(address: str) -> None:
     code = f"from holdfast.pipeline import sessions; sessions.start({address})"
-    assert "Unreachable: Nobody answers at s" in run(code).stderr
+    assert "Unreachable: Cannot connect to Spark at s" in run(code).stderr
 
 
 def test_master_and_remote_are_mutually_exclusive() -> None:
