@@ -1,4 +1,4 @@
-"""Short messages are read without websockets: whatever an agent sends, in whatever pieces, it makes no difference."""
+"""Short messages are read without websockets, with the same result for any input in any chunks."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 from holdfast.server.sockets import BoundedSocket
-from holdfast.wire.websocket_frames import ShortFrameReader, server_frame, client_frame
+from holdfast.wire.websocket_frames import ShortFrameReader, client_frame, server_frame
 
 REQUEST = (
     b"GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -42,7 +42,7 @@ class Transport:
 
 
 class Socket(BoundedSocket):
-    """One that was opened, and remembers what it was given."""
+    """An open socket that records its messages."""
 
     def __init__(self, *, alone: bool) -> None:
         self.conn = ServerProtocol(max_size=100_000, logger=logging.getLogger("nobody"))
@@ -71,12 +71,12 @@ class Socket(BoundedSocket):
 
     @property
     def seen(self) -> tuple[Any, ...]:
-        """All that anybody else could tell the difference by."""
+        """Everything observable from outside."""
         return self.transport.written, self.transport.closing, self.conn.state, self.queue.qsize()
 
 
 class Wire(bytes):
-    """Bytes that do not fill the screen when a test fails."""
+    """Bytes with a short repr for test failures."""
 
     def __repr__(self) -> str:
         return f"<{len(self)} bytes, {self[:12].hex()}>"
@@ -120,7 +120,7 @@ strange = st.sampled_from(
     st.lists(whole, max_size=2),
     st.lists(st.integers(1, 400), min_size=1, max_size=10),
 )
-def test_what_is_read_here_is_what_websockets_reads(
+def test_short_frames_are_read_as_websockets_reads_them(
     frames: list[bytes], odd: list[bytes], rest: list[bytes], sizes: list[int]
 ) -> None:
     data = b"".join(frames + odd + rest)
@@ -140,7 +140,7 @@ def test_what_is_read_here_is_what_websockets_reads(
 
 
 @pytest.mark.parametrize("size", [1, 7, 1_000_000])
-def test_short_messages_are_read_here(size: int) -> None:
+def test_short_messages_bypass_websockets(size: int) -> None:
     """Otherwise the test above would compare websockets with itself."""
     data = b"".join(frame(Opcode.TEXT, b"%d" % number) for number in range(20)) + frame(Opcode.BINARY, b"y" * 300)
     socket = Socket(alone=False)
@@ -152,7 +152,7 @@ def test_short_messages_are_read_here(size: int) -> None:
     assert socket.read_here >= len(data)
 
 
-def test_they_are_read_here_again_behind_what_was_not() -> None:
+def test_short_messages_bypass_websockets_after_a_long_one() -> None:
     socket = Socket(alone=False)
     for data in (frame(Opcode.PING, b""), frame(Opcode.BINARY, b"z" * 70_000), frame(Opcode.TEXT, b"short")):
         before = socket.read_here
@@ -161,7 +161,7 @@ def test_they_are_read_here_again_behind_what_was_not() -> None:
     assert socket.read_here - before == len(data)
 
 
-def test_a_message_whose_taker_is_gone_is_left_to_websockets() -> None:
+def test_a_message_without_a_reader_is_left_to_websockets() -> None:
     socket = Socket(alone=False)
     first, second = frame(Opcode.TEXT, b"first"), frame(Opcode.TEXT, b"second")
 
@@ -180,7 +180,7 @@ def test_a_message_whose_taker_is_gone_is_left_to_websockets() -> None:
 
 
 class Reader(ShortFrameReader):
-    """The end of a client, without a network."""
+    """A client's reader without a network."""
 
     def __init__(self, *, alone: bool) -> None:
         self.protocol = ClientProtocol(parse_uri("ws://h/"), max_size=100_000, logger=logging.getLogger("nobody"))
@@ -208,7 +208,7 @@ class Reader(ShortFrameReader):
 
 
 def sent(opcode: Opcode, data: bytes, *, fin: bool = True) -> Wire:
-    """A frame of a server."""
+    """A frame from a server."""
     return Wire(Frame(opcode, data, fin=fin).serialize(mask=False))
 
 
@@ -244,7 +244,7 @@ def test_a_client_reads_what_websockets_reads(frames: list[bytes], last: bytes, 
 
 
 @given(payloads)
-def test_what_a_client_writes_is_what_websockets_reads(data: bytes) -> None:
+def test_websockets_reads_what_a_client_writes(data: bytes) -> None:
     server = Socket(alone=True)
     server.data_received(client_frame(data) + client_frame(data))
     assert server.messages == [data, data]

@@ -1,4 +1,4 @@
-"""Calls that an event loop makes at the same time share a transaction, and nothing else."""
+"""Concurrent calls of an event loop share a transaction and stay isolated."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 import holdfast
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.errors import CasMismatch, InvalidArgument, Unreachable
-from holdfast.handles import AsyncPlane
+from holdfast.handles.plane import AsyncPlane
 from holdfast.kv import Transaction
 from holdfast.kv.batch import run_batch, run_isolated
 from holdfast.plane.batching import CallBatcher
@@ -19,7 +19,7 @@ from holdfast.testing.faults import FaultyDatabase
 
 
 class Slow(MemoryDatabase):
-    """Each commit takes a turn of the loop, as a sync would, and is counted."""
+    """A database whose commits take one tick of the loop, as a sync does, and are counted."""
 
     commits = 0
 
@@ -37,7 +37,7 @@ def put(tx: Transaction, number: int) -> int:
     return number
 
 
-async def test_calls_of_one_turn_are_one_transaction_and_each_has_its_own_outcome() -> None:
+async def test_calls_of_one_tick_share_a_transaction() -> None:
     with Slow() as database:
         gathering = CallBatcher(database, lambda events: None)
         outcomes = await asyncio.gather(*(gathering.call(put, number) for number in range(50)), return_exceptions=True)
@@ -49,8 +49,8 @@ async def test_calls_of_one_turn_are_one_transaction_and_each_has_its_own_outcom
         assert len(database.read(lambda tx: tx.scan(b"0", b"z", limit=100))) == 43
 
 
-def test_an_error_that_nobody_foresaw_ends_a_group_unless_it_is_to_be_caught() -> None:
-    """Where it is a caller's own mistake it is told to that caller; where it is ours, nothing may be committed."""
+def test_an_unexpected_error_ends_a_batch_unless_it_is_caught() -> None:
+    """If it is caught, its caller gets it; otherwise nothing is committed."""
     works = [(put, number) for number in (1, 3, 5)]
     with Slow() as database:
         with pytest.raises(ValueError, match="not wanted"):
@@ -61,7 +61,7 @@ def test_an_error_that_nobody_foresaw_ends_a_group_unless_it_is_to_be_caught() -
         assert len(database.read(lambda tx: tx.scan(b"0", b"z", limit=10))) == 2
 
 
-async def test_a_call_that_is_alone_waits_for_nobody() -> None:
+async def test_a_single_call_does_not_wait() -> None:
     with Slow() as database:
         gathering = CallBatcher(database, lambda events: None)
         for number in (0, 1, 2):
@@ -69,7 +69,7 @@ async def test_a_call_that_is_alone_waits_for_nobody() -> None:
         assert database.commits == 3
 
 
-async def test_a_call_sees_what_those_before_it_in_its_group_wrote() -> None:
+async def test_a_call_sees_the_writes_of_earlier_calls_in_its_batch() -> None:
     async with holdfast.open_async("memory:") as plane:
         state = plane.state("s")
         outcomes = await asyncio.gather(
@@ -78,7 +78,7 @@ async def test_a_call_sees_what_those_before_it_in_its_group_wrote() -> None:
         assert [isinstance(outcome, CasMismatch) for outcome in outcomes].count(False) == 1
 
 
-async def test_what_a_group_notes_is_told_once() -> None:
+async def test_the_events_of_a_batch_are_published_once() -> None:
     async with holdfast.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await asyncio.gather(*(jobs.put(number) for number in range(20)))
@@ -91,7 +91,7 @@ class RefusesToBegin:
         return Unreachable("on purpose") if point == "transact: begin" else None
 
 
-async def test_a_commit_that_fails_is_told_to_everybody_in_its_group() -> None:
+async def test_a_failed_commit_raises_for_every_call_of_its_batch() -> None:
     database = FaultyDatabase(Slow())
     transport = AsyncEmbeddedTransport(Services(database))
     jobs = AsyncPlane(transport).queue("jobs")
@@ -105,7 +105,7 @@ async def test_a_commit_that_fails_is_told_to_everybody_in_its_group() -> None:
     await transport.close()
 
 
-async def test_a_caller_that_is_cancelled_leaves_the_others_alone() -> None:
+async def test_a_cancelled_caller_does_not_affect_the_others() -> None:
     with Slow() as database:
         gathering = CallBatcher(database, lambda events: None)
         tasks = [asyncio.create_task(gathering.call(put, number)) for number in range(3)]
@@ -116,8 +116,8 @@ async def test_a_caller_that_is_cancelled_leaves_the_others_alone() -> None:
         assert isinstance(outcomes[1], asyncio.CancelledError)
 
 
-async def test_a_group_that_is_too_large_is_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.kv.batch.GROUP_BYTES", 1_000)
+async def test_a_large_batch_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.kv.batch.BATCH_WRITE_BYTES_MAX", 1_000)
     with Slow() as database:
         gathering = CallBatcher(database, lambda events: None)
         numbers = [number for number in range(60) if number % 7 != 3]
@@ -125,8 +125,8 @@ async def test_a_group_that_is_too_large_is_several(monkeypatch: pytest.MonkeyPa
         assert database.commits > 3
 
 
-def test_a_work_that_raises_after_it_wrote_leaves_nothing_and_the_others_are_told_once() -> None:
-    """Works write to one transaction; whoever raises in the middle has the group run again, each by itself."""
+def test_a_function_that_raises_after_a_write_leaves_nothing() -> None:
+    """Functions share a transaction; if one raises after a write, the batch runs again with nested transactions."""
     runs: list[int] = []
 
     def work(tx: Transaction, number: int) -> int:
@@ -147,7 +147,7 @@ def test_a_work_that_raises_after_it_wrote_leaves_nothing_and_the_others_are_tol
         assert runs == [1, 2, 1, 2, 3]
 
 
-def test_a_work_that_is_refused_before_it_wrote_does_not_have_the_group_run_again() -> None:
+def test_a_function_that_raises_before_writing_does_not_rerun_the_batch() -> None:
     runs: list[int] = []
 
     def work(tx: Transaction, number: int) -> int:
@@ -163,8 +163,8 @@ def test_a_work_that_is_refused_before_it_wrote_does_not_have_the_group_run_agai
         assert runs == [1, 2, 3]
 
 
-def test_one_list_of_operations_that_is_refused_half_way_does_not_have_the_others_run_again() -> None:
-    """So that whoever sends such lists does not make everybody else's calls cost twice as much."""
+def test_an_atomic_list_that_fails_does_not_rerun_the_batch() -> None:
+    """Such a list does not double the cost of other calls."""
     runs: list[str] = []
 
     def half(tx: Transaction, request: str) -> None:

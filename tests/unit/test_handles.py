@@ -1,4 +1,4 @@
-"""Planes and their handles: one way to say it for threads, the same way for asyncio."""
+"""Planes and their handles, synchronous and asynchronous."""
 
 import gc
 import importlib
@@ -18,7 +18,7 @@ from holdfast.errors import Closed, InvalidArgument, NestedTransaction, Unsuppor
 ASYNC = [
     handle
     for module in pkgutil.iter_modules(handles.__path__)
-    if not module.ispkg and module.name != "workers"  # One for threads and one for tasks, neither made from the other.
+    if not module.ispkg and module.name != "workers"  # Workers are not generated.
     for name, handle in vars(importlib.import_module(f"holdfast.handles.{module.name}")).items()
     if name.startswith("Async") and handle.__module__ == f"holdfast.handles.{module.name}"
 ]
@@ -27,7 +27,7 @@ FOR_ASYNCIO = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "
 every_handle = pytest.mark.parametrize("handle", ASYNC, ids=lambda handle: handle.__name__)
 
 
-# These only give a handle, or touch what is in memory, so there is nothing to await.
+# These only create a handle or use memory, so there is nothing to await.
 WAITS_FOR_NOTHING = {
     "AsyncAtomic._add",
     "AsyncAtomic.ack",
@@ -73,22 +73,22 @@ def methods(handle: type) -> dict[str, Any]:
     return {name: part for name, part in vars(handle).items() if inspect.isfunction(part)}
 
 
-def said(function: Any) -> str:
-    """A signature in the words of the synchronous handles."""
+def as_sync(function: Any) -> str:
+    """A signature with synchronous types."""
     return str(inspect.signature(function)).replace("Async", "").replace("handles.sync.", "handles.")
 
 
 @every_handle
-def test_both_kinds_of_a_handle_have_the_same_methods(handle: type) -> None:
+def test_sync_and_async_handles_have_the_same_methods(handle: type) -> None:
     twins = {FOR_ASYNCIO.get(name, name) for name in methods(twin_of(handle))}
     assert set(methods(handle)) == twins
 
 
 @every_handle
-def test_both_kinds_of_a_method_take_and_return_the_same(handle: type) -> None:
+def test_sync_and_async_methods_have_the_same_signature(handle: type) -> None:
     for name, twin in methods(twin_of(handle)).items():
         method = methods(handle)[FOR_ASYNCIO.get(name, name)]
-        assert said(method) == said(twin), name
+        assert as_sync(method) == as_sync(twin), name
         assert method.__doc__ == twin.__doc__, name
         assert not inspect.iscoroutinefunction(twin), name
         waits = f"{handle.__name__}.{name}" not in WAITS_FOR_NOTHING and name not in ("__init__", "__repr__", "_table")
@@ -122,7 +122,7 @@ def test_pairs_are_written_read_scanned_and_deleted(plane: Plane, tier: Tier) ->
 
 
 @pytest.mark.parametrize("tier", TIERS)
-async def test_pairs_are_written_read_scanned_and_deleted_on_a_loop(url: str, tier: Tier) -> None:
+async def test_pairs_are_written_read_scanned_and_deleted_asynchronously(url: str, tier: Tier) -> None:
     async with holdfast.open_async(url) as plane:
         pairs = plane.pairs
         assert await pairs.get(b"a", tier=tier) is None
@@ -148,18 +148,18 @@ def test_a_plane_transacts_with_arguments_and_a_result(plane: Plane) -> None:
     assert plane.pairs.scan(b"a", b"z") == [(b"b", b"1")]
 
 
-async def test_a_plane_transacts_on_a_loop(url: str) -> None:
+async def test_a_plane_transacts_asynchronously(url: str) -> None:
     async with holdfast.open_async(url) as plane:
         await plane.pairs.put(b"a", b"1")
         assert await plane.transact(move, b"a", to=b"b", tier=Tier.IMPORTANT) == b"1"
         assert await plane.pairs.scan(b"a", b"z") == [(b"b", b"1")]
 
 
-def test_an_argument_of_the_work_may_be_called_work(plane: Plane) -> None:
+def test_an_argument_may_be_called_work(plane: Plane) -> None:
     assert plane.transact(lambda tx, *, work, self: (work, self), work=1, self=2) == (1, 2)
 
 
-def test_a_work_that_raises_has_written_nothing(plane: Plane) -> None:
+def test_a_function_that_raises_has_written_nothing(plane: Plane) -> None:
     def fail(tx: Transaction) -> None:
         tx.put(b"a", b"1")
         raise LookupError("on purpose")
@@ -185,7 +185,7 @@ def test_a_handle_inside_a_transaction_of_its_plane_is_refused(plane: Plane, ins
     assert plane.pairs.get(b"a") is None
 
 
-def test_a_handle_passes_refusals_on(plane: Plane) -> None:
+def test_a_handle_raises_the_errors_of_the_plane(plane: Plane) -> None:
     with pytest.raises(UnsupportedTier):
         plane.pairs.put(b"a", b"1", tier=Tier.BEST_EFFORT)
     with pytest.raises(InvalidArgument):
@@ -210,7 +210,7 @@ def test_leaving_the_context_closes_the_plane(url: str) -> None:
             use(plane)
 
 
-async def test_leaving_the_context_closes_the_plane_on_a_loop(url: str) -> None:
+async def test_leaving_the_async_context_closes_the_plane(url: str) -> None:
     async with holdfast.open_async(url) as plane:
         pass
     await plane.close()
@@ -219,7 +219,7 @@ async def test_leaving_the_context_closes_the_plane_on_a_loop(url: str) -> None:
             await use(plane)
 
 
-def test_a_context_that_fails_closes_the_plane_too(url: str) -> None:
+def test_a_context_that_raises_closes_the_plane(url: str) -> None:
     with pytest.raises(LookupError), holdfast.open(url) as plane:
         raise LookupError("on purpose")
     with pytest.raises(Closed):

@@ -1,4 +1,4 @@
-"""Leases and states as users have them: waiting in line, with blocks, names, wrong arguments, and fences."""
+"""Lease and state handles: waiting, with blocks, keys, invalid arguments, and fences."""
 
 import asyncio
 import math
@@ -30,7 +30,7 @@ from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, READ_
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.wire.leases import LeaseProof
 
-PATIENCE_SECONDS = 30.0  # Far more than anything here takes; whoever waits for a condition must end some day.
+PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 
 
 @pytest.fixture(params=["memory", "dir"])
@@ -52,7 +52,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for another thread to get somewhere."""
+    """Wait until `condition` holds."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
@@ -83,7 +83,7 @@ def everything(plane: Plane) -> list[tuple[bytes, bytes]]:
 # Granting.
 
 
-def test_a_lease_tells_what_it_is(plane: Plane) -> None:
+def test_a_lease_has_its_properties(plane: Plane) -> None:
     lease = plane.lease("orders/1234").acquire("ada", ttl_seconds=1.5, txn_id="t-1")
     assert (lease.key, lease.owner, lease.fence, lease.ttl_seconds) == ("orders/1234", "ada", 1, 1.5)
     assert lease.expires_ms == START_MS + 1_500
@@ -93,13 +93,13 @@ def test_a_lease_tells_what_it_is(plane: Plane) -> None:
     assert repr(lease) == "<lease on orders/1234, fence 1, until 2023-11-14T22:13:21.500+00:00>"
 
 
-def test_whoever_gives_no_name_is_an_owner_of_its_own(plane: Plane) -> None:
+def test_an_acquire_without_owner_is_a_new_owner(plane: Plane) -> None:
     plane.lease("deploy").acquire()
     with pytest.raises(LeaseHeld):
         plane.lease("deploy").acquire()
 
 
-def test_whoever_does_not_wait_is_refused_at_once_and_told_who_holds_it(plane: Plane) -> None:
+def test_an_acquire_without_wait_is_refused_with_the_holder(plane: Plane) -> None:
     lease = plane.lease("deploy").acquire("ada", ttl_seconds=5)
     with pytest.raises(LeaseHeld, match=r"ada holds deploy for another 5\.000 s") as held:
         plane.lease("deploy").acquire("bob")
@@ -107,7 +107,7 @@ def test_whoever_does_not_wait_is_refused_at_once_and_told_who_holds_it(plane: P
     assert plane.lease("deploy").describe().waiting == 0
 
 
-def test_a_lease_is_given_back_at_the_end_of_a_with_block(plane: Plane) -> None:
+def test_a_with_block_releases_its_lease(plane: Plane) -> None:
     with plane.lease("deploy").acquire("ada") as lease:
         assert plane.lease("deploy").describe().held
     assert not plane.lease("deploy").describe().held
@@ -116,13 +116,13 @@ def test_a_lease_is_given_back_at_the_end_of_a_with_block(plane: Plane) -> None:
         lease.keepalive()
 
 
-def test_a_lease_is_given_back_when_a_with_block_fails(plane: Plane) -> None:
+def test_a_with_block_that_raises_releases_its_lease(plane: Plane) -> None:
     with pytest.raises(ZeroDivisionError), plane.lease("deploy").acquire("ada"):
         raise ZeroDivisionError
     assert plane.lease("deploy").acquire("bob").fence == 2
 
 
-def test_a_with_block_that_lost_its_lease_does_not_end_that_of_the_next(plane: Plane, clock: ManualClock) -> None:
+def test_a_with_block_does_not_release_the_next_holders_lease(plane: Plane, clock: ManualClock) -> None:
     with plane.lease("deploy").acquire("ada", ttl_seconds=1):
         clock.advance_ms(1_000)
         plane.lease("deploy").acquire("bob", ttl_seconds=1)
@@ -139,7 +139,7 @@ def test_a_keepalive_lasts_as_long_as_the_acquire_and_never_shortens(plane: Plan
     assert plane.lease("deploy").describe().lease.expires_ms == START_MS + 64_000
 
 
-def test_a_lease_that_was_acquired_elsewhere_is_used_by_what_it_is_known_by(plane: Plane, clock: ManualClock) -> None:
+def test_a_lease_of_another_process_is_used_by_its_id(plane: Plane, clock: ManualClock) -> None:
     first = plane.lease("deploy").acquire("ada", ttl_seconds=10, txn_id="t-1")
     held = plane.lease("deploy").held(first.id, fence=first.fence, txn_id="t-1")
     assert (held.key, held.proof, held.expires_ms) == ("deploy", first.proof, 0)
@@ -157,13 +157,13 @@ def test_a_lease_that_was_acquired_elsewhere_is_used_by_what_it_is_known_by(plan
     assert plane.lease("deploy").describe().held
 
 
-async def test_a_lease_that_was_acquired_elsewhere_is_used_on_a_loop(url: str) -> None:
+async def test_a_lease_of_another_process_is_used_asynchronously(url: str) -> None:
     async with holdfast.open_async(url) as plane:
         first = await plane.lease("deploy").acquire("ada")
         assert await plane.lease("deploy").held(first.id, fence=first.fence).release() is True
 
 
-def test_a_keepalive_of_nothing_is_refused(plane: Plane) -> None:
+def test_a_keepalive_of_zero_seconds_is_refused(plane: Plane) -> None:
     """Once broken: `keepalive(0)` means the time of the acquire, where DESIGN section 6 refuses to extend by zero."""
     lease = plane.lease("deploy").acquire("ada", ttl_seconds=10)
     with pytest.raises(InvalidArgument, match="ttl_seconds"):
@@ -186,7 +186,7 @@ def test_a_proof_of_another_transaction_is_refused(plane: Plane) -> None:
 # Waiting, in threads.
 
 
-def test_a_waiter_gets_the_lease_when_it_is_given_back(plane: Plane, threads: ThreadPoolExecutor) -> None:
+def test_a_waiter_gets_a_released_lease(plane: Plane, threads: ThreadPoolExecutor) -> None:
     first = plane.lease("deploy").acquire("ada", ttl_seconds=600)
     waiter = threads.submit(plane.lease("deploy").acquire, "bob", wait_seconds=600)
     in_line(plane, 1)
@@ -196,9 +196,7 @@ def test_a_waiter_gets_the_lease_when_it_is_given_back(plane: Plane, threads: Th
     assert plane.lease("deploy").describe().waiting == 0
 
 
-def test_a_waiter_gets_the_lease_when_its_time_is_over(
-    plane: Plane, clock: ManualClock, threads: ThreadPoolExecutor
-) -> None:
+def test_a_waiter_gets_an_expired_lease(plane: Plane, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
     plane.lease("deploy").acquire("ada", ttl_seconds=600)
     waiter = threads.submit(plane.lease("deploy").acquire, "bob", ttl_seconds=7, wait_seconds=3_600)
     in_line(plane, 1)
@@ -209,8 +207,8 @@ def test_a_waiter_gets_the_lease_when_its_time_is_over(
     assert (lease.owner, lease.expires_ms) == ("bob", START_MS + 607_000)
 
 
-def test_a_waiter_wakes_by_itself_when_the_time_of_a_lease_is_over(url: str) -> None:
-    """With the wall clock, which tells nobody that it moves."""
+def test_a_waiter_wakes_when_a_lease_expires(url: str) -> None:
+    """With the system clock, which cannot notify waiters."""
     threads = ThreadPoolExecutor(1)
     with holdfast.open(url) as plane:
         plane.lease("deploy").acquire("ada", ttl_seconds=0.05)
@@ -218,10 +216,8 @@ def test_a_waiter_wakes_by_itself_when_the_time_of_a_lease_is_over(url: str) -> 
         assert waiter.result(PATIENCE_SECONDS).fence == 2
 
 
-def test_threads_that_wait_are_served_in_the_order_in_which_they_came(
-    plane: Plane, threads: ThreadPoolExecutor
-) -> None:
-    """DESIGN section 5: waiters are served first come, first served."""
+def test_waiting_threads_are_served_in_order(plane: Plane, threads: ThreadPoolExecutor) -> None:
+    """First come, first served."""
     served: list[int] = []
 
     def wait(number: int) -> None:
@@ -240,10 +236,10 @@ def test_threads_that_wait_are_served_in_the_order_in_which_they_came(
     assert served == list(range(8))
 
 
-def test_the_line_moves_on_when_its_first_gives_up(
+def test_a_waiter_that_times_out_does_not_block_the_others(
     plane: Plane, clock: ManualClock, threads: ThreadPoolExecutor
 ) -> None:
-    """Whoever waits for a shorter time than those behind it leaves with nothing, and does not hold them up."""
+    """A waiter with a shorter wait leaves without the lease."""
     first = plane.lease("deploy").acquire("ada", ttl_seconds=600)
     acquire = plane.lease("deploy").acquire
     impatient = threads.submit(acquire, "bob", wait_seconds=300)
@@ -258,9 +254,7 @@ def test_the_line_moves_on_when_its_first_gives_up(
     assert waiter.result(PATIENCE_SECONDS).fence == 2
 
 
-def test_whoever_waited_in_vain_is_told_who_holds_it(
-    plane: Plane, clock: ManualClock, threads: ThreadPoolExecutor
-) -> None:
+def test_a_wait_that_times_out_names_the_holder(plane: Plane, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
     before = plane.lease("deploy").acquire("ada", ttl_seconds=600)
     waiter = threads.submit(plane.lease("deploy").acquire, "bob", wait_seconds=5)
     in_line(plane, 1)
@@ -273,7 +267,7 @@ def test_whoever_waited_in_vain_is_told_who_holds_it(
     assert plane.lease("deploy").describe().waiting == 0
 
 
-def test_whoever_waits_behind_others_in_vain_is_told_who_holds_it(plane: Plane, threads: ThreadPoolExecutor) -> None:
+def test_a_wait_behind_others_that_times_out_names_the_holder(plane: Plane, threads: ThreadPoolExecutor) -> None:
     lease = plane.lease("deploy").acquire("ada", ttl_seconds=600)
     waiter = threads.submit(plane.lease("deploy").acquire, "bob", wait_seconds=600)
     in_line(plane, 1)
@@ -286,7 +280,7 @@ def test_whoever_waits_behind_others_in_vain_is_told_who_holds_it(plane: Plane, 
 
 
 def test_a_holder_renews_while_others_wait(plane: Plane, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
-    """It need not stand behind those who wait for it to end."""
+    """It does not wait in line."""
     plane.lease("deploy").acquire("ada", ttl_seconds=10)
     waiter = threads.submit(plane.lease("deploy").acquire, "bob", wait_seconds=600)
     in_line(plane, 1)
@@ -301,7 +295,7 @@ def test_a_holder_renews_while_others_wait(plane: Plane, clock: ManualClock, thr
     assert waiter.result(PATIENCE_SECONDS).fence == 3
 
 
-def test_waiting_for_one_lease_does_not_hold_up_another(plane: Plane, threads: ThreadPoolExecutor) -> None:
+def test_waiting_for_one_lease_does_not_block_another(plane: Plane, threads: ThreadPoolExecutor) -> None:
     first = plane.lease("deploy").acquire("ada", ttl_seconds=600)
     waiter = threads.submit(plane.lease("deploy").acquire, "bob", wait_seconds=600)
     in_line(plane, 1)
@@ -311,10 +305,10 @@ def test_waiting_for_one_lease_does_not_hold_up_another(plane: Plane, threads: T
     waiter.result(PATIENCE_SECONDS)
 
 
-def test_a_holder_that_loses_its_lease_while_it_renews_waits_as_it_was_asked_to(
+def test_a_holder_that_loses_its_lease_while_renewing_waits(
     plane: Plane, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once broken: whoever was seen as the holder, and is not any more when it renews, is refused without waiting."""
+    """It was the holder when the call started, and is not when it renews."""
     first = plane.lease("deploy").acquire("ada", ttl_seconds=600)
     waiter = threads.submit(plane.lease("deploy").acquire, "bob", ttl_seconds=600, wait_seconds=600)
     in_line(plane, 1)
@@ -339,7 +333,7 @@ def test_a_holder_that_loses_its_lease_while_it_renews_waits_as_it_was_asked_to(
 # Waiting, in tasks.
 
 
-async def test_tasks_that_wait_are_served_in_the_order_in_which_they_came(url: str, clock: ManualClock) -> None:
+async def test_waiting_tasks_are_served_in_order(url: str, clock: ManualClock) -> None:
     async with holdfast.open_async(url, clock=clock) as plane:
         served: list[int] = []
 
@@ -357,7 +351,7 @@ async def test_tasks_that_wait_are_served_in_the_order_in_which_they_came(url: s
         assert not (await plane.lease("deploy").describe()).held
 
 
-async def test_a_task_gets_the_lease_when_its_time_is_over(url: str, clock: ManualClock) -> None:
+async def test_a_waiting_task_gets_an_expired_lease(url: str, clock: ManualClock) -> None:
     async with holdfast.open_async(url, clock=clock) as plane:
         await plane.lease("deploy").acquire("ada", ttl_seconds=600)
         waiter = asyncio.create_task(plane.lease("deploy").acquire("bob", wait_seconds=3_600))
@@ -366,7 +360,7 @@ async def test_a_task_gets_the_lease_when_its_time_is_over(url: str, clock: Manu
         assert (await asyncio.wait_for(waiter, PATIENCE_SECONDS)).fence == 2
 
 
-async def test_a_task_that_waited_in_vain_is_told_who_holds_it(url: str, clock: ManualClock) -> None:
+async def test_a_task_whose_wait_times_out_gets_the_holder(url: str, clock: ManualClock) -> None:
     async with holdfast.open_async(url, clock=clock) as plane:
         await plane.lease("deploy").acquire("ada", ttl_seconds=600)
         waiter = asyncio.create_task(plane.lease("deploy").acquire("bob", wait_seconds=5))
@@ -379,8 +373,8 @@ async def test_a_task_that_waited_in_vain_is_told_who_holds_it(url: str, clock: 
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-async def test_a_waiter_that_is_cancelled_leaves_the_line(url: str, clock: ManualClock, place: int) -> None:
-    """Wherever it stands, the others are served as if it had never come."""
+async def test_a_cancelled_waiter_leaves_the_line(url: str, clock: ManualClock, place: int) -> None:
+    """The others are served in order, wherever it stood."""
     async with holdfast.open_async(url, clock=clock) as plane:
         first = await plane.lease("deploy").acquire("ada", ttl_seconds=600)
         waiters = []
@@ -400,7 +394,7 @@ async def test_a_waiter_that_is_cancelled_leaves_the_line(url: str, clock: Manua
         assert (await plane.lease("deploy").describe()).waiting == 0
 
 
-async def test_a_task_renews_what_it_holds_while_others_wait(url: str, clock: ManualClock) -> None:
+async def test_a_task_renews_its_lease_while_others_wait(url: str, clock: ManualClock) -> None:
     async with holdfast.open_async(url, clock=clock) as plane:
         await plane.lease("deploy").acquire("ada", ttl_seconds=600)
         waiter = asyncio.create_task(plane.lease("deploy").acquire("bob", wait_seconds=600))
@@ -412,7 +406,7 @@ async def test_a_task_renews_what_it_holds_while_others_wait(url: str, clock: Ma
         assert (await asyncio.wait_for(waiter, PATIENCE_SECONDS)).fence == 3
 
 
-async def test_an_owner_that_gave_its_lease_back_stands_behind_those_who_wait(url: str, clock: ManualClock) -> None:
+async def test_a_former_holder_waits_behind_others(url: str, clock: ManualClock) -> None:
     """Once broken: whoever held a lease last passes the line as if it held it still, so a worker that takes short turns
     starves everybody else of them. DESIGN section 5: waiters are served first come, first served.
     """
@@ -430,8 +424,8 @@ async def test_an_owner_that_gave_its_lease_back_stands_behind_those_who_wait(ur
         assert served == ["bob"]
 
 
-async def test_an_acquire_that_is_cancelled_holds_nothing(url: str, clock: ManualClock) -> None:
-    """At whatever point it is cancelled: a lease that was granted and that nobody has heard of is given back."""
+async def test_a_cancelled_acquire_holds_nothing(url: str, clock: ManualClock) -> None:
+    """Wherever it is cancelled, a granted lease is released."""
     async with holdfast.open_async(url, clock=clock) as plane:
         for steps in range(30):
             acquiring = asyncio.create_task(plane.lease("deploy").acquire("ada", ttl_seconds=600))
@@ -444,16 +438,16 @@ async def test_an_acquire_that_is_cancelled_holds_nothing(url: str, clock: Manua
             assert not (await plane.lease("deploy").describe()).held, f"cancelled after {steps} steps"
 
 
-# What is told.
+# Events.
 
 
 def told(plane: Plane) -> list[tuple[str, str, str, int]]:
-    """What session logs say of those who did not get a lease at once."""
+    """The lease events in the session log."""
     records = [msgspec.json.decode(each.record) for each in plane.activity.read(kind="leases").records]
     return [(each["event"], each["key"], each["owner"], each["waited_ms"]) for each in records]
 
 
-def test_whoever_has_to_wait_or_is_refused_is_told_of_and_nobody_else(
+def test_only_waits_and_refusals_are_in_the_session_log(
     plane: Plane, clock: ManualClock, threads: ThreadPoolExecutor
 ) -> None:
     acquire = plane.lease("deploy").acquire
@@ -477,7 +471,7 @@ def test_whoever_has_to_wait_or_is_refused_is_told_of_and_nobody_else(
     ]
 
 
-async def test_a_waiter_that_is_cancelled_is_told_of(url: str, clock: ManualClock) -> None:
+async def test_a_cancelled_waiter_is_in_the_session_log(url: str, clock: ManualClock) -> None:
     async with holdfast.open_async(url, clock=clock) as plane:
         await plane.lease("deploy").acquire("ada", ttl_seconds=600)
         waiter = asyncio.create_task(plane.lease("deploy").acquire("bob", wait_seconds=600))
@@ -496,16 +490,16 @@ async def test_a_waiter_that_is_cancelled_is_told_of(url: str, clock: ManualCloc
         }
 
 
-# What is listed and described.
+# Listing.
 
 
-def test_nobody_ever_had_a_lease_that_was_never_acquired(plane: Plane) -> None:
+def test_a_lease_that_was_never_acquired_has_no_grant(plane: Plane) -> None:
     described = plane.lease("deploy").describe()
     assert (described.lease, described.held, described.waiting) == (None, False, 0)
     assert everything(plane) == []
 
 
-def test_a_lease_is_described_while_it_holds_and_after_it(plane: Plane, clock: ManualClock) -> None:
+def test_a_lease_is_described_during_and_after_its_time(plane: Plane, clock: ManualClock) -> None:
     lease = plane.lease("deploy").acquire("ada", ttl_seconds=1, txn_id="t-1")
     described = plane.lease("deploy").describe()
     assert described.held
@@ -517,7 +511,7 @@ def test_a_lease_is_described_while_it_holds_and_after_it(plane: Plane, clock: M
     assert (described.lease, described.held) == (granted, False)
 
 
-def test_leases_that_are_held_are_listed_a_page_at_a_time(plane: Plane, clock: ManualClock) -> None:
+def test_held_leases_are_listed_by_page(plane: Plane, clock: ManualClock) -> None:
     for number in range(5):
         plane.lease(f"jobs/{number}").acquire("ada", ttl_seconds=1 if number == 2 else 60)
     plane.lease("jobs/3").acquire("ada").release()
@@ -536,7 +530,7 @@ def test_leases_that_are_held_are_listed_a_page_at_a_time(plane: Plane, clock: M
             plane.leases(limit=limit)
 
 
-def test_each_universe_has_leases_and_states_of_its_own(plane: Plane) -> None:
+def test_universes_have_separate_leases_and_states(plane: Plane) -> None:
     other = Plane(plane._transport, "Other")
     lease = plane.lease("deploy").acquire("ada")
     assert other.lease("deploy").acquire("bob").fence == 1
@@ -559,8 +553,10 @@ def test_keys_keep_their_case(plane: Plane) -> None:
     assert plane.state("deploy/eu").get() is None
 
 
-@pytest.mark.parametrize("key", ["", "a b", "a//b", "/a", "a/", "ü", "a" * 256, "a/" * 128 + "a", "a/../b", None, 7, b"a"])
-def test_what_is_no_key_is_refused(plane: Plane, key: Any) -> None:
+@pytest.mark.parametrize(
+    "key", ["", "a b", "a//b", "/a", "a/", "ü", "a" * 256, "a/" * 128 + "a", "a/../b", None, 7, b"a"]
+)
+def test_an_invalid_key_is_refused(plane: Plane, key: Any) -> None:
     with pytest.raises(InvalidName):
         plane.lease(key)
     with pytest.raises(InvalidName):
@@ -586,7 +582,7 @@ def test_what_is_no_key_is_refused(plane: Plane, key: Any) -> None:
     ],
     ids=str,
 )
-def test_a_wrong_argument_is_refused_and_nothing_is_written(plane: Plane, wrong: dict[str, Any]) -> None:
+def test_an_invalid_argument_writes_nothing(plane: Plane, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument) as refused:
         plane.lease("deploy").acquire(**{"owner": "ada"} | wrong)
     assert next(iter(wrong)) in str(refused.value)
@@ -595,7 +591,7 @@ def test_a_wrong_argument_is_refused_and_nothing_is_written(plane: Plane, wrong:
 
 
 @pytest.mark.parametrize("ttl_seconds", [-1, 0.0009, math.nan, math.inf, LEASE_TTL_SECONDS_MAX + 1])
-def test_a_wrong_keepalive_is_refused_and_changes_nothing(plane: Plane, ttl_seconds: float) -> None:
+def test_an_invalid_keepalive_changes_nothing(plane: Plane, ttl_seconds: float) -> None:
     lease = plane.lease("deploy").acquire("ada")
     before = everything(plane)
     with pytest.raises(InvalidArgument, match="ttl_seconds"):
@@ -628,7 +624,7 @@ def test_the_longest_time_is_allowed(plane: Plane) -> None:
     ],
     ids=repr,
 )
-def test_a_value_comes_back_as_it_was(plane: Plane, value: Any) -> None:
+def test_a_value_is_read_back(plane: Plane, value: Any) -> None:
     written = plane.state("deploy").update(value, correlation_id="trace-7")
     found = plane.state("deploy").get()
     assert found is not None
@@ -638,13 +634,13 @@ def test_a_value_comes_back_as_it_was(plane: Plane, value: Any) -> None:
     assert (found.updated_ms, found.correlation_id) == (START_MS, "trace-7")
 
 
-def test_a_value_that_has_no_form_is_refused(plane: Plane) -> None:
+def test_a_value_that_cannot_be_cbor_is_refused(plane: Plane) -> None:
     with pytest.raises(InvalidValue):
         plane.state("deploy").update(object())
     assert everything(plane) == []
 
 
-def test_a_mismatch_tells_what_is_there_now(plane: Plane) -> None:
+def test_a_mismatch_has_the_current_etag(plane: Plane) -> None:
     state = plane.state("deploy")
     with pytest.raises(CasMismatch, match="no longer exists") as mismatch:
         state.update(1, if_match="*")
@@ -699,7 +695,7 @@ def test_only_the_holder_changes_a_state(plane: Plane, clock: ManualClock) -> No
     assert state.remove()
 
 
-async def test_tasks_have_leases_and_states_too(url: str, clock: ManualClock) -> None:
+async def test_leases_and_states_work_asynchronously(url: str, clock: ManualClock) -> None:
     async with holdfast.open_async(url, clock=clock) as plane:
         async with await plane.lease("deploy").acquire("ada") as lease:
             first = await plane.state("deploy").update({"n": 1}, lease=lease)
@@ -719,11 +715,11 @@ async def test_tasks_have_leases_and_states_too(url: str, clock: ManualClock) ->
         assert await plane.state("deploy").remove()
 
 
-# Fences in transactions of one's own.
+# Fences in user transactions.
 
 
 def test_a_transaction_commits_only_while_its_lease_holds(plane: Plane, clock: ManualClock) -> None:
-    """Lesson 30: the fence is checked on writes, whatever they write."""
+    """The fence is checked in the transaction that writes."""
     lease = plane.lease("deploy").acquire("ada", ttl_seconds=1)
     fence = holdfast.fenced(lease)
 
@@ -741,7 +737,7 @@ def test_a_transaction_commits_only_while_its_lease_holds(plane: Plane, clock: M
     assert plane.transact(lambda tx: tx.get(b"anything")) == b"1"
 
 
-async def test_a_transaction_of_a_task_commits_only_while_its_lease_holds(url: str, clock: ManualClock) -> None:
+async def test_an_async_transaction_commits_only_while_its_lease_holds(url: str, clock: ManualClock) -> None:
     async with holdfast.open_async(url, clock=clock) as plane:
         lease = await plane.lease("deploy").acquire("ada", ttl_seconds=1)
         fence = holdfast.fenced(lease)
@@ -765,10 +761,10 @@ def planes(postgres_url: str, tmp_path: Path) -> Iterator[tuple[Plane, Plane]]:
         yield one, other
 
 
-def test_a_waiter_is_woken_when_another_node_gives_the_lease_back(
+def test_a_waiter_is_woken_by_a_release_on_another_node(
     planes: tuple[Plane, Plane], threads: ThreadPoolExecutor
 ) -> None:
-    """By a notification: without one it would sleep until the lease runs out, which is for longer than it waits."""
+    """By a notification: without one it would sleep longer than it waits."""
     one, other = planes
     lease = one.lease("deploy").acquire("ada", ttl_seconds=3_600)
     waiter = threads.submit(other.lease("deploy").acquire, "bob", wait_seconds=PATIENCE_SECONDS * 2)
@@ -783,7 +779,7 @@ def test_a_waiter_is_woken_when_another_node_gives_the_lease_back(
     assert one.state("deploy").get().value == "fresh"
 
 
-def test_a_waiter_on_a_shared_database_gets_a_lease_that_ran_out(
+def test_a_waiter_on_a_shared_database_gets_an_expired_lease(
     planes: tuple[Plane, Plane], threads: ThreadPoolExecutor
 ) -> None:
     one, other = planes
@@ -792,7 +788,7 @@ def test_a_waiter_on_a_shared_database_gets_a_lease_that_ran_out(
     assert waiter.result(PATIENCE_SECONDS).fence == 2
 
 
-def test_waiters_on_two_nodes_all_get_their_turn(planes: tuple[Plane, Plane], threads: ThreadPoolExecutor) -> None:
+def test_all_waiters_on_two_nodes_get_the_lease(planes: tuple[Plane, Plane], threads: ThreadPoolExecutor) -> None:
     fences: list[int] = []
     lock = threading.Lock()
 

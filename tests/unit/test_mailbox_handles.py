@@ -1,4 +1,4 @@
-"""Mailboxes as users have them: sending, waiting, loops, atomic lists, and what is told of it all."""
+"""Mailbox handles: sending, waiting, loops, atomic lists, and events."""
 
 import asyncio
 import gc
@@ -35,13 +35,13 @@ from holdfast.handles.sync.mailboxes import Mailbox
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.wire.mail import MailPolicy, NewMail
 
-PATIENCE_SECONDS = 30.0  # Far more than anything here takes; whoever waits for a condition must end some day.
-WAIT = 20.0  # Seconds that nobody sits out: the clock is moved, or something else happens first.
+PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
+WAIT = 20.0  # Seconds that never pass: the test moves the clock, or another event ends the wait.
 WEEK_MS = 7 * 86_400_000
 
 
 class OnPurpose(Exception):
-    """What goes wrong in a loop."""
+    """An error raised in a loop."""
 
 
 @pytest.fixture(params=["memory", "dir", "postgres"])
@@ -74,7 +74,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for another thread to get somewhere."""
+    """Wait until `condition` holds."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
@@ -108,14 +108,14 @@ def test_a_body_is_json_unless_it_is_bytes(ada: Mailbox, bob: Mailbox) -> None:
     assert {mail.to for mail in (one, two, three)} == {bob.address}
 
 
-def test_an_answer_says_which_promise_it_carries_and_whether_it_is_a_repetition(ada: Mailbox) -> None:
+def test_an_answer_has_its_durability_and_duplicate_flag(ada: Mailbox) -> None:
     sent = ada.send("bob", 1, id="x", tier=Tier.IMPORTANT)
     assert (sent.id, sent.durability, sent.duplicate, sent.code) == ("x", Tier.IMPORTANT, False, None)
     assert ada.send("bob", 1, id="x").duplicate
     assert ada.send("bob", 1).durability is Tier.CRITICAL
 
 
-def test_mail_is_confirmed_by_itself_or_by_its_id_one_or_many(ada: Mailbox, bob: Mailbox) -> None:
+def test_mail_is_confirmed_by_envelope_or_id(ada: Mailbox, bob: Mailbox) -> None:
     for id in "abcdef":
         ada.send("bob", id, id=id)
     mails = bob.read()
@@ -127,9 +127,7 @@ def test_mail_is_confirmed_by_itself_or_by_its_id_one_or_many(ada: Mailbox, bob:
     assert [receipt.id for receipt in ada.receipts() if receipt.state == "confirmed"] == list("abcde")
 
 
-def test_stats_say_how_much_waits_how_much_may_since_when_and_whether_anybody_reads(
-    plane: Plane, ada: Mailbox, bob: Mailbox, clock: ManualClock
-) -> None:
+def test_stats_have_counts_age_and_reader(plane: Plane, ada: Mailbox, bob: Mailbox, clock: ManualClock) -> None:
     plane.set_mail_policy(MailPolicy(pending_max=7, ttl_seconds=60))
     assert plane.mail_policy() == MailPolicy(7, 60)
     stats = bob.stats()
@@ -148,7 +146,7 @@ def test_stats_say_how_much_waits_how_much_may_since_when_and_whether_anybody_re
     assert bob.read() == []
 
 
-def test_a_full_mailbox_is_told_to_the_sender_and_nothing_is_stored(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
+def test_a_full_mailbox_refuses_mail(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
     plane.set_mail_policy(MailPolicy(pending_max=1))
     ada.send("bob", 1)
     before = everything(plane)
@@ -159,8 +157,7 @@ def test_a_full_mailbox_is_told_to_the_sender_and_nothing_is_stored(plane: Plane
     ada.send("bob", 3)
 
 
-def test_what_is_too_large_is_told_to_the_sender_and_nothing_is_stored(plane: Plane, ada: Mailbox) -> None:
-    """Lesson 24: an oversized envelope vanished without a word."""
+def test_an_oversized_mail_is_refused(plane: Plane, ada: Mailbox) -> None:
     ada.send("bob", b"x" * 65_536)
     before = everything(plane)
     with pytest.raises(PayloadTooLarge, match="65537"):
@@ -168,7 +165,7 @@ def test_what_is_too_large_is_told_to_the_sender_and_nothing_is_stored(plane: Pl
     assert everything(plane) == before
 
 
-def test_a_sender_that_is_blocked_is_told(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
+def test_a_blocked_sender_is_refused(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
     bob.block("ada@main")
     assert bob.blocked() == ["ada@main"]
     before = everything(plane)
@@ -224,7 +221,7 @@ def test_a_sender_that_is_blocked_is_told(plane: Plane, ada: Mailbox, bob: Mailb
         (lambda plane: plane.agents.known(limit=0), InvalidArgument),
     ],
 )
-def test_what_is_wrong_is_refused_by_its_name_and_nothing_is_written(
+def test_invalid_arguments_write_nothing(
     plane: Plane, wrong: Callable[[Plane], Any], error: type[HoldfastError]
 ) -> None:
     with pytest.raises(error) as caught:
@@ -236,9 +233,7 @@ def test_what_is_wrong_is_refused_by_its_name_and_nothing_is_written(
 # Batches.
 
 
-def test_a_batch_is_answered_mail_by_mail_and_one_that_is_refused_does_not_stop_the_others(
-    plane: Plane, ada: Mailbox, bob: Mailbox
-) -> None:
+def test_a_batch_is_answered_mail_by_mail(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
     plane.set_mail_policy(MailPolicy(pending_max=2))
     plane.mailbox("eve").block("ada")
     sent = ada.send_many(
@@ -278,10 +273,8 @@ def test_a_batch_is_answered_mail_by_mail_and_one_that_is_refused_does_not_stop_
     assert plane.mailbox("eve").count() == 0
 
 
-def test_a_batch_that_is_too_large_for_one_commit_is_refused_as_a_whole(
-    plane: Plane, ada: Mailbox, bob: Mailbox
-) -> None:
-    """It is found out in the middle of storing one, of which nothing may stay."""
+def test_a_batch_too_large_for_one_commit_is_refused(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
+    """The limit is reached while a mail is being stored."""
     ada.send("bob", "before")
     before = everything(plane)
     with pytest.raises(TransactionTooLarge):
@@ -291,9 +284,7 @@ def test_a_batch_that_is_too_large_for_one_commit_is_refused_as_a_whole(
     assert bodies(bob) == ["before", "after"]
 
 
-async def test_of_many_that_send_at_once_as_many_as_fit_are_stored_and_the_others_told(
-    url: str, tmp_path: Path
-) -> None:
+async def test_concurrent_senders_fill_a_mailbox_exactly(url: str, tmp_path: Path) -> None:
     async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
         await plane.set_mail_policy(MailPolicy(pending_max=20))
         senders = [plane.mailbox(f"agent-{number}") for number in range(50)]
@@ -310,7 +301,7 @@ async def test_of_many_that_send_at_once_as_many_as_fit_are_stored_and_the_other
 # Waiting.
 
 
-def test_a_reader_is_woken_by_what_is_sent(
+def test_a_waiting_reader_is_woken_by_a_send(
     plane: Plane, ada: Mailbox, bob: Mailbox, threads: ThreadPoolExecutor
 ) -> None:
     reading = threads.submit(bob.read, wait_seconds=WAIT)
@@ -326,7 +317,7 @@ def test_a_reader_is_woken_by_what_is_sent(
     assert [mail.json() for mail in later.result(PATIENCE_SECONDS)] == [2]
 
 
-def test_a_wait_ends_with_its_time(bob: Mailbox, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
+def test_a_read_waits_at_most_wait_seconds(bob: Mailbox, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
     reading = threads.submit(bob.read, wait_seconds=WAIT)
     told = threads.submit(bob.receipts, wait_seconds=WAIT)
 
@@ -338,7 +329,7 @@ def test_a_wait_ends_with_its_time(bob: Mailbox, clock: ManualClock, threads: Th
     assert (reading.result(), told.result()) == ([], [])
 
 
-def test_a_reader_that_waits_is_told_when_somebody_else_joins(
+def test_a_waiting_reader_is_replaced_by_another(
     plane: Plane, bob: Mailbox, clock: ManualClock, threads: ThreadPoolExecutor
 ) -> None:
     first = bob.subscribe(wait_seconds=WAIT)
@@ -353,7 +344,7 @@ def test_a_reader_that_waits_is_told_when_somebody_else_joins(
         clock.advance_ms(round(WAIT * 1_000))  # Nobody waits for ever, whatever went wrong.
 
 
-def test_whoever_was_taken_over_has_still_confirmed_what_it_was_given(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
+def test_a_replaced_reader_can_still_confirm(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
     ada.send("bob", 1, id="x")
     first = bob.subscribe(wait_seconds=0)
     assert next(first).id == "x"
@@ -365,7 +356,7 @@ def test_whoever_was_taken_over_has_still_confirmed_what_it_was_given(plane: Pla
     second.close()
 
 
-async def test_tasks_wait_too(url: str, tmp_path: Path) -> None:
+async def test_a_waiting_task_is_woken(url: str, tmp_path: Path) -> None:
     async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
         ada, bob = plane.mailbox("ada"), plane.mailbox("bob")
         reading = asyncio.create_task(bob.read(wait_seconds=WAIT))
@@ -376,10 +367,8 @@ async def test_tasks_wait_too(url: str, tmp_path: Path) -> None:
         assert (await asyncio.wait_for(told, PATIENCE_SECONDS))[0].state == "stored"
 
 
-def test_nodes_that_share_a_key_space_share_its_mailboxes(
-    postgres_url: str, tmp_path: Path, threads: ThreadPoolExecutor
-) -> None:
-    """Whatever node mail is sent to, its reader is woken at another one, in one order, and one reader takes over."""
+def test_nodes_share_mailboxes(postgres_url: str, tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    """A reader on one node is woken by a send on another, and can be replaced from there."""
     logs = f"dir:{tmp_path / 'activity'}"
     with holdfast.open(postgres_url, activity=logs) as one, holdfast.open(postgres_url, activity=logs) as two:
         reading = one.mailbox("bob").subscribe(wait_seconds=WAIT)
@@ -409,7 +398,7 @@ def test_nodes_that_share_a_key_space_share_its_mailboxes(
 # Loops.
 
 
-def test_a_loop_confirms_what_it_has_done(ada: Mailbox, bob: Mailbox) -> None:
+def test_a_loop_confirms_each_mail(ada: Mailbox, bob: Mailbox) -> None:
     for number in range(120):
         ada.send("bob", number)
     seen = []
@@ -423,7 +412,7 @@ def test_a_loop_confirms_what_it_has_done(ada: Mailbox, bob: Mailbox) -> None:
     assert not bob.stats().joined
 
 
-def test_a_loop_that_is_left_leaves_what_it_had(ada: Mailbox, bob: Mailbox) -> None:
+def test_leaving_a_loop_does_not_confirm_its_mail(ada: Mailbox, bob: Mailbox) -> None:
     for number in range(3):
         ada.send("bob", number)
     for mail in bob:
@@ -435,7 +424,7 @@ def test_a_loop_that_is_left_leaves_what_it_had(ada: Mailbox, bob: Mailbox) -> N
     assert [mail.json() for mail in bob.subscribe(wait_seconds=0)] == [1, 2]
 
 
-def test_a_loop_that_fails_leaves_what_it_failed_on(ada: Mailbox, bob: Mailbox) -> None:
+def test_a_loop_that_raises_does_not_confirm_its_mail(ada: Mailbox, bob: Mailbox) -> None:
     for number in range(3):
         ada.send("bob", number)
     with pytest.raises(OnPurpose):
@@ -445,8 +434,8 @@ def test_a_loop_that_fails_leaves_what_it_failed_on(ada: Mailbox, bob: Mailbox) 
     assert bodies(bob) == [1, 2]
 
 
-def test_what_comes_while_a_loop_runs_is_live(ada: Mailbox, bob: Mailbox) -> None:
-    """Lesson 22: `was_stored` was never set by anyone."""
+def test_mail_during_a_loop_is_live(ada: Mailbox, bob: Mailbox) -> None:
+    """Its receipt has `was_stored` false."""
     ada.send("bob", "waited", id="waited")
     for mail in bob.subscribe(wait_seconds=0):
         if mail.id == "waited":
@@ -455,7 +444,7 @@ def test_what_comes_while_a_loop_runs_is_live(ada: Mailbox, bob: Mailbox) -> Non
     assert confirmed == {"waited": True, "live": False}
 
 
-def test_a_loop_that_outlives_its_plane_makes_no_noise(url: str, tmp_path: Path) -> None:
+def test_a_loop_of_a_closed_plane_ends_quietly(url: str, tmp_path: Path) -> None:
     with holdfast.open(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
         plane.mailbox("ada").send("bob", 1)
         mails = iter(plane.mailbox("bob"))
@@ -463,7 +452,7 @@ def test_a_loop_that_outlives_its_plane_makes_no_noise(url: str, tmp_path: Path)
     mails.close()
 
 
-async def test_a_loop_of_a_task_confirms_what_it_has_done_and_nothing_else(url: str, tmp_path: Path) -> None:
+async def test_an_async_loop_confirms_each_mail(url: str, tmp_path: Path) -> None:
     async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
         ada, bob = plane.mailbox("ada"), plane.mailbox("bob")
         for number in range(6):
@@ -485,7 +474,7 @@ async def test_a_loop_of_a_task_confirms_what_it_has_done_and_nothing_else(url: 
         assert await waiting() == []
 
 
-async def test_a_task_that_is_cancelled_in_its_loop_leaves_what_it_had(url: str, tmp_path: Path) -> None:
+async def test_a_cancelled_loop_does_not_confirm_its_mail(url: str, tmp_path: Path) -> None:
     async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
         ada, bob = plane.mailbox("ada"), plane.mailbox("bob")
         await ada.send("bob", 1)
@@ -513,10 +502,10 @@ async def test_a_task_that_is_cancelled_in_its_loop_leaves_what_it_had(url: str,
         assert not (await plane.mailbox("carl").stats()).joined
 
 
-# With other things, in one commit.
+# Atomic lists.
 
 
-def test_a_mail_is_sent_with_everything_else_or_not_at_all(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
+def test_an_atomic_list_sends_mail(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
     jobs = plane.queue("jobs")
     plane.atomic().put(jobs, 1).send(ada, "bob", {"n": 1}, id="x").commit()
     assert (bodies(bob), jobs.stats().ready) == ([{"n": 1}], 1)
@@ -537,7 +526,7 @@ def test_a_mail_is_sent_with_everything_else_or_not_at_all(plane: Plane, ada: Ma
     assert answer.mails[0].durability is Tier.IMPORTANT
 
 
-def test_a_mail_is_confirmed_with_what_it_asked_for_or_not_at_all(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
+def test_an_atomic_list_confirms_mail(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
     ada.send("bob", 1)
     (mail,) = bob.read()
     world = plane.world("w")
@@ -550,8 +539,10 @@ def test_a_mail_is_confirmed_with_what_it_asked_for_or_not_at_all(plane: Plane, 
     assert (bob.count(), world.head(), bodies(ada)) == (0, 1, ["done"])
 
 
-def test_a_mail_that_is_gone_is_not_done_again(plane: Plane, ada: Mailbox, bob: Mailbox, clock: ManualClock) -> None:
-    """Another reader took the mailbox over, and has done already what the mail asked for."""
+def test_an_atomic_confirm_of_a_confirmed_mail_fails(
+    plane: Plane, ada: Mailbox, bob: Mailbox, clock: ManualClock
+) -> None:
+    """Another reader has replaced this one and handled the mail."""
     jobs = plane.queue("jobs")
     ada.send("bob", 1)
     (mail,) = bob.read()
@@ -566,7 +557,7 @@ def test_a_mail_that_is_gone_is_not_done_again(plane: Plane, ada: Mailbox, bob: 
 # Agents and worlds.
 
 
-def test_agents_are_known_by_name_and_keep_what_is_not_said_again(plane: Plane, clock: ManualClock) -> None:
+def test_registering_again_keeps_omitted_values(plane: Plane, clock: ManualClock) -> None:
     key, other = bytes(range(32)), bytes(range(1, 33))
     assert plane.agents.get("ada") is None
     known = plane.agents.register("ada", public_key=key)
@@ -586,7 +577,7 @@ def test_agents_are_known_by_name_and_keep_what_is_not_said_again(plane: Plane, 
     assert [agent.name for agent in plane.agents.known(limit=1)] == ["ada"]
 
 
-def test_mail_for_a_world_is_in_its_journal_once_it_is_drained(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
+def test_mail_for_a_world_is_in_its_journal_after_a_drain(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
     world = plane.world("w")
     world.create()
     plane.agents.register("bob", world="w")
@@ -608,12 +599,10 @@ def test_mail_for_a_world_is_in_its_journal_once_it_is_drained(plane: Plane, ada
     assert [each["event"] for each in records(plane)] == ["confirmed"] * 2
 
 
-# What is told of it.
+# Events.
 
 
-def test_whatever_happens_to_mail_is_told_in_the_session_log(
-    plane: Plane, ada: Mailbox, bob: Mailbox, clock: ManualClock
-) -> None:
+def test_mail_events_are_in_the_session_log(plane: Plane, ada: Mailbox, bob: Mailbox, clock: ManualClock) -> None:
     plane.set_mail_policy(MailPolicy(pending_max=2))
     ada.send("bob", 1, id="x")
     ada.send("bob", 1, id="x")
@@ -647,7 +636,7 @@ def test_whatever_happens_to_mail_is_told_in_the_session_log(
     assert plane.activity.read(kind="queues").records == []
 
 
-async def test_it_is_told_of_tasks_too(url: str, tmp_path: Path) -> None:
+async def test_async_mail_events_are_in_the_session_log(url: str, tmp_path: Path) -> None:
     async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
         ada, bob = plane.mailbox("ada"), plane.mailbox("bob")
         await asyncio.gather(*(ada.send("bob", number) for number in range(5)))

@@ -1,4 +1,4 @@
-"""Queues as users have them: with blocks, waiting in line, large payloads, atomic lists, and what is told of it all."""
+"""Queue handles: with blocks, waiting, large payloads, atomic lists, lease extension, and events."""
 
 import asyncio
 import gc
@@ -37,10 +37,10 @@ from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.queues import NewMessage, QueuePolicy, QueueStats
 
-PATIENCE_SECONDS = 30.0  # Far more than anything here takes; whoever waits for a condition must end some day.
-LONG = 600.0  # Of seconds that nobody sits out: the clock is moved, or something else happens first.
+PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
+LONG = 600.0  # Seconds that never pass: the test moves the clock, or another event ends the wait.
 BLOB = 16_385  # Bytes: the shortest payload that is stored as a blob.
-STREAMED = 1_048_577  # Bytes: the shortest one that does not come along with its message.
+STREAMED = 1_048_577  # Bytes: the shortest payload that is not sent with a delivery.
 
 
 @pytest.fixture(params=["memory", "dir"])
@@ -56,7 +56,7 @@ def plane(url: str, clock: ManualClock) -> Iterator[Plane]:
 
 @pytest.fixture
 def running(url: str) -> Iterator[Plane]:
-    """A plane whose time passes by itself."""
+    """A plane with the system clock."""
     with holdfast.open(url) as plane:
         yield plane
 
@@ -73,7 +73,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for another thread to get somewhere."""
+    """Wait until `condition` holds."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
@@ -87,14 +87,14 @@ async def until_async(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 def received(queue: Queue, **options: Any) -> Message:
-    """The next message, which must be there; nobody extends its lease behind the test's back."""
+    """The next message, which must exist; its lease is not extended."""
     message = queue.receive(**{"extend_for_seconds": 0, **options})
     assert message is not None
     return message
 
 
 def waiting(threads: ThreadPoolExecutor, queue: Queue, line: int = 1, **options: Any) -> "Future[Message | None]":
-    """A consumer that stands in line, as the last of `line`."""
+    """A waiting consumer, the last of `line`."""
     waiter = threads.submit(queue.receive, **{"wait_seconds": LONG, "extend_for_seconds": 0, **options})
     until(lambda: queue.stats().waiting_consumers == line)
     return waiter
@@ -106,7 +106,7 @@ def served(waiter: "Future[Message | None]") -> Any:
 
 
 def counts(stats: QueueStats) -> dict[str, int]:
-    """How many messages are where, of those places that have any."""
+    """The states that have messages, with their numbers."""
     places = ("ready", "delayed", "leased", "blocked", "dead")
     return {place: getattr(stats, place) for place in places if getattr(stats, place)}
 
@@ -134,7 +134,7 @@ def test_a_body_is_json_unless_it_is_bytes(jobs: Queue, body: Any) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\x00\xff", bytearray(b"abc"), memoryview(b"abc")])
-def test_bytes_come_as_they_are(jobs: Queue, body: Any) -> None:
+def test_bytes_are_received_unchanged(jobs: Queue, body: Any) -> None:
     jobs.put(body)
     message = received(jobs)
     assert (message.payload, message.delivery.content_type) == (bytes(body), "application/octet-stream")
@@ -145,13 +145,13 @@ def test_bytes_come_as_they_are(jobs: Queue, body: Any) -> None:
     [object(), {"a": object()}, "\ud800", float],
     ids=["an object", "an object inside", "half a character", "a class"],
 )
-def test_a_body_without_a_json_form_is_refused(plane: Plane, jobs: Queue, body: Any) -> None:
+def test_a_body_that_cannot_be_json_is_refused(plane: Plane, jobs: Queue, body: Any) -> None:
     with pytest.raises(InvalidValue, match="cannot be JSON"):
         jobs.put(body)
     assert everything(plane) == []
 
 
-def test_a_message_tells_what_it_is(jobs: Queue) -> None:
+def test_a_message_has_its_properties(jobs: Queue) -> None:
     receipt = jobs.put(
         {"n": 1},
         priority=7,
@@ -175,7 +175,7 @@ def test_a_message_tells_what_it_is(jobs: Queue) -> None:
     assert repr(message) == f"<message {receipt.id} of jobs, attempt 1, fence 1>"
 
 
-def test_options_of_a_put_hold(jobs: Queue, clock: ManualClock) -> None:
+def test_options_of_a_put_take_effect(jobs: Queue, clock: ManualClock) -> None:
     first = jobs.put("later", delay_seconds=5, idempotency_key="k")
     assert jobs.put("again", idempotency_key="k") == msgspec.structs.replace(first, duplicate=True)
     jobs.put("short", ttl_seconds=1)
@@ -186,7 +186,7 @@ def test_options_of_a_put_hold(jobs: Queue, clock: ManualClock) -> None:
     assert received(jobs).json() == "later"
 
 
-def test_many_are_put_as_one_commit(plane: Plane, jobs: Queue) -> None:
+def test_put_many_is_one_commit(plane: Plane, jobs: Queue) -> None:
     receipts = jobs.put_many(["a", b"b", NewMessage(payload=b"c", priority=9)])
     assert [message.payload for message in jobs.receive_many(10, extend_for_seconds=0)] == [b"c", b'"a"', b"b"]
     assert len({receipt.id for receipt in receipts}) == 3
@@ -200,7 +200,7 @@ def test_many_are_put_as_one_commit(plane: Plane, jobs: Queue) -> None:
     assert everything(plane) == before
 
 
-def test_a_batch_is_received_as_asked_for(jobs: Queue) -> None:
+def test_receive_many_returns_at_most_max_messages(jobs: Queue) -> None:
     jobs.put_many(range(30))
     batches = [jobs.receive_many(extend_for_seconds=0), jobs.receive_many(256, wait_seconds=LONG, extend_for_seconds=0)]
     assert [[message.json() for message in batch] for batch in batches] == [list(range(10)), list(range(10, 30))]
@@ -222,7 +222,7 @@ def test_names_keep_their_case_and_are_checked(plane: Plane) -> None:
         plane.queue("x" * 252).put("a")
 
 
-def test_universes_have_queues_of_their_own(url: str) -> None:
+def test_universes_have_separate_queues(url: str) -> None:
     with holdfast.open(url, universe="one") as one:
         one.queue("jobs").put("a")
         other = Plane(one._transport, "other")
@@ -231,7 +231,7 @@ def test_universes_have_queues_of_their_own(url: str) -> None:
         assert received(one.queue("jobs")).json() == "a"
 
 
-def test_what_was_put_is_there_when_a_folder_is_opened_again(tmp_path: Path, clock: ManualClock) -> None:
+def test_messages_survive_reopening_a_directory(tmp_path: Path, clock: ManualClock) -> None:
     with holdfast.open(f"dir:{tmp_path}", clock=clock) as plane:
         plane.queue("jobs").put_many(["held", "ready"])
         held = received(plane.queue("jobs"))
@@ -249,7 +249,7 @@ def test_what_was_put_is_there_when_a_folder_is_opened_again(tmp_path: Path, clo
     + [{"owner": "x" * 257}],
     ids=str,
 )
-def test_a_receive_that_nobody_can_have_is_refused(jobs: Queue, wrong: dict[str, Any]) -> None:
+def test_a_receive_with_invalid_arguments_is_refused(jobs: Queue, wrong: dict[str, Any]) -> None:
     jobs.put("a")
     with pytest.raises(InvalidArgument):
         jobs.receive(**wrong)
@@ -267,7 +267,7 @@ def test_a_with_block_acknowledges_at_its_end(jobs: Queue) -> None:
     assert (counts(jobs.stats()), jobs.stats().acked_total) == ({}, 1)
 
 
-def test_a_with_block_that_fails_gives_the_message_back_with_its_error(jobs: Queue) -> None:
+def test_a_with_block_that_raises_nacks_with_the_error(jobs: Queue) -> None:
     jobs.put("a")
     with pytest.raises(ZeroDivisionError), received(jobs):
         raise ZeroDivisionError("by nothing")
@@ -277,8 +277,7 @@ def test_a_with_block_that_fails_gives_the_message_back_with_its_error(jobs: Que
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_a_shutdown_burns_no_attempts(jobs: Queue, stop: type[BaseException]) -> None:
-    """Lesson 33: a shutdown must not burn a message's attempts."""
+def test_a_shutdown_does_not_count_a_failure(jobs: Queue, stop: type[BaseException]) -> None:
     jobs.put("a", max_attempts=1)
     with pytest.raises(stop), received(jobs):
         raise stop
@@ -287,8 +286,7 @@ def test_a_shutdown_burns_no_attempts(jobs: Queue, stop: type[BaseException]) ->
     assert jobs.stats().failed_total == 0
 
 
-async def test_a_task_that_is_cancelled_burns_no_attempts(url: str, clock: ManualClock) -> None:
-    """Lesson 33 again, on an event loop."""
+async def test_a_cancelled_task_does_not_count_a_failure(url: str, clock: ManualClock) -> None:
     async with holdfast.open_async(url, clock=clock) as plane:
         jobs = plane.queue("jobs")
         await jobs.put("a", max_attempts=1)
@@ -311,7 +309,7 @@ async def test_a_task_that_is_cancelled_burns_no_attempts(url: str, clock: Manua
         assert (message.attempts, message.failure_attempts) == (2, 0)
 
 
-def test_a_with_block_leaves_alone_what_was_settled_inside(jobs: Queue) -> None:
+def test_a_with_block_does_not_settle_twice(jobs: Queue) -> None:
     jobs.put_many(["acked", "given back", "rejected"])
     with received(jobs) as message:
         message.ack()
@@ -324,7 +322,7 @@ def test_a_with_block_leaves_alone_what_was_settled_inside(jobs: Queue) -> None:
     assert [letter.last_error for letter in jobs.dead_letters()] == ["hopeless"]
 
 
-def test_a_with_block_that_lost_its_message_says_so(jobs: Queue, clock: ManualClock) -> None:
+def test_a_with_block_whose_lease_ended_raises(jobs: Queue, clock: ManualClock) -> None:
     jobs.put("a")
     with pytest.raises(QueueMessageLeaseMismatch), received(jobs):
         clock.advance_ms(30_000)
@@ -332,7 +330,7 @@ def test_a_with_block_that_lost_its_message_says_so(jobs: Queue, clock: ManualCl
     second.ack()
 
 
-def test_settling_twice_is_fine_only_for_acks(jobs: Queue) -> None:
+def test_only_an_ack_may_be_repeated(jobs: Queue) -> None:
     jobs.put_many(["a", "b"])
     acked, given_back = jobs.receive_many(2, extend_for_seconds=0)
     acked.ack()
@@ -346,9 +344,7 @@ def test_settling_twice_is_fine_only_for_acks(jobs: Queue) -> None:
 
 
 @pytest.mark.parametrize("how", ["ack", "nack", "reject", "atomic"])
-def test_a_message_that_was_received_elsewhere_is_settled_by_what_it_is_known_by(
-    plane: Plane, jobs: Queue, how: str
-) -> None:
+def test_a_message_of_another_process_is_settled_by_its_lease(plane: Plane, jobs: Queue, how: str) -> None:
     jobs.put(1)
     received = jobs.receive(extend_for_seconds=0)
     held = plane.queue("jobs").held(received.id, lease_id=received.lease.lease_id, fence=received.fence)
@@ -362,7 +358,7 @@ def test_a_message_that_was_received_elsewhere_is_settled_by_what_it_is_known_by
     assert (stats.ready, stats.dead, stats.leased) == (*settled, 0)
 
 
-def test_a_message_that_was_received_elsewhere_is_extended_from_here(jobs: Queue, clock: ManualClock) -> None:
+def test_a_message_of_another_process_is_extended(jobs: Queue, clock: ManualClock) -> None:
     jobs.put(1)
     received = jobs.receive(visibility_seconds=5, extend_for_seconds=0)
     held = jobs.held(received.id, lease_id=received.lease.lease_id, fence=received.fence)
@@ -375,7 +371,7 @@ def test_a_message_that_was_received_elsewhere_is_extended_from_here(jobs: Queue
         held.ack()
 
 
-def test_a_message_that_was_received_elsewhere_has_its_payload_there(jobs: Queue) -> None:
+def test_a_message_of_another_process_has_no_payload(jobs: Queue) -> None:
     jobs.put(1)
     received = jobs.receive(extend_for_seconds=0)
     held = jobs.held(received.id, lease_id=received.lease.lease_id, fence=received.fence)
@@ -388,7 +384,7 @@ def test_a_message_that_was_received_elsewhere_has_its_payload_there(jobs: Queue
             jobs.held(received.id, **wrong).ack()
 
 
-async def test_a_message_that_was_received_elsewhere_is_settled_on_a_loop(url: str) -> None:
+async def test_a_message_of_another_process_is_settled_asynchronously(url: str) -> None:
     async with holdfast.open_async(url) as plane:
         jobs = plane.queue("jobs")
         await jobs.put(1)
@@ -397,8 +393,7 @@ async def test_a_message_that_was_received_elsewhere_is_settled_on_a_loop(url: s
         assert (await jobs.stats()).leased == 0
 
 
-def test_a_lease_is_extended_but_not_by_nothing(jobs: Queue, clock: ManualClock) -> None:
-    """Lesson 9: extending by zero expired the lease while the message stayed hidden."""
+def test_a_lease_is_extended_by_more_than_zero(jobs: Queue, clock: ManualClock) -> None:
     jobs.put("a", visibility_seconds=7)
     message = received(jobs)
     clock.advance_ms(1_000)
@@ -415,7 +410,7 @@ def test_a_lease_is_extended_but_not_by_nothing(jobs: Queue, clock: ManualClock)
 
 
 @pytest.mark.parametrize("size", [BLOB - 1, BLOB, STREAMED - 1])
-def test_a_payload_comes_along_whether_it_is_a_blob_or_not(jobs: Queue, size: int) -> None:
+def test_payloads_up_to_1_mib_come_with_the_delivery(jobs: Queue, size: int) -> None:
     payload = bytes(number % 251 for number in range(size))
     jobs.put_many([payload, b"small"])
     message = received(jobs)
@@ -424,8 +419,7 @@ def test_a_payload_comes_along_whether_it_is_a_blob_or_not(jobs: Queue, size: in
     assert (message.read(), b"".join(message.open())) == (payload, payload)
 
 
-def test_a_payload_that_is_too_large_to_come_along_is_read_or_streamed(jobs: Queue) -> None:
-    """And not taken for null meanwhile."""
+def test_a_large_payload_is_read_or_streamed(jobs: Queue) -> None:
     payload = b'"' + b"x" * (STREAMED - 2) + b'"'
     jobs.put("x" * (STREAMED - 2))
     message = received(jobs)
@@ -441,7 +435,7 @@ def test_a_payload_that_is_too_large_to_come_along_is_read_or_streamed(jobs: Que
     assert received(jobs).read() == payload
 
 
-def test_a_message_whose_blob_is_missing_does_not_take_its_batch_along(jobs: Queue) -> None:
+def test_a_missing_blob_does_not_affect_other_messages(jobs: Queue) -> None:
     jobs.put_many([b"fine", NewMessage(blob="0" * 64, blob_size=20_000)])
     fine, missing = jobs.receive_many(2, extend_for_seconds=0)
     assert (fine.payload, missing.payload) == (b"fine", None)
@@ -451,7 +445,7 @@ def test_a_message_whose_blob_is_missing_does_not_take_its_batch_along(jobs: Que
     fine.ack()
 
 
-async def test_large_payloads_are_read_and_streamed_on_a_loop(url: str) -> None:
+async def test_large_payloads_are_read_and_streamed_asynchronously(url: str) -> None:
     async with holdfast.open_async(url) as plane:
         jobs = plane.queue("jobs")
         for size in (0, 5, BLOB, STREAMED):
@@ -484,7 +478,7 @@ def test_a_waiting_consumer_is_woken_by_a_nack(jobs: Queue, threads: ThreadPoolE
 def test_a_waiting_consumer_is_woken_by_the_end_of_a_delay(
     jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor
 ) -> None:
-    """Lesson 13: delayed messages waited for the next poll."""
+    """A delay wakes its consumer at once, not at a poll."""
     jobs.put("a", delay_seconds=60)
     waiter = waiting(threads, jobs)
     clock.advance_ms(59_999)
@@ -543,7 +537,7 @@ def test_a_waiting_consumer_is_woken_by_a_schedule_and_by_the_rate(
     assert served(waiter) == "c"
 
 
-def test_whoever_waits_in_vain_gets_nothing(jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
+def test_a_wait_that_times_out_returns_none(jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
     waiter = waiting(threads, jobs, wait_seconds=5)
     clock.advance_ms(4_999)
     until(lambda: jobs.stats().waiting_consumers == 1)
@@ -553,15 +547,14 @@ def test_whoever_waits_in_vain_gets_nothing(jobs: Queue, clock: ManualClock, thr
     assert jobs.stats().waiting_consumers == 0
 
 
-def test_whoever_waits_behind_others_in_vain_gets_nothing(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+def test_a_wait_behind_others_that_times_out_returns_none(jobs: Queue, threads: ThreadPoolExecutor) -> None:
     first = waiting(threads, jobs)
     assert jobs.receive(wait_seconds=0.01) is None
     jobs.put("a")
     assert served(first) == "a"
 
 
-def test_consumers_are_served_in_the_order_in_which_they_came(jobs: Queue, threads: ThreadPoolExecutor) -> None:
-    """DESIGN section 6: the dispatcher holds waiters, first come, first served."""
+def test_waiting_consumers_are_served_in_order(jobs: Queue, threads: ThreadPoolExecutor) -> None:
     waiters = [waiting(threads, jobs, number + 1) for number in range(8)]
     for number, waiter in enumerate(waiters):
         jobs.put(number)
@@ -569,13 +562,13 @@ def test_consumers_are_served_in_the_order_in_which_they_came(jobs: Queue, threa
         assert jobs.stats().waiting_consumers == 7 - number
 
 
-def test_many_messages_at_once_serve_everybody_who_waits(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+def test_put_many_serves_all_waiting_consumers(jobs: Queue, threads: ThreadPoolExecutor) -> None:
     waiters = [waiting(threads, jobs, number + 1) for number in range(8)]
     jobs.put_many(range(8))
     assert [served(waiter) for waiter in waiters] == list(range(8))
 
 
-def test_waiting_for_one_queue_does_not_hold_up_another(plane: Plane, threads: ThreadPoolExecutor) -> None:
+def test_waiting_for_one_queue_does_not_block_another(plane: Plane, threads: ThreadPoolExecutor) -> None:
     waiter = waiting(threads, plane.queue("jobs"))
     plane.queue("jobs2").put("b")
     assert received(plane.queue("jobs2"), wait_seconds=LONG).json() == "b"
@@ -583,13 +576,11 @@ def test_waiting_for_one_queue_does_not_hold_up_another(plane: Plane, threads: T
     assert served(waiter) == "a"
 
 
-def test_one_consumer_too_many_is_told_to_come_back_later(
-    url: str, clock: ManualClock, threads: ThreadPoolExecutor
-) -> None:
+def test_too_many_waiting_consumers_are_refused(url: str, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
     with Plane(open_plane(url, Options(clock=clock, consumers=ConsumerOptions(consumers_max=2)))) as plane:
         jobs, waiters = plane.queue("jobs"), list[Future[Message | None]]()
         with pytest.raises(QueueBusy, match="2 consumers already wait") as busy:
-            while True:  # Whether or not the first in line, who looks, counts as one who waits.
+            while True:  # The first in line may or may not count as waiting.
                 assert len(waiters) <= 3
                 ahead = len(waiters)
                 waiter = threads.submit(jobs.receive, wait_seconds=LONG, extend_for_seconds=0)
@@ -604,7 +595,7 @@ def test_one_consumer_too_many_is_told_to_come_back_later(
         assert jobs.receive() is None
 
 
-def test_a_plane_that_is_closed_lets_nobody_wait_for_ever(url: str, threads: ThreadPoolExecutor) -> None:
+def test_closing_a_plane_ends_waits(url: str, threads: ThreadPoolExecutor) -> None:
     plane = holdfast.open(url)
     waiter = waiting(threads, plane.queue("jobs"))
     plane.close()
@@ -622,7 +613,7 @@ async def standing(plane: AsyncPlane, line: int) -> None:
     await until_async(are_there)
 
 
-async def test_tasks_are_served_in_the_order_in_which_they_came(url: str, clock: ManualClock) -> None:
+async def test_waiting_tasks_are_served_in_order(url: str, clock: ManualClock) -> None:
     async with holdfast.open_async(url, clock=clock) as plane:
         jobs = plane.queue("jobs")
         tasks = []
@@ -636,7 +627,7 @@ async def test_tasks_are_served_in_the_order_in_which_they_came(url: str, clock:
         assert [message.json() for message in found if message is not None] == list(range(8))
 
 
-async def test_a_task_is_woken_by_whatever_makes_a_message_ready(url: str, clock: ManualClock) -> None:
+async def test_a_waiting_task_is_woken_when_a_message_becomes_ready(url: str, clock: ManualClock) -> None:
     async with holdfast.open_async(url, clock=clock) as plane:
         jobs = plane.queue("jobs")
 
@@ -664,7 +655,7 @@ async def test_a_task_is_woken_by_whatever_makes_a_message_ready(url: str, clock
         assert await wait_for(lambda: later(600_000)) is None
 
 
-async def test_a_task_that_gives_up_leaves_the_line_to_the_others(url: str, clock: ManualClock) -> None:
+async def test_a_cancelled_waiter_does_not_block_the_others(url: str, clock: ManualClock) -> None:
     async with holdfast.open_async(url, clock=clock) as plane:
         jobs = plane.queue("jobs")
         tasks = []
@@ -681,7 +672,7 @@ async def test_a_task_that_gives_up_leaves_the_line_to_the_others(url: str, cloc
 
 
 async def cancel_receives(plane: AsyncPlane) -> None:
-    """Receive the one message again and again, cancelled a little later each time."""
+    """Receive the only message repeatedly, cancelled a little later each time."""
     jobs = plane.queue("jobs")
     for steps in range(30):
         receiving = asyncio.create_task(jobs.receive(extend_for_seconds=0))
@@ -696,16 +687,14 @@ async def cancel_receives(plane: AsyncPlane) -> None:
         assert (counts(stats), stats.failed_total) == ({"ready": 1}, 0), f"cancelled after {steps} steps"
 
 
-async def test_a_receive_that_is_cancelled_burns_no_attempts(url: str, clock: ManualClock) -> None:
-    """Lesson 33: at whatever point it is cancelled, what it leased and nobody got is given back, uncounted."""
+async def test_a_cancelled_receive_does_not_count_a_failure(url: str, clock: ManualClock) -> None:
+    """Wherever it is cancelled, messages that it leased are returned without counting a failure."""
     async with holdfast.open_async(url, clock=clock) as plane:
         await plane.queue("jobs").put("a")
         await cancel_receives(plane)
 
 
-async def test_a_receive_that_is_cancelled_while_it_fetches_a_blob_burns_no_attempts(
-    url: str, clock: ManualClock
-) -> None:
+async def test_a_receive_cancelled_during_a_blob_fetch_does_not_count_a_failure(url: str, clock: ManualClock) -> None:
     """Once: `AsyncQueueStore.receive` fetches blobs behind the part that gives back: cancelled there, the message stays
     leased to nobody, and counts as a failure when its time is over (Lesson 33)."""
     async with holdfast.open_async(url, clock=clock) as plane:
@@ -716,7 +705,7 @@ async def test_a_receive_that_is_cancelled_while_it_fetches_a_blob_burns_no_atte
 # Subscriptions.
 
 
-def test_a_subscription_ends_when_nothing_comes(jobs: Queue) -> None:
+def test_a_subscription_ends_after_wait_seconds_without_messages(jobs: Queue) -> None:
     jobs.put_many(range(20))
     found = []
     for message in jobs.subscribe(wait_seconds=0, extend_for_seconds=0):
@@ -725,7 +714,7 @@ def test_a_subscription_ends_when_nothing_comes(jobs: Queue) -> None:
     assert (found, jobs.stats().acked_total) == (list(range(20)), 20)
 
 
-def test_a_subscription_has_no_more_unsettled_than_its_credit(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+def test_a_subscription_respects_its_credit(jobs: Queue, threads: ThreadPoolExecutor) -> None:
     jobs.put_many(range(5))
     found: list[Message] = []
 
@@ -746,8 +735,8 @@ def test_a_subscription_has_no_more_unsettled_than_its_credit(jobs: Queue, threa
     assert [message.json() for message in found] == list(range(5))
 
 
-def test_leaving_a_subscription_burns_no_attempts(jobs: Queue) -> None:
-    """Lesson 33: what was received ahead and never handed out is given back."""
+def test_leaving_a_subscription_does_not_count_failures(jobs: Queue) -> None:
+    """Messages that were received but not yielded are returned."""
     jobs.put_many(range(3))
     messages = jobs.subscribe(credit=3, wait_seconds=0, extend_for_seconds=0)
     next(messages).ack()
@@ -757,9 +746,7 @@ def test_leaving_a_subscription_burns_no_attempts(jobs: Queue) -> None:
     assert [message.json() for message in islice(jobs.subscribe(extend_for_seconds=0), 2)] == [1, 2]
 
 
-def test_a_subscription_gets_the_credit_of_a_lost_message_back(
-    jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor
-) -> None:
+def test_a_lost_message_returns_its_credit(jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
     jobs.put_many(["first", "second"])
     found: list[Message] = []
 
@@ -776,7 +763,7 @@ def test_a_subscription_gets_the_credit_of_a_lost_message_back(
     assert (found[0].lost, len(found)) == (True, 2)
 
 
-async def test_a_subscription_on_a_loop_waits_for_what_comes(url: str, clock: ManualClock) -> None:
+async def test_an_asynchronous_subscription_waits_for_messages(url: str, clock: ManualClock) -> None:
     async with holdfast.open_async(url, clock=clock) as plane:
         jobs = plane.queue("jobs")
         found = []
@@ -792,19 +779,19 @@ async def test_a_subscription_on_a_loop_waits_for_what_comes(url: str, clock: Ma
         for number in range(3):
             await standing(plane, 1)
             await jobs.put(number)
-            await until_async(lambda number=number: has_found(found, number + 1))
+            await until_async(lambda number=number: first_of(found, number + 1))
         await asyncio.wait_for(consumer, PATIENCE_SECONDS)
         assert found == [(0, None), (1, None), (2, None)]
 
 
-async def has_found(found: list[Any], count: int) -> bool:
+async def first_of(found: list[Any], count: int) -> bool:
     return len(found) == count
 
 
-# Looking after a queue.
+# Administration.
 
 
-def test_a_peek_shows_and_takes_nothing(jobs: Queue) -> None:
+def test_peek_consumes_nothing(jobs: Queue) -> None:
     jobs.put_many(["a", b"x" * 2_000])
     for _ in range(2):
         found = jobs.peek()
@@ -815,7 +802,7 @@ def test_a_peek_shows_and_takes_nothing(jobs: Queue) -> None:
         jobs.peek(0)
 
 
-def test_a_purge_removes_more_than_one_batch_and_leaves_the_leased_ones(jobs: Queue) -> None:
+def test_purge_removes_all_but_leased_messages(jobs: Queue) -> None:
     jobs.put("held")
     held = received(jobs)
     for _ in range(3):
@@ -826,7 +813,7 @@ def test_a_purge_removes_more_than_one_batch_and_leaves_the_leased_ones(jobs: Qu
     held.ack()
 
 
-def test_a_policy_holds_for_messages_that_do_not_say_otherwise(jobs: Queue) -> None:
+def test_a_policy_sets_defaults_of_messages(jobs: Queue) -> None:
     assert jobs.policy() == QueuePolicy()
     policy = jobs.set_policy(QueuePolicy(visibility_seconds=7, max_attempts=1, dead_letter_queue="Graveyard"))
     assert jobs.policy() == policy
@@ -843,8 +830,7 @@ def test_a_policy_holds_for_messages_that_do_not_say_otherwise(jobs: Queue) -> N
         jobs.set_policy(QueuePolicy(max_attempts=0))
 
 
-def test_dead_letters_are_listed_and_put_back(plane: Plane, jobs: Queue) -> None:
-    """Lesson 12: no way to list or redrive the DLQ."""
+def test_dead_letters_are_listed_and_redriven(plane: Plane, jobs: Queue) -> None:
     jobs.put_many(range(5), tier=Tier.IMPORTANT)
     for message in jobs.receive_many(5, extend_for_seconds=0):
         message.reject(f"error {message.json()}")
@@ -860,7 +846,7 @@ def test_dead_letters_are_listed_and_put_back(plane: Plane, jobs: Queue) -> None
             jobs.redrive(**wrong)
 
 
-def test_a_redrive_moves_more_than_one_batch_and_looks_for_every_id(jobs: Queue) -> None:
+def test_redrive_moves_several_batches_and_given_ids(jobs: Queue) -> None:
     for _ in range(2):
         jobs.put_many(range(200))
     for _ in range(2):
@@ -874,7 +860,7 @@ def test_a_redrive_moves_more_than_one_batch_and_looks_for_every_id(jobs: Queue)
     assert counts(jobs.stats()) == {"ready": 400}
 
 
-def test_a_schedule_is_set_listed_struck_and_removed(jobs: Queue, clock: ManualClock) -> None:
+def test_a_schedule_is_set_listed_triggered_and_removed(jobs: Queue, clock: ManualClock) -> None:
     report = jobs.schedule("report", "*/5 * * * *", {"n": 1}, priority=9)
     assert (report.name, report.next_ms, report.timezone) == ("report", START_MS + 100_000, "UTC")
     assert jobs.schedule("other", "0 9 * * *", b"b", timezone="Europe/Berlin").message.payload == b"b"
@@ -898,7 +884,7 @@ def test_a_schedule_is_set_listed_struck_and_removed(jobs: Queue, clock: ManualC
 # Workflow state.
 
 
-def test_a_state_is_kept_from_one_consumer_to_the_next(plane: Plane, jobs: Queue, clock: ManualClock) -> None:
+def test_workflow_state_passes_to_the_next_consumer(plane: Plane, jobs: Queue, clock: ManualClock) -> None:
     jobs.put("a", correlation_id="because")
     first = received(jobs, with_state=True)
     assert first.state is None
@@ -917,7 +903,7 @@ def test_a_state_is_kept_from_one_consumer_to_the_next(plane: Plane, jobs: Queue
     assert plane.state(f"q/jobs/state/{second.id}").get() is None
 
 
-def test_a_state_that_was_not_asked_for_cannot_be_saved(jobs: Queue) -> None:
+def test_saving_state_needs_with_state(jobs: Queue) -> None:
     jobs.put("a")
     with pytest.raises(InvalidArgument, match="with_state=True"):
         received(jobs).save_state(1)
@@ -933,7 +919,7 @@ def mark(tx: Transaction, key: bytes, fails: bool = False) -> str:
     return "result"
 
 
-def test_a_message_is_completed_with_its_work_or_not_at_all(plane: Plane, jobs: Queue, clock: ManualClock) -> None:
+def test_complete_commits_the_work_and_the_ack_together(plane: Plane, jobs: Queue, clock: ManualClock) -> None:
     jobs.put("a")
     message = received(jobs)
     before = everything(plane)
@@ -950,7 +936,7 @@ def test_a_message_is_completed_with_its_work_or_not_at_all(plane: Plane, jobs: 
     assert (second.settled, plane.pairs.get(b"work"), counts(jobs.stats())) == (True, b"done", {})
 
 
-async def test_a_message_is_completed_with_its_work_on_a_loop(url: str) -> None:
+async def test_complete_works_asynchronously(url: str) -> None:
     async with holdfast.open_async(url) as plane:
         jobs = plane.queue("jobs")
         await jobs.put("a")
@@ -964,7 +950,7 @@ async def test_a_message_is_completed_with_its_work_on_a_loop(url: str) -> None:
 
 
 class Bench:
-    """What an atomic list works on: a message, another queue, a world, a state and a lease; and what it does."""
+    """The objects of an atomic list: messages, another queue, a world, a state and a lease; and its operations."""
 
     def __init__(self, plane: Plane, clock: ManualClock) -> None:
         self.plane = plane
@@ -988,7 +974,7 @@ class Bench:
         return atomic.check(self.lease).commit()
 
 
-def test_an_atomic_list_happens_as_a_whole(plane: Plane, clock: ManualClock) -> None:
+def test_an_atomic_list_commits_all_operations(plane: Plane, clock: ManualClock) -> None:
     bench = Bench(plane, clock)
     answers = bench.commit()
     assert len(answers) == 9
@@ -1014,7 +1000,7 @@ FAILURES: dict[str, type[HoldfastError]] = {
 
 
 @pytest.mark.parametrize("wrong", FAILURES)
-def test_an_atomic_list_of_which_one_step_fails_has_done_nothing(plane: Plane, clock: ManualClock, wrong: str) -> None:
+def test_an_atomic_list_with_a_failing_operation_writes_nothing(plane: Plane, clock: ManualClock, wrong: str) -> None:
     bench = Bench(plane, clock)
     if wrong in ("ack", "nack", "reject"):
         message = {"ack": bench.acked, "nack": bench.given_back, "reject": bench.rejected}[wrong]
@@ -1029,7 +1015,7 @@ def test_an_atomic_list_of_which_one_step_fails_has_done_nothing(plane: Plane, c
     assert [each.settled for each in (bench.acked, bench.given_back, bench.rejected)] == [False] * 3
 
 
-def test_an_atomic_list_has_something_to_do_and_an_end(plane: Plane, jobs: Queue) -> None:
+def test_an_atomic_list_has_1_to_256_operations(plane: Plane, jobs: Queue) -> None:
     with pytest.raises(InvalidArgument, match="has no operations"):
         plane.atomic().commit()
     atomic = plane.atomic()
@@ -1042,7 +1028,7 @@ def test_an_atomic_list_has_something_to_do_and_an_end(plane: Plane, jobs: Queue
     assert everything(plane) == []
 
 
-async def test_an_atomic_list_is_whole_on_a_loop_too(url: str) -> None:
+async def test_an_atomic_list_commits_asynchronously(url: str) -> None:
     async with holdfast.open_async(url) as plane:
         jobs, done = plane.queue("jobs"), plane.queue("done")
         await jobs.put("a")
@@ -1060,14 +1046,13 @@ async def test_an_atomic_list_is_whole_on_a_loop_too(url: str) -> None:
 
 
 def extended_twice(message: Message) -> None:
-    """Wait until a lease was extended two times."""
+    """Wait until a lease was extended twice."""
     for _ in range(2):
         before = message.expires_ms
         until(lambda before=before: message.expires_ms > before)
 
 
-def test_a_message_that_is_worked_on_is_kept_past_its_visibility(running: Plane) -> None:
-    """Lesson 31: consumers that forget to extend their lease are the commonest fault: the client does it by itself."""
+def test_the_lease_of_a_running_message_is_extended(running: Plane) -> None:
     jobs = running.queue("jobs")
     jobs.put("a", visibility_seconds=9)
     message = jobs.receive()
@@ -1079,8 +1064,8 @@ def test_a_message_that_is_worked_on_is_kept_past_its_visibility(running: Plane)
     assert (jobs.stats().acked_total, jobs.stats().expired_total, message.lost) == (1, 0, False)
 
 
-async def test_a_message_is_kept_while_its_event_loop_is_busy(url: str) -> None:
-    """Lesson 31: off the worker's own loop."""
+async def test_a_lease_is_extended_while_the_event_loop_is_blocked(url: str) -> None:
+    """The renewal runs in its own thread."""
     async with holdfast.open_async(url) as plane:
         jobs = plane.queue("jobs")
         await jobs.put("a", visibility_seconds=9)
@@ -1091,7 +1076,7 @@ async def test_a_message_is_kept_while_its_event_loop_is_busy(url: str) -> None:
         assert (await jobs.stats()).expired_total == 0
 
 
-def test_a_message_that_is_settled_is_kept_no_more(running: Plane) -> None:
+def test_a_settled_message_is_not_extended(running: Plane) -> None:
     jobs = running.queue("jobs")
     jobs.put("a", visibility_seconds=9)
     first = jobs.receive()
@@ -1106,7 +1091,7 @@ def test_a_message_that_is_settled_is_kept_no_more(running: Plane) -> None:
     assert second.settled
 
 
-def test_a_message_that_nobody_has_any_more_is_let_go(running: Plane) -> None:
+def test_a_garbage_collected_message_is_not_extended(running: Plane) -> None:
     jobs = running.queue("jobs")
     jobs.put("a", visibility_seconds=9)
     message = jobs.receive()
@@ -1120,7 +1105,7 @@ def test_a_message_that_nobody_has_any_more_is_let_go(running: Plane) -> None:
     assert again.attempts == 2
 
 
-def test_a_message_is_kept_for_so_long_and_no_longer(running: Plane) -> None:
+def test_a_lease_is_extended_up_to_the_cap(running: Plane) -> None:
     jobs = running.queue("jobs")
     jobs.put("a", visibility_seconds=9)
     message = jobs.receive(extend_for_seconds=7.5)
@@ -1132,7 +1117,7 @@ def test_a_message_is_kept_for_so_long_and_no_longer(running: Plane) -> None:
         message.ack()
 
 
-def test_a_message_that_was_taken_is_lost_and_says_so(
+def test_a_message_whose_lease_was_taken_is_marked_lost(
     plane: Plane, jobs: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs.put("a")
@@ -1150,10 +1135,10 @@ def test_a_message_that_was_taken_is_lost_and_says_so(
         message.ack()
 
 
-# What a plane does by itself.
+# Background processing.
 
 
-def test_what_is_due_in_a_queue_that_nobody_looks_at_is_attended_to(running: Plane) -> None:
+def test_due_entries_of_an_unused_queue_are_processed(running: Plane) -> None:
     jobs = running.queue("jobs")
     jobs.put("a", max_attempts=1)
     jobs.put("b", delay_seconds=0.05)
@@ -1163,15 +1148,14 @@ def test_what_is_due_in_a_queue_that_nobody_looks_at_is_attended_to(running: Pla
     assert received(jobs).json() == "b"
 
 
-def test_a_plane_that_is_opened_again_attends_to_what_is_due(tmp_path: Path) -> None:
-    """Although nobody touches a queue of it."""
+def test_a_reopened_plane_processes_due_entries(tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path}", clock=ManualClock()) as plane:  # Whose time is long over.
         plane.queue("jobs").put("a", ttl_seconds=1)
     with holdfast.open(f"dir:{tmp_path}") as plane:
         until(lambda: plane.queue("jobs").stats().ready == 0)
 
 
-# What is told.
+# Events.
 
 
 def test_everything_that_happens_to_a_message_is_in_the_session_log(
@@ -1194,7 +1178,7 @@ def test_everything_that_happens_to_a_message_is_in_the_session_log(
     assert [record.get("attempt", 0) for record in records(plane)] == [0, 1, 1, 2, 2, 3, 3, 3, 3, 4, 4]
 
 
-def test_what_a_dead_letter_died_of_is_in_the_session_log_and_no_other_error(plane: Plane, jobs: Queue) -> None:
+def test_the_session_log_has_the_last_error_of_a_dead_letter(plane: Plane, jobs: Queue) -> None:
     jobs.put("a", max_attempts=2)
     received(jobs).nack(error="no route")
     received(jobs).nack(error="no host")
@@ -1204,7 +1188,7 @@ def test_what_a_dead_letter_died_of_is_in_the_session_log_and_no_other_error(pla
     assert told == [("dead-lettered", "no host"), ("dead-lettered", "no use")]
 
 
-def test_messages_that_are_purged_are_told_of_wherever_they_were(plane: Plane, jobs: Queue) -> None:
+def test_purged_messages_are_in_the_session_log(plane: Plane, jobs: Queue) -> None:
     jobs.put("ready")
     jobs.put("delayed", delay_seconds=60)
     for body in ("leads", "waits behind"):
@@ -1214,7 +1198,7 @@ def test_messages_that_are_purged_are_told_of_wherever_they_were(plane: Plane, j
     assert len({record["id"] for record in records(plane) if record["event"] == "purged"}) == 4
 
 
-def test_what_did_not_happen_is_not_told(plane: Plane, jobs: Queue) -> None:
+def test_a_failed_commit_publishes_no_events(plane: Plane, jobs: Queue) -> None:
     jobs.put("a", idempotency_key="k")
     jobs.put("a", idempotency_key="k")
     with pytest.raises(InvalidArgument):
@@ -1227,7 +1211,7 @@ def test_what_did_not_happen_is_not_told(plane: Plane, jobs: Queue) -> None:
     assert events(plane) == ["put", "leased", "acked"]
 
 
-def test_what_is_done_in_one_commit_is_told(plane: Plane, jobs: Queue, clock: ManualClock) -> None:
+def test_an_atomic_commit_publishes_its_events(plane: Plane, jobs: Queue, clock: ManualClock) -> None:
     jobs.put("a")
     plane.atomic().reject(received(jobs)).put(jobs, "b", ttl_seconds=1).commit()
     clock.advance_ms(1_000)
@@ -1235,7 +1219,7 @@ def test_what_is_done_in_one_commit_is_told(plane: Plane, jobs: Queue, clock: Ma
     assert events(plane) == ["put", "leased", "dead-lettered", "put", "outlived"]
 
 
-def test_what_a_waiting_consumer_notices_is_told(
+def test_a_waiting_consumer_publishes_what_it_processed(
     plane: Plane, jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor
 ) -> None:
     jobs.put("a", max_attempts=1)
@@ -1258,7 +1242,7 @@ def nodes(postgres_url: str, clock: ManualClock, tmp_path: Path) -> Iterator[tup
         yield one, other
 
 
-def test_a_consumer_of_one_node_is_woken_by_what_another_does(
+def test_a_consumer_is_woken_by_a_commit_of_another_node(
     nodes: tuple[Plane, Plane], clock: ManualClock, threads: ThreadPoolExecutor
 ) -> None:
     here, there = nodes[0].queue("jobs"), nodes[1].queue("jobs")
@@ -1283,14 +1267,14 @@ def test_a_consumer_of_one_node_is_woken_by_what_another_does(
     assert (there.stats().waiting_consumers, counts(there.stats())) == (0, {"leased": 1})
 
 
-def test_a_large_payload_goes_from_node_to_node(nodes: tuple[Plane, Plane]) -> None:
+def test_a_large_payload_is_readable_on_another_node(nodes: tuple[Plane, Plane]) -> None:
     nodes[0].queue("jobs").put(bytes(BLOB))
     with received(nodes[1].queue("jobs")) as message:
         assert message.payload == bytes(BLOB)
     assert counts(nodes[0].queue("jobs").stats()) == {}
 
 
-def test_an_atomic_list_on_postgres_is_whole(nodes: tuple[Plane, Plane], clock: ManualClock) -> None:
+def test_an_atomic_list_on_postgres_is_atomic(nodes: tuple[Plane, Plane], clock: ManualClock) -> None:
     bench = Bench(nodes[0], clock)
     before = everything(nodes[1])
     with pytest.raises(HeadAdvanced):
@@ -1300,7 +1284,7 @@ def test_an_atomic_list_on_postgres_is_whole(nodes: tuple[Plane, Plane], clock: 
     assert counts(nodes[1].queue("jobs").stats()) == {"ready": 1, "dead": 1}
 
 
-def test_a_plane_on_postgres_keeps_and_sweeps_by_itself(postgres_url: str, tmp_path: Path) -> None:
+def test_postgres_planes_extend_leases_and_sweep(postgres_url: str, tmp_path: Path) -> None:
     with holdfast.open(postgres_url, activity=str(tmp_path)) as plane:
         jobs = plane.queue("jobs")
         jobs.put("a", visibility_seconds=9, max_attempts=1)
@@ -1312,7 +1296,7 @@ def test_a_plane_on_postgres_keeps_and_sweeps_by_itself(postgres_url: str, tmp_p
         until(lambda: jobs.stats().dead == 1)
 
 
-async def test_a_task_on_postgres_waits_and_is_woken(postgres_url: str, tmp_path: Path, clock: ManualClock) -> None:
+async def test_a_waiting_task_on_postgres_is_woken(postgres_url: str, tmp_path: Path, clock: ManualClock) -> None:
     async with holdfast.open_async(postgres_url, activity=str(tmp_path), clock=clock) as plane:
         jobs = plane.queue("jobs")
         task = asyncio.create_task(jobs.receive(wait_seconds=LONG, extend_for_seconds=0))

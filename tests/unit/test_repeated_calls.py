@@ -1,4 +1,4 @@
-"""Every operation may be sent again: it only reads, it is the same twice, or it has a key and happens once."""
+"""Every operation can be sent twice: it only reads, is repeatable, or has a key and is executed once."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -82,7 +82,7 @@ KEYED = [kind for kind in OPERATIONS if kind.operation.takes_key]
 REPEATABLE = [kind for kind in OPERATIONS if kind.operation.repeatable]
 
 
-# The tables.
+# Declarations.
 
 
 def test_transactions_that_only_read_run_on_snapshots() -> None:
@@ -106,11 +106,11 @@ def test_the_protocol_lists_repeatable_operations_with_the_reason() -> None:
     assert reasons.items() <= dict(rows).items()
 
 
-# A town in which every operation has something to do.
+# A populated in which every operation has something to do.
 
 
-class Town:
-    """A plane with something of everything."""
+class PopulatedPlane:
+    """A plane with data of every kind."""
 
     def __init__(self, database: Database, clock: ManualClock) -> None:
         policy = TierPolicy({"task.title": Tier.CRITICAL})
@@ -141,7 +141,7 @@ class Town:
         return self.transport.call(request, keyed_call_of(self.transport, request, key, again=True))
 
     def everything(self) -> list[Any]:
-        """The key space, but for what is remembered of calls; and the session log."""
+        """The key space without stored results of calls, and the session log."""
         begin, end = Subspace("once").range()
         pairs = self.transport.services.database.read(Transaction.scan, b"", b"\xff" * 8, limit=10_000)
         self.transport.services.log().flush()
@@ -157,16 +157,16 @@ class Town:
 
 
 @pytest.fixture
-def town(database: Database, clock: ManualClock) -> Iterator[Town]:
-    town = Town(database, clock)
-    yield town
-    town.transport.close()
+def populated(database: Database, clock: ManualClock) -> Iterator[PopulatedPlane]:
+    populated = PopulatedPlane(database, clock)
+    yield populated
+    populated.transport.close()
 
 
 PAUSED, OPEN = QueuePolicy(paused=True), QueuePolicy()
 
-# A request of each type, and what somebody else does before it is sent again, where it would not show otherwise.
-SAMPLES: dict[type[Request[Any]], Callable[[Town], list[Request[Any]]]] = {
+# A request of each class, and an operation between its two sendings where a repetition would not show otherwise.
+SAMPLES: dict[type[Request[Any]], Callable[[PopulatedPlane], list[Request[Any]]]] = {
     PutPair: lambda _: [PutPair(b"zz", b"2"), PutPair(b"zz", b"3")],
     DeletePair: lambda _: [DeletePair(b"zz"), PutPair(b"zz", b"3")],
     CreateWorld: lambda _: [CreateWorld("w2")],
@@ -178,8 +178,8 @@ SAMPLES: dict[type[Request[Any]], Callable[[Town], list[Request[Any]]]] = {
     DrainInbox: lambda _: [DrainInbox("w"), PutItem("w", Control(command="stop"))],
     PutItem: lambda _: [PutItem("w", Control(command="stop"))],
     AcquireLease: lambda _: [AcquireLease("free", "ada")],
-    KeepLease: lambda town: [KeepLease(town.lease, 60.0)],
-    ReleaseLease: lambda town: [ReleaseLease(town.lease)],
+    KeepLease: lambda populated: [KeepLease(populated.lease, 60.0)],
+    ReleaseLease: lambda populated: [ReleaseLease(populated.lease)],
     UpdateState: lambda _: [UpdateState("s", b"\x02"), UpdateState("s", b"\x03")],
     RemoveState: lambda _: [RemoveState("s")],
     WriteEntities: lambda _: [WriteEntities([EntityWrite("task", "one", {"title": b"\x02"})])],
@@ -188,23 +188,23 @@ SAMPLES: dict[type[Request[Any]], Callable[[Town], list[Request[Any]]]] = {
     LogRecords: lambda _: [LogRecords("s", [b'{"n":1}'])],
     PutMessages: lambda _: [PutMessages("jobs", [NewMessage(b"x")])],
     ReceiveMessages: lambda _: [ReceiveMessages("jobs", "ada")],
-    AckMessages: lambda town: [AckMessages("jobs", town.leases)],
-    NackMessages: lambda town: [NackMessages("jobs", town.leases)],
-    RejectMessages: lambda town: [RejectMessages("jobs", town.leases)],
-    ExtendMessages: lambda town: [ExtendMessages("jobs", town.leases, 60.0)],
+    AckMessages: lambda populated: [AckMessages("jobs", populated.leases)],
+    NackMessages: lambda populated: [NackMessages("jobs", populated.leases)],
+    RejectMessages: lambda populated: [RejectMessages("jobs", populated.leases)],
+    ExtendMessages: lambda populated: [ExtendMessages("jobs", populated.leases, 60.0)],
     PurgeQueue: lambda _: [PurgeQueue("jobs"), PutMessages("jobs", [NewMessage(b"x")])],
     RedriveMessages: lambda _: [RedriveMessages("died", limit=270)],
     SetQueuePolicy: lambda _: [SetQueuePolicy("jobs", PAUSED), SetQueuePolicy("jobs", OPEN)],
     PauseQueue: lambda _: [PauseQueue("jobs"), PauseQueue("jobs", paused=False)],
     SetSchedule: lambda _: [SetSchedule("jobs", "rare", "0 0 * * 0", NewMessage(b"x")), RemoveSchedule("jobs", "rare")],
     RemoveSchedule: lambda _: [RemoveSchedule("jobs", "daily")],
-    CommitAtomic: lambda town: [CommitAtomic([AckMessages("jobs", town.leases), UpdateState("s", b"\x02")])],
+    CommitAtomic: lambda populated: [CommitAtomic([AckMessages("jobs", populated.leases), UpdateState("s", b"\x02")])],
     CreateToken: lambda _: [CreateToken("u", ["*"], ["queue:put"], "1" * 64)],
-    RevokeToken: lambda town: [RevokeToken(town.token)],
+    RevokeToken: lambda populated: [RevokeToken(populated.token)],
     SendMail: lambda _: [SendMail("ada", [NewMail("bob", b"more")])],
     JoinMailbox: lambda _: [JoinMailbox("bob", "one"), JoinMailbox("bob", "two")],
-    LeaveMailbox: lambda town: [LeaveMailbox("bob", "one"), JoinMailbox("bob", "one")],
-    ConfirmMail: lambda town: [ConfirmMail("bob", [town.mail])],
+    LeaveMailbox: lambda populated: [LeaveMailbox("bob", "one"), JoinMailbox("bob", "one")],
+    ConfirmMail: lambda populated: [ConfirmMail("bob", [populated.mail])],
     SeeReceipts: lambda _: [SeeReceipts("ada", 0)],
     BlockSender: lambda _: [BlockSender("bob", "ada"), BlockSender("bob", "ada", blocked=False)],
     SetMailPolicy: lambda _: [SetMailPolicy(MailPolicy(5)), SetMailPolicy(MailPolicy(6))],
@@ -212,34 +212,34 @@ SAMPLES: dict[type[Request[Any]], Callable[[Town], list[Request[Any]]]] = {
 }  # fmt: skip
 
 
-def test_every_operation_that_takes_a_key_is_tried() -> None:
+def test_every_keyed_operation_is_tested() -> None:
     assert SAMPLES.keys() == set(KEYED)
 
 
-def outcome(town: Town, work: Callable[[], Any]) -> Any:
+def outcome(populated: PopulatedPlane, work: Callable[[], Any]) -> Any:
     try:
         answer = work()
     except HoldfastError as error:
         answer = error.code
-    return answer, town.everything()
+    return answer, populated.everything()
 
 
 @pytest.mark.parametrize("kind", KEYED, ids=lambda kind: kind.__name__)
-def test_a_write_that_is_sent_again_is_done_once_and_answered_alike(town: Town, kind: type[Request[Any]]) -> None:
-    request, *meanwhile = SAMPLES[kind](town)
+def test_a_repeated_write_is_executed_once(populated: PopulatedPlane, kind: type[Request[Any]]) -> None:
+    request, *meanwhile = SAMPLES[kind](populated)
     assert type(request) is kind
-    first = town.send(request)
-    town.clock.advance_ms(1_000)
+    first = populated.send(request)
+    populated.clock.advance_ms(1_000)
     for other in meanwhile:
-        town.transport.call(other)
-    before = town.everything()
-    again = outcome(town, lambda: town.send(request))
+        populated.transport.call(other)
+    before = populated.everything()
+    again = outcome(populated, lambda: populated.send(request))
     assert again == (first, before)
     with pytest.raises(IdempotencyKeyReused):
-        town.send(changed(request))
-    assert town.everything() == before
+        populated.send(changed(request))
+    assert populated.everything() == before
     # The test could fail: without its key it is done again, or refused, or answered differently.
-    assert kind is SeeReceipts or outcome(town, lambda: town.transport.call(request)) != again
+    assert kind is SeeReceipts or outcome(populated, lambda: populated.transport.call(request)) != again
 
 
 def changed(request: Request[Any]) -> Request[Any]:
@@ -248,14 +248,14 @@ def changed(request: Request[Any]) -> Request[Any]:
     return PurgeQueue("jobs") if isinstance(request, CommitAtomic) else CommitAtomic([])
 
 
-# What needs no key.
+# Operations without keys.
 
 
-def same_twice(town: Town) -> dict[type[Request[Any]], Callable[[], Any]]:
-    call = town.transport.call
+def repeatable_requests(populated: PopulatedPlane) -> dict[type[Request[Any]], Callable[[], Any]]:
+    call = populated.transport.call
     return {
         PutBlob: lambda: call(PutBlob(b"bytes")),
-        WriteBlob: lambda: town.transport.send(WriteBlob(), iter([bytes(20_000)])),
+        WriteBlob: lambda: populated.transport.send(WriteBlob(), iter([bytes(20_000)])),
         DeleteWorld: lambda: call(DeleteWorld("old")),
         CompactWorld: lambda: call(CompactWorld("w", 1, 0)),
         EndSession: lambda: call(EndSession("s")),
@@ -266,21 +266,26 @@ def same_twice(town: Town) -> dict[type[Request[Any]], Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("kind", REPEATABLE, ids=lambda kind: kind.__name__)
-def test_what_is_the_same_twice_leaves_the_same(town: Town, kind: type[Request[Any]]) -> None:
-    town.transport.call(CommitSnapshot("w", b"\x01", 2, promote=True, receipt_horizon_height=2, manifest_hash=MANIFEST))
-    work = same_twice(town)[kind]
-    first = outcome(town, work)
-    assert outcome(town, work)[1] == first[1]
-    assert outcome(town, work)[0] == first[0] or kind in (CompactWorld, BeginBackup)  # They tell what they have done.
+def test_a_repeatable_operation_leaves_the_same_data(populated: PopulatedPlane, kind: type[Request[Any]]) -> None:
+    populated.transport.call(
+        CommitSnapshot("w", b"\x01", 2, promote=True, receipt_horizon_height=2, manifest_hash=MANIFEST)
+    )
+    work = repeatable_requests(populated)[kind]
+    first = outcome(populated, work)
+    assert outcome(populated, work)[1] == first[1]
+    assert outcome(populated, work)[0] == first[0] or kind in (
+        CompactWorld,
+        BeginBackup,
+    )  # They tell what they have done.
 
 
 MANIFEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 
-def test_what_reads_beyond_a_snapshot_writes_nothing(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_services_that_read_write_nothing(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     database = MemoryDatabase(clock=clock)
-    town = Town(database, clock)
-    hash = town.transport.call(PutBlob(b"bytes")).hash
+    populated = PopulatedPlane(database, clock)
+    hash = populated.transport.call(PutBlob(b"bytes")).hash
     reads: list[Request[Any]] = [
         GetBlob(hash),
         OpenBlob(hash),
@@ -295,11 +300,11 @@ def test_what_reads_beyond_a_snapshot_writes_nothing(clock: ManualClock, monkeyp
         ListWaits(),
         ReadReceipts("ada"),
     ]
-    streams = {ListBackup, OpenBackup, RunCheckups}  # Which look at a copy, and have tests of their own.
+    streams = {ListBackup, OpenBackup, RunCheckups}  # They read a copy, and have their own tests.
     assert {type(request) for request in reads} | streams == {
         kind for kind, handler in OPERATIONS.items() if kind.operation.reads and handler.run is None
     }
-    before = town.everything()
+    before = populated.everything()
 
     def refuse(*args: Any, **options: Any) -> Any:
         raise AssertionError("it writes")
@@ -307,7 +312,11 @@ def test_what_reads_beyond_a_snapshot_writes_nothing(clock: ManualClock, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(database, "transact", refuse)
         for request in reads:
-            found = town.transport.receive(request) if isinstance(request, OpenBlob) else town.transport.call(request)
+            found = (
+                populated.transport.receive(request)
+                if isinstance(request, OpenBlob)
+                else populated.transport.call(request)
+            )
             assert found is not None
-    assert town.everything() == before
-    town.transport.close()
+    assert populated.everything() == before
+    populated.transport.close()

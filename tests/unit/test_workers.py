@@ -1,4 +1,4 @@
-"""Workers: consumers that run by themselves, fail in one way, and stop without losing anything."""
+"""Workers: handling, errors, restarts and shutdown."""
 
 import asyncio
 import threading
@@ -9,9 +9,9 @@ import pytest
 import holdfast
 from holdfast import AsyncWorker, Plane, Worker
 from holdfast.errors import InvalidArgument, Unreachable
-from holdfast.handles import RestartPolicy
 from holdfast.handles.messages import AsyncMessage
 from holdfast.handles.sync.messages import Message
+from holdfast.handles.workers import RestartPolicy
 from holdfast.handles.workers.consumers import back_off, reason_of
 
 
@@ -43,7 +43,7 @@ def test_a_worker_handles_every_message_and_acknowledges_it(plane: Plane) -> Non
     assert jobs.stats().acked_total == 50
 
 
-def test_a_handler_that_raises_gives_its_message_back_with_the_reason(plane: Plane) -> None:
+def test_a_handler_that_raises_nacks_with_the_error(plane: Plane) -> None:
     plane.queue("jobs").put("x", max_attempts=3)
     errors: list[str] = []
 
@@ -63,7 +63,7 @@ def test_a_handler_that_raises_gives_its_message_back_with_the_reason(plane: Pla
     assert plane.queue("jobs").dead_letters()[0].last_error == "ValueError: attempt 3"
 
 
-def test_a_hook_that_fails_itself_does_not_stop_the_worker(plane: Plane) -> None:
+def test_an_on_error_hook_that_raises_does_not_stop_the_worker(plane: Plane) -> None:
     plane.queue("jobs").put_many(["bad", "good"])
     done: list[str] = []
 
@@ -91,8 +91,7 @@ def test_a_handler_may_settle_its_message_itself(plane: Plane) -> None:
     assert [letter.last_error for letter in jobs.dead_letters()] == ["not for us"]
 
 
-def test_stopping_burns_no_attempts(plane: Plane) -> None:
-    """Lesson 33: a shutdown must not burn a message's attempts."""
+def test_stopping_does_not_count_failures(plane: Plane) -> None:
     jobs = plane.queue("jobs")
     jobs.put("long")
     begun, released = threading.Event(), threading.Event()
@@ -112,7 +111,7 @@ def test_stopping_burns_no_attempts(plane: Plane) -> None:
     assert (again.attempts, again.failure_attempts) == (2, 0)
 
 
-def test_a_worker_that_is_stopped_lets_its_handlers_finish(plane: Plane) -> None:
+def test_stop_waits_for_running_handlers(plane: Plane) -> None:
     jobs = plane.queue("jobs")
     jobs.put("x")
     begun, released = threading.Event(), threading.Event()
@@ -131,7 +130,7 @@ def test_a_worker_that_is_stopped_lets_its_handlers_finish(plane: Plane) -> None
     assert jobs.stats().acked_total == 1
 
 
-def test_a_consumer_goes_on_after_the_plane_failed_it(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consumer_retries_after_an_error_of_the_plane(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = plane.queue("jobs")
     jobs.put("x")
     receive_many = type(jobs).receive_many
@@ -151,27 +150,27 @@ def test_a_consumer_goes_on_after_the_plane_failed_it(plane: Plane, monkeypatch:
     assert worker.stats.restarts == 5
 
 
-def test_a_consumer_that_can_never_succeed_ends(plane: Plane) -> None:
+def test_a_consumer_ends_when_a_retry_cannot_succeed(plane: Plane) -> None:
     worker = Worker(plane, {"no such name!": lambda message: None})
     worker.run()
     assert worker.stats.failed == 1
 
 
-def test_restarts_come_at_once_three_times_and_then_slower_and_slower() -> None:
+def test_restarts_back_off_after_three_immediate_retries() -> None:
     policy = RestartPolicy()
     assert [policy.pause_seconds(failures) for failures in range(1, 8)] == [0, 0, 0, 0.25, 0.5, 1, 2]
     assert policy.pause_seconds(1_000) == 300
     assert [back_off(failures) for failures in (1, 2, 3, 1_000)] == [1, 2, 4, 300]
 
 
-def test_a_worker_without_work_is_refused(plane: Plane) -> None:
+def test_a_worker_without_handlers_is_refused(plane: Plane) -> None:
     with pytest.raises(InvalidArgument, match="handler"):
         Worker(plane, {})
     with pytest.raises(InvalidArgument, match="concurrency"):
         Worker(plane, {"jobs": print}, concurrency=0)
 
 
-async def test_an_asynchronous_worker_handles_fails_and_drains() -> None:
+async def test_an_async_worker_handles_fails_and_drains() -> None:
     async with holdfast.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await jobs.put_many(["good", "bad", "slow"])
@@ -204,7 +203,7 @@ async def test_an_asynchronous_worker_handles_fails_and_drains() -> None:
 
 
 def test_a_message_that_cannot_be_settled_does_not_end_its_consumer(plane: Plane) -> None:
-    """The delay of the first one is refused, which is the worker's own fault and final for that message alone."""
+    """The delay of the first message is invalid, which affects that message only."""
     plane.queue("jobs").put_many(["poison", "fine"])
     handled: list[str] = []
     errors: list[Exception] = []
@@ -226,7 +225,7 @@ def test_a_message_that_cannot_be_settled_does_not_end_its_consumer(plane: Plane
     assert [type(error) for error in errors] == [ValueError, InvalidArgument]
 
 
-async def test_a_message_that_cannot_be_settled_does_not_end_its_asynchronous_consumer() -> None:
+async def test_a_message_that_cannot_be_settled_does_not_end_its_async_consumer() -> None:
     async with await holdfast.open_async("memory:") as plane:
         await plane.queue("jobs").put_many(["poison", "fine"])
         handled: list[str] = []
@@ -243,7 +242,7 @@ async def test_a_message_that_cannot_be_settled_does_not_end_its_asynchronous_co
         assert handled == ["fine"]
 
 
-def test_what_a_message_has_failed_of_may_be_what_nobody_can_encode(plane: Plane) -> None:
+def test_an_error_with_surrogates_is_encoded(plane: Plane) -> None:
     plane.queue("jobs").put("x", max_attempts=1)
 
     def fail(message: Message) -> None:
@@ -256,8 +255,8 @@ def test_what_a_message_has_failed_of_may_be_what_nobody_can_encode(plane: Plane
     assert reason_of(ValueError("\udcff")) == "ValueError: ?"
 
 
-def test_threads_that_are_free_are_one_consumer(plane: Plane) -> None:
-    """However many they are, one of them waits in the queue's line, and asks for all."""
+def test_free_threads_share_one_receive(plane: Plane) -> None:
+    """One thread waits and receives for all of them."""
     jobs = plane.queue("jobs")
     at_once, everybody_works = threading.Barrier(200), threading.Event()
 
@@ -274,7 +273,7 @@ def test_threads_that_are_free_are_one_consumer(plane: Plane) -> None:
     assert (worker.stats.handled, worker.stats.failed, jobs.stats().acked_total) == (200, 0, 200)
 
 
-async def test_tasks_that_are_free_are_one_consumer() -> None:
+async def test_free_tasks_share_one_receive() -> None:
     async with holdfast.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         at_work = 0
@@ -298,7 +297,7 @@ async def test_tasks_that_are_free_are_one_consumer() -> None:
 
 
 @pytest.mark.parametrize("after", range(0, 40, 4))
-def test_a_worker_on_threads_that_stops_holds_nothing(plane: Plane, after: int) -> None:
+def test_a_stopped_worker_leaves_no_leases(plane: Plane, after: int) -> None:
     jobs = plane.queue("jobs")
     jobs.put_many(range(100))
     worker = Worker(plane, {"jobs": lambda message: None}, concurrency=8)
@@ -312,8 +311,8 @@ def test_a_worker_on_threads_that_stops_holds_nothing(plane: Plane, after: int) 
 
 @pytest.mark.parametrize("turns", range(20))
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_worker_on_a_loop_that_stops_holds_nothing(turns: int, cancelled: bool) -> None:
-    """It is stopped, or cancelled, some turns of the loop after it began: it asks, hands out, works, settles."""
+async def test_a_stopped_async_worker_leaves_no_leases(turns: int, cancelled: bool) -> None:
+    """It is stopped or cancelled at every step: receiving, starting handlers, running, settling."""
     async with holdfast.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await jobs.put_many(range(100))
@@ -335,7 +334,7 @@ async def test_a_worker_on_a_loop_that_stops_holds_nothing(turns: int, cancelled
         assert (stats.leased, stats.failed_total, stats.ready + stats.acked_total) == (0, 0, 100)
 
 
-async def test_a_handler_that_is_cancelled_gives_its_message_back() -> None:
+async def test_a_cancelled_handler_returns_its_message() -> None:
     async with holdfast.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await jobs.put("x")
