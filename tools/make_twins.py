@@ -14,7 +14,16 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 NOT_TWINNED = {  # These serve both threads and event loops, or only one of the two.
     "handles": ("__init__", "opening"),
-    "runtime": ("__init__", "cancellation", "consumer_options", "eager_tasks", "publishing", "rate_limits", "timers"),
+    "runtime": (
+        "__init__",
+        "cancellation",
+        "consumer_options",
+        "eager_tasks",
+        "publishing",
+        "rate_limits",
+        "repeat_detector",
+        "timers",
+    ),
 }
 
 WORDS = {

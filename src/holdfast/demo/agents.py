@@ -11,8 +11,8 @@ import time
 from typing import Any, Final
 
 import holdfast
-from holdfast.handles.sync.plane import Plane
 from holdfast.handles.sync.messages import Message
+from holdfast.handles.sync.plane import Plane
 
 TICKETS: Final = "tickets"
 ANSWERS: Final = "answers"

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from holdfast.kv import Database, Transaction
-from holdfast.testing.conformance.helpers import clear_subspace, contents, in_threads, increment, put_all, raises
+from holdfast.testing.conformance.workloads import clear_subspace, contents, in_threads, increment, put_all, raises
 
 
 def check_8_threads_lose_no_increment(database: Database) -> None:

@@ -10,7 +10,7 @@ from holdfast.errors import (
     ReadOnlyTransaction,
 )
 from holdfast.kv import Database, Transaction, pages
-from holdfast.testing.conformance.helpers import clear_subspace, contents, get, in_thread, put, put_all, raises
+from holdfast.testing.conformance.workloads import clear_subspace, contents, get, in_thread, put, put_all, raises
 from holdfast.tiers import Tier
 
 

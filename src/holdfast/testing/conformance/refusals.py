@@ -20,7 +20,7 @@ from holdfast.errors import (
     ValueTooLarge,
 )
 from holdfast.kv import Database, Transaction
-from holdfast.testing.conformance.helpers import clear_subspace, contents, get, put, raises, run_async
+from holdfast.testing.conformance.workloads import clear_subspace, contents, get, put, raises, run_async
 from holdfast.tiers import Tier
 
 

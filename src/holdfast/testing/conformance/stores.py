@@ -19,7 +19,7 @@ from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.layers.worlds import World
 from holdfast.plane.embedded import EmbeddedTransport
 from holdfast.plane.services import Services
-from holdfast.testing.conformance.helpers import in_threads, raises
+from holdfast.testing.conformance.workloads import in_threads, raises
 from holdfast.wire.restores import Entry
 
 StoreCheck = Callable[[Database, ObjectStore], None]

@@ -9,7 +9,7 @@ from holdfast.errors import (
     InvalidKey,
 )
 from holdfast.kv import Database, Transaction
-from holdfast.testing.conformance.helpers import clear_subspace, put, raises
+from holdfast.testing.conformance.workloads import clear_subspace, put, raises
 
 
 def check_a_watch_wakes_on_writes_below_its_prefix(database: Database) -> None:

@@ -19,7 +19,7 @@ from holdfast.kv import Database, Pair, Subspace, Transaction, Work
 from holdfast.layers import inboxes, journal_records, journals, worlds
 from holdfast.layers.worlds import World
 from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX
-from holdfast.testing.conformance.helpers import in_threads, put_all, raises
+from holdfast.testing.conformance.workloads import in_threads, put_all, raises
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
 from holdfast.wire.canonical import canonical
 from holdfast.wire.inboxes import Control, DomainEvent, Effect, InboxItem, Timer

@@ -1,4 +1,4 @@
-"""Helpers of the checks: an empty subspace, small transaction functions, and threads."""
+"""Workloads of the checks: an empty subspace, small transaction functions, and threads."""
 
 import asyncio
 import threading
