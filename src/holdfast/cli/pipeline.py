@@ -197,7 +197,7 @@ def load(
     payload.
     """
     if len(options["universes"]) > 1:
-        raise InvalidArgument("Rows that name no universe need a single universe; give --universe only once")
+        raise InvalidArgument("Rows that name no universe go into one universe; give --universe only once")
     _run(
         ["load"],
         options,
