@@ -120,8 +120,8 @@ class Lasting:
     async def _serve(self, agent: Any) -> None:
         done = 0
         while agent.closed is None and not self._stopping:
-            async with agent._news:
-                await agent._news.wait_for(lambda: len(agent.frames) > done or agent.closed is not None)
+            async with agent._changed:
+                await agent._changed.wait_for(lambda: len(agent.frames) > done or agent.closed is not None)  # noqa: B023
             frames, done = agent.frames[done:], len(agent.frames)
             mails = [frame for frame in frames if frame["type"] == "mail"]
             self.mails += mails
@@ -201,7 +201,7 @@ async def test_a_server_killed_during_a_delivery_continues_it(start: Callable[..
     with Proxy(server.address[1], seed) as proxy:
         async with lasting(lambda: proxy.url, "bob") as [bob]:
             for kill in range(3):
-                await until(lambda: len(bob.ids) >= 200 * kill + chance.randrange(1, 200), "some of the flush")
+                await until(lambda: len(bob.ids) >= 200 * kill + chance.randrange(1, 200), "some of the flush")  # noqa: B023
                 server.process.kill()
                 server.process.wait()
                 server = start()
