@@ -37,7 +37,7 @@ from holdfast.wire.frames import (
     PROTOCOL,
     AnyRequest,
     Hello,
-    ReplyOnTheWay,
+    RawReply,
     decode_hello,
     decode_replies,
     encode,
@@ -314,7 +314,7 @@ class Connection:
                 self._outbox.append(pending)
         self._flush()
 
-    def _deliver(self, reply: ReplyOnTheWay) -> None:
+    def _deliver(self, reply: RawReply) -> None:
         pending = self._pending.get(reply.number)
         if pending is not None and pending.future.cancelled():
             # The caller was cancelled but has not run since. _abandon() then finds the answer here and releases it.
