@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 SEEDS ?= 1000
-WORKERS ?= auto
+WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 1 )))
 
 .PHONY: setup lint format twins reference test nightly simulate crash bench bench-peers bench-pipeline demo screenshots lock clean
 
@@ -34,12 +34,13 @@ twins: $(READY)
 reference: $(READY)
 	$(BIN)/python tools/make_reference.py
 
-# One process per core, up to four; WORKERS=0 runs all tests in a single process.
+# One process more than cores, because many tests wait; WORKERS=0 runs all tests in a single process.
 test: $(READY)
-	$(BIN)/pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
+	$(BIN)/pytest -n $(WORKERS) --maxprocesses 5 --dist worksteal
 
 nightly: $(READY)
 	$(BIN)/pytest -m nightly
+	$(BIN)/pytest tests/faults -k crash --kills 200
 
 simulate: $(READY)
 	$(BIN)/python -m holdfast.testing.scenarios --seeds $(SEEDS)

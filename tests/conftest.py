@@ -28,7 +28,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kills", type=int, default=60, help="how often the crash tests kill their child process")
+    parser.addoption("--kills", type=int, default=18, help="how often the crash tests kill their child process")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -143,6 +143,7 @@ root.main(["demo", "--without-spark", "--keep", "kept"])
 """
 
 
+@pytest.mark.nightly  # A second run of the whole demo.
 def test_failed_claims_are_listed_and_the_demo_fails(demo: DemoRunner) -> None:
     text = demo.run("-c", BROKEN, code=1)
     assert f"2 of {CLAIMS} claims do not hold:" in text

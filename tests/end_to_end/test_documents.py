@@ -129,7 +129,14 @@ def free_port() -> int:
     pytest.fail("no free port found")
 
 
-@pytest.mark.parametrize("document", ["tutorial.md", "how-to/write-a-worker.md", "pipeline.md"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        "tutorial.md",
+        "how-to/write-a-worker.md",
+        pytest.param("pipeline.md", marks=pytest.mark.nightly),  # It starts Spark for every command.
+    ],
+)
 def test_the_blocks_of_a_document_with_a_server_run(document: str, tmp_path: Path) -> None:
     port = free_port()
     words = {SERVER: f"http://127.0.0.1:{port}", "holdfast serve ": f"holdfast serve --port {port} "}

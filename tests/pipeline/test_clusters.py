@@ -6,8 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from runpy import run_path
@@ -124,20 +123,11 @@ def run_through_connect(folder: Path) -> tuple[list[dict[str, Any]], int, int]:
         return run_on(folder, "--remote", f"sc://127.0.0.1:{port}")
 
 
-@pytest.fixture(scope="module")
-def remote_results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
-    """Run all jobs on a cluster and through Spark Connect, concurrently: most of the time is JVM start-up."""
-    folder = tmp_path_factory.mktemp("elsewhere")
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            "a cluster of processes": pool.submit(run_on_a_cluster, folder / "cluster"),
-            "Spark Connect": pool.submit(run_through_connect, folder / "connect"),
-        }
-
-
-@pytest.mark.parametrize("name", ["a cluster of processes", "Spark Connect"])
-def test_all_jobs_run_on_a_cluster_and_through_connect(remote_results: dict[str, Future[Any]], name: str) -> None:
-    results, in_lake, in_plane = remote_results[name].result()
+@pytest.mark.parametrize("run", [pytest.param(run_on_a_cluster, marks=pytest.mark.nightly), run_through_connect])
+def test_all_jobs_run_on_a_cluster_and_through_connect(
+    run: Callable[[Path], tuple[list[dict[str, Any]], int, int]], tmp_path: Path
+) -> None:
+    results, in_lake, in_plane = run(tmp_path / "run")
     assert [each["job"] for each in results] == list(jobs.FULL_RUN)
     assert all(each["ok"] for each in results)
     assert in_lake == in_plane

@@ -677,12 +677,12 @@ def few_receipts() -> Iterator[None]:
         yield
 
 
-@pytest.mark.examples(400)
+@pytest.mark.examples(150)
 def test_mailboxes_in_memory_match_the_model(run_machine: Callable[..., None]) -> None:
     run_machine(Mailboxes, steps=40, openers=repeat(MemoryDatabase), universes=count(), lasting=False)
 
 
-@pytest.mark.examples(100)
+@pytest.mark.examples(50)
 def test_mailboxes_with_small_batches_match_the_model(
     run_machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -653,7 +653,7 @@ def model_fields(message: ModelMessage) -> dict[str, Any]:
     }
 
 
-@pytest.mark.examples(400)
+@pytest.mark.examples(150)
 def test_a_queue_in_memory_matches_the_model(run_machine: Callable[..., None]) -> None:
     run_machine(Queues, steps=40, openers=repeat(MemoryDatabase), names=count(), lasting=False, shared=False)
 

@@ -564,7 +564,7 @@ def test_registering_again_keeps_omitted_values(plane: Plane, clock: ManualClock
     assert (known.name, known.public_key, known.world, known.registered_ms) == ("ada", key, None, START_MS)
     plane.world("w").create()
     clock.advance_ms(5)
-    bound = plane.agents.register("ada@main", world="W")
+    bound = plane.agents.register("ada@main", world="w")
     assert (bound.public_key, bound.world, bound.registered_ms) == (key, "w", START_MS)
     assert plane.agents.register("ada", public_key=key) == bound
     with pytest.raises(AgentExists, match="replace"):

@@ -101,7 +101,7 @@ def test_a_folder_instead_of_the_marker_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_opens_once_in_a_process(tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path}") as plane:
-        with pytest.raises(DirectoryInUse, match="open already"):
+        with pytest.raises(DirectoryInUse, match="is already open"):
             holdfast.open(f"dir:{tmp_path}")
         plane.pairs.put(b"a", b"still works")
     holdfast.open(f"dir:{tmp_path}").close()

@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast import Tier, plane, wire
@@ -131,6 +131,7 @@ def test_a_request_names_its_operation_in_op(kind: type[Request[Any]]) -> None:
 
 
 @every_request
+@settings(max_examples=10)  # For each of the requests.
 @given(data=st.data())
 def test_a_request_crosses_the_wire_unchanged(kind: type[Request[Any]], data: st.DataObject) -> None:
     request = data.draw(instances(kind))
@@ -142,6 +143,7 @@ def test_a_request_crosses_the_wire_unchanged(kind: type[Request[Any]], data: st
 
 
 @every_request
+@settings(max_examples=10)  # For each of the requests.
 @given(data=st.data())
 def test_a_request_with_an_unknown_field_is_refused(kind: type[Request[Any]], data: st.DataObject) -> None:
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(data.draw(instances(kind))))

@@ -43,6 +43,10 @@ BLOB = 16_385  # Bytes: the shortest payload that is stored as a blob.
 STREAMED = 1_048_577  # Bytes: the shortest payload that is not sent with a delivery.
 
 
+# Renewal is independent of the backend, and takes seconds of real time.
+ON_ONE_BACKEND = pytest.mark.parametrize("url", ["memory"], indirect=True)
+
+
 @pytest.fixture(params=["memory", "dir"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return "memory:" if request.param == "memory" else f"dir:{tmp_path / 'plane'}"
@@ -1052,6 +1056,7 @@ def extended_twice(message: Message) -> None:
         until(lambda before=before: message.expires_ms > before)
 
 
+@ON_ONE_BACKEND
 def test_the_lease_of_a_running_message_is_extended(running: Plane) -> None:
     jobs = running.queue("jobs")
     jobs.put("a", visibility_seconds=9)
@@ -1064,6 +1069,7 @@ def test_the_lease_of_a_running_message_is_extended(running: Plane) -> None:
     assert (jobs.stats().acked_total, jobs.stats().expired_total, message.lost) == (1, 0, False)
 
 
+@ON_ONE_BACKEND
 async def test_a_lease_is_extended_while_the_event_loop_is_blocked(url: str) -> None:
     """The renewal runs in its own thread."""
     async with holdfast.open_async(url) as plane:
@@ -1076,6 +1082,7 @@ async def test_a_lease_is_extended_while_the_event_loop_is_blocked(url: str) -> 
         assert (await jobs.stats()).expired_total == 0
 
 
+@ON_ONE_BACKEND
 def test_a_settled_message_is_not_extended(running: Plane) -> None:
     jobs = running.queue("jobs")
     jobs.put("a", visibility_seconds=9)
@@ -1091,6 +1098,7 @@ def test_a_settled_message_is_not_extended(running: Plane) -> None:
     assert second.settled
 
 
+@ON_ONE_BACKEND
 def test_a_garbage_collected_message_is_not_extended(running: Plane) -> None:
     jobs = running.queue("jobs")
     jobs.put("a", visibility_seconds=9)
@@ -1105,6 +1113,7 @@ def test_a_garbage_collected_message_is_not_extended(running: Plane) -> None:
     assert again.attempts == 2
 
 
+@ON_ONE_BACKEND
 def test_a_lease_is_extended_up_to_the_cap(running: Plane) -> None:
     jobs = running.queue("jobs")
     jobs.put("a", visibility_seconds=9)
