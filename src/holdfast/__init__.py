@@ -9,10 +9,11 @@ This module exports the public API, with every type that a user annotates with. 
 used, so that a client does not load the storage engine, and an embedded plane does not load the client.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from holdfast._lazy_imports import lazy_exports
 from holdfast.names import UNIVERSE, checked_name
+from holdfast.version import __version__ as __version__
 
 if TYPE_CHECKING:
     import os
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
     from holdfast.wire.transport import HeldLock, LockStats
     from holdfast.wire.worlds import Record, Segment, Snapshot
 
-__version__ = "0.1.0"
 __all__ = [
     "Activity",
     "Agent",
@@ -275,7 +275,18 @@ _MODULES: Final = {
     "fenced": "holdfast.plane",
 }
 
-__getattr__, __dir__ = lazy_exports(globals(), _MODULES)
+
+def __getattr__(name: str) -> object:
+    """Import an exported name when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})
 
 
 def open(

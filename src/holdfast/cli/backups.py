@@ -22,7 +22,6 @@ from typing import Final
 import click
 import msgspec
 
-from holdfast import __version__
 from holdfast.backends.objects import ObjectStore
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.cli import backup_format, connect, directories, printing, server_backup
@@ -32,6 +31,7 @@ from holdfast.cli.values import read_chunks
 from holdfast.errors import InvalidArgument
 from holdfast.plane.formats import FORMAT, check_marker
 from holdfast.runtime.maintenance.checkpoints import referenced_objects, rotated_logs
+from holdfast.version import __version__
 from holdfast.wire.backups import BackupFile
 
 _KEY_SPACE_COPIED: Final = "keyspace.jsonl"  # Written when all files of the key space are copied.

@@ -8,9 +8,9 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from holdfast import __version__
 from holdfast.cli import exit_codes
 from holdfast.cli.commands import CommandGroup, GlobalOptions, LeafCommand, global_options
+from holdfast.version import __version__
 
 # The module and name of each command. A module is imported when its command is used.
 _COMMANDS: Final = {

@@ -6,7 +6,6 @@ A handler is written once for both: it returns what a store's method returns, an
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeAlias, Union
 
-from holdfast import __version__
 from holdfast.kv import Result, Transaction
 from holdfast.layers.blobs import Verify
 from holdfast.plane.formats import FORMAT
@@ -31,6 +30,7 @@ from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.runtime.worlds import AsyncWorldStore
 from holdfast.threads import run_in_thread
 from holdfast.tiers import Tier
+from holdfast.version import __version__
 from holdfast.wire.requests import Answer
 
 Served: TypeAlias = Answer | Awaitable[Answer]  # What a handler returns: with AsyncStores it is awaited.

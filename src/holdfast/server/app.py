@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 from holdfast.errors import NotAllowed
 from holdfast.server import openapi
 from holdfast.server.authorization import NoAuthentication
-from holdfast.server.context import HttpContext, ServerContext
+from holdfast.server.context import ServerContext
+from holdfast.server.http.context import HttpContext
 from holdfast.server.http.endpoints import routes
 from holdfast.server.http.limits import HttpLimits
 from holdfast.server.http.middleware import HttpMiddleware, is_cross_origin

@@ -28,8 +28,8 @@ from holdfast.plane.batching import call_batch
 from holdfast.server import health, tracing
 from holdfast.server.authorization import Authenticator
 from holdfast.server.histograms import DWELL_SECONDS, SECONDS, SIZES, Histogram
-from holdfast.server.http.problems import HttpError, problem_response
 from holdfast.server.logs import correlation_id
+from holdfast.server.problems import HttpError, problem_response
 from holdfast.server.queue_metrics import read_lag, read_queues
 from holdfast.server.transport import ServerTransport
 from holdfast.tiers import Tier

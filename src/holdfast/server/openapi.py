@@ -15,8 +15,8 @@ from holdfast.server.http import json_codec
 from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, first_sentence
 from holdfast.server.http.events import SSE
 from holdfast.server.http.message_schemas import MessageView
-from holdfast.server.http.problems import JSON, MSGPACK, PROBLEM
 from holdfast.server.openapi_bounds import with_bounds
+from holdfast.server.problems import JSON, MSGPACK, PROBLEM
 from holdfast.wire.problems import Problem
 from holdfast.wire.queues import Delivery
 

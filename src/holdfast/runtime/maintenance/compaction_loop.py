@@ -3,21 +3,28 @@
 import logging
 import threading
 from collections.abc import Iterator
+from typing import Protocol
 
 from holdfast import limits
 from holdfast.errors import Closed, HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import worlds
 from holdfast.layers.worlds import World
-from holdfast.runtime.sync.worlds import WorldStore
+from holdfast.wire.worlds import Compacted
 
 _log = logging.getLogger("holdfast.upkeep")
+
+
+class Compactor(Protocol):
+    """The world store, as the loop uses it."""
+
+    def compact(self, world: World, *, entries: int, margin: int) -> Compacted: ...
 
 
 class CompactionLoop:
     """A thread that compacts every world at an interval; an error in one world is logged, and the others continue."""
 
-    def __init__(self, database: Database, store: WorldStore, every_seconds: float) -> None:
+    def __init__(self, database: Database, store: Compactor, every_seconds: float) -> None:
         self._database = database
         self._store = store
         self._every_seconds = every_seconds

@@ -35,7 +35,7 @@ from holdfast.server.console.samples import Sample, Samples
 from holdfast.server.context import ServerContext
 from holdfast.server.http.events import SSE, End, Events, EventStream
 from holdfast.server.http.middleware import authenticate_request
-from holdfast.server.http.problems import HttpError, problem_for
+from holdfast.server.problems import HttpError, problem_for
 from holdfast.wire.entities import ListKinds
 from holdfast.wire.leases import ListLeases
 from holdfast.wire.mail import ListMailboxes

@@ -29,7 +29,7 @@ from holdfast.limits import (
 from holdfast.server.authorization import Authorizer
 from holdfast.server.context import ServerContext
 from holdfast.server.http.middleware import authenticate_request
-from holdfast.server.http.problems import JSON, HttpError
+from holdfast.server.problems import JSON, HttpError
 from holdfast.wire.permissions import METRICS
 
 _MEDIA: Final = {

@@ -9,16 +9,16 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast import __version__
 from holdfast.limits import CONSOLE_UNIVERSES_MAX
 from holdfast.names import UNIVERSE
 from holdfast.server.authorization import Authorizer, NoAuthentication
 from holdfast.server.console.files import HEADERS
 from holdfast.server.context import ServerContext
 from holdfast.server.http.middleware import authenticate_request
-from holdfast.server.http.problems import JSON
+from holdfast.server.problems import JSON
 from holdfast.server.transport import ServerTransport
 from holdfast.tiers import Tier
+from holdfast.version import __version__
 from holdfast.wire.permissions import EVERYTHING, METRICS
 from holdfast.wire.universes import ListUniverses
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 from starlette.responses import Response, StreamingResponse
 
 from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter
-from holdfast.server.http.problems import HttpError
 from holdfast.server.http.request_context import RequestContext
+from holdfast.server.problems import HttpError
 from holdfast.wire.backups import Line, ListBackup, OpenBackup
 from holdfast.wire.health_checks import RunCheckups
 from holdfast.wire.requests import Request

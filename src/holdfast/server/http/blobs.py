@@ -9,8 +9,8 @@ from starlette.responses import Response, StreamingResponse
 from holdfast.errors import BlobNotFound
 from holdfast.server.http.conditions import IF_NONE_MATCH, is_not_modified, quoted
 from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, json_response
-from holdfast.server.http.problems import JSON, HttpError
 from holdfast.server.http.request_context import RequestContext
+from holdfast.server.problems import JSON, HttpError
 from holdfast.wire.blobs import FindBlob, OpenBlob, Stored, WriteBlob
 
 OCTETS: Final = "application/octet-stream"

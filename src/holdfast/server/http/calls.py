@@ -8,8 +8,8 @@ from starlette.responses import Response
 from holdfast.server.http import json_codec
 from holdfast.server.http.endpoints import Endpoint, json_response
 from holdfast.server.http.media import is_json, media_type_of, sends_msgpack
-from holdfast.server.http.problems import JSON, MSGPACK, HttpError
 from holdfast.server.http.request_context import RequestContext, unsupported_media_type
+from holdfast.server.problems import JSON, MSGPACK, HttpError
 from holdfast.wire.atomic import Answers, CommitAtomic, Step
 from holdfast.wire.frames import AnyRequest
 from holdfast.wire.requests import Request

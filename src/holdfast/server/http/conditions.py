@@ -6,7 +6,7 @@ from typing import Final
 from starlette.datastructures import Headers
 
 from holdfast.server.http.endpoints import Parameter
-from holdfast.server.http.problems import HttpError
+from holdfast.server.problems import HttpError
 
 _ETAG: Final = re.compile(r'"([!#-~]*)"\Z')
 

@@ -16,8 +16,8 @@ from holdfast.server.http.conditions import (
     version_of,
 )
 from holdfast.server.http.endpoints import Endpoint, json_response, operation
-from holdfast.server.http.problems import HttpError
 from holdfast.server.http.request_context import RequestContext
+from holdfast.server.problems import HttpError
 from holdfast.tiers import Tier
 from holdfast.wire.entities import (
     DeleteEntity,

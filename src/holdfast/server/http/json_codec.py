@@ -27,8 +27,8 @@ from holdfast.server.http.message_schemas import (
     message_view,
     new_message,
 )
-from holdfast.server.http.problems import HttpError
 from holdfast.server.http.values import from_cbor
+from holdfast.server.problems import HttpError
 from holdfast.wire.activity import LoggedRecord, LogRecords
 from holdfast.wire.canonical import canonical
 from holdfast.wire.entities import Change, EntityRecord, EntityWrite, PutEntity

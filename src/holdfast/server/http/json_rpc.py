@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from holdfast.server.http.endpoints import Endpoint
 from holdfast.server.http.media import is_json, media_type_of
-from holdfast.server.http.problems import JSON
 from holdfast.server.http.request_context import RequestContext, unsupported_media_type
+from holdfast.server.problems import JSON
 from holdfast.server.rpc import caller_of, encode
 from holdfast.wire.rpc import RpcFailure
 

@@ -33,8 +33,8 @@ from holdfast.server.http.message_schemas import (
     safe_content_type,
 )
 from holdfast.server.http.multipart import MultipartReader, MultipartWriter
-from holdfast.server.http.problems import JSON, HttpError, draining_error
 from holdfast.server.http.request_context import RequestContext, parse_json, unsupported_media_type
+from holdfast.server.problems import JSON, HttpError, draining_error
 from holdfast.tiers import Tier
 from holdfast.wire.blobs import FindBlob, OpenBlob, PutBlob, WriteBlob
 from holdfast.wire.queues import (

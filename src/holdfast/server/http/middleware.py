@@ -20,7 +20,8 @@ from holdfast.server import tracing
 from holdfast.server.authorization import Authorizer
 from holdfast.server.context import ServerContext
 from holdfast.server.http.limits import LINGER_SECONDS
-from holdfast.server.http.problems import (
+from holdfast.server.logs import RateLimitFilter, correlation_id_of, correlation_scope
+from holdfast.server.problems import (
     TOO_LARGE,
     HttpError,
     Unauthenticated,
@@ -28,7 +29,6 @@ from holdfast.server.http.problems import (
     problem_for,
     problem_response,
 )
-from holdfast.server.logs import RateLimitFilter, correlation_id_of, correlation_scope
 
 _log = logging.getLogger("holdfast.http")
 _rejections = logging.getLogger("holdfast.http.refusals")

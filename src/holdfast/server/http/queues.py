@@ -6,8 +6,8 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from holdfast.server.http.endpoints import Endpoint, Parameter, json_response, operation
-from holdfast.server.http.problems import JSON, HttpError
 from holdfast.server.http.request_context import RequestContext
+from holdfast.server.problems import JSON, HttpError
 from holdfast.wire.queues import (
     Deliveries,
     GetQueuePolicy,

@@ -13,10 +13,10 @@ from starlette.requests import Request as HttpRequest
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.plane.idempotency import keyed_call_of
 from holdfast.server.authorization import Authorizer
-from holdfast.server.context import HttpContext
+from holdfast.server.http.context import HttpContext
 from holdfast.server.http.limits import IDEMPOTENCY_KEY_CHARACTERS_MAX
 from holdfast.server.http.media import is_json, media_type_of
-from holdfast.server.http.problems import HttpError
+from holdfast.server.problems import HttpError
 from holdfast.wire.requests import Answer, Request
 
 _TARGETS = ("queue", "world", "key", "name", "kind", "id", "universe")

@@ -10,9 +10,9 @@ from holdfast.errors import InvalidArgument
 from holdfast.server.http.conditions import IF_MATCH, IF_NONE_MATCH, if_absent, if_match, is_not_modified, quoted
 from holdfast.server.http.endpoints import Endpoint, Parameter, json_response, operation
 from holdfast.server.http.json_codec import decode
-from holdfast.server.http.problems import JSON, HttpError
 from holdfast.server.http.request_context import RequestContext
 from holdfast.server.http.values import from_cbor
+from holdfast.server.problems import JSON, HttpError
 from holdfast.wire.canonical import canonical
 from holdfast.wire.leases import LeaseProof
 from holdfast.wire.states import FoundState, GetState, RemoveState, UpdatedState, UpdateState

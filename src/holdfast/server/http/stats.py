@@ -13,8 +13,8 @@ from holdfast.server.http import json_codec
 from holdfast.server.http.endpoints import Endpoint, Parameter, json_response
 from holdfast.server.http.events import LINES, NDJSON, SSE, End, Events, EventStream
 from holdfast.server.http.messages import universe_of
-from holdfast.server.http.problems import JSON, HttpError, problem_for
 from holdfast.server.http.request_context import RequestContext
+from holdfast.server.problems import JSON, HttpError, problem_for
 from holdfast.tiers import Tier
 from holdfast.wire.queues import GetQueueStats, QueueStats
 

@@ -16,8 +16,8 @@ from holdfast.server.http.flow_control import CreditWindow
 from holdfast.server.http.limits import CREDIT, PAGE_SIZE_MAX
 from holdfast.server.http.message_schemas import MessageView, message_view
 from holdfast.server.http.messages import ReceiveBody, receive_request, release
-from holdfast.server.http.problems import JSON, HttpError, problem_for
 from holdfast.server.http.request_context import RequestContext
+from holdfast.server.problems import JSON, HttpError, problem_for
 from holdfast.wire.queues import Delivery, ReceiveMessages
 
 
