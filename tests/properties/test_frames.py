@@ -45,7 +45,7 @@ class Socket(BoundedSocket):
     """An open socket that records its messages."""
 
     def __init__(self, *, alone: bool) -> None:
-        self.conn = ServerProtocol(max_size=100_000, logger=logging.getLogger("nobody"))
+        self.conn = ServerProtocol(max_size=100_000, logger=logging.getLogger("test"))
         self.conn.receive_data(REQUEST)
         [request] = self.conn.events_received()
         self.conn.send_response(self.conn.accept(request))  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ class Socket(BoundedSocket):
         self.close_timer = self.pending_ping_payload = None
         self.close_timeout = 1.0
         self.loop: Any = SimpleNamespace(call_later=lambda *_: None)
-        self.logger = logging.getLogger("nobody")
+        self.logger = logging.getLogger("test")
         self.messages: list[str | bytes] = []
         self.on_message = self.messages.append
         self.read_here = 0
@@ -183,7 +183,7 @@ class Reader(ShortFrameReader):
     """A client's reader without a network."""
 
     def __init__(self, *, alone: bool) -> None:
-        self.protocol = ClientProtocol(parse_uri("ws://h/"), max_size=100_000, logger=logging.getLogger("nobody"))
+        self.protocol = ClientProtocol(parse_uri("ws://h/"), max_size=100_000, logger=logging.getLogger("test"))
         server = ServerProtocol()
         self.protocol.send_request(self.protocol.connect())
         server.receive_data(b"".join(self.protocol.data_to_send()))

@@ -869,7 +869,7 @@ async def test_the_writer_continues_when_the_buffer_fails(bench: Bench, monkeypa
         return await batch()
 
     monkeypatch.setattr(bench.ingress._buffer, "next_batch", fail_once)
-    await bench.push("first", durability="synced")  # The writer waits in the original method.
+    await bench.push("first", durability="synced")  # The writer waits in the unpatched method.
     await until(failed.is_set)
     await bench.push("second", durability="synced")
     assert bench.count() == 2

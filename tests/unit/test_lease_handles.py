@@ -48,7 +48,7 @@ def plane(url: str, clock: ManualClock) -> Iterator[Plane]:
 def threads() -> Iterator[ThreadPoolExecutor]:
     threads = ThreadPoolExecutor(16)
     yield threads
-    threads.shutdown(wait=False, cancel_futures=True)  # Whoever waits still is woken when the plane is closed.
+    threads.shutdown(wait=False, cancel_futures=True)  # Remaining waiters are woken when the plane is closed.
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -164,7 +164,7 @@ async def test_a_lease_of_another_process_is_used_asynchronously(url: str) -> No
 
 
 def test_a_keepalive_of_zero_seconds_is_refused(plane: Plane) -> None:
-    """Once broken: `keepalive(0)` means the time of the acquire, where DESIGN section 6 refuses to extend by zero."""
+    """Zero is not the default, and a lease cannot be extended by nothing."""
     lease = plane.lease("deploy").acquire("ada", ttl_seconds=10)
     with pytest.raises(InvalidArgument, match="ttl_seconds"):
         lease.keepalive(0)
@@ -407,9 +407,7 @@ async def test_a_task_renews_its_lease_while_others_wait(url: str, clock: Manual
 
 
 async def test_a_former_holder_waits_behind_others(url: str, clock: ManualClock) -> None:
-    """Once broken: whoever held a lease last passes the line as if it held it still, so a worker that takes short turns
-    starves everybody else of them. DESIGN section 5: waiters are served first come, first served.
-    """
+    """Otherwise an owner that acquires and releases repeatedly would starve the others."""
     async with holdfast.open_async(url, clock=clock) as plane:
         first = await plane.lease("deploy").acquire("ada", ttl_seconds=600)
         waiter = asyncio.create_task(plane.lease("deploy").acquire("bob", ttl_seconds=600, wait_seconds=600))
@@ -452,7 +450,7 @@ def test_only_waits_and_refusals_are_in_the_session_log(
 ) -> None:
     acquire = plane.lease("deploy").acquire
     acquire("ada", ttl_seconds=600)
-    acquire("ada", ttl_seconds=600)  # A renewal is nobody's wait.
+    acquire("ada", ttl_seconds=600)  # A renewal does not wait.
     with pytest.raises(LeaseHeld):
         acquire("bob")
     waiter = threads.submit(acquire, "eve", ttl_seconds=600, wait_seconds=3_600)

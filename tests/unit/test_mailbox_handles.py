@@ -341,7 +341,7 @@ def test_a_waiting_reader_is_replaced_by_another(
         with pytest.raises(MailboxTaken):
             waiting.result(PATIENCE_SECONDS)
     finally:
-        clock.advance_ms(round(WAIT * 1_000))  # Nobody waits for ever, whatever went wrong.
+        clock.advance_ms(round(WAIT * 1_000))  # Ends the wait if the test fails.
 
 
 def test_a_replaced_reader_can_still_confirm(plane: Plane, ada: Mailbox, bob: Mailbox) -> None:
@@ -352,7 +352,7 @@ def test_a_replaced_reader_can_still_confirm(plane: Plane, ada: Mailbox, bob: Ma
     assert next(second).id == "x", "it was not confirmed"
     with pytest.raises(MailboxTaken):
         next(first)
-    assert bob.count() == 0, "what was handed over has arrived, whoever reads now"
+    assert bob.count() == 0, "a delivered mail is confirmed although another session reads"
     second.close()
 
 

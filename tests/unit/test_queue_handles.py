@@ -699,8 +699,7 @@ async def test_a_cancelled_receive_does_not_count_a_failure(url: str, clock: Man
 
 
 async def test_a_receive_cancelled_during_a_blob_fetch_does_not_count_a_failure(url: str, clock: ManualClock) -> None:
-    """Once: `AsyncQueueStore.receive` fetches blobs behind the part that gives back: cancelled there, the message stays
-    leased to nobody, and counts as a failure when its time is over (Lesson 33)."""
+    """The message is released although its lease was committed before the fetch."""
     async with holdfast.open_async(url, clock=clock) as plane:
         await plane.queue("jobs").put(bytes(BLOB))
         await cancel_receives(plane)

@@ -50,7 +50,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             ("blob", pa.string()),
             ("size", pa.int64()),
             ("last_error", pa.string()),
-            ("origin", pa.string()),  # The original queue of a dead letter.
+            ("origin", pa.string()),  # The queue that a dead letter comes from.
             ("died_at", _UTC),
         ]
     ),

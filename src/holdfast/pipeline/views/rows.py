@@ -49,7 +49,7 @@ class MessageRow(msgspec.Struct, frozen=True):
     blob: str | None
     size: int
     last_error: str | None
-    origin: str | None  # The original queue of a dead letter.
+    origin: str | None  # The queue that a dead letter comes from.
     died_ms: int
 
 
