@@ -366,7 +366,7 @@ def test_a_missing_object_fails_the_migration(hf: Hf, source: str, tmp_path: Pat
     """No key references session logs, so their loss would not be detected."""
     option, place = words
     refused = hf("migrate", source, f"dir:{tmp_path / 'new'}", option, place.format(tmp_path), code=4)
-    assert f"{tmp_path / 'none'} is no folder" in refused.stderr
+    assert f"{tmp_path / 'none'} is not a folder" in refused.stderr
     assert not (tmp_path / "new").exists()
 
 
@@ -403,7 +403,7 @@ def test_a_target_that_loses_writes_is_detected(monkeypatch: pytest.MonkeyPatch)
         migrator = Migrator(PlaneStores(here), PlaneStores(target_hash), "here")
         migrator.begin()
         migrator.copy_keys(quietly)
-        with pytest.raises(HashMismatch, match="although they were copied"):
+        with pytest.raises(HashMismatch, match="after they were copied twice"):
             migrator.compare_keys(quietly)
 
 
@@ -422,7 +422,7 @@ def test_an_object_created_concurrently_is_compared(others: bytes) -> None:
     if others == b"large":
         assert moving._copy_verified(file, source, target) == 5
     else:
-        with pytest.raises(TargetNotEmpty, match="other bytes at a/b"):
+        with pytest.raises(TargetNotEmpty, match="different bytes at a/b"):
             moving._copy_verified(file, source, target)
     assert target.get("a/b") == others
 
@@ -444,7 +444,7 @@ def test_a_store_that_loses_an_object_is_detected(missing: bool, monkeypatch: py
     source, target = open_objects("memory:"), open_objects("memory:")
     file = moving.BackupFile("a/b", 5, hashlib.sha256(b"large").hexdigest())
     if missing:
-        with pytest.raises(MissingObject, match="a/b is not in the source"):
+        with pytest.raises(MissingObject, match="a/b is missing in the source"):
             moving._copy_verified(file, source, target)
         return
     source.put("a/b", b"large")
@@ -458,18 +458,18 @@ def test_a_store_that_loses_an_object_is_detected(missing: bool, monkeypatch: py
     [
         (("data", "data"), 2, "the same plane"),
         (("data", "data/inside"), 2, "is inside"),
-        (("none", "new"), 4, "no data directory"),
-        (("http://127.0.0.1:1", "new"), 9, "stop it and name its data"),
-        (("data", "http://127.0.0.1:1"), 9, "stop it and name its data"),
-        (("memory:", "new"), 2, "names no plane"),
+        (("none", "new"), 4, "is not a Holdfast data directory"),
+        (("http://127.0.0.1:1", "new"), 9, "stop it and give its data"),
+        (("data", "http://127.0.0.1:1"), 9, "stop it and give its data"),
+        (("memory:", "new"), 2, "cannot be migrated"),
         (("postgresql:///none?host=/nowhere", "new"), 9, "does not answer"),
-        (("postgresql://[bad/db", "new"), 2, "not understood"),
-        (("postgresql://host/db?no=such", "new"), 2, "not understood"),
-        (("data", "postgresql://host/db?no=such"), 2, "not understood"),
+        (("postgresql://[bad/db", "new"), 2, "URL is not understood"),
+        (("postgresql://host/db?no=such", "new"), 2, "URL is invalid"),
+        (("data", "postgresql://host/db?no=such"), 2, "URL is invalid"),
         (("data", "postgresql://me:50%off@host/db"), 2, "a % in it is written %25"),
-        (("dir:~no-such-user/data", "new"), 9, "names no folder"),
-        (("data", "dir:~no-such-user/data"), 9, "names no folder"),
-        (("dir:", "new"), 2, "names no folder"),
+        (("dir:~no-such-user/data", "new"), 9, "cannot be expanded"),
+        (("data", "dir:~no-such-user/data"), 9, "cannot be expanded"),
+        (("dir:", "new"), 2, "has no path"),
     ],
 )
 def test_invalid_sources_and_targets_are_rejected_with_a_message(
@@ -484,7 +484,7 @@ def test_invalid_sources_and_targets_are_rejected_with_a_message(
 
 
 @pytest.mark.parametrize(
-    ("store", "says"), [("memory:", "ends with this process"), ("ftp://x", "is not an object store")]
+    ("store", "says"), [("memory:", "is lost with this process"), ("ftp://x", "is not an object store")]
 )
 def test_a_memory_store_is_rejected_before_anything_is_created(
     hf: Hf, source: str, postgres_url: str, tmp_path: Path, *, store: str, says: str
@@ -592,8 +592,8 @@ def test_a_half_migrated_plane_is_neither_migrated_nor_backed_up(
         broken.setattr(moving.Migrator, "finish", lambda _self: (_ for _ in ()).throw(HashMismatch("x")))
         hf("migrate", source, half, code=10)
     for words in (("migrate", half, f"dir:{tmp_path / 'new'}"), ("--url", half, "backup", str(tmp_path / "backup"))):
-        assert "is not complete" in hf(*words, code=9).stderr
-    assert "is not complete" in hf("doctor", str(tmp_path / "half"), code=9).stderr
+        assert "unfinished migration" in hf(*words, code=9).stderr
+    assert "unfinished migration" in hf("doctor", str(tmp_path / "half"), code=9).stderr
     hf("migrate", source, half)
     hf("doctor", str(tmp_path / "half"), "--deep")
 

@@ -114,7 +114,7 @@ async def test_mail_sent_during_the_switch_to_live_delivery_keeps_its_order(
             racing = [asyncio.create_task(race(f"racer-{number}")) for number in range(3)]
             taken = 0
             while taken < 180:
-                await until(lambda: len(bob.mails) > taken)
+                await until(lambda: len(bob.mails) > taken)  # noqa: B023
                 new = bob.mails[taken:]
                 bob.confirm(*new)
                 taken += len(new)
@@ -313,7 +313,7 @@ async def test_mail_for_a_slow_reader_stays_stored_and_others_are_not_affected(
         bob.reading.set()
         taken = 0
         while taken < 250:
-            await until(lambda: len(bob.mails) > taken)
+            await until(lambda: len(bob.mails) > taken)  # noqa: B023
             new = bob.mails[taken:]
             bob.confirm(*new)
             taken += len(new)

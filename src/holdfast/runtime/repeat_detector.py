@@ -32,7 +32,7 @@ class RepeatDetector:
         self._expiry: threading.Thread | None = None
 
     def received(self, *, again: bool) -> IsNewCall:
-        """Register a call; the result tells, inside its transaction, whether the call is new."""
+        """Register a call; the result says, inside its transaction, whether the call is new."""
         period = period_of(self._now_ms())
         if period != self._period and (self._expiry is None or not self._expiry.is_alive()):
             self._period = period

@@ -32,8 +32,8 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 class QueueEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """An event of a message.
 
-    The attempt identifies the delivery that an event belongs to, so that a reader can order events, and can tell two
-    events from one that was logged twice.
+    The attempt identifies the delivery that an event belongs to, so that a reader can order events, and can
+    distinguish two events from one that was logged twice.
     """
 
     event: str

@@ -190,13 +190,13 @@ def _migrated(database: Database, begin: bytes, end: bytes) -> Iterator[tuple[Pa
     for key, value in _pairs_of(database, begin, end):
         if key < at:
             continue  # One of the counters that were merged into one.
-        room = migrations.queue_of_counters_key(key)
-        if room is None:
+        keys = migrations.queue_of_counters_key(key)
+        if keys is None:
             at = key + b"\x00"
             yield (key, value), at
         else:
-            at = room.all_counters.range()[1]
-            yield database.read(migrations.merged_counters, room, tier=Tier.IMPORTANT), at
+            at = keys.all_counters.range()[1]
+            yield database.read(migrations.merged_counters, keys, tier=Tier.IMPORTANT), at
 
 
 def _batches(pairs: Iterator[tuple[Pair, bytes]]) -> Iterator[tuple[list[Pair], bytes]]:
