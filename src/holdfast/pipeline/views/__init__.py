@@ -6,7 +6,7 @@ postgresql://…      read transactions: each world is consistent
 
 with open_view(config) as view:
     for world in view.worlds("main"):
-        pieces = view.pieces(world, start, staging)
+        chunks = view.chunks(world, start, staging)
 """
 
 from holdfast.errors import InvalidUrl
