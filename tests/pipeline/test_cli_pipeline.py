@@ -165,7 +165,7 @@ def test_report_does_not_start_spark(hf: Hf, tmp_path: Path) -> None:
         (["ingest", "--data", "dir:x", "--lake", "y", "--universe", ""], 2, "universe"),
         (["ingest", "--data", "dir:x", "--lake", "y", "--nonsense"], 2, "--nonsense"),
         (["load", "x.json", "--data", "dir:x"], 2, "--name"),
-        (["load", "x.json", "--name", "x", "--universe", "a", "--universe", "b"], 2, "single universe"),
+        (["load", "x.json", "--name", "x", "--universe", "a", "--universe", "b"], 2, "--universe only once"),
         (["ingest", "--data", "http://127.0.0.1:99999", "--lake", "y"], 2, "99999"),
         (["ingest", "--data", "http://[::1", "--lake", "y"], 2, "[::1"),
         (["ingest", "--data", "https://127.0.0.1:1", "--lake", "y", "--ca", "/no/such"], 9, "--ca"),
