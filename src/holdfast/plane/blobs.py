@@ -1,12 +1,13 @@
 """Handlers of blob requests. Small blobs are one transaction; large ones go through the object store."""
 
-from typing import Any
+from collections.abc import AsyncIterable, Iterable
+from typing import cast
 
 from holdfast.kv import Transaction
 from holdfast.layers import blobs
 from holdfast.names import checked_name
 from holdfast.plane.handlers import service, transaction
-from holdfast.plane.stores import AnyStores, Served, Streamed
+from holdfast.plane.stores import AnyStores, AsyncStores, Served, Streamed
 from holdfast.wire.blobs import Body, FindBlob, GetBlob, Known, OpenBlob, PutBlob, Stored, WriteBlob
 
 
@@ -27,8 +28,11 @@ def get(stores: AnyStores, request: GetBlob) -> Served[Body]:
 
 
 @service
-def write(stores: AnyStores, request: WriteBlob, chunks: Any) -> Served[Stored]:
-    return stores.blobs.write(checked_name("universe", request.universe), chunks)
+def write(stores: AnyStores, request: WriteBlob, chunks: Iterable[bytes] | AsyncIterable[bytes]) -> Served[Stored]:
+    universe = checked_name("universe", request.universe)
+    if isinstance(stores, AsyncStores):
+        return stores.blobs.write(universe, cast("AsyncIterable[bytes]", chunks))
+    return stores.blobs.write(universe, cast("Iterable[bytes]", chunks))
 
 
 @service

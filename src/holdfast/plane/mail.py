@@ -1,7 +1,7 @@
 """Handlers of mail requests. A batch is answered mail by mail."""
 
 from functools import lru_cache, partial
-from typing import Any
+from typing import Protocol
 
 from holdfast.errors import (
     BatchTooLarge,
@@ -180,7 +180,15 @@ def set_policy(tx: Transaction, request: SetMailPolicy) -> MailPolicy:
     return mailboxes.set_policy(tx, checked_name("universe", request.universe), request.policy)
 
 
-def _address(request: Any) -> Address:
+class _OfAgent(Protocol):
+    @property
+    def agent(self) -> str: ...
+
+    @property
+    def universe(self) -> str: ...
+
+
+def _address(request: _OfAgent) -> Address:
     return _checked_address(request.agent, request.universe)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Protocol
 
 import msgspec
 
@@ -222,7 +222,15 @@ def _outcome(settle: Callable[[MessageLease], Outcome], lease: MessageLease) -> 
         return Outcome(code=error.code, detail=str(error))
 
 
-def _queue(request: Any) -> QueueKey:
+class _OfQueue(Protocol):
+    @property
+    def queue(self) -> str: ...
+
+    @property
+    def universe(self) -> str: ...
+
+
+def _queue(request: _OfQueue) -> QueueKey:
     return _key(request.universe, request.queue)
 
 
