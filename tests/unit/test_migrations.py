@@ -351,7 +351,7 @@ def test_a_different_object_in_the_target_is_not_overwritten(
     path = f"cas/main/sha256/{hashlib.sha256(LARGE).hexdigest()}"
     open_objects(f"dir:{tmp_path / 'shared'}").put(path, b"theirs")
     refused = hf("migrate", source, postgres_url, "--objects", f"dir:{tmp_path / 'shared'}", code=5)
-    assert "other bytes at cas/main" in refused.stderr
+    assert "different bytes at cas/main" in refused.stderr
     assert open_objects(f"dir:{tmp_path / 'shared'}").get(path) == b"theirs"
 
 
