@@ -31,7 +31,9 @@ from holdfast.server.context import ServerContext
 
 UNIT = Path(__file__).parents[1] / "unit"
 MODULES = (
+    "test_queue_background",
     "test_queue_handles",
+    "test_queue_waiting",
     "test_lease_handles",
     "test_entities",
     "test_entity_concurrency",

@@ -1,0 +1,454 @@
+"""Queue handles: waiting consumers, subscriptions, and nodes that share a PostgreSQL."""
+
+import asyncio
+import gc
+import runpy
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import AsyncPlane, Plane
+from holdfast.errors import (
+    HeadAdvanced,
+    HoldfastError,
+    QueueBusy,
+)
+from holdfast.handles.sync.messages import Message
+from holdfast.handles.sync.queues import Queue
+from holdfast.plane import Options, open_plane
+from holdfast.runtime.consumer_options import ConsumerOptions
+from holdfast.testing.clock import ManualClock
+from holdfast.wire.queues import QueuePolicy
+
+_shared = runpy.run_path(
+    str(Path(__file__).with_name("queue_handle_fixtures.py"))
+)  # Test files cannot import each other.
+PATIENCE_SECONDS = _shared["PATIENCE_SECONDS"]
+LONG = _shared["LONG"]
+BLOB = _shared["BLOB"]
+url = _shared["url"]
+plane = _shared["plane"]
+jobs = _shared["jobs"]
+threads = _shared["threads"]
+until = _shared["until"]
+until_async = _shared["until_async"]
+received = _shared["received"]
+waiting = _shared["waiting"]
+served = _shared["served"]
+counts = _shared["counts"]
+everything = _shared["everything"]
+Bench = _shared["Bench"]
+extended_twice = _shared["extended_twice"]
+
+
+# Waiting.
+
+
+def test_a_waiting_consumer_is_woken_by_a_put(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+    waiter = waiting(threads, jobs)
+    jobs.put("a")
+    assert served(waiter) == "a"
+    assert jobs.stats().waiting_consumers == 0
+
+
+def test_a_waiting_consumer_is_woken_by_a_nack(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+    jobs.put("a")
+    message = received(jobs)
+    waiter = waiting(threads, jobs)
+    message.nack()
+    assert served(waiter) == "a"
+
+
+def test_a_waiting_consumer_is_woken_by_the_end_of_a_delay(
+    jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    """A delay wakes its consumer at once, not at a poll."""
+    jobs.put("a", delay_seconds=60)
+    waiter = waiting(threads, jobs)
+    clock.advance_ms(59_999)
+    until(lambda: jobs.stats().waiting_consumers == 1)
+    assert not waiter.done()
+    clock.advance_ms(1)
+    assert served(waiter) == "a"
+
+
+def test_a_waiting_consumer_is_woken_by_the_end_of_a_lease(
+    jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    jobs.put("a")
+    received(jobs)
+    waiter = waiting(threads, jobs)
+    clock.advance_ms(30_000)
+    assert served(waiter) == "a"
+
+
+def test_a_waiting_consumer_is_woken_by_resume(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+    jobs.pause()
+    jobs.put("a")
+    waiter = waiting(threads, jobs)
+    assert (jobs.stats().paused, counts(jobs.stats())) == (True, {"ready": 1})
+    jobs.resume()
+    assert served(waiter) == "a"
+
+
+def test_a_waiting_consumer_is_woken_by_a_redrive_and_by_the_next_of_a_group(
+    jobs: Queue, threads: ThreadPoolExecutor
+) -> None:
+    jobs.put("a", group="g")
+    jobs.put("b", group="g")
+    first = received(jobs)
+    waiter = waiting(threads, jobs)
+    first.reject()
+    assert served(waiter) == "b"
+    waiter.result().ack()
+    waiter = waiting(threads, jobs)
+    jobs.redrive()
+    assert served(waiter) == "a"
+
+
+def test_a_waiting_consumer_is_woken_by_a_schedule_and_by_the_rate(
+    jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    jobs.schedule("report", "*/5 * * * *", "a")
+    waiter = waiting(threads, jobs)
+    clock.advance_ms(100_000)
+    assert served(waiter) == "a"
+    jobs.set_policy(QueuePolicy(rate_per_second=0.1))
+    jobs.put_many(["b", "c"])
+    assert received(jobs).json() == "b"
+    waiter = waiting(threads, jobs)
+    clock.advance_ms(10_000)
+    assert served(waiter) == "c"
+
+
+def test_a_wait_that_times_out_returns_none(jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
+    waiter = waiting(threads, jobs, wait_seconds=5)
+    clock.advance_ms(4_999)
+    until(lambda: jobs.stats().waiting_consumers == 1)
+    assert not waiter.done()
+    clock.advance_ms(1)
+    assert served(waiter) is None
+    assert jobs.stats().waiting_consumers == 0
+
+
+def test_a_wait_behind_others_that_times_out_returns_none(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+    first = waiting(threads, jobs)
+    assert jobs.receive(wait_seconds=0.01) is None
+    jobs.put("a")
+    assert served(first) == "a"
+
+
+def test_waiting_consumers_are_served_in_order(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+    waiters = [waiting(threads, jobs, number + 1) for number in range(8)]
+    for number, waiter in enumerate(waiters):
+        jobs.put(number)
+        assert served(waiter) == number
+        assert jobs.stats().waiting_consumers == 7 - number
+
+
+def test_put_many_serves_all_waiting_consumers(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+    waiters = [waiting(threads, jobs, number + 1) for number in range(8)]
+    jobs.put_many(range(8))
+    assert [served(waiter) for waiter in waiters] == list(range(8))
+
+
+def test_waiting_for_one_queue_does_not_block_another(plane: Plane, threads: ThreadPoolExecutor) -> None:
+    waiter = waiting(threads, plane.queue("jobs"))
+    plane.queue("jobs2").put("b")
+    assert received(plane.queue("jobs2"), wait_seconds=LONG).json() == "b"
+    plane.queue("jobs").put("a")
+    assert served(waiter) == "a"
+
+
+def test_too_many_waiting_consumers_are_refused(url: str, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
+    with Plane(open_plane(url, Options(clock=clock, consumers=ConsumerOptions(consumers_max=2)))) as plane:
+        jobs, waiters = plane.queue("jobs"), list[Future[Message | None]]()
+        with pytest.raises(QueueBusy, match="2 consumers already wait") as busy:
+            while True:  # The first in line may or may not count as waiting.
+                assert len(waiters) <= 3
+                ahead = len(waiters)
+                waiter = threads.submit(jobs.receive, wait_seconds=LONG, extend_for_seconds=0)
+                until(lambda ahead=ahead, waiter=waiter: waiter.done() or jobs.stats().waiting_consumers > ahead)
+                if waiter.done():
+                    waiter.result()
+                waiters.append(waiter)
+        assert busy.value.retry == "later"
+        assert 2 <= len(waiters) <= 3
+        jobs.put_many(range(len(waiters)))
+        assert [served(waiter) for waiter in waiters] == list(range(len(waiters)))
+        assert jobs.receive() is None
+
+
+def test_closing_a_plane_ends_waits(url: str, threads: ThreadPoolExecutor) -> None:
+    plane = holdfast.open(url)
+    waiter = waiting(threads, plane.queue("jobs"))
+    plane.close()
+    with pytest.raises(HoldfastError):
+        waiter.result(PATIENCE_SECONDS)
+
+
+# Waiting on an event loop.
+
+
+async def standing(plane: AsyncPlane, line: int) -> None:
+    async def are_there() -> bool:
+        return (await plane.queue("jobs").stats()).waiting_consumers == line
+
+    await until_async(are_there)
+
+
+async def test_waiting_tasks_are_served_in_order(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        jobs = plane.queue("jobs")
+        tasks = []
+        for number in range(8):
+            tasks.append(asyncio.create_task(jobs.receive(wait_seconds=LONG, extend_for_seconds=0)))
+            await standing(plane, number + 1)
+        await jobs.put_many(range(4))
+        for number in range(4, 8):
+            await jobs.put(number)
+        found = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_SECONDS)
+        assert [message.json() for message in found if message is not None] == list(range(8))
+
+
+async def test_a_waiting_task_is_woken_when_a_message_becomes_ready(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        jobs = plane.queue("jobs")
+
+        async def wait_for(happens: Callable[[], Awaitable[Any]]) -> Any:
+            task = asyncio.create_task(jobs.receive(wait_seconds=LONG, extend_for_seconds=0))
+            await standing(plane, 1)
+            await happens()
+            return await asyncio.wait_for(task, PATIENCE_SECONDS)
+
+        async def later(ms: int) -> None:
+            clock.advance_ms(ms)
+
+        message = await wait_for(lambda: jobs.put("a"))
+        message = await wait_for(message.nack)
+        await message.nack(delay_seconds=5)
+        message = await wait_for(lambda: later(5_000))
+        message = await wait_for(lambda: later(30_000))
+        await jobs.pause()
+        await message.nack(intent="defer")
+        message = await wait_for(jobs.resume)
+        assert (message.json(), message.attempts, message.failure_attempts) == ("a", 5, 3)
+        await message.reject()
+        message = await wait_for(jobs.redrive)
+        await message.ack()
+        assert await wait_for(lambda: later(600_000)) is None
+
+
+async def test_a_cancelled_waiter_does_not_block_the_others(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        jobs = plane.queue("jobs")
+        tasks = []
+        for number in range(3):
+            tasks.append(asyncio.create_task(jobs.receive(wait_seconds=LONG, extend_for_seconds=0)))
+            await standing(plane, number + 1)
+        for task in tasks[:2]:
+            task.cancel()
+        await standing(plane, 1)
+        await jobs.put("a")
+        message = await asyncio.wait_for(tasks[2], PATIENCE_SECONDS)
+        assert message is not None
+        assert (message.json(), message.attempts) == ("a", 1)
+
+
+async def cancel_receives(plane: AsyncPlane) -> None:
+    """Receive the only message repeatedly, cancelled a little later each time."""
+    jobs = plane.queue("jobs")
+    for steps in range(30):
+        receiving = asyncio.create_task(jobs.receive(extend_for_seconds=0))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        receiving.cancel()
+        (outcome,) = await asyncio.gather(receiving, return_exceptions=True)
+        if not isinstance(outcome, asyncio.CancelledError):
+            assert outcome is not None
+            await outcome.nack(intent="defer")
+        stats = await jobs.stats()
+        assert (counts(stats), stats.failed_total) == ({"ready": 1}, 0), f"cancelled after {steps} steps"
+
+
+async def test_a_cancelled_receive_does_not_count_a_failure(url: str, clock: ManualClock) -> None:
+    """Wherever it is cancelled, messages that it leased are returned without counting a failure."""
+    async with holdfast.open_async(url, clock=clock) as plane:
+        await plane.queue("jobs").put("a")
+        await cancel_receives(plane)
+
+
+async def test_a_receive_cancelled_during_a_blob_fetch_does_not_count_a_failure(url: str, clock: ManualClock) -> None:
+    """The message is released although its lease was committed before the fetch."""
+    async with holdfast.open_async(url, clock=clock) as plane:
+        await plane.queue("jobs").put(bytes(BLOB))
+        await cancel_receives(plane)
+
+
+# Subscriptions.
+
+
+def test_a_subscription_ends_after_wait_seconds_without_messages(jobs: Queue) -> None:
+    jobs.put_many(range(20))
+    found = []
+    for message in jobs.subscribe(wait_seconds=0, extend_for_seconds=0):
+        with message:
+            found.append(message.json())
+    assert (found, jobs.stats().acked_total) == (list(range(20)), 20)
+
+
+def test_a_subscription_respects_its_credit(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+    jobs.put_many(range(5))
+    found: list[Message] = []
+
+    def consume() -> None:
+        for message in jobs.subscribe(credit=2, wait_seconds=0, extend_for_seconds=0):
+            found.append(message)
+
+    consumer = threads.submit(consume)
+    settled = 0
+    while settled < 5:
+        until(lambda settled=settled: len(found) == min(settled + 2, 5))
+        for _ in range(20):
+            assert jobs.stats().leased == min(2, 5 - settled)
+        assert len(found) == min(settled + 2, 5)
+        (found[settled].ack if settled % 2 else found[settled].reject)()
+        settled += 1
+    consumer.result(PATIENCE_SECONDS)
+    assert [message.json() for message in found] == list(range(5))
+
+
+def test_leaving_a_subscription_does_not_count_failures(jobs: Queue) -> None:
+    """Messages that were received but not yielded are returned."""
+    jobs.put_many(range(3))
+    messages = jobs.subscribe(credit=3, wait_seconds=0, extend_for_seconds=0)
+    next(messages).ack()
+    messages.close()
+    stats = jobs.stats()
+    assert (counts(stats), stats.failed_total) == ({"ready": 2}, 0)
+    assert [message.json() for message in islice(jobs.subscribe(extend_for_seconds=0), 2)] == [1, 2]
+
+
+def test_a_lost_message_returns_its_credit(jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
+    jobs.put_many(["first", "second"])
+    found: list[Message] = []
+
+    def consume() -> None:
+        for message in jobs.subscribe(credit=1, wait_seconds=0, visibility_seconds=1, extend_for_seconds=0):
+            found.append(message)
+            if len(found) == 2:
+                return
+
+    consumer = threads.submit(consume)
+    until(lambda: len(found) == 1)
+    clock.advance_ms(1_000)
+    consumer.result(PATIENCE_SECONDS)
+    assert (found[0].lost, len(found)) == (True, 2)
+
+
+async def test_an_asynchronous_subscription_waits_for_messages(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        jobs = plane.queue("jobs")
+        found = []
+
+        async def consume() -> None:
+            async for message in jobs.subscribe(credit=2, with_state=True, extend_for_seconds=0):
+                async with message:
+                    found.append((message.json(), message.state))
+                if len(found) == 3:
+                    return
+
+        consumer = asyncio.create_task(consume())
+        for number in range(3):
+            await standing(plane, 1)
+            await jobs.put(number)
+            await until_async(lambda number=number: first_of(found, number + 1))
+        await asyncio.wait_for(consumer, PATIENCE_SECONDS)
+        assert found == [(0, None), (1, None), (2, None)]
+
+
+async def first_of(found: list[Any], count: int) -> bool:
+    return len(found) == count
+
+
+# Several planes on one PostgreSQL.
+
+
+@pytest.fixture
+def nodes(postgres_url: str, clock: ManualClock, tmp_path: Path) -> Iterator[tuple[Plane, Plane]]:
+    options = {"clock": clock, "objects": f"dir:{tmp_path / 'objects'}", "activity": str(tmp_path / "activity")}
+    with holdfast.open(postgres_url, **options) as one, holdfast.open(postgres_url, **options) as other:
+        yield one, other
+
+
+def test_a_consumer_is_woken_by_a_commit_of_another_node(
+    nodes: tuple[Plane, Plane], clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    here, there = nodes[0].queue("jobs"), nodes[1].queue("jobs")
+    waiter = waiting(threads, here)
+    there.put("a")
+    assert served(waiter) == "a"
+    message = waiter.result()
+    assert message is not None
+    waiter = waiting(threads, there)
+    message.nack()
+    assert served(waiter) == "a"
+    waiter = waiting(threads, here)
+    clock.advance_ms(30_000)
+    assert served(waiter) == "a"
+    there.pause()
+    message = waiter.result()
+    assert message is not None
+    message.nack(intent="defer")
+    waiter = waiting(threads, here)
+    there.resume()
+    assert served(waiter) == "a"
+    assert (there.stats().waiting_consumers, counts(there.stats())) == (0, {"leased": 1})
+
+
+def test_a_large_payload_is_readable_on_another_node(nodes: tuple[Plane, Plane]) -> None:
+    nodes[0].queue("jobs").put(bytes(BLOB))
+    with received(nodes[1].queue("jobs")) as message:
+        assert message.payload == bytes(BLOB)
+    assert counts(nodes[0].queue("jobs").stats()) == {}
+
+
+def test_an_atomic_list_on_postgres_is_atomic(nodes: tuple[Plane, Plane], clock: ManualClock) -> None:
+    bench = Bench(nodes[0], clock)
+    before = everything(nodes[1])
+    with pytest.raises(HeadAdvanced):
+        bench.commit(wrong="append")
+    assert everything(nodes[1]) == before
+    bench.commit()
+    assert counts(nodes[1].queue("jobs").stats()) == {"ready": 1, "dead": 1}
+
+
+def test_postgres_planes_extend_leases_and_sweep(postgres_url: str, tmp_path: Path) -> None:
+    with holdfast.open(postgres_url, activity=str(tmp_path)) as plane:
+        jobs = plane.queue("jobs")
+        jobs.put("a", visibility_seconds=9, max_attempts=1)
+        message = jobs.receive()
+        assert message is not None
+        extended_twice(message)
+        del message
+        gc.collect()
+        until(lambda: jobs.stats().dead == 1)
+
+
+async def test_a_waiting_task_on_postgres_is_woken(postgres_url: str, tmp_path: Path, clock: ManualClock) -> None:
+    async with holdfast.open_async(postgres_url, activity=str(tmp_path), clock=clock) as plane:
+        jobs = plane.queue("jobs")
+        task = asyncio.create_task(jobs.receive(wait_seconds=LONG, extend_for_seconds=0))
+        await standing(plane, 1)
+        await jobs.put("a", delay_seconds=5)
+        clock.advance_ms(5_000)
+        message = await asyncio.wait_for(task, PATIENCE_SECONDS)
+        assert message is not None
+        async with message:
+            assert message.json() == "a"
+        assert counts(await jobs.stats()) == {}
