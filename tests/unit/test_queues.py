@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.backends.postgres import PostgresDatabase
 from holdfast.errors import (
@@ -15,9 +18,10 @@ from holdfast.errors import (
 from holdfast.kv import Database, Transaction
 from holdfast.layers import queues
 from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage
+from holdfast.layers.queues.deliveries import delivery_of, plain_delivery_of
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.tiers import Tier
-from holdfast.wire.queues import MessageLease, NewMessage
+from holdfast.wire.queues import MessageLease, NewMessage, SidecarState
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]
@@ -713,3 +717,11 @@ def test_an_idempotency_key_applies_to_all_nodes(nodes: tuple[Database, Database
     one, other = nodes
     assert put(one, b"a", idempotency_key="k")[0].id == put(other, b"a", idempotency_key="k")[0].id
     assert len(lease(other, 10)) == 1
+
+
+@given(st.builds(StoredMessage), st.none() | st.builds(SidecarState))
+def test_the_fast_and_the_plain_delivery_are_equal(message: StoredMessage, state: SidecarState | None) -> None:
+    message.id = bytes(16)
+    fast = delivery_of(message, state)
+    assert fast == plain_delivery_of(message, state)
+    assert msgspec.structs.asdict(fast)["fence"] == message.fence

@@ -148,16 +148,25 @@ class AsyncQueue:
         Raises:
             QueueBusy: the maximum number of consumers is waiting.
         """
-        messages = await self.receive_many(
-            1,
+        request = ReceiveMessages(
+            queue=self.name,
+            owner=owner or self._owner,
             wait_seconds=wait_seconds,
             visibility_seconds=visibility_seconds,
-            owner=owner,
             with_state=with_state,
-            extend_for_seconds=extend_for_seconds,
+            universe=self._universe,
             tier=tier,
         )
-        return messages[0] if messages else None
+        for delivery in (await self._transport.call(request)).messages:
+            return AsyncMessage(
+                self._transport,
+                self._universe,
+                self.name,
+                delivery,
+                visibility_seconds=visibility_seconds,
+                extend_for_seconds=extend_for_seconds,
+            )
+        return None
 
     async def receive_many(
         self,

@@ -6,9 +6,10 @@
 from holdfast.layers.queues.admin import PurgeProgress, names, peek, purge, purge_step, stats, survey
 from holdfast.layers.queues.counters import DUE, NEVER_MS
 from holdfast.layers.queues.dead_letters import RedriveProgress, redrive, redrive_step
+from holdfast.layers.queues.deliveries import delivery_of
 from holdfast.layers.queues.enqueue import put, remove_schedule, schedules_of, set_schedule
 from holdfast.layers.queues.expiry import due_in, next_due, sweep, sweep_and_collect_events
-from holdfast.layers.queues.keys import QueueKey, StoredMessage, delivery_of, format_id, keys_of
+from holdfast.layers.queues.keys import QueueKey, StoredMessage, format_id, keys_of
 from holdfast.layers.queues.leasing import (
     Leased,
     Prefetched,

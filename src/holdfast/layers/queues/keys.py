@@ -25,7 +25,6 @@ import msgspec
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Subspace
 from holdfast.limits import PAYLOAD_CARRIED_BYTES_MAX, PRIORITY_MAX
-from holdfast.wire.queues import Delivery, SidecarState
 
 ID_BYTES = 16
 _SHARED_ID_BYTES = 10  # The part of an id that ids of one millisecond mostly share: timestamp and counter.
@@ -175,34 +174,6 @@ def keys_of(queue: QueueKey) -> QueueKeys:
 def queues(universe: str) -> Subspace:
     """The subspace of a universe's queues."""
     return Subspace("u", universe, "q")
-
-
-def delivery_of(message: StoredMessage, state: SidecarState | None = None) -> Delivery:
-    """The wire form of a message. The lease fields are empty unless it is leased."""
-    is_leased = message.owner is not None
-    return Delivery(
-        id=format_id(message.id),
-        payload=message.payload,
-        blob=message.blob,
-        size=message.size,
-        content_type=message.content_type,
-        attributes=message.attributes,
-        correlation_id=message.correlation_id,
-        priority=message.priority,
-        group=message.group,
-        created_ms=message.created_ms,
-        attempts=message.attempts,
-        failure_attempts=message.failures,
-        max_attempts=message.max_attempts,
-        last_error=message.last_error,
-        origin=message.origin,
-        died_ms=message.died_ms,
-        lease_id=message.lease_id if is_leased else "",
-        fence=message.fence,
-        expires_ms=message.due_ms if is_leased else 0,
-        visibility_ms=message.visibility_ms,
-        state=state,
-    )
 
 
 def parse_id(text: str) -> bytes:

@@ -25,13 +25,13 @@ from holdfast.layers.idempotency import KeyedCall, delete_result, read_result, s
 from holdfast.layers.leases import check_owner
 from holdfast.layers.queues import dead_letters, sidecars
 from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, QueueTransaction
+from holdfast.layers.queues.deliveries import delivery_of
 from holdfast.layers.queues.expiry import process_due
 from holdfast.layers.queues.keys import (
     QueueKey,
     QueueKeys,
     StoredMessage,
     decode,
-    delivery_of,
     format_id,
     keys_of,
     parse_id,
