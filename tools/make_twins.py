@@ -59,6 +59,8 @@ def twin(source: str, package: str, name: str) -> str:
             replacement = re.sub(r"(?<=\w)_async$", "", replacement)  # Lower layers have both forms under two names.
         lines[row] = lines[row][:start] + replacement + lines[row][end:]
     body = "".join(lines)
+    body = re.sub(r"\bAwaitable\[(\w+)\]", r"\1", body)
+    body = re.sub(r"^(from collections\.abc import .*?)\bAwaitable, ", r"\1", body, flags=re.MULTILINE)
     twinned = "|".join(path.stem for path in _twinned(package))
     body = re.sub(rf"from holdfast\.{package}\.(?=(?:{twinned}) import)", f"from holdfast.{package}.sync.", body)
     docstring_end = body.index('"""', 3) + 3

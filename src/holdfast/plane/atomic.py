@@ -1,7 +1,6 @@
 """A list of operations, executed in one transaction."""
 
 from functools import partial
-from typing import Any
 
 from holdfast.errors import BatchTooLarge, EmptyBatch, MailNotFound, rebuild
 from holdfast.kv import Transaction
@@ -16,7 +15,7 @@ from holdfast.wire.atomic import Answers, CommitAtomic
 from holdfast.wire.entities import WriteEntities
 from holdfast.wire.mail import ConfirmMail, SentMails
 from holdfast.wire.queues import Outcomes
-from holdfast.wire.requests import Request
+from holdfast.wire.requests import Answer, Request
 
 
 @service
@@ -53,9 +52,10 @@ def execute_all(tx: Transaction, policy: TierPolicy, request: CommitAtomic) -> A
     return Answers(answers)
 
 
-def _execute(tx: Transaction, policy: TierPolicy, step: Request[Any]) -> Any:
+def _execute(tx: Transaction, policy: TierPolicy, step: Request[Answer]) -> Answer:
     if isinstance(step, WriteEntities):
-        return entities.write_in(tx, step, policy)
+        return entities.write_in(tx, step, policy)  # type: ignore[return-value]
     run = HANDLERS[type(step)].run
     assert run is not None, "Operation.atomic is declared on transactions only"
-    return run(tx, step)
+    answer: Answer = run(tx, step)
+    return answer

@@ -24,16 +24,16 @@ from holdfast.kv.execution import check_tier
 from holdfast.layers.idempotency import IsNewCall, keyed_call, run_idempotent
 from holdfast.limits import READ_BATCH_REPLY_BYTES
 from holdfast.plane.atomic import execute_all
+from holdfast.plane.handlers import Run
 from holdfast.plane.operations import OPERATIONS, handler_of
 from holdfast.plane.services import HasServices
 from holdfast.tiers import Tier, TierPolicy
 from holdfast.wire.answers import read_answer
-from holdfast.wire.atomic import CommitAtomic
+from holdfast.wire.atomic import Answers, CommitAtomic
 from holdfast.wire.frames import Call, encode
 from holdfast.wire.mail import MailReceipts, Mails
-from holdfast.wire.requests import Request
+from holdfast.wire.requests import Answer, Request
 
-Run = Callable[[Transaction, Any], Any]
 Events = list[tuple[Any, ...]]
 
 _CRITICAL = Tier.CRITICAL  # Attribute access on an enumeration costs as much as the rest of the check of a call.
@@ -53,17 +53,18 @@ class CallBatcher:
         self._callers: list[asyncio.Future[Any]] = []  # One for each of `_works`.
         self._tasks: set[asyncio.Task[None]] = set()  # An event loop keeps only weak references to its tasks.
 
-    async def call(self, run: Run, request: Request[Any]) -> Any:
+    async def call(self, run: Run, request: Request[Answer]) -> Answer:
         """The result of `run(tx, request)`, once it is synced."""
         self._in_flight += 1
         try:
             if self._in_flight == 1:
+                answer: Answer
                 answer, events = await self._transact(_run_one, run, request, tier=Tier.CRITICAL)
                 if events:
                     self._publish(events)
                 return answer
             loop = asyncio.get_running_loop()
-            future = loop.create_future()
+            future: asyncio.Future[Answer] = loop.create_future()
             self._works.append((run, request))
             self._callers.append(future)
             if len(self._works) == 1:
@@ -102,11 +103,11 @@ class CallBatcher:
             works, callers = works[len(outcomes) :], callers[len(outcomes) :]
 
 
-def _run_one(tx: Transaction, run: Run, request: Request[Any]) -> tuple[Any, Events]:
+def _run_one(tx: Transaction, run: Run, request: Request[Answer]) -> tuple[Answer, Events]:
     return run(tx, request), tx.events
 
 
-def _run_works(tx: Transaction, works: list[BatchedCall]) -> tuple[list[Any], Events]:
+def _run_works(tx: Transaction, works: list[BatchedCall]) -> tuple[list[object], Events]:
     return run_batch(tx, works, Exception), tx.events
 
 
@@ -124,7 +125,9 @@ def _always() -> bool:
     return True
 
 
-async def call_batch(stores: HasServices, calls: Sequence[Call], is_wanted: Callable[[], bool] = _always) -> list[Any]:
+async def call_batch(
+    stores: HasServices, calls: Sequence[Call], is_wanted: Callable[[], bool] = _always
+) -> list[object]:
     """The answers to the first of the calls, or the errors that they raised: of as many as fit one batch.
 
     A caller with more calls than answers sends the rest in another batch. Every call must be `is_batchable`. None is
@@ -162,7 +165,7 @@ async def call_batch(stores: HasServices, calls: Sequence[Call], is_wanted: Call
         works.append(work if call.key is None else _keyed(work, request, call.key, repeated if call.again else first))
     database = stores.services.database
     events: Events = []
-    outcomes: list[Any]
+    outcomes: list[object]
     try:
         run = database.transact_async if writes else database.read_async
         outcomes, events = await run(_run_wanted, works, answers, is_wanted, tier=tier)
@@ -181,7 +184,7 @@ class _ReadAnswers:
     def __init__(self) -> None:
         self._bytes = 0
 
-    def read(self, tx: Transaction, work: BatchedCall) -> Any:
+    def read(self, tx: Transaction, work: BatchedCall) -> object:
         run, request = work
         answer = run(tx, request)
         # The relay reads mail and receipts constantly, and encoding them costs as much as reading them.
@@ -201,9 +204,10 @@ class _ReadAnswers:
         return self._bytes > READ_BATCH_REPLY_BYTES
 
 
-def _execute_isolated(tx: Transaction, policy: TierPolicy, request: CommitAtomic) -> Any:
+def _execute_isolated(tx: Transaction, policy: TierPolicy, request: CommitAtomic) -> Answers:
     """A list that fails halfway has often written, which would make the whole batch run again."""
-    return run_isolated(tx, partial(execute_all, request=request), policy)
+    answers: Answers = run_isolated(tx, partial(execute_all, request=request), policy)
+    return answers
 
 
 def _refuse(tx: Transaction, tier: Tier) -> None:
@@ -214,7 +218,7 @@ def _refuse(tx: Transaction, tier: Tier) -> None:
 def _keyed(work: BatchedCall, request: Request[Any], key: str, is_new_call: IsNewCall) -> BatchedCall:
     run, argument = work
 
-    def run_keyed(tx: Transaction, argument: Any) -> Any:
+    def run_keyed(tx: Transaction, argument: object) -> object:
         call = keyed_call(key, request, is_new_call)
         return run_idempotent(tx, call, partial(read_answer, request), run, argument)
 
@@ -223,7 +227,7 @@ def _keyed(work: BatchedCall, request: Request[Any], key: str, is_new_call: IsNe
 
 def _run_wanted(
     tx: Transaction, works: Sequence[BatchedCall], answers: _ReadAnswers | None, is_wanted: Callable[[], bool]
-) -> tuple[list[Any], Events]:
+) -> tuple[list[object], Events]:
     # A call that is sent for the first time skips the lookup of its key, so it must not run after its own repetition.
     # A server marks a connection as ended before it reads the next connection of the same client, and transactions of
     # an embedded store run one at a time. So this transaction either runs before the repetition, which then finds the

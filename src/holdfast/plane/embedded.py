@@ -6,14 +6,13 @@ request ──► handler ──► transaction: transact or read, then publish 
 """
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 
 from holdfast.errors import InvalidArgument
 from holdfast.layers.blobs import Verify
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.plane.batching import CallBatcher
-from holdfast.plane.handlers import Handler
+from holdfast.plane.handlers import Handler, Serve
 from holdfast.plane.idempotency import idempotent
 from holdfast.plane.operations import execute, handler_of
 from holdfast.plane.services import Services
@@ -126,7 +125,7 @@ def _third(handler: Handler, call: KeyedCall | None) -> tuple[KeyedCall, ...]:
     return (call,) if handler.takes_call and call is not None else ()
 
 
-def _served(handler: Handler) -> Callable[..., Any]:
+def _served(handler: Handler) -> Serve:
     if handler.serve is None:
         raise InvalidArgument("This operation has no stream; use call()")
     return handler.serve

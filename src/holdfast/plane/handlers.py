@@ -18,15 +18,17 @@ from holdfast.kv import Transaction
 from holdfast.wire.requests import Request
 
 Function = TypeVar("Function", bound=Callable[..., object])
+Serve = Callable[..., Any]  # A handler that takes the stores.
+Run = Callable[[Transaction, Any], Any]  # A handler of one class of requests, which the table does not distinguish.
 
 
 class Handler(msgspec.Struct, frozen=True):
     """How a class of requests is executed: exactly one of `run`, `serve` and `immediate`."""
 
-    run: Callable[[Transaction, Any], Any] | None = None
-    serve: Callable[..., Any] | None = None  # Takes the stores; returns an awaitable on an event loop.
-    immediate: Callable[..., Any] | None = None  # Takes the stores.
-    run_without_waiting: Callable[[Transaction, Any], Any] | None = None  # Does all of `serve` if the call never waits.
+    run: Run | None = None
+    serve: Serve | None = None  # Takes the stores; returns an awaitable on an event loop.
+    immediate: Serve | None = None  # Takes the stores.
+    run_without_waiting: Run | None = None  # Does all of `serve` if the call never waits.
     reads_only: bool = False  # `run` takes a snapshot.
     takes_call: bool = False  # `serve` or `immediate` takes a third argument, the keyed call.
 
@@ -41,7 +43,7 @@ def transaction(function: Function) -> Function:
     return function
 
 
-def service(function: Function, *, run_without_waiting: Callable[[Transaction, Any], Any] | None = None) -> Function:
+def service(function: Function, *, run_without_waiting: Run | None = None) -> Function:
     """Register a function that does more than one transaction."""
     takes_call = "call" in signature(function).parameters
     handler = Handler(serve=function, run_without_waiting=run_without_waiting, takes_call=takes_call)

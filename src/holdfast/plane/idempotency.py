@@ -7,12 +7,13 @@ from typing import Any, Protocol
 from holdfast.kv import Result, Transaction
 from holdfast.layers.idempotency import KeyedCall, keyed_call, run_idempotent
 from holdfast.layers.queues import abandon_receive
+from holdfast.plane.handlers import Run
 from holdfast.plane.queues import nack
 from holdfast.plane.services import HasServices
 from holdfast.tiers import Tier
 from holdfast.wire.answers import read_answer
 from holdfast.wire.queues import Delivery, MessageLease, NackMessages, ReceiveMessages
-from holdfast.wire.requests import Request
+from holdfast.wire.requests import Answer, Request
 
 
 def keyed_call_of(
@@ -30,11 +31,12 @@ def keyed_call_of(
     return keyed_call(key, request if like is None else like, stores.services.repeats.received(again=again))
 
 
-def idempotent(run: Callable[[Transaction, Any], Any], call: KeyedCall) -> Callable[[Transaction, Any], Any]:
+def idempotent(run: Run, call: KeyedCall) -> Run:
     """`run`, or the stored answer if the call was executed before."""
 
-    def run_keyed(tx: Transaction, request: Any) -> Any:
-        return run_idempotent(tx, call, partial(read_answer, request), run, request)
+    def run_keyed(tx: Transaction, request: Request[Answer]) -> Answer:
+        answer: Answer = run_idempotent(tx, call, partial(read_answer, request), run, request)
+        return answer
 
     return run_keyed
 

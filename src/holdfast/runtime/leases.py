@@ -8,10 +8,9 @@ For every caller that does not get a lease immediately, an event in the session 
 what outcome.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
 
 from holdfast.clock import Clock, SystemClock, on_clock_change
 from holdfast.errors import LeaseHeld, LockTimeout
@@ -123,14 +122,15 @@ class AsyncLeaseWaiter:
             ],
         )
 
-    async def _wait_at_front(self, lease: LeaseKey, until_ms: int, attempt: Callable[[], Any]) -> Granted:
+    async def _wait_at_front(
+        self, lease: LeaseKey, until_ms: int, attempt: Callable[[], Awaitable[Granted]]
+    ) -> Granted:
         with self._database.watch(leases.watch_prefix(lease)) as watch:
             stop_listening = on_clock_change(self._clock, watch.fire)
             try:
                 while True:
                     try:
-                        granted: Granted = await attempt()
-                        return granted
+                        return await attempt()
                     except LeaseHeld as held:
                         left_ms = until_ms - self._clock.now_ms()
                         if left_ms <= 0:

@@ -8,9 +8,9 @@ The watch is opened before the read, so what is stored between the read and the 
 share a PostgreSQL database, the watch fires for the commits of all of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from random import Random
-from typing import Any
+from typing import TypeVar
 
 from holdfast.clock import Clock, SystemClock, on_clock_change
 from holdfast.kv import Database, Transaction
@@ -20,6 +20,8 @@ from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.publishing import Event, Publish
 from holdfast.tiers import Tier
 from holdfast.wire.mail import Envelope, MailReceipts, Mails
+
+Found = TypeVar("Found", Mails, MailReceipts)
 
 
 class AsyncMailWaiter:
@@ -61,8 +63,7 @@ class AsyncMailWaiter:
                 self._publish(events)
             return Mails(found, live_from)
 
-        mails: Mails = await self._wait(address, wait_ms, read_once)
-        return mails
+        return await self._wait(address, wait_ms, read_once)
 
     async def receipts(self, address: Address, *, after: int, limit: int, wait_ms: int, tier: Tier) -> MailReceipts:
         """At least one receipt, unless `wait_ms` pass without any."""
@@ -72,10 +73,9 @@ class AsyncMailWaiter:
                 await self._database.read_async(mailboxes.receipts, address, after=after, limit=limit, tier=tier)
             )
 
-        receipts: MailReceipts = await self._wait(address, wait_ms, read_once)
-        return receipts
+        return await self._wait(address, wait_ms, read_once)
 
-    async def _wait(self, address: Address, wait_ms: int, read_once: Callable[[], Any]) -> Any:
+    async def _wait(self, address: Address, wait_ms: int, read_once: Callable[[], Awaitable[Found]]) -> Found:
         """The first result of `read_once` that is not empty, or its last one."""
         found = await read_once()
         if _has_items(found) or not wait_ms:

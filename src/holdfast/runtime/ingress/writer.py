@@ -17,7 +17,7 @@ from typing import Any, Final
 from holdfast import limits
 from holdfast.clock import Clock
 from holdfast.errors import Busy, HoldfastError, MailboxFull, NotAllowed, Validation, WorldNotActive
-from holdfast.kv import Database, Transaction
+from holdfast.kv import Database, Result, Transaction
 from holdfast.kv.batch import run_batch
 from holdfast.layers import dedupe, mailboxes
 from holdfast.layers.dedupe import Entry
@@ -29,6 +29,8 @@ from holdfast.runtime.locks.table import LockTable
 from holdfast.runtime.publishing import Event, Publish
 from holdfast.runtime.timers import call_after, wake
 from holdfast.tiers import Tier
+
+SendOutcome = tuple[str, bool] | Exception  # The id of the mail and whether it is a duplicate, or the error.
 
 _log = logging.getLogger("holdfast.ingress")
 
@@ -116,7 +118,7 @@ class PushWriter:
         """Start no more commits."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _store(self, batch: list[QueuedPush], abandoned: threading.Event) -> list[Any]:
+    def _store(self, batch: list[QueuedPush], abandoned: threading.Event) -> list[SendOutcome]:
         paths: list[tuple[str, ...]] = [_DEDUPE]
         paths += {("inbox", str(each.to)) for each in batch}
         paths += {("outbox", str(each.sender)) for each in batch}  # Receipts are written there.
@@ -135,7 +137,7 @@ class PushWriter:
     def _load(self) -> list[Entry]:
         return self._database.read(dedupe.load, tier=Tier.IMPORTANT)
 
-    def _settle(self, batch: list[QueuedPush], outcomes: list[Any]) -> None:
+    def _settle(self, batch: list[QueuedPush], outcomes: list[SendOutcome]) -> None:
         refused: Counter[str] = Counter()
         for each, outcome in zip(batch, outcomes, strict=True):
             if not isinstance(outcome, Exception):
@@ -173,7 +175,7 @@ class PushWriter:
             self._tallies.lost[reason.code] += 1
         self._keys.release(each.reservation, reason)
 
-    async def _run_in_writer_thread(self, work: Callable[..., Any], *args: Any) -> Any:
+    async def _run_in_writer_thread(self, work: Callable[..., Result], *args: Any) -> Result:
         """The result of `work` in the writer's thread.
 
         Raises:
@@ -198,7 +200,9 @@ def short_reason(error: Exception) -> str:
     return str(error) if isinstance(error, HoldfastError | TimeoutError) and str(error) else type(error).__name__
 
 
-def _send_all(tx: Transaction, batch: list[QueuedPush], abandoned: threading.Event) -> tuple[list[Any], list[Event]]:
+def _send_all(
+    tx: Transaction, batch: list[QueuedPush], abandoned: threading.Event
+) -> tuple[list[SendOutcome], list[Event]]:
     """The outcome of each push: the id of its mail and whether it is a duplicate, or the error."""
     if abandoned.is_set():
         raise Busy("The batch was abandoned before its commit started")
@@ -207,7 +211,7 @@ def _send_all(tx: Transaction, batch: list[QueuedPush], abandoned: threading.Eve
     return outcomes, tx.events
 
 
-def _send(tx: Transaction, each: QueuedPush) -> Any:
+def _send(tx: Transaction, each: QueuedPush) -> SendOutcome:
     """Send one mail. A layer checks before it writes, so a rejected mail has written nothing but its event."""
     try:
         return mailboxes.send(tx, each.sender, each.to, each.mail)

@@ -92,7 +92,7 @@ def is_transient(error: HoldfastError) -> bool:
     return isinstance(error, Backend | Busy)
 
 
-def ignore_outcome(session: Session, outcome: Any) -> None:
+def ignore_outcome(session: Session, outcome: object) -> None:
     """A callback for requests whose outcome does not matter."""
     del session, outcome
 

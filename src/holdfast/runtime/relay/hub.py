@@ -53,7 +53,17 @@ from holdfast.runtime.relay.batch import (
 from holdfast.runtime.relay.commit_listener import CommitListener
 from holdfast.runtime.relay.session import REPLACED, STOPPING, TOO_SLOW, Authorize, Session
 from holdfast.wire.frames import Call
-from holdfast.wire.mail import ConfirmMail, Joined, JoinMailbox, LeaveMailbox, SendMail
+from holdfast.wire.mail import (
+    Confirmed,
+    ConfirmMail,
+    Joined,
+    JoinMailbox,
+    LeaveMailbox,
+    MailReceipts,
+    Mails,
+    SendMail,
+    SentMails,
+)
 from holdfast.wire.relay import Draining, Ping, QueueStatus, Replaced, Welcome
 from holdfast.wire.requests import Request
 
@@ -293,7 +303,11 @@ class RelayHub:
     # Callbacks for outcomes.
 
     def _on_joined(
-        self, session: Session, receipts_after: int | None, joined: "asyncio.Future[Session]", outcome: Any
+        self,
+        session: Session,
+        receipts_after: int | None,
+        joined: "asyncio.Future[Session]",
+        outcome: Joined | HoldfastError,
     ) -> None:
         try:
             if not isinstance(outcome, HoldfastError):
@@ -308,9 +322,8 @@ class RelayHub:
                 joined.set_exception(unexpected_error())
 
     def _welcome(
-        self, session: Session, receipts_after: int | None, joined: "asyncio.Future[Session]", outcome: Any
+        self, session: Session, receipts_after: int | None, joined: "asyncio.Future[Session]", outcome: Joined
     ) -> None:
-        assert isinstance(outcome, Joined)
         before = self.sessions.get(session.address)
         if before is not None:
             self._replace(before)
@@ -326,11 +339,13 @@ class RelayHub:
         joined.set_result(session)
         self.wake(session)
 
-    def _on_write_done(self, session: Session, request: Request[Any], outcome: Any) -> None:
+    def _on_write_done(
+        self, session: Session, request: Request[Any], outcome: SentMails | Confirmed | HoldfastError
+    ) -> None:
         if isinstance(request, SendMail):
             if isinstance(outcome, HoldfastError):
                 session.on_send_failed(request, outcome)
-            else:
+            elif isinstance(outcome, SentMails):
                 session.on_sent(outcome.mails)
         elif not isinstance(outcome, HoldfastError):
             if isinstance(request, ConfirmMail):
@@ -341,7 +356,7 @@ class RelayHub:
         else:
             session.refuse(outcome)
 
-    def _on_mail_read(self, session: Session, limit: int, known_sequence: int, outcome: Any) -> None:
+    def _on_mail_read(self, session: Session, limit: int, known_sequence: int, outcome: Mails | HoldfastError) -> None:
         if isinstance(outcome, MailboxTaken):
             self._replace(session)
         elif isinstance(outcome, HoldfastError):
@@ -349,7 +364,7 @@ class RelayHub:
         else:
             session.deliver(outcome, limit=limit, known_sequence=known_sequence)
 
-    def _on_receipts_read(self, session: Session, known_receipt: int, outcome: Any) -> None:
+    def _on_receipts_read(self, session: Session, known_receipt: int, outcome: MailReceipts | HoldfastError) -> None:
         if isinstance(outcome, InvalidArgument):
             session.receipts_after = session.receipts_seen
             session.refuse(outcome)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
 
 from holdfast.clock import Clock, SystemClock, on_clock_change
 from holdfast.errors import LeaseHeld, LockTimeout
@@ -115,14 +114,13 @@ class LeaseWaiter:
             ],
         )
 
-    def _wait_at_front(self, lease: LeaseKey, until_ms: int, attempt: Callable[[], Any]) -> Granted:
+    def _wait_at_front(self, lease: LeaseKey, until_ms: int, attempt: Callable[[], Granted]) -> Granted:
         with self._database.watch(leases.watch_prefix(lease)) as watch:
             stop_listening = on_clock_change(self._clock, watch.fire)
             try:
                 while True:
                     try:
-                        granted: Granted = attempt()
-                        return granted
+                        return attempt()
                     except LeaseHeld as held:
                         left_ms = until_ms - self._clock.now_ms()
                         if left_ms <= 0:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import TypeVar
 
 from holdfast.clock import Clock, SystemClock, on_clock_change
 from holdfast.kv import Database, Transaction
@@ -12,6 +12,8 @@ from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.publishing import Event, Publish
 from holdfast.tiers import Tier
 from holdfast.wire.mail import Envelope, MailReceipts, Mails
+
+Found = TypeVar("Found", Mails, MailReceipts)
 
 
 class MailWaiter:
@@ -53,8 +55,7 @@ class MailWaiter:
                 self._publish(events)
             return Mails(found, live_from)
 
-        mails: Mails = self._wait(address, wait_ms, read_once)
-        return mails
+        return self._wait(address, wait_ms, read_once)
 
     def receipts(self, address: Address, *, after: int, limit: int, wait_ms: int, tier: Tier) -> MailReceipts:
         """At least one receipt, unless `wait_ms` pass without any."""
@@ -62,10 +63,9 @@ class MailWaiter:
         def read_once() -> MailReceipts:
             return MailReceipts(self._database.read(mailboxes.receipts, address, after=after, limit=limit, tier=tier))
 
-        receipts: MailReceipts = self._wait(address, wait_ms, read_once)
-        return receipts
+        return self._wait(address, wait_ms, read_once)
 
-    def _wait(self, address: Address, wait_ms: int, read_once: Callable[[], Any]) -> Any:
+    def _wait(self, address: Address, wait_ms: int, read_once: Callable[[], Found]) -> Found:
         """The first result of `read_once` that is not empty, or its last one."""
         found = read_once()
         if _has_items(found) or not wait_ms:
