@@ -162,6 +162,14 @@ class TestStates:
         )
         assert server.ask("PUT", f"/v1/state/{name}", 1, X_Lease_Id="x").code == "invalid_argument"
 
+    def test_the_holder_of_a_key_with_capitals_writes_its_state(self, server: Any, name: str) -> None:
+        key = f"{name}/LockB:1@x+y=z"
+        granted = server.post("/v1/lock/acquire", {"key": key, "owner": "ada"}).json()
+        proof = {"X-Lease-Id": granted["lease_id"], "X-Fencing-Token": str(granted["fencing_token"])}
+        assert server.ask("PUT", f"/v1/state/{key}", 1, **proof).status == 201
+        assert server.get(f"/v1/state/{key}").json() == 1
+        assert server.get(f"/v1/state/{key.lower()}").status == 404
+
     def test_universes_are_isolated_whether_named_by_header_query_or_body(self, server: Any, name: str) -> None:
         server.ask("PUT", f"/v1/state/{name}", "there", X_Holdfast_Universe="elsewhere")
         assert server.get(f"/v1/state/{name}").status == 404
