@@ -57,6 +57,7 @@ def create_worlds(tx: Transaction, names: list[str], wrong: str | None) -> None:
             snapshots.commit(tx, world, record, promote=promote)
 
 
+@pytest.mark.nightly
 def test_audit_finds_one_wrong_baseline_among_a_thousand_worlds(spark: SparkSession, tmp_path: Path) -> None:
     names = [f"world-{n:04}" for n in range(1_000)]
     with planes.opened(f"dir:{tmp_path / 'data'}") as plane:

@@ -188,7 +188,11 @@ def test_stream_can_start_at_the_latest_offset(spark, growing):
 
 @pytest.mark.parametrize(
     ("damaged", "expected_message"),
-    [('{"main/world-0001":"7"}', "checkpoint of the stream"), ("[]", "checkpoint of the stream"), ("{", "JSONDecode")],
+    [
+        ('{"main/world-0001":"7"}', "checkpoint of the stream"),
+        pytest.param("[]", "checkpoint of the stream", marks=pytest.mark.nightly),
+        pytest.param("{", "JSONDecode", marks=pytest.mark.nightly),
+    ],
 )
 def test_edited_checkpoint_is_reported(spark, growing, damaged, expected_message):
     streamed(spark, growing, "journal", ["height"])
