@@ -560,6 +560,25 @@ def test_an_interrupted_thread_releases_its_message(server: Any, name: str) -> N
             assert message.failure_attempts == 0
 
 
+def test_a_thread_interrupted_while_it_submits_its_call_releases_its_message(server: Any, name: str) -> None:
+    with holdfast.connect(server.url) as plane, pytest.MonkeyPatch.context() as patch:
+        jobs = plane.queue(name)
+        assert jobs.stats().ready == 0  # The connection is open.
+        submit = plane._transport._loop.call_soon_threadsafe
+
+        def interrupted(*call: Any) -> None:
+            patch.undo()
+            submit(*call)
+            raise KeyboardInterrupt
+
+        patch.setattr(plane._transport._loop, "call_soon_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            jobs.receive(wait_seconds=600)
+        jobs.put("a")
+        with jobs.receive(wait_seconds=PATIENCE_SECONDS) as message:
+            assert message.failure_attempts == 0
+
+
 def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 

@@ -5,7 +5,8 @@ import os
 import ssl
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
 from secrets import token_hex
 from typing import Any, Final, TypeVar, get_args
 from urllib.parse import urlsplit
@@ -166,12 +167,14 @@ class RemoteTransport:
         await asyncio.sleep(0)  # Lets the waiting threads receive their results.
 
     def _wait(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        with self._lock:
-            if self._closed or os.getpid() != self._process:
-                coroutine.close()
-                raise _closed()
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        # The future exists before the call is submitted, so that an interrupt at any later moment cancels the call.
+        future: Future[Result] = Future()
         try:
+            with self._lock:
+                if self._closed or os.getpid() != self._process:
+                    coroutine.close()
+                    raise _closed()
+                self._loop.call_soon_threadsafe(self._start, coroutine, future)
             return future.result()
         except CancelledError:
             raise _closed() from None
@@ -179,9 +182,32 @@ class RemoteTransport:
             future.cancel()  # An interrupt, for example: the answer is no longer needed.
             raise
 
+    def _start(self, coroutine: Coroutine[Any, Any, Result], future: "Future[Result]") -> None:
+        """Run the coroutine as a task of the background thread; its outcome, or a cancellation, is that of `future`."""
+        task = self._loop.create_task(coroutine)
+        task.add_done_callback(partial(_pass_on, future))
+        future.add_done_callback(partial(self._cancel_with, task))
+
+    def _cancel_with(self, task: "asyncio.Task[Result]", future: "Future[Result]") -> None:
+        if future.cancelled():
+            self._loop.call_soon_threadsafe(task.cancel)
+
     def _check_open(self) -> None:
         if self._closed or os.getpid() != self._process:
             raise _closed()
+
+
+def _pass_on(future: "Future[Result]", task: "asyncio.Task[Result]") -> None:
+    """Give a waiting thread the outcome of its call, unless it no longer waits."""
+    if task.cancelled():
+        future.cancel()
+    if not future.set_running_or_notify_cancel():
+        return
+    error = task.exception()
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(task.result())
 
 
 def _checked_url(url: str) -> str:
