@@ -39,14 +39,14 @@ test: $(READY)
 	$(BIN)/pytest -n $(WORKERS) --maxprocesses 5 --dist worksteal
 
 nightly: $(READY)
-	$(BIN)/pytest -m nightly
-	$(BIN)/pytest tests/faults -k crash --kills 200
+	$(BIN)/pytest -o faulthandler_timeout=0 -m nightly
+	$(BIN)/pytest -o faulthandler_timeout=0 tests/faults -k crash --kills 200
 
 simulate: $(READY)
 	$(BIN)/python -m holdfast.testing.scenarios --seeds $(SEEDS)
 
 crash: $(READY)
-	$(BIN)/pytest tests/faults/test_crash.py --kills 500
+	$(BIN)/pytest -o faulthandler_timeout=0 tests/faults/test_crash.py --kills 500
 
 bench: $(READY)
 	$(BIN)/python -m benches

@@ -148,10 +148,11 @@ def test_a_synced_commit_succeeds_even_if_the_database_is_closed_meanwhile() -> 
     assert leader.error is None
 
 
+@pytest.mark.usefixtures("fast_device")
 @pytest.mark.parametrize("slow_device", [False, True])
 def test_callers_in_one_loop_tick_share_a_sync(slow_device: bool) -> None:
     log = Log(free=True)
-    log.sync_log.sync_seconds = 1.0 if slow_device else 0.0
+    log.sync_log.sync_seconds = float("inf") if slow_device else 0.0
     syncer = Syncer(log.sync_log, lambda: log.commits)
     submitted = 0
 
@@ -174,9 +175,15 @@ def test_callers_in_one_loop_tick_share_a_sync(slow_device: bool) -> None:
     assert submitted == (1 if slow_device else 0)
 
 
+@pytest.fixture
+def fast_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sync counts as slow, however busy the machine is, so the loop never leaves one to the syncer thread."""
+    monkeypatch.setattr("holdfast.limits.INLINE_SYNC_SECONDS_MAX", float("inf"))
+
+
 async def loop_with_single_callers(log: Log) -> LoopSync:
     """A LoopSync that had one caller in each of its last ticks."""
-    loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), lambda job: None)
+    loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), unexpected_job)
     for _ in range(SINGLE_CALLER_TICKS_MIN):
         waiting = loop_sync.wait(log.commit())
         assert waiting is not None
@@ -184,6 +191,11 @@ async def loop_with_single_callers(log: Log) -> LoopSync:
     return loop_sync
 
 
+def unexpected_job(job: object) -> None:
+    raise AssertionError("the loop syncs inline")
+
+
+@pytest.mark.usefixtures("fast_device")
 def test_a_single_caller_syncs_at_once_and_later_callers_share_a_sync() -> None:
     log = Log(free=True)
 
@@ -200,6 +212,7 @@ def test_a_single_caller_syncs_at_once_and_later_callers_share_a_sync() -> None:
     asyncio.run(callers())
 
 
+@pytest.mark.usefixtures("fast_device")
 def test_a_failed_sync_is_raised_to_a_single_caller() -> None:
     log = Log(free=True)
 
@@ -212,12 +225,13 @@ def test_a_failed_sync_is_raised_to_a_single_caller() -> None:
     asyncio.run(callers())
 
 
+@pytest.mark.usefixtures("fast_device")
 def test_a_failed_sync_is_raised_to_all_callers_of_a_loop() -> None:
     log = Log(free=True)
     log.error = OSError("gone")
 
     async def callers() -> list[object]:
-        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), lambda job: None)
+        loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), unexpected_job)
         return await asyncio.gather(*(loop_sync.wait(log.commit()) for _ in range(3)), return_exceptions=True)
 
     assert [type(outcome) for outcome in asyncio.run(callers())] == [CommitUnknown] * 3
