@@ -613,7 +613,7 @@ def test_all_pages_fit_a_phone_screen(browser: Browser, server: Any) -> None:
     context.close()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", PAGES)
 def test_axe_finds_no_violations(page: Page, server: Any, name: str, theme: str) -> None:
     page.emulate_media(color_scheme=theme)
@@ -633,7 +633,7 @@ def check_by_axe(page: Page) -> None:
     assert found.violations_count == 0, found.generate_report()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_axe_finds_no_violations_on_the_sign_in_page(page: Page, guarded: Any, theme: str) -> None:
     page.emulate_media(color_scheme=theme)
     page.goto(f"{guarded[0].url}/console")

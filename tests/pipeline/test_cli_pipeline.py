@@ -82,6 +82,7 @@ def test_full_run_prints_a_table(hf: Hf, spark: SparkSession, built: Any, tmp_pa
     assert f"journal {built.entries:,}" in output[1]
 
 
+@pytest.mark.nightly
 def test_findings_are_printed_and_have_their_own_exit_code(
     hf: Hf, spark: SparkSession, built: Any, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_universe_option_restricts_the_job(hf: Hf, spark: SparkSession, built: A
     assert both["rows"]["journal"] == built.entries
 
 
+@pytest.mark.nightly
 def test_load_writes_rows_of_a_file_once(hf: Hf, spark: SparkSession, tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'data'}"
     holdfast.open(url).close()
@@ -117,6 +119,7 @@ def test_load_writes_rows_of_a_file_once(hf: Hf, spark: SparkSession, tmp_path: 
         assert plane.queue("jobs").stats().ready == 25
 
 
+@pytest.mark.nightly
 def test_jobs_use_certificates_for_a_tls_server(
     hf: Hf, spark: SparkSession, built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,7 +123,8 @@ def run_through_connect(folder: Path) -> tuple[list[dict[str, Any]], int, int]:
         return run_on(folder, "--remote", f"sc://127.0.0.1:{port}")
 
 
-@pytest.mark.parametrize("run", [pytest.param(run_on_a_cluster, marks=pytest.mark.nightly), run_through_connect])
+@pytest.mark.nightly
+@pytest.mark.parametrize("run", [run_on_a_cluster, run_through_connect])
 def test_all_jobs_run_on_a_cluster_and_through_connect(
     run: Callable[[Path], tuple[list[dict[str, Any]], int, int]], tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, st
         yield options
 
 
+@pytest.mark.nightly
 def test_jobs_run_with_segments_and_lake_on_s3(spark: SparkSession, s3: dict[str, str], tmp_path: Path) -> None:
     objects = "s3://bucket/objects"
     built = planes.build(tmp_path / "data", worlds=3, entries=200, messages=50, mails=20, activity=10, objects=objects)

@@ -9,11 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test marked `examples(count)` with that many examples, and with 50 times as many in nightly runs."""
+    """Run a test marked `examples(count)` with that many examples, and with 100 times as many in nightly runs."""
     marker = metafunc.definition.get_closest_marker("examples")
     if marker is not None:
         (count,) = marker.args
-        nightly = pytest.param(50 * count, id="nightly", marks=pytest.mark.nightly)
+        nightly = pytest.param(100 * count, id="nightly", marks=pytest.mark.nightly)
         metafunc.parametrize("examples", [pytest.param(count, id="suite"), nightly])
 
 

@@ -353,17 +353,17 @@ def _passes(tx: Transaction, proof: LeaseProof) -> bool:
         return False
 
 
-@pytest.mark.examples(100)
+@pytest.mark.examples(60)
 def test_leases_and_states_in_memory_match_the_model(run_machine: Callable[..., None]) -> None:
     run_machine(Leases, steps=40, openers=repeat(MemoryDatabase), names=count(), lasting=False)
 
 
-@pytest.mark.examples(15)
+@pytest.mark.examples(10)
 def test_leases_and_states_on_rocksdb_match_the_model(run_machine: Callable[..., None], tmp_path: Path) -> None:
     fresh = (partial(RocksDatabase, tmp_path / str(number)) for number in count())
     run_machine(Leases, steps=40, openers=fresh, names=count(), lasting=True)
 
 
-@pytest.mark.examples(10)
+@pytest.mark.examples(8)
 def test_leases_and_states_on_postgres_match_the_model(run_machine: Callable[..., None], postgres_url: str) -> None:
     run_machine(Leases, steps=40, openers=repeat(partial(PostgresDatabase, postgres_url)), names=count(), lasting=True)

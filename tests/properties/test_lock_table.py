@@ -312,7 +312,7 @@ class Locks(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    "examples", [pytest.param(150, id="suite"), pytest.param(5_000, id="nightly", marks=pytest.mark.nightly)]
+    "examples", [pytest.param(60, id="suite"), pytest.param(5_000, id="nightly", marks=pytest.mark.nightly)]
 )
 def test_a_lock_table_matches_the_model(examples: int) -> None:
     run_state_machine_as_test(Locks, settings=settings(max_examples=examples, stateful_step_count=30))

@@ -677,12 +677,12 @@ def few_receipts() -> Iterator[None]:
         yield
 
 
-@pytest.mark.examples(150)
+@pytest.mark.examples(80)
 def test_mailboxes_in_memory_match_the_model(run_machine: Callable[..., None]) -> None:
     run_machine(Mailboxes, steps=40, openers=repeat(MemoryDatabase), universes=count(), lasting=False)
 
 
-@pytest.mark.examples(50)
+@pytest.mark.examples(30)
 def test_mailboxes_with_small_batches_match_the_model(
     run_machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -693,13 +693,13 @@ def test_mailboxes_with_small_batches_match_the_model(
     run_machine(Mailboxes, steps=40, openers=repeat(MemoryDatabase), universes=count(), lasting=False)
 
 
-@pytest.mark.examples(40)
+@pytest.mark.examples(25)
 def test_mailboxes_on_rocksdb_match_the_model(run_machine: Callable[..., None], tmp_path: Path) -> None:
     fresh = (partial(RocksDatabase, tmp_path / str(number)) for number in count())
     run_machine(Mailboxes, steps=40, openers=fresh, universes=count(), lasting=True)
 
 
-@pytest.mark.examples(20)
+@pytest.mark.examples(12)
 def test_mailboxes_on_postgres_match_the_model(run_machine: Callable[..., None], postgres_url: str) -> None:
     run_machine(
         Mailboxes, steps=40, openers=repeat(partial(PostgresDatabase, postgres_url)), universes=count(), lasting=True

@@ -653,18 +653,18 @@ def model_fields(message: ModelMessage) -> dict[str, Any]:
     }
 
 
-@pytest.mark.examples(150)
+@pytest.mark.examples(80)
 def test_a_queue_in_memory_matches_the_model(run_machine: Callable[..., None]) -> None:
     run_machine(Queues, steps=40, openers=repeat(MemoryDatabase), names=count(), lasting=False, shared=False)
 
 
-@pytest.mark.examples(40)
+@pytest.mark.examples(25)
 def test_a_queue_on_rocksdb_matches_the_model(run_machine: Callable[..., None], tmp_path: Path) -> None:
     new_ids = (partial(RocksDatabase, tmp_path / str(number)) for number in count())
     run_machine(Queues, steps=40, openers=new_ids, names=count(), lasting=True, shared=False)
 
 
-@pytest.mark.examples(20)
+@pytest.mark.examples(12)
 def test_a_queue_on_postgres_matches_the_model(run_machine: Callable[..., None], postgres_url: str) -> None:
     run_machine(
         Queues,

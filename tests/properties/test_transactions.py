@@ -216,17 +216,17 @@ class Transactions(RuleBasedStateMachine):
         self.database.close()
 
 
-@pytest.mark.examples(100)
+@pytest.mark.examples(60)
 def test_memory_matches_a_dictionary(run_machine: Callable[..., None]) -> None:
     run_machine(Transactions, steps=30, openers=repeat(MemoryDatabase), is_persistent=False)
 
 
-@pytest.mark.examples(30)
+@pytest.mark.examples(20)
 def test_rocksdb_matches_a_dictionary(run_machine: Callable[..., None], tmp_path: Path) -> None:
     fresh = (partial(RocksDatabase, tmp_path / str(number)) for number in count())
     run_machine(Transactions, steps=30, openers=fresh, is_persistent=True)
 
 
-@pytest.mark.examples(15)
+@pytest.mark.examples(10)
 def test_postgres_matches_a_dictionary(run_machine: Callable[..., None], postgres_url: str) -> None:
     run_machine(Transactions, steps=30, openers=repeat(partial(PostgresDatabase, postgres_url)), is_persistent=True)

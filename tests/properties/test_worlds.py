@@ -236,17 +236,17 @@ class Worlds(RuleBasedStateMachine):
         self.database.close()
 
 
-@pytest.mark.examples(100)
+@pytest.mark.examples(60)
 def test_a_world_in_memory_matches_the_model(run_machine: Callable[..., None]) -> None:
     run_machine(Worlds, steps=30, openers=repeat(MemoryDatabase), names=count(), lasting=False)
 
 
-@pytest.mark.examples(25)
+@pytest.mark.examples(15)
 def test_a_world_on_rocksdb_matches_the_model(run_machine: Callable[..., None], tmp_path: Path) -> None:
     fresh = (partial(RocksDatabase, tmp_path / str(number)) for number in count())
     run_machine(Worlds, steps=30, openers=fresh, names=count(), lasting=True)
 
 
-@pytest.mark.examples(10)
+@pytest.mark.examples(8)
 def test_a_world_on_postgres_matches_the_model(run_machine: Callable[..., None], postgres_url: str) -> None:
     run_machine(Worlds, steps=30, openers=repeat(partial(PostgresDatabase, postgres_url)), names=count(), lasting=True)
