@@ -23,7 +23,7 @@ from holdfast.testing.scenarios import SCENARIOS
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "explanation" / "testing.md"
 BEGIN, END = "<!-- counted -->\n", "<!-- /counted -->\n"
-SEEDS: Final = 200  # tests/simulation/test_simulation.py
+SEEDS: Final = 100  # tests/simulation/test_simulation.py
 NIGHTLY_SEEDS: Final = 10_000
 KILLS: Final = 18  # The default of --kills; the queue test uses a third of it, mail and tiers a sixth each.
 MIGRATION_KILLS: Final = 6
