@@ -108,6 +108,9 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
         if isinstance(option, click.Option) and not option.hidden and option.opts[0] not in global_names - {"--objects"}
     ]
     yield from _options([option for option in own if option.name != "global_objects"])
+    aliases = getattr(command, "aliases", ())
+    if aliases:
+        yield from (f"Aliases: {', '.join(f'`{alias}`' for alias in aliases)}.", "")
     examples = getattr(command, "examples", ())
     if examples:
         yield from ("For example:", "", *(f"    {example}" for example in examples), "")

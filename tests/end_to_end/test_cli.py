@@ -195,7 +195,8 @@ def test_signals_are_forwarded_to_the_command(
     assert json.loads(hf("lock", "list", "--json").stdout) == []
 
 
-def test_an_interrupt_ends_a_wait_with_exit_code_130(start: Callable[..., "subprocess.Popen[str]"]) -> None:
+def test_an_interrupt_ends_a_wait_with_exit_code_130(hf: Hf, start: Callable[..., "subprocess.Popen[str]"]) -> None:
+    hf("queue", "put", "other", "x")
     waiting = start("queue", "watch", "jobs", "--json")
     assert waiting.stdout is not None
     assert json.loads(waiting.stdout.readline())["ready"] == 0

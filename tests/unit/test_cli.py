@@ -10,14 +10,14 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
 import holdfast
 from holdfast import errors
@@ -69,6 +69,41 @@ def test_every_command_has_help() -> None:
     walk(root, click.Context(root, info_name="holdfast"))
 
 
+def all_groups(command: click.Command = root, *words: str) -> Iterator[tuple[str, ...]]:
+    """The words of every group of commands."""
+    if isinstance(command, click.Group):
+        yield words
+        ctx = click.Context(command)
+        for name in command.list_commands(ctx):
+            yield from all_groups(command.get_command(ctx, name) or root, *words, name)
+
+
+@pytest.mark.parametrize("group", list(all_groups()), ids=lambda group: " ".join(group) or "root")
+def test_a_group_without_a_command_prints_its_help(hf: Hf, group: tuple[str, ...]) -> None:
+    bare = hf(*group)
+    assert (bare.stdout, bare.stderr) == (hf(*group, "--help").stdout, "")
+    assert "\nCommands:\n" in bare.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(("queu",), "queue"), (("wrold", "list"), "world"), (("queue", "pat"), "put"), (("queue", "enqeue"), "enqueue")],
+    ids=" ".join,
+)
+def test_a_misspelt_command_gets_a_suggestion(hf: Hf, words: tuple[str, ...], meant: str) -> None:
+    assert f"Did you mean '{meant}'" in hf(*words, code=2).stderr
+
+
+def test_aliases_work_and_are_in_the_help(hf: Hf) -> None:
+    hf("queue", "enqueue", "jobs", "1")
+    hf("queue", "send", "jobs", "2")
+    assert [parsed(hf("queue", verb, "jobs", "--json"))["payload"] for verb in ("dequeue", "receive")] == [1, 2]
+    assert "\n  enqueue  put\n" in hf("queue", "--help").stdout
+    assert "\nAliases:\n  enqueue, send\n" in hf("queue", "put", "--help").stdout
+    commands = hf("queue", "--help").stdout.partition("\nAliases:\n")[0]
+    assert "enqueue" not in commands
+
+
 def test_the_version_is_the_package_version(hf: Hf) -> None:
     assert hf("--version").stdout.strip() == f"holdfast {holdfast.__version__}"
 
@@ -91,6 +126,7 @@ def test_a_usage_error_with_json_is_a_problem_object(hf: Hf) -> None:
 
 
 def test_an_error_with_json_is_a_problem_object_with_its_code(hf: Hf) -> None:
+    hf("world", "create", "ada")
     result = hf("world", "show", "missing", "--json", code=4)
     problem = json.loads(result.stderr)
     assert (problem["code"], problem["status"]) == ("world_not_found", 404)
@@ -170,6 +206,121 @@ def test_a_directory_in_use_is_exit_code_9(hf: Hf, tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path / 'data'}"):
         assert "is already open" in hf("--patience", "0.1", "queue", "list", code=9).stderr
     hf("queue", "list")
+
+
+_NEEDS_PLANE: Final = {
+    "queue list": (),
+    "queue stats": (),
+    "queue peek": ("jobs",),
+    "queue dead": ("jobs",),
+    "queue policy": ("jobs",),
+    "queue watch": ("jobs", "-n", "1"),
+    "queue ack": ("jobs", "--id", "x", "--lease-id", "x", "--fence", "1"),
+    "queue nack": ("jobs", "--id", "x", "--lease-id", "x", "--fence", "1"),
+    "queue extend": ("jobs", "--id", "x", "--lease-id", "x", "--fence", "1"),
+    "queue reject": ("jobs", "--id", "x", "--lease-id", "x", "--fence", "1"),
+    "queue redrive": ("jobs",),
+    "queue purge": ("jobs", "--yes"),
+    "queue resume": ("jobs",),
+    "queue schedule list": ("jobs",),
+    "queue schedule remove": ("jobs", "nightly"),
+    "mail list": (),
+    "mail read": ("ada",),
+    "mail watch": ("ada", "-n", "1"),
+    "mail count": ("ada",),
+    "mail receipts": ("ada",),
+    "mail confirm": ("ada", "x"),
+    "mail block": ("ada",),
+    "mail policy": (),
+    "agent list": (),
+    "agent show": ("ada",),
+    "lock list": (),
+    "lock describe": ("deploy",),
+    "lock keepalive": ("deploy", "--lease-id", "x", "--fence", "1"),
+    "lock release": ("deploy", "--lease-id", "x", "--fence", "1"),
+    "state get": ("k",),
+    "state rm": ("k",),
+    "world list": (),
+    "world show": ("ada",),
+    "world tail": ("ada",),
+    "world append": ("ada", "1"),
+    "world inbox put": ("ada", "greeting@1", "hi"),
+    "world inbox read": ("ada",),
+    "world drain": ("ada",),
+    "world snapshot": ("ada", "1", "--height", "1"),
+    "world compact": ("ada",),
+    "world fork": ("ada", "eve", "--height", "0"),
+    "world pause": ("ada",),
+    "world resume": ("ada",),
+    "world archive": ("ada",),
+    "world delete": ("ada", "--yes"),
+    "entity get": ("task", "t-1"),
+    "entity scan": ("task",),
+    "entity history": ("task", "t-1"),
+    "entity delete": ("task", "t-1"),
+    "blob get": ("0" * 64,),
+    "blob has": ("0" * 64,),
+    "activity tail": (),
+    "activity files": (),
+    "token list": (),
+    "token revoke": ("x",),
+    "backup": ("copy",),
+    "doctor": (),
+    "pipeline ingest": ("--lake", "lake"),
+    "migrate": ("dir:typo", "dir:there"),
+}
+_CREATES_PLANE: Final = {
+    "queue put": ("jobs", "1"),
+    "queue get": ("jobs",),
+    "queue pause": ("jobs",),
+    "queue schedule add": ("jobs", "nightly", "0 3 * * *", "1"),
+    "mail send": ("ada", "bob", "hi"),
+    "agent register": ("ada",),
+    "lock acquire": ("deploy",),
+    "lock run": ("deploy", "--", "true"),
+    "state set": ("k", "1"),
+    "world create": ("ada",),
+    "entity set": ("task", "t-1", "a=b"),
+    "blob put": ("-",),
+    "activity log": ("s", "{}"),
+    "token create": ("--allow", "*"),
+    "bench": ("--messages", "1"),
+}
+_NEEDS_NO_PLANE: Final = {"demo", "serve", "restore", "completion"} | {
+    "context add", "context list", "context use", "context remove",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", _NEEDS_PLANE)
+def test_a_command_that_needs_a_plane_does_not_create_one(
+    hf: Hf, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = hf("--url", "dir:typo", *command.split(), *_NEEDS_PLANE[command], code=4).stderr
+    assert "There is no plane in" in error
+    assert "create one with `holdfast serve --data" in error
+    assert [path for path in tmp_path.iterdir() if path.name != "lake"] == []
+
+
+@pytest.mark.parametrize("command", _CREATES_PLANE)
+def test_a_command_that_writes_creates_the_plane(hf: Hf, command: str, tmp_path: Path) -> None:
+    url = f"dir:{tmp_path / 'new'}"
+    result = CliRunner().invoke(root, ["--url", url, *command.split(), *_CREATES_PLANE[command]], input=b"")
+    assert result.exit_code in (0, exit_codes.NOTHING_RECEIVED), result.output
+    hf("--url", url, "queue", "list")
+
+
+def test_every_command_is_known_to_create_a_plane_or_to_need_one() -> None:
+    def leaves(command: click.Command, words: str) -> Iterator[str]:
+        if not isinstance(command, click.Group):
+            yield words
+            return
+        ctx = click.Context(command)
+        for name in command.list_commands(ctx):
+            yield from leaves(command.get_command(ctx, name) or root, f"{words} {name}".strip())
+
+    pipeline = {words for words in leaves(root, "") if words.startswith("pipeline ")} - {"pipeline ingest"}
+    assert {*leaves(root, "")} == {*_NEEDS_PLANE, *_CREATES_PLANE, *_NEEDS_NO_PLANE, *pipeline}
 
 
 def test_a_missing_certificate_file_is_reported(hf: Hf) -> None:
@@ -409,6 +560,7 @@ def test_a_stateful_get_leases_the_state_too(hf: Hf, monkeypatch: pytest.MonkeyP
 
 
 def test_an_ack_without_a_message_says_what_to_do(hf: Hf) -> None:
+    hf("queue", "put", "jobs", "x")
     assert "queue get" in hf("queue", "ack", code=2).stderr
 
 

@@ -143,5 +143,6 @@ def test_mail_for_the_agent_of_a_world_enters_its_inbox(hf: Hf) -> None:
     ],
 )
 def test_invalid_mail_is_rejected_and_not_stored(hf: Hf, words: tuple[str, ...]) -> None:
+    hf("mail", "send", "ada", "eve", "x")
     assert hf(*words, code=2).stderr.startswith("holdfast: ")
     assert pending(hf, "bob") == 0

@@ -458,7 +458,7 @@ def test_a_store_that_loses_an_object_is_detected(missing: bool, monkeypatch: py
     [
         (("data", "data"), 2, "the same plane"),
         (("data", "data/inside"), 2, "is inside"),
-        (("none", "new"), 4, "is not a Holdfast data directory"),
+        (("none", "new"), 4, "There is no plane in"),
         (("http://127.0.0.1:1", "new"), 9, "stop it and give its data"),
         (("data", "http://127.0.0.1:1"), 9, "stop it and give its data"),
         (("memory:", "new"), 2, "cannot be migrated"),

@@ -33,7 +33,7 @@ def log(session: str, record: str | None, file: str | None, kind: str) -> None:
         found = [values.parse_json(line) for line in stream if line.strip()]
     if not all(isinstance(each, dict) for each in found):
         raise InvalidValue('A record must be a JSON object, as in \'{"step": "compile"}\'')
-    with connect.open_plane() as plane:
+    with connect.open_plane(create=True) as plane:
         plane.activity.log_many(session, found, kind=kind)
     printing.result(f"Logged {len(found)} records", {"session": session, "count": len(found)})
 

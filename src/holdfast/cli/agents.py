@@ -34,7 +34,7 @@ def agent() -> None:
 def register(name: str, key_file: str | None, public_key: str | None, world: str | None, replace: bool) -> None:
     """Register an agent, or update it. Options that are not given keep their values."""
     key = _public_key(key_file, public_key)
-    with connect.open_plane() as plane:
+    with connect.open_plane(create=True) as plane:
         found = plane.agents.register(name, public_key=key, world=world, replace=replace)
     printing.record(_fields(found))
 

@@ -25,7 +25,7 @@ def put(file: str) -> None:
     """Store a file, or standard input for -. Prints the blob's hash."""
     with ExitStack() as stack:
         stream = stack.enter_context(values.open_input(None, file))
-        plane = stack.enter_context(connect.open_plane())
+        plane = stack.enter_context(connect.open_plane(create=True))
         advance = stack.enter_context(printing.progress("Bytes", _size(stream)))
 
         def count_bytes() -> Iterator[bytes]:

@@ -1,5 +1,6 @@
-"""The base classes of all commands: global options before or after the subcommand, and examples in the help."""
+"""The base classes of all commands: global options before or after the subcommand, aliases, and examples in the help."""
 
+import difflib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -73,14 +74,18 @@ def global_options(*, hidden: bool) -> list[click.Parameter]:
 
 
 class LeafCommand(click.Command):
-    """A command that also accepts the global options, and shows examples in its help."""
+    """A command that also accepts the global options, and shows its aliases and examples in its help."""
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(self, *args: Any, examples: Sequence[str] = (), aliases: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples
+        self.aliases = aliases
         _add_global_options(self)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.aliases:
+            with formatter.section("Aliases"):
+                formatter.write(f"  {', '.join(self.aliases)}\n")
         if self.examples:
             with formatter.section("Examples"):
                 for example in self.examples:
@@ -89,14 +94,45 @@ class LeafCommand(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A group of commands about one resource."""
+    """A group of commands about one resource. Without a command, it prints its help."""
 
     command_class = LeafCommand
     group_class = type
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.aliases: dict[str, str] = {}
         super().__init__(*args, **kwargs)
         _add_global_options(self)
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        super().add_command(cmd, name)
+        self.aliases |= dict.fromkeys(getattr(cmd, "aliases", ()), name or cmd.name or "")
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, self.aliases.get(cmd_name, cmd_name))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            # click would raise the help as an error, which is printed to stderr as one paragraph.
+            click.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
+            close = difflib.get_close_matches(name, [*self.list_commands(ctx), *self.aliases])
+            hint = f". Did you mean {' or '.join(map(repr, close))}?" if close else ""
+            raise click.UsageError(f"No such command {name!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.aliases:
+            with formatter.section("Aliases"):
+                formatter.write_dl([(alias, name) for alias, name in self.aliases.items()])
+        super().format_epilog(ctx, formatter)
 
 
 def _add_global_options(command: click.Command) -> None:

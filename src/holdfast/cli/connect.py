@@ -71,14 +71,21 @@ def current_target() -> Target:
 
 
 @contextmanager
-def open_plane(target: Target | None = None) -> Iterator[Plane]:
-    """The plane of the current command, or of `target`."""
+def open_plane(target: Target | None = None, *, create: bool = False) -> Iterator[Plane]:
+    """The plane of the current command, or of `target`.
+
+    A command whose work makes sense in an empty plane gives `create`. For the others, a plane that does not exist is a
+    mistyped URL.
+
+    Raises:
+        NotFound: there is no plane, and `create` is False.
+    """
     target = target or current_target()
-    with Plane(open_transport(target), target.universe) as plane:
+    with Plane(open_transport(target, create=create), target.universe) as plane:
         yield plane
 
 
-def open_transport(target: Target) -> Transport:
+def open_transport(target: Target, *, create: bool) -> Transport:
     """The transport to a plane. Retries while another process has the directory open."""
     # Imported here: a command for a server does not load the storage engine, and the other way round.
     if target.is_server:
@@ -89,7 +96,7 @@ def open_transport(target: Target) -> Transport:
         )
     from holdfast import plane as embedded
 
-    options = embedded.Options(objects=target.objects)
+    options = embedded.Options(create=create, objects=target.objects)
     return retry_while_in_use(lambda: embedded.open_plane(target.url, options), target.patience_seconds)
 
 
@@ -108,17 +115,18 @@ def retry_while_in_use(open: Callable[[], Result], patience_seconds: float) -> R
 class PlaneCaller:
     """Calls a plane repeatedly. A data directory is opened for each call, any other plane once."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, create: bool = False) -> None:
         self._target = target
+        self._create = create
         self._plane: Plane | None = None
 
     def call(self, work: Callable[[Plane], Result]) -> Result:
         """The result of `work(plane)`."""
         if self._target.is_exclusive:
-            with open_plane(self._target) as plane:
+            with open_plane(self._target, create=self._create) as plane:
                 return work(plane)
         if self._plane is None:
-            self._plane = Plane(open_transport(self._target), self._target.universe)
+            self._plane = Plane(open_transport(self._target, create=self._create), self._target.universe)
         return work(self._plane)
 
     def poll(self, attempt: Callable[[Plane, float], Result | None], wait_seconds: float) -> Result | None:

@@ -39,6 +39,7 @@ _VARIABLES: Final = tuple(
 @click.command(
     "get",
     cls=LeafCommand,
+    aliases=["dequeue", "receive"],
     examples=[
         'eval "$(holdfast queue get jobs --wait 20)"',
         'work < "$HOLDFAST_QUEUE_PAYLOAD_PATH" && holdfast queue ack || holdfast queue nack --error "it failed"',
@@ -72,7 +73,7 @@ def get(
         )
         return None if message is None else _output_fields(message, payload_out)
 
-    with exports.unset_on_failure(_VARIABLES), connect.PlaneCaller(connect.current_target()) as caller:
+    with exports.unset_on_failure(_VARIABLES), connect.PlaneCaller(connect.current_target(), create=True) as caller:
         found = caller.poll(receive, wait)
     if found is not None:
         printing.record(found) if wants_json() else click.echo(exports.export_lines(found))

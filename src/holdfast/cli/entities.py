@@ -48,7 +48,7 @@ def set_(
 ) -> None:
     """Set fields, each with the durability of its tier. Other fields keep their values."""
     values_by_name = dict(map(values.parse_field, fields))
-    with connect.open_plane() as plane:
+    with connect.open_plane(create=True) as plane:
         if if_version is not None:
             written = plane.entities.put_if_version(
                 kind, id, values_by_name, expected_version=if_version, session=session

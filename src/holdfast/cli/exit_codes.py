@@ -91,7 +91,8 @@ def _problem(error: BaseException) -> Problem:
 def _message(error: BaseException) -> str:
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx is not None else "holdfast"
-        return f"{_one_line(error.format_message()).rstrip('.')}; see: {command} --help"
+        text = _one_line(error.format_message()).rstrip(".")
+        return f"{text}{' See' if text.endswith('?') else '; see'}: {command} --help"
     if isinstance(error, click.ClickException):
         return _one_line(error.format_message())
     if isinstance(error, click.Abort | KeyboardInterrupt):

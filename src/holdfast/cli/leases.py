@@ -70,7 +70,7 @@ def run(
     HOLDFAST_LEASE_ID and HOLDFAST_FENCE, a number that grows with each grant; the systems that COMMAND writes to can
     reject older fences. Signals are forwarded to COMMAND.
     """
-    with connect.PlaneCaller(connect.current_target()) as caller:
+    with connect.PlaneCaller(connect.current_target(), create=True) as caller:
         granted = _acquire(caller, key, ttl=ttl, wait=wait, owner=owner, txn_id=txn_id)
         try:
             renewer = lock_run.LockRenewer(
@@ -87,7 +87,7 @@ def run(
 @_acquire_options
 def acquire(key: str, ttl: float, wait: float, owner: str | None, txn_id: str | None) -> None:
     """Acquire the lock NAME for --ttl, and export its lease for `lock keepalive` and `lock release`."""
-    with exports.unset_on_failure(_VARIABLES), connect.PlaneCaller(connect.current_target()) as caller:
+    with exports.unset_on_failure(_VARIABLES), connect.PlaneCaller(connect.current_target(), create=True) as caller:
         granted = _acquire(caller, key, ttl=ttl, wait=wait, owner=owner, txn_id=txn_id)
     printing.record(_fields(granted)) if wants_json() else click.echo(exports.export_lines(_variables(granted)))
 

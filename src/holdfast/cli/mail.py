@@ -59,7 +59,7 @@ def send(
     seal: bool,
 ) -> None:
     """Send a mail: BODY, a file, or standard input. Prints its id."""
-    with values.open_input(body, file) as stream, connect.open_plane() as plane:
+    with values.open_input(body, file) as stream, connect.open_plane(create=True) as plane:
         data = stream.read(MAIL_BYTES_MAX + 1)
         sent = plane.mailbox(sender, key=_load_key(key_file)).send(
             to,
@@ -186,7 +186,7 @@ def receipts(agent: str, after: int, count: int) -> None:
 @click.option("--off", is_flag=True, help="Remove the block.")
 def block(agent: str, sender: str | None, off: bool) -> None:
     """Block mail from SENDER to AGENT. Without SENDER, list the blocked senders."""
-    with connect.open_plane() as plane:
+    with connect.open_plane(create=sender is not None and not off) as plane:
         mailbox = plane.mailbox(agent)
         if sender is None:
             printing.rows([{"sender": each} for each in mailbox.blocked(limit=1_000)], ["sender"])
@@ -201,7 +201,7 @@ def block(agent: str, sender: str | None, off: bool) -> None:
 @click.option("--ttl", "ttl_seconds", type=SECONDS, help="Remove mail after this time.")
 def policy(pending_max: int | None, ttl_seconds: float | None) -> None:
     """Show the mail policy of the universe. Options change it."""
-    with connect.open_plane() as plane:
+    with connect.open_plane(create=pending_max is not None or ttl_seconds is not None) as plane:
         mail_policy: MailPolicy = plane.mail_policy()
         changed = msgspec.structs.replace(
             mail_policy,

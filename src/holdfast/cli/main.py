@@ -57,7 +57,7 @@ class Root(CommandGroup):
         return found
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        del ctx
+        super().format_epilog(ctx, formatter)
         with formatter.section("Environment"):
             formatter.write_dl(_ENVIRONMENT)
         with formatter.section("Exit codes"):

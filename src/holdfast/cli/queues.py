@@ -56,12 +56,13 @@ queue.add_command(schedules.schedule)
 
 
 @queue.command(
+    aliases=["enqueue", "send"],
     examples=[
         "holdfast queue put jobs '{\"n\": 1}' --priority 7 --idempotency-key order-17",
         "holdfast queue put jobs --file report.pdf --delay 5m",
         "generate | holdfast queue put jobs -",
         "cat jobs.jsonl | holdfast queue put jobs - --lines",
-    ]
+    ],
 )
 @click.argument("name", metavar="QUEUE")
 @click.argument("body", required=False)
@@ -73,7 +74,7 @@ def put(
     name: str, body: str | None, file: str | None, lines: bool, tier: str, **options: Unpack[MessageOptions]
 ) -> None:
     """Put a message: BODY, a file, or standard input. Prints its id."""
-    with values.open_input(body, file) as stream, connect.open_plane() as plane:
+    with values.open_input(body, file) as stream, connect.open_plane(create=True) as plane:
         if lines:
             _put_lines(plane, name, stream, Tier(tier), options)
             return
@@ -168,7 +169,7 @@ def purge(name: str, yes: bool) -> None:
 @click.argument("name", metavar="QUEUE")
 def pause(name: str) -> None:
     """Stop deliveries until `resume`. Puts are still accepted."""
-    with connect.open_plane() as plane:
+    with connect.open_plane(create=True) as plane:
         plane.queue(name).pause()
     printing.result(f"{name} is paused", {"queue": name, "paused": True})
 
@@ -195,7 +196,7 @@ def resume(name: str) -> None:
 def policy(name: str, **changes: Unpack[PolicyChanges]) -> None:
     """Show the policy of a queue: its limits, and the defaults of its messages. Options change it."""
     changed = {field: value for field, value in changes.items() if value is not None}
-    with connect.open_plane() as plane:
+    with connect.open_plane(create=bool(changed)) as plane:
         found: QueuePolicy = plane.queue(name).policy()
         if changed:
             found = plane.queue(name).set_policy(msgspec.structs.replace(found, **changed))

@@ -37,7 +37,7 @@ def add(
     **options: Unpack[MessageOptions],
 ) -> None:
     """Put BODY at the times of CRON. Replaces a schedule of the same NAME."""
-    with values.open_input(body, file) as stream, connect.open_plane() as plane:
+    with values.open_input(body, file) as stream, connect.open_plane(create=True) as plane:
         message = read_message(plane, stream, options)
         found = plane.queue(name).schedule(
             schedule_name, cron, message.payload, timezone=timezone, **_options_of(message)

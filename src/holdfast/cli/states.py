@@ -66,7 +66,7 @@ def set_(
     with values.open_input(value, file) as stream:
         data = stream.read()
     document = data.decode() if text else values.parse_json(data)
-    with connect.open_plane() as plane:
+    with connect.open_plane(create=True) as plane:
         written = plane.state(key).update(
             document,
             lease=held_lease(plane, **lease),

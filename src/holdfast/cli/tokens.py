@@ -51,7 +51,7 @@ def create(
 ) -> None:
     """Create a token and print it. It cannot be shown again."""
     target = connect.current_target()
-    with connect.open_plane(target) as plane:
+    with connect.open_plane(target, create=True) as plane:
         created = plane.tokens.create(
             name,
             universes=universes or [target.universe],

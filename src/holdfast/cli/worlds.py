@@ -28,7 +28,7 @@ def world() -> None:
 @click.option("--manifest", "manifest_hash", metavar="HASH", help="The hash of the world's manifest.")
 def create(name: str, manifest_hash: str | None) -> None:
     """Create a world."""
-    with connect.open_plane() as plane:
+    with connect.open_plane(create=True) as plane:
         _print(plane.world(name).create(manifest_hash=manifest_hash))
 
 

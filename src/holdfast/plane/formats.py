@@ -1,5 +1,6 @@
 """The data format of this version."""
 
+import shlex
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,16 @@ FORMAT: Final = 1  # The format of a data directory.
 MARKER: Final = "holdfast.json"  # The file that records it.
 
 
+def check_exists(path: Path) -> None:
+    """Raise NotFound if the folder is not a data directory."""
+    if not (path / "kv" / "CURRENT").exists():
+        url = shlex.quote(f"dir:{path}")
+        raise NotFound(
+            f"There is no plane in {path}; check the path, or create one with `holdfast serve --data {url}` or a command "
+            f"that writes, such as `holdfast --url {url} queue put QUEUE BODY`"
+        )
+
+
 def check_marker(path: Path) -> None:
     """Raise unless the folder is a data directory in a format that this version supports.
 
@@ -18,8 +29,7 @@ def check_marker(path: Path) -> None:
         NotFound: it is not a data directory.
         SchemaMismatch: a newer Holdfast wrote it.
     """
-    if not (path / "kv" / "CURRENT").exists():
-        raise NotFound(f"{path} is not a Holdfast data directory (kv/CURRENT is missing); check the path")
+    check_exists(path)
     try:
         found: Any = msgspec.json.decode((path / MARKER).read_bytes())
         format = found["format"]

@@ -25,7 +25,7 @@ from holdfast.layers.migrations import check_complete
 from holdfast.limits import PUSHES_PER_MINUTE
 from holdfast.names import folder_at
 from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
-from holdfast.plane.formats import FORMAT, MARKER
+from holdfast.plane.formats import FORMAT, MARKER, check_exists
 from holdfast.plane.services import Services
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
@@ -45,6 +45,7 @@ class _Marker(msgspec.Struct):
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a plane."""
 
+    create: bool = True  # Whether to create a plane that does not exist.
     objects: str | None = None  # The object store for large values.
     activity: str | None = None  # The folder of session logs.
     tiers: TierPolicy | str | os.PathLike[str] | None = None  # A policy, or the path of a TOML file.
@@ -61,6 +62,7 @@ def open_plane(url: str, options: Options) -> EmbeddedTransport:
 
     Raises:
         InvalidUrl: `url` does not name a backend.
+        NotFound: there is no plane, and `options.create` is False.
         PathUnusable, DirectoryInUse, DamagedDatabase, SchemaMismatch: the data directory cannot be opened.
         Unreachable: PostgreSQL does not answer.
         MigrationUnfinished: it is the target of an incomplete migration.
@@ -95,8 +97,10 @@ async def open_plane_async(url: str, options: Options) -> AsyncEmbeddedTransport
         raise
 
 
-def open_database(url: str, *, clock: Clock | None = None, ids: IdSource | None = None) -> Database:
-    """Open the key space at `url`."""
+def open_database(
+    url: str, *, clock: Clock | None = None, ids: IdSource | None = None, create: bool = True
+) -> Database:
+    """Open the key space at `url`; raises NotFound if it does not exist and `create` is False."""
     if not isinstance(url, str):
         raise InvalidUrl(f"A URL is text, not {type(url).__name__}; write {_KNOWN}")
     scheme, colon, rest = url.partition(":")
@@ -104,10 +108,12 @@ def open_database(url: str, *, clock: Clock | None = None, ids: IdSource | None 
         return MemoryDatabase(clock=clock, ids=ids)
     if scheme == "dir" and rest:
         directory = folder_at(rest)
+        if not create:
+            check_exists(directory)
         _check_format(directory)
         return RocksDatabase(directory / "kv", clock=clock, ids=ids)
     if scheme in ("postgresql", "postgres") and rest.startswith("//"):
-        return _open_postgres(url, clock, ids)
+        return _open_postgres(url, clock, ids, create=create)
     if not colon:
         raise InvalidUrl(f"{url!r} does not name a backend; for a folder write dir:{url}")
     raise InvalidUrl(f"{scheme!r} is not a known backend; write {_KNOWN}")  # The rest may contain a password.
@@ -132,7 +138,7 @@ def _open(url: str, options: Options) -> Services:
     if every_seconds is not None and not every_seconds > 0:
         raise InvalidArgument(f"compact_every_seconds is {every_seconds}; give a positive number, or None for never")
     policy = _policy(options.tiers)
-    database = open_database(url, clock=options.clock, ids=options.ids)
+    database = open_database(url, clock=options.clock, ids=options.ids, create=options.create)
     try:
         database.read(check_complete)
         place = options.objects or object_store_url(url)
@@ -180,12 +186,12 @@ def _logs(url: str, folder: str | None) -> Path | None:
     return folder_at(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "holdfast" / "activity"
 
 
-def _open_postgres(url: str, clock: Clock | None, ids: IdSource | None) -> Database:
+def _open_postgres(url: str, clock: Clock | None, ids: IdSource | None, *, create: bool) -> Database:
     try:
         from holdfast.backends.postgres import PostgresDatabase
     except ImportError as error:
         raise Unsupported("PostgreSQL needs its driver; run: pip install 'holdfast[postgres]'") from error
-    return PostgresDatabase(url, clock=clock, ids=ids)
+    return PostgresDatabase(url, clock=clock, ids=ids, create=create)
 
 
 def _check_format(directory: Path) -> None:

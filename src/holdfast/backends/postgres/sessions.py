@@ -277,7 +277,10 @@ def prepare_schema(url: str, *, create: bool = True) -> None:
         if create:
             connection.execute(_SCHEMA)
         elif connection.execute("SELECT to_regclass('holdfast_kv')").fetchone() == (None,):
-            raise NotFound("The database has no Holdfast tables; check the URL and the user's search_path")
+            raise NotFound(
+                "The database has no Holdfast tables; check the URL and the user's search_path. "
+                "The first command that writes to it creates them"
+            )
         row = connection.execute("SELECT value FROM holdfast_meta WHERE name = 'schema_version'").fetchone()
     except psycopg.Error as error:
         raise DatabaseFailed(
