@@ -407,6 +407,19 @@ def connect_async(
 def _server(url: object) -> str:
     if isinstance(url, str) and url.startswith(("http://", "https://")):
         return url
+    import os
+
     from holdfast.errors import InvalidUrl
 
-    raise InvalidUrl(f"{url!r} is not a server URL; write http://HOST:PORT, or open a folder with holdfast.open")
+    text = str(url) if isinstance(url, os.PathLike) else url
+    if not isinstance(text, str):
+        raise InvalidUrl(f"A URL is text, not {type(url).__name__}; write http://HOST:PORT")
+    scheme, colon, rest = text.partition(":")
+    if scheme in ("postgresql", "postgres"):
+        raise InvalidUrl('PostgreSQL is opened in this process, with holdfast.open("postgresql://…")')
+    if text == "memory:" or scheme == "dir" or not colon:
+        opened = text if colon else f"dir:{text}"
+        raise InvalidUrl(f'{text} is not the address of a server; open it in this process with holdfast.open("{opened}")')
+    if rest.isdigit():
+        raise InvalidUrl(f"{text!r} has no scheme; write http://{text}")
+    raise InvalidUrl(f"{scheme!r} is not the scheme of a server; write http://HOST:PORT")

@@ -350,6 +350,28 @@ def test_an_unknown_token_is_not_retried() -> None:
                 plane.blobs.write(iter([bytes(MEGABYTE)] * 8))
 
 
+def test_a_missing_token_is_reported_with_how_to_give_one() -> None:
+    calls: list[Callable[[Plane], object]] = [
+        lambda plane: plane.worlds(),
+        lambda plane: plane.blobs.put(bytes(MEGABYTE)),
+        lambda plane: plane.blobs.write(iter([b"x"])),
+        lambda plane: b"".join(plane.blobs.open("0" * 64)),
+        lambda plane: plane.backups.begin(),
+        lambda plane: list(plane.backups.examine()),
+    ]
+    with serving(tokens=True) as strict:
+        for call in calls:
+            with holdfast.connect(strict.url) as plane, pytest.raises(NotAllowed) as caught:
+                call(plane)
+            message = str(caught.value)
+            assert "needs a token and none was given" in message
+            assert all(way in message for way in ("token=", "HOLDFAST_TOKEN", "--token", "holdfast token create"))
+            assert "host" not in message
+        by_name = strict.url.replace("127.0.0.1", "localhost")
+        with holdfast.connect(by_name, token="nonsense") as plane, pytest.raises(NotAllowed, match="refused the token"):
+            plane.worlds()
+
+
 @pytest.mark.parametrize("url", ["http://", "http://:80", "http://a:b", "http://a:99999", "http://a/?b", "ftp://a"])
 def test_an_invalid_url_is_rejected_at_once(url: str) -> None:
     with pytest.raises(InvalidUrl):

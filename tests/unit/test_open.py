@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -29,6 +31,43 @@ def test_an_unknown_scheme_is_refused(url: str) -> None:
 def test_a_plain_path_is_refused_with_a_hint(url: str) -> None:
     with pytest.raises(InvalidUrl, match=f"write dir:{url}"):
         holdfast.open(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("http://127.0.0.1:9440", 'holdfast.connect("http://127.0.0.1:9440")'),
+        ("https://plane.example", 'holdfast.connect("https://plane.example")'),
+        ("http://ada:secret@host", 'holdfast.connect("http://HOST:PORT")'),
+        ("localhost:9440", "write http://localhost:9440"),
+        (Path("data"), 'write "dir:data"'),
+    ],
+    ids=str,
+)
+def test_open_of_a_server_suggests_connect(url: Any, hint: str) -> None:
+    with pytest.raises(InvalidUrl, match=re.escape(hint)) as caught:
+        holdfast.open(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("dir:./data", 'holdfast.open("dir:./data")'),
+        ("./data", 'holdfast.open("dir:./data")'),
+        (Path("data"), 'holdfast.open("dir:data")'),
+        ("memory:", 'holdfast.open("memory:")'),
+        ("postgresql://ada:secret@host/db", 'holdfast.open("postgresql://…")'),
+        ("localhost:9440", "write http://localhost:9440"),
+        ("ftp://ada:secret@host", "write http://HOST:PORT"),
+        (None, "write http://HOST:PORT"),
+    ],
+    ids=str,
+)
+def test_connect_to_a_plane_that_is_not_served_suggests_open(url: Any, hint: str) -> None:
+    with pytest.raises(InvalidUrl, match=re.escape(hint)) as caught:
+        holdfast.connect(url)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", [None, 7, b"memory:", Path("data"), ["memory:"]], ids=repr)
@@ -101,7 +140,7 @@ def test_a_folder_instead_of_the_marker_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_opens_once_in_a_process(tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path}") as plane:
-        with pytest.raises(DirectoryInUse, match="is already open"):
+        with pytest.raises(DirectoryInUse, match="is already open in this process"):
             holdfast.open(f"dir:{tmp_path}")
         plane.pairs.put(b"a", b"still works")
     holdfast.open(f"dir:{tmp_path}").close()
@@ -110,13 +149,15 @@ def test_a_folder_opens_once_in_a_process(tmp_path: Path) -> None:
 def test_a_folder_opens_once_among_processes(tmp_path: Path) -> None:
     code = f"""import holdfast
 try: holdfast.open("dir:{tmp_path}").close(); print("opened")
-except holdfast.HoldfastError as error: print(error.code)"""
+except holdfast.HoldfastError as error: print(error.code, error)"""
 
     def other_process() -> str:
         return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
     with holdfast.open(f"dir:{tmp_path}"):
-        assert other_process() == "directory_in_use"
+        refused = other_process()
+        assert refused.startswith("directory_in_use ")
+        assert f"is already open in process {os.getpid()}; stop that process" in refused
     assert other_process() == "opened"
 
 

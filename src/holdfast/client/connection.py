@@ -27,7 +27,7 @@ from websockets.asyncio.client import connect
 
 from holdfast.adaptive_batching import AdaptiveBatching
 from holdfast.client.batching import BATCHABLE, BatchableCall, BatchableRequest, RequestBatcher
-from holdfast.client.connection_errors import CHECKED_BEFORE_KEYS, connection_error, unknown
+from holdfast.client.connection_errors import CHECKED_BEFORE_KEYS, connection_error, refused, unknown
 from holdfast.client.pending_calls import PendingCall, encode_frames, fail_bad_calls
 from holdfast.client.undo import undo_of
 from holdfast.client.websocket import Socket
@@ -62,6 +62,7 @@ class Connection:
 
     def __init__(self, url: str, *, token: str | None, tls: ssl.SSLContext | None, patience_seconds: float) -> None:
         self._url = url.replace("http", "ws", 1) + "/v1/stream"
+        self._token = token
         ping_seconds = min(_PING_SECONDS_MAX, max(patience_seconds / 2, 1.0))
         self._options: dict[str, Any] = {
             "additional_headers": {"Authorization": f"Bearer {token}"} if token else {},
@@ -252,13 +253,15 @@ class Connection:
             await self._stream()
         except websockets.InvalidStatus as error:
             if error.response.status_code in _REFUSED:
-                self._fail(NotAllowed("The server refused the token; create one with: holdfast token create"))
+                self._fail(refused(self._url, self._token))
                 return False
             self._reason = error
         except websockets.ConnectionClosed as error:
             self._reason = error
             if error.rcvd is not None and error.rcvd.code == _TOKEN_REVOKED_CODE:
-                self._fail(NotAllowed("The token was revoked; create another one with: holdfast token create"))
+                self._fail(
+                    NotAllowed("The token was revoked; create another with `holdfast token create NAME --allow VERBS`")
+                )
                 return False
             if error.rcvd is not None and error.rcvd.code in _BAD_FRAME_CODES:
                 fail_bad_calls(list(self._pending.values()), error.rcvd.reason)

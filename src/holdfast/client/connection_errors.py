@@ -1,8 +1,10 @@
 """The errors of calls that received no answer, with the cause and what to do about it."""
 
+import ipaddress
 import socket
 import ssl
 from typing import Final
+from urllib.parse import urlsplit
 
 import websockets
 
@@ -25,6 +27,27 @@ def unknown(request: object, why: object) -> CommitUnknown:
     return CommitUnknown(
         f"The answer to {type(request).__name__} was lost ({why}); check whether it happened before you repeat it"
     )
+
+
+def refused(url: str, token: str | None) -> NotAllowed:
+    """The error to raise when the server at `url` did not accept the caller's token, or the lack of one."""
+    create = "create one with `holdfast token create NAME --allow VERBS`"
+    if token:
+        return NotAllowed(f"The server refused the token: it is unknown, revoked or expired; {create}")
+    host_names = "" if _is_address(url) else ". A server without tokens accepts only localhost and IP addresses"
+    return NotAllowed(
+        "The server needs a token and none was given; give it as token=… in Python, or as HOLDFAST_TOKEN or --token on "
+        f"the command line, or {create}{host_names}"
+    )
+
+
+def _is_address(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return True
 
 
 def _describe(reason: BaseException | None) -> str:

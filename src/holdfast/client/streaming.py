@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.client.connection_errors import CHECKED_BEFORE_KEYS, connection_error, unknown
+from holdfast.client.connection_errors import CHECKED_BEFORE_KEYS, connection_error, refused, unknown
 from holdfast.errors import (
     HashMismatch,
     HoldfastError,
@@ -165,7 +165,7 @@ def _upload(server: Server, universe: str, parts: Iterator[bytes]) -> Stored:
     finally:
         connection.close()
     if response.status >= http.client.BAD_REQUEST:
-        raise error_in(data)
+        raise error_in(server, response.status, data)
     return msgspec.json.decode(data, type=Stored)
 
 
@@ -259,7 +259,7 @@ class Download:
             response = connection.getresponse()
             is_past_end = response.status == http.client.REQUESTED_RANGE_NOT_SATISFIABLE
             if response.status >= http.client.BAD_REQUEST and not is_past_end:
-                raise error_in(response.read())
+                raise error_in(self._server, response.status, response.read())
             if begin and response.status == http.client.OK:
                 raise Unreachable(f"{self._server.url} ignored the Range header; check whether a proxy removes it")
         except BaseException:
@@ -324,7 +324,7 @@ def post(server: Server, request: Any, key: str | None) -> Any:
         finally:
             connection.close()
         if response.status != http.client.OK:
-            error = error_in(data)
+            error = error_in(server, response.status, data)
             if is_repeated and isinstance(error, CHECKED_BEFORE_KEYS) and not isinstance(error, ShutdownDraining):
                 raise unknown(request, error)
             raise error
@@ -352,8 +352,10 @@ def retry(
         time.sleep(_PAUSE_SECONDS)
 
 
-def error_in(data: bytes) -> HoldfastError:
-    """The error in a response body, in JSON or MessagePack."""
+def error_in(server: Server, status: int, data: bytes) -> HoldfastError:
+    """The error in a response, whose body is JSON or MessagePack."""
+    if status == http.client.UNAUTHORIZED and not server.token:
+        return refused(server.url, None)
     for decode in (msgspec.json.decode, msgspec.msgpack.decode):
         try:
             return error_of(decode(data, type=Problem))

@@ -74,7 +74,7 @@ class Transfer:
             connection.request("GET", path(self._server, self._path()), headers=headers(self._server, Accept="*/*"))
             response = connection.getresponse()
             if response.status >= http.client.BAD_REQUEST:
-                raise error_in(response.read())
+                raise error_in(self._server, response.status, response.read())
         except BaseException:
             connection.close()
             raise

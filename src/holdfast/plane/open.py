@@ -102,7 +102,8 @@ def open_database(
 ) -> Database:
     """Open the key space at `url`; raises NotFound if it does not exist and `create` is False."""
     if not isinstance(url, str):
-        raise InvalidUrl(f"A URL is text, not {type(url).__name__}; write {_KNOWN}")
+        hint = f'"dir:{url}"' if isinstance(url, os.PathLike) else _KNOWN
+        raise InvalidUrl(f"A URL is text, not {type(url).__name__}; write {hint}")
     scheme, colon, rest = url.partition(":")
     if url == "memory:":
         return MemoryDatabase(clock=clock, ids=ids)
@@ -114,6 +115,11 @@ def open_database(
         return RocksDatabase(directory / "kv", clock=clock, ids=ids)
     if scheme in ("postgresql", "postgres") and rest.startswith("//"):
         return _open_postgres(url, clock, ids, create=create)
+    if scheme in ("http", "https"):
+        address = f"{scheme}://HOST:PORT" if "@" in url else url  # Without the password.
+        raise InvalidUrl(f'{address} is the address of a server; connect to it with holdfast.connect("{address}")')
+    if rest.isdigit():
+        raise InvalidUrl(f'{url!r} has no scheme; for a server write http://{url}')
     if not colon:
         raise InvalidUrl(f"{url!r} does not name a backend; for a folder write dir:{url}")
     raise InvalidUrl(f"{scheme!r} is not a known backend; write {_KNOWN}")  # The rest may contain a password.

@@ -2,15 +2,18 @@
 
 from pathlib import Path
 
+from holdfast.backends.rocksdb.lock_holder import describe_holder
 from holdfast.errors import Backend, Corrupt, DamagedDatabase, DatabaseFailed, DirectoryInUse, DiskFull, PathUnusable
 
 
 def translate_error(error: Exception, path: Path) -> Backend | Corrupt:
     """The Holdfast error for an exception that `rocksdict` raised for the database in `path`."""
     text = str(error)
-    if "lock hold by current process" in text or "/LOCK: Resource temporarily unavailable" in text:
+    if "lock hold by current process" in text:
+        return DirectoryInUse(f"{path} is already open in this process; use that handle, or close it first")
+    if "/LOCK: Resource temporarily unavailable" in text:
         return DirectoryInUse(
-            f"{path} is already open, in another process or in this one; close it there, or connect to its server"
+            f"{path} is already open in {describe_holder(path)}; stop that process, or connect to its server"
         )
     if any(cause in text for cause in ("No space left on device", "Disk quota exceeded", "File too large")):
         return DiskFull(f"The device of {path} is full; nothing was written. Free some space and open it again")

@@ -106,7 +106,7 @@ def _lock_directory(path: Path) -> int:
         if holder != os.getpid():  # Closing any descriptor of a file releases this process's locks on it.
             os.close(descriptor)
         owner = f"process {holder}" if holder > 0 else "another process"
-        raise DirectoryInUse(f"{path} is open in {owner};  stop it, then run this again") from error
+        raise DirectoryInUse(f"{path} is already open in {owner}; stop it, then run this again") from error
     return descriptor
 
 

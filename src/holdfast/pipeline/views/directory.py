@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.backends.rocksdb.lock_holder import describe_holder
 from holdfast.errors import DirectoryInUse
 from holdfast.limits import VIEW_RETRY_SECONDS
 from holdfast.names import folder_at
@@ -67,7 +68,7 @@ def _checkpoint(path: Path, target: Path) -> None:
                 # Commands release the directory quickly; a server does not.
                 if time.monotonic() > until:
                     raise DirectoryInUse(
-                        f"{path} is open in another process, most likely a server; use its URL instead "
+                        f"{path} is open in {describe_holder(path / 'kv')}, most likely a server; use its URL instead "
                         "(--data http://HOST:PORT), or close it"
                     ) from error
                 time.sleep(_POLL_SECONDS)
