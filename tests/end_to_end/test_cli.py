@@ -3,12 +3,16 @@
 import hashlib
 import json
 import os
+import runpy
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +21,7 @@ from holdfast.errors import DirectoryInUse
 from holdfast.handles.sync.plane import Plane
 from holdfast.layers.worlds import World, subspace
 
+_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
 SECONDS_MAX = 60.0  # Far more than any step needs; every wait has a bound.
 Hf = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -86,6 +91,17 @@ def open_when_free(url: str) -> Plane:
         except DirectoryInUse:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+@contextmanager
+def running_server(folder: Path) -> Iterator[Any]:
+    """A server that requires tokens."""
+    server = _processes["Server"](folder, tokens=True)
+    try:
+        yield server
+        server.stop()
+    finally:
+        server.kill()
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -213,6 +229,27 @@ def test_a_closed_pipe_is_not_an_error(environment: dict[str, str]) -> None:
     """
     folder = environment["TMPDIR"]
     assert shell(f"cd {folder}\n{script}", environment) == ""
+
+
+def test_the_first_token_is_created_and_given_as_the_messages_say(
+    hf: Hf, environment: dict[str, str], tmp_path: Path
+) -> None:
+    def suggestion(text: str) -> list[str]:
+        return shlex.split(text.partition("run: holdfast ")[2].partition('"')[0])
+
+    with running_server(tmp_path) as server:
+        until(lambda: "none exists" in server.log())
+        words = [{"DATA": server.data}.get(word, word) for word in suggestion(server.log())]
+    token = hf(*words).stdout.strip()
+    with running_server(tmp_path) as server:
+        refused = hf("--url", server.url, "queue", "list", code=8).stderr
+        assert "needs a token and none was given" in refused
+        assert "HOLDFAST_TOKEN or --token" in refused
+        hf("--url", server.url, "--token", token, "queue", "list")
+        environment["HOLDFAST_TOKEN"] = token
+        hf("--url", server.url, "queue", "put", "jobs", "x")
+        environment["HOLDFAST_TOKEN"] = "hft_nonsense"
+        assert "refused the token" in hf("--url", server.url, "queue", "list", code=8).stderr
 
 
 WRITER = """

@@ -131,7 +131,7 @@ def copy_file(file: BackupFile, open_file: Callable[[], Iterator[bytes]], target
             yield chunk
         if file.sha256 is not None and (size, sha.hexdigest()) != (file.size, file.sha256):
             raise HashMismatch(
-                f"{file.path} is damaged, so the backup is incomplete; run holdfast doctor to find all damage"
+                f"{file.path} is damaged, so the backup is incomplete; run `holdfast doctor` to find all damage"
             )
 
     try:
@@ -163,7 +163,7 @@ def object_size(store: ObjectStore, path: str) -> int | None:
 
 def missing_object(path: str) -> MissingObject:
     return MissingObject(
-        f"{path} is missing from the object store, so the backup is incomplete; run holdfast doctor to find all damage"
+        f"{path} is missing from the object store, so the backup is incomplete; run `holdfast doctor` to find all damage"
     )
 
 

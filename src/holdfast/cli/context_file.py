@@ -121,7 +121,7 @@ def named_context(stored: Contexts, name: str) -> Context:
     found = stored.contexts.get(name)
     if found is None:
         known = ", ".join(sorted(stored.contexts)) or "none yet"
-        raise NotFound(f"No context {name} in {path()} (known: {known}); add it with: holdfast context add")
+        raise NotFound(f"No context {name} in {path()} (known: {known}); add it with: holdfast context add {name} --url URL")
     return found
 
 

@@ -118,7 +118,7 @@ def check_complete(tx: Transaction) -> None:
     if migration is not None and migration.state is not State.DONE:
         raise MigrationUnfinished(
             f"This is the target of an unfinished migration from {migration.source}; finish it with "
-            "holdfast migrate, which resumes where it stopped, or empty the target"
+            "`holdfast migrate SOURCE TARGET`, which resumes where it stopped, or empty the target"
         )
 
 

@@ -119,7 +119,7 @@ def check(token: Token | None, secret_hash: bytes, now_ms: int) -> Token:
     # Constant time: the duration must not reveal how much of a guess was right.
     matches = hmac.compare_digest(_NO_HASH if token is None else token.secret_hash, secret_hash)
     if token is None or not matches:
-        raise NotAllowed("The token is unknown; create one with: holdfast token create")
+        raise NotAllowed("The token is unknown; create one with: holdfast token create NAME --allow VERBS")
     return check_usable(token, now_ms)
 
 

@@ -134,7 +134,7 @@ def _check_postgres(url: str) -> None:
     if scheme in ("http", "https"):
         raise Unsupported(
             "A running server cannot be migrated; stop it and give its data (dir:PATH or postgresql://…), or migrate "
-            "what holdfast restore makes of its backup"
+            "the directory that `holdfast backup DEST` and `holdfast restore DEST TARGET` make of it"
         )
     if scheme not in ("postgresql", "postgres"):
         raise InvalidUrl(f"{scheme!r} planes cannot be migrated; write dir:PATH or postgresql://…")

@@ -53,7 +53,7 @@ def check_bind(host: str, *, tokens_on: bool, tls: bool, insecure: bool) -> None
     if not tokens_on:
         raise InvalidArgument(
             f"{host} is not a loopback address: it is refused unless tokens are on. Create a token "
-            "(holdfast token create --universe u --allow queue:put,queue:receive --ttl 30d) and serve with --tokens"
+            "with `holdfast token create --universe u --allow queue:put,queue:receive --ttl 30d` and serve with --tokens"
         )
     if not tls and not insecure:
         raise InvalidArgument(
@@ -117,7 +117,10 @@ class TokenAuthenticator:
         await self._load()
         self._watching = asyncio.get_running_loop().create_task(self._keep_loading())
         if not self._tokens:
-            _log.warning("tokens are on and none exists; stop the server, then run: holdfast token create")
+            _log.warning(
+                "tokens are on and none exists; stop the server, then run: "
+                "holdfast --url DATA token create admin --universe '*' --allow '*'"
+            )
 
     async def stop(self) -> None:
         if self._watching is not None:
@@ -135,7 +138,9 @@ class TokenAuthenticator:
         parts = split_token(token.strip()) if scheme.lower() == "bearer" else None
         try:
             if parts is None:
-                raise NotAllowed("Send a token: Authorization: Bearer hft_…; create one with holdfast token create")
+                raise NotAllowed(
+                    "Send a token: Authorization: Bearer hft_…; create one with `holdfast token create NAME --allow VERBS`"
+                )
             id, secret = parts
             known = self._tokens.get(id)
             digest = hashlib.sha256(secret.encode()).digest()

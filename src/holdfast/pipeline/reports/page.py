@@ -82,7 +82,7 @@ def _health(facts: Facts) -> str:
     totals = facts.totals
     wrong = (totals["worlds"] or 0) - (totals["worlds_ok"] or 0)
     if not totals["worlds"] and not totals["quarantined"]:
-        return placeholder("No world has been audited yet; run: holdfast pipeline audit")
+        return placeholder("No world has been audited yet; run: holdfast pipeline audit --lake LAKE")
     if not wrong and not totals["quarantined"]:
         verdict = f'<p class="verdict good">All {formatting.number(totals["worlds"])} worlds passed the audit</p>'
     else:

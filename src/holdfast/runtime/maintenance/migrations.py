@@ -268,7 +268,7 @@ def _copy(path: str, expected: tuple[str, int] | None, source: ObjectStore | Non
             size += len(part)
             yield part
         if (sha.hexdigest(), size) != expected:
-            raise HashMismatch(f"{path} of the source is damaged; run holdfast doctor on it")
+            raise HashMismatch(f"{path} of the source is damaged; run `holdfast doctor` on it")
 
     try:
         target.write(path, checked(), create_only=True)
@@ -276,7 +276,7 @@ def _copy(path: str, expected: tuple[str, int] | None, source: ObjectStore | Non
         return False
     except ObjectNotFound:
         raise MissingObject(
-            f"{path} is missing in the source's object store; give the store that contains it, or run holdfast doctor"
+            f"{path} is missing in the source's object store; give the store that contains it, or run `holdfast doctor`"
         ) from None
     return True
 
