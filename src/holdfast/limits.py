@@ -171,6 +171,7 @@ IDEMPOTENCY_SECONDS: Final = 300  # How long an idempotency key is remembered.
 IDEMPOTENCY_KEY_BYTES_MAX: Final = 256
 ACK_MEMORY_SECONDS: Final = 300  # How long a repeated ack is recognised.
 LAST_ERROR_BYTES_MAX: Final = 4_096  # Longer texts are truncated.
+PAYLOAD_FILE_SECONDS: Final = 7 * 86_400  # How long a file of `holdfast queue get` is kept if no ack removes it.
 EXTEND_FOR_SECONDS: Final = 3_600.0  # How long a lease is extended automatically while a message is processed.
 EVENTS_FLUSH_SECONDS: Final = 0.1  # How often message events are written to the session log.
 EVENTS_MAX: Final = 65_536  # Events that may wait in memory for that.

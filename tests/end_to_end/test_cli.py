@@ -34,6 +34,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         **kept,
         "HOLDFAST_URL": f"dir:{tmp_path / 'data'}",
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
         "TMPDIR": str(tmp_path),
     }
 
@@ -94,9 +95,8 @@ def open_when_free(url: str) -> Plane:
 
 
 @contextmanager
-def running_server(folder: Path) -> Iterator[Any]:
-    """A server that requires tokens."""
-    server = _processes["Server"](folder, tokens=True)
+def running_server(folder: Path, *, tokens: bool) -> Iterator[Any]:
+    server = _processes["Server"](folder, tokens=tokens)
     try:
         yield server
         server.stop()
@@ -237,11 +237,11 @@ def test_the_first_token_is_created_and_given_as_the_messages_say(
     def suggestion(text: str) -> list[str]:
         return shlex.split(text.partition("run: holdfast ")[2].partition('"')[0])
 
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, tokens=True) as server:
         until(lambda: "none exists" in server.log())
         words = [{"DATA": server.data}.get(word, word) for word in suggestion(server.log())]
     token = hf(*words).stdout.strip()
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, tokens=True) as server:
         refused = hf("--url", server.url, "queue", "list", code=8).stderr
         assert "needs a token and none was given" in refused
         assert "HOLDFAST_TOKEN or --token" in refused
@@ -250,6 +250,21 @@ def test_the_first_token_is_created_and_given_as_the_messages_say(
         hf("--url", server.url, "queue", "put", "jobs", "x")
         environment["HOLDFAST_TOKEN"] = "hft_nonsense"
         assert "refused the token" in hf("--url", server.url, "queue", "list", code=8).stderr
+
+
+@pytest.mark.parametrize("state", ["ready", "leased"])
+def test_an_interrupted_benchmark_leaves_no_messages(
+    start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path, state: str
+) -> None:
+    with running_server(tmp_path, tokens=False) as server, server.plane() as plane:
+        stats = plane.queue("holdfast-bench").stats
+        running = start("--url", server.url, "bench", "--messages", "3000", "--callers", "4")
+        until(lambda: getattr(stats(), state) > 20)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=SECONDS_MAX)
+        assert (running.returncode, errors.strip()) == (130, "holdfast: interrupted")
+        found = stats()
+        assert (found.ready, found.delayed, found.leased, found.blocked, found.dead) == (0, 0, 0, 0, 0)
 
 
 WRITER = """

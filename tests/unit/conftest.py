@@ -20,6 +20,7 @@ def hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOLDFAST_URL", f"dir:{tmp_path / 'data'}")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     runner = CliRunner()
 
     def run(*words: str, input: str | bytes | None = None, code: int = 0) -> Result:

@@ -559,6 +559,60 @@ def test_a_stateful_get_leases_the_state_too(hf: Hf, monkeypatch: pytest.MonkeyP
     assert parsed(hf("queue", "get", "jobs", "--stateful", "--json"))["state"]["value"] == {"step": 1}
 
 
+@pytest.fixture
+def lease(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Leases the next message of a queue for the commands that follow. Returns the path of its payload."""
+
+    def get(*words: str) -> Path:
+        found = exported(hf("queue", "get", "jobs", *words))
+        for name, value in found.items():
+            monkeypatch.setenv(name, value)
+        return Path(found["HOLDFAST_QUEUE_PAYLOAD_PATH"])
+
+    return get
+
+
+def test_files_of_a_message_are_private_and_removed_when_it_is_settled(
+    hf: Hf, lease: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "state" / "holdfast" / "messages"
+    hf("queue", "put", "jobs", "work")
+    first = lease("--stateful")
+    assert first.parent == folder / "jobs"
+    assert first.read_bytes() == b"work"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, first)] == [0o700, 0o600]
+    assert len(list(first.parent.iterdir())) == 2
+    hf("queue", "nack")
+    second = lease()
+    assert first.exists()
+    assert second != first
+    other = first.parent / "another-message-1.payload"
+    other.touch()
+    hf("queue", "ack")
+    assert list(first.parent.iterdir()) == [other]
+    hf("queue", "put", "jobs", "work")
+    rejected = lease()
+    hf("queue", "reject")
+    assert not rejected.exists()
+    assert other.exists()
+
+
+def test_files_that_no_ack_removed_are_removed_later(hf: Hf, lease: Callable[..., Path]) -> None:
+    hf("queue", "put", "jobs", "1")
+    hf("queue", "put", "jobs", "2")
+    old = lease()
+    os.utime(old, (0, 0))
+    new = lease()
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_an_ack_leaves_the_file_that_the_user_chose(hf: Hf, lease: Callable[..., Path], tmp_path: Path) -> None:
+    hf("queue", "put", "jobs", "work")
+    chosen = lease("--payload-out", str(tmp_path / "mine"))
+    hf("queue", "ack")
+    assert chosen.read_bytes() == b"work"
+
+
 def test_an_ack_without_a_message_says_what_to_do(hf: Hf) -> None:
     hf("queue", "put", "jobs", "x")
     assert "queue get" in hf("queue", "ack", code=2).stderr
@@ -789,6 +843,22 @@ def test_tokens_are_created_for_the_current_universe_and_shown_once(hf: Hf) -> N
     assert parsed(hf("token", "revoke", other.stdout.strip(), "--json")) == {"revoked": True}
     assert parsed(hf("token", "revoke", made["id"], "--json")) == {"revoked": False}
     hf("token", "create", "--allow", "queue:pat", code=2)
+
+
+def test_a_token_is_revoked_by_its_name(hf: Hf) -> None:
+    hf("token", "create", "worker", "--allow", "queue:put")
+    old, new = [parsed(hf("token", "create", "admin", "--allow", "*", "--json"))["id"] for _ in range(2)]
+    assert parsed(hf("token", "revoke", "worker", "--json")) == {"revoked": True}
+    assert "Already revoked" in hf("token", "revoke", "worker").stdout
+    ambiguous = hf("token", "revoke", "admin", code=2).stderr
+    assert "2 tokens are named admin" in ambiguous
+    assert old in ambiguous
+    assert new in ambiguous
+    hf("token", "revoke", old)
+    assert parsed(hf("token", "revoke", "admin", "--json")) == {"revoked": True}
+    revoked = {each["id"] for each in parsed(hf("token", "list", "--json")) if each["revoked_at"]}
+    assert {old, new} < revoked
+    assert "holdfast token list" in hf("token", "revoke", "nobody", code=4).stderr
 
 
 # Doctor, backup, restore.

@@ -10,11 +10,14 @@ import click
 from holdfast.cli import connect, printing
 from holdfast.cli.commands import LeafCommand
 from holdfast.client.transport import AsyncRemoteTransport
-from holdfast.errors import Conflict
+from holdfast.errors import Conflict, HoldfastError
+from holdfast.handles.messages import AsyncMessage
 from holdfast.handles.plane import AsyncPlane
+from holdfast.handles.queues import AsyncQueue
 from holdfast.plane import Options, open_plane_async
 from holdfast.tiers import Tier
 
+_ACKS_AT_ONCE: Final = 256
 _COLUMNS: Final = ("step", "count", "rate_per_second", "p50_ms", "p99_ms", "max_ms")
 
 
@@ -42,7 +45,10 @@ _COLUMNS: Final = ("step", "count", "rate_per_second", "p50_ms", "p99_ms", "max_
     "--tier", type=click.Choice(["critical", "important"]), default="critical", help="The durability tier of each call."
 )
 def bench(*, messages: int, callers: int, size: int, name: str, tier: str) -> None:
-    """Measure puts, receives and acks: one call per message, from concurrent callers."""
+    """Measure puts, receives and acks: one call per message, from concurrent callers.
+
+    The messages are removed afterwards, also after an interrupt or an error.
+    """
     target = connect.current_target()
     steps = asyncio.run(_bench(target, name, messages=messages, callers=callers, size=size, tier=Tier(tier)))
     printing.rows(steps, _COLUMNS)
@@ -59,7 +65,7 @@ async def _bench(
             raise Conflict(
                 f"Queue {name} is not empty, and the benchmark would consume its messages; choose another --queue"
             )
-        leased: list[Any] = []
+        leased: list[AsyncMessage] = []
 
         async def put() -> None:
             await queue.put(payload, tier=tier)
@@ -71,11 +77,33 @@ async def _bench(
             leased.append(message)
 
         async def ack() -> None:
-            await leased.pop().ack(tier=tier)
+            message = leased.pop()
+            try:
+                await message.ack(tier=tier)
+            except BaseException:
+                leased.append(message)
+                raise
 
-        return [await _measure(step, messages, callers) for step in (put, receive, ack)]
+        try:
+            return [await _measure(step, messages, callers) for step in (put, receive, ack)]
+        finally:
+            await _remove_messages(queue, leased)
     finally:
         await plane.close()
+
+
+async def _remove_messages(queue: AsyncQueue, leased: list[AsyncMessage]) -> None:
+    """Remove what an interrupted measurement has left."""
+    try:
+        for start in range(0, len(leased), _ACKS_AT_ONCE):
+            await asyncio.gather(*(message.ack() for message in leased[start : start + _ACKS_AT_ONCE]))
+        await queue.purge()
+    except HoldfastError as error:
+        click.echo(
+            f"holdfast: cannot remove the messages of {queue.name} ({error}); remove them with: "
+            f"holdfast queue purge {queue.name}",
+            err=True,
+        )
 
 
 async def _open_plane(target: connect.Target) -> AsyncPlane:

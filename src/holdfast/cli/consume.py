@@ -1,13 +1,12 @@
 """Consuming from a shell: `get` leases a message and exports its lease; `ack`, `nack` and the others read that."""
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from holdfast.cli import connect, exports, printing
+from holdfast.cli import connect, exports, payload_files, printing
 from holdfast.cli.commands import LeafCommand, wants_json
 from holdfast.cli.durations import SECONDS, WAIT
 from holdfast.cli.exit_codes import NOTHING_RECEIVED
@@ -53,13 +52,15 @@ _VARIABLES: Final = tuple(
 @click.option(
     "--stateful", is_flag=True, help="Also lease the message's workflow state, and write it to a file as JSON."
 )
-@click.option("--payload-out", metavar="PATH", help="Write the payload to this file.  [default: a temporary file]")
+@click.option("--payload-out", metavar="PATH", help="Write the payload to this file.  [default: see above]")
 def get(
     *, name: str, wait: float, visibility: float | None, owner: str | None, stateful: bool, payload_out: str | None
 ) -> None:
     """Lease the next message, write its payload to a file, and export its lease for `queue ack`.
 
-    Prints shell lines for `eval`. The lease is not renewed after this command has ended: settle or extend the message
+    Prints shell lines for `eval`. HOLDFAST_QUEUE_PAYLOAD_PATH is the file, in ~/.local/state/holdfast/messages/QUEUE (or
+    below XDG_STATE_HOME), which only you can read. `queue ack` and `queue reject` remove it; after `queue nack` it is
+    kept for up to 7 days. A file of --payload-out is yours to remove. The lease is not renewed after this command has ended: settle or extend the message
     before the lease expires. Exit code 3 means that no message arrived in time.
     """
 
@@ -108,6 +109,7 @@ def ack(name: str | None, id: str | None, lease_id: str | None, fence: int | Non
     with connect.open_plane() as plane:
         message = _held_message(plane, name, id, lease_id, fence)
         message.ack()
+    payload_files.remove(message.queue, message.id)
     printing.result(f"Acknowledged {message.id}", _outcome_fields(message, "acked"))
 
 
@@ -141,6 +143,7 @@ def reject(name: str | None, id: str | None, lease_id: str | None, fence: int | 
     with connect.open_plane() as plane:
         message = _held_message(plane, name, id, lease_id, fence)
         message.reject(error)
+    payload_files.remove(message.queue, message.id)
     printing.result(f"Moved {message.id} to the dead letters", _outcome_fields(message, "rejected"))
 
 
@@ -186,6 +189,7 @@ def _output_fields(message: Message, payload_out: str | None) -> dict[str, Any]:
         path = None if is_inline else _write_payload(message, payload_out)
         return _fields(message, path) if wants_json() else _variables(message, path)
     except BaseException:
+        payload_files.remove(message.queue, message.id)
         message.nack(intent="defer", error="The consumer could not write the payload to a file")
         raise
 
@@ -231,10 +235,9 @@ def _variables(message: Message, path: Path | None) -> dict[str, Any]:
             "STATE_LEASE_ID": state_lease.lease_id,
             "STATE_FENCING_TOKEN": state_lease.fence,
         }
-        descriptor, state_path = tempfile.mkstemp(prefix="holdfast-state-", suffix=".json")
-        with os.fdopen(descriptor, "w") as file:
-            file.write(printing.compact(message.state))
-        found["STATE_PATH"] = state_path
+        file, found["STATE_PATH"] = payload_files.create(message.queue, message.id, message.fence, "state.json")
+        with file:
+            file.write(printing.compact(message.state).encode())
     return {f"HOLDFAST_QUEUE_{name}": value for name, value in found.items()}
 
 
@@ -242,8 +245,7 @@ def _write_payload(message: Message, payload_out: str | None) -> Path:
     """Stream the payload to a file. Returns its path."""
     try:
         if payload_out is None:
-            descriptor, name = tempfile.mkstemp(prefix=f"holdfast-{message.queue}-")
-            file, path = os.fdopen(descriptor, "wb"), Path(name)
+            file, path = payload_files.create(message.queue, message.id, message.fence, "payload")
         else:
             path = Path(payload_out).absolute()
             file = path.open("wb")

@@ -1,5 +1,7 @@
 """`holdfast token`: access tokens for a server."""
 
+import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 import click
@@ -7,6 +9,8 @@ import click
 from holdfast.cli import connect, printing
 from holdfast.cli.commands import CommandGroup
 from holdfast.cli.durations import SECONDS
+from holdfast.errors import InvalidArgument, NotFound
+from holdfast.handles.sync.plane import Plane
 from holdfast.wire.tokens import TokenInfo
 
 _COLUMNS: Final = ("id", "name", "universes", "verbs", "created_at", "expires_at", "revoked_at")
@@ -74,13 +78,42 @@ def list_(after: str, limit: int) -> None:
     printing.rows([_fields(each) for each in found], _COLUMNS, empty="No tokens.")
 
 
-@token.command()
-@click.argument("id")
-def revoke(id: str) -> None:
-    """Revoke a token. ID can also be the token itself."""
+@token.command(examples=["holdfast token revoke worker", "holdfast token revoke 0198f2a7c3d94e5f8a1b2c3d4e5f6a7b"])
+@click.argument("token", metavar="NAME|ID|TOKEN")
+def revoke(token: str) -> None:
+    """Revoke a token, given by its name, its id, or the token itself.
+
+    If several usable tokens have the same name, nothing is revoked and their ids are shown.
+    """
     with connect.open_plane() as plane:
-        revoked = plane.tokens.revoke(id)
+        try:
+            revoked = plane.tokens.revoke(token)
+        except NotFound:
+            id = _id_of(plane, token)
+            revoked = id is not None and plane.tokens.revoke(id)
     printing.result("Revoked" if revoked else "Already revoked or expired", {"revoked": revoked})
+
+
+def _id_of(plane: Plane, name: str) -> str | None:
+    """The id of the only usable token with this name; None if all of them are revoked or expired."""
+    named = [each for each in _all_tokens(plane) if each.name == name]
+    if not named:
+        raise NotFound(f"No token has the name or id {name}; list them with: holdfast token list")
+    now_ms = round(time.time() * 1_000)
+    usable = [
+        each.id for each in named if each.revoked_ms is None and (each.expires_ms is None or now_ms < each.expires_ms)
+    ]
+    if len(usable) > 1:
+        raise InvalidArgument(f"{len(usable)} tokens are named {name}; give the id of one: {', '.join(usable)}")
+    return usable[0] if usable else None
+
+
+def _all_tokens(plane: Plane) -> Iterator[TokenInfo]:
+    after: str | None = ""
+    while after is not None:
+        page = plane.tokens.page(after=after, limit=1_000)
+        yield from page.tokens
+        after = page.next
 
 
 def _fields(info: TokenInfo) -> dict[str, Any]:
