@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import json
 import os
 import shlex
@@ -1091,6 +1092,64 @@ def test_control_characters_in_payloads_are_escaped(hf: Hf) -> None:
     assert "\x1b" not in shown
     assert "\\x1b[2Jgone" in shown
     assert "[red]x[/red]" in shown
+
+
+class Terminal(io.StringIO):
+    """An output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def shown_lines(
+    monkeypatch: pytest.MonkeyPatch, output: io.StringIO, columns: int, work: Callable[[], None]
+) -> list[str]:
+    """The lines that `work` prints to an output of this width, without colours."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setattr(printing, "wants_json", lambda: False)
+    work()
+    return click.unstyle(output.getvalue()).splitlines()
+
+
+MESSAGE: Final = {
+    "id": "0198f2a7-c3d9-7e5f-8a1b-2c3d4e5f6a7b",
+    "group": "customers.of-the-north",
+    "fencing_token": 1_234_567,
+    "created_at": "2026-11-16T14:00:00.000Z",
+    "last_error": "the third party answered with an error\nthat goes on for a while",
+}
+
+
+@pytest.mark.parametrize("columns", [20, 60, 100])
+def test_ids_names_and_fences_stay_in_one_piece_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    whole = [str(MESSAGE[name]) for name in ("id", "group", "fencing_token")]
+    table = shown_lines(monkeypatch, Terminal(), columns, lambda: printing.rows([MESSAGE], list(MESSAGE)))
+    (row,) = [line for line in table if all(text in line for text in whole)]
+    assert len(table) > 4  # The error is folded.
+    record = shown_lines(monkeypatch, Terminal(), columns, lambda: printing.record(MESSAGE))
+    assert all(any(text in line for line in record) for text in whole)
+    assert max(map(len, record)) <= max(columns, len("fencing token  ") + len(whole[0]))
+
+
+def test_a_table_fits_the_terminal_if_its_other_columns_can_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [{"id": "0198f2a7-c3d9", "created_at": MESSAGE["created_at"], "payload": "word " * 40} for _ in range(2)]
+    lines = shown_lines(monkeypatch, Terminal(), 60, lambda: printing.rows(items, ["id", "created_at", "payload"]))
+    assert max(map(len, lines)) <= 60
+    assert " ".join("\n".join(line[38:] for line in lines).split()).count("word") == 80
+
+
+def test_a_table_that_is_not_on_a_terminal_has_one_whole_line_for_each_item(
+    hf: Hf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "x" * 6_000
+    hf("queue", "put", "jobs", f"{body}\n{body}")
+    monkeypatch.setenv("COLUMNS", "20")
+    header, row = hf("queue", "peek", "jobs").stdout.splitlines()
+    assert header.split()[0] == "id"
+    assert row.endswith(f"{body}\\n{body}")
 
 
 def test_values_without_a_json_type_are_converted() -> None:

@@ -2,9 +2,13 @@
 
 A list is one JSON array. Streams, such as `tail`, print one JSON object per line. Control characters in data are
 escaped, so no payload can move the terminal's cursor.
+
+A table fits the terminal, except for ids, names and fences: they stay in one piece, so that they can be copied, and the
+line is longer if need be. Where the output is not a terminal, every item is one line and nothing is shortened.
 """
 
 import base64
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +20,14 @@ import msgspec
 
 from holdfast.cli.commands import wants_json
 
-_WIDTH_UNLIMITED: Final = 10_000  # Output that is not a terminal is not wrapped.
+_GAP: Final = 2  # Spaces between two columns.
+_FOLDED_WIDTH_MIN: Final = 10
+# The fields that are copied into other commands.
+_UNFOLDED: Final = frozenset(
+    "agent blob correlation_id cron dead_letter_queue etag fence fencing_token from group hash id key kind lease_id "
+    "manifest_hash name origin owner path payload_path public_key queue sender sequence session to txn_id universe url "
+    "version world".split()
+)
 _encode = msgspec.json.Encoder().encode
 
 Advance = Callable[[int], None]
@@ -27,7 +38,10 @@ def record(fields: Mapping[str, Any]) -> None:
     if wants_json():
         _echo_json(fields)
     else:
-        _table(None, [[name.replace("_", " "), _cell(value)] for name, value in fields.items()])
+        names, cells = list(fields), [_cell(value) for value in fields.values()]
+        unfolded = [cell for name, cell in zip(names, cells, strict=True) if name in _UNFOLDED]
+        labels = [name.replace("_", " ") for name in names]
+        _table([labels, cells], [labels, unfolded], has_header=False)
 
 
 def rows(items: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str = "No results.") -> None:
@@ -35,7 +49,9 @@ def rows(items: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: s
     if wants_json():
         _echo_json(items)
     elif items:
-        _table(list(columns), [[_cell(each.get(column)) for column in columns] for each in items])
+        cells = [[column.replace("_", " "), *(_cell(each.get(column)) for each in items)] for column in columns]
+        unfolded = [each if name in _UNFOLDED else each[0].split() for name, each in zip(columns, cells, strict=True)]
+        _table(cells, unfolded, has_header=True)
     else:
         click.echo(empty, err=True)
 
@@ -80,14 +96,14 @@ def payload(data: bytes | None, content_type: str = "") -> dict[str, Any]:
 
 
 def excerpt(data: bytes | None, size: int, characters: int = 60) -> str:
-    """The start of a payload, for a table cell."""
+    """The start of a payload, for a table cell; all of it if the output is not a terminal."""
     if data is None:
         return f"<{size:,} bytes>"
     try:
         text = data.decode()
     except UnicodeDecodeError:
         return f"<{size:,} bytes>"
-    return text if len(text) <= characters else text[: characters - 1] + "…"
+    return text if len(text) <= characters or not sys.stdout.isatty() else text[: characters - 1] + "…"
 
 
 def jsonable(value: Any) -> Any:
@@ -132,21 +148,39 @@ def _echo_json(value: Any) -> None:
     click.echo(_encode(value).decode())
 
 
-def _table(columns: list[str] | None, cells: list[list[str]]) -> None:
+def _table(columns: list[list[str]], unfolded: list[list[str]], *, has_header: bool) -> None:
+    """Print columns of cells. The cells in `unfolded`, by column, are not broken into several lines."""
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    is_terminal = sys.stdout.isatty()
-    table = Table(box=None, show_header=columns is not None, pad_edge=False, header_style="bold")
-    for column in columns or ("", ""):
-        table.add_column(column.replace("_", " "), overflow="fold")
-    for each in cells:
-        table.add_row(*map(Text, each))
-    console = Console(file=sys.stdout, width=None if is_terminal else _WIDTH_UNLIMITED)
+    def width(cells: Sequence[str]) -> int:
+        return max((cell_len(line) for cell in cells for line in cell.split("\n")), default=0)
+
+    widths = [width(cells) for cells in columns]
+    if sys.stdout.isatty():
+        available = shutil.get_terminal_size().columns - _GAP * (len(columns) - 1)
+        widths = _fitted(widths, [width(cells) for cells in unfolded], available)
+    table = Table(box=None, show_header=has_header, pad_edge=False, header_style="bold")
+    for cells, column_width in zip(columns, widths, strict=True):
+        table.add_column(Text(cells[0]) if has_header else "", width=column_width, overflow="fold")
+    for row in zip(*(cells[has_header:] for cells in columns), strict=True):
+        table.add_row(*map(Text, row))
+    console = Console(file=sys.stdout, width=sum(widths) + _GAP * len(widths))
     with console.capture() as captured:
         console.print(table)
     click.echo("\n".join(each.rstrip() for each in captured.get().splitlines()))
+
+
+def _fitted(widths: list[int], widths_min: list[int], available: int) -> list[int]:
+    """The widths, with the widest ones reduced until all fit; none below its minimum."""
+    widths_min = [max(least, min(width, _FOLDED_WIDTH_MIN)) for width, least in zip(widths, widths_min, strict=True)]
+    for most in range(available, 0, -1):
+        fitted = [max(min(width, most), least) for width, least in zip(widths, widths_min, strict=True)]
+        if sum(fitted) <= available:
+            return fitted
+    return widths_min
 
 
 def _cell(value: Any) -> str:
@@ -156,6 +190,5 @@ def _cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.3f}".rstrip("0").rstrip(".")
-    if isinstance(value, dict | list):
-        return escape_control(compact(value))
-    return escape_control(str(value))
+    text = escape_control(compact(value) if isinstance(value, dict | list) else str(value))
+    return text if sys.stdout.isatty() else text.replace("\n", "\\n")
